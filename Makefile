@@ -1,0 +1,32 @@
+# Every target is one visible line of work; `.venv` is made on first use and kept.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && command -v $$p && break; done)
+BIN := .venv/bin
+READY := .venv/.installed
+
+.PHONY: demo test check fix net sim install docs
+.DEFAULT_GOAL := check
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No usable Python 3.11 or 3.12 found. On Debian or Ubuntu: apt install python3 python3-venv"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+install: $(READY)
+
+demo: $(READY)
+	$(BIN)/shoal demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory test
+
+fix: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

@@ -1,0 +1,94 @@
+"""Every error Shoal raises on purpose, in one tree.
+
+The class says who is to blame and therefore what happens next:
+
+- `UserError`: the person at the keyboard can fix it. One clear line, exit code 2, no traceback.
+- `RemoteError`: a peer misbehaved. Counted and shown with a typed `reason`; never stops a daemon.
+- `TransientError`: the world is not ready (unreachable, busy, full). Drivers retry; nobody else does.
+- `CorruptState`: our own disk or memory is wrong. Quarantine and refetch, or stop.
+- `InternalError`: our bug. Stop the role loudly.
+"""
+
+from __future__ import annotations
+
+
+class ShoalError(Exception):
+    """Base of all our errors; never raised itself."""
+
+
+class UserError(ShoalError):
+    """Something the user can fix. The message says what happened and what to do next."""
+
+    exit_code = 2
+
+
+class RemoteError(ShoalError):
+    """A peer sent something it must not send. `reason` is the stable word counted in `status`."""
+
+    reason = "remote-error"
+
+
+class MalformedMessage(RemoteError):
+    """The bytes do not decode to a known, bounded message."""
+
+    reason = "malformed"
+
+
+class BadSignature(RemoteError):
+    """A signature is missing, made by the wrong key, or does not match the bytes."""
+
+    reason = "bad-signature"
+
+
+class LimitExceeded(RemoteError):
+    """A size or count is over its bound in `protocol.limits`."""
+
+    reason = "limit-exceeded"
+
+
+class UnexpectedMessage(RemoteError):
+    """A well-formed message arrived in a state in which it means nothing."""
+
+    reason = "unexpected-message"
+
+
+class WrongProject(RemoteError):
+    """The peer speaks for another project."""
+
+    reason = "wrong-project"
+
+
+class WrongLayout(RemoteError):
+    """The peer cuts the model into other fragments than this project does."""
+
+    reason = "wrong-layout"
+
+
+class MalformedPayload(RemoteError):
+    """A tensor payload has the wrong length, digest or non-finite content."""
+
+    reason = "malformed-payload"
+
+
+class TransientError(ShoalError):
+    """Not possible now, worth another try later."""
+
+
+class PeerUnreachable(TransientError):
+    """The peer could not be dialled, or the connection broke."""
+
+
+class NotHeld(TransientError):
+    """The peer answers, but does not hold the blob that was asked for."""
+
+
+class TransportLost(TransientError):
+    """The local network engine died; everything in flight is lost and the engine is rebuilt."""
+
+
+class CorruptState(ShoalError):
+    """What our own disk or memory holds does not match its digest."""
+
+
+class InternalError(ShoalError):
+    """An invariant of ours broke: a bug in Shoal."""

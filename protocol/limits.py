@@ -1,0 +1,57 @@
+"""Every bound in the system, each with its reason. Remote input is checked against these first."""
+
+from __future__ import annotations
+
+WIRE_VERSION = 1
+"""Spoken on every stream; peers of another version are told so and refused."""
+
+FRAME_BYTES_MAX = 1 << 20
+"""One control message. Weights never travel as messages, so a megabyte is generous."""
+
+GENESIS_BYTES_MAX = 4 << 20
+"""The tensor table of a model with 20 000 tensors fits."""
+
+BLOB_BYTES_MAX = 4 << 30
+"""One content-addressed blob: a fragment of a very large model in f32."""
+
+BLOB_CHUNK_BYTES = 256 << 10
+"""One write on a bulk stream; larger gains nothing, smaller costs system calls."""
+
+STREAMS_PER_PEER_MAX = 4
+"""Parallel bulk streams to one peer; more only fight each other for the same connection."""
+
+STREAMS_SERVED_MAX = 32
+"""Bulk streams served at once; the network engine's accept queue fails above about 64."""
+
+LEARNERS_MAX = 1024
+"""Sessions at one syncer, and participants named in one merge record."""
+
+TENSORS_MAX = 20_000
+FRAGMENTS_MAX = 1024
+NAME_CHARS_MAX = 64
+TEXT_CHARS_MAX = 2_000
+VOTERS_MAX = 15
+
+RECORDS_PER_REQUEST_MAX = 512
+"""Log entries sent for one request; a longer gap is cheaper to close with full state."""
+
+LINK_CHARS_MAX = 4_096
+"""A join link is pasted by people; a megabyte in it is an attack or an accident."""
+
+ADDRESSES_MAX = 16
+
+CLOCK_SKEW_S_MAX = 3.0
+"""The DHT rejects records of hosts whose clocks differ by more."""
+
+HEARTBEAT_S = 1.0
+"""A learner says at least this often that it lives."""
+
+SUSPECT_AFTER_S = 15.0
+GONE_AFTER_S = 30.0
+"""Silence on a standing stream. The transport alone notices a black hole only after 37 s."""
+
+PUSH_LAG_MAX = 2
+"""A push against an anchor older than this many versions is stale."""
+
+PAYLOAD_RING = 4
+"""Merged payloads of each fragment that every holder keeps for those that missed one."""

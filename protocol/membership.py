@@ -1,0 +1,123 @@
+"""Who is in the swarm right now: sessions, what they last said, and how long ago.
+
+Identity is not session: a key with a higher incarnation replaces its former session at once. A
+silent session is suspected, then gone; a broken stream is gone at once. The dead may come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from protocol import limits
+from protocol.messages import Cursor, Heartbeat, Hello
+
+
+@dataclass(slots=True)
+class Session:
+    """One learner as its syncer knows it."""
+
+    peer: bytes
+    incarnation: int
+    name: str
+    device: str
+    evaluates: bool
+    since_s: float
+    heard_s: float
+    is_connected: bool = True
+    beat: Heartbeat | None = None
+    merges: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    lost_reason: str = ""
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return (self.peer, self.incarnation)
+
+    @property
+    def is_training(self) -> bool:
+        return self.is_connected and self.beat is not None and self.beat.state == "training"
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one local step as the learner reports it; 0 before the first."""
+        return self.beat.step_s if self.beat else 0.0
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.beat.cursor if self.beat else Cursor(0, 0)
+
+    def steps_on(self, fragment: int, version: int) -> int:
+        """Local steps not handed in, counted only if they stand on this very version."""
+        beat = self.beat
+        if beat is None or fragment >= len(beat.steps) or fragment >= len(beat.versions):
+            return 0
+        return beat.steps[fragment] if beat.versions[fragment] == version else 0
+
+    def can_push(self, fragment: int, version: int) -> bool:
+        """Whether a pull of this fragment would bring something that counts."""
+        beat = self.beat
+        if not self.is_training or beat is None:
+            return False
+        if fragment >= len(beat.steps) or fragment >= len(beat.versions):
+            return False
+        lag = version - beat.versions[fragment]
+        return beat.steps[fragment] >= 1 and 0 <= lag <= limits.PUSH_LAG_MAX
+
+
+@dataclass(slots=True)
+class Membership:
+    """All sessions, keyed by learner."""
+
+    sessions: dict[bytes, Session] = field(default_factory=dict)
+
+    def open(self, peer: bytes, hello: Hello, now_s: float) -> Session | None:
+        """The session this hello starts, and None when a newer incarnation is already here."""
+        former = self.sessions.get(peer)
+        if former is not None and former.incarnation > hello.incarnation:
+            return None
+        session = Session(
+            peer=peer,
+            incarnation=hello.incarnation,
+            name=hello.name,
+            device=hello.device,
+            evaluates=hello.evaluates,
+            since_s=now_s,
+            heard_s=now_s,
+        )
+        if former is not None:
+            session.merges, session.rejected = former.merges, former.rejected
+        self.sessions[peer] = session
+        return session
+
+    def live(self) -> Iterator[Session]:
+        """Connected sessions, in key order so that nothing depends on arrival."""
+        return (s for _, s in sorted(self.sessions.items()) if s.is_connected)
+
+    def training(self) -> list[Session]:
+        """Connected sessions whose inner loop is stepping."""
+        return [session for session in self.live() if session.is_training]
+
+    def silent(self, now_s: float) -> list[Session]:
+        """Connected sessions that were not heard for so long that they count as gone."""
+        return [s for s in self.live() if now_s - s.heard_s > limits.GONE_AFTER_S]
+
+    def lost(self, now_s: float, after_s: float) -> list[Session]:
+        """Sessions gone for longer than `after_s`; their leases fall back."""
+        return [
+            session
+            for _, session in sorted(self.sessions.items())
+            if not session.is_connected and now_s - session.heard_s > after_s
+        ]
+
+    def close(self, peer: bytes, reason: str) -> Session | None:
+        """The session that ended, if it was connected."""
+        session = self.sessions.get(peer)
+        if session is None or not session.is_connected:
+            return None
+        session.is_connected = False
+        session.lost_reason = reason
+        return session
+
+    def forget(self, peer: bytes) -> None:
+        self.sessions.pop(peer, None)

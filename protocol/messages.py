@@ -1,0 +1,228 @@
+"""Every message on a standing control stream. One frozen struct each, one closed union.
+
+Messages are small: weights, payloads and genesis travel as content-addressed blobs. Integers,
+strings and lists are bounded here, so that decoding is validating.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from protocol import limits
+from protocol.ids import Count, Digest, NodeKey, Signature
+from protocol.project import CodecName, Name, Text
+
+Steps = Annotated[tuple[Count, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
+Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
+LearnerState = Literal["syncing", "starting", "training", "starved", "adrift", "ended"]
+Outcome = Literal["merged", "clipped", "late", "stale", "rejected", "abandoned"]
+
+
+class Cursor(Struct, frozen=True, array_like=True):
+    """The next sequence a learner has not read: a leased position, and the sequence inside it."""
+
+    position: Count
+    sequence: Count
+
+
+class Envelope(Struct, frozen=True, array_like=True):
+    """Bytes as they were signed, with who signed them."""
+
+    payload: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX)]
+    signer: NodeKey
+    signature: Signature
+
+
+class Vote(Struct, frozen=True, array_like=True):
+    """One voter's signature under one record."""
+
+    voter: NodeKey
+    signature: Signature
+
+
+class Certificate(Struct, frozen=True, array_like=True):
+    """Proof that a majority of voters stored a record at this index."""
+
+    epoch: Count
+    term: Count
+    index: Count
+    record: Digest
+    votes: Annotated[tuple[Vote, ...], Meta(max_length=limits.VOTERS_MAX)]
+
+
+class CertifiedRecord(Struct, frozen=True, array_like=True):
+    """A log record as stored, with the proof that it is committed."""
+
+    record: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX)]
+    certificate: Certificate
+
+
+class PushHeader(Struct, frozen=True, array_like=True):
+    """What a learner hands in: which steps, against which version, and where the bytes are.
+
+    The push id is (learner, incarnation, sequence); the learner is whoever signed the envelope.
+    """
+
+    project: Digest
+    incarnation: Count
+    sequence: Count
+    round: Count
+    fragment: Count
+    base_version: Count
+    codec: CodecName
+    digest: Digest
+    payload_bytes: Count
+    steps: Count
+    """Local steps handed in: those since the last hand-in of this fragment that counted."""
+    tokens: Count
+    local_step: Count
+    cursor: Cursor
+
+
+# Learner to syncer.
+
+
+class Hello(Struct, frozen=True, array_like=True, tag="hello"):
+    """First message of a session."""
+
+    wire_version: Count
+    project: Digest
+    layout: Digest
+    incarnation: Count
+    """Grows with every start of the daemon: a restarted host replaces its former session."""
+    agent: Annotated[str, Meta(max_length=64)]
+    name: Name
+    device: Annotated[str, Meta(max_length=128)]
+    evaluates: bool
+    head_index: Count
+    """Last record applied, 0 when none."""
+    head: Digest
+
+
+class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
+    """Where a learner stands. Sent on change, rate-limited, and at least every second."""
+
+    state: LearnerState
+    local_step: Count
+    tokens: Count
+    step_s: Annotated[float, Meta(ge=0.0, le=86_400.0)]
+    loss: Real | None
+    """Training loss of the last local step; None before the first, or when it was not finite."""
+    steps: Steps
+    """Local steps not yet handed in, for each fragment."""
+    versions: Steps
+    """Version of each fragment that the local steps stand on."""
+    cursor: Cursor
+    work_s: Annotated[float, Meta(ge=0.0, le=1e12)]
+    """Seconds spent in local steps."""
+    alive_s: Annotated[float, Meta(ge=0.0, le=1e12)]
+    """Seconds since the trainer could first have stepped, less evaluation."""
+
+
+class Push(Struct, frozen=True, array_like=True, tag="push"):
+    """A signed `PushHeader`; the payload waits at the learner under its digest."""
+
+    header: Envelope
+
+
+class Decline(Struct, frozen=True, array_like=True, tag="decline"):
+    """The learner has nothing to hand in for this pull."""
+
+    round: Count
+    fragment: Count
+    reason: Annotated[str, Meta(max_length=64)]
+
+
+class LeaseRequest(Struct, frozen=True, array_like=True, tag="lease"):
+    """The learner's leased blocks run low."""
+
+    blocks: Annotated[int, Meta(ge=1, le=4096)]
+
+
+class Evaluation(Struct, frozen=True, array_like=True, tag="evaluation"):
+    """Held-out loss of the checkpoint marked at this log index."""
+
+    index: Count
+    loss: Real
+    tokens: Count
+    seconds: Annotated[float, Meta(ge=0.0, le=86_400.0)]
+
+
+# Syncer to learner.
+
+
+class FragmentIndex(Struct, frozen=True, array_like=True):
+    """Where a joiner starts: the certified records that name the newest state of each fragment."""
+
+    log_index: Count
+    head: Digest
+    entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
+    summary: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX // 2)]
+    """Encoded `SwarmSummary`: what screens and schedules need, not what weights are checked by."""
+
+
+class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
+    """The session is admitted. `index` is absent when the learner's log can be continued."""
+
+    charter: Envelope
+    epoch: Count
+    term: Count
+    index: FragmentIndex | None
+
+
+class Refused(Struct, frozen=True, array_like=True, tag="refused"):
+    """The session is not admitted, or ends."""
+
+    reason: Annotated[str, Meta(max_length=64)]
+    text: Text
+    retry_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] | None
+
+
+class Committed(Struct, frozen=True, array_like=True, tag="committed"):
+    """The next committed records, in order."""
+
+    entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.RECORDS_PER_REQUEST_MAX)]
+
+
+class Pull(Struct, frozen=True, array_like=True, tag="pull"):
+    """Hand in what you have for this fragment at your next local-step boundary."""
+
+    round: Count
+    fragment: Count
+    version: Count
+    """Newest version of the fragment; a learner that does not hold it yet says so."""
+
+
+class Settled(Struct, frozen=True, array_like=True, tag="settled"):
+    """The fate of a push that no merge record names."""
+
+    incarnation: Count
+    sequence: Count
+    outcome: Outcome
+    reason: Annotated[str, Meta(max_length=200)]
+
+
+class Goodbye(Struct, frozen=True, array_like=True, tag="goodbye"):
+    """The sender closes on purpose; nothing is wrong."""
+
+    reason: Annotated[str, Meta(max_length=200)]
+
+
+LearnerMessage = Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Goodbye
+SyncerMessage = Welcome | Refused | Committed | Pull | Settled | Goodbye
+Message = (
+    Hello
+    | Heartbeat
+    | Push
+    | Decline
+    | LeaseRequest
+    | Evaluation
+    | Welcome
+    | Refused
+    | Committed
+    | Pull
+    | Settled
+    | Goodbye
+)

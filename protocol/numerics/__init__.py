@@ -1,0 +1,1 @@
+"""The arithmetic that replicas must agree on, in NumPy."""

@@ -1,0 +1,282 @@
+"""Float32 arrays to wire payloads and back: f32, bf16, int8 and int4.
+
+Decoding is part of the replicated state: every holder of the same payload gets the same bits, on
+any CPU. int8 and int4 have one bf16 scale for each block of 128 elements, so that code times scale
+has at most 16 significant bits and is exact in float32; scales are 0 or lie in [2^-100, 2^100], so
+that no product is subnormal or overflows. Decoded arrays hold no subnormal and no negative zero.
+
+Layout of int8 and int4, little endian: all codes, then all scales. An int4 byte of a block holds
+element i in its low and element i + 64 in its high nibble, each as code + 8. The int4 scale is
+minus an eighth of the element of largest magnitude, sign included: all 16 codes are used.
+
+Everything works in chunks; nothing but input and output grows with the array. Framework-free.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import InternalError, MalformedPayload, ShoalError
+from protocol.fragments import BLOCK
+from protocol.project import CodecName
+
+F32: TypeAlias = NDArray[np.float32]
+U8: TypeAlias = NDArray[np.uint8]
+U16: TypeAlias = NDArray[np.uint16]
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+CHUNK = 1 << 17
+"""Elements handled at a time: their temporaries fit a second-level cache. A multiple of BLOCK."""
+
+CODE_BITS: dict[CodecName, int] = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+SCALE_BYTES: dict[CodecName, int] = {"f32": 0, "bf16": 0, "int8": 2, "int4": 2}
+"""For each block."""
+
+_EXPONENT = np.uint32(0x7F80_0000)
+_SCALE_MIN = np.uint16(0x0D80)
+"""2^-100 as bf16 bits."""
+_SCALE_MAX = np.uint16(0x7180)
+"""2^100 as bf16 bits; Inf and NaN are above it."""
+_INT8_MAX = np.float32(127)
+_INT4_MAX = np.float32(7)
+_INT4_OFFSET = np.float32(8)
+
+
+class NonFinite(ShoalError):
+    """A value is Inf, NaN, or too large for its codec: the caller drops it as a failed result."""
+
+
+def payload_bytes(codec: CodecName, numel: int) -> int:
+    """Length of the payload of `numel` elements.
+
+    Raises: InternalError if `numel` is not a whole number of blocks.
+    """
+    if numel < 0 or numel % BLOCK:
+        raise InternalError(f"{numel} elements are not a whole number of blocks of {BLOCK}")
+    return numel * CODE_BITS[codec] // 8 + numel // BLOCK * SCALE_BYTES[codec]
+
+
+def encode(codec: CodecName, values: F32) -> bytes:
+    """The payload of `values`, a flat contiguous array of whole blocks, each value to the nearest.
+
+    Blocks whose scale would be under 2^-100 in magnitude become zeros.
+    Raises: NonFinite if any value is Inf or NaN, or too large for the codec; InternalError if the
+    array has another shape or type.
+    """
+    require_flat(values)
+    size = payload_bytes(codec, values.size)
+    encode_chunk = _ENCODERS[codec]
+    # A BytesIO hands over its own buffer at the end; a bytearray would have to be copied whole.
+    sink = io.BytesIO()
+    planes: list[bytes] = []
+    for start in range(0, values.size, CHUNK):
+        codes, scales = encode_chunk(values[start : start + CHUNK])
+        sink.write(codes)
+        planes.append(scales)
+    sink.writelines(planes)
+    payload = sink.getvalue()
+    assert len(payload) == size
+    return payload
+
+
+def decode(codec: CodecName, payload: Payload, numel: int) -> F32:
+    """The `numel` values of a payload, as a new array.
+
+    Raises: MalformedPayload if the length is wrong, a value or scale is Inf or NaN, or a scale is
+    neither 0 nor in [2^-100, 2^100] in magnitude.
+    """
+    return decode_range(codec, payload, numel, 0, numel)
+
+
+def decode_range(codec: CodecName, payload: Payload, numel: int, start: int, stop: int) -> F32:
+    """Elements `start` to `stop`, both on block borders, of a payload of `numel` elements.
+
+    Only that range is looked at beyond the length.
+    Raises: MalformedPayload as `decode`; InternalError if the range is off the block borders.
+    """
+    view = _checked_view(codec, payload, numel)
+    if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= numel:
+        raise InternalError(f"elements {start} to {stop} of {numel} are not whole blocks")
+    out = np.empty(stop - start, dtype=np.float32)
+    decode_chunk = _DECODERS[codec]
+    bits = CODE_BITS[codec]
+    for begin in range(start, stop, CHUNK):
+        end = min(begin + CHUNK, stop)
+        codes = view[begin * bits // 8 : end * bits // 8]
+        scales = _scales(codec, view, numel, begin, end)
+        decode_chunk(codes, scales, out[begin - start : end - start])
+    return out
+
+
+def check(codec: CodecName, payload: Payload, numel: int) -> None:
+    """Returns if the payload decodes; reads only the scales of int8 and int4.
+
+    Raises: MalformedPayload as `decode`.
+    """
+    view = _checked_view(codec, payload, numel)
+    if SCALE_BYTES[codec]:
+        _scales(codec, view, numel, 0, numel)
+        return
+    for start in range(0, numel, CHUNK):
+        decode_range(codec, payload, numel, start, min(start + CHUNK, numel))
+
+
+def flush(values: F32) -> None:
+    """Turns subnormals and negative zeros of `values` into +0, in place; the array is flat."""
+    for start in range(0, values.size, CHUNK):
+        bits = values[start : start + CHUNK].view(np.uint32)
+        # On the bits, because a float comparison depends on the CPU's denormals-are-zero mode.
+        bits *= (bits & _EXPONENT) != 0
+
+
+def require_flat(values: F32) -> None:
+    """Raises: InternalError unless `values` is a flat contiguous float32 array of whole blocks."""
+    if values.dtype != np.float32 or values.ndim != 1 or not values.flags.c_contiguous:
+        raise InternalError(f"expected a flat float32 array, got {values.ndim}-d {values.dtype}")
+    if values.size % BLOCK:
+        raise InternalError(f"{values.size} elements are not a whole number of blocks of {BLOCK}")
+
+
+def _checked_view(codec: CodecName, payload: Payload, numel: int) -> U8:
+    size = memoryview(payload).nbytes
+    # NumPy refuses to view an empty buffer.
+    view = np.frombuffer(payload, dtype=np.uint8) if size else np.empty(0, np.uint8)
+    expected = payload_bytes(codec, numel)
+    if view.size != expected:
+        raise MalformedPayload(f"{codec} payload has {view.size} bytes instead of {expected}")
+    return view
+
+
+def _scales(codec: CodecName, view: U8, numel: int, start: int, stop: int) -> F32:
+    """The scales of the blocks of that range; empty for a codec without scales."""
+    width = SCALE_BYTES[codec]
+    plane = numel * CODE_BITS[codec] // 8
+    first, last = plane + start // BLOCK * width, plane + stop // BLOCK * width
+    bits = view[first:last].view("<u2").astype(np.uint16, copy=False)
+    magnitude = bits & np.uint16(0x7FFF)
+    if ((magnitude != 0) & ((magnitude < _SCALE_MIN) | (magnitude > _SCALE_MAX))).any():
+        raise MalformedPayload(f"{codec} payload has a scale outside 0 or [2^-100, 2^100]")
+    return _from_bf16(bits)
+
+
+def _to_bf16(values: F32) -> U16:
+    """Bits of the nearest bf16, ties to even. Finite input only; the largest values become Inf."""
+    bits = values.view(np.uint32)
+    halfway = (bits >> np.uint32(16)) & np.uint32(1)
+    halfway += np.uint32(0x7FFF)
+    halfway += bits
+    halfway >>= np.uint32(16)
+    return halfway.astype(np.uint16)
+
+
+def _from_bf16(bits: U16) -> F32:
+    wide = bits.astype(np.uint32)
+    wide <<= np.uint32(16)
+    return wide.view(np.float32)
+
+
+def _require_finite(values: F32) -> None:
+    if not np.isfinite(values).all():
+        raise NonFinite("a value is Inf or NaN")
+
+
+def _scale_of(wanted: F32) -> tuple[F32, bytes]:
+    """Divisors for the blocks whose exact scales are `wanted`, and the scales as they are sent.
+
+    A scale under 2^-100 is sent as 0, with 1 as divisor: all of its block rounds to code 0.
+    """
+    _require_finite(wanted)
+    bits = _to_bf16(wanted)
+    magnitude = bits & np.uint16(0x7FFF)
+    if (magnitude > _SCALE_MAX).any():
+        raise NonFinite("a value is too large for an int4 or int8 scale")
+    bits *= magnitude >= _SCALE_MIN
+    divisors = _from_bf16(bits)
+    divisors[bits == 0] = 1
+    return divisors, bits.astype("<u2", copy=False).tobytes()
+
+
+def _encode_f32(values: F32) -> tuple[bytes, bytes]:
+    _require_finite(values)
+    return values.astype("<f4", copy=False).tobytes(), b""
+
+
+def _encode_bf16(values: F32) -> tuple[bytes, bytes]:
+    _require_finite(values)
+    bits = _to_bf16(values)
+    if ((bits & np.uint16(0x7F80)) == np.uint16(0x7F80)).any():
+        raise NonFinite("a value is too large for bf16")
+    return bits.astype("<u2", copy=False).tobytes(), b""
+
+
+def _encode_int8(values: F32) -> tuple[bytes, bytes]:
+    blocks = values.reshape(-1, BLOCK)
+    extreme = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+    divisors, scales = _scale_of(extreme / _INT8_MAX)
+    # bf16 rounds the scale by less than 1/256, so no quotient reaches 127.5: nothing to clip.
+    codes = np.rint(blocks / divisors[:, None]).astype(np.int8)
+    return codes.tobytes(), scales
+
+
+def _encode_int4(values: F32) -> tuple[bytes, bytes]:
+    blocks = values.reshape(-1, BLOCK)
+    highest, lowest = blocks.max(axis=1), blocks.min(axis=1)
+    # Of two elements of equal magnitude the positive one gets the exact code -8.
+    extreme = np.where(highest >= -lowest, highest, lowest)
+    divisors, scales = _scale_of(extreme / -_INT4_OFFSET)
+    quotients = blocks / divisors[:, None]
+    np.rint(quotients, out=quotients)
+    # The extreme itself is at most -8.02, so only the other sign can leave the range.
+    np.minimum(quotients, _INT4_MAX, out=quotients)
+    quotients += _INT4_OFFSET
+    codes = quotients.astype(np.uint8)
+    return (codes[:, : BLOCK // 2] | (codes[:, BLOCK // 2 :] << np.uint8(4))).tobytes(), scales
+
+
+def _decode_f32(codes: U8, _scales: F32, out: F32) -> None:
+    out[:] = codes.view("<f4")
+    if not np.isfinite(out).all():
+        raise MalformedPayload("f32 payload holds Inf or NaN")
+    flush(out)
+
+
+def _decode_bf16(codes: U8, _scales: F32, out: F32) -> None:
+    out[:] = _from_bf16(codes.view("<u2").astype(np.uint16, copy=False))
+    if not np.isfinite(out).all():
+        raise MalformedPayload("bf16 payload holds Inf or NaN")
+    flush(out)
+
+
+def _decode_int8(codes: U8, scales: F32, out: F32) -> None:
+    np.multiply(codes.view(np.int8).reshape(-1, BLOCK), scales[:, None], out=out.reshape(-1, BLOCK))
+    # No product is subnormal, and adding +0 turns -0 into +0.
+    out += np.float32(0)
+
+
+def _decode_int4(codes: U8, scales: F32, out: F32) -> None:
+    packed = codes.reshape(-1, BLOCK // 2)
+    blocks = out.reshape(-1, BLOCK)
+    blocks[:, : BLOCK // 2] = packed & np.uint8(0x0F)
+    blocks[:, BLOCK // 2 :] = packed >> np.uint8(4)
+    blocks -= _INT4_OFFSET
+    blocks *= scales[:, None]
+    out += np.float32(0)
+
+
+_ENCODERS: dict[CodecName, Callable[[F32], tuple[bytes, bytes]]] = {
+    "f32": _encode_f32,
+    "bf16": _encode_bf16,
+    "int8": _encode_int8,
+    "int4": _encode_int4,
+}
+_DECODERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {
+    "f32": _decode_f32,
+    "bf16": _decode_bf16,
+    "int8": _decode_int8,
+    "int4": _decode_int4,
+}

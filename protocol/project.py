@@ -1,0 +1,185 @@
+"""What a project is: the immutable genesis, and the charter that its owner may revise.
+
+Genesis: the hash of its bytes is the project id. Everything whose change would make old weights or
+old records meaningless lives here. Charter: a numbered revision signed by the genesis' owner key;
+the highest revision that verifies wins. Neither names code that would run on a volunteer's host.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta, Struct
+
+from protocol import limits
+from protocol.ids import Count, Digest, NodeKey
+
+CodecName = Literal["f32", "bf16", "int8", "int4"]
+MergeRule = Literal["rda", "mean"]
+FragmentStrategy = Literal["balanced", "tensor", "layer"]
+ApplyRule = Literal["overwrite", "rebase"]
+
+Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
+Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
+Positive = Annotated[int, Meta(ge=1, le=2**40)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Rate = Annotated[float, Meta(ge=0.0, le=100.0)]
+Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
+
+ConfigValue = bool | int | float | str | list[int] | list[str] | None
+
+
+class TensorSpec(Struct, frozen=True, array_like=True):
+    """One trainable tensor, named as the model names it, in the model's own order."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    shape: Annotated[tuple[Positive, ...], Meta(max_length=8)]
+    rule: MergeRule
+    """Embeddings are merged by weighted mean, everything else radially (RDA)."""
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+class ModelSpec(Struct, frozen=True, array_like=True):
+    """An architecture of `transformers` from the allow-list, and the values of its configuration."""
+
+    architecture: Name
+    config: dict[Annotated[str, Meta(max_length=64)], ConfigValue]
+    tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=limits.TENSORS_MAX)]
+
+
+class DataSpec(Struct, frozen=True, array_like=True):
+    """Where text comes from and how it is cut into leased blocks of fixed-length sequences."""
+
+    source: Literal["python-stdlib", "file", "folder", "parquet", "hub"]
+    location: Text
+    """Path, or the name of a hub data set; empty for `python-stdlib`."""
+    text_field: Name
+    tokenizer: Text
+    """`bytes`, or the path or hub name of a `tokenizers` tokenizer."""
+    sequence_tokens: Annotated[int, Meta(ge=8, le=1 << 20)]
+    block_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
+    """Sequences in one leased block."""
+    blocks: Positive
+    """Blocks in one pass over the training split, as counted where the project was signed."""
+    heldout_frac: Annotated[float, Meta(gt=0.0, le=0.5)]
+    """Share of documents, chosen by content hash, that nobody trains on."""
+    digest: Digest
+    """Hash of the training split where the project was signed; other hosts compare and say so."""
+
+
+class Genesis(Struct, frozen=True, array_like=True):
+    """Immutable facts of a project. `project_id` of its bytes names the project everywhere."""
+
+    wire_version: Count
+    name: Name
+    owner: NodeKey
+    model: ModelSpec
+    data: DataSpec
+    seed: Annotated[int, Meta(ge=0, lt=2**63)]
+    strategy: FragmentStrategy
+    fragments: Annotated[int, Meta(ge=1, le=limits.FRAGMENTS_MAX)]
+
+
+class Voter(Struct, frozen=True, array_like=True):
+    """A host whose signature counts towards commitment."""
+
+    key: NodeKey
+    role: Literal["syncer", "witness"]
+    priority: Annotated[int, Meta(ge=0, le=100)]
+
+
+class InnerSpec(Struct, frozen=True, array_like=True):
+    """What a learner's local steps do."""
+
+    optimizer: Literal["adamw"]
+    learning_rate: Rate
+    weight_decay: Rate
+    beta1: Fraction
+    beta2: Fraction
+    grad_norm_max: Annotated[float, Meta(gt=0.0, le=1e6)]
+    batch_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
+    """Sequences in one local step, whatever the micro-batch."""
+    warmup_frac: Fraction
+    """Share of the token budget over which the learning rate rises."""
+    final_learning_rate_frac: Fraction
+    """Learning rate at the end of the cosine, as a share of the peak."""
+    fresh_moment_steps: Annotated[int, Meta(ge=0, le=10_000)]
+    """Local steps over which a learner with fresh optimizer moments ramps up."""
+
+
+class OuterSpec(Struct, frozen=True, array_like=True):
+    """What a merge does: Nesterov SGD on the decoded merged displacement."""
+
+    learning_rate: Rate
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
+    clip_to_median: Annotated[float, Meta(ge=1.0, le=1e6)]
+    """A push whose norm exceeds this multiple of the group's median is scaled down to it."""
+
+
+class RoundSpec(Struct, frozen=True, array_like=True):
+    """When a fragment is merged, and whom a round waits for."""
+
+    local_steps: Annotated[int, Meta(ge=1, le=100_000)]
+    """H: local steps between two merges of the same fragment."""
+    overlap_steps: Annotated[int, Meta(ge=1, le=64)]
+    """tau: rounds in flight at most, always on different fragments."""
+    quorum: Annotated[int, Meta(ge=1, le=limits.LEARNERS_MAX)]
+    """K: pushes a round needs; fewer live learners lower it after `patience_s`."""
+    grace_safety: Fraction
+    """gamma: share of the estimated slack that a round may wait after its quorum."""
+    pace_share: Fraction
+    """Share of the live token rate that must have done H steps before a round opens."""
+    patience_s: Seconds
+    """How long a round waits for K before it settles for those alive."""
+    pull_timeout_s: Seconds
+    """A learner that has not delivered by then is late for this round."""
+    apply: ApplyRule
+    up_codec: CodecName
+    down_codec: CodecName
+
+
+class LimitSpec(Struct, frozen=True, array_like=True):
+    """What the owner bounds."""
+
+    tokens: Positive
+    """Token budget of the run."""
+    learners: Annotated[int, Meta(ge=1, le=limits.LEARNERS_MAX)]
+    evaluate_every: Annotated[int, Meta(ge=1, le=1_000_000)]
+    """Global steps between two checkpoints that are evaluated on held-out text."""
+    heldout_sequences: Annotated[int, Meta(ge=1, le=65_536)]
+    """Sequences of the held-out split in one evaluation."""
+    lease_s: Seconds
+    """A leased block is taken back from a silent learner after this."""
+    lease_blocks: Annotated[int, Meta(ge=1, le=4096)]
+    """Blocks in one lease at most."""
+
+
+class Charter(Struct, frozen=True, array_like=True):
+    """What the owner may change during the run, by signing a higher revision."""
+
+    project: Digest
+    revision: Count
+    voters: Annotated[tuple[Voter, ...], Meta(min_length=1, max_length=limits.VOTERS_MAX)]
+    banned: Annotated[tuple[NodeKey, ...], Meta(max_length=10_000)]
+    inner: InnerSpec
+    outer: OuterSpec
+    rounds: RoundSpec
+    limits: LimitSpec
+
+
+def project_id(genesis: bytes) -> bytes:
+    """The project's id: the content hash of its genesis bytes, so that it can be fetched by id."""
+    return blake3(genesis).digest()
+
+
+def encode(value: Genesis | Charter) -> bytes:
+    """Canonical bytes: MessagePack arrays in field order."""
+    return msgspec.msgpack.encode(value)

@@ -1,0 +1,145 @@
+"""One round: who was asked for a fragment, what arrived, and when to stop waiting.
+
+    open --quorum--> grace --close--> merging --merged--> committing --committed--> committed
+    open, grace, merging may also end in abandoned; every push ends with an outcome either way.
+
+A round never waits without a deadline: each pull has one, the grace window has one, and the
+quorum itself falls to the number of those alive after the charter's patience.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from protocol.messages import PushHeader
+from protocol.project import RoundSpec
+from protocol.quorum import GraceWindow, effective_quorum
+
+
+class RoundState(Enum):
+    OPEN = "open"
+    GRACE = "grace"
+    MERGING = "merging"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+
+
+ROUND_TRANSITIONS: dict[tuple[RoundState, str], RoundState] = {
+    (RoundState.OPEN, "quorum"): RoundState.GRACE,
+    (RoundState.OPEN, "close"): RoundState.MERGING,
+    (RoundState.OPEN, "abandon"): RoundState.ABANDONED,
+    (RoundState.GRACE, "close"): RoundState.MERGING,
+    (RoundState.MERGING, "merged"): RoundState.COMMITTING,
+    (RoundState.MERGING, "abandon"): RoundState.ABANDONED,
+    (RoundState.COMMITTING, "committed"): RoundState.COMMITTED,
+}
+"""Transitions as data; the diagram in docs/protocol.md is generated from this table."""
+
+
+class PullState(Enum):
+    ASKED = "asked"
+    SENDING = "sending"
+    ARRIVED = "arrived"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class PullTicket:
+    """One learner's part in a round."""
+
+    asked_s: float
+    state: PullState = PullState.ASKED
+    header: PushHeader | None = None
+
+    def is_pending(self, now_s: float, timeout_s: float) -> bool:
+        waiting = self.state in (PullState.ASKED, PullState.SENDING)
+        return waiting and now_s < self.asked_s + timeout_s
+
+
+@dataclass(slots=True)
+class Round:
+    """A merge of one fragment in the making."""
+
+    number: int
+    fragment: int
+    version: int
+    """Version this round makes."""
+    opened_s: float
+    spec: RoundSpec
+    state: RoundState = RoundState.OPEN
+    tickets: dict[bytes, PullTicket] = field(default_factory=dict)
+    quorum_s: float | None = None
+    grace_s: float = 0.0
+    closed_s: float | None = None
+    live: int = 0
+    """Training sessions at the last look; what the quorum may fall to."""
+
+    @property
+    def is_collecting(self) -> bool:
+        return self.state in (RoundState.OPEN, RoundState.GRACE)
+
+    @property
+    def arrived(self) -> list[tuple[bytes, PushHeader]]:
+        """Pushes that count, in learner order."""
+        return [
+            (peer, ticket.header)
+            for peer, ticket in sorted(self.tickets.items())
+            if ticket.state is PullState.ARRIVED and ticket.header is not None
+        ]
+
+    def fire(self, trigger: str) -> None:
+        """Take a transition of the table; anything else is a bug."""
+        self.state = ROUND_TRANSITIONS[self.state, trigger]
+
+    def ask(self, peer: bytes, now_s: float) -> None:
+        self.tickets[peer] = PullTicket(asked_s=now_s)
+
+    def pending(self, now_s: float) -> Iterator[bytes]:
+        """Learners that may still deliver in time."""
+        timeout_s = self.spec.pull_timeout_s
+        return (p for p, t in sorted(self.tickets.items()) if t.is_pending(now_s, timeout_s))
+
+    def required(self, now_s: float) -> int:
+        """Pushes needed now."""
+        waited_s = now_s - self.opened_s
+        return effective_quorum(self.spec.quorum, self.live, waited_s, self.spec.patience_s)
+
+    def look(self, now_s: float, *, live: int, window: GraceWindow, slowest_step_s: float) -> str:
+        """What to do now: `wait`, `quorum` (just reached, grace begins), `close` or `abandon`."""
+        assert self.is_collecting
+        self.live = live
+        arrived = len(self.arrived)
+        is_pending = any(True for _ in self.pending(now_s))
+        if self.state is RoundState.OPEN and arrived >= self.required(now_s):
+            self.quorum_s = now_s
+            # Nobody left to wait for means there is nothing a grace window could bring.
+            self.grace_s = window.grace_s(slowest_step_s) if is_pending else 0.0
+            self.fire("quorum")
+            return "quorum"
+        if self.state is RoundState.GRACE:
+            assert self.quorum_s is not None
+            over = now_s >= self.quorum_s + self.grace_s or not is_pending
+            return "close" if over else "wait"
+        if is_pending:
+            return "wait"
+        if arrived == 0:
+            return "abandon"
+        return "close" if now_s >= self.opened_s + self.spec.patience_s else "wait"
+
+    def deadline_s(self, now_s: float) -> float | None:
+        """When to look again if nothing happens before; None once it no longer collects."""
+        if not self.is_collecting:
+            return None
+        times = [
+            ticket.asked_s + self.spec.pull_timeout_s
+            for ticket in self.tickets.values()
+            if ticket.is_pending(now_s, self.spec.pull_timeout_s)
+        ]
+        if self.state is RoundState.GRACE and self.quorum_s is not None:
+            times.append(self.quorum_s + self.grace_s)
+        elif now_s < self.opened_s + self.spec.patience_s:
+            times.append(self.opened_s + self.spec.patience_s)
+        return min(times, default=now_s)

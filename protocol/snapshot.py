@@ -1,0 +1,198 @@
+"""What a daemon tells people about itself: one value a time, served on its local control socket.
+
+Screens, `shoal status --json` and the demo read these and nothing else. Keys are hex, times are
+seconds, missing readings are None. Unlike wire messages these may gain fields at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+
+class ProjectStatus(Struct, kw_only=True):
+    """The project a daemon works for."""
+
+    id: str
+    name: str
+    fragments: int
+    parameters: int
+    token_budget: int
+    local_steps: int
+    """Configured H."""
+    quorum: int
+
+
+class SwarmStatus(Struct, kw_only=True):
+    """What the committed log says, as this daemon knows it."""
+
+    log_index: int = 0
+    epoch: int = 0
+    term: int = 0
+    leader: str = ""
+    global_step: int = 0
+    tokens: int = 0
+    progress: float = 0.0
+    curve: list[tuple[int, int, float]] = field(default_factory=list)
+    """(global step, committed tokens, held-out loss), oldest first."""
+    best_checkpoint: int | None = None
+    best_loss: float | None = None
+    is_ending: bool = False
+    is_ended: bool = False
+
+
+class NetworkStatus(Struct, kw_only=True):
+    """The local network engine."""
+
+    state: str = "down"
+    detail: str = ""
+    addresses: list[str] = field(default_factory=list)
+    peers: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class PeerRow(Struct, kw_only=True):
+    """One learner as the syncer sees it."""
+
+    key: str
+    name: str
+    device: str
+    state: str
+    """training, starting, syncing, starved, or gone."""
+    heard_s: float
+    """Seconds since it was last heard."""
+    local_step: int = 0
+    step_s: float = 0.0
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    loss: float | None = None
+    lag: int = 0
+    """Versions that its oldest fragment is behind."""
+    merges: int = 0
+    goodput: float | None = None
+    """Seconds in local steps over seconds alive, less start-up and evaluation."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Pushes and messages that did not count, by reason."""
+
+
+class RoundRow(Struct, kw_only=True):
+    """One round in flight."""
+
+    number: int
+    fragment: int
+    state: str
+    arrived: int
+    asked: int
+    quorum: int
+    age_s: float
+    waiting_for: list[str] = field(default_factory=list)
+
+
+class MergeRow(Struct, kw_only=True):
+    """One committed merge."""
+
+    global_step: int
+    fragment: int
+    participants: int
+    mean_steps: float
+    seconds: float
+
+
+class SyncerStatus(Struct, kw_only=True, tag="syncer"):
+    """A syncer daemon."""
+
+    key: str
+    name: str
+    pid: int
+    version: str
+    uptime_s: float
+    phase: str
+    sentence: str
+    """How things are, in words."""
+    join_link: str
+    project: ProjectStatus
+    swarm: SwarmStatus
+    network: NetworkStatus
+    peers: list[PeerRow] = field(default_factory=list)
+    rounds: list[RoundRow] = field(default_factory=list)
+    merges: list[MergeRow] = field(default_factory=list)
+    """The newest, oldest first."""
+    merges_here: int = 0
+    """Merges since this daemon started."""
+    participants_mean: float = 0.0
+    effective_h: float = 0.0
+    """Mean local steps per merged push, weighted by pushes."""
+    grace_s: float = 0.0
+    slack_s: float | None = None
+    outcomes: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    fragments: list[int] = field(default_factory=list)
+    """Committed version of each fragment."""
+    push_bytes: int = 0
+    """Payload bytes received in merged pushes."""
+    push_params: int = 0
+    """Parameters those payloads carried."""
+    payload_bytes: int = 0
+    """Payload bytes of published versions."""
+    payload_params: int = 0
+    checkpoint_dir: str = ""
+
+
+class NodeStatus(Struct, kw_only=True, tag="node"):
+    """A learner daemon."""
+
+    key: str
+    name: str
+    pid: int
+    version: str
+    uptime_s: float
+    state: str
+    """syncing, starting, training, starved, adrift, ended."""
+    sentence: str
+    link: str
+    link_detail: str
+    heard_s: float | None
+    """Seconds since the syncer was last heard."""
+    trainer: str
+    trainer_detail: str
+    trainer_pid: int | None
+    device: str
+    micro_batch: int | None
+    project: ProjectStatus
+    swarm: SwarmStatus
+    network: NetworkStatus
+    local_step: int = 0
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    step_s: float = 0.0
+    loss: float | None = None
+    goodput: float | None = None
+    pushed: int = 0
+    merged: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    discarded_steps: int = 0
+    """Local steps overwritten before they could be handed in, mean over fragments."""
+    lost_steps: int = 0
+    """Local steps that died with a trainer."""
+    trainer_restarts: int = 0
+    versions: list[int] = field(default_factory=list)
+    lag: int = 0
+    weights_from_peers: int = 0
+    """Fragments fetched from other learners and verified."""
+    weights_from_syncer: int = 0
+    weights_held: int = 0
+    """Fragments held in a verified version."""
+    evaluations: int = 0
+    push_bytes: int = 0
+    push_params: int = 0
+    payload_bytes: int = 0
+    payload_params: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+    """What the owner should know: a differing corpus, a missing accelerator, a full disk."""
+
+
+Status = SyncerStatus | NodeStatus
+Verb = Literal["status", "stop"]

@@ -1,0 +1,247 @@
+"""Typed facts that machines emit: past tense, one line each for people, fields for programs.
+
+Logs print `text`; screens, the simulator's checkers and the tape read the fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.ids import short
+
+
+class Fact(Protocol):
+    """Something that happened, worth telling."""
+
+    @property
+    def text(self) -> str:
+        """One line in words."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    peer: bytes
+    name: str
+    device: str
+    is_resumed: bool
+
+    @property
+    def text(self) -> str:
+        how = "is back, log continued" if self.is_resumed else "joined"
+        return f"{self.name} ({short(self.peer)}, {self.device}) {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    peer: bytes
+    name: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} ({short(self.peer)}) left: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRefused:
+    peer: bytes
+    reason: str
+    detail: str
+
+    @property
+    def text(self) -> str:
+        return f"refused {short(self.peer)}: {self.reason}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMisbehaved:
+    """A peer broke a rule; counted by reason in `status`."""
+
+    peer: bytes
+    reason: str
+    detail: str
+
+    @property
+    def text(self) -> str:
+        return f"{short(self.peer)} {self.reason}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    round: int
+    fragment: int
+    asked: int
+    quorum: int
+
+    @property
+    def text(self) -> str:
+        return (
+            f"round {self.round} opened: fragment {self.fragment}, "
+            f"{self.asked} asked, quorum {self.quorum}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumReached:
+    round: int
+    arrived: int
+    waited_s: float
+    grace_s: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"round {self.round}: quorum of {self.arrived} after {self.waited_s:.2f} s, "
+            f"grace {self.grace_s:.2f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAbandoned:
+    round: int
+    fragment: int
+    reason: str
+
+    @property
+    def text(self) -> str:
+        return f"round {self.round} abandoned: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class PushSettled:
+    round: int
+    learner: bytes
+    incarnation: int
+    sequence: int
+    outcome: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        tail = f" ({self.reason})" if self.reason else ""
+        return f"round {self.round}: push of {short(self.learner)} {self.outcome}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentCommitted:
+    """A merge became part of the log."""
+
+    index: int
+    global_step: int
+    fragment: int
+    version: int
+    participants: int
+    mean_steps: float
+    merge_s: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"global step {self.global_step}: fragment {self.fragment} v{self.version} "
+            f"from {self.participants} learners, {self.mean_steps:.1f} local steps each"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCommitted:
+    """Any record got its certificate; checkers compare these between hosts."""
+
+    index: int
+    term: int
+    digest: bytes
+    kind: str
+
+    @property
+    def text(self) -> str:
+        return f"record {self.index} ({self.kind}) committed"
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentAdvanced:
+    """A holder computed a version from its predecessor or fetched it, and its hash was right."""
+
+    fragment: int
+    version: int
+    theta: bytes
+    source: str
+
+    @property
+    def text(self) -> str:
+        return f"fragment {self.fragment} is at version {self.version} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentApplied:
+    """The inner loop stands on this version from this local step on."""
+
+    fragment: int
+    version: int
+    local_step: int
+
+    @property
+    def text(self) -> str:
+        return f"fragment {self.fragment} v{self.version} applied at local step {self.local_step}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """Where the learner's connection to the syncer stands."""
+
+    state: str
+    detail: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.state}: {self.detail}" if self.detail else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReady:
+    """Every fragment is held in a verified version."""
+
+    from_peers: int
+    from_syncer: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"weights verified: {self.from_peers} fragments from learners, "
+            f"{self.from_syncer} from the syncer, {self.seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerChanged:
+    state: str
+    detail: str
+
+    @property
+    def text(self) -> str:
+        return f"trainer {self.state}: {self.detail}" if self.detail else f"trainer {self.state}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointScored:
+    global_step: int
+    loss: float
+    evaluator: bytes
+
+    @property
+    def text(self) -> str:
+        return (
+            f"held-out loss {self.loss:.4f} at global step {self.global_step} "
+            f"(by {short(self.evaluator)})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    phase: str
+    detail: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.phase}: {self.detail}" if self.detail else self.phase
