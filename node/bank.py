@@ -1,0 +1,217 @@
+"""A learner's fragments in host memory: global values, anchors, error feedback, what is offered.
+
+Pure arithmetic on NumPy arrays; no IO and no threads of its own. Arrays are never changed in place
+once they are held, so a transfer or an evaluation may keep one while newer versions come.
+
+With `overwrite` the inner loop restarts from the global value, and the quantisation error of a
+merged push is fed back into the next one. With `rebase` the local displacement lives on: the local
+value moves by what the global value moved, plus what of our own push was merged, so that the
+displacement shrinks by exactly the part that was handed in, and needs no error feedback.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.host.shelf import Shelf
+from protocol import limits
+from protocol.errors import CorruptState, MalformedPayload
+from protocol.fragments import Layout
+from protocol.numerics.codecs import decode, encode
+from protocol.numerics.outer import digest, encode_with_feedback
+from protocol.numerics.version import next_version, state_digests
+from protocol.project import Charter
+from protocol.records import StateDigests
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One version of one fragment."""
+
+    version: int
+    theta: F32
+    momentum: F32
+    state: StateDigests
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPush:
+    """A push whose fate is open."""
+
+    digest: bytes
+    decoded: F32
+    residual: F32 | None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPush:
+    base_version: int
+    digest: bytes
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What the inner loop is to do with its fragment: assign `values`, or add them."""
+
+    version: int
+    is_assign: bool
+    values: F32
+
+
+class FragmentBank:
+    """All fragments of one learner."""
+
+    def __init__(self, layout: Layout, shelf: Shelf) -> None:
+        count = len(layout.fragments)
+        self.layout = layout
+        self.shelf = shelf
+        self.charter: Charter | None = None
+        self._held: list[Held | None] = [None] * count
+        self._base: list[Held | None] = [None] * count
+        self._residual: list[F32 | None] = [None] * count
+        self._pending: dict[tuple[int, int], PendingPush] = {}
+        self._ring: list[deque[bytes]] = [deque() for _ in range(count)]
+        self._frozen: dict[int, dict[int, F32]] = {}
+
+    def version(self, fragment: int) -> int:
+        """Version held, -1 for none."""
+        held = self._held[fragment]
+        return -1 if held is None else held.version
+
+    def theta(self, fragment: int) -> F32:
+        """The newest global value held. Raises CorruptState when there is none."""
+        held = self._held[fragment]
+        if held is None:
+            raise CorruptState(f"fragment {fragment} is not held")
+        return held.theta
+
+    def install(
+        self, fragment: int, version: int, state: StateDigests, theta: F32, momentum: F32
+    ) -> None:
+        """Hold a fetched state. Raises MalformedPayload unless content and digests agree."""
+        numel = self.layout.fragments[fragment].numel
+        if theta.size != numel or momentum.size != numel:
+            raise MalformedPayload(f"fragment {fragment} has {numel} elements, got {theta.size}")
+        if state_digests(theta, momentum) != state:
+            raise MalformedPayload(f"fragment {fragment} does not have the certified content")
+        self._hold(fragment, Held(version, theta, momentum, state))
+
+    def advance(
+        self, fragment: int, version: int, payload: bytes | memoryview, state: StateDigests
+    ) -> None:
+        """Take the outer step that makes this version of the one before.
+
+        Raises CorruptState if the outcome is not the certified one: then the full state is due.
+        """
+        held = self._held[fragment]
+        assert self.charter is not None
+        if held is None or held.version != version - 1:
+            raise CorruptState(f"fragment {fragment} is not at version {version - 1}")
+        theta, momentum, found = next_version(
+            held.theta,
+            held.momentum,
+            payload,
+            codec=self.charter.rounds.down_codec,
+            outer=self.charter.outer,
+        )
+        if found != state:
+            raise CorruptState(f"fragment {fragment} v{version} came out differently here")
+        self._offer_payload(fragment, payload)
+        self._hold(fragment, Held(version, theta, momentum, state))
+
+    def deliver(self, fragment: int, *, is_assign: bool, merged_sequence: int | None) -> Delivery:
+        """The update for the inner loop, which from now on counts as standing on this version."""
+        held, base = self._held[fragment], self._base[fragment]
+        if held is None:
+            raise CorruptState(f"fragment {fragment} is not held")
+        self._base[fragment] = held
+        if is_assign or base is None:
+            self._forget_merged(fragment, merged_sequence)
+            return Delivery(held.version, True, held.theta)
+        moved = held.theta - base.theta
+        pending = self._forget_merged(fragment, merged_sequence)
+        if pending is not None:
+            moved = moved + pending.decoded
+        return Delivery(held.version, False, moved)
+
+    def push(self, fragment: int, sequence: int, local: F32) -> EncodedPush:
+        """Encode how far the local value is from its anchor, and offer the payload.
+
+        Raises NonFinite if the local value is not finite.
+        """
+        base = self._base[fragment]
+        assert base is not None and self.charter is not None
+        rounds = self.charter.rounds
+        displacement = base.theta - local
+        residual: F32 | None = None
+        if rounds.apply == "overwrite":
+            carried = self._residual[fragment]
+            if carried is None:
+                carried = np.zeros_like(displacement)
+            payload, decoded, residual = encode_with_feedback(
+                rounds.up_codec, displacement, carried
+            )
+        else:
+            payload = encode(rounds.up_codec, displacement)
+            decoded = decode(rounds.up_codec, payload, displacement.size)
+        name = digest(payload)
+        self._pending[fragment, sequence] = PendingPush(name, decoded, residual)
+        self.shelf.put(name, payload)
+        return EncodedPush(base.version, name, len(payload))
+
+    def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
+        """The fate of a push: keep its error feedback if it was merged, and stop offering it."""
+        pending = self._pending.get((fragment, sequence))
+        if pending is None:
+            return
+        self.shelf.drop(pending.digest)
+        if is_merged and pending.residual is not None:
+            self._residual[fragment] = pending.residual
+        is_needed = is_merged and self.charter is not None and self.charter.rounds.apply == "rebase"
+        if not is_needed:
+            del self._pending[fragment, sequence]
+
+    def trainer_lost(self) -> None:
+        """The local values are gone: the next delivery of each fragment is an assignment."""
+        self._base = [None] * len(self._base)
+
+    def freeze(self, index: int, fragment: int) -> None:
+        """Keep the present value of a fragment for the checkpoint at this log index."""
+        self._frozen.setdefault(index, {})[fragment] = self.theta(fragment)
+
+    def frozen(self, index: int) -> list[F32]:
+        """The frozen values, in fragment order."""
+        kept = self._frozen.get(index, {})
+        if len(kept) != len(self.layout.fragments):
+            raise CorruptState(f"checkpoint {index} is not completely frozen")
+        return [kept[fragment] for fragment in range(len(kept))]
+
+    def thaw(self, index: int) -> None:
+        self._frozen.pop(index, None)
+
+    def _hold(self, fragment: int, held: Held) -> None:
+        former = self._held[fragment]
+        self._held[fragment] = held
+        self.shelf.put(held.state.theta, held.theta.view(np.uint8).data)
+        self.shelf.put(held.state.momentum, held.momentum.view(np.uint8).data)
+        if former is not None:
+            self.shelf.drop(former.state.theta)
+            self.shelf.drop(former.state.momentum)
+
+    def _offer_payload(self, fragment: int, payload: bytes | memoryview) -> None:
+        name = digest(payload)
+        ring = self._ring[fragment]
+        self.shelf.put(name, payload)
+        ring.append(name)
+        if len(ring) > limits.PAYLOAD_RING:
+            self.shelf.drop(ring.popleft())
+
+    def _forget_merged(self, fragment: int, sequence: int | None) -> PendingPush | None:
+        return None if sequence is None else self._pending.pop((fragment, sequence), None)

@@ -1,0 +1,1 @@
+"""What any daemon needs: transport, keys, control socket, driver."""

@@ -1,0 +1,206 @@
+"""What a learner's machine asks others to do, and what comes back. Never a tensor, only names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.messages import Cursor, Envelope
+from protocol.records import Span, StateDigests
+
+
+@dataclass(frozen=True, slots=True)
+class FindSeat:
+    """Find who holds the seat, and the newest charter. Answer: `SeatFound`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeatFound:
+    leader: bytes
+    charter: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Fetch a fragment's global value and momentum by digest, from learners first.
+
+    Answer: `StateFetched`; the fragment bank holds this version then.
+    """
+
+    fragment: int
+    version: int
+    state: StateDigests
+
+
+@dataclass(frozen=True, slots=True)
+class StateFetched:
+    source: bytes
+    """Who sent it: the syncer or a learner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Fetch the payload of the next version and take the outer step. Answer: `Advanced`."""
+
+    fragment: int
+    version: int
+    payload: bytes
+    payload_bytes: int
+    state: StateDigests
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The bank holds the version and its hashes are those of the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartTrainer:
+    """Start the trainer and wait until it could step. Answer: `TrainerReady`."""
+
+    micro_batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerReady:
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Give the trainer a fragment's newest global value. Answer: `Delivered`."""
+
+    fragment: int
+    version: int
+    is_assign: bool
+    """Overwrite the local value; otherwise rebase: add what the global value moved by."""
+    merged_sequence: int | None
+    """Own push merged since the last delivery; a rebase gives its displacement back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The inner loop stands on this version since this local step."""
+
+    version: int
+    local_step: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Snapshot the trainer's fragment and encode what it is away from its anchor.
+
+    Answer: `Captured`.
+    """
+
+    fragment: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    base_version: int
+    digest: bytes
+    payload_bytes: int
+    local_step: int
+    tokens: int
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Evaluate the state that was frozen for this checkpoint. Answer: `EvaluatedLoss`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedLoss:
+    loss: float
+    tokens: int
+    seconds: float
+
+
+# Actions without an answer.
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Keep the fragment's present version for the checkpoint at this log index."""
+
+    index: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """Let go of what was frozen for this checkpoint."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A push has its fate: commit or drop its error feedback, release its payload."""
+
+    fragment: int
+    sequence: int
+    outcome: Literal["merged", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Append leased positions to the trainer's queue."""
+
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSteps:
+    """All fragments are delivered: the inner loop may step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetProgress:
+    """Position of the learning-rate schedule, 0..1 of the token budget."""
+
+    fraction: float
+
+
+# Notes from the trainer.
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The inner loop finished local steps."""
+
+    local_step: int
+    tokens: int
+    loss: float | None
+    step_s: float
+    work_s: float
+    """Seconds spent in local steps since the trainer started."""
+    alive_s: float
+    """Seconds since the trainer could first have stepped, less evaluation."""
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """The inner loop has no leased blocks left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLost:
+    """The trainer process ended."""
+
+    is_out_of_memory: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The person at the keyboard wants this daemon to stop."""
+
+    reason: str

@@ -1,0 +1,407 @@
+"""The learner's machine: find the syncer, follow its log, and keep the inner loop busy meanwhile.
+
+The inner loop never waits for anybody: messages go out when there is something to say, pulls are
+answered at local-step boundaries, committed fragments are applied at boundaries, and while the
+syncer is away the loop goes on with the blocks it has.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from node.jobs import (
+    Advance,
+    Capture,
+    Deliver,
+    Evaluate,
+    FetchState,
+    FindSeat,
+    SeatFound,
+    StartTrainer,
+    Starved,
+    Stepped,
+    StopAsked,
+    TrainerLost,
+)
+from node.keeping import Keeping
+from node.shared import LearnerSetup, Shared
+from node.tending import Tending
+from protocol import limits, wire
+from protocol.desk import Desk
+from protocol.errors import BadSignature, RemoteError, UnexpectedMessage, WrongProject
+from protocol.ids import JobId, short
+from protocol.machine import (
+    Connect,
+    Disconnect,
+    Effect,
+    Event,
+    Failed,
+    JobDone,
+    Note,
+    PeerDown,
+    PeerUp,
+    Received,
+    Started,
+    Stop,
+    WakeAt,
+    Woke,
+)
+from protocol.messages import (
+    CertifiedRecord,
+    Committed,
+    Envelope,
+    FragmentIndex,
+    Goodbye,
+    Hello,
+    Message,
+    Pull,
+    Refused,
+    Settled,
+    Welcome,
+)
+from protocol.project import Charter
+from protocol.records import (
+    BlocksLeased,
+    Body,
+    CharterAdopted,
+    CheckpointEvaluated,
+    CheckpointMarked,
+    FragmentMerged,
+    Record,
+    RunEnded,
+    SeatTaken,
+    WeightsInitialised,
+    open_record,
+    record_hash,
+)
+from protocol.signing import open_envelope
+from protocol.state import SwarmState, SwarmSummary
+from protocol.trace import (
+    CheckpointScored,
+    LinkChanged,
+    PeerMisbehaved,
+    PhaseChanged,
+    RecordCommitted,
+)
+
+BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+REFUSED_EXIT = 4
+"""Exit code of a daemon that the project does not want; see docs/exit-codes in the README."""
+
+
+class Link(Enum):
+    """The learner's relation to the syncer."""
+
+    SEEKING = "looking for the syncer"
+    CONNECTING = "connecting"
+    GREETING = "introducing itself"
+    FOLLOWING = "following the log"
+    WAITING = "waiting to try again"
+    ENDED = "ended"
+
+
+LINK_TRANSITIONS: dict[tuple[Link, str], Link] = {
+    (Link.WAITING, "retry"): Link.SEEKING,
+    (Link.SEEKING, "found"): Link.CONNECTING,
+    (Link.SEEKING, "lost"): Link.WAITING,
+    (Link.CONNECTING, "up"): Link.GREETING,
+    (Link.CONNECTING, "lost"): Link.WAITING,
+    (Link.GREETING, "welcome"): Link.FOLLOWING,
+    (Link.GREETING, "lost"): Link.WAITING,
+    (Link.FOLLOWING, "lost"): Link.WAITING,
+    (Link.FOLLOWING, "over"): Link.ENDED,
+}
+
+
+class LearnerMachine:
+    """`handle(event, now_s)` for a volunteer's host."""
+
+    def __init__(self, setup: LearnerSetup) -> None:
+        self.setup = setup
+        self.desk = Desk()
+        state = SwarmState(setup.genesis.data.block_sequences)
+        self.shared = Shared(setup=setup, desk=self.desk, state=state)
+        self.keeping = Keeping(self.shared, setup.genesis.fragments)
+        self.tending = Tending(self.shared, self.keeping)
+        self.link = Link.WAITING
+        self.link_detail = ""
+        self.heard_s = 0.0
+        self._failures = 0
+        self._retry_s = 0.0
+        self._is_stopping = False
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """Effects of one event."""
+        self.shared.now_s = now_s
+        match event:
+            case Started():
+                self._seek()
+            case PeerUp(peer):
+                self._peer_up(peer)
+            case PeerDown(peer, reason):
+                self._peer_down(peer, reason)
+            case Received(peer, message):
+                self._receive(peer, message)
+            case JobDone(number, result):
+                self._job_done(number, result)
+            case Note(value):
+                self._note(value)
+            case Woke():
+                pass
+        if not self._is_stopping:
+            self._look()
+        return self.desk.drain()
+
+    def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
+        """Count the syncer's offence that was found while reading its bytes."""
+        self._blame(peer, error)
+        return self.desk.drain()
+
+    # The link.
+
+    def _fire(self, trigger: str, detail: str = "") -> None:
+        self.link = LINK_TRANSITIONS[self.link, trigger]
+        self.link_detail = detail
+        self.shared.is_following = self.link is Link.FOLLOWING
+        self.desk.emit(LinkChanged(self.link.value, detail))
+
+    def _seek(self) -> None:
+        self._fire("retry")
+        self.desk.start(FindSeat())
+
+    def _lost(self, reason: str, retry_after_s: float | None = None) -> None:
+        """No link for now: try again after a growing, spread-out pause."""
+        pause_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
+        pause_s = max(pause_s * self.setup.rng.uniform(0.7, 1.3), retry_after_s or 0.0)
+        self._failures += 1
+        self._retry_s = self.shared.now_s + pause_s
+        self._fire("lost", reason)
+        self.tending.on_link()
+
+    def _seat_found(self, found: SeatFound) -> None:
+        try:
+            self._adopt_charter(found.charter)
+        except RemoteError as error:
+            self._blame(found.leader, error)
+            self._lost(f"the charter that was found is not valid: {error}")
+            return
+        self.shared.leader = found.leader
+        self._fire("found", short(found.leader))
+        self.desk.out.append(Connect(found.leader))
+
+    def _peer_up(self, peer: bytes) -> None:
+        if peer != self.shared.leader or self.link is not Link.CONNECTING:
+            return
+        self._fire("up")
+        self.heard_s = self.shared.now_s
+        setup = self.setup
+        hello = Hello(
+            wire_version=limits.WIRE_VERSION,
+            project=setup.project,
+            layout=setup.layout_digest,
+            incarnation=setup.incarnation,
+            agent=setup.agent,
+            name=setup.name,
+            device=setup.device,
+            evaluates=setup.evaluates,
+            head_index=self.shared.state.index if self.shared.state.has_weights else 0,
+            head=self.shared.state.head,
+        )
+        self.desk.send(peer, hello)
+
+    def _peer_down(self, peer: bytes, reason: str) -> None:
+        if peer == self.shared.leader and self.link in (
+            Link.CONNECTING,
+            Link.GREETING,
+            Link.FOLLOWING,
+        ):
+            self._lost(reason)
+
+    def _receive(self, peer: bytes, message: Message) -> None:
+        if peer != self.shared.leader:
+            return
+        self.heard_s = self.shared.now_s
+        try:
+            self._dispatch(peer, message)
+        except RemoteError as error:
+            self._blame(peer, error)
+            self.desk.out.append(Disconnect(peer, error.reason))
+            if self.link in (Link.GREETING, Link.FOLLOWING):
+                self._lost(str(error))
+
+    def _dispatch(self, peer: bytes, message: Message) -> None:
+        match message:
+            case Welcome():
+                self._welcome(message)
+            case Refused():
+                self._refused(peer, message)
+            case Committed(entries) if self.link is Link.FOLLOWING:
+                for entry in entries:
+                    self._apply(entry)
+            case Pull() if self.link is Link.FOLLOWING:
+                self.keeping.on_pull(message)
+            case Settled() if self.link is Link.FOLLOWING:
+                self.keeping.on_settled(message)
+            case Goodbye(reason):
+                self._lost(f"the syncer closed: {reason}")
+                self.desk.out.append(Disconnect(peer, "goodbye"))
+            case _:
+                raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
+
+    def _welcome(self, welcome: Welcome) -> None:
+        if self.link is not Link.GREETING:
+            raise UnexpectedMessage("welcome out of turn")
+        self._adopt_charter(welcome.charter)
+        if welcome.index is not None:
+            self._take_index(welcome.index)
+        self._failures = 0
+        self._fire("welcome")
+        self.tending.on_link()
+        self.keeping.resend()
+
+    def _refused(self, peer: bytes, refused: Refused) -> None:
+        words = f"the syncer refused: {refused.text}"
+        self.desk.out.append(Disconnect(peer, refused.reason))
+        if refused.retry_after_s is None:
+            self._is_stopping = True
+            self.desk.out.append(Stop(words, REFUSED_EXIT))
+        else:
+            self._lost(words, refused.retry_after_s)
+
+    def _adopt_charter(self, envelope: Envelope) -> None:
+        setup = self.setup
+        payload = open_envelope(
+            "charter", setup.project, envelope, setup.verify, signer=setup.genesis.owner
+        )
+        charter = wire.decode(payload, Charter)
+        if charter.project != setup.project:
+            raise WrongProject("charter of another project")
+        if self.shared.charter is None or charter.revision >= self.shared.charter.revision:
+            self.shared.charter = charter
+
+    def _take_index(self, index: FragmentIndex) -> None:
+        """Start from certified fragment states instead of the whole log."""
+        summary = wire.decode(index.summary, SwarmSummary)
+        proven: dict[int, Body] = {}
+        for entry in index.entries:
+            record = self._open(entry)
+            proven[record.index] = record.body
+        for at, fragment in enumerate(summary.fragments):
+            body = proven.get(fragment.record_index)
+            is_merge = (
+                isinstance(body, FragmentMerged)
+                and (body.fragment, body.version) == (at, fragment.version)
+                and body.state == fragment.state
+            )
+            is_first = (
+                isinstance(body, WeightsInitialised)
+                and fragment.version == 0
+                and body.fragments[at] == fragment.state
+            )
+            if not is_merge and not is_first:
+                raise BadSignature(f"no certificate for fragment {at}")
+        if (
+            len(summary.fragments) != self.setup.genesis.fragments
+            or summary.index != index.log_index
+        ):
+            raise UnexpectedMessage("the index does not fit the project")
+        self.shared.state = SwarmState.restore(summary, self.setup.genesis.data.block_sequences)
+        self.keeping.restart_from_index()
+        self.tending.on_progress()
+
+    # The log.
+
+    def _open(self, entry: CertifiedRecord) -> Record:
+        charter = self.shared.charter
+        assert charter is not None, "a charter comes with the seat"
+        return open_record(entry, self.setup.project, charter.voters, self.setup.verify)
+
+    def _apply(self, entry: CertifiedRecord) -> None:
+        """The next committed record; nothing takes effect before its certificate is proven."""
+        record = self._open(entry)
+        digest = record_hash(entry.record)
+        self.shared.state.apply(record, digest)
+        kind = type(record.body).__name__
+        self.desk.emit(RecordCommitted(record.index, record.term, digest, kind))
+        match record.body:
+            case FragmentMerged() as merged:
+                self.keeping.on_committed(merged)
+                self.tending.on_progress()
+            case BlocksLeased() as leased:
+                self.tending.on_leased(leased)
+            case CheckpointMarked() as mark:
+                self.tending.on_marked(mark, record.index)
+            case CheckpointEvaluated() as scored:
+                self.desk.emit(CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
+            case SeatTaken():
+                self.keeping.on_new_term()
+            case CharterAdopted(envelope):
+                self._adopt_charter(envelope)
+            case RunEnded() as ended:
+                self._end(ended)
+            case _:
+                pass
+
+    def _end(self, ended: RunEnded) -> None:
+        loss = f", held-out loss {ended.best_loss:.4f}" if ended.best_loss is not None else ""
+        words = f"the run is complete after {ended.global_step} global steps{loss}"
+        self._fire("over", words)
+        self.desk.emit(PhaseChanged("ended", words))
+        self._leave("the run is complete", words)
+
+    def _leave(self, reason: str, words: str) -> None:
+        if self.shared.leader is not None and self.link in (Link.FOLLOWING, Link.ENDED):
+            self.desk.send(self.shared.leader, Goodbye(reason))
+        self._is_stopping = True
+        self.desk.out.append(Stop(words))
+
+    # Everything else.
+
+    def _look(self) -> None:
+        if self.link is Link.WAITING and self.shared.now_s >= self._retry_s:
+            self._seek()
+        self.keeping.look()
+        self.tending.look()
+        times = [self.tending.deadline_s(), self.keeping.deadline_s()]
+        if self.link is Link.WAITING:
+            times.append(self._retry_s)
+        self.desk.out.append(WakeAt(min(t for t in times if t is not None)))
+
+    def _note(self, value: object) -> None:
+        match value:
+            case Stepped():
+                self.tending.on_stepped(value)
+            case Starved():
+                self.tending.on_starved()
+            case TrainerLost():
+                self.tending.on_lost(value)
+            case StopAsked(reason):
+                self._leave(reason, reason)
+
+    def _job_done(self, number: JobId, result: object) -> None:
+        job = self.desk.finish(number)
+        match job:
+            case FindSeat():
+                if isinstance(result, SeatFound):
+                    self._seat_found(result)
+                else:
+                    self._lost(result.reason if isinstance(result, Failed) else "not found")
+            case FetchState():
+                self.keeping.on_state(job, result)
+            case Advance():
+                self.keeping.on_advanced(job, result)
+            case Deliver():
+                self.keeping.on_delivered(job, result)
+            case Capture():
+                self.keeping.on_captured(job, result)
+            case StartTrainer():
+                self.tending.on_ready(result)
+            case Evaluate():
+                self.tending.on_evaluated(job, result)
+            case _:
+                pass  # Answered before.
+
+    def _blame(self, peer: bytes, error: RemoteError) -> None:
+        faults = self.shared.tally.faults
+        faults[error.reason] = faults.get(error.reason, 0) + 1
+        self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))

@@ -1,0 +1,66 @@
+"""What the parts of a learner's machine have in common: its setup, the log's state, its books."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from node.jobs import Stepped
+from protocol.desk import Desk
+from protocol.project import Charter, Genesis
+from protocol.signing import Signer, Verify
+from protocol.state import SwarmState
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSetup:
+    """Everything a learner machine is told once."""
+
+    project: bytes
+    genesis: Genesis
+    layout_digest: bytes
+    name: str
+    device: str
+    agent: str
+    incarnation: int
+    evaluates: bool
+    micro_batch: int | None
+    signer: Signer
+    verify: Verify
+    rng: random.Random
+    """Only for the spread of reconnection attempts."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this daemon did, for its owner."""
+
+    merged: int = 0
+    pushed: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    states_from_peers: int = 0
+    states_from_syncer: int = 0
+    trainer_restarts: int = 0
+    lost_steps: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Shared:
+    """One learner's present, seen by all parts of its machine."""
+
+    setup: LearnerSetup
+    desk: Desk
+    state: SwarmState
+    tally: Tally = field(default_factory=Tally)
+    charter: Charter | None = None
+    leader: bytes | None = None
+    is_following: bool = False
+    """The session is open: messages to the leader will be heard."""
+    stepped: Stepped | None = None
+    """Last report of the inner loop; None while there is no trainer."""
+    now_s: float = 0.0
+
+    @property
+    def rebases(self) -> bool:
+        return self.charter is not None and self.charter.rounds.apply == "rebase"

@@ -1,0 +1,288 @@
+"""Tending the inner loop: start it, feed it leased blocks, report on it, evaluate with it."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+from node.jobs import (
+    BeginSteps,
+    Evaluate,
+    EvaluatedLoss,
+    Feed,
+    SetProgress,
+    StartTrainer,
+    Stepped,
+    Thaw,
+    TrainerLost,
+    TrainerReady,
+)
+from node.keeping import FreezePlan, Keeping
+from node.shared import Shared
+from protocol import limits
+from protocol.machine import Failed
+from protocol.messages import Cursor, Evaluation, Heartbeat, LearnerState, LeaseRequest
+from protocol.records import BlocksLeased, CheckpointMarked, Span
+from protocol.trace import TrainerChanged
+
+BEAT_EVERY_S = 0.1
+"""Heartbeats on change come no more often than this."""
+
+LEASE_AHEAD_S = 30.0
+"""More blocks are asked for when those at hand last less than this."""
+
+LEASE_FOR_S = 60.0
+"""How long one lease should last."""
+
+LEASE_RETRY_S = 5.0
+RESTART_AFTER_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+MICRO_BATCH_FIRST = 8
+"""Assumed to have been tried when memory ran out before any was chosen."""
+
+
+class Inner(Enum):
+    """The trainer process as the learner sees it."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    LOADING = "loading"
+    STEPPING = "stepping"
+    STARVED = "starved"
+
+
+INNER_TRANSITIONS: dict[tuple[Inner, str], Inner] = {
+    (Inner.DOWN, "start"): Inner.STARTING,
+    (Inner.STARTING, "ready"): Inner.LOADING,
+    (Inner.STARTING, "lost"): Inner.DOWN,
+    (Inner.LOADING, "loaded"): Inner.STEPPING,
+    (Inner.LOADING, "lost"): Inner.DOWN,
+    (Inner.STEPPING, "starved"): Inner.STARVED,
+    (Inner.STEPPING, "lost"): Inner.DOWN,
+    (Inner.STARVED, "stepped"): Inner.STEPPING,
+    (Inner.STARVED, "lost"): Inner.DOWN,
+}
+
+
+class Tending:
+    """The learner's side of its trainer process."""
+
+    def __init__(self, shared: Shared, keeping: Keeping) -> None:
+        self.shared = shared
+        self.keeping = keeping
+        self.inner = Inner.DOWN
+        self.detail = ""
+        self.device = shared.setup.device
+        self.micro_batch = shared.setup.micro_batch
+        self._crashes = 0
+        self._restart_s: float | None = None
+        self._fed_sequences = 0
+        self._lease_asked_s: float | None = None
+        self._beat_s = -1e9
+        self._is_news = False
+        self._told_progress = -1.0
+        self._evaluating: int | None = None
+
+    @property
+    def state(self) -> LearnerState:
+        """The word for this learner in the swarm's lists."""
+        if self.inner is Inner.STEPPING:
+            return "training"
+        if self.inner is Inner.STARVED:
+            return "starved"
+        return "starting" if self.keeping.is_held else "syncing"
+
+    def look(self) -> None:
+        """Do whatever the inner loop needs next."""
+        now_s = self.shared.now_s
+        if self.inner is Inner.DOWN and self.shared.charter is not None:
+            if self._restart_s is None or now_s >= self._restart_s:
+                self._start()
+        if self.inner is Inner.LOADING and self.keeping.is_standing:
+            self._fire("loaded", "")
+            self.shared.desk.do(BeginSteps())
+        self._lease()
+        self._evaluate()
+        self._beat()
+
+    def deadline_s(self) -> float:
+        """When to look again if nothing happens before."""
+        times = [self._beat_s + limits.HEARTBEAT_S]
+        if self._is_news:
+            times.append(self._beat_s + BEAT_EVERY_S)
+        if self._restart_s is not None:
+            times.append(self._restart_s)
+        return max(min(times), self.shared.now_s + 0.01)
+
+    # From the log.
+
+    def on_leased(self, leased: BlocksLeased) -> None:
+        """Blocks for somebody; for this session they are fed to the inner loop."""
+        setup = self.shared.setup
+        if (leased.learner, leased.incarnation) == (setup.signer.key, setup.incarnation):
+            self._lease_asked_s = None
+            if self.inner not in (Inner.DOWN, Inner.STARTING):
+                self._feed(leased.spans)
+
+    def on_marked(self, mark: CheckpointMarked, index: int) -> None:
+        """A checkpoint; this learner freezes and evaluates it if it is named."""
+        if mark.evaluator != self.shared.setup.signer.key:
+            return
+        versions = {at: f.version for at, f in enumerate(self.shared.state.fragments)}
+        if self.keeping.freezing is not None:
+            self.shared.desk.do(Thaw(self.keeping.freezing.index))
+        self.keeping.freezing = FreezePlan(index, versions)
+
+    def on_progress(self) -> None:
+        """Committed tokens moved: so does the learning-rate schedule, never backwards."""
+        if self.shared.charter is None or self.inner in (Inner.DOWN, Inner.STARTING):
+            return
+        fraction = min(1.0, self.shared.state.tokens / self.shared.charter.limits.tokens)
+        if fraction > self._told_progress + 1e-4:
+            self._told_progress = fraction
+            self.shared.desk.do(SetProgress(fraction))
+
+    def on_link(self) -> None:
+        """The session opened or ended: what was asked for on the former one is void."""
+        self._lease_asked_s = None
+        self._is_news = True
+
+    # From the trainer.
+
+    def on_ready(self, result: object) -> None:
+        """The trainer could step, or could not be started."""
+        if not isinstance(result, TrainerReady):
+            detail = result.reason if isinstance(result, Failed) else "did not start"
+            self.on_lost(TrainerLost(False, detail))
+            return
+        self._fire("ready", result.device)
+        self.device = result.device
+        self._told_progress = -1.0
+        self.keeping.can_deliver = True
+        self.on_progress()
+        # Blocks whose steps died with the former trainer are read again.
+        setup = self.shared.setup
+        session = (setup.signer.key, setup.incarnation)
+        self._feed(tuple(self.shared.state.leases.held.get(session, ())))
+
+    def on_stepped(self, stepped: Stepped) -> None:
+        if self.inner is Inner.STARVED:
+            self._fire("stepped", "")
+        self.shared.stepped = stepped
+        self._crashes = 0
+        self._is_news = True
+
+    def on_starved(self) -> None:
+        if self.inner is Inner.STEPPING:
+            self._fire("starved", "no leased blocks left")
+            self._is_news = True
+
+    def on_lost(self, lost: TrainerLost) -> None:
+        """The trainer died: the daemon goes on, and starts another one after a pause."""
+        if self.inner is Inner.DOWN:
+            return
+        tally = self.shared.tally
+        tally.lost_steps += self.keeping.on_trainer_lost()
+        tally.trainer_restarts += 1
+        self.shared.stepped = None
+        self._evaluating = None
+        detail = lost.detail
+        if lost.is_out_of_memory:
+            tried = self.micro_batch or MICRO_BATCH_FIRST
+            self.micro_batch = max(1, tried // 2)
+            detail = f"out of memory; next try with a micro-batch of {self.micro_batch}"
+        pause_s = RESTART_AFTER_S[min(self._crashes, len(RESTART_AFTER_S) - 1)]
+        self._crashes += 1
+        self._restart_s = self.shared.now_s + pause_s
+        self._fire("lost", detail)
+        self._is_news = True
+
+    def on_evaluated(self, job: Evaluate, result: object) -> None:
+        self._evaluating = None
+        shared = self.shared
+        shared.desk.do(Thaw(job.index))
+        is_sound = isinstance(result, EvaluatedLoss) and math.isfinite(result.loss)
+        if isinstance(result, EvaluatedLoss) and is_sound and shared.leader is not None:
+            answer = Evaluation(job.index, result.loss, result.tokens, result.seconds)
+            shared.desk.send(shared.leader, answer)
+
+    # Inside.
+
+    def _fire(self, trigger: str, detail: str) -> None:
+        self.inner = INNER_TRANSITIONS[self.inner, trigger]
+        self.detail = detail
+        self._is_news = True
+        self.shared.desk.emit(TrainerChanged(self.inner.value, detail))
+
+    def _start(self) -> None:
+        self._restart_s = None
+        self._fed_sequences = 0
+        self._fire("start", "")
+        self.shared.desk.start(StartTrainer(self.micro_batch))
+
+    def _feed(self, spans: tuple[Span, ...]) -> None:
+        sequences = self.shared.setup.genesis.data.block_sequences
+        for span in spans:
+            self._fed_sequences += (span.stop - span.start) * sequences - span.skip
+        if spans:
+            self.shared.desk.do(Feed(spans))
+
+    def _lease(self) -> None:
+        """Ask for blocks before the inner loop runs out of them."""
+        shared = self.shared
+        if not shared.is_following or shared.leader is None or shared.charter is None:
+            return
+        if self.inner in (Inner.DOWN, Inner.STARTING):
+            return
+        asked_s = self._lease_asked_s
+        if asked_s is not None and shared.now_s < asked_s + LEASE_RETRY_S:
+            return
+        data = shared.setup.genesis.data
+        batch = shared.charter.inner.batch_sequences
+        stepped = shared.stepped
+        read = stepped.tokens // data.sequence_tokens if stepped else 0
+        per_s = batch / stepped.step_s if stepped and stepped.step_s > 0 else float(batch)
+        left = self._fed_sequences - read
+        if left > max(LEASE_AHEAD_S * per_s, 2 * batch):
+            return
+        blocks = math.ceil(max(LEASE_FOR_S * per_s, 2 * batch) / data.block_sequences)
+        blocks = max(1, min(blocks, shared.charter.limits.lease_blocks))
+        self._lease_asked_s = shared.now_s
+        shared.desk.send(shared.leader, LeaseRequest(blocks))
+
+    def _evaluate(self) -> None:
+        plan = self.keeping.freezing
+        is_ready = self.inner in (Inner.LOADING, Inner.STEPPING, Inner.STARVED)
+        if plan is None or plan.missing or self._evaluating is not None or not is_ready:
+            return
+        self.keeping.freezing = None
+        self._evaluating = plan.index
+        self.shared.desk.start(Evaluate(plan.index))
+
+    def _beat(self) -> None:
+        """Say where we stand: on change, rate-limited, and at least every second."""
+        shared = self.shared
+        since_s = shared.now_s - self._beat_s
+        is_due = since_s >= limits.HEARTBEAT_S or (self._is_news and since_s >= BEAT_EVERY_S)
+        if not is_due:
+            return
+        self._beat_s, self._is_news = shared.now_s, False
+        if shared.is_following and shared.leader is not None:
+            shared.desk.send(shared.leader, self.heartbeat())
+
+    def heartbeat(self) -> Heartbeat:
+        """What the swarm is told about this learner."""
+        stepped = self.shared.stepped
+        local_step = stepped.local_step if stepped else 0
+        tracks = self.keeping.tracks
+        return Heartbeat(
+            state=self.state,
+            local_step=local_step,
+            tokens=stepped.tokens if stepped else 0,
+            step_s=stepped.step_s if stepped else 0.0,
+            loss=stepped.loss if stepped else None,
+            steps=tuple(track.steps(local_step) for track in tracks),
+            versions=tuple(max(0, track.standing) for track in tracks),
+            cursor=stepped.cursor if stepped else Cursor(0, 0),
+            work_s=stepped.work_s if stepped else 0.0,
+            alive_s=stepped.alive_s if stepped else 0.0,
+        )

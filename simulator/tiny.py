@@ -1,0 +1,220 @@
+"""A model small enough to simulate: a few dozen floats through the real codecs, merge and log.
+
+The loss is the squared distance to a target; each learner pulls towards its own noisy view of it,
+so a swarm that merges rightly ends nearer to the target than any learner alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.messages import Cursor
+from protocol.numerics.codecs import flush
+from protocol.project import (
+    Charter,
+    DataSpec,
+    Genesis,
+    InnerSpec,
+    LimitSpec,
+    ModelSpec,
+    OuterSpec,
+    RoundSpec,
+    TensorSpec,
+    Voter,
+    encode,
+    project_id,
+)
+from protocol.records import Span
+
+F32 = NDArray[np.float32]
+TENSORS = 8
+TENSOR_ELEMENTS = 64
+
+
+class SimSigner:
+    """A keyed hash in place of Ed25519: same shape, a hundred times cheaper.
+
+    Only the simulator's own hosts exist in its world, so nobody is there to forge.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.key = hashlib.blake2b(name.encode(), digest_size=32).digest()
+
+    def sign(self, message: bytes) -> bytes:
+        return hashlib.blake2b(message, key=self.key, digest_size=64).digest()
+
+
+def sim_verify(key: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` was made by the `SimSigner` of this key."""
+    return hashlib.blake2b(message, key=key, digest_size=64).digest() == signature
+
+
+@dataclass(frozen=True, slots=True)
+class TinyProject:
+    """Genesis and charter of a tiny project."""
+
+    genesis: Genesis
+    genesis_bytes: bytes
+    project: bytes
+    charter: Charter
+    owner: SimSigner
+
+
+def tiny_project(
+    syncer: bytes,
+    *,
+    fragments: int = 4,
+    rounds: RoundSpec | None = None,
+    outer: OuterSpec | None = None,
+    limits: LimitSpec | None = None,
+    seed: int = 1,
+) -> TinyProject:
+    """A project of `TENSORS` tensors whose only voter is `syncer`."""
+    owner = SimSigner("owner")
+    tensors = tuple(
+        TensorSpec(f"layers.{at}.weight", (TENSOR_ELEMENTS,), "mean" if at == 0 else "rda")
+        for at in range(TENSORS)
+    )
+    genesis = Genesis(
+        wire_version=1,
+        name="tiny",
+        owner=owner.key,
+        model=ModelSpec("tiny", {}, tensors),
+        data=DataSpec(
+            source="python-stdlib",
+            location="",
+            text_field="text",
+            tokenizer="bytes",
+            sequence_tokens=16,
+            block_sequences=4,
+            blocks=1000,
+            heldout_frac=0.1,
+            digest=bytes(32),
+        ),
+        seed=seed,
+        strategy="balanced",
+        fragments=fragments,
+    )
+    genesis_bytes = encode(genesis)
+    project = project_id(genesis_bytes)
+    charter = Charter(
+        project=project,
+        revision=1,
+        voters=(Voter(syncer, "syncer", 50),),
+        banned=(),
+        inner=InnerSpec("adamw", 1e-3, 0.1, 0.9, 0.95, 1.0, 2, 0.05, 0.1, 0),
+        outer=outer or OuterSpec(0.7, 0.5, 3.0),
+        rounds=rounds or RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
+        limits=limits or LimitSpec(10**9, 256, 20, 8, 60.0, 64),
+    )
+    return TinyProject(genesis, genesis_bytes, project, charter, owner)
+
+
+def tiny_weights(numel: int, fragment: int) -> F32:
+    """Version 0 of a fragment."""
+    values = np.random.default_rng(fragment).normal(0.0, 1.0, numel).astype(np.float32)
+    values.reshape(-1, 128)[:, TENSOR_ELEMENTS:] = 0.0
+    flush(values)
+    return values
+
+
+def tiny_target(numel: int, fragment: int) -> F32:
+    """Where training leads."""
+    values = np.random.default_rng(1000 + fragment).normal(0.0, 1.0, numel).astype(np.float32)
+    values.reshape(-1, 128)[:, TENSOR_ELEMENTS:] = 0.0
+    return values
+
+
+@dataclass(slots=True)
+class TinyTrainer:
+    """An inner loop in virtual time: local steps, and commands carried out at their boundaries."""
+
+    sizes: list[int]
+    tokens_per_step: int
+    sequences_per_step: int
+    block_sequences: int
+    step_s: float
+    chance: random.Random
+    theta: list[F32 | None] = field(default_factory=list)
+    local_step: int = 0
+    tokens: int = 0
+    work_s: float = 0.0
+    ready_s: float = 0.0
+    is_begun: bool = False
+    is_stepping: bool = False
+    spans: deque[Span] = field(default_factory=deque)
+    commands: deque[Callable[[], None]] = field(default_factory=deque)
+    _end: Cursor = Cursor(0, 0)
+    _noise: np.random.Generator = field(default_factory=np.random.default_rng)
+    read: list[tuple[int, int]] = field(default_factory=list)
+    """Every (position, sequence) that a local step consumed, for the checkers."""
+
+    def __post_init__(self) -> None:
+        self.theta = [None] * len(self.sizes)
+        self._noise = np.random.default_rng(self.chance.randrange(2**32))
+
+    def command(self, action: Callable[[], None]) -> None:
+        """Carry this out at the next boundary; at once while no local step is running."""
+        if self.is_stepping:
+            self.commands.append(action)
+        else:
+            action()
+
+    def cursor(self) -> Cursor:
+        """The next unread sequence."""
+        if not self.spans:
+            return self._end
+        return Cursor(self.spans[0].start, self.spans[0].skip)
+
+    def can_step(self) -> bool:
+        if not self.is_begun:
+            return False
+        unread = sum((s.stop - s.start) * self.block_sequences - s.skip for s in self.spans)
+        return unread >= self.sequences_per_step
+
+    def begin_step(self) -> float:
+        """Seconds that the local step now running takes."""
+        self.is_stepping = True
+        return self.step_s * self.chance.uniform(0.9, 1.1)
+
+    def end_step(self, seconds: float) -> float:
+        """Finish the running local step: its loss. Then the waiting commands are carried out."""
+        loss = 0.0
+        for at, values in enumerate(self.theta):
+            assert values is not None
+            pull = values - tiny_target(values.size, at)
+            loss += float(np.mean(pull * pull))
+            noise = self._noise.normal(0.0, 0.5, values.size).astype(np.float32)
+            noise.reshape(-1, 128)[:, TENSOR_ELEMENTS:] = 0.0
+            self.theta[at] = (values - np.float32(0.05) * (pull + noise)).astype(np.float32)
+        for _ in range(self.sequences_per_step):
+            self._read_one()
+        self.local_step += 1
+        self.tokens += self.tokens_per_step
+        self.work_s += seconds
+        self.is_stepping = False
+        return loss / len(self.theta)
+
+    def boundary(self) -> None:
+        """Carry out what waited for the local step to end."""
+        while self.commands:
+            self.commands.popleft()()
+
+    def _read_one(self) -> None:
+        span = self.spans[0]
+        self.read.append((span.start, span.skip))
+        start, skip = span.start, span.skip + 1
+        if skip == self.block_sequences:
+            start, skip = start + 1, 0
+        if start == span.stop:
+            self.spans.popleft()
+            self._end = Cursor(start, 0)
+        else:
+            self.spans[0] = Span(start, span.stop, skip)

@@ -1,0 +1,261 @@
+"""Virtual time: a heap of things to do, a network of standing streams, hosts that may crash.
+
+Nothing here knows what a learner or a syncer does. The same seed gives the same run: ties on the
+heap are broken by a counter, and every kind of chance has its own generator.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol import wire
+from protocol.machine import (
+    Connect,
+    Disconnect,
+    Do,
+    Effect,
+    Emit,
+    Event,
+    JobDone,
+    Machine,
+    PeerDown,
+    PeerUp,
+    Received,
+    Send,
+    Start,
+    Started,
+    Stop,
+    WakeAt,
+    Woke,
+)
+from protocol.messages import Message
+from protocol.trace import Fact
+
+RESET_S = 0.5
+"""Time until a broken connection is noticed by the other end."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkModel:
+    """How long bytes take between two hosts."""
+
+    latency_s: float = 0.03
+    jitter_s: float = 0.01
+    bytes_per_s: float = 2e6
+
+
+@dataclass(slots=True)
+class Stream:
+    """A standing connection; messages of one direction arrive in order."""
+
+    number: int
+    dialler: Host
+    listener: Host
+    is_open: bool = True
+    last_arrival_s: dict[bytes, float] = field(default_factory=dict)
+
+
+class World:
+    """The clock, the heap, the network, the trace."""
+
+    def __init__(self, seed: int, network: NetworkModel | None = None) -> None:
+        self.now_s = 0.0
+        self.seed = seed
+        self.network = network or NetworkModel()
+        self.chance = random.Random(f"network {seed}")
+        self.hosts: dict[bytes, Host] = {}
+        self.cut: set[frozenset[bytes]] = set()
+        self.facts: list[tuple[float, bytes, Fact]] = []
+        self.watchers: list[Callable[[float, Host, Fact], None]] = []
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._streams = 0
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Do this at a virtual time, never before now."""
+        self._count += 1
+        heapq.heappush(self._heap, (max(time_s, self.now_s), self._count, action))
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, action)
+
+    def run(self, until_s: float, *, stop: Callable[[], bool] | None = None) -> None:
+        """Let virtual time pass until then, or until `stop` says so."""
+        while self._heap and self._heap[0][0] <= until_s:
+            time_s, _, action = heapq.heappop(self._heap)
+            self.now_s = time_s
+            self.events += 1
+            action()
+            if stop is not None and stop():
+                return
+        self.now_s = max(self.now_s, until_s)
+
+    def delay_s(self, size_bytes: int = 0) -> float:
+        """One way, with jitter."""
+        model = self.network
+        return (
+            model.latency_s
+            + self.chance.uniform(0.0, model.jitter_s)
+            + size_bytes / model.bytes_per_s
+        )
+
+    def can_reach(self, one: Host, other: Host) -> bool:
+        return one.is_up and other.is_up and frozenset((one.key, other.key)) not in self.cut
+
+    def record(self, host: Host, fact: Fact) -> None:
+        self.facts.append((self.now_s, host.key, fact))
+        for watcher in self.watchers:
+            watcher(self.now_s, host, fact)
+
+    def partition(self, one: bytes, other: bytes, *, for_s: float) -> None:
+        """Cut the link between two hosts, and heal it later."""
+        pair = frozenset((one, other))
+        self.cut.add(pair)
+        first, second = self.hosts[one], self.hosts[other]
+        for stream in [s for s in first.streams.values() if second in (s.dialler, s.listener)]:
+            self.after(RESET_S, lambda s=stream: self.close(s, "connection lost"))  # type: ignore[misc]
+        self.after(for_s, lambda: self.cut.discard(pair))
+
+    # Streams.
+
+    def connect(self, dialler: Host, peer: bytes) -> None:
+        listener = self.hosts.get(peer)
+        life = dialler.life
+
+        def arrive() -> None:
+            if dialler.life != life:
+                return
+            if listener is None or not self.can_reach(dialler, listener):
+                dialler.take(PeerDown(peer, "unreachable"))
+                return
+            for old in (listener.streams.get(dialler.key), dialler.streams.get(peer)):
+                if old is not None:
+                    self.close(old, "replaced by a new connection")
+            self._streams += 1
+            stream = Stream(self._streams, dialler, listener)
+            dialler.streams[peer] = stream
+            listener.streams[dialler.key] = stream
+            listener.take(PeerUp(dialler.key))
+            dialler.take(PeerUp(peer))
+
+        self.after(2 * self.delay_s(), arrive)
+
+    def send(self, sender: Host, peer: bytes, message: Message) -> None:
+        stream = sender.streams.get(peer)
+        if stream is None or not stream.is_open:
+            return
+        frame = wire.encode(message)
+        receiver = stream.listener if stream.dialler is sender else stream.dialler
+        arrival_s = self.now_s + self.delay_s(len(frame))
+        arrival_s = max(arrival_s, stream.last_arrival_s.get(peer, 0.0))
+        stream.last_arrival_s[peer] = arrival_s
+
+        def arrive() -> None:
+            if stream.is_open and self.can_reach(sender, receiver):
+                receiver.take(Received(sender.key, wire.decode_message(frame)))
+
+        self.at(arrival_s, arrive)
+
+    def close(self, stream: Stream, reason: str) -> None:
+        if not stream.is_open:
+            return
+        stream.is_open = False
+        for host, other in ((stream.dialler, stream.listener), (stream.listener, stream.dialler)):
+            if host.streams.get(other.key) is stream:
+                del host.streams[other.key]
+                host.take(PeerDown(other.key, reason))
+
+
+class Host:
+    """A machine with its streams, its timer and its jobs; subclasses carry out the jobs."""
+
+    def __init__(self, world: World, key: bytes, name: str) -> None:
+        self.world = world
+        self.key = key
+        self.name = name
+        self.is_up = False
+        self.life = 0
+        """Counts starts; what was asked in a former life is never answered."""
+        self.machine: Machine | None = None
+        self.streams: dict[bytes, Stream] = {}
+        self.stopped: Stop | None = None
+        self._wake = 0
+        world.hosts[key] = self
+
+    def build(self) -> Machine:
+        """A fresh machine from whatever survived the last crash."""
+        raise NotImplementedError
+
+    def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
+        """Carry out a job in virtual time and answer once."""
+        raise NotImplementedError
+
+    def act(self, action: object) -> None:
+        """Carry out a local action."""
+        raise NotImplementedError
+
+    def boot(self) -> None:
+        """Start, or start again."""
+        assert not self.is_up
+        self.life += 1
+        self.is_up = True
+        self.stopped = None
+        self.machine = self.build()
+        self.take(Started())
+
+    def crash(self) -> None:
+        """Lose everything that is not on disk."""
+        if not self.is_up:
+            return
+        self.is_up = False
+        self.life += 1
+        self.machine = None
+        for stream in list(self.streams.values()):
+            other = stream.listener if stream.dialler is self else stream.dialler
+            self.streams.pop(other.key, None)
+            self.world.after(RESET_S, lambda s=stream: self.world.close(s, "connection reset"))  # type: ignore[misc]
+
+    def take(self, event: Event) -> None:
+        """Feed the machine, and carry out what it asks for."""
+        if not self.is_up or self.machine is None:
+            return
+        for effect in self.machine.handle(event, self.world.now_s):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        world = self.world
+        match effect:
+            case Send(peer, message):
+                world.send(self, peer, message)
+            case Connect(peer):
+                world.connect(self, peer)
+            case Disconnect(peer, reason):
+                stream = self.streams.get(peer)
+                if stream is not None:
+                    world.after(2 * world.delay_s(), lambda: world.close(stream, reason))
+            case WakeAt(at_s):
+                self._wake += 1
+                token, life = self._wake, self.life
+                world.at(at_s, lambda: self._woke(token, life))
+            case Start():
+                life = self.life
+                self.run_job(effect, lambda result: self._done(effect, result, life))
+            case Do(action):
+                self.act(action)
+            case Emit(fact):
+                world.record(self, fact)
+            case Stop():
+                self.stopped = effect
+                world.after(world.network.latency_s, self.crash)
+
+    def _woke(self, token: int, life: int) -> None:
+        if token == self._wake and life == self.life:
+            self.take(Woke())
+
+    def _done(self, start: Start, result: object, life: int) -> None:
+        if life == self.life:
+            self.take(JobDone(start.id, result))

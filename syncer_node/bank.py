@@ -1,0 +1,158 @@
+"""The syncer's fragments: pushes in, merged versions out. Pure arithmetic, no IO.
+
+A merge makes a candidate; only when its record is committed does the candidate become the current
+version. The error of quantising the merged displacement stays at the leader and goes into the next
+merge of that fragment; a new leader, or a restarted one, starts without it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.host.shelf import Shelf
+from protocol import limits
+from protocol.errors import CorruptState
+from protocol.fragments import Layout
+from protocol.numerics.codecs import check
+from protocol.numerics.merge import Contribution, merge_fragment
+from protocol.numerics.outer import digest, encode_with_feedback
+from protocol.numerics.version import next_version, state_digests
+from protocol.project import Charter
+from protocol.records import StateDigests
+from syncer_node.jobs import Merge, PushId
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of one fragment, with the error feedback of the merge that made it."""
+
+    number: int
+    theta: F32
+    momentum: F32
+    residual: F32 | None
+    state: StateDigests
+    payload: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOutcome:
+    payload: bytes
+    payload_digest: bytes
+    state: StateDigests
+    norms: tuple[float, ...]
+    scales: tuple[float, ...]
+
+
+class MergeBank:
+    """All fragments of one syncer."""
+
+    def __init__(self, layout: Layout, charter: Charter, shelf: Shelf) -> None:
+        count = len(layout.fragments)
+        self.layout = layout
+        self.charter = charter
+        self.shelf = shelf
+        self._current: list[Version | None] = [None] * count
+        self._candidates: dict[tuple[int, int], Version] = {}
+        self._pushes: dict[PushId, bytes | memoryview] = {}
+        self._ring: list[deque[bytes]] = [deque() for _ in range(count)]
+
+    def current(self, fragment: int) -> Version:
+        """The committed version. Raises CorruptState before there is one."""
+        version = self._current[fragment]
+        if version is None:
+            raise CorruptState(f"fragment {fragment} has no version yet")
+        return version
+
+    def initialise(self, fragment: int, number: int, theta: F32, momentum: F32) -> StateDigests:
+        """Take this as the current version, and its digests."""
+        state = state_digests(theta, momentum)
+        self._put(fragment, Version(number, theta, momentum, None, state, None))
+        return state
+
+    def keep_push(self, push: PushId, fragment: int, payload: bytes | memoryview) -> None:
+        """Hold a fetched payload. Raises MalformedPayload unless it decodes to finite values."""
+        check(self.charter.rounds.up_codec, payload, self.layout.fragments[fragment].numel)
+        self._pushes[push] = payload
+
+    def forget_push(self, push: PushId) -> None:
+        self._pushes.pop(push, None)
+
+    def merge(self, job: Merge) -> MergeOutcome:
+        """Merge held pushes into a candidate for the next version."""
+        base = self.current(job.fragment)
+        if base.number != job.version - 1:
+            raise CorruptState(
+                f"fragment {job.fragment} is at {base.number}, not {job.version - 1}"
+            )
+        fragment = self.layout.fragments[job.fragment]
+        rounds = self.charter.rounds
+        merged = merge_fragment(
+            [
+                Contribution(
+                    key=part.push,
+                    codec=part.header.codec,
+                    payload=self._pushes[part.push],
+                    weight=part.weight,
+                )
+                for part in job.parts
+            ],
+            fragment,
+            self.charter.outer.clip_to_median,
+        )
+        carried = base.residual if base.residual is not None else np.zeros_like(base.theta)
+        payload, _, residual = encode_with_feedback(rounds.down_codec, merged.values, carried)
+        theta, momentum, state = self._next(base, payload)
+        self._candidates[job.fragment, job.version] = Version(
+            job.version, theta, momentum, residual, state, payload
+        )
+        return MergeOutcome(payload, digest(payload), state, merged.norms, merged.scales)
+
+    def adopt(self, fragment: int, number: int) -> None:
+        """The candidate is committed: it is current, and its payload is offered to others."""
+        version = self._candidates.pop((fragment, number))
+        self._put(fragment, version)
+        if version.payload is not None:
+            self._offer(fragment, version.payload)
+
+    def replay(self, fragment: int, number: int, payload: bytes, state: StateDigests) -> None:
+        """Recover a committed version from its stored payload. Raises CorruptState if it differs."""
+        base = self.current(fragment)
+        if base.number != number - 1:
+            raise CorruptState(f"fragment {fragment} is at {base.number}, not {number - 1}")
+        theta, momentum, found = self._next(base, payload)
+        if found != state:
+            raise CorruptState(f"fragment {fragment} v{number} came out differently than recorded")
+        self._put(fragment, Version(number, theta, momentum, None, state, payload))
+        self._offer(fragment, payload)
+
+    def _next(self, base: Version, payload: bytes) -> tuple[F32, F32, StateDigests]:
+        return next_version(
+            base.theta,
+            base.momentum,
+            payload,
+            codec=self.charter.rounds.down_codec,
+            outer=self.charter.outer,
+        )
+
+    def _put(self, fragment: int, version: Version) -> None:
+        former = self._current[fragment]
+        self._current[fragment] = version
+        self.shelf.put(version.state.theta, version.theta.view(np.uint8).data)
+        self.shelf.put(version.state.momentum, version.momentum.view(np.uint8).data)
+        if former is not None:
+            self.shelf.drop(former.state.theta)
+            self.shelf.drop(former.state.momentum)
+
+    def _offer(self, fragment: int, payload: bytes) -> None:
+        name = digest(payload)
+        self.shelf.put(name, payload)
+        ring = self._ring[fragment]
+        ring.append(name)
+        if len(ring) > limits.PAYLOAD_RING:
+            self.shelf.drop(ring.popleft())

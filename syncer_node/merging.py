@@ -1,0 +1,363 @@
+"""The rounds in flight: whom to ask, what arrived, when to merge, and the fate of every push."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol import limits
+from protocol.desk import Desk
+from protocol.machine import Failed
+from protocol.membership import Membership, Session
+from protocol.messages import Decline, Outcome, Pull, PushHeader, Settled
+from protocol.numerics.codecs import payload_bytes
+from protocol.numerics.merge import token_weight
+from protocol.project import RoundSpec
+from protocol.quorum import GraceWindow
+from protocol.records import Body, Contribution, FragmentMerged
+from protocol.rounds import PullState, Round
+from protocol.state import SwarmState
+from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
+from syncer_node.jobs import (
+    Adopt,
+    FetchPush,
+    Forget,
+    Merge,
+    Merged,
+    MergePart,
+    PushFetched,
+    PushId,
+    PushRefused,
+)
+from syncer_node.pacing import Pace, median_step_s
+
+RETRY_AFTER_S = 5.0
+"""Pause of merging after a merge could not be stored, for example on a full disk."""
+
+FATES_MAX = 4096
+"""Outcomes kept for learners that ask again after their connection broke."""
+
+
+def push_id(peer: bytes, header: PushHeader) -> PushId:
+    return (peer, header.incarnation, header.sequence)
+
+
+@dataclass(slots=True)
+class Merging:
+    """Up to tau rounds at a time, always on different fragments."""
+
+    desk: Desk
+    state: SwarmState
+    members: Membership
+    spec: RoundSpec
+    numels: tuple[int, ...]
+    """Padded length of each fragment, in elements."""
+    tokens_per_step: int
+    propose: Callable[[Body], None]
+    pace: Pace
+    window: GraceWindow
+    rounds: dict[int, Round] = field(default_factory=dict)
+    last_round: int = 0
+    proposed_step: int = 0
+    last_sequence: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    stalled: str = ""
+    """Why merging pauses, in words; empty when it does not."""
+    stalled_until_s: float = 0.0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    _fates: dict[tuple[tuple[bytes, int], int], tuple[Outcome, str]] = field(default_factory=dict)
+    """Outcomes lately told, by session and sequence."""
+    merges_here: int = 0
+
+    # What comes in.
+
+    def on_push(self, session: Session, header: PushHeader, now_s: float) -> None:
+        """A signed push header; its payload is fetched if the push can still count."""
+        if header.sequence <= self.last_sequence.get(session.key, 0):
+            self._answer_again(session, header)
+            return
+        self.last_sequence[session.key] = header.sequence
+        current = self.rounds.get(header.round)
+        ticket = current.tickets.get(session.peer) if current else None
+        if current is None or ticket is None or not current.is_collecting:
+            self._settle(session.peer, header, "late", "the round is closed")
+            return
+        if not ticket.is_pending(now_s, self.spec.pull_timeout_s):
+            self._settle(session.peer, header, "late", "the pull's deadline has passed")
+            return
+        ticket.header = header
+        fate = self._judge(current, header, session)
+        if fate is not None:
+            ticket.state = PullState.FAILED
+            self._settle(session.peer, header, *fate)
+            return
+        ticket.state = PullState.SENDING
+        self.desk.start(FetchPush(session.peer, current.number, header))
+
+    def _answer_again(self, session: Session, header: PushHeader) -> None:
+        """A push that was handed in before: a learner asks what became of it.
+
+        One still in a round gets its fate in time, and a merged one is in the log already.
+        """
+        for current in self.rounds.values():
+            ticket = current.tickets.get(session.peer)
+            if ticket is not None and ticket.header == header:
+                return
+        outcome, reason = self._fates.get(
+            (session.key, header.sequence), ("abandoned", "not in any round")
+        )
+        answer = Settled(header.incarnation, header.sequence, outcome, reason)
+        self.desk.send(session.peer, answer)
+
+    def on_decline(self, peer: bytes, decline: Decline) -> None:
+        """The learner has nothing for this round."""
+        current = self.rounds.get(decline.round)
+        ticket = current.tickets.get(peer) if current else None
+        if ticket is not None and ticket.state is PullState.ASKED:
+            ticket.state = PullState.FAILED
+
+    def on_fetched(self, job: FetchPush, result: object) -> None:
+        """The payload arrived, or did not."""
+        current = self.rounds.get(job.round)
+        ticket = current.tickets.get(job.peer) if current else None
+        is_awaited = (
+            current is not None
+            and current.is_collecting
+            and ticket is not None
+            and ticket.header == job.header
+        )
+        if isinstance(result, PushFetched):
+            if is_awaited and ticket is not None:
+                ticket.state = PullState.ARRIVED
+            else:
+                self.desk.do(Forget((push_id(job.peer, job.header),)))
+            return
+        if ticket is not None and is_awaited:
+            ticket.state = PullState.FAILED
+            if isinstance(result, PushRefused):
+                self._settle(job.peer, job.header, "rejected", result.reason, result.detail)
+            else:
+                reason = result.reason if isinstance(result, Failed) else "fetch failed"
+                self._settle(job.peer, job.header, "abandoned", reason)
+
+    def on_merged(self, job: Merge, result: object, now_s: float) -> None:
+        """The merge is computed and its payload is on disk, or it failed."""
+        current = self.rounds.get(job.round)
+        if current is None:
+            return
+        if not isinstance(result, Merged):
+            reason = result.reason if isinstance(result, Failed) else "merge failed"
+            self.stalled, self.stalled_until_s = reason, now_s + RETRY_AFTER_S
+            self._abandon(current, reason)
+            return
+        current.fire("merged")
+        self.proposed_step = max(self.proposed_step, self.state.global_step) + 1
+        self.propose(
+            FragmentMerged(
+                round=current.number,
+                global_step=self.proposed_step,
+                fragment=current.fragment,
+                version=current.version,
+                payload=result.payload,
+                payload_bytes=result.payload_bytes,
+                state=result.state,
+                contributions=tuple(
+                    Contribution(
+                        learner=part.learner,
+                        incarnation=part.header.incarnation,
+                        sequence=part.header.sequence,
+                        base_version=part.header.base_version,
+                        steps=part.header.steps,
+                        tokens=part.header.tokens,
+                        weight=part.weight,
+                        norm=norm,
+                        scale=scale,
+                        cursor=part.header.cursor,
+                    )
+                    for part, norm, scale in zip(
+                        job.parts, result.norms, result.scales, strict=True
+                    )
+                ),
+            )
+        )
+
+    def on_committed(self, merged: FragmentMerged, now_s: float) -> None:
+        """The new version counts: make it current and close the books of its round."""
+        current = self.rounds.pop(merged.round)
+        current.fire("committed")
+        self.desk.do(Adopt(merged.fragment, merged.version))
+        self.desk.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
+        self.merges_here += 1
+        self.stalled = ""
+        if current.closed_s is not None:
+            self.window.sync.observe(now_s - current.closed_s)
+        for part in merged.contributions:
+            session = self.members.sessions.get(part.learner)
+            if session is not None:
+                session.merges += 1
+            outcome: Outcome = "clipped" if part.scale < 1.0 else "merged"
+            self._count(outcome)
+            self.desk.emit(
+                PushSettled(
+                    merged.round, part.learner, part.incarnation, part.sequence, outcome, ""
+                )
+            )
+
+    def on_gone(self, peer: bytes) -> None:
+        """A learner left: nobody waits for it."""
+        for current in self.rounds.values():
+            ticket = current.tickets.get(peer)
+            if ticket is not None and ticket.state is PullState.ASKED and current.is_collecting:
+                ticket.state = PullState.FAILED
+
+    # What goes on.
+
+    def look(self, now_s: float, *, may_open: bool) -> None:
+        """Move every round on, and open new ones while pace and overlap allow."""
+        training = self.members.training()
+        for current in list(self.rounds.values()):
+            if current.is_collecting:
+                self._ask(current, training, now_s)
+                self._look_at(current, training, now_s)
+        while may_open and now_s >= self.stalled_until_s:
+            fragment = self._next_fragment()
+            if fragment is None:
+                break
+            version = self.state.fragments[fragment].version
+            if not self.pace.may_open(fragment, version, training, now_s):
+                break
+            if not any(self._can_ask(session, fragment, version, now_s) for session in training):
+                break  # Everybody is busy handing in another fragment; soon they are not.
+            self._open(fragment, version + 1, training, now_s)
+
+    def deadline_s(self, now_s: float) -> float | None:
+        """The next time at which something happens by itself."""
+        times = [current.deadline_s(now_s) for current in self.rounds.values()]
+        times.append(self.pace.deadline_s())
+        if self.stalled_until_s > now_s:
+            times.append(self.stalled_until_s)
+        return min((t for t in times if t is not None), default=None)
+
+    def _next_fragment(self) -> int | None:
+        """The fragment with the fewest merges that is not in flight, lowest index first."""
+        if len(self.rounds) >= self.spec.overlap_steps:
+            return None
+        busy = {current.fragment for current in self.rounds.values()}
+        free = [(f.version, at) for at, f in enumerate(self.state.fragments) if at not in busy]
+        return min(free)[1] if free else None
+
+    def _open(self, fragment: int, version: int, training: list[Session], now_s: float) -> None:
+        self.last_round = max(self.last_round, self.state.rounds) + 1
+        current = Round(self.last_round, fragment, version, now_s, self.spec)
+        self.rounds[current.number] = current
+        self.pace.opened(training)
+        step_s = median_step_s(training)
+        if step_s > 0:
+            self.window.opening.observe(self.pace.spacing * step_s)
+        self._ask(current, training, now_s)
+        self.desk.emit(
+            RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
+        )
+
+    def _ask(self, current: Round, training: list[Session], now_s: float) -> None:
+        """Ask everybody who can deliver and is not asked by another round right now."""
+        for session in training:
+            if session.peer in current.tickets:
+                continue
+            if self._can_ask(session, current.fragment, current.version - 1, now_s):
+                current.ask(session.peer, now_s)
+                pull = Pull(current.number, current.fragment, current.version - 1)
+                self.desk.send(session.peer, pull)
+
+    def _can_ask(self, session: Session, fragment: int, version: int, now_s: float) -> bool:
+        """Whether a pull would bring something, and no other round waits for this learner."""
+        timeout_s = self.spec.pull_timeout_s
+        for other in self.rounds.values():
+            ticket = other.tickets.get(session.peer)
+            if ticket and other.is_collecting and ticket.is_pending(now_s, timeout_s):
+                return False
+        return session.can_push(fragment, version)
+
+    def _look_at(self, current: Round, training: list[Session], now_s: float) -> None:
+        steps = [s.step_s for s in training if s.peer in current.tickets]
+        slowest_step_s = max(steps, default=0.0)
+        verdict = current.look(
+            now_s, live=len(training), window=self.window, slowest_step_s=slowest_step_s
+        )
+        if verdict == "quorum":
+            waited_s = now_s - current.opened_s
+            self.window.quorum.observe(waited_s)
+            arrived = len(current.arrived)
+            self.desk.emit(QuorumReached(current.number, arrived, waited_s, current.grace_s))
+            if current.grace_s == 0.0:
+                verdict = "close"
+        if verdict == "close":
+            self._close(current, now_s)
+        elif verdict == "abandon":
+            self._abandon(current, "nobody delivered")
+
+    def _close(self, current: Round, now_s: float) -> None:
+        parts = []
+        for peer, header in current.arrived:
+            lag = current.version - 1 - header.base_version
+            weight = token_weight(header.tokens, header.steps) / (1 + lag)
+            parts.append(MergePart(peer, header, weight))
+        current.fire("close")
+        current.closed_s = now_s
+        for peer, ticket in sorted(current.tickets.items()):
+            if ticket.state is PullState.SENDING and ticket.header is not None:
+                self._settle(peer, ticket.header, "late", "the round closed before it arrived")
+        merge = Merge(current.number, current.fragment, current.version, tuple(parts))
+        self.desk.start(merge)
+
+    def _abandon(self, current: Round, reason: str) -> None:
+        self.rounds.pop(current.number)
+        for peer, header in current.arrived:
+            self._settle(peer, header, "abandoned", reason)
+        self.desk.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
+        current.fire("abandon")
+        self.desk.emit(RoundAbandoned(current.number, current.fragment, reason))
+
+    def _judge(
+        self, current: Round, header: PushHeader, session: Session
+    ) -> tuple[Outcome, str, str] | None:
+        """The outcome of a push that cannot count, and None for one that can."""
+        numel = self.numels[current.fragment]
+        if header.fragment != current.fragment:
+            return "rejected", "wrong-fragment", f"{header.fragment}, pulled {current.fragment}"
+        if header.codec != self.spec.up_codec:
+            return "rejected", "wrong-codec", f"{header.codec}, charter says {self.spec.up_codec}"
+        if header.payload_bytes != payload_bytes(header.codec, numel):
+            return "rejected", "malformed-payload", f"{header.payload_bytes} bytes announced"
+        lag = current.version - 1 - header.base_version
+        if lag < 0:
+            return "rejected", "unknown-version", f"base version {header.base_version}"
+        if lag > limits.PUSH_LAG_MAX:
+            return "stale", "stale", f"{lag} versions behind"
+        if header.steps < 1 or header.steps > header.local_step:
+            return "rejected", "false-claim", f"{header.steps} steps at step {header.local_step}"
+        if header.tokens > header.steps * self.tokens_per_step:
+            return "rejected", "false-claim", f"{header.tokens} tokens in {header.steps} steps"
+        if session.beat is not None and header.local_step > session.beat.local_step + 100_000:
+            return "rejected", "false-claim", "local steps ran away from the heartbeat"
+        return None
+
+    def _settle(
+        self, peer: bytes, header: PushHeader, outcome: Outcome, reason: str, detail: str = ""
+    ) -> None:
+        words = f"{reason}: {detail}" if detail else reason
+        self._count(reason if outcome == "rejected" else outcome)
+        session = self.members.sessions.get(peer)
+        if session is not None:
+            name = reason if outcome == "rejected" else outcome
+            session.rejected[name] = session.rejected.get(name, 0) + 1
+        settled = Settled(header.incarnation, header.sequence, outcome, words[:200])
+        self._fates[(peer, header.incarnation), header.sequence] = (outcome, words[:200])
+        if len(self._fates) > FATES_MAX:
+            del self._fates[next(iter(self._fates))]
+        self.desk.send(peer, settled)
+        self.desk.emit(
+            PushSettled(header.round, peer, header.incarnation, header.sequence, outcome, words)
+        )
+
+    def _count(self, outcome: str) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1

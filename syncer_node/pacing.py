@@ -1,0 +1,104 @@
+"""When the next round may open: after H local steps, spread evenly, on any network.
+
+Without pacing a fast network merges as often as it can and the measured H collapses. A fragment's
+round opens once learners holding `pace_share` of the live token rate have H steps on its newest
+version, and H / P steps since the opening before. In its first cycle fragment i needs only its own
+offset, (i + 1) * H / P, so that fragments start staggered instead of all at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from protocol.membership import Session
+from protocol.project import RoundSpec
+from protocol.quorum import effective_quorum
+
+RATE_MIN = 1e-9
+"""Steps per second booked for a learner that has not reported a step time yet."""
+
+
+def median_step_s(sessions: list[Session]) -> float:
+    """Step time of the learner in the middle of the live rate; 0 without any."""
+    times = sorted(session.step_s for session in sessions if session.step_s > 0)
+    half, seen = sum(1 / t for t in times) / 2, 0.0
+    for step_s in times:
+        seen += 1 / step_s
+        if seen >= half:
+            return step_s
+    return 0.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """Local-step credit of each session, and why the next round does not open yet."""
+
+    spec: RoundSpec
+    fragments: int
+    next_step: dict[tuple[bytes, int], float] = field(default_factory=dict)
+    waiting_since_s: float | None = None
+    waiting: str = "no learner is training yet"
+
+    @property
+    def spacing(self) -> float:
+        """Local steps between two openings: H / P."""
+        return self.spec.local_steps / self.fragments
+
+    def needed(self, fragment: int, version: int) -> int:
+        """Local steps a learner must have on a fragment before its round opens."""
+        if version == 0:
+            return max(1, math.ceil((fragment + 1) * self.spacing))
+        return self.spec.local_steps
+
+    def may_open(self, fragment: int, version: int, live: list[Session], now_s: float) -> bool:
+        """Whether the round of this fragment may open now; keeps the reason when it may not."""
+        if not live:
+            self.waiting, self.waiting_since_s = "no learner is training", None
+            return False
+        needed = self.needed(fragment, version)
+        ready = [
+            session
+            for session in live
+            if session.steps_on(fragment, version) >= needed and self._has_credit(session)
+        ]
+        share = sum(_rate(s) for s in ready) / sum(_rate(s) for s in live)
+        if share < self.spec.pace_share:
+            most = max(session.steps_on(fragment, version) for session in live)
+            self.waiting = f"fragment {fragment}: {min(most, needed)} of {needed} local steps"
+            self.waiting_since_s = None
+            return False
+        if self.waiting_since_s is None:
+            self.waiting_since_s = now_s
+        waited_s = now_s - self.waiting_since_s
+        quorum = effective_quorum(self.spec.quorum, len(live), waited_s, self.spec.patience_s)
+        if len(ready) < quorum:
+            self.waiting = f"{len(ready)} of {quorum} learners ready, {len(live)} alive"
+            return False
+        self.waiting, self.waiting_since_s = "", None
+        return True
+
+    def opened(self, live: list[Session]) -> None:
+        """Book H / P steps against everybody who is training."""
+        spacing = self.spacing
+        kept = {}
+        for session in live:
+            done = float(session.beat.local_step) if session.beat else 0.0
+            due = max(self.next_step.get(session.key, done), done - spacing)
+            kept[session.key] = due + spacing
+        self.next_step = kept
+
+    def deadline_s(self) -> float | None:
+        """When patience for the quorum runs out; None when that is not what is waited for."""
+        if self.waiting_since_s is None:
+            return None
+        return self.waiting_since_s + self.spec.patience_s
+
+    def _has_credit(self, session: Session) -> bool:
+        if session.beat is None:
+            return False
+        return session.beat.local_step >= self.next_step.get(session.key, 0.0)
+
+
+def _rate(session: Session) -> float:
+    return 1 / session.step_s if session.step_s > 0 else RATE_MIN

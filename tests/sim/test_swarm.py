@@ -1,0 +1,157 @@
+"""The daemons' own machines in virtual time: does a swarm train, and does nothing stop it?"""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.project import LimitSpec, RoundSpec
+from protocol.trace import CheckpointScored, FragmentCommitted, SessionOpened, WeightsReady
+from simulator.scenario import afflict, build_swarm
+
+OVERWRITE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
+REBASE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "rebase", "int4", "int4")
+
+
+def facts(swarm, kind, host=None):
+    return [f for _, key, f in swarm.world.facts if isinstance(f, kind) and host in (None, key)]
+
+
+@pytest.mark.parametrize("rounds", [OVERWRITE, REBASE], ids=["overwrite", "rebase"])
+def test_a_swarm_learns_and_its_checkpoints_show_it(rounds):
+    swarm = build_swarm(1, rounds=rounds)
+    swarm.world.run(90.0)
+    swarm.check()
+    losses = [f.loss for f in facts(swarm, CheckpointScored, swarm.syncer.key)]
+    assert swarm.merges > 60
+    assert losses[-1] < losses[0] / 20
+
+
+def test_the_measured_h_is_the_configured_h():
+    swarm = build_swarm(2, steps_s=(0.3, 0.3, 0.3))
+    swarm.world.run(120.0)
+    late = facts(swarm, FragmentCommitted)[20:]
+    mean = sum(f.mean_steps for f in late) / len(late)
+    assert 0.8 * 8 <= mean <= 1.35 * 8
+
+
+def test_the_grace_window_lets_a_slower_learner_take_part():
+    swarm = build_swarm(3, steps_s=(0.3, 0.3, 0.6))
+    swarm.world.run(120.0)
+    late = facts(swarm, FragmentCommitted)[20:]
+    assert sum(f.participants for f in late) / len(late) > 2.4
+
+
+def test_a_quorum_that_is_too_large_falls_after_the_stated_patience():
+    rounds = RoundSpec(8, 2, 5, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
+    swarm = build_swarm(4, rounds=rounds)
+    swarm.world.run(20.0)
+    assert swarm.merges == 0
+    assert "of 5 learners ready, 3 alive" in swarm.syncer.syncer.merging.pace.waiting
+    swarm.world.run(80.0)
+    assert swarm.merges > 3
+
+
+def test_a_killed_learner_comes_back_with_weights_from_another_learner():
+    swarm = build_swarm(5)
+    victim = swarm.learners[1]
+    swarm.world.at(40.0, victim.crash)
+    swarm.world.at(45.0, victim.boot)
+    swarm.world.run(80.0)
+    swarm.check()
+    ready = facts(swarm, WeightsReady, victim.key)[-1]
+    assert ready.from_peers > 0
+    merged_since = [
+        part
+        for body in swarm.syncer.merge_cache.merges
+        for part in body.contributions
+        if (part.learner, part.incarnation) == (victim.key, victim.life)
+    ]
+    assert victim.life == 3
+    assert merged_since
+
+
+def test_local_steps_go_on_while_the_syncer_is_away_and_the_log_continues():
+    swarm = build_swarm(6)
+    swarm.world.run(40.0)
+    steps = [learner.trainer.local_step for learner in swarm.learners]
+    merges = swarm.merges
+    swarm.syncer.crash()
+    swarm.world.run(55.0)
+    done = [learner.trainer.local_step for learner in swarm.learners]
+    assert all(
+        now - then > 0.8 * 15 / learner.step_s
+        for now, then, learner in zip(done, steps, swarm.learners, strict=True)
+    )
+    swarm.syncer.boot()
+    swarm.world.run(90.0)
+    swarm.check()
+    assert swarm.merges > merges + 10
+    back = [f for f in facts(swarm, SessionOpened, swarm.syncer.key) if f.is_resumed]
+    assert len(back) == 3
+
+
+def test_a_lost_trainer_costs_only_its_unmerged_steps():
+    swarm = build_swarm(7)
+    victim = swarm.learners[0]
+    swarm.world.at(40.0, lambda: victim.lose_trainer(is_out_of_memory=True))
+    swarm.world.run(90.0)
+    swarm.check()
+    tally = victim.learner.shared.tally
+    assert tally.trainer_restarts == 1
+    assert 0 < tally.lost_steps <= 20
+    assert victim.learner.tending.micro_batch == 4
+    assert victim.trainer.local_step > 50
+    sessions = facts(swarm, SessionOpened, swarm.syncer.key)
+    assert len(sessions) == 3
+
+
+def test_a_run_ends_at_its_budget_with_everybody_told_and_the_best_checkpoint_named():
+    limits = LimitSpec(6_000, 256, 10, 8, 60.0, 64)
+    swarm = build_swarm(8, limits=limits)
+    swarm.world.run(200.0)
+    swarm.check()
+    state = swarm.syncer.syncer.state
+    assert state.ended is not None
+    assert state.tokens >= 6_000
+    assert state.ended.best == min(state.curve, key=lambda p: p.loss).checkpoint
+    assert state.curve[-1].global_step == state.global_step
+    for learner in swarm.learners:
+        assert learner.stopped is not None
+        assert "complete" in learner.stopped.reason
+
+
+def test_a_full_disk_pauses_merging_and_frees_itself():
+    swarm = build_swarm(9)
+    swarm.world.run(30.0)
+    swarm.syncer.disk.is_full = True
+    swarm.world.run(32.0)
+    merges = swarm.merges
+    swarm.world.run(45.0)
+    assert swarm.merges <= merges + 1
+    swarm.syncer.disk.is_full = False
+    swarm.world.run(70.0)
+    swarm.check()
+    assert swarm.merges > merges + 10
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("rounds", [OVERWRITE, REBASE], ids=["overwrite", "rebase"])
+def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):
+    swarm = build_swarm(seed, rounds=rounds)
+    afflict(swarm, seed, until_s=120.0)
+    swarm.world.run(150.0)
+    swarm.check()
+    healed = swarm.merges
+    swarm.world.run(220.0)
+    swarm.check()
+    assert swarm.merges > healed + 20
+
+
+def test_the_same_seed_gives_the_same_run():
+    traces = []
+    for _ in range(2):
+        swarm = build_swarm(10)
+        afflict(swarm, 10, until_s=60.0)
+        swarm.world.run(80.0)
+        traces.append([(at, key, fact.text) for at, key, fact in swarm.world.facts])
+    assert traces[0] == traces[1]
