@@ -197,10 +197,3 @@ class TrainerLost:
 
     is_out_of_memory: bool
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """The person at the keyboard wants this daemon to stop."""
-
-    reason: str

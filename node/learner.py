@@ -20,7 +20,6 @@ from node.jobs import (
     StartTrainer,
     Starved,
     Stepped,
-    StopAsked,
     TrainerLost,
 )
 from node.keeping import Keeping
@@ -43,6 +42,7 @@ from protocol.machine import (
     Received,
     Started,
     Stop,
+    StopAsked,
     WakeAt,
     Woke,
 )
@@ -146,6 +146,8 @@ class LearnerMachine:
                 self._job_done(number, result)
             case Note(value):
                 self._note(value)
+            case StopAsked(reason):
+                self._leave(reason, reason)
             case Woke():
                 pass
         if not self._is_stopping:
@@ -375,8 +377,6 @@ class LearnerMachine:
                 self.tending.on_starved()
             case TrainerLost():
                 self.tending.on_lost(value)
-            case StopAsked(reason):
-                self._leave(reason, reason)
 
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)

@@ -231,8 +231,9 @@ class Tending:
         shared = self.shared
         if not shared.is_following or shared.leader is None or shared.charter is None:
             return
-        if self.inner in (Inner.DOWN, Inner.STARTING):
-            return
+        session = (shared.setup.signer.key, shared.setup.incarnation)
+        if self.inner is Inner.STARTING and shared.state.leases.held.get(session):
+            return  # They are fed as soon as there is a trainer.
         asked_s = self._lease_asked_s
         if asked_s is not None and shared.now_s < asked_s + LEASE_RETRY_S:
             return

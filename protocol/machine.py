@@ -79,13 +79,20 @@ class JobDone:
 
 
 @dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Whoever runs this daemon wants it to stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something local that a machine wants to know, such as a finished local step."""
 
     value: object
 
 
-Event = Started | PeerUp | PeerDown | Received | Woke | JobDone | Note
+Event = Started | PeerUp | PeerDown | Received | Woke | JobDone | StopAsked | Note
 
 
 # Effects: imperatives for whoever drives the machine.

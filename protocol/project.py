@@ -28,7 +28,7 @@ Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Rate = Annotated[float, Meta(ge=0.0, le=100.0)]
 Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 
-ConfigValue = bool | int | float | str | list[int] | list[str] | None
+ConfigValue = bool | int | float | str | list[int | str] | None
 
 
 class TensorSpec(Struct, frozen=True, array_like=True):
@@ -83,7 +83,7 @@ class Genesis(Struct, frozen=True, array_like=True):
     owner: NodeKey
     model: ModelSpec
     data: DataSpec
-    seed: Annotated[int, Meta(ge=0, lt=2**63)]
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     strategy: FragmentStrategy
     fragments: Annotated[int, Meta(ge=1, le=limits.FRAGMENTS_MAX)]
 

@@ -37,14 +37,13 @@ from node.jobs import (
 )
 from node.learner import LearnerMachine
 from node.shared import LearnerSetup
-from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Layout, build_layout
 from protocol.machine import Failed, Note, Start
-from protocol.messages import CertifiedRecord, Envelope
+from protocol.messages import Certificate, Envelope
 from protocol.numerics.codecs import NonFinite
 from protocol.project import encode
-from protocol.records import FragmentMerged, Record, record_hash
+from protocol.records import FragmentMerged
 from protocol.signing import seal
 from protocol.state import SwarmState
 from simulator.tiny import (
@@ -73,6 +72,7 @@ from syncer_node.jobs import (
     WeightsMade,
     WriteCheckpoint,
 )
+from syncer_node.recovery import recertify, refold
 from syncer_node.syncer import Recovered, SyncerMachine, SyncerSetup
 
 FSYNC_S = 0.004
@@ -85,7 +85,7 @@ class SimDisk:
     """What survives a crash of the syncer."""
 
     records: list[bytes] = field(default_factory=list)
-    entries: dict[int, CertifiedRecord] = field(default_factory=dict)
+    certificates: dict[int, Certificate] = field(default_factory=dict)
     payloads: dict[bytes, bytes] = field(default_factory=dict)
     has_weights: bool = False
     is_full: bool = False
@@ -137,18 +137,19 @@ class SimSyncer(Host):
         recovered = Recovered(SwarmState(self.tiny.genesis.data.block_sequences))
         if self.disk.has_weights:
             self._initialise()
-        self.disk.records = self.disk.records[: len(self.disk.entries)]
-        for encoded in self.disk.records:
-            record = wire.decode(encoded, Record)
-            recovered.state.apply(record, record_hash(encoded))
-            entry = self.disk.entries[record.index]
+        voters = self.tiny.charter.voters
+        for index, encoded in enumerate(self.disk.records, 1):
+            entry = recertify(encoded, self.disk.certificates.get(index), self.signer, voters)
+            assert entry is not None, "the only voter can certify what it stored"
             recovered.recent.append(entry)
-            if isinstance(record.body, FragmentMerged):
-                body = record.body
-                payload = self.disk.payloads[body.payload]
-                self.bank.replay(body.fragment, body.version, payload, body.state)
+
+        def replay(merged: FragmentMerged) -> None:
+            payload = self.disk.payloads[merged.payload]
+            self.bank.replay(merged.fragment, merged.version, payload, merged.state)
+
+        refold(recovered.state, self.disk.records, replay)
         for fragment in recovered.state.fragments:
-            recovered.origins[fragment.record_index] = self.disk.entries[fragment.record_index]
+            recovered.origins[fragment.record_index] = recovered.recent[fragment.record_index - 1]
         return recovered
 
     def _initialise(self) -> WeightsMade:
@@ -183,7 +184,7 @@ class SimSyncer(Host):
                 for push in pushes:
                     self.bank.forget_push(push)
             case Keep(entry, index):
-                self.disk.entries[index] = entry
+                self.disk.certificates[index] = entry.certificate
 
     def _fetch(self, job: FetchPush) -> object:
         peer = self.world.hosts[job.peer]

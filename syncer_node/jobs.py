@@ -125,3 +125,10 @@ class Keep:
 
     entry: CertifiedRecord
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class NameBest:
+    """Action: this checkpoint has the lowest held-out loss so far."""
+
+    index: int

@@ -30,6 +30,7 @@ from protocol.machine import (
     Received,
     Started,
     Stop,
+    StopAsked,
     WakeAt,
     Woke,
 )
@@ -88,6 +89,7 @@ from syncer_node.jobs import (
     InitialiseWeights,
     Keep,
     Merge,
+    NameBest,
     WeightsMade,
     WriteCheckpoint,
 )
@@ -210,6 +212,9 @@ class SyncerMachine:
                 self._receive(peer, message)
             case JobDone(number, result):
                 self._job_done(number, result)
+            case StopAsked(reason):
+                self._stop(reason)
+                return self.desk.drain()
             case Woke() | Note():
                 pass
         is_routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
@@ -280,6 +285,12 @@ class SyncerMachine:
         )
         self._propose(body)
 
+    def _stop(self, reason: str) -> None:
+        """Say goodbye; learners go on by themselves and come back when there is a syncer again."""
+        for session in self.members.live():
+            self.desk.send(session.peer, Goodbye(reason))
+        self.desk.out.append(Stop(reason))
+
     def _wake(self) -> None:
         times = [self.merging.deadline_s(self._now_s), self.evaluating.deadline_s()]
         times += [at_s for at_s, _ in self._retries]
@@ -348,6 +359,9 @@ class SyncerMachine:
                 self.desk.start(WriteCheckpoint(index, self.state.summary()))
             case CheckpointEvaluated():
                 self.evaluating.on_scored()
+                best = self.state.best
+                if best is not None and best.checkpoint == body.checkpoint:
+                    self.desk.do(NameBest(body.checkpoint))
                 self.desk.emit(CheckpointScored(body.global_step, body.loss, body.evaluator))
             case RunEnding():
                 self._fire("budget", f"{self.state.tokens:,} tokens committed")

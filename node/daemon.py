@@ -1,0 +1,354 @@
+"""The learner daemon: builds everything once, wires it, and ends it in order.
+
+The only place that knows all parts. Behaviour is in `LearnerMachine`, arithmetic in `FragmentBank`,
+the inner loop in the trainer process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from node import status
+from node.bank import FragmentBank
+from node.host import keystore, logs
+from node.host.addresses import parse_peer
+from node.host.control import ControlServer
+from node.host.driver import Driver
+from node.host.keystore import Identity
+from node.host.life import Stopper, background, live, tidying
+from node.host.options import NodeOptions
+from node.host.seat import (
+    ANNOUNCE_EVERY_S,
+    ANNOUNCE_TTL_S,
+    LearnerNotice,
+    learners_topic,
+    seat_topic,
+)
+from node.host.shelf import Shelf
+from node.host.transport import Transport, TransportState
+from node.jobs import (
+    Advance,
+    Advanced,
+    BeginSteps,
+    Capture,
+    Deliver,
+    Evaluate,
+    Feed,
+    FetchState,
+    FindSeat,
+    Freeze,
+    SetProgress,
+    Settle,
+    StartTrainer,
+    StateFetched,
+    Thaw,
+)
+from node.learner import LearnerMachine
+from node.locator import Locator
+from node.shared import LearnerSetup
+from node.trainer_port import TrainerPort, TrainerSettings
+from protocol import limits, wire
+from protocol.errors import RemoteError, TransientError, UserError
+from protocol.fragments import build_layout
+from protocol.machine import Job, JobResult, Note, StopAsked
+from protocol.numerics.outer import digest
+from protocol.project import Genesis
+from protocol.signing import verify_ed25519
+from protocol.trace import Fact
+
+log = logging.getLogger("shoal.node")
+
+PROGRESS_EVERY_S = 15.0
+POOL_THREADS = 2
+
+
+def run(options: NodeOptions) -> int:
+    """Run a learner until it is stopped or its project ends; the exit code."""
+    path = options.home.identity("learner", options.instance)
+    logs.set_up(options.home.log("learner", options.instance), is_json=options.log_json)
+    remedy = (
+        "To run a second learner on this machine give it a name of its own: "
+        "shoal join --instance NAME 'LINK'"
+    )
+    identity = keystore.load_or_create(path)
+    with keystore.lock(path, remedy=remedy):
+        return live(lambda stopper: _main(options, identity, stopper))
+
+
+async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> int:
+    project = options.link.project
+    shown = f"learner {options.name} ({identity.key[:4].hex()}) for {options.link.name}"
+    log.info("%s; log in %s", shown, options.home.log("learner", options.instance))
+    transport = Transport(
+        identity,
+        port=options.port,
+        bootstrap=options.link.addresses,
+        topics=(seat_topic(project), learners_topic(project)),
+        on_state=_tell_network,
+        listen_host=options.listen_host,
+    )
+    try:
+        await transport.start_with_retry(_tell_attempt)
+        genesis = await _genesis(options, transport)
+        daemon = NodeDaemon(options, identity, transport, genesis)
+        return await daemon.run(stopper)
+    finally:
+        with tidying("the network engine"):
+            await transport.close()
+
+
+def _tell_network(state: TransportState) -> None:
+    if state.is_up:
+        log.info("connected to the swarm")
+    else:
+        log.warning("the network engine is down: %s; it is being rebuilt", state.reason)
+
+
+def _tell_attempt(reason: str, next_try_s: float) -> None:
+    log.warning("%s; next try in %.0f s", reason, next_try_s)
+
+
+async def _genesis(options: NodeOptions, transport: Transport) -> bytes:
+    """The project's genesis, from this machine's copy or from a host named in the link."""
+    link = options.link
+    copy = options.home.project(link.project) / "genesis"
+    if copy.is_file() and digest(copy.read_bytes()) == link.project:
+        return copy.read_bytes()
+    peers = [parse_peer(text).key for text in link.addresses]
+    attempt = 0
+    while True:
+        for peer in peers:
+            try:
+                genesis = bytes(await transport.fetch(peer, link.project, link.genesis_bytes))
+                copy.write_bytes(genesis)
+                return genesis
+            except (TransientError, RemoteError) as error:
+                reason = str(error)
+        pause_s = min(2.0**attempt, 30.0)
+        _tell_attempt(f"the project's description cannot be fetched yet: {reason}", pause_s)
+        await asyncio.sleep(pause_s)
+        attempt += 1
+
+
+class NodeDaemon:
+    """All parts of a running learner."""
+
+    def __init__(
+        self, options: NodeOptions, identity: Identity, transport: Transport, genesis: bytes
+    ) -> None:
+        self.options = options
+        self.transport = transport
+        self.genesis = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+        self.layout = build_layout(
+            self.genesis.model.tensors, self.genesis.strategy, self.genesis.fragments
+        )
+        self.started_s = time.monotonic()
+        self.notices: list[str] = []
+        self.network_detail = ""
+        self.payload_bytes = self.payload_params = 0
+        self.push_bytes = self.push_params = 0
+        self.pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
+        self.shelf = Shelf()
+        self.shelf.put(options.link.project, genesis)
+        self.bank = FragmentBank(self.layout, self.shelf)
+        self.locator = Locator(
+            transport, options.link.project, genesis, random.Random(os.urandom(8))
+        )
+        self.machine = LearnerMachine(
+            LearnerSetup(
+                project=options.link.project,
+                genesis=self.genesis,
+                layout_digest=self.layout.digest,
+                name=options.name,
+                device=options.device or "any",
+                agent=f"shoal {version('shoal')}",
+                incarnation=time.time_ns() // 1_000_000,
+                evaluates=options.evaluates,
+                micro_batch=options.micro_batch,
+                signer=identity,
+                verify=verify_ed25519,
+                rng=random.Random(os.urandom(8)),
+            )
+        )
+        self.trainer = TrainerPort(
+            settings=TrainerSettings(
+                genesis=genesis,
+                data_cache=options.home.data_cache(),
+                log_path=options.home.logs() / f"trainer-{options.instance}.log",
+                threads=options.threads or max(1, (os.cpu_count() or 2) - 1),
+                duty_frac=options.duty_frac,
+                device=options.device,
+                salt=int.from_bytes(identity.key[:6], "big"),
+                heldout_sequences=64,
+            ),
+            bank=self.bank,
+            pool=self.pool,
+            note=lambda value: self.driver.take(Note(value)),
+            notice=self.notice,
+        )
+        self.driver = Driver(
+            self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
+        )
+        transport.serve_blobs(lambda _, digest: self.shelf.get(digest))
+
+    def notice(self, text: str) -> None:
+        """Tell the owner something once."""
+        if text not in self.notices:
+            self.notices.append(text)
+            log.warning("%s", text)
+
+    async def run(self, stopper: Stopper) -> int:
+        """Serve until the machine stops; then end the trainer and free everything."""
+        control = ControlServer(
+            self.options.home.socket("learner", self.options.instance),
+            {"status": self._status, "stop": self._stop, "generate": self._generate},
+        )
+        await control.start()
+        stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
+        try:
+            async with background(self._announce, self._report):
+                stop = await self.driver.run()
+        finally:
+            with tidying("the control socket"):
+                await control.close()
+            with tidying("the trainer"):
+                await self.trainer.stop()
+            self.pool.shutdown(wait=False, cancel_futures=True)
+        log.info("%s", stop.reason)
+        return stop.exit_code
+
+    # What the machine asks for.
+
+    async def run_job(self, job: Job) -> JobResult:
+        """Carry out one job."""
+        match job:
+            case FindSeat():
+                return await self.locator.find_seat()
+            case FetchState():
+                return await self._fetch_state(job)
+            case Advance():
+                return await self._advance(job)
+            case StartTrainer():
+                charter = self.machine.shared.charter
+                assert charter is not None
+                self.bank.charter = charter
+                return await self.trainer.start(job, charter.inner)
+            case Deliver():
+                return await self.trainer.deliver(job)
+            case Capture():
+                captured = await self.trainer.capture(job)
+                self.push_bytes += getattr(captured, "payload_bytes", 0)
+                self.push_params += self._params(job.fragment)
+                return captured
+            case Evaluate():
+                return await self.trainer.evaluate(job)
+        raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    def act(self, action: object) -> None:
+        """Carry out a local action."""
+        match action:
+            case Freeze(index, fragment):
+                self.bank.freeze(index, fragment)
+            case Thaw(index):
+                self.bank.thaw(index)
+            case Settle(fragment, sequence, outcome):
+                self.bank.settle(fragment, sequence, is_merged=outcome == "merged")
+            case Feed():
+                self.trainer.feed(action)
+            case BeginSteps():
+                self.trainer.begin()
+            case SetProgress(fraction):
+                self.trainer.set_progress(fraction)
+
+    def on_fact(self, fact: Fact) -> None:
+        logs.tell(fact)
+
+    def _params(self, fragment: int) -> int:
+        return sum(span.numel for span in self.layout.fragments[fragment].spans)
+
+    async def _fetch_state(self, job: FetchState) -> JobResult:
+        """Fetch a fragment from other learners, and from the syncer only if none has it."""
+        self.bank.charter = self.machine.shared.charter
+        size = 4 * self.layout.fragments[job.fragment].numel
+        sources = await self.locator.donors()
+        leader = self.machine.shared.leader
+        if leader is not None:
+            sources = [*(key for key in sources if key != leader), leader]
+        wanted = [(job.state.theta, size), (job.state.momentum, size)]
+        source, parts = await self.locator.fetch_from(sources, wanted, self._on_fault)
+        theta, momentum = (np.frombuffer(part, np.float32) for part in parts)
+        install = partial(self.bank.install, job.fragment, job.version, job.state, theta, momentum)
+        await asyncio.get_running_loop().run_in_executor(self.pool, install)
+        return StateFetched(source)
+
+    async def _advance(self, job: Advance) -> JobResult:
+        """Fetch a merged payload, from the syncer first, and take the outer step."""
+        leader = self.machine.shared.leader
+        wanted = [(job.payload, job.payload_bytes)]
+        sources = [leader] if leader is not None else []
+        try:
+            _, parts = await self.locator.fetch_from(sources, wanted, self._on_fault)
+        except TransientError:
+            donors = await self.locator.donors()
+            _, parts = await self.locator.fetch_from(donors, wanted, self._on_fault)
+        self.payload_bytes += job.payload_bytes
+        self.payload_params += self._params(job.fragment)
+        advance = partial(self.bank.advance, job.fragment, job.version, bytes(parts[0]), job.state)
+        await asyncio.get_running_loop().run_in_executor(self.pool, advance)
+        return Advanced()
+
+    def _on_fault(self, peer: bytes, error: RemoteError) -> None:
+        self.machine.fault(peer, error)
+
+    # Background.
+
+    async def _announce(self) -> None:
+        """Tell the swarm, again and again, that fragments may be fetched here."""
+        while True:
+            shared = self.machine.shared
+            notice = LearnerNotice(
+                self.options.name, self.machine.tending.state, shared.state.index
+            )
+            pause_s = ANNOUNCE_EVERY_S if self.machine.keeping.is_held else 1.0
+            if self.machine.keeping.is_held:
+                with contextlib.suppress(TransientError):
+                    # Expired by itself and said again soon; the engine's own troubles are told.
+                    await self.transport.announce(
+                        learners_topic(self.options.link.project),
+                        wire.encode(notice),
+                        ANNOUNCE_TTL_S,
+                    )
+            await asyncio.sleep(pause_s)
+
+    async def _report(self) -> None:
+        """A line for the person who watches the terminal, now and then."""
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            log.info("%s", status.progress_line(self))
+
+    # The control socket.
+
+    def _status(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"status": msgspec.to_builtins(status.snapshot(self))}
+
+    def _stop(self, _: dict[str, Any]) -> dict[str, Any]:
+        asyncio.get_running_loop().call_soon(self.driver.take, StopAsked("stopped by its owner"))
+        return {}
+
+    async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        prompt, tokens = request.get("prompt", ""), request.get("tokens", 200)
+        if not isinstance(prompt, str) or not isinstance(tokens, int) or not 0 < tokens <= 2000:
+            raise UserError("generate takes a prompt and a number of tokens from 1 to 2000")
+        return {"text": await self.trainer.generate(prompt, tokens)}

@@ -1,0 +1,120 @@
+"""Where everything of one machine lies: keys, sockets, project caches, stores, text cache, logs.
+
+One directory holds it all, so that a second, separate Shoal on the same machine is another
+directory and nothing else. Light on purpose: every verb of the command imports this.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
+
+from protocol.errors import UserError
+
+Role = Literal["owner", "syncer", "learner"]
+DaemonRole = Literal["syncer", "learner"]
+
+HOME_VARIABLE = "SHOAL_HOME"
+DEFAULT_INSTANCE = "default"
+
+_INSTANCE = re.compile(r"[a-z0-9-]{1,32}")
+_DAEMON_ROLES: tuple[DaemonRole, ...] = ("learner", "syncer")
+
+
+class Daemon(NamedTuple):
+    """A daemon that left its control socket here; whether it still answers is another question."""
+
+    role: DaemonRole
+    instance: str
+    socket: Path
+
+
+class Home:
+    """Paths below `root`. Asking for one makes its directory, closed to other users (0700)."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """`root`, else $SHOAL_HOME, else the place for user data on this system."""
+        self.root = Path(os.path.abspath((root or default_root()).expanduser()))
+
+    def __repr__(self) -> str:
+        return f"Home({str(self.root)!r})"
+
+    def identity(self, role: Role, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Key file of a role."""
+        return self._directory("keys") / f"{role}-{checked_instance(instance)}.key"
+
+    def socket(self, role: DaemonRole, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Control socket of a daemon."""
+        return self._directory("run") / f"{role}-{checked_instance(instance)}.sock"
+
+    def log(self, role: DaemonRole, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Log file of a daemon."""
+        return self._directory("logs") / f"{role}-{checked_instance(instance)}.log"
+
+    def logs(self) -> Path:
+        """Directory of all logs and crash reports."""
+        return self._directory("logs")
+
+    def project(self, project_id: bytes) -> Path:
+        """Directory of what this machine knows about a project."""
+        return self._directory("projects", project_id.hex())
+
+    def project_file(self, project_id: bytes) -> Path:
+        """Copy of the signed project, kept by whoever works for it."""
+        return self.project(project_id) / "project.shoal"
+
+    def syncer_store(self, project_id: bytes, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Directory of a syncer's log, fragments and checkpoints."""
+        name = f"syncer-{checked_instance(instance)}"
+        return self._directory("projects", project_id.hex(), name)
+
+    def data_cache(self) -> Path:
+        """Directory of tokenised text, shared by all daemons of this home."""
+        return self._directory("cache")
+
+    def daemons(self) -> list[Daemon]:
+        """Daemons that have a control socket here, sorted. Makes no directory."""
+        found = []
+        for path in sorted((self.root / "run").glob("*.sock")):
+            role, _, instance = path.stem.partition("-")
+            if role in _DAEMON_ROLES and _INSTANCE.fullmatch(instance):
+                found.append(Daemon(cast(DaemonRole, role), instance, path))
+        return found
+
+    def hosted_projects(self, instance: str = DEFAULT_INSTANCE) -> list[Path]:
+        """Signed copies of the projects that a syncer of this home has worked for, sorted."""
+        stores = (self.root / "projects").glob(f"*/syncer-{checked_instance(instance)}")
+        copies = (store.parent / "project.shoal" for store in stores)
+        return sorted(copy for copy in copies if copy.is_file())
+
+    def _directory(self, *names: str) -> Path:
+        path = self.root
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in names:
+                path = path / name
+                path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"The directory {path} cannot be made ({error.strerror}). Name another place with "
+                f"--home DIR or {HOME_VARIABLE}."
+            ) from error
+        return path
+
+
+def default_root() -> Path:
+    """$SHOAL_HOME, or `shoal` in the place for user data on this system."""
+    if named := os.environ.get(HOME_VARIABLE):
+        return Path(named)
+    import platformdirs
+
+    return platformdirs.user_data_path("shoal", appauthor=False)
+
+
+def checked_instance(name: str) -> str:
+    """`name` if it can tell daemons of one role apart in file names; otherwise UserError."""
+    if _INSTANCE.fullmatch(name):
+        return name
+    raise UserError(f"The instance name {name!r} cannot be used. Use 1 to 32 of a-z, 0-9 and '-'.")

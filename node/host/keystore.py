@@ -1,0 +1,221 @@
+"""The Ed25519 identity of a host: its key file, the lock beside it, and the names made from it.
+
+The file is the serialized libp2p private key that the network engine reads itself, so a host has
+one key for everything: it signs with it and other hosts see it as the far end of their connections.
+The few protobuf bytes are written by hand, because importing the engine for them takes seconds.
+Source: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import stat
+from pathlib import Path
+from types import TracebackType
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from protocol.errors import MalformedMessage, UserError
+from protocol.ids import NodeKey
+
+_PRIVATE_PREFIX = bytes.fromhex("08011240")
+"""PrivateKey{key_type: Ed25519, data: 64 bytes}; the seed and the public key follow."""
+
+_PEER_ID_PREFIX = bytes.fromhex("002408011220")
+"""Identity multihash of 36 bytes: PublicKey{key_type: Ed25519, data: 32 bytes}."""
+
+_FILE_BYTES = len(_PRIVATE_PREFIX) + 64
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+
+
+class Identity:
+    """A host's signing key. `public` is its `NodeKey`; `path` is the file that holds the secret."""
+
+    def __init__(self, private: Ed25519PrivateKey, path: Path) -> None:
+        self._private = private
+        self.public: NodeKey = private.public_key().public_bytes_raw()
+        self.path = path
+
+    @property
+    def key(self) -> NodeKey:
+        """The public key, as `protocol.signing.Signer` calls it."""
+        return self.public
+
+    def sign(self, message: bytes) -> bytes:
+        """The 64-byte Ed25519 signature of `message`; the caller puts a domain tag in front."""
+        return self._private.sign(message)
+
+
+def load_or_create(path: Path) -> Identity:
+    """The identity stored at `path`, made and stored first where there is none yet.
+
+    Raises UserError when the file is readable by others, is not one of ours, or cannot be written.
+    """
+    try:
+        return _load(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UserError(f"The key file {path} cannot be read: {error.strerror}.") from error
+    try:
+        _create(path)
+        return _load(path)
+    except OSError as error:
+        raise UserError(
+            f"The key file {path} cannot be created: {error.strerror}. "
+            "Choose a directory that you may write to."
+        ) from error
+
+
+def _create(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private = Ed25519PrivateKey.generate()
+    content = (
+        _PRIVATE_PREFIX + private.private_bytes_raw() + private.public_key().public_bytes_raw()
+    )
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return  # another process was faster: its key is the host's key
+    try:
+        os.write(handle, content)
+        os.fsync(handle)
+    except OSError:
+        path.unlink()  # half a key would be refused as damaged at every later start
+        raise
+    finally:
+        os.close(handle)
+
+
+def _load(path: Path) -> Identity:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        content = os.read(handle, _FILE_BYTES + 1)
+    finally:
+        os.close(handle)
+    if mode & 0o077:
+        raise UserError(
+            f"The key file {path} can be read by other users (mode {mode:03o}). "
+            f"Close it with: chmod 600 {shlex.quote(str(path))}"
+        )
+    seed, public = content[4:36], content[36:]
+    if len(content) == _FILE_BYTES and content.startswith(_PRIVATE_PREFIX):
+        private = Ed25519PrivateKey.from_private_bytes(seed)
+        if private.public_key().public_bytes_raw() == public:
+            return Identity(private, path)
+    raise UserError(
+        f"The key file {path} is damaged or is not a Shoal key. Restore it from a copy, or move it "
+        "away to get a new identity at the next start."
+    )
+
+
+class KeyLock:
+    """A held lock; freed by `release`, by leaving the `with` block, or by the process ending."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+
+    def release(self) -> None:
+        """Free the lock. The file stays: removing it would let two holders lock two files."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> KeyLock:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def lock(path: Path, *, remedy: str) -> KeyLock:
+    """The exclusive right to use the identity at `path`, as long as the result is held.
+
+    Two daemons with one key would share their calls at random, so the second is refused with a
+    UserError that names the first and ends with `remedy`.
+    """
+    beside = path.with_name(path.name + ".lock")
+    try:
+        beside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UserError(f"The lock file {beside} cannot be made: {error.strerror}.") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = _holder(handle)
+        os.close(handle)
+        raise UserError(
+            f"another shoal daemon ({holder}) is already running with this identity ({path}). "
+            f"{remedy}"
+        ) from error
+    with contextlib.suppress(
+        OSError
+    ):  # the pid only serves the message; a full disk must not stop us
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return KeyLock(handle)
+
+
+def _holder(handle: int) -> str:
+    text = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+    return f"pid {text}" if text.isdigit() else "pid unknown"
+
+
+def verify(key: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` over `message` was made by the host `key`; malformed input is a no."""
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def peer_id_bytes(key: bytes) -> bytes:
+    """The libp2p PeerID of a host, 38 bytes."""
+    return _PEER_ID_PREFIX + key
+
+
+def peer_id(key: bytes) -> str:
+    """The libp2p PeerID of a host as people see it at the end of an address (`12D3Koo...`)."""
+    return _base58(peer_id_bytes(key))
+
+
+def key_of_peer_id(raw: bytes) -> NodeKey:
+    """The host key inside a binary PeerID. Raises MalformedMessage for any other kind of PeerID."""
+    if len(raw) != 38 or not raw.startswith(_PEER_ID_PREFIX):
+        raise MalformedMessage("the peer's id does not contain an Ed25519 key")
+    return raw[len(_PEER_ID_PREFIX) :]
+
+
+def key_of_peer_text(text: str) -> NodeKey:
+    """The host key inside a PeerID as text. Raises MalformedMessage where there is none."""
+    number = 0
+    if len(text) > 64:
+        raise MalformedMessage("a peer id has at most 64 characters")
+    for char in text:
+        digit = _BASE58.find(char)
+        if digit < 0:
+            raise MalformedMessage(f"{text} is not a peer id")
+        number = number * 58 + digit
+    zeros = len(text) - len(text.lstrip("1"))
+    return key_of_peer_id(bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big"))
+
+
+def _base58(raw: bytes) -> str:
+    number, digits = int.from_bytes(raw, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        digits = _BASE58[digit] + digits
+    zeros = len(raw) - len(raw.lstrip(b"\0"))
+    return "1" * zeros + digits

@@ -1,0 +1,83 @@
+"""A daemon's life as a process: the event loop, Ctrl-C, and a clean end in every case."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import uvloop
+
+INTERRUPTED_EXIT = 130
+log = logging.getLogger("shoal.life")
+
+
+class Stopper:
+    """Turns signals into one polite request, then into an insistent one."""
+
+    def __init__(self, main: asyncio.Task[int]) -> None:
+        self._main = main
+        self._asked = 0
+        self.on_ask: Callable[[str], None] | None = None
+        """Set once there is something that can stop politely."""
+
+    def ask(self, reason: str) -> None:
+        """Stop soon. Asked again: stop now. A third time: stop without tidying up."""
+        self._asked += 1
+        if self._asked >= 3:
+            os._exit(INTERRUPTED_EXIT)
+        if self._asked == 1 and self.on_ask is not None:
+            self.on_ask(reason)
+        else:
+            self._main.cancel()
+
+
+def live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
+    """Run a daemon until it ends by itself or is asked to; its exit code."""
+    code: int = uvloop.run(_live(main))
+    return code
+
+
+async def _live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
+    loop = asyncio.get_running_loop()
+    begun = asyncio.Event()
+
+    async def begin() -> int:
+        await begun.wait()
+        return await main(stopper)
+
+    task = loop.create_task(begin())
+    stopper = Stopper(task)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopper.ask, "stopped by its owner")
+    begun.set()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return 0  # Asked to stop before there was anything to say goodbye to.
+
+
+@contextlib.asynccontextmanager
+async def background(*works: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Keep these running while the block does; they end with it, and their errors end it."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work()) for work in works]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+@contextlib.contextmanager
+def tidying(what: str) -> Iterator[None]:
+    """A step of shutting down: its failure is told and does not keep the others from running."""
+    try:
+        yield
+    except Exception:
+        # Root of a shutdown step: whatever it is, the remaining steps must still happen.
+        log.exception("%s did not end cleanly", what)

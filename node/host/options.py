@@ -1,0 +1,57 @@
+"""What a person decided when starting a daemon; checked by the command, read by the daemon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.host.home import DEFAULT_INSTANCE, Home
+from node.host.joinlink import JoinLink
+
+SYNCER_PORT = 4100
+EVERY_ADDRESS = "0.0.0.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncerOptions:
+    """How to run a syncer."""
+
+    home: Home
+    project_path: Path
+    """A signed project file that was readable a moment ago."""
+    instance: str = DEFAULT_INSTANCE
+    port: int = SYNCER_PORT
+    """0 takes any free port."""
+    listen_host: str = EVERY_ADDRESS
+    announce: tuple[str, ...] = ()
+    """Addresses for the join link, without `/p2p/ID`; empty takes what the engine finds."""
+    bootstrap: tuple[str, ...] = ()
+    """Hosts of an existing swarm; empty begins one."""
+    exit_when_done: bool = False
+    log_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """How to run a learner."""
+
+    home: Home
+    link: JoinLink
+    instance: str = DEFAULT_INSTANCE
+    name: str
+    """What others see on their screens."""
+    port: int = 0
+    """0 takes any free port."""
+    listen_host: str = EVERY_ADDRESS
+    duty_frac: float = 1.0
+    """Share of the time in which the trainer may work, above 0."""
+    threads: int | None = None
+    """CPU threads of the trainer; None leaves it to the trainer."""
+    micro_batch: int | None = None
+    """Sequences at once on the device; None lets the trainer find out."""
+    evaluates: bool = True
+    """Whether this host measures held-out loss when asked."""
+    device: str | None = None
+    """A name that torch knows, such as `cpu` or `cuda:1`; None takes the best one."""
+    exit_when_done: bool = True
+    log_json: bool = False

@@ -1,0 +1,68 @@
+"""Where the seat is: what a syncer announces in the DHT, and how a learner finds and checks it.
+
+The DHT only says where to look. What makes an announcer the leader is the charter: signed by the
+project's owner, it names the keys that may hold the seat.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from node.host.signed_project import open_project
+from protocol import limits, wire
+from protocol.errors import RemoteError
+from protocol.ids import Count, Digest
+from protocol.messages import Envelope
+from protocol.project import Charter
+
+ANNOUNCE_EVERY_S = 10.0
+ANNOUNCE_TTL_S = 45.0
+
+
+class SeatNotice(Struct, frozen=True, array_like=True):
+    """What the holder of the seat announces."""
+
+    project: Digest
+    epoch: Count
+    term: Count
+    log_index: Count
+    charter: Digest
+    """Content address of the signed charter's envelope."""
+    charter_bytes: Count
+
+
+class LearnerNotice(Struct, frozen=True, array_like=True):
+    """What a learner announces: that fragments may be fetched from it."""
+
+    name: str
+    state: str
+    log_index: Count
+
+
+def seat_topic(project: bytes) -> str:
+    return f"shoal/{project.hex()}/seat"
+
+
+def learners_topic(project: bytes) -> str:
+    return f"shoal/{project.hex()}/learners"
+
+
+def read_notice(value: bytes, project: bytes) -> SeatNotice | None:
+    """The notice in a DHT value, or None if it is not one for this project."""
+    try:
+        notice = wire.decode(value, SeatNotice)
+    except RemoteError:
+        return None
+    if notice.project != project or notice.charter_bytes > limits.FRAME_BYTES_MAX:
+        return None
+    return notice
+
+
+def may_lead(key: bytes, genesis: bytes, envelope: Envelope) -> Charter | None:
+    """The charter, if its owner signed it and it lets this key hold the seat."""
+    try:
+        charter = open_project(genesis, envelope).charter
+    except RemoteError:
+        return None
+    is_syncer = any(v.key == key and v.role == "syncer" for v in charter.voters)
+    return charter if is_syncer else None

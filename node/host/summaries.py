@@ -1,0 +1,57 @@
+"""The parts of a status snapshot that every daemon has: project, swarm, network."""
+
+from __future__ import annotations
+
+from node.host.transport import Transport
+from protocol.fragments import Layout
+from protocol.project import Charter, Genesis
+from protocol.snapshot import NetworkStatus, ProjectStatus, SwarmStatus
+from protocol.state import SwarmState
+
+
+def project_status(
+    project: bytes, genesis: Genesis, layout: Layout, charter: Charter | None
+) -> ProjectStatus:
+    """The project in numbers."""
+    return ProjectStatus(
+        id=project.hex(),
+        name=genesis.name,
+        fragments=genesis.fragments,
+        parameters=layout.parameters,
+        token_budget=charter.limits.tokens if charter else 0,
+        local_steps=charter.rounds.local_steps if charter else 0,
+        quorum=charter.rounds.quorum if charter else 0,
+    )
+
+
+def swarm_status(state: SwarmState, charter: Charter | None) -> SwarmStatus:
+    """What the log says."""
+    budget = charter.limits.tokens if charter else 0
+    best = state.best
+    return SwarmStatus(
+        log_index=state.index,
+        epoch=state.epoch,
+        term=state.term,
+        leader=state.leader.hex(),
+        global_step=state.global_step,
+        tokens=state.tokens,
+        progress=min(1.0, state.tokens / budget) if budget else 0.0,
+        curve=[(point.global_step, point.tokens, point.loss) for point in state.curve],
+        best_checkpoint=best.checkpoint if best else None,
+        best_loss=best.loss if best else None,
+        is_ending=state.is_ending,
+        is_ended=state.ended is not None,
+    )
+
+
+def network_status(transport: Transport) -> NetworkStatus:
+    """The network engine."""
+    state = transport.state
+    return NetworkStatus(
+        state="up" if state.is_up else "down",
+        detail=state.reason,
+        addresses=transport.addresses(),
+        peers=len(transport.peers()),
+        bytes_up=transport.traffic.up_bytes,
+        bytes_down=transport.traffic.down_bytes,
+    )

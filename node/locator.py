@@ -1,0 +1,125 @@
+"""Finding things in the swarm: the seat, and who can give us a blob."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from node.host.seat import (
+    LearnerNotice,
+    SeatNotice,
+    learners_topic,
+    may_lead,
+    read_notice,
+    seat_topic,
+)
+from node.host.transport import Transport
+from node.jobs import SeatFound
+from protocol import wire
+from protocol.errors import MalformedPayload, NotHeld, RemoteError, TransientError
+from protocol.ids import short
+from protocol.messages import Envelope
+
+DONORS_FRESH_S = 5.0
+SHUN_S = 30.0
+"""A peer that failed us is passed over for this long."""
+
+log = logging.getLogger("shoal.locator")
+
+
+@dataclass(slots=True)
+class Locator:
+    """Looks things up in the DHT and fetches blobs from whoever has them."""
+
+    transport: Transport
+    project: bytes
+    genesis: bytes
+    rng: random.Random
+    _donors: list[bytes] = field(default_factory=list)
+    _donors_s: float = -1e9
+    _shunned: dict[bytes, float] = field(default_factory=dict)
+
+    async def find_seat(self) -> SeatFound:
+        """Who may be asked to lead, and the charter that says so. Raises TransientError."""
+        found = await self.transport.lookup(seat_topic(self.project))
+        notices: list[tuple[SeatNotice, bytes]] = []
+        for key, value in found.items():
+            notice = read_notice(value, self.project)
+            if notice is not None:
+                notices.append((notice, key))
+        notices.sort(key=lambda pair: (pair[0].epoch, pair[0].term), reverse=True)
+        for notice, key in notices:
+            envelope = await self._charter(key, notice)
+            if envelope is not None and may_lead(key, self.genesis, envelope) is not None:
+                return SeatFound(key, envelope)
+        raise TransientError("no syncer of this project announces itself yet")
+
+    async def _charter(self, key: bytes, notice: SeatNotice) -> Envelope | None:
+        try:
+            blob = await self.transport.fetch(key, notice.charter, notice.charter_bytes)
+            return wire.decode(bytes(blob), Envelope)
+        except (TransientError, RemoteError) as error:
+            log.info("the charter of %s cannot be had: %s", short(key), error)
+            return None
+
+    async def donors(self) -> list[bytes]:
+        """Learners that hold weights, in random order; those that failed us lately are left out."""
+        now_s = time.monotonic()
+        if now_s - self._donors_s > DONORS_FRESH_S:
+            found = await self.transport.lookup(learners_topic(self.project))
+            self._donors_s = now_s
+            self._donors = sorted(key for key, value in found.items() if _can_give(value))
+        self._shunned = {key: at_s for key, at_s in self._shunned.items() if at_s > now_s}
+        donors = [
+            key for key in self._donors if key not in self._shunned and key != self.transport.key
+        ]
+        self.rng.shuffle(donors)
+        return donors
+
+    async def fetch_from(
+        self,
+        sources: list[bytes],
+        wanted: list[tuple[bytes, int]],
+        on_fault: Callable[[bytes, RemoteError], None],
+    ) -> tuple[bytes, list[memoryview]]:
+        """The first source that has every (digest, length) wanted, and the contents.
+
+        Raises TransientError when none does.
+        """
+        trouble = "nobody is known who could have it"
+        for source in sources:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    parts = [
+                        group.create_task(self.transport.fetch(source, digest, length))
+                        for digest, length in wanted
+                    ]
+            except* TransientError as errors:
+                trouble = f"{short(source)}: {errors.exceptions[0]}"
+                self._shun(source, errors.exceptions[0])
+            except* MalformedPayload as errors:
+                trouble = f"{short(source)} sent something else"
+                for error in errors.exceptions:
+                    assert isinstance(error, MalformedPayload)
+                    on_fault(source, error)
+                self._shunned[source] = time.monotonic() + SHUN_S
+            else:
+                return source, [part.result() for part in parts]
+        raise TransientError(trouble)
+
+    def _shun(self, source: bytes, error: BaseException) -> None:
+        # Not holding one version is no fault: fragments move on while they are asked for.
+        if not isinstance(error, NotHeld):
+            self._shunned[source] = time.monotonic() + SHUN_S
+
+
+def _can_give(value: bytes) -> bool:
+    try:
+        notice = wire.decode(value, LearnerNotice)
+    except RemoteError:
+        return False
+    return notice.state != "syncing"

@@ -1,0 +1,128 @@
+"""What a learner daemon tells people: a snapshot for programs, sentences for people."""
+
+from __future__ import annotations
+
+import os
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from node.host.summaries import network_status, project_status, swarm_status
+from node.learner import LearnerMachine, Link
+from node.tending import Inner
+from protocol.ids import short
+from protocol.snapshot import NodeStatus
+
+if TYPE_CHECKING:
+    from node.daemon import NodeDaemon
+
+
+def node_state(machine: LearnerMachine) -> str:
+    """One word: what this learner is doing."""
+    if machine.link is Link.ENDED:
+        return "ended"
+    state = machine.tending.state
+    if state == "training" and machine.link is not Link.FOLLOWING:
+        return "adrift"
+    return state
+
+
+def sentence(machine: LearnerMachine, now_s: float) -> str:
+    """How things are, in words that are true now."""
+    tending, keeping = machine.tending, machine.keeping
+    state = node_state(machine)
+    link = (
+        f"{machine.link.value} ({machine.link_detail})"
+        if machine.link_detail
+        else (machine.link.value)
+    )
+    if state == "adrift":
+        return f"Training without a syncer: {link}. Local steps go on, nothing is lost."
+    if state == "training":
+        silent_s = now_s - machine.heard_s
+        if silent_s > 10:
+            return f"Training. The syncer was last heard {silent_s:.0f} s ago."
+        return "Training."
+    if state == "starved":
+        return "Idle: no leased blocks left. More come as soon as the syncer answers."
+    if state == "ended":
+        return "The run is complete."
+    if tending.inner is Inner.DOWN and tending.detail:
+        return f"The trainer stopped: {tending.detail}. It is started again soon."
+    if state == "syncing":
+        held = sum(track.held >= 0 for track in keeping.tracks)
+        if machine.link is not Link.FOLLOWING:
+            return f"Not in the swarm yet: {link}."
+        return f"Fetching weights: {held} of {len(keeping.tracks)} fragments verified."
+    return "Weights are here; the trainer is starting."
+
+
+def snapshot(daemon: NodeDaemon) -> NodeStatus:
+    """Everything a screen could want."""
+    machine = daemon.machine
+    shared, tending, keeping = machine.shared, machine.tending, machine.keeping
+    now_s = time.monotonic()
+    stepped, tally = shared.stepped, shared.tally
+    versions = [track.standing for track in keeping.tracks]
+    newest = [fragment.version for fragment in shared.state.fragments]
+    data, charter = daemon.genesis.data, shared.charter
+    per_step = charter.inner.batch_sequences * data.sequence_tokens if charter else 0
+    step_s = stepped.step_s if stepped else 0.0
+    return NodeStatus(
+        key=machine.setup.signer.key.hex(),
+        name=machine.setup.name,
+        pid=os.getpid(),
+        version=version("shoal"),
+        uptime_s=now_s - daemon.started_s,
+        state=node_state(machine),
+        sentence=sentence(machine, now_s),
+        link=machine.link.value,
+        link_detail=machine.link_detail,
+        heard_s=now_s - machine.heard_s if machine.heard_s else None,
+        trainer=tending.inner.value,
+        trainer_detail=tending.detail,
+        trainer_pid=daemon.trainer.pid,
+        device=tending.device,
+        micro_batch=daemon.trainer.ready.micro_batch if daemon.trainer.ready else None,
+        project=project_status(daemon.options.link.project, daemon.genesis, daemon.layout, charter),
+        swarm=swarm_status(shared.state, charter),
+        network=network_status(daemon.transport),
+        local_step=stepped.local_step if stepped else 0,
+        tokens=stepped.tokens if stepped else 0,
+        tokens_per_s=per_step / step_s if step_s else 0.0,
+        step_s=step_s,
+        loss=stepped.loss if stepped else None,
+        goodput=stepped.work_s / stepped.alive_s if stepped and stepped.alive_s else None,
+        pushed=tally.pushed,
+        merged=tally.merged,
+        outcomes=dict(tally.outcomes),
+        discarded_steps=sum(t.discarded_steps for t in keeping.tracks) // len(keeping.tracks),
+        lost_steps=tally.lost_steps,
+        trainer_restarts=tally.trainer_restarts,
+        versions=versions,
+        lag=max((new - old for new, old in zip(newest, versions, strict=False)), default=0),
+        weights_from_peers=tally.states_from_peers,
+        weights_from_syncer=tally.states_from_syncer,
+        weights_held=sum(track.held >= 0 for track in keeping.tracks),
+        evaluations=daemon.trainer.evaluations,
+        push_bytes=daemon.push_bytes,
+        push_params=daemon.push_params,
+        payload_bytes=daemon.payload_bytes,
+        payload_params=daemon.payload_params,
+        faults=dict(tally.faults),
+        notices=list(daemon.notices),
+    )
+
+
+def progress_line(daemon: NodeDaemon) -> str:
+    """One line now and then for the terminal of `shoal join`."""
+    now = snapshot(daemon)
+    if now.state not in ("training", "adrift"):
+        return now.sentence
+    loss = f"loss {now.loss:.3f}" if now.loss is not None else "no loss yet"
+    leader = short(daemon.machine.shared.leader) if daemon.machine.shared.leader else "nobody"
+    return (
+        f"{now.state}: local step {now.local_step:,}, {loss}, {now.tokens_per_s:,.0f} tokens/s, "
+        f"{now.merged} of {now.pushed} pushes merged, global step {now.swarm.global_step:,} "
+        f"({now.swarm.progress:.1%}), following {leader}"
+    )

@@ -1,0 +1,1 @@
+"""The child process that owns torch and the accelerator, and the link to it."""

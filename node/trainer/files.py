@@ -1,0 +1,75 @@
+"""Genesis, charter and weight files as the trainer's command lines read and write them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from protocol.errors import UserError
+from protocol.fragments import Layout
+from protocol.project import Charter, Genesis
+
+Floats = NDArray[np.float32]
+D = TypeVar("D", Genesis, Charter)
+
+
+def read_document(path: Path, kind: type[D]) -> D:
+    """The genesis or charter in a file. UserError if it cannot be read or is another thing."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(
+            f"{path} is not a readable {kind.__name__.lower()} file ({error}). Check the path."
+        ) from error
+
+
+def write_fragments(fragments: Sequence[Floats], path: Path) -> None:
+    """Writes `fragment.0000`, `fragment.0001`, ... as flat f32 safetensors, all or nothing.
+
+    UserError if the file cannot be written.
+    """
+    named = {_name(index): values for index, values in enumerate(fragments)}
+    write_atomically(path, save(named, metadata={"format": "shoal-fragments-1"}))
+
+
+def read_fragments(path: Path, layout: Layout) -> list[Floats]:
+    """What `write_fragments` wrote. UserError if the file is not of this layout."""
+    try:
+        named = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} is not a readable weight file ({error}).") from error
+    fragments = [named.get(_name(fragment.index)) for fragment in layout.fragments]
+    complete = [values for values in fragments if values is not None]
+    sizes = [(fragment.numel,) for fragment in layout.fragments]
+    if [values.shape for values in complete] != sizes or len(named) != len(sizes):
+        raise UserError(f"{path} holds other fragments than this project's model has.")
+    return [np.asarray(values, dtype=np.float32) for values in complete]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces `path` by `content` on disk, or leaves it as it was. UserError if it cannot."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(
+            f"{path} cannot be written ({error}). Free disk space or move it."
+        ) from error
+
+
+def _name(index: int) -> str:
+    return f"fragment.{index:04d}"

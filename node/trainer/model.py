@@ -1,0 +1,304 @@
+"""Models from an allow-list of `transformers` architectures, and their weights as flat fragments.
+
+A project names an architecture and plain configuration values; nothing here downloads weights or
+code, and no key is accepted that could make `transformers` do so (attention kernels from the hub,
+for example). Weights are f32 masters; lower precision is the inner loop's autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import huggingface_hub.errors
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from node.trainer.failures import is_out_of_memory
+from protocol import limits
+from protocol.errors import InternalError, UserError
+from protocol.fragments import Layout, build_layout
+from protocol.project import ConfigValue, DataSpec, Genesis, ModelSpec, TensorSpec
+
+Floats = NDArray[np.float32]
+
+LAYERS_MAX: Final = 1024
+"""Even without weights a model is built layer by layer; more is a mistake or an attack."""
+
+SIZE_MAX: Final = 1 << 28
+"""Bound of every other whole number in a configuration."""
+
+_SPECIAL_TOKENS: Final = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
+_COMMON: Final = _SPECIAL_TOKENS | {
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rope_theta",
+    "attention_dropout",
+    "tie_word_embeddings",
+}
+_LLAMA: Final = _COMMON | {"num_key_value_heads", "rms_norm_eps"}
+_GPT2: Final = _SPECIAL_TOKENS | {
+    "vocab_size",
+    "n_positions",
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_inner",
+    "activation_function",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "layer_norm_epsilon",
+    "initializer_range",
+    "tie_word_embeddings",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What a project may say about one architecture."""
+
+    keys: frozenset[str]
+    """Accepted configuration keys."""
+    positions_key: str
+    """The key that bounds the length of a sequence."""
+    layers_key: str
+
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "GPT2LMHeadModel": Architecture(_GPT2, "n_positions", "n_layer"),
+    "GPTNeoXForCausalLM": Architecture(
+        _COMMON | {"hidden_dropout", "layer_norm_eps", "use_parallel_residual", "attention_bias"},
+        "max_position_embeddings",
+        "num_hidden_layers",
+    ),
+    "LlamaForCausalLM": Architecture(
+        _LLAMA | {"head_dim", "attention_bias", "mlp_bias"},
+        "max_position_embeddings",
+        "num_hidden_layers",
+    ),
+    "MistralForCausalLM": Architecture(
+        _LLAMA | {"head_dim", "sliding_window"}, "max_position_embeddings", "num_hidden_layers"
+    ),
+    "Qwen2ForCausalLM": Architecture(_LLAMA, "max_position_embeddings", "num_hidden_layers"),
+    "Qwen3ForCausalLM": Architecture(
+        _LLAMA | {"head_dim", "attention_bias"}, "max_position_embeddings", "num_hidden_layers"
+    ),
+}
+
+
+def build_model(spec: ModelSpec, *, seed: int) -> transformers.PreTrainedModel:
+    """The model with f32 weights drawn from `seed`, on the CPU, in training mode.
+
+    The caller's random state is left as it was. If `spec.tensors` is not empty, it must agree with
+    the model built. UserError if the architecture or a value is not accepted, or if it does not.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _construct(spec)
+    if spec.tensors and tensor_specs(model) != spec.tensors:
+        raise UserError(
+            "The tensor table of the project is not the one that this version of transformers"
+            f" ({transformers.__version__}) builds for {spec.architecture}. Install the version"
+            " that the project's owner used."
+        )
+    return model
+
+
+def describe_model(architecture: str, config: Mapping[str, ConfigValue]) -> ModelSpec:
+    """The model's tensor table, without allocating its weights. UserError as in `build_model`."""
+    bare = ModelSpec(architecture, dict(config), ())
+    with torch.device("meta"):
+        tensors = tensor_specs(_construct(bare))
+    return ModelSpec(architecture, dict(config), tensors)
+
+
+def check_fits(model: ModelSpec, data: DataSpec, vocabulary_size: int) -> None:
+    """UserError if the text's token ids or sequence length do not fit the model."""
+    known = _configuration(model)
+    positions = int(getattr(known, ARCHITECTURES[model.architecture].positions_key))
+    if known.vocab_size < vocabulary_size:
+        raise UserError(
+            f"The tokenizer {data.tokenizer!r} has {vocabulary_size} tokens, the model's"
+            f" vocab_size is {known.vocab_size}. Raise vocab_size to at least {vocabulary_size}."
+        )
+    if positions < data.sequence_tokens:
+        raise UserError(
+            f"Sequences of {data.sequence_tokens} tokens do not fit a model with {positions}"
+            f" positions. Lower sequence_tokens or raise"
+            f" {ARCHITECTURES[model.architecture].positions_key}."
+        )
+
+
+def tensor_specs(model: transformers.PreTrainedModel) -> tuple[TensorSpec, ...]:
+    """Every trainable tensor once, tied ones under their first name, in the model's own order.
+
+    Tables that map tokens or positions to vectors, or vectors to tokens, are merged by mean.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    output = model.get_output_embeddings()
+    if output is not None:
+        tables.add(id(output.weight))
+    return tuple(
+        TensorSpec(name, tuple(tensor.shape), "mean" if id(tensor) in tables else "rda")
+        for name, tensor in model.named_parameters()
+        if tensor.requires_grad
+    )
+
+
+def layout_of(genesis: Genesis) -> Layout:
+    """The project's cut of its model."""
+    return build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+
+
+class FragmentView:
+    """A model's weights as fragments: flat f32 arrays, each tensor at its offset, gaps zero.
+
+    Reads and writes go to the model itself; nothing is kept.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        """InternalError if the model lacks a tensor of the layout, or one is not contiguous f32."""
+        self.layout = layout
+        tensors = dict(model.named_parameters())
+        self._flat: dict[str, Tensor] = {}
+        for fragment in layout.fragments:
+            for span in fragment.spans:
+                tensor = tensors.get(span.name)
+                if tensor is None or tuple(tensor.shape) != span.shape:
+                    raise InternalError(f"the model has no tensor {span.name} {span.shape}")
+                if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+                    raise InternalError(f"{span.name} is not a contiguous f32 tensor")
+                self._flat[span.name] = tensor.detach().view(-1)
+
+    def numel(self, fragment: int) -> int:
+        """Elements of a fragment, padding included. InternalError if there is no such fragment."""
+        if not 0 <= fragment < len(self.layout.fragments):
+            raise InternalError(f"there is no fragment {fragment}")
+        return self.layout.fragments[fragment].numel
+
+    def read(self, fragment: int, out: Floats) -> None:
+        """Copies a fragment into `out`, f32 [numel]; padding becomes zero."""
+        self._check(fragment, out)
+        for span in self.layout.fragments[fragment].spans:
+            end = span.offset + span.numel
+            torch.from_numpy(out[span.offset : end]).copy_(self._flat[span.name])
+            out[end : span.offset + span.padded] = 0.0
+
+    def write(self, fragment: int, values: Floats) -> None:
+        """Replaces a fragment by `values`, f32 [numel]; padding is ignored."""
+        self._check(fragment, values)
+        for span in self.layout.fragments[fragment].spans:
+            self._flat[span.name].copy_(_tensor(values[span.offset : span.offset + span.numel]))
+
+    def add(self, fragment: int, values: Floats) -> None:
+        """Adds `values`, f32 [numel], to a fragment; padding is ignored."""
+        self._check(fragment, values)
+        for span in self.layout.fragments[fragment].spans:
+            flat = self._flat[span.name]
+            piece = _tensor(values[span.offset : span.offset + span.numel])
+            flat.add_(piece.to(flat.device))
+
+    def write_all(self, values: Floats) -> None:
+        """Replaces every fragment; `values` holds them one after the other."""
+        sizes = [fragment.numel for fragment in self.layout.fragments]
+        if values.size != sum(sizes):
+            raise InternalError(f"{values.size} elements for a model of {sum(sizes)}")
+        first = 0
+        for index, size in enumerate(sizes):
+            self.write(index, values[first : first + size])
+            first += size
+
+    def _check(self, fragment: int, values: Floats) -> None:
+        if values.shape != (self.numel(fragment),) or values.dtype != np.float32:
+            raise InternalError(
+                f"fragment {fragment} has {self.numel(fragment)} f32 elements,"
+                f" not {values.dtype} {values.shape}"
+            )
+
+
+def initial_weights(genesis: Genesis) -> list[Floats]:
+    """Version 0 of every fragment, f32 [numel], drawn from the project's seed.
+
+    The same seed need not give the same bits under another torch version, so only the project's
+    first leader calls this, and everybody else downloads the result. UserError as in `build_model`.
+    """
+    layout = layout_of(genesis)
+    view = FragmentView(build_model(genesis.model, seed=genesis.seed), layout)
+    fragments = [np.zeros(fragment.numel, dtype=np.float32) for fragment in layout.fragments]
+    for index, values in enumerate(fragments):
+        view.read(index, values)
+    return fragments
+
+
+def _tensor(values: Floats) -> Tensor:
+    # torch has no read-only tensors and warns about memory it might write to.
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def _construct(spec: ModelSpec) -> transformers.PreTrainedModel:
+    configuration = _configuration(spec)
+    try:
+        model = getattr(transformers, spec.architecture)(configuration)
+    except (KeyError, ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"{spec.architecture} cannot be built from this configuration ({error!r}). Correct the"
+            " values under [model.config]."
+        ) from error
+    if len(list(model.named_parameters())) > limits.TENSORS_MAX:
+        raise UserError(f"The model has more than {limits.TENSORS_MAX} tensors; use fewer layers.")
+    return model.float().train()
+
+
+def _configuration(spec: ModelSpec) -> transformers.PreTrainedConfig:
+    architecture = ARCHITECTURES.get(spec.architecture)
+    if architecture is None:
+        raise UserError(
+            f"The architecture {spec.architecture!r} is not supported. Use one of"
+            f" {', '.join(sorted(ARCHITECTURES))}."
+        )
+    unknown = sorted(set(spec.config) - architecture.keys)
+    if unknown:
+        raise UserError(
+            f"{spec.architecture} has no configuration key {unknown[0]!r}. Allowed are"
+            f" {', '.join(sorted(architecture.keys))}."
+        )
+    for key, value in spec.config.items():
+        _check_value(key, value, LAYERS_MAX if key == architecture.layers_key else SIZE_MAX)
+    values: dict[str, ConfigValue] = dict.fromkeys(_SPECIAL_TOKENS)
+    values |= spec.config
+    try:
+        return getattr(transformers, spec.architecture).config_class(
+            **values, attn_implementation="sdpa"
+        )
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        ZeroDivisionError,
+        huggingface_hub.errors.StrictDataclassError,
+    ) as error:
+        words = " ".join(str(error).split())  # Theirs come on several lines.
+        raise UserError(
+            f"{spec.architecture} refuses this configuration ({words}). Correct the values under"
+            " [model.config]."
+        ) from error
+
+
+def _check_value(key: str, value: ConfigValue, bound: int) -> None:
+    if isinstance(value, list):
+        raise UserError(f"The configuration key {key!r} takes one value, not a list.")
+    if isinstance(value, int) and not 0 <= value <= bound:
+        raise UserError(f"The configuration value {key} = {value} is not between 0 and {bound}.")

@@ -1,0 +1,313 @@
+"""The verbs of the `shoal` command: names, options, help. What they do lives elsewhere.
+
+Anything heavy is imported inside the verb that needs it: `shoal --help` and `shoal status` must
+answer at once. Nothing here asks a question: every choice is an option or a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Group, Parameter, validators
+
+from node.host.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
+from shoal import failures
+from shoal.exit_codes import ExitCode, epilogue
+
+HomeHere = Annotated[Home, Parameter(parse=False)]
+Instance = Annotated[str, Parameter(help="Tells several daemons of one role in one home apart.")]
+Port = Annotated[
+    int,
+    Parameter(
+        help="TCP port to listen on; 0 takes any free one.",
+        validator=validators.Number(gte=0, lte=65535),
+    ),
+]
+Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
+LogJson = Annotated[bool, Parameter(help="Write log lines as JSON.", negative="")]
+ProjectPath = Annotated[
+    Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
+]
+AtLeastOne = validators.Number(gte=1)
+
+app = App(
+    name="shoal",
+    help="Train neural networks together on volunteered machines.",
+    help_epilogue=epilogue(),
+    help_format="plaintext",
+    version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
+    result_action="return_value",
+)
+project_app = App(name="project", help="Create, sign and read project files.")
+syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.")
+app.command(project_app)
+app.command(syncer_app)
+app.register_install_completion_command(help="Install completion for this shell.")
+app.meta.group_parameters = Group("Everywhere", sort_key=0)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of the verb that these arguments name. Errors of verbs are raised."""
+    try:
+        code = app.meta(list(arguments), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        failures.complain(f"{error} Ask `shoal --help`.")
+        return ExitCode.WRONG_INPUT
+    return code if isinstance(code, int) else ExitCode.DONE
+
+
+@app.meta.default
+def _launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    home: Annotated[
+        Path | None,
+        Parameter(
+            help="Directory for keys, sockets, caches and logs.",
+            env_var=HOME_VARIABLE,
+            show_env_var=True,
+        ),
+    ] = None,
+) -> object:
+    command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
+    here = Home(home)
+    failures.use_home(here)
+    if "home" in ignored:
+        return command(*bound.args, **bound.kwargs, home=here)
+    return command(*bound.args, **bound.kwargs)
+
+
+def _say(lines: Sequence[str]) -> int:
+    print("\n".join(lines))
+    return ExitCode.DONE
+
+
+@app.command
+def version() -> int:
+    """Print the version of Shoal and of its protocol."""
+    return _say([_version_line()])
+
+
+def _version_line() -> str:
+    from importlib import metadata
+
+    from protocol.limits import WIRE_VERSION
+
+    try:
+        number = metadata.version("shoal")
+    except metadata.PackageNotFoundError:
+        number = "from source"
+    return f"shoal {number}, protocol {WIRE_VERSION}"
+
+
+app.version = _version_line
+
+
+@project_app.command
+def create(
+    path: Annotated[Path, Parameter(help="The file to write, or its directory.")] = Path(
+        "project.toml"
+    ),
+    *,
+    name: Annotated[str | None, Parameter(help="What the project is called.")] = None,
+) -> int:
+    """Write a project file with every setting explained."""
+    from shoal import projects
+
+    return _say(projects.create(path, name))
+
+
+@project_app.command
+def sign(
+    path: Annotated[Path, Parameter(help="The project file (.toml).")],
+    *,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Check a project file against model and text, and sign it with the owner's key."""
+    from shoal import projects
+
+    return _say(projects.sign(path, home, instance=instance))
+
+
+@project_app.command
+def show(
+    path: Annotated[Path, Parameter(help="A signed project (.shoal) or a project file (.toml).")],
+) -> int:
+    """Say what a project is."""
+    from shoal import projects
+
+    return _say(projects.show(path))
+
+
+@syncer_app.command(name="run")
+def run_syncer(
+    project: ProjectPath,
+    *,
+    port: Port = 4100,
+    announce: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=["--announce", "--host-address"],
+            help="Address for the join link where this machine cannot know it, such as "
+            "/dns4/example.org/tcp/4100; may be given several times.",
+            negative="",
+        ),
+    ] = (),
+    bootstrap: Annotated[
+        tuple[str, ...],
+        Parameter(help="Whole address of a host already in the swarm; repeatable.", negative=""),
+    ] = (),
+    listen: Listen = "0.0.0.0",
+    instance: Instance = DEFAULT_INSTANCE,
+    exit_when_done: Annotated[
+        bool, Parameter(help="End when the token budget is reached.", negative="")
+    ] = False,
+    log_json: LogJson = False,
+    home: HomeHere,
+) -> int:
+    """Run the syncer of a project, until Ctrl-C or `shoal stop`."""
+    from shoal import running
+
+    return running.run_syncer(
+        project,
+        home,
+        instance=instance,
+        port=port,
+        listen_host=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        exit_when_done=exit_when_done,
+        log_json=log_json,
+    )
+
+
+@syncer_app.command
+def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
+    """Print the key of this machine's syncer, as [[voters]] in a project file want it."""
+    from node.host import keystore
+
+    identity = keystore.load_or_create(home.identity("syncer", instance))
+    return _say([identity.public.hex()])
+
+
+@app.command
+def join(
+    link: Annotated[str, Parameter(help="The join link, from `shoal:` to its end.")],
+    *,
+    name: Annotated[
+        str | None,
+        Parameter(help="What others see you as; part of your key by default."),
+    ] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    port: Port = 0,
+    listen: Listen = "0.0.0.0",
+    duty: Annotated[
+        float,
+        Parameter(
+            help="Share of the time in which training may run.",
+            validator=validators.Number(gt=0, lte=1),
+        ),
+    ] = 1.0,
+    threads: Annotated[
+        int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)
+    ] = None,
+    micro_batch: Annotated[
+        int | None,
+        Parameter(
+            help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne
+        ),
+    ] = None,
+    evaluate: Annotated[
+        bool, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
+    ] = True,
+    device: Annotated[
+        str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
+    ] = None,
+    log_json: LogJson = False,
+    home: HomeHere,
+) -> int:
+    """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""
+    from shoal import running
+
+    return running.join(
+        link,
+        home,
+        name=name,
+        instance=instance,
+        port=port,
+        listen_host=listen,
+        duty_frac=duty,
+        threads=threads,
+        micro_batch=micro_batch,
+        evaluates=evaluate,
+        device=device,
+        log_json=log_json,
+    )
+
+
+@app.command
+def status(
+    *,
+    json: Annotated[
+        bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
+    ] = False,
+    watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
+    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Say how the daemons on this machine are doing."""
+    from shoal import watching
+
+    return watching.status(home, instance=instance, as_json=json, is_watching=watch)
+
+
+@app.command
+def stop(
+    *,
+    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    role: Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")] = None,
+    home: HomeHere,
+) -> int:
+    """Ask the daemons on this machine to stop cleanly, and wait until they have."""
+    from shoal import running
+
+    return running.stop(home, role=role, instance=instance)
+
+
+@app.command
+def export(
+    project: Annotated[
+        Path | None,
+        Parameter(help="A signed project; not needed where the syncer has served only one."),
+    ] = None,
+    *,
+    to: Annotated[Path, Parameter(help="Directory for the model; must not hold one yet.")],
+    checkpoint: Annotated[
+        str, Parameter(help="best, latest, or the log index of a checkpoint.")
+    ] = "best",
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Write a syncer's checkpoint as a model that `transformers` loads."""
+    from shoal import exporting
+
+    return _say(exporting.export(project, home, to=to, checkpoint=checkpoint, instance=instance))
+
+
+@app.command
+def demo(
+    *,
+    report: Annotated[Path | None, Parameter(help="Write what was measured to this file.")] = None,
+    minutes: Annotated[
+        float | None,
+        Parameter(help="End after this long at the latest.", validator=validators.Number(gt=0)),
+    ] = None,
+    home: HomeHere,
+) -> int:
+    """Train a small model here with a syncer and several learners, and show how it goes."""
+    from shoal import demo as demonstration
+
+    return demonstration.run(home=home, report=report, minutes=minutes)

@@ -1,0 +1,75 @@
+"""The daemons of one home, asked over their control sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from node.host import control_client
+from node.host.home import Daemon, DaemonRole, Home
+from protocol.errors import MalformedMessage, TransientError
+from protocol.snapshot import Status
+
+POLL_S = 0.1
+
+
+def find_daemons(
+    home: Home, *, role: DaemonRole | None = None, instance: str | None = None
+) -> list[Daemon]:
+    """The daemons of this home that fit. Raises TransientError when there are none."""
+    fitting = [
+        daemon
+        for daemon in home.daemons()
+        if role in (None, daemon.role) and instance in (None, daemon.instance)
+    ]
+    if not fitting:
+        wanted = " ".join(word for word in (role or "Shoal", "daemon") if word)
+        called = f" called {instance}" if instance is not None else ""
+        raise TransientError(
+            f"No {wanted}{called} runs in {home.root}. Start one with `shoal join LINK` or "
+            "`shoal syncer run PROJECT`, or name another place with --home."
+        )
+    return fitting
+
+
+def ask_status(daemon: Daemon) -> Status:
+    """What the daemon says about itself. Raises what `control_client.call` raises."""
+    answer = control_client.call(daemon.socket, "status")
+    try:
+        return msgspec.convert(answer.get("status"), Status)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        raise MalformedMessage(
+            f"the {daemon.role} {daemon.instance} is of another version of Shoal ({error}); "
+            "restart it"
+        ) from error
+
+
+def ask_all(daemons: Sequence[Daemon]) -> tuple[list[Status], list[str]]:
+    """The status of those who answer, and for each of the others a line that says so."""
+    statuses, silent = [], []
+    for daemon in daemons:
+        try:
+            statuses.append(ask_status(daemon))
+        except TransientError as error:
+            silent.append(f"{daemon.role} {daemon.instance}: {error}")
+    return statuses, silent
+
+
+def stop_and_wait(daemon: Daemon, *, timeout_s: float) -> bool:
+    """Asks the daemon to stop; whether it was gone within `timeout_s`.
+
+    Raises TransientError when nobody answers in the first place.
+    """
+    control_client.call(daemon.socket, "stop")
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        try:
+            control_client.call(daemon.socket, "status", timeout_s=POLL_S)
+        except TransientError:
+            # Busy with stopping, or gone: the socket file is removed at the very end.
+            if not daemon.socket.exists():
+                return True
+        time.sleep(POLL_S)
+    return False

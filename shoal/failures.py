@@ -1,0 +1,64 @@
+"""How a failure looks on the terminal: one line on stderr, the trace in a file, an exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from node.host.home import Home
+from protocol.errors import InternalError, ShoalError, TransientError, UserError
+from shoal.exit_codes import ExitCode
+
+_home: Home | None = None
+
+
+def use_home(home: Home) -> None:
+    """From now on crash reports go below `home`."""
+    global _home
+    _home = home
+
+
+def complain(text: str) -> None:
+    """Prints one line of complaint."""
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+
+
+def interrupted() -> int:
+    """The answer to Ctrl-C in a verb that does not take it as a wish to stop cleanly."""
+    print("interrupted", file=sys.stderr)
+    return ExitCode.INTERRUPTED
+
+
+def report(error: Exception) -> int:
+    """Says what went wrong and returns the exit code for it."""
+    match error:
+        case UserError():
+            complain(str(error))
+            return ExitCode.WRONG_INPUT
+        case TransientError():
+            complain(str(error))
+            return ExitCode.NOT_REACHABLE
+        case ShoalError() if not isinstance(error, InternalError):
+            complain(str(error))
+            return ExitCode.FAILED
+    trace = "".join(traceback.format_exception(error))
+    try:
+        complain(f"{_first_line(error)} This is a bug in Shoal; its trace is in {_store(trace)}")
+    except (OSError, ShoalError):
+        print(trace, file=sys.stderr)
+        complain(f"{_first_line(error)} This is a bug in Shoal; its trace is above.")
+    return ExitCode.BUG
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0][:200]
+    return f"{type(error).__name__}: {text}." if text else f"{type(error).__name__}."
+
+
+def _store(trace: str) -> Path:
+    directory = (_home or Home()).logs()
+    path = directory / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 10**6}.txt"
+    path.write_text(trace)
+    return path

@@ -1,0 +1,222 @@
+"""The project file as it is first written: every key, a good value, and what it means.
+
+The values suit a small model on a handful of machines; the comments are for whoever edits them.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from protocol.errors import InternalError
+
+Value = bool | int | float | str | list[int] | list[str]
+
+_COMMENT_COLUMN = 36
+_LINE_CHARS = 100
+
+
+class Line(NamedTuple):
+    """One key of a section."""
+
+    key: str
+    value: Value
+    comment: str
+
+
+class Section(NamedTuple):
+    """One table of the file."""
+
+    name: str
+    title: str
+    lines: tuple[Line, ...]
+
+
+HEADER = """\
+# A Shoal project. Sign it with `shoal project sign FILE`, then run `shoal syncer run FILE`.
+#
+# [project], [model] and [data] are the project's identity: changing them makes another project,
+# with another join link. All other sections may change later: edit, sign again, restart the syncer.
+"""
+
+SECTIONS = (
+    Section(
+        "project",
+        "What it is called, and where its chance comes from.",
+        (
+            Line("name", "my-project", "shown on every screen; 1 to 64 characters"),
+            Line("seed", 1, "orders the training text and draws the first weights"),
+        ),
+    ),
+    Section(
+        "model",
+        "What is trained: an architecture of `transformers`. As it is, 0.8 million parameters.",
+        (
+            Line(
+                "architecture",
+                "LlamaForCausalLM",
+                "also GPT2LMHeadModel, GPTNeoXForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
+                "Qwen3ForCausalLM",
+            ),
+            Line("fragments", 8, "pieces that are merged and sent one at a time"),
+            Line("strategy", "balanced", "how tensors are dealt out: balanced, tensor or layer"),
+        ),
+    ),
+    Section(
+        "model.config",
+        "Values for the architecture's configuration, as `transformers` names them.",
+        (
+            Line("vocab_size", 257, "256 bytes and one token that ends a text"),
+            Line("hidden_size", 128, "width of the model"),
+            Line("intermediate_size", 344, "width inside the feed-forward parts"),
+            Line("num_hidden_layers", 4, "depth of the model"),
+            Line("num_attention_heads", 4, "must divide hidden_size"),
+            Line("num_key_value_heads", 4, "fewer than attention heads: grouped-query attention"),
+            Line("max_position_embeddings", 256, "at least data.sequence_tokens"),
+            Line("tie_word_embeddings", True, "one table for reading and for predicting tokens"),
+        ),
+    ),
+    Section(
+        "data",
+        "What it is trained on. Every learner reads the text itself; it never travels over Shoal.",
+        (
+            Line("source", "python-stdlib", "python-stdlib, file, folder, parquet or hub"),
+            Line(
+                "location",
+                "",
+                "path or hub name (NAME or NAME:CONFIGURATION); empty for python-stdlib. A "
+                "learner looks at the same path on its own machine; `~` is its home directory, "
+                "other paths start beside this file",
+            ),
+            Line("text_field", "text", "column that holds the text, for parquet and hub"),
+            Line("tokenizer", "bytes", "bytes, a tokenizer.json, or a hub repository with one"),
+            Line("sequence_tokens", 256, "length of one training sequence"),
+            Line("block_sequences", 16, "sequences in one block, the unit leased to a learner"),
+            Line("heldout_frac", 0.02, "share of the texts kept apart to measure progress"),
+        ),
+    ),
+    Section(
+        "training",
+        "What each learner does by itself, in its local steps.",
+        (
+            Line("optimizer", "adamw", "the inner optimizer: adamw"),
+            Line("learning_rate", 0.002, "at its peak"),
+            Line("weight_decay", 0.1, "0 switches it off"),
+            Line("beta1", 0.9, "memory of the mean gradient"),
+            Line("beta2", 0.95, "memory of the mean squared gradient"),
+            Line("grad_norm_max", 1.0, "a longer gradient is scaled down to this"),
+            Line("batch_sequences", 8, "sequences in one local step, on every learner"),
+            Line("warmup_frac", 0.05, "share of the token budget in which the rate rises"),
+            Line("final_learning_rate_frac", 0.1, "rate at the end, as a share of the peak"),
+            Line("fresh_moment_steps", 10, "local steps in which a new learner eases in"),
+        ),
+    ),
+    Section(
+        "outer",
+        "What a merge does with the learners' movement: Nesterov momentum.",
+        (
+            Line("learning_rate", 0.7, "share of the merged movement that is taken"),
+            Line("momentum", 0.5, "0 switches it off"),
+            Line(
+                "clip_to_median",
+                3.0,
+                "a push longer than this many times the median push is scaled down to it",
+            ),
+        ),
+    ),
+    Section(
+        "rounds",
+        "When a fragment is merged, and for whom a round waits.",
+        (
+            Line("local_steps", 16, "H: local steps between two merges of the same fragment"),
+            Line("overlap_steps", 2, "rounds in flight at most, always on different fragments"),
+            Line("quorum", 1, "K: pushes a round needs; lowered when fewer learners are alive"),
+            Line("grace_safety", 0.9, "share of the spare time a round waits after its quorum"),
+            Line("pace_share", 0.5, "share of the swarm's speed that must have done H steps"),
+            Line("patience_s", 20.0, "seconds before a round settles for those who are alive"),
+            Line("pull_timeout_s", 20.0, "seconds after which a learner is late for its round"),
+            Line(
+                "apply", "overwrite", "what a learner does with merged weights: overwrite, rebase"
+            ),
+            Line("up_codec", "int4", "learner to syncer: int4, int8, bf16 or f32"),
+            Line("down_codec", "int4", "syncer to learner: int4, int8, bf16 or f32"),
+        ),
+    ),
+    Section(
+        "limits",
+        "How long, how many, how often.",
+        (
+            Line("tokens", 20_000_000, "the run ends after this many trained tokens"),
+            Line("learners", 256, "learners at once"),
+            Line("evaluate_every", 50, "merges between two measured checkpoints"),
+            Line("heldout_sequences", 64, "held-out sequences in one measurement"),
+            Line("lease_s", 120.0, "seconds after which a silent learner's blocks are taken back"),
+            Line("lease_blocks", 64, "blocks leased at once"),
+        ),
+    ),
+    Section(
+        "admission",
+        "Who may not take part.",
+        (Line("banned", [], "keys of refused learners, 64 hex digits each"),),
+    ),
+)
+
+VOTERS = """\
+# Hosts whose signature commits a merge. One is enough, but then nobody replaces it when it fails;
+# two cannot outvote each other and are refused; three survive the loss of one. `shoal syncer key`
+# prints the key of the host it is run on.
+"""
+
+VOTER_LINES = (
+    Line("key", "this host", '"this host" is the one that signs; else 64 hex digits'),
+    Line("role", "syncer", "syncer, or witness: votes, but holds no weights"),
+    Line("priority", 10, "0 to 100; the highest that is alive leads"),
+)
+
+
+def create_text(name: str, *, changes: Mapping[str, Value] | None = None) -> str:
+    """A whole project file with every key explained.
+
+    changes: other values than the usual ones, by dotted key such as `rounds.quorum`; keys below
+    `model.config` may be new, and are then written without a comment.
+    """
+    left = dict(changes or {})
+    left["project.name"] = name
+    parts = [HEADER]
+    for section in SECTIONS:
+        lines = [
+            line._replace(value=left.pop(f"{section.name}.{line.key}", line.value))
+            for line in section.lines
+        ]
+        if section.name == "model.config":
+            added = [key for key in left if key.startswith("model.config.")]
+            lines += [Line(key.rpartition(".")[2], left.pop(key), "") for key in added]
+        heading = f"# {section.title}\n[{section.name}]\n"
+        parts.append(heading + "".join(_written(line) for line in lines))
+    parts.append(VOTERS + "[[voters]]\n" + "".join(_written(line) for line in VOTER_LINES))
+    if left:
+        raise InternalError(f"a project file has no key {', '.join(sorted(left))}")
+    return "\n".join(parts)
+
+
+def toml_value(value: Value) -> str:
+    """The value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value:_}" if abs(value) >= 100_000 else str(value)
+    # JSON's strings, floats and lists are TOML's, but for DEL, which no sane value contains.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _written(line: Line) -> str:
+    """The key with its comment beside it; a long comment goes on in the lines below."""
+    setting = f"{line.key} = {toml_value(line.value)}"
+    if not line.comment:
+        return setting + "\n"
+    wrapped = textwrap.wrap(line.comment, _LINE_CHARS - _COMMENT_COLUMN - 2)
+    first = f"{setting:<{_COMMENT_COLUMN - 2}}  # {wrapped[0]}\n"
+    column = max(_COMMENT_COLUMN, len(setting) + 2)
+    return first + "".join(f"{'':{column}}# {more}\n" for more in wrapped[1:])

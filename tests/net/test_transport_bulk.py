@@ -1,0 +1,155 @@
+"""Bulk transfers between real hosts on loopback: honest, lying, silent and slow donors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from blake3 import blake3
+
+from node.host import blobs
+from node.host.transport import BLOB_PROTOCOL
+from protocol import limits
+from protocol.errors import (
+    LimitExceeded,
+    MalformedMessage,
+    MalformedPayload,
+    NotHeld,
+    PeerUnreachable,
+    TransientError,
+)
+from tests.net.hosts import run, swarm
+
+pytestmark = pytest.mark.net
+
+BLOB = random.Random(7).randbytes(3_000_001)
+DIGEST = blake3(BLOB).digest()
+
+
+def serve_blob(host, blob=BLOB, digest=DIGEST):
+    host.transport.serve_blobs(lambda peer, asked: memoryview(blob) if asked == digest else None)
+
+
+def serve_raw(host, reply):
+    """Makes `host` answer blob requests with whatever bytes `reply` says."""
+
+    async def rude(wire):
+        await wire.read_exactly(blobs.REQUEST_BYTES, timeout_s=5)
+        await wire.write(reply, timeout_s=5)
+        wire.close()
+
+    host.transport._serving[BLOB_PROTOCOL] = rude
+
+
+def test_a_blob_arrives_and_is_checked(tmp_path):
+    async def main():
+        async with swarm(tmp_path, 2) as (one, two):
+            serve_blob(one)
+            progress = []
+            blob = await two.transport.fetch(
+                one.identity.public, DIGEST, len(BLOB), on_progress=progress.append
+            )
+            assert blob == BLOB
+            assert progress[-1] == len(BLOB)
+            assert progress == sorted(progress)
+            empty = blake3(b"").digest()
+            serve_blob(one, b"", empty)
+            assert await two.transport.fetch(one.identity.public, empty, 0) == b""
+
+    run(main())
+
+
+def test_many_transfers_at_once_wait_for_their_turn(tmp_path):
+    async def main():
+        async with swarm(tmp_path, 2) as (one, two):
+            serve_blob(one)
+            async with asyncio.TaskGroup() as tasks:
+                fetches = [
+                    tasks.create_task(two.transport.fetch(one.identity.public, DIGEST, len(BLOB)))
+                    for _ in range(3 * limits.STREAMS_PER_PEER_MAX)
+                ]
+            assert all(task.result() == BLOB for task in fetches)
+            assert two.transport._fetch_slots.used == 0
+            await asyncio.sleep(0.1)
+            assert one.transport._serve_slots.used == 0
+
+    run(main())
+
+
+def test_a_broken_transfer_goes_on_from_its_offset(tmp_path):
+    async def main():
+        async with swarm(tmp_path, 3) as (one, two, three):
+            cut = 1_300_000
+            serve_raw(one, bytes([blobs.OK]) + len(BLOB).to_bytes(8, "big") + BLOB[:cut])
+            serve_blob(two)
+            into, held = bytearray(len(BLOB)), []
+            with pytest.raises(PeerUnreachable, match=f"ended at {cut} of {len(BLOB)} bytes"):
+                await three.transport.fetch(
+                    one.identity.public, DIGEST, len(BLOB), into=into, on_progress=held.append
+                )
+            before = three.transport.traffic.down_bytes
+            blob = await three.transport.fetch(
+                two.identity.public, DIGEST, len(BLOB), into=into, offset=held[-1]
+            )
+            assert blob == into == BLOB
+            assert three.transport.traffic.down_bytes - before < len(BLOB) - cut + 100
+
+    run(main())
+
+
+def test_a_blob_that_lies_is_refused(tmp_path):
+    async def main():
+        async with swarm(tmp_path, 2) as (one, two):
+            key = one.identity.public
+            with pytest.raises(NotHeld):
+                await two.transport.fetch(key, DIGEST, len(BLOB))
+            serve_blob(one, BLOB[:-1] + b"?")
+            with pytest.raises(MalformedPayload, match="do not match"):
+                await two.transport.fetch(key, DIGEST, len(BLOB))
+            serve_blob(one, BLOB[:-1])
+            with pytest.raises(MalformedPayload, match="signed are"):
+                await two.transport.fetch(key, DIGEST, len(BLOB))
+            with pytest.raises(LimitExceeded):
+                await two.transport.fetch(key, DIGEST, limits.BLOB_BYTES_MAX + 1)
+            serve_raw(one, b"\x09" + bytes(8))
+            with pytest.raises(MalformedMessage, match="unknown status"):
+                await two.transport.fetch(key, DIGEST, len(BLOB))
+            serve_raw(one, bytes([blobs.BUSY]) + bytes(8))
+            with pytest.raises(TransientError, match="as many transfers"):
+                await two.transport.fetch(key, DIGEST, len(BLOB))
+
+    run(main())
+
+
+def test_a_silent_donor_is_given_up(tmp_path):
+    async def main():
+        async with swarm(tmp_path, 2) as (one, two):
+
+            async def silent(wire):
+                await asyncio.sleep(30)
+
+            one.transport._serving[BLOB_PROTOCOL] = silent
+            with pytest.raises(PeerUnreachable, match="no answer in time"):
+                await two.transport.fetch(one.identity.public, DIGEST, len(BLOB), timeout_s=0.2)
+
+    run(main())
+
+
+def test_a_trickling_donor_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(blobs, "FLOOR_WINDOW_S", 0.3)
+
+    async def main():
+        async with swarm(tmp_path, 2) as (one, two):
+
+            async def trickle(wire):
+                await wire.write(bytes([blobs.OK]) + len(BLOB).to_bytes(8, "big"), timeout_s=5)
+                while True:
+                    await wire.write(b"drop", timeout_s=5)
+                    await asyncio.sleep(0.02)
+
+            one.transport._serving[BLOB_PROTOCOL] = trickle
+            with pytest.raises(PeerUnreachable, match="too slowly"):
+                await two.transport.fetch(one.identity.public, DIGEST, len(BLOB))
+
+    run(main())

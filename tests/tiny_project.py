@@ -1,0 +1,97 @@
+"""A project small enough to train inside a test: a Llama of 58 000 parameters on invented text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from node.trainer.data import describe_corpus
+from node.trainer.link import Configure
+from node.trainer.model import describe_model
+from protocol.project import DataSpec, Genesis, InnerSpec, encode
+
+SEQUENCE_TOKENS = 32
+BLOCK_SEQUENCES = 6
+FRAGMENTS = 3
+
+CONFIG = {
+    "vocab_size": 257,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+INNER = InnerSpec(
+    optimizer="adamw",
+    learning_rate=3e-3,
+    weight_decay=0.1,
+    beta1=0.9,
+    beta2=0.95,
+    grad_norm_max=1.0,
+    batch_sequences=4,
+    warmup_frac=0.1,
+    final_learning_rate_frac=0.1,
+    fresh_moment_steps=4,
+)
+
+
+def write_text(path: Path, *, chars: int = 60_000, seed: int = 5) -> Path:
+    """Lines of words drawn from a small vocabulary."""
+    draw = random.Random(seed)
+    words = ["shoal", "herring", "drifts", "past", "the", "quiet", "harbour", "at", "noon", "and"]
+    lines = []
+    while chars > 0:
+        lines.append(" ".join(draw.choices(words, k=12)) + "\n")
+        chars -= len(lines[-1])
+    path.write_text("".join(lines))
+    return path
+
+
+def data_spec(location: Path | str, **changes: object) -> DataSpec:
+    """A `file` source, not yet counted."""
+    spec = DataSpec(
+        source="file",
+        location=str(location),
+        text_field="text",
+        tokenizer="bytes",
+        sequence_tokens=SEQUENCE_TOKENS,
+        block_sequences=BLOCK_SEQUENCES,
+        blocks=1,
+        heldout_frac=0.2,
+        digest=bytes(32),
+    )
+    return msgspec.structs.replace(spec, **changes)
+
+
+def tiny_genesis(folder: Path) -> Genesis:
+    """A project on a text file in `folder`, tokenised into `folder / "cache"`."""
+    data = data_spec(write_text(folder / "text.txt"))
+    counted = describe_corpus(data, cache=folder / "cache")
+    return Genesis(
+        wire_version=1,
+        name="tiny",
+        owner=bytes(32),
+        model=describe_model("LlamaForCausalLM", CONFIG),
+        data=msgspec.structs.replace(data, blocks=counted.blocks, digest=counted.digest),
+        seed=11,
+        strategy="balanced",
+        fragments=FRAGMENTS,
+    )
+
+
+def configure(genesis: Genesis, folder: Path, **changes: object) -> Configure:
+    """The first command for a trainer of this project, on the CPU with one thread."""
+    command = Configure(
+        genesis=encode(genesis),
+        inner=msgspec.msgpack.encode(INNER),
+        data_cache=str(folder / "cache"),
+        threads=1,
+        device="cpu",
+    )
+    return msgspec.structs.replace(command, **changes)

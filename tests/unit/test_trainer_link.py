@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+
+import numpy as np
+import pytest
+
+from node.trainer import link
+from node.trainer.failures import TrainerFailure, failure_of
+from protocol.errors import InternalError, UserError
+
+COMMANDS = [
+    link.Configure(b"genesis", b"inner", "/cache", 2, 4, 0.5, 3, "cpu", 10),
+    link.OfferSlot(1, 128),
+    link.DropSlot(1),
+    link.Assign(7, 0, 1, 128, bytes(32)),
+    link.Add(8, 0, 1, 128),
+    link.Snapshot(9, 0, 1, 128, True),
+    link.Blocks(((3, 5), (9, 10)), 2),
+    link.DropBlocks(),
+    link.SetProgress(0.25),
+    link.SetDuty(0.5),
+    link.Evaluate(10, 1, 256, 8),
+    link.Generate(11, "def ", 5),
+    link.Begin(),
+    link.Pause(),
+    link.Resume(),
+    link.Quit(),
+]
+
+EVENTS = [
+    link.Ready(bytes(32), "cpu", 5, 4, bytes(32), True, 100, 10, 3, {"data": 0.5}),
+    link.Stepped(1, 128, 5.5, 0.2, 0.1, 3, 4, 1e-3),
+    link.Done(7, 1, 128, 0.1, bytes(32)),
+    link.Evaluated(10, 5.0, 64, 0.1),
+    link.Generated(11, "main"),
+    link.Starved(1),
+    link.Failed("oom", "no memory"),
+]
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    end = link.TrainerEnd(theirs)
+    yield ours, end
+    end.close()
+    ours.close()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 16])
+def test_every_message_survives_any_chunking(size):
+    stream = b"".join(link.frame(one) for one in [*COMMANDS, *EVENTS])
+    reader, bodies = link.FrameReader(), []
+    for first in range(0, len(stream), size):
+        reader.feed(stream[first : first + size], [])
+        while (body := reader.next_frame()) is not None:
+            bodies.append(body)
+    split = len(COMMANDS)
+    assert [link.decode(link.COMMANDS, body) for body in bodies[:split]] == COMMANDS
+    assert [link.decode(link.EVENTS, body) for body in bodies[split:]] == EVENTS
+
+
+def test_every_command_and_event_is_covered_here():
+    assert {type(one) for one in COMMANDS} == set(link.Command.__args__)
+    assert {type(one) for one in EVENTS} == set(link.Event.__args__)
+
+
+def test_a_length_out_of_bounds_is_refused_before_anything_is_stored():
+    reader = link.FrameReader()
+    reader.feed((link.FRAME_BYTES_MAX + 1).to_bytes(4, "big"), [])
+    with pytest.raises(InternalError, match="announced"):
+        reader.next_frame()
+
+
+def test_an_event_is_not_a_command():
+    body = link.frame(link.Starved(1))[4:]
+    with pytest.raises(InternalError, match="unknown message"):
+        link.decode(link.COMMANDS, body)
+
+
+def test_a_message_over_the_bound_is_not_sent():
+    with pytest.raises(InternalError, match="too long"):
+        link.frame(link.Failed("internal", "x" * (link.FRAME_BYTES_MAX + 1)))
+
+
+def test_both_ends_of_a_slot_see_the_same_values():
+    ours = link.Slot.create(1, 300)
+    theirs = link.Slot.attach(1, 300, os.dup(ours.descriptor))
+    ours.values[:] = np.arange(300)
+    assert theirs.values[299] == 299.0
+    assert ours.checksum() == theirs.checksum()
+    theirs.values[0] = 5.0
+    assert ours.values[0] == 5.0
+    ours.close()
+
+
+def test_an_empty_slot_is_possible():
+    slot = link.Slot.create(1, 0)
+    assert slot.values.size == 0
+    slot.close()
+
+
+def test_neither_end_can_shrink_a_slot():
+    slot = link.Slot.create(1, 10_000)
+    with pytest.raises(PermissionError):
+        os.ftruncate(slot.descriptor, mmap.PAGESIZE)
+    slot.close()
+
+
+def test_values_outlive_a_closed_slot_and_no_descriptor_stays_open():
+    before = open_descriptors()
+    slot = link.Slot.create(1, 16)
+    values = slot.values
+    slot.close()
+    slot.close()
+    values[3] = 1.0
+    assert open_descriptors() <= before + 1  # The map itself holds one until it goes.
+    del slot, values
+    assert open_descriptors() == before
+
+
+def test_a_slot_shorter_than_it_claims_is_refused():
+    slot = link.Slot.create(1, 16)
+    with pytest.raises(InternalError, match="64 bytes for 17 elements"):
+        link.Slot.attach(1, 17, os.dup(slot.descriptor))
+    slot.close()
+
+
+def test_descriptors_arrive_with_the_frames_that_announce_them(ends):
+    ours, end = ends
+    slots = [link.Slot.create(number, 8) for number in range(3)]
+    for slot in slots:
+        slot.values[:] = slot.identity
+        socket.send_fds(ours, [link.frame(link.OfferSlot(slot.identity, 8))], [slot.descriptor])
+        ours.sendall(link.frame(link.Begin()))
+    for slot in slots:
+        offer = end.receive(1.0)
+        assert offer == link.OfferSlot(slot.identity, 8)
+        seen = link.Slot.attach(offer.slot, offer.numel, end.take_descriptor())
+        assert seen.values[7] == slot.identity
+        assert end.receive(1.0) == link.Begin()
+        slot.close()
+
+
+def test_an_offer_without_a_descriptor_is_an_error(ends):
+    ours, end = ends
+    ours.sendall(link.frame(link.OfferSlot(1, 8)))
+    end.receive(1.0)
+    with pytest.raises(InternalError, match="without its descriptor"):
+        end.take_descriptor()
+
+
+def test_descriptors_that_nobody_took_are_closed(ends):
+    ours, end = ends
+    slot = link.Slot.create(1, 8)
+    before = open_descriptors()
+    socket.send_fds(ours, [link.frame(link.OfferSlot(1, 8))], [slot.descriptor])
+    end.receive(1.0)
+    assert open_descriptors() == before + 1
+    end.close()
+    assert open_descriptors() == before - 1  # The trainer's end is closed, too.
+    slot.close()
+
+
+def test_receive_returns_none_when_nothing_comes_in_time(ends):
+    _, end = ends
+    assert end.receive(0.0) is None
+
+
+def test_a_closed_link_is_noticed_by_both_directions(ends):
+    ours, end = ends
+    ours.sendall(link.frame(link.Pause()))
+    ours.close()
+    assert end.receive(1.0) == link.Pause()
+    with pytest.raises(link.LinkClosed):
+        end.receive(None)
+    with pytest.raises(link.LinkClosed):
+        end.send(link.Starved(0))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError("slot"), "oom"),
+        (RuntimeError("MPS backend out of memory (used 9 GB)"), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 12 bytes"), "oom"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "device"),
+        (TrainerFailure("data", "no such file"), "data"),
+        (InternalError("bug"), "internal"),
+        (ValueError("out of memory"), "internal"),
+        (UserError("late"), "internal"),
+    ],
+)
+def test_the_kind_of_a_failure_follows_from_the_error(error, kind):
+    failed = failure_of(error)
+    assert failed.kind == kind
+    assert str(error) in failed.message
+
+
+def test_every_kind_has_an_exit_code_of_its_own():
+    assert len(set(link.EXIT_CODES.values())) == len(link.EXIT_CODES)
+    assert link.EXIT_OK not in link.EXIT_CODES.values()

@@ -1,0 +1,121 @@
+"""A learner's status as text: what this machine does for the project, and what came of it."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from protocol.snapshot import NodeStatus
+from tui import rows, words
+
+
+def render(status: NodeStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
+    """The whole view."""
+    sentence = status.sentence or f"This learner's state is {status.state}."
+    return Group(
+        rows.heading(status.project, "learner", status.name, pid=status.pid, width=width),
+        Text(words.clean(sentence, 500), style="bold"),
+        Text(),
+        rows.grid(_facts(status, tokens_per_s)),
+        *(Text(f"note: {words.clean(notice, 500)}", style="yellow") for notice in status.notices),
+    )
+
+
+def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[rows.Row]:
+    state = rows.styled_state(status.state)
+    state.append(f" · up {words.duration(status.uptime_s)}", style="default")
+    return [
+        ("state", state),
+        ("progress", rows.progress(status.project, status.swarm, tokens_per_s)),
+        ("held-out", rows.heldout(status.swarm)),
+        ("syncer", _link(status)),
+        ("weights", _weights(status)),
+        ("trainer", _trainer(status)),
+        ("speed", _speed(status)),
+        ("loss", _loss(status)),
+        ("handed in", _handed_in(status)),
+        ("discarded", _discarded(status)),
+        ("measured", _measured(status)),
+        ("faults", rows.faults(status.faults)),
+        ("network", rows.network(status.network)),
+        (
+            "wire",
+            rows.wire(
+                (status.push_bytes, status.push_params),
+                (status.payload_bytes, status.payload_params),
+            ),
+        ),
+    ]
+
+
+def _link(status: NodeStatus) -> str:
+    detail = f" ({words.clean(status.link_detail, 200)})" if status.link_detail else ""
+    heard = "" if status.heard_s is None else f", heard {words.duration(status.heard_s)} ago"
+    return f"{words.clean(status.link, 20)}{detail}{heard}"
+
+
+def _weights(status: NodeStatus) -> str:
+    held = f"{status.weights_held} of {words.plural(status.project.fragments, 'fragment')} held"
+    sources = [
+        f"{number} from {source}"
+        for number, source in (
+            (status.weights_from_peers, "learners"),
+            (status.weights_from_syncer, "the syncer"),
+        )
+        if number
+    ]
+    fetched = f"; fetched {', '.join(sources)}" if sources else ""
+    current = "current" if not status.lag else f"{words.plural(status.lag, 'version')} behind"
+    return f"{held}{fetched}; {current}"
+
+
+def _trainer(status: NodeStatus) -> str:
+    text = words.clean(status.trainer, 20)
+    if status.trainer_detail:
+        text += f" ({words.clean(status.trainer_detail, 200)})"
+    if status.device:
+        text += f" on {words.clean(status.device, 40)}"
+    if status.micro_batch is not None:
+        text += f", micro-batch {status.micro_batch}"
+    if status.trainer_restarts:
+        text += f", restarted {words.plural(status.trainer_restarts, 'time')}"
+    return text
+
+
+def _speed(status: NodeStatus) -> str:
+    if not status.local_step:
+        return ""
+    text = (
+        f"{words.count(status.tokens_per_s)} tokens/s, {words.duration(status.step_s)} per local "
+        f"step; {status.local_step:,} local steps, {words.count(status.tokens)} tokens so far"
+    )
+    if status.goodput is not None:
+        text += f"; goodput {words.percent(status.goodput)}"
+    return text
+
+
+def _loss(status: NodeStatus) -> str:
+    return "" if status.loss is None else f"{words.loss(status.loss)} at the last local step"
+
+
+def _handed_in(status: NodeStatus) -> str:
+    if not status.pushed:
+        return "nothing yet"
+    text = f"{words.plural(status.pushed, 'push', 'pushes')}, {status.merged:,} merged"
+    others = {word: number for word, number in status.outcomes.items() if word != "merged"}
+    return f"{text}; {words.tally(others)}" if words.tally(others) else text
+
+
+def _discarded(status: NodeStatus) -> str:
+    parts = []
+    if status.discarded_steps:
+        parts.append(f"{words.plural(status.discarded_steps, 'local step')} overwritten")
+    if status.lost_steps:
+        parts.append(f"{words.plural(status.lost_steps, 'local step')} lost with a trainer")
+    return ", ".join(parts) or "nothing"
+
+
+def _measured(status: NodeStatus) -> str:
+    if not status.evaluations:
+        return ""
+    return f"held-out loss of {words.plural(status.evaluations, 'checkpoint')} for the swarm"

@@ -1,0 +1,179 @@
+"""A syncer's status as text: the swarm as a whole, then each learner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protocol.snapshot import PeerRow, RoundRow, SyncerStatus
+from tui import rows, words
+
+PEERS_SHOWN_MAX = 24
+WIDE = 110
+"""From this many columns on the table has room for the reasons of refusal."""
+
+LEGEND = "■ newest  □ due  ▶ in flight  ! behind"
+
+
+def render(status: SyncerStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
+    """The whole view."""
+    if tokens_per_s is None:
+        reported = sum(peer.tokens_per_s for peer in _alive(status))
+        tokens_per_s = reported or None
+    parts: list[RenderableType] = [
+        rows.heading(status.project, "syncer", status.name, pid=status.pid, width=width),
+        Text(_sentence(status), style="bold"),
+        Text(),
+        rows.grid(_facts(status, tokens_per_s)),
+        Text(),
+    ]
+    if status.peers:
+        parts.append(_peers(status.peers, is_wide=width >= WIDE))
+        if width < WIDE:
+            parts += [Text(line) for line in _refused_lines(status.peers)]
+    else:
+        parts.append(Text("No learner has joined yet."))
+    return Group(*parts)
+
+
+def _alive(status: SyncerStatus) -> list[PeerRow]:
+    return [peer for peer in status.peers if peer.state != "gone"]
+
+
+def _sentence(status: SyncerStatus) -> str:
+    """The daemon's own sentence, or the least that is true without it."""
+    if status.sentence:
+        return words.clean(status.sentence, 500)
+    return f"{words.plural(len(_alive(status)), 'learner')} here; phase {status.phase}."
+
+
+def _facts(status: SyncerStatus, tokens_per_s: float | None) -> list[rows.Row]:
+    swarm, project = status.swarm, status.project
+    phase = f"{words.clean(status.phase)} · up {words.duration(status.uptime_s)}"
+    merges = f"{swarm.global_step:,} global steps, {status.merges_here:,} since this start"
+    if status.merges:
+        merges += f", the last in {words.duration(status.merges[-1].seconds)}"
+    means = ""
+    if status.merges_here:
+        means = (
+            f"{status.participants_mean:.1f} learners, {status.effective_h:.1f} local steps per "
+            f"push (H is {project.local_steps})"
+        )
+    return [
+        ("phase", phase),
+        ("progress", rows.progress(project, swarm, tokens_per_s)),
+        ("held-out", rows.heldout(swarm)),
+        ("merges", merges),
+        ("on average", means),
+        ("quorum", _quorum(status)),
+        *(("round", _round(one)) for one in status.rounds),
+        ("grace", _grace(status)),
+        ("fragments", _strip(status)),
+        ("", LEGEND if status.fragments else ""),
+        ("pushes", words.tally(status.outcomes)),
+        ("faults", rows.faults(status.faults)),
+        ("network", rows.network(status.network)),
+        (
+            "wire",
+            rows.wire(
+                (status.push_bytes, status.push_params),
+                (status.payload_bytes, status.payload_params),
+            ),
+        ),
+    ]
+
+
+def _quorum(status: SyncerStatus) -> str:
+    wanted, alive = status.project.quorum, len(_alive(status))
+    needs = f"a round needs {words.plural(wanted, 'push', 'pushes')}"
+    if alive < wanted:
+        there = "none is alive" if not alive else f"{alive} alive"
+        return f"{needs}; {there}, so it settles for fewer after its patience"
+    return f"{needs}; {words.plural(alive, 'learner is', 'learners are')} alive"
+
+
+def _round(one: RoundRow) -> str:
+    text = (
+        f"{one.number:,} on fragment {one.fragment}: {words.clean(one.state, 20)}, "
+        f"{one.arrived} of {one.asked} arrived, needs {one.quorum}, {words.duration(one.age_s)} old"
+    )
+    if one.waiting_for:
+        text += f"; waiting for {words.enumerate_names(one.waiting_for)}"
+    return text
+
+
+def _grace(status: SyncerStatus) -> str:
+    if not status.grace_s and status.slack_s is None:
+        return ""
+    text = f"{words.duration(status.grace_s)} after the quorum"
+    if status.slack_s is not None:
+        text += f"; slack {words.duration(status.slack_s)}"
+    return text
+
+
+def _strip(status: SyncerStatus) -> Text:
+    """One cell per fragment: where its version is, and whether a round is under way."""
+    if not status.fragments:
+        return Text()
+    newest, oldest = max(status.fragments), min(status.fragments)
+    in_flight = {one.fragment for one in status.rounds}
+    cells = "".join(
+        "▶" if index in in_flight else _cell(newest - version)
+        for index, version in enumerate(status.fragments)
+    )
+    versions = f"version {newest}" if newest == oldest else f"versions {oldest} to {newest}"
+    return Text(f"0 {cells} {len(cells) - 1}  {versions}")
+
+
+def _cell(lag: int) -> str:
+    return "■" if lag == 0 else "□" if lag == 1 else "!"
+
+
+def _peers(peers: Sequence[PeerRow], *, is_wide: bool) -> Table:
+    """A row for each learner, by name, so that rows stay where they are."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("learner", no_wrap=True, overflow="ellipsis", max_width=16)
+    table.add_column("device", no_wrap=True, overflow="ellipsis", max_width=24 if is_wide else 8)
+    table.add_column("state", no_wrap=True)
+    for name in ("local step", "lag", "tok/s", "loss", "merges", "goodput"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if is_wide:
+        table.add_column("heard", justify="right", no_wrap=True)
+        table.add_column("not counted", overflow="fold")
+    ordered = sorted(peers, key=lambda peer: (peer.name, peer.key))
+    for peer in ordered[:PEERS_SHOWN_MAX]:
+        table.add_row(*_cells(peer, is_wide=is_wide))
+    left = len(ordered) - PEERS_SHOWN_MAX
+    if left > 0:
+        table.add_row(f"… {left} more")
+    return table
+
+
+def _cells(peer: PeerRow, *, is_wide: bool) -> list[str | Text]:
+    cells: list[str | Text] = [
+        words.clean(peer.name),
+        words.clean(peer.device),
+        rows.styled_state(peer.state),
+        f"{peer.local_step:,}",
+        str(peer.lag),
+        words.count(peer.tokens_per_s),
+        words.loss(peer.loss),
+        f"{peer.merges:,}",
+        "–" if peer.goodput is None else words.percent(peer.goodput),
+    ]
+    if is_wide:
+        cells += [f"{words.duration(peer.heard_s)} ago", words.tally(peer.refused)]
+    return cells
+
+
+def _refused_lines(peers: Sequence[PeerRow]) -> list[str]:
+    """Where the table is too narrow for them: who had what refused."""
+    lines = [
+        f"not counted from {words.clean(peer.name, 20)}: {words.tally(peer.refused)}"
+        for peer in sorted(peers, key=lambda peer: (peer.name, peer.key))
+        if words.tally(peer.refused)
+    ]
+    return lines[:PEERS_SHOWN_MAX]

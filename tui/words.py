@@ -1,0 +1,107 @@
+"""Numbers, durations and names as people read them. Nothing here knows what they mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
+_BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def clean(text: str, chars_max: int = 64) -> str:
+    """`text` without anything that could move the cursor or colour the screen, and not longer.
+
+    Names come from other people's machines.
+    """
+    printable = "".join(char if char.isprintable() else "?" for char in text[: chars_max + 1])
+    return printable if len(printable) <= chars_max else printable[: chars_max - 1] + "…"
+
+
+def count(number: float) -> str:
+    """9 999, 12.3 k, 4.56 M: three digits or a little more."""
+    for size, unit in _COUNT_UNITS:
+        if abs(number) >= size:
+            factor = 1e3 if unit == "k" else size
+            return f"{_three(number / factor)} {unit}"
+    return f"{number:,.0f}"
+
+
+def bytes_of(number: float) -> str:
+    """512 B, 12.3 kB, 4.56 MB: decimal units, as networks count."""
+    for size, unit in _BYTE_UNITS:
+        if number >= size:
+            return f"{_three(number / size)} {unit}"
+    return f"{number:.0f} B"
+
+
+def _three(number: float) -> str:
+    decimals = 0 if abs(number) >= 99.95 else 1 if abs(number) >= 9.995 else 2
+    return f"{number:.{decimals}f}"
+
+
+def duration(seconds: float) -> str:
+    """0.42 s, 41 s, 3 min 5 s, 2 h 41 min, 3 d 4 h."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return _two(whole // 60, "min", whole % 60, "s")
+    if whole < 86_400:
+        return _two(whole // 3600, "h", whole % 3600 // 60, "min")
+    return _two(whole // 86_400, "d", whole % 86_400 // 3600, "h")
+
+
+def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
+    return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
+
+
+def percent(share: float) -> str:
+    """97 %, rounded down, so that 100 % means all of it."""
+    return f"{math.floor(min(max(share, 0.0), 1.0) * 100 + 1e-9)} %"
+
+
+def loss(value: float | None) -> str:
+    """Three decimals, or a dash where there is no reading."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def plural(number: int, noun: str, many: str | None = None) -> str:
+    """1 learner, 2 learners."""
+    return f"{number:,} {noun if number == 1 else many or noun + 's'}"
+
+
+def tally(counts: Mapping[str, int]) -> str:
+    """3 late, 1 stale: the most frequent first; empty where nothing was counted."""
+    ranked = sorted((-number, word) for word, number in counts.items() if number)
+    return ", ".join(f"{-number:,} {clean(word)}" for number, word in ranked)
+
+
+def enumerate_names(names: Sequence[str], shown_max: int = 4) -> str:
+    """a, b, c and 7 others."""
+    shown = ", ".join(clean(name, 20) for name in names[:shown_max])
+    left = len(names) - shown_max
+    return f"{shown} and {plural(left, 'other')}" if left > 0 else shown
+
+
+def bar(share: float, cells: int) -> str:
+    """A bar that is full only when all is done."""
+    full = math.floor(min(max(share, 0.0), 1.0) * cells + 1e-9)
+    return "█" * full + "░" * (cells - full)
+
+
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """The course of `values` in at most `cells` characters, highest on top; empty below two."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2 or cells < 2:
+        return ""
+    cells = min(cells, len(finite))
+    picked = [finite[i * (len(finite) - 1) // (cells - 1)] for i in range(cells)]
+    low, high = min(picked), max(picked)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in picked)
