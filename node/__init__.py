@@ -1,3 +1,3 @@
-"""The learner daemon: what a volunteer runs. Everything below `node.host` is shared by all daemons."""
+"""The learner daemon: what a volunteer runs. What lies in `node.host` serves all daemons."""
 
 __project__ = "shoal"

@@ -23,9 +23,9 @@ from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Layout
 from protocol.numerics.codecs import decode, encode
 from protocol.numerics.outer import digest, encode_with_feedback
-from protocol.numerics.version import next_version, state_digests
+from protocol.numerics.version import certified_version, state_digests
 from protocol.project import Charter
-from protocol.records import StateDigests
+from protocol.records import FragmentMerged, StateDigests
 
 F32 = NDArray[np.float32]
 
@@ -103,28 +103,18 @@ class FragmentBank:
             raise MalformedPayload(f"fragment {fragment} does not have the certified content")
         self._hold(fragment, Held(version, theta, momentum, state))
 
-    def advance(
-        self, fragment: int, version: int, payload: bytes | memoryview, state: StateDigests
-    ) -> None:
+    def advance(self, merged: FragmentMerged, payload: bytes | memoryview) -> None:
         """Take the outer step that makes this version of the one before.
 
         Raises CorruptState if the outcome is not the certified one: then the full state is due.
         """
+        fragment, version = merged.fragment, merged.version
         held = self._held[fragment]
-        assert self.charter is not None
         if held is None or held.version != version - 1:
             raise CorruptState(f"fragment {fragment} is not at version {version - 1}")
-        theta, momentum, found = next_version(
-            held.theta,
-            held.momentum,
-            payload,
-            codec=self.charter.rounds.down_codec,
-            outer=self.charter.outer,
-        )
-        if found != state:
-            raise CorruptState(f"fragment {fragment} v{version} came out differently here")
+        theta, momentum = certified_version(held.theta, held.momentum, payload, merged)
         self._offer_payload(fragment, payload)
-        self._hold(fragment, Held(version, theta, momentum, state))
+        self._hold(fragment, Held(version, theta, momentum, merged.state))
 
     def deliver(self, fragment: int, *, is_assign: bool, merged_sequence: int | None) -> Delivery:
         """The update for the inner loop, which from now on counts as standing on this version."""
@@ -147,7 +137,8 @@ class FragmentBank:
         Raises NonFinite if the local value is not finite.
         """
         base = self._base[fragment]
-        assert base is not None and self.charter is not None
+        assert base is not None, "a fragment is delivered before it is captured"
+        assert self.charter is not None, "a charter comes before any weights"
         rounds = self.charter.rounds
         displacement = base.theta - local
         residual: F32 | None = None

@@ -172,7 +172,6 @@ class NodeDaemon:
                 genesis=self.genesis,
                 layout_digest=self.layout.digest,
                 name=options.name,
-                device=options.device or "any",
                 agent=f"shoal {version('shoal')}",
                 incarnation=time.time_ns() // 1_000_000,
                 evaluates=options.evaluates,
@@ -191,7 +190,6 @@ class NodeDaemon:
                 duty_frac=options.duty_frac,
                 device=options.device,
                 salt=int.from_bytes(identity.key[:6], "big"),
-                heldout_sequences=64,
             ),
             bank=self.bank,
             pool=self.pool,
@@ -233,6 +231,7 @@ class NodeDaemon:
 
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job."""
+        self.bank.charter = self.machine.shared.charter
         match job:
             case FindSeat():
                 return await self.locator.find_seat()
@@ -243,7 +242,6 @@ class NodeDaemon:
             case StartTrainer():
                 charter = self.machine.shared.charter
                 assert charter is not None
-                self.bank.charter = charter
                 return await self.trainer.start(job, charter.inner)
             case Deliver():
                 return await self.trainer.deliver(job)
@@ -280,7 +278,6 @@ class NodeDaemon:
 
     async def _fetch_state(self, job: FetchState) -> JobResult:
         """Fetch a fragment from other learners, and from the syncer only if none has it."""
-        self.bank.charter = self.machine.shared.charter
         size = 4 * self.layout.fragments[job.fragment].numel
         sources = await self.locator.donors()
         leader = self.machine.shared.leader
@@ -296,16 +293,17 @@ class NodeDaemon:
     async def _advance(self, job: Advance) -> JobResult:
         """Fetch a merged payload, from the syncer first, and take the outer step."""
         leader = self.machine.shared.leader
-        wanted = [(job.payload, job.payload_bytes)]
+        merged = job.merged
+        wanted = [(merged.payload, merged.payload_bytes)]
         sources = [leader] if leader is not None else []
         try:
             _, parts = await self.locator.fetch_from(sources, wanted, self._on_fault)
         except TransientError:
             donors = await self.locator.donors()
             _, parts = await self.locator.fetch_from(donors, wanted, self._on_fault)
-        self.payload_bytes += job.payload_bytes
-        self.payload_params += self._params(job.fragment)
-        advance = partial(self.bank.advance, job.fragment, job.version, bytes(parts[0]), job.state)
+        self.payload_bytes += merged.payload_bytes
+        self.payload_params += self._params(merged.fragment)
+        advance = partial(self.bank.advance, merged, bytes(parts[0]))
         await asyncio.get_running_loop().run_in_executor(self.pool, advance)
         return Advanced()
 

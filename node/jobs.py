@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.messages import Cursor, Envelope
-from protocol.records import Span, StateDigests
+from protocol.records import FragmentMerged, Span, StateDigests
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,7 @@ class StateFetched:
 class Advance:
     """Fetch the payload of the next version and take the outer step. Answer: `Advanced`."""
 
-    fragment: int
-    version: int
-    payload: bytes
-    payload_bytes: int
-    state: StateDigests
+    merged: FragmentMerged
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +60,7 @@ class StartTrainer:
 @dataclass(frozen=True, slots=True)
 class TrainerReady:
     device: str
+    micro_batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +110,7 @@ class Evaluate:
     """Evaluate the state that was frozen for this checkpoint. Answer: `EvaluatedLoss`."""
 
     index: int
+    sequences: int
 
 
 @dataclass(frozen=True, slots=True)

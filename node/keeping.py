@@ -1,4 +1,4 @@
-"""Keeping fragments current and handing in displacements: the part of a learner that owns tracks."""
+"""Keeping fragments current and handing in displacements: the part that owns the tracks."""
 
 from __future__ import annotations
 
@@ -173,14 +173,15 @@ class Keeping:
             )
 
     def on_advanced(self, job: Advance, result: object) -> None:
-        track = self.tracks[job.fragment]
+        merged = job.merged
+        track = self.tracks[merged.fragment]
         track.is_busy = False
         if not isinstance(result, Advanced):
             self._retry_later(track)
             return
         track.failures = 0
-        track.skip_to(job.version)
-        fact = FragmentAdvanced(track.index, job.version, job.state.theta, "outer step")
+        track.skip_to(merged.version)
+        fact = FragmentAdvanced(track.index, merged.version, merged.state.theta, "outer step")
         self.shared.desk.emit(fact)
 
     def on_delivered(self, job: Deliver, result: object) -> None:
@@ -227,9 +228,9 @@ class Keeping:
         if track.is_busy or self.shared.now_s < track.retry_s:
             return
         self._freeze(track)
-        if track.queue or (track.held == NONE and self.shared.state.has_weights):
-            if self._bring(track):
-                return
+        is_behind = bool(track.queue) or (track.held == NONE and self.shared.state.has_weights)
+        if is_behind and self._bring(track):
+            return
         if not self.can_deliver or track.held == NONE or track.delivering != NONE:
             return
         if track.needs_delivery:
@@ -244,19 +245,11 @@ class Keeping:
         """Start what brings the track to a newer version; whether something was started."""
         newest = self.shared.state.fragments[track.index]
         following = track.queue[0] if track.queue else None
-        if following is not None and following.version == track.held + 1:
-            if track.failures < ADVANCE_TRIES:
-                self.shared.desk.start(
-                    Advance(
-                        fragment=track.index,
-                        version=following.version,
-                        payload=following.payload,
-                        payload_bytes=following.payload_bytes,
-                        state=following.state,
-                    )
-                )
-                track.is_busy = True
-                return True
+        is_next = following is not None and following.version == track.held + 1
+        if following is not None and is_next and track.failures < ADVANCE_TRIES:
+            self.shared.desk.start(Advance(following))
+            track.is_busy = True
+            return True
         if track.held < newest.version:
             self.shared.desk.start(FetchState(track.index, newest.version, newest.state))
             track.is_busy = True

@@ -204,7 +204,6 @@ class LearnerMachine:
             incarnation=setup.incarnation,
             agent=setup.agent,
             name=setup.name,
-            device=setup.device,
             evaluates=setup.evaluates,
             head_index=self.shared.state.index if self.shared.state.has_weights else 0,
             head=self.shared.state.head,

@@ -20,7 +20,6 @@ class LearnerSetup:
     genesis: Genesis
     layout_digest: bytes
     name: str
-    device: str
     agent: str
     incarnation: int
     evaluates: bool

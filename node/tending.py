@@ -71,8 +71,9 @@ class Tending:
         self.keeping = keeping
         self.inner = Inner.DOWN
         self.detail = ""
-        self.device = shared.setup.device
+        self.device = ""
         self.micro_batch = shared.setup.micro_batch
+        self._chosen_micro_batch = 0
         self._crashes = 0
         self._restart_s: float | None = None
         self._fed_sequences = 0
@@ -94,9 +95,9 @@ class Tending:
     def look(self) -> None:
         """Do whatever the inner loop needs next."""
         now_s = self.shared.now_s
-        if self.inner is Inner.DOWN and self.shared.charter is not None:
-            if self._restart_s is None or now_s >= self._restart_s:
-                self._start()
+        may_start = self._restart_s is None or now_s >= self._restart_s
+        if self.inner is Inner.DOWN and self.shared.charter is not None and may_start:
+            self._start()
         if self.inner is Inner.LOADING and self.keeping.is_standing:
             self._fire("loaded", "")
             self.shared.desk.do(BeginSteps())
@@ -155,7 +156,7 @@ class Tending:
             self.on_lost(TrainerLost(False, detail))
             return
         self._fire("ready", result.device)
-        self.device = result.device
+        self.device, self._chosen_micro_batch = result.device, result.micro_batch
         self._told_progress = -1.0
         self.keeping.can_deliver = True
         self.on_progress()
@@ -187,7 +188,7 @@ class Tending:
         self._evaluating = None
         detail = lost.detail
         if lost.is_out_of_memory:
-            tried = self.micro_batch or MICRO_BATCH_FIRST
+            tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
             self.micro_batch = max(1, tried // 2)
             detail = f"out of memory; next try with a micro-batch of {self.micro_batch}"
         pause_s = RESTART_AFTER_S[min(self._crashes, len(RESTART_AFTER_S) - 1)]
@@ -255,9 +256,11 @@ class Tending:
         is_ready = self.inner in (Inner.LOADING, Inner.STEPPING, Inner.STARVED)
         if plan is None or plan.missing or self._evaluating is not None or not is_ready:
             return
+        charter = self.shared.charter
+        assert charter is not None, "a mark comes from the log, which comes after the charter"
         self.keeping.freezing = None
         self._evaluating = plan.index
-        self.shared.desk.start(Evaluate(plan.index))
+        self.shared.desk.start(Evaluate(plan.index, charter.limits.heldout_sequences))
 
     def _beat(self) -> None:
         """Say where we stand: on change, rate-limited, and at least every second."""
@@ -277,6 +280,7 @@ class Tending:
         tracks = self.keeping.tracks
         return Heartbeat(
             state=self.state,
+            device=self.device[:128],
             local_step=local_step,
             tokens=stepped.tokens if stepped else 0,
             step_s=stepped.step_s if stepped else 0.0,

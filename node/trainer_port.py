@@ -39,6 +39,7 @@ from protocol.machine import Failed, JobResult
 from protocol.messages import Cursor
 from protocol.project import InnerSpec
 
+START = Cursor(0, 0)
 READY_TIMEOUT_S = 600.0
 """A first start may tokenise a large corpus."""
 
@@ -56,7 +57,6 @@ class TrainerSettings:
     duty_frac: float
     device: str | None
     salt: int
-    heldout_sequences: int
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class TrainerPort:
     _job: int = 0
     _waiting: dict[int, asyncio.Future[link.Event]] = field(default_factory=dict)
     _starting: asyncio.Future[link.Event] | None = None
-    _cursor: Cursor = Cursor(0, 0)
+    _cursor: Cursor = START
 
     @property
     def pid(self) -> int | None:
@@ -132,7 +132,7 @@ class TrainerPort:
                 "the training text on this machine differs from the project's (another Python "
                 "version, or other files); it is used all the same"
             )
-        return TrainerReady(event.device)
+        return TrainerReady(event.device, event.micro_batch)
 
     async def deliver(self, job: Deliver) -> JobResult:
         """Bring the inner loop to the newest global value of a fragment."""
@@ -177,8 +177,9 @@ class TrainerPort:
         parts = self.bank.frozen(job.index)
         slot = process.slot(sum(part.size for part in parts))
         await self._in_pool(lambda: np.concatenate(parts, out=slot.values))
-        count = self.settings.heldout_sequences
-        answer = await self._ask(lambda n: link.Evaluate(n, slot.identity, slot.numel, count))
+        answer = await self._ask(
+            lambda n: link.Evaluate(n, slot.identity, slot.numel, job.sequences)
+        )
         process.release(slot)
         if not isinstance(answer, link.Evaluated):
             return Failed("the trainer ended")

@@ -1,3 +1,3 @@
-"""What every Shoal process speaks: messages, records, state machines. Pure: no clock, no IO, no task."""
+"""What every Shoal process speaks: messages, records, machines. Pure: no clock, no IO, no task."""
 
 __project__ = "shoal"

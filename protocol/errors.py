@@ -1,10 +1,10 @@
 """Every error Shoal raises on purpose, in one tree.
 
-The class says who is to blame and therefore what happens next:
+Classes say who is to blame and therefore what happens next:
 
 - `UserError`: the person at the keyboard can fix it. One clear line, exit code 2, no traceback.
 - `RemoteError`: a peer misbehaved. Counted and shown with a typed `reason`; never stops a daemon.
-- `TransientError`: the world is not ready (unreachable, busy, full). Drivers retry; nobody else does.
+- `TransientError`: the world is not ready (unreachable, busy, full). Only drivers retry.
 - `CorruptState`: our own disk or memory is wrong. Quarantine and refetch, or stop.
 - `InternalError`: our bug. Stop the role loudly.
 """

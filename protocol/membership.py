@@ -20,7 +20,6 @@ class Session:
     peer: bytes
     incarnation: int
     name: str
-    device: str
     evaluates: bool
     since_s: float
     heard_s: float
@@ -37,6 +36,10 @@ class Session:
     @property
     def is_training(self) -> bool:
         return self.is_connected and self.beat is not None and self.beat.state == "training"
+
+    @property
+    def device(self) -> str:
+        return self.beat.device if self.beat else ""
 
     @property
     def step_s(self) -> float:
@@ -80,7 +83,6 @@ class Membership:
             peer=peer,
             incarnation=hello.incarnation,
             name=hello.name,
-            device=hello.device,
             evaluates=hello.evaluates,
             since_s=now_s,
             heard_s=now_s,

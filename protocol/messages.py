@@ -94,7 +94,6 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     """Grows with every start of the daemon: a restarted host replaces its former session."""
     agent: Annotated[str, Meta(max_length=64)]
     name: Name
-    device: Annotated[str, Meta(max_length=128)]
     evaluates: bool
     head_index: Count
     """Last record applied, 0 when none."""
@@ -105,6 +104,8 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
     """Where a learner stands. Sent on change, rate-limited, and at least every second."""
 
     state: LearnerState
+    device: Annotated[str, Meta(max_length=128)]
+    """What it trains on; empty before the trainer is ready."""
     local_step: Count
     tokens: Count
     step_s: Annotated[float, Meta(ge=0.0, le=86_400.0)]

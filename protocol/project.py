@@ -48,7 +48,7 @@ class TensorSpec(Struct, frozen=True, array_like=True):
 
 
 class ModelSpec(Struct, frozen=True, array_like=True):
-    """An architecture of `transformers` from the allow-list, and the values of its configuration."""
+    """An architecture of `transformers` from the allow-list, and its configuration values."""
 
     architecture: Name
     config: dict[Annotated[str, Meta(max_length=64)], ConfigValue]

@@ -17,7 +17,7 @@ from protocol import limits, wire
 from protocol.errors import BadSignature, MalformedMessage, WrongProject
 from protocol.ids import Count, Digest, NodeKey
 from protocol.messages import Certificate, CertifiedRecord, Cursor, Envelope, Real, Vote
-from protocol.project import Voter
+from protocol.project import CodecName, Voter
 from protocol.signing import Signer, Verify, signed_digest
 
 NO_RECORD = bytes(32)
@@ -84,7 +84,12 @@ class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
     fragment: Count
     version: Count
     payload: Digest
+    """Of the quantised merged displacement."""
     payload_bytes: Count
+    codec: CodecName
+    learning_rate: Annotated[float, Meta(ge=0.0, le=100.0)]
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
+    """With the codec, all that the outer step needs: a later charter does not change the past."""
     state: StateDigests
     contributions: Annotated[
         tuple[Contribution, ...], Meta(min_length=1, max_length=limits.LEARNERS_MAX)

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from protocol import wire
 from protocol.errors import MalformedMessage
 from protocol.leases import LeaseBook, LeaseEntry
+from protocol.project import Charter
 from protocol.records import (
     NO_RECORD,
     BlocksLeased,
     BlocksReturned,
+    CharterAdopted,
     CheckpointEvaluated,
     CheckpointMarked,
     FragmentMerged,
@@ -64,6 +67,7 @@ class SwarmSummary(Struct, frozen=True, array_like=True):
     epoch: int
     term: int
     leader: bytes
+    charter_revision: int
     fragments: tuple[FragmentState, ...]
     global_step: int
     tokens_by_fragment: tuple[int, ...]
@@ -89,6 +93,7 @@ class SwarmState:
     epoch: int = 0
     term: int = 0
     leader: bytes = b""
+    charter_revision: int = 0
     fragments: list[FragmentState] = field(default_factory=list)
     global_step: int = 0
     tokens_by_fragment: list[int] = field(default_factory=list)
@@ -133,6 +138,8 @@ class SwarmState:
         match record.body:
             case SeatTaken(leader):
                 self.leader = leader
+            case CharterAdopted(envelope):
+                self.charter_revision = wire.decode(envelope.payload, Charter).revision
             case WeightsInitialised(fragments):
                 self._initialise(fragments, record.index)
             case FragmentMerged() as merged:
@@ -194,6 +201,7 @@ class SwarmState:
             epoch=self.epoch,
             term=self.term,
             leader=self.leader,
+            charter_revision=self.charter_revision,
             fragments=tuple(self.fragments),
             global_step=self.global_step,
             tokens_by_fragment=tuple(self.tokens_by_fragment),
@@ -227,6 +235,7 @@ class SwarmState:
             epoch=summary.epoch,
             term=summary.term,
             leader=summary.leader,
+            charter_revision=summary.charter_revision,
             fragments=list(summary.fragments),
             global_step=summary.global_step,
             tokens_by_fragment=list(summary.tokens_by_fragment),

@@ -24,13 +24,12 @@ class Fact(Protocol):
 class SessionOpened:
     peer: bytes
     name: str
-    device: str
     is_resumed: bool
 
     @property
     def text(self) -> str:
         how = "is back, log continued" if self.is_resumed else "joined"
-        return f"{self.name} ({short(self.peer)}, {self.device}) {how}"
+        return f"{self.name} ({short(self.peer)}) {how}"
 
 
 @dataclass(frozen=True, slots=True)

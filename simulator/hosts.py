@@ -145,7 +145,7 @@ class SimSyncer(Host):
 
         def replay(merged: FragmentMerged) -> None:
             payload = self.disk.payloads[merged.payload]
-            self.bank.replay(merged.fragment, merged.version, payload, merged.state)
+            self.bank.replay(merged, payload)
 
         refold(recovered.state, self.disk.records, replay)
         for fragment in recovered.state.fragments:
@@ -254,7 +254,6 @@ class SimLearner(Host):
             genesis=self.tiny.genesis,
             layout_digest=self.layout.digest,
             name=self.name,
-            device="virtual",
             agent="simulator",
             incarnation=self.life,
             evaluates=True,
@@ -283,7 +282,7 @@ class SimLearner(Host):
                 size = 8 * self.layout.fragments[job.fragment].numel
                 world.after(2 * world.delay_s(size), lambda: answer(self._fetch_state(job)))
             case Advance():
-                delay_s = 2 * world.delay_s(job.payload_bytes)
+                delay_s = 2 * world.delay_s(job.merged.payload_bytes)
                 world.after(delay_s, lambda: answer(self._advance(job)))
             case StartTrainer():
                 world.after(TRAINER_START_S, lambda: answer(self._start_trainer()))
@@ -338,10 +337,10 @@ class SimLearner(Host):
 
     def _advance(self, job: Advance) -> object:
         for donor in reversed(self._donors()):
-            payload = donor.shelf.get(job.payload)
+            payload = donor.shelf.get(job.merged.payload)
             if payload is not None:
                 try:
-                    self.bank.advance(job.fragment, job.version, bytes(payload), job.state)
+                    self.bank.advance(job.merged, bytes(payload))
                 except CorruptState as error:
                     return Failed(str(error))
                 return Advanced()
@@ -357,7 +356,7 @@ class SimLearner(Host):
             step_s=self.step_s,
             chance=random.Random(self.chance.random()),
         )
-        return TrainerReady("virtual")
+        return TrainerReady("virtual", inner.batch_sequences)
 
     def _command(
         self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]

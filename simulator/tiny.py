@@ -34,6 +34,7 @@ from protocol.project import (
 from protocol.records import Span
 
 F32 = NDArray[np.float32]
+START = Cursor(0, 0)
 TENSORS = 8
 TENSOR_ELEMENTS = 64
 
@@ -151,7 +152,7 @@ class TinyTrainer:
     is_stepping: bool = False
     spans: deque[Span] = field(default_factory=deque)
     commands: deque[Callable[[], None]] = field(default_factory=deque)
-    _end: Cursor = Cursor(0, 0)
+    _end: Cursor = START
     _noise: np.random.Generator = field(default_factory=np.random.default_rng)
     read: list[tuple[int, int]] = field(default_factory=list)
     """Every (position, sequence) that a local step consumed, for the checkers."""

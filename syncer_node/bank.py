@@ -20,9 +20,9 @@ from protocol.fragments import Layout
 from protocol.numerics.codecs import check
 from protocol.numerics.merge import Contribution, merge_fragment
 from protocol.numerics.outer import digest, encode_with_feedback
-from protocol.numerics.version import next_version, state_digests
+from protocol.numerics.version import certified_version, next_version, state_digests
 from protocol.project import Charter
-from protocol.records import StateDigests
+from protocol.records import FragmentMerged, StateDigests
 from syncer_node.jobs import Merge, PushId
 
 F32 = NDArray[np.float32]
@@ -91,7 +91,7 @@ class MergeBank:
                 f"fragment {job.fragment} is at {base.number}, not {job.version - 1}"
             )
         fragment = self.layout.fragments[job.fragment]
-        rounds = self.charter.rounds
+        rounds, outer = self.charter.rounds, self.charter.outer
         merged = merge_fragment(
             [
                 Contribution(
@@ -103,11 +103,18 @@ class MergeBank:
                 for part in job.parts
             ],
             fragment,
-            self.charter.outer.clip_to_median,
+            outer.clip_to_median,
         )
         carried = base.residual if base.residual is not None else np.zeros_like(base.theta)
         payload, _, residual = encode_with_feedback(rounds.down_codec, merged.values, carried)
-        theta, momentum, state = self._next(base, payload)
+        theta, momentum, state = next_version(
+            base.theta,
+            base.momentum,
+            payload,
+            codec=rounds.down_codec,
+            learning_rate=outer.learning_rate,
+            momentum_coefficient=outer.momentum,
+        )
         self._candidates[job.fragment, job.version] = Version(
             job.version, theta, momentum, residual, state, payload
         )
@@ -120,25 +127,15 @@ class MergeBank:
         if version.payload is not None:
             self._offer(fragment, version.payload)
 
-    def replay(self, fragment: int, number: int, payload: bytes, state: StateDigests) -> None:
-        """Recover a committed version from its stored payload. Raises CorruptState if it differs."""
+    def replay(self, merged: FragmentMerged, payload: bytes) -> None:
+        """Recover a committed version from its payload. CorruptState if its bits differ."""
+        fragment, number = merged.fragment, merged.version
         base = self.current(fragment)
         if base.number != number - 1:
             raise CorruptState(f"fragment {fragment} is at {base.number}, not {number - 1}")
-        theta, momentum, found = self._next(base, payload)
-        if found != state:
-            raise CorruptState(f"fragment {fragment} v{number} came out differently than recorded")
-        self._put(fragment, Version(number, theta, momentum, None, state, payload))
+        theta, momentum = certified_version(base.theta, base.momentum, payload, merged)
+        self._put(fragment, Version(number, theta, momentum, None, merged.state, payload))
         self._offer(fragment, payload)
-
-    def _next(self, base: Version, payload: bytes) -> tuple[F32, F32, StateDigests]:
-        return next_version(
-            base.theta,
-            base.momentum,
-            payload,
-            codec=self.charter.rounds.down_codec,
-            outer=self.charter.outer,
-        )
 
     def _put(self, fragment: int, version: Version) -> None:
         former = self._current[fragment]

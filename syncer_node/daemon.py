@@ -104,6 +104,14 @@ def _require_seat(identity: Identity, voters: tuple[Voter, ...], options: Syncer
     )
 
 
+def _require_newest(project: OpenedProject, adopted: int) -> None:
+    if project.charter.revision < adopted:
+        raise UserError(
+            f"This project file is revision {project.charter.revision}, but the run already uses "
+            f"revision {adopted}. Use the newer file, or sign this one again."
+        )
+
+
 async def _main(
     options: SyncerOptions, project: OpenedProject, identity: Identity, stopper: Stopper
 ) -> int:
@@ -179,6 +187,7 @@ class SyncerDaemon:
         self.bank = MergeBank(self.layout, charter, self.shelf)
         self.disk = Disk(self.store, self.bank, project, identity)
         recovered = self.disk.recover()
+        _require_newest(project, recovered.state.charter_revision)
         self.machine = SyncerMachine(
             SyncerSetup(
                 project=project.id,

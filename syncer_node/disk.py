@@ -131,7 +131,7 @@ class Disk:
     def _refold(self, state: SwarmState, start: int) -> None:
         def replay(merged: FragmentMerged) -> None:
             payload = self.store.read_payload(merged.fragment, merged.version)
-            self.bank.replay(merged.fragment, merged.version, payload, merged.state)
+            self.bank.replay(merged, payload)
 
         refold(state, self.store.log.frames(start), replay)
 

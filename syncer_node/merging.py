@@ -12,7 +12,7 @@ from protocol.membership import Membership, Session
 from protocol.messages import Decline, Outcome, Pull, PushHeader, Settled
 from protocol.numerics.codecs import payload_bytes
 from protocol.numerics.merge import token_weight
-from protocol.project import RoundSpec
+from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.records import Body, Contribution, FragmentMerged
 from protocol.rounds import PullState, Round
@@ -50,6 +50,7 @@ class Merging:
     state: SwarmState
     members: Membership
     spec: RoundSpec
+    outer: OuterSpec
     numels: tuple[int, ...]
     """Padded length of each fragment, in elements."""
     tokens_per_step: int
@@ -159,6 +160,9 @@ class Merging:
                 version=current.version,
                 payload=result.payload,
                 payload_bytes=result.payload_bytes,
+                codec=self.spec.down_codec,
+                learning_rate=self.outer.learning_rate,
+                momentum=self.outer.momentum,
                 state=result.state,
                 contributions=tuple(
                     Contribution(

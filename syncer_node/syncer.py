@@ -183,6 +183,7 @@ class SyncerMachine:
             state=self.state,
             members=self.members,
             spec=rounds,
+            outer=charter.outer,
             numels=setup.numels,
             tokens_per_step=charter.inner.batch_sequences * setup.genesis.data.sequence_tokens,
             propose=self._propose,
@@ -233,7 +234,8 @@ class SyncerMachine:
     def _start(self) -> None:
         self._listening_since_s = self._now_s
         self._propose(SeatTaken(self.setup.signer.key))
-        self._propose(CharterAdopted(self.setup.charter_envelope))
+        if self.setup.charter.revision > self.state.charter_revision:
+            self._propose(CharterAdopted(self.setup.charter_envelope))
         if self.state.ended is not None:
             self.phase = Phase.ENDED
         elif self.state.is_ending:
@@ -444,7 +446,7 @@ class SyncerMachine:
         for at in range(0, len(entries or []), RECORDS_PER_MESSAGE):
             chunk = tuple((entries or [])[at : at + RECORDS_PER_MESSAGE])
             self.desk.send(peer, Committed(chunk))
-        self.desk.emit(SessionOpened(peer, session.name, session.device, entries is not None))
+        self.desk.emit(SessionOpened(peer, session.name, entries is not None))
 
     def _refusal(self, peer: bytes, hello: Hello) -> Refused | None:
         charter = self.setup.charter

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.errors import CorruptState
 from protocol.numerics.codecs import decode
 from protocol.numerics.outer import digest, outer_step
-from protocol.project import CodecName, OuterSpec
-from protocol.records import StateDigests
+from protocol.project import CodecName
+from protocol.records import FragmentMerged, StateDigests
 
 F32 = NDArray[np.float32]
 
@@ -23,7 +24,13 @@ def state_digests(theta: F32, momentum: F32) -> StateDigests:
 
 
 def next_version(
-    theta: F32, momentum: F32, payload: bytes | memoryview, *, codec: CodecName, outer: OuterSpec
+    theta: F32,
+    momentum: F32,
+    payload: bytes | memoryview,
+    *,
+    codec: CodecName,
+    learning_rate: float,
+    momentum_coefficient: float,
 ) -> tuple[F32, F32, StateDigests]:
     """The state after the outer step of this payload: new arrays, and their digests.
 
@@ -33,7 +40,29 @@ def next_version(
         theta,
         momentum,
         decode(codec, payload, theta.size),
-        learning_rate=outer.learning_rate,
-        momentum_coefficient=outer.momentum,
+        learning_rate=learning_rate,
+        momentum_coefficient=momentum_coefficient,
     )
     return moved, velocity, state_digests(moved, velocity)
+
+
+def certified_version(
+    theta: F32, momentum: F32, payload: bytes | memoryview, merged: FragmentMerged
+) -> tuple[F32, F32]:
+    """The state that a merge record certifies, computed from the one before.
+
+    Raises CorruptState if it comes out differently: then the full state is needed.
+    """
+    moved, velocity, state = next_version(
+        theta,
+        momentum,
+        payload,
+        codec=merged.codec,
+        learning_rate=merged.learning_rate,
+        momentum_coefficient=merged.momentum,
+    )
+    if state != merged.state:
+        raise CorruptState(
+            f"fragment {merged.fragment} v{merged.version} came out differently than certified"
+        )
+    return moved, velocity
