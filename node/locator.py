@@ -39,6 +39,7 @@ class Locator:
     project: bytes
     genesis: bytes
     rng: random.Random
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _donors: list[bytes] = field(default_factory=list)
     _donors_s: float = -1e9
     _shunned: dict[bytes, float] = field(default_factory=dict)
@@ -68,11 +69,12 @@ class Locator:
 
     async def donors(self) -> list[bytes]:
         """Learners that hold weights, in random order; those that failed us lately are left out."""
-        now_s = time.monotonic()
-        if now_s - self._donors_s > DONORS_FRESH_S:
-            found = await self.transport.lookup(learners_topic(self.project))
-            self._donors_s = now_s
-            self._donors = sorted(key for key, value in found.items() if _can_give(value))
+        async with self._asking:  # Many fragments are wanted at once, one question serves all.
+            now_s = time.monotonic()
+            if now_s - self._donors_s > DONORS_FRESH_S:
+                found = await self.transport.lookup(learners_topic(self.project))
+                self._donors_s = now_s
+                self._donors = sorted(key for key, value in found.items() if _can_give(value))
         self._shunned = {key: at_s for key, at_s in self._shunned.items() if at_s > now_s}
         donors = [
             key for key in self._donors if key not in self._shunned and key != self.transport.key

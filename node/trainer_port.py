@@ -143,7 +143,7 @@ class TrainerPort:
             )
         )
         slot = process.slot(delivery.values.size)
-        np.copyto(slot.values, delivery.values)
+        await self._in_pool(lambda: np.copyto(slot.values, delivery.values))
         kind = link.Assign if delivery.is_assign else link.Add
         done = await self._ask(lambda n: kind(n, job.fragment, slot.identity, slot.numel))
         process.release(slot)

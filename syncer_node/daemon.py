@@ -48,7 +48,7 @@ from protocol.numerics.outer import digest
 from protocol.project import Voter
 from protocol.signing import verify_ed25519
 from protocol.snapshot import MergeRow
-from protocol.trace import Fact, FragmentCommitted, PhaseChanged
+from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node import status
 from syncer_node.bank import MergeBank
 from syncer_node.disk import Disk
@@ -153,6 +153,8 @@ class Books:
     push_params: int = 0
     payload_bytes: int = 0
     payload_params: int = 0
+    grace_s: float = 0.0
+    """Of the newest round."""
     recent: deque[MergeRow] = field(default_factory=lambda: deque(maxlen=64))
 
 
@@ -305,6 +307,8 @@ class SyncerDaemon:
         logs.tell(fact)
         if isinstance(fact, FragmentCommitted):
             self._book(fact)
+        if isinstance(fact, QuorumReached):
+            self.books.grace_s = fact.grace_s
         if isinstance(fact, PhaseChanged) and fact.phase == Phase.ENDED.value:
             log.info("the model can be exported: shoal export --to DIR")
             if self.options.exit_when_done:

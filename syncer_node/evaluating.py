@@ -26,7 +26,9 @@ class Evaluating:
     state: SwarmState
     members: Membership
     every: int
-    """Global steps between marks."""
+    """Global steps between two evaluations."""
+    checkpoint_every: int
+    """Global steps after which the state is kept even if nobody evaluates it."""
     propose: Callable[[Body], None]
     is_marking: bool = False
     """A mark is proposed but not yet committed."""
@@ -43,11 +45,11 @@ class Evaluating:
         self._pass_over(now_s)
         if self._is_busy or not self.state.has_weights:
             return
-        never = self.state.checkpoint == 0
-        due = self.state.global_step - self.state.checkpoint_step >= self.every
-        chosen = self._choose()
+        step, last = self.state.global_step, self.state.curve[-1:]
         # The very first mark comes with the first evaluator, so that the curve starts early.
-        if due or (never and chosen is not None):
+        is_due = step - last[0].global_step >= self.every if last else True
+        chosen = self._choose() if is_due else None
+        if chosen is not None or step - self.state.checkpoint_step >= self.checkpoint_every:
             self._mark(chosen)
 
     def finish(self, now_s: float) -> bool:

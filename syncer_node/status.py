@@ -108,7 +108,6 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
     per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
     newest = [fragment.version for fragment in machine.state.fragments]
     window = machine.merging.window
-    rounds = [r for r in machine.merging.rounds.values() if r.grace_s]
     return SyncerStatus(
         key=daemon.identity.key.hex(),
         name=daemon.options.instance,
@@ -130,7 +129,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         merges_here=books.merges,
         participants_mean=books.participants / books.merges if books.merges else 0.0,
         effective_h=books.steps / books.participants if books.participants else 0.0,
-        grace_s=max((r.grace_s for r in rounds), default=0.0),
+        grace_s=books.grace_s,
         slack_s=window.slack_s(),
         outcomes=dict(machine.merging.outcomes),
         faults=dict(machine.faults),

@@ -102,6 +102,9 @@ LOOK_EVERY_S = 0.02
 RECENT_RECORDS = 2048
 """Committed records kept at hand for learners that continue their log."""
 
+CYCLES_PER_CHECKPOINT = 8
+"""Merges of every fragment between two checkpoints, at most: recovery replays what lies between."""
+
 RECORDS_PER_MESSAGE = 64
 BLOCKS_HELD_MAX = 4096
 STORE_RETRY_S = 5.0
@@ -196,6 +199,7 @@ class SyncerMachine:
             state=self.state,
             members=self.members,
             every=charter.limits.evaluate_every,
+            checkpoint_every=CYCLES_PER_CHECKPOINT * setup.genesis.fragments,
             propose=self._propose,
         )
 

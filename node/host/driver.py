@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
 from node.host.streams import ControlStream
 from node.host.transport import Transport
@@ -40,6 +40,9 @@ from protocol.machine import (
     Woke,
 )
 from protocol.trace import Fact
+
+FAREWELL_S = 0.2
+"""How long what was said last has to leave before the streams end."""
 
 log = logging.getLogger("shoal.driver")
 
@@ -74,6 +77,7 @@ class Driver:
         self._is_draining = False
         self._timer: asyncio.TimerHandle | None = None
         self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stopped: asyncio.Future[Stop] | None = None
         transport.serve_control(self._accepted)
 
@@ -87,8 +91,8 @@ class Driver:
             # What was said last, such as a goodbye, still leaves.
             for stream in self._streams.values():
                 stream.close()
-            await asyncio.sleep(0.2)
-            for task in self._group._tasks.copy():
+            await asyncio.sleep(FAREWELL_S)
+            for task in self._tasks:
                 task.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -152,9 +156,11 @@ class Driver:
         delay_s = max(0.0, at_s - time.monotonic())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.take, Woke())
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        assert self._group is not None
-        self._group.create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None, "effects are carried out while the driver runs"
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _job(self, start: Start) -> None:
         result: JobResult
