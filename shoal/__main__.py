@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -25,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return cli.run(given)
     except BrokenPipeError:
         # Whoever read our output has seen enough; the interpreter must not fail over the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return failures.interrupted()

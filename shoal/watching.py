@@ -13,6 +13,8 @@ from protocol.snapshot import Status
 from shoal import daemons, failures
 from shoal.exit_codes import ExitCode
 
+Look = Callable[[], tuple[list[Status], list[str]]]
+
 PERIOD_S = 1.0
 _NOT_A_TERMINAL_CHARS = 100
 """Width of output that goes to a file."""
@@ -45,26 +47,24 @@ def _look(home: Home, instance: str | None) -> tuple[list[Status], list[str]]:
     return daemons.ask_all(found)
 
 
-def _watch(
-    look: Callable[[], tuple[list[Status], list[str]]],
-    *,
-    as_json: bool,
-    pause: Callable[[float], None] = time.sleep,
-) -> int:
+def pause() -> None:
+    """Waits until it is time to look again."""
+    time.sleep(PERIOD_S)
+
+
+def _watch(look: Look, *, as_json: bool) -> int:
     try:
         if as_json:
             while True:
                 print(_as_json(look()[0]), flush=True)
-                pause(PERIOD_S)
-        _watch_screen(look, pause)
+                pause()
+        _watch_screen(look)
     except KeyboardInterrupt:
         pass  # the way to end watching
     return ExitCode.DONE
 
 
-def _watch_screen(
-    look: Callable[[], tuple[list[Status], list[str]]], pause: Callable[[float], None]
-) -> None:
+def _watch_screen(look: Look) -> None:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -81,7 +81,7 @@ def _watch_screen(
             lines = silent if statuses or silent else ["No daemon runs here any more; looking on."]
             view = render(statuses, width=console.width, rates=rates.tokens_per_s)
             live.update(Group(view, *(Text(line) for line in lines)), refresh=True)
-            pause(PERIOD_S)
+            pause()
 
 
 def _as_json(statuses: list[Status]) -> str:

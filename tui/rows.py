@@ -10,7 +10,7 @@ from rich.text import Text
 from protocol.snapshot import NetworkStatus, ProjectStatus, SwarmStatus
 from tui import words
 
-BAR_CELLS = 24
+BAR_CELLS = 16
 SPARK_CELLS = 24
 Row = tuple[str, str | Text]
 
@@ -47,7 +47,8 @@ def grid(rows: Sequence[Row]) -> Table:
     table.add_column(overflow="fold")
     for label, value in rows:
         if value:
-            table.add_row(label, value)
+            # As Text: a plain string would be read as markup, and names are not ours.
+            table.add_row(label, Text(value) if isinstance(value, str) else value)
     return table
 
 

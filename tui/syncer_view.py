@@ -145,7 +145,9 @@ def _peers(peers: Sequence[PeerRow], *, is_wide: bool) -> Table:
         table.add_column("not counted", overflow="fold")
     ordered = sorted(peers, key=lambda peer: (peer.name, peer.key))
     for peer in ordered[:PEERS_SHOWN_MAX]:
-        table.add_row(*_cells(peer, is_wide=is_wide))
+        # As Text: a plain string would be read as markup, and names are not ours.
+        cells = _cells(peer, is_wide=is_wide)
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     left = len(ordered) - PEERS_SHOWN_MAX
     if left > 0:
         table.add_row(f"… {left} more")

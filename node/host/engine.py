@@ -16,6 +16,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hivemind.dht import DHTNode
@@ -89,6 +90,22 @@ _umask_before = 0
 
 
 @contextlib.contextmanager
+def _sessions_of_their_own() -> Iterator[None]:
+    """Child processes started inside are in a session of their own.
+
+    Ctrl-C in a terminal reaches every process of the foreground group. The engine must outlive it
+    for the moment that our goodbyes take, and hivemind offers no way to ask for that.
+    """
+    module = asyncio.subprocess
+    start = module.create_subprocess_exec
+    module.create_subprocess_exec = partial(start, start_new_session=True)
+    try:
+        yield
+    finally:
+        module.create_subprocess_exec = start
+
+
+@contextlib.contextmanager
 def _private_files() -> Iterator[None]:
     """Files and sockets made inside are for this user only: who can write to the engine's sockets
     in /tmp speaks with our identity. Several hosts of one process may start at the same time."""
@@ -125,7 +142,8 @@ class Engine:
         texts = [peer.text for peer in peers]
         with _private_files():
             async with self.limited("starting the network engine", BOOT_S + ENGINE_CALL_S):
-                await self._create_child(texts)
+                with _sessions_of_their_own():
+                    await self._create_child(texts)
             for protocol, handler in accept.items():
                 async with self.limited("registering a protocol", ENGINE_CALL_S):
                     await self._p2p.add_binary_stream_handler(protocol, handler)

@@ -84,15 +84,13 @@ def _payload(coded: str) -> bytes:
     """The bytes in front of the checksum, once they agree with it."""
     if not coded:
         raise UserError(f"The join link is cut off after `{PREFIX}`. {_AGAIN}")
+    if not coded.isascii() or any(not (char.isalnum() or char in "-_") for char in coded):
+        raise UserError(f"The join link contains foreign characters. {_AGAIN}")
     try:
         padding = "=" * (-len(coded) % 4)
         raw = base64.b64decode(coded + padding, altchars=b"-_", validate=True)
     except binascii.Error as error:
-        if len(coded) % 4 == 1 and coded.replace("-", "").replace("_", "").isalnum():
-            raise UserError(f"The join link is cut off. {_AGAIN}") from error
-        raise UserError(f"The join link contains foreign characters. {_AGAIN}") from error
-    except ValueError as error:  # not ASCII
-        raise UserError(f"The join link contains foreign characters. {_AGAIN}") from error
+        raise UserError(f"The join link is cut off: its end is missing. {_AGAIN}") from error
     payload, checksum = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
     if checksum != _checksum(payload):
         if _is_cut_off(raw):
@@ -103,10 +101,9 @@ def _payload(coded: str) -> bytes:
 
 def _is_cut_off(raw: bytes) -> bool:
     """Whether the bytes begin like a link and end before the array they announce does."""
-    unpacker = msgspec.msgpack.Decoder()
     try:
-        unpacker.decode(raw)
-    except msgspec.DecodeError as error:
+        msgspec.msgpack.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return "truncated" in str(error)
     return True  # a whole array, but nothing behind it
 
@@ -120,7 +117,7 @@ def _decode(payload: bytes) -> JoinLink:
                 "Use the version of Shoal that the project's host uses."
             )
         return msgspec.msgpack.decode(payload, type=JoinLink)
-    except (msgspec.MsgspecError, IndexError) as error:
+    except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
         raise UserError(
             f"The join link does not say what a link must say ({error}). Ask the project's host "
             "for a new one."

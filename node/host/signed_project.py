@@ -95,7 +95,7 @@ def open_project(genesis_bytes: bytes, envelope: Envelope) -> OpenedProject:
 def _canonical(content: bytes, kind: type[Part]) -> Part:
     try:
         part = msgspec.msgpack.decode(content, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise MalformedMessage(f"not a {kind.__name__.lower()}: {error}") from error
     if encode(part) != content:
         raise MalformedMessage(f"the {kind.__name__.lower()} is not in its canonical form")
@@ -131,7 +131,7 @@ def read_signed(path: Path) -> OpenedProject:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from error
     try:
         stored = msgspec.msgpack.decode(content, type=SignedProject)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(
             f"{path} is not a signed project, or is damaged. {_remedy(path)}"
         ) from error

@@ -92,6 +92,12 @@ def test_a_link_of_another_version_says_so():
     assert "version 2" in refusal(coded(msgspec.msgpack.encode([2, *fields[1:]])))
 
 
+def test_text_that_is_not_utf_8_and_bottomless_nesting_are_refused():
+    assert "new one" in refusal(coded(b"\x92\x01\xa2\x9c\x9c"))
+    assert "new one" in refusal(coded(b"\x91" * 2500))
+    assert refusal(coded(b"\x91" * 2500)[:-4] + "AAAA")
+
+
 @pytest.mark.parametrize("fields", [[], [1], [1, b"short", 1, "n", [ADDRESS]], {"a": 1}, "text"])
 def test_a_sound_checksum_around_nonsense_is_refused(fields):
     assert "new one" in refusal(coded(msgspec.msgpack.encode(fields)))

@@ -1,0 +1,237 @@
+"""Rewrites the parts of the documents that the code knows better: diagrams, messages, bounds.
+
+Each part lies between `<!-- generated: NAME -->` and `<!-- end generated -->` in a Markdown file.
+`python docs/generate.py` rewrites what is stale; with `--check` it only names it and exits 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect as source_of
+import re
+import sys
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import msgspec
+from msgspec import inspect as shape
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from node.learner import LINK_TRANSITIONS, Link  # noqa: E402
+from node.tending import INNER_TRANSITIONS, Inner  # noqa: E402
+from protocol import limits, messages, project, records  # noqa: E402
+from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
+from shoal.exit_codes import MEANINGS  # noqa: E402
+from syncer_node.syncer import PHASE_TRANSITIONS, Phase  # noqa: E402
+
+FILES = (ROOT / "README.md", ROOT / "docs" / "protocol.md")
+MARK = re.compile(r"<!-- generated: ([a-z-]+) -->\n(.*?)<!-- end generated -->", re.DOTALL)
+
+
+def diagram(transitions: Mapping[tuple[Enum, str], Enum], begin: Enum) -> str:
+    """A transition table as a Mermaid state diagram."""
+    states = list(type(begin))
+    lines = ["```mermaid", "stateDiagram-v2"]
+    lines += [f'    state "{state.value}" as {state.name}' for state in states]
+    lines.append(f"    [*] --> {begin.name}")
+    lines += [
+        f"    {before.name} --> {after.name}: {trigger}"
+        for (before, trigger), after in transitions.items()
+    ]
+    leaving = {before for before, _ in transitions}
+    lines += [f"    {state.name} --> [*]" for state in states if state not in leaving]
+    return "\n".join([*lines, "```"])
+
+
+def notes(module: ModuleType, kind: str | None = None) -> dict[str, str]:
+    """The string below each assignment of a module, or of a class in it."""
+    body = ast.parse(source_of.getsource(module)).body
+    if kind is not None:
+        found = [one for one in body if isinstance(one, ast.ClassDef) and one.name == kind]
+        body = found[0].body
+    told = {}
+    for node, after in zip(body, body[1:], strict=False):
+        name = None
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if name is not None and is_text:
+            told[name] = " ".join(str(after.value.value).split())  # type: ignore[union-attr]
+    return told
+
+
+def kind_in_words(kind: Any) -> str:
+    """A field's type as a reader of the wire needs it."""
+    match kind:
+        case shape.Metadata():
+            return kind_in_words(kind.type)
+        case shape.IntType():
+            if kind.ge == 0 and kind.le == 2**62:
+                return "count"
+            bounds = (kind.ge, kind.le if kind.le is not None else kind.lt)
+            return f"integer {bounds[0]} to {bounds[1]:,}"
+        case shape.FloatType():
+            return "real"
+        case shape.BoolType():
+            return "true or false"
+        case shape.StrType():
+            return f"text, at most {kind.max_length:,}" if kind.max_length else "text"
+        case shape.BytesType():
+            if kind.min_length is not None and kind.min_length == kind.max_length:
+                return f"{kind.max_length} bytes"
+            return f"bytes, at most {kind.max_length:,}"
+        case shape.LiteralType():
+            return " / ".join(f"`{value}`" for value in kind.values)
+        case shape.StructType():
+            return kind.cls.__name__
+        case shape.VarTupleType() | shape.ListType():
+            most = f", at most {kind.max_length:,}" if kind.max_length else ""
+            return f"list of {kind_in_words(kind.item_type)}{most}"
+        case shape.DictType():
+            return "map"
+        case shape.UnionType():
+            parts = [one for one in kind.types if not isinstance(one, shape.NoneType)]
+            if len(parts) == len(kind.types):
+                return "one of the bodies below"
+            return " or ".join([*(kind_in_words(one) for one in parts), "nil"])
+    raise AssertionError(f"no words for {kind}")
+
+
+def struct_text(kind: type[msgspec.Struct], module: ModuleType, sender: str = "") -> str:
+    """A struct with its fields, in the order in which they are written."""
+    told = notes(module, kind.__name__)
+    described = shape.type_info(kind)
+    assert isinstance(described, shape.StructType)
+    label = f"`{described.tag}`" if described.tag is not None else ""
+    head = ", ".join(word for word in (label, sender) if word)
+    first = " ".join((kind.__doc__ or "").split())
+    lines = [f"**{kind.__name__}**{f' ({head})' if head else ''}. {first}", ""]
+    for field in described.fields:
+        note = f": {told[field.name]}" if field.name in told else ""
+        lines.append(f"- `{field.name}`, {kind_in_words(field.type)}{note}")
+    if not described.fields:
+        lines.append("- no fields")
+    return "\n".join(lines)
+
+
+def messages_text() -> str:
+    """Every message of the control stream."""
+    from_learner, from_syncer = get_args(messages.LearnerMessage), get_args(messages.SyncerMessage)
+    parts = []
+    for kind in get_args(messages.Message):
+        both = kind in from_learner and kind in from_syncer
+        one = "learner to syncer" if kind in from_learner else "syncer to learner"
+        parts.append(struct_text(kind, messages, "either way" if both else one))
+    return "\n\n".join(parts)
+
+
+def parts_text() -> str:
+    """What messages and records are made of."""
+    kinds = (
+        messages.Envelope,
+        messages.PushHeader,
+        messages.Cursor,
+        messages.Vote,
+        messages.Certificate,
+        messages.CertifiedRecord,
+        messages.FragmentIndex,
+    )
+    return "\n\n".join(struct_text(kind, messages) for kind in kinds)
+
+
+def records_text() -> str:
+    """The record, its parts, and every body."""
+    plain = (records.Record, records.Span, records.StateDigests, records.Contribution)
+    kinds = (*plain, *get_args(records.Body))
+    return "\n\n".join(struct_text(kind, records) for kind in kinds)
+
+
+def project_text() -> str:
+    """Genesis and charter."""
+    kinds = (
+        project.Genesis,
+        project.ModelSpec,
+        project.TensorSpec,
+        project.DataSpec,
+        project.Charter,
+        project.Voter,
+        project.InnerSpec,
+        project.OuterSpec,
+        project.RoundSpec,
+        project.LimitSpec,
+    )
+    return "\n\n".join(struct_text(kind, project) for kind in kinds)
+
+
+def limits_text() -> str:
+    """Every bound with its reason."""
+    told = notes(limits)
+    lines = ["| bound | value | why |", "|---|---|---|"]
+    for name, value in vars(limits).items():
+        if name.isupper():
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+            lines.append(f"| `{name}` | {shown} | {told.get(name, '')} |")
+    return "\n".join(lines)
+
+
+def exit_codes_text() -> str:
+    """What scripts may rely on."""
+    lines = ["| code | meaning |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {int(code)} | {text} |" for code, text in MEANINGS.items())])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
+    "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
+    "round": lambda: diagram(ROUND_TRANSITIONS, RoundState.OPEN),
+    "phase": lambda: diagram(PHASE_TRANSITIONS, Phase.STARTING),
+    "messages": messages_text,
+    "parts": parts_text,
+    "records": records_text,
+    "project": project_text,
+    "limits": limits_text,
+    "exit-codes": exit_codes_text,
+}
+
+
+def rewritten(text: str) -> str:
+    """`text` with every generated part as it should be. KeyError for an unknown name."""
+    return MARK.sub(
+        lambda found: (
+            f"<!-- generated: {found[1]} -->\n{PARTS[found[1]]()}\n<!-- end generated -->"
+        ),
+        text,
+    )
+
+
+def main() -> int:
+    """The exit code: 1 if something is stale and may only be checked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 when stale")
+    is_checking = parser.parse_args().check
+    code = 0
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        fresh = rewritten(text)
+        if fresh == text:
+            continue
+        name = path.relative_to(ROOT)
+        if is_checking:
+            print(f"{name} is stale; run: python docs/generate.py")
+            code = 1
+        else:
+            path.write_text(fresh, encoding="utf-8")
+            print(f"rewrote {name}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,312 @@
+"""The command as people and scripts meet it: verbs, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import node.daemon
+from node.host import keystore
+from node.host.control import ControlServer
+from node.host.home import Home
+from node.host.joinlink import JoinLink, format_link
+from node.host.options import NodeOptions
+from protocol.errors import CorruptState, TransientError, UserError
+from protocol.snapshot import NetworkStatus, NodeStatus, ProjectStatus, SwarmStatus
+from shoal import cli, watching
+from shoal.__main__ import foreign_package, main
+from shoal.exit_codes import MEANINGS
+
+PEER = "12D3KooWA1fSTf6iTo2cKnh1epDYJH4Lot8SZcFnaHakq96muaQr"
+LINK = format_link(JoinLink(bytes(32), 100, "tiny", (f"/ip4/203.0.113.7/tcp/4100/p2p/{PEER}",)))
+SENTENCE = "Training at 4,100 tokens/s."
+
+STATUS = NodeStatus(
+    key="n",
+    name="osprey",
+    pid=5,
+    version="0.1.0",
+    uptime_s=65.0,
+    state="training",
+    sentence=SENTENCE,
+    link="connected",
+    link_detail="",
+    heard_s=0.4,
+    trainer="running",
+    trainer_detail="",
+    trainer_pid=6,
+    device="cpu",
+    micro_batch=8,
+    project=ProjectStatus(
+        id="00" * 32,
+        name="tiny",
+        fragments=8,
+        parameters=1,
+        token_budget=100,
+        local_steps=16,
+        quorum=1,
+    ),
+    swarm=SwarmStatus(tokens=41),
+    network=NetworkStatus(),
+)
+
+
+class FakeDaemon:
+    """A control socket that answers `status` and `stop`, on an event loop of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    async def _serve(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        server = ControlServer(self._path, {"status": self._status, "stop": self._stop})
+        await server.start()
+        self._ready.set()
+        await self._stopping.wait()
+        await server.close()
+
+    def _status(self, fields: dict[str, object]) -> dict[str, object]:
+        return {"status": msgspec.to_builtins(STATUS)}
+
+    def _stop(self, fields: dict[str, object]) -> dict[str, object]:
+        self._loop.call_later(0.05, self._stopping.set)
+        return {}
+
+    def close(self) -> None:
+        """End it, unless it has been stopped already."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(10)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Home:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(node.daemon, "run", raising(AssertionError("no daemon was to start")))
+    return Home()
+
+
+@pytest.fixture
+def daemon(home) -> Iterator[FakeDaemon]:
+    running = FakeDaemon(home.socket("learner"))
+    yield running
+    running.close()
+
+
+def error_of(capsys) -> str:
+    """The one line on stderr."""
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_help_names_every_verb_and_every_exit_code(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    verbs = "project syncer join status stop export demo version"
+    assert all(verb in text for verb in verbs.split())
+    assert "--home" in text
+    for code, meaning in MEANINGS.items():
+        assert f"{int(code)}  {meaning}" in text
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *("project create", "project sign", "project show", "syncer run", "syncer key"),
+        *("join", "status", "stop", "export", "demo"),
+    ],
+)
+def test_every_verb_explains_itself(verb, capsys):
+    assert main([*verb.split(), "--help"]) == 0
+    assert verb in capsys.readouterr().out
+
+
+def test_the_version_is_one_line(capsys):
+    assert main(["version"]) == 0
+    assert main(["--version"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert first.startswith("shoal ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["statsu"], 'Did you mean "status"'),
+        (["status", "--jsn"], "--jsn"),
+        (["join"], "--link"),
+        (["join", LINK, "--duty", "0"], "--duty"),
+        (["join", LINK, "--threads", "two"], "--threads"),
+        (["join", LINK, "--port", "70000"], "--port"),
+        (["join", "http://example.org"], "shoal:"),
+        (["join", LINK, "--instance", "A"], "instance name"),
+        (["join", LINK, "--name", "x" * 65], "name"),
+        (["project", "sign", "absent.toml"], "shoal project create"),
+        (["project", "show", "absent.shoal"], "shoal project sign absent.toml"),
+        (["project", "create", "project.json"], "project.toml"),
+        (["syncer", "run", "absent.toml"], "shoal project create"),
+        (["syncer", "run", "absent.json"], ".shoal"),
+        (["export", "--to", "model"], "No syncer default"),
+        (["export", "--to", "model", "--checkpoint", "worst"], "--checkpoint"),
+        (["export", "--to", "."], "--to"),
+        (["stop", "--role", "owner"], "--role"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(home, tmp_path, arguments, words, capsys):
+    (tmp_path / "here").touch()
+    assert main(arguments) == 2
+    assert words in error_of(capsys)
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_nobody_there_is_exit_code_3_and_says_how_to_start(home, verb, capsys):
+    assert main([verb]) == 3
+    assert "shoal join LINK" in error_of(capsys)
+    assert not home.root.exists()
+
+
+def test_a_home_is_named_before_or_after_the_verb(home, tmp_path, capsys):
+    other = str(tmp_path / "other")
+    assert main(["--home", other, "status"]) == 3
+    assert other in error_of(capsys)
+    assert main(["status", "--home", other]) == 3
+    assert other in error_of(capsys)
+
+
+def test_status_says_how_things_are(daemon, capsys):
+    assert main(["status"]) == 0
+    assert SENTENCE in capsys.readouterr().out
+    assert main(["status", "--instance", "other"]) == 3
+
+
+def test_status_as_json_is_a_list_of_tagged_maps(daemon, capsys):
+    assert main(["status", "--json"]) == 0
+    (status,) = json.loads(capsys.readouterr().out)
+    assert (status["type"], status["sentence"]) == ("node", SENTENCE)
+
+
+def test_a_socket_that_a_killed_daemon_left_is_named_and_the_others_are_shown(home, daemon, capsys):
+    home.socket("syncer").touch()
+    assert main(["status"]) == 0
+    printed = capsys.readouterr()
+    assert SENTENCE in printed.out
+    assert "syncer default" in printed.err
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_watching_goes_on_until_ctrl_c_and_that_is_no_failure(
+    daemon, home, as_json, capsys, monkeypatch
+):
+    looks = []
+
+    def pause() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "pause", pause)
+    arguments = ["status", "--watch", *(["--json"] if as_json else [])]
+    assert main(arguments) == 0
+    assert len(looks) == 3
+    assert SENTENCE in capsys.readouterr().out
+
+
+def test_stop_waits_until_the_daemon_is_gone(daemon, home, capsys):
+    assert main(["stop"]) == 0
+    assert capsys.readouterr().out == "learner default has stopped\n"
+    assert home.daemons() == []
+
+
+def test_a_project_is_created_once(home, tmp_path, capsys):
+    assert main(["project", "create", "--name", "harbour"]) == 0
+    text = (tmp_path / "project.toml").read_text()
+    assert 'name = "harbour"' in text
+    assert main(["project", "create"]) == 2
+    assert "not overwritten" in capsys.readouterr().err
+    assert (tmp_path / "project.toml").read_text() == text
+    assert main(["project", "show", "project.toml"]) == 0
+    assert "harbour" in capsys.readouterr().out
+
+
+def test_a_project_that_is_not_signed_cannot_be_served(home, capsys):
+    main(["project", "create"])
+    assert main(["syncer", "run", "project.toml"]) == 2
+    assert "shoal project sign project.toml" in capsys.readouterr().err
+
+
+def test_the_syncers_key_is_the_one_it_will_run_with(home, capsys):
+    assert main(["syncer", "key"]) == 0
+    key = keystore.load_or_create(home.identity("syncer")).public
+    assert capsys.readouterr().out == key.hex() + "\n"
+
+
+def test_join_hands_its_choices_to_the_daemon(home, monkeypatch):
+    got: list[NodeOptions] = []
+    monkeypatch.setattr(node.daemon, "run", lambda options: got.append(options) or 4)
+    arguments = ["--duty", "0.5", "--threads", "2", "--no-evaluate", "--device", "cpu"]
+    assert main(["join", LINK, *arguments]) == 4
+    options = got[0]
+    assert options.home.root == home.root
+    assert options.link.name == "tiny"
+    assert (options.duty_frac, options.threads, options.evaluates) == (0.5, 2, False)
+    key = keystore.load_or_create(home.identity("learner")).public
+    assert options.name == f"learner-{key[:4].hex()}", "not the host's name, which is private"
+
+
+def raising(error: BaseException):
+    def run(arguments: object) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("a\nb"), 2),
+        (TransientError("away"), 3),
+        (CorruptState("bad disk"), 1),
+        (BrokenPipeError(), 0),
+    ],
+)
+def test_errors_of_ours_are_one_line_without_a_trace(home, error, code, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "run", raising(error))
+    assert main([]) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130_for_a_verb_and_a_clean_stop_for_a_daemon(home, monkeypatch):
+    monkeypatch.setattr(node.daemon, "run", raising(KeyboardInterrupt()))
+    assert main(["join", LINK]) == 0
+    monkeypatch.setattr(cli, "run", raising(KeyboardInterrupt()))
+    assert main([]) == 130
+
+
+def test_a_bug_is_70_and_its_trace_is_in_a_file(home, capsys, monkeypatch):
+    monkeypatch.setattr(node.daemon, "run", raising(ZeroDivisionError("oops")))
+    assert main(["join", LINK]) == 70
+    assert "ZeroDivisionError: oops" in error_of(capsys)
+    (report,) = home.logs().glob("crash-*.txt")
+    assert "Traceback" in report.read_text()
+
+
+def test_a_package_of_somebody_else_is_named_before_anything_runs(capsys, monkeypatch):
+    assert foreign_package() is None
+    monkeypatch.setattr("tui.__project__", "another")
+    assert main(["version"]) == 2
+    line = error_of(capsys)
+    assert "'tui'" in line
+    assert "tui/__init__.py" in line

@@ -1,0 +1,294 @@
+"""What `shoal status` shows, read as text without colour."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from protocol.snapshot import (
+    MergeRow,
+    NetworkStatus,
+    NodeStatus,
+    PeerRow,
+    ProjectStatus,
+    RoundRow,
+    Status,
+    SwarmStatus,
+    SyncerStatus,
+)
+from tui import words
+from tui.rates import Rates
+from tui.status_view import NOBODY, invitations, render
+
+SENTENCE = "Training. 2 of 3 learners train; osprey is gone since 3 min."
+LINK = "shoal:" + "x" * 300
+
+PROJECT = ProjectStatus(
+    id="4f2a" + "0" * 57 + "91c",
+    name="harbour",
+    fragments=8,
+    parameters=824_576,
+    token_budget=20_000_000,
+    local_steps=16,
+    quorum=2,
+)
+SWARM = SwarmStatus(
+    global_step=412,
+    tokens=8_200_000,
+    curve=[(0, 0, 5.545), (200, 4_000_000, 2.5), (400, 8_000_000, 1.872)],
+    best_checkpoint=400,
+    best_loss=1.86,
+)
+HERON = PeerRow(
+    key="aa",
+    name="heron",
+    device="cpu",
+    state="training",
+    heard_s=0.3,
+    local_step=1284,
+    tokens_per_s=4100,
+    loss=2.41,
+    merges=400,
+    goodput=0.991,
+    refused={"stale": 2, "late": 1},
+)
+OSPREY = PeerRow(key="bb", name="osprey", device="NVIDIA H200", state="gone", heard_s=182.0)
+SYNCER = SyncerStatus(
+    key="k",
+    name="wren",
+    pid=4242,
+    version="0.1.0",
+    uptime_s=733.0,
+    phase="training",
+    sentence=SENTENCE,
+    join_link=LINK,
+    project=PROJECT,
+    swarm=SWARM,
+    network=NetworkStatus(state="up", peers=3, bytes_up=21_300_000, bytes_down=512),
+    peers=[OSPREY, HERON],
+    rounds=[
+        RoundRow(
+            number=413,
+            fragment=5,
+            state="grace",
+            arrived=1,
+            asked=2,
+            quorum=2,
+            age_s=0.4,
+            waiting_for=["kestrel"],
+        )
+    ],
+    merges=[MergeRow(global_step=412, fragment=4, participants=2, mean_steps=16.2, seconds=0.04)],
+    merges_here=390,
+    participants_mean=2.1,
+    effective_h=16.4,
+    outcomes={"merged": 800, "late": 3},
+    faults={"bad-signature": 1},
+    fragments=[52, 52, 52, 52, 52, 51, 51, 50],
+    push_bytes=51_600,
+    push_params=100_000,
+)
+NODE = NodeStatus(
+    key="n",
+    name="osprey",
+    pid=5,
+    version="0.1.0",
+    uptime_s=65.0,
+    state="training",
+    sentence="Training at 4,100 tokens/s.",
+    link="connected",
+    link_detail="",
+    heard_s=0.4,
+    trainer="running",
+    trainer_detail="",
+    trainer_pid=6,
+    device="cpu",
+    micro_batch=8,
+    project=PROJECT,
+    swarm=SWARM,
+    network=NetworkStatus(state="up", peers=3),
+    local_step=120,
+    tokens=245_760,
+    tokens_per_s=4100.0,
+    step_s=0.48,
+    loss=2.4,
+    goodput=0.98,
+    pushed=40,
+    merged=39,
+    outcomes={"merged": 39, "late": 1},
+    discarded_steps=3,
+    weights_from_peers=5,
+    weights_from_syncer=3,
+    weights_held=8,
+    lag=1,
+    notices=["The text here differs from the project's."],
+)
+
+
+def shown(*statuses: Status, width: int = 80, rates: dict[str, float] | None = None) -> str:
+    console = Console(width=width, no_color=True, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render(statuses, width=width, rates=rates))
+    return capture.get()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_sentence_comes_second_and_no_line_is_too_wide(width):
+    lines = shown(SYNCER, width=width).splitlines()
+    assert "harbour" in lines[0]
+    assert "syncer wren" in lines[0]
+    assert lines[1] == SENTENCE
+    assert max(map(len, lines)) <= width
+    assert max(map(len, shown(NODE, width=width).splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    "words_shown",
+    [
+        "8.20 M of 20.0 M tokens",
+        "41 %",
+        "5.545 → 1.872, best 1.860",
+        "412 global steps, 390 since this start",
+        "2.1 learners, 16.4 local steps per push (H is 16)",
+        "a round needs 2 pushes; 1 alive",
+        "413 on fragment 5: grace, 1 of 2 arrived, needs 2",
+        "waiting for kestrel",
+        "0 ■■■■■▶□! 7  versions 50 to 52",
+        "■ newest  □ due  ▶ in flight  ! behind",
+        "800 merged, 3 late",
+        "1 bad-signature",
+        "sent 21.3 MB, received 512 B",
+        "0.52 byte per parameter up",
+        "not counted from heron: 2 stale, 1 late",
+    ],
+)
+def test_a_syncer_tells_this(words_shown):
+    assert words_shown in shown(SYNCER)
+
+
+def test_learners_stay_in_the_order_of_their_names():
+    text = shown(SYNCER)
+    assert text.index("\nheron") < text.index("\nosprey")
+    wide = shown(SYNCER, width=120)
+    assert "2 stale, 1 late" in wide
+    assert "not counted from" not in wide
+
+
+@pytest.mark.parametrize(
+    "words_shown",
+    [
+        "training · up 1 min 5 s",
+        "connected, heard 0.40 s ago",
+        "8 of 8 fragments held; fetched 5 from learners, 3 from the syncer; 1",
+        "running on cpu, micro-batch 8",
+        "4,100 tokens/s",
+        "40 pushes, 39 merged; 1 late",
+        "3 local steps overwritten",
+        "note: The text here differs from the project's.",
+    ],
+)
+def test_a_learner_tells_this(words_shown):
+    assert words_shown in shown(NODE)
+
+
+def test_the_time_left_follows_the_rate_that_was_watched():
+    assert "10 min left" in shown(SYNCER, rates={"k": 11_800_000 / 600})
+    assert "47 min 58 s" in shown(SYNCER), "what the learners report, without a watched rate"
+    assert "standing still" in shown(SYNCER, rates={"k": 0.0})
+    ended = msgspec.structs.replace(SYNCER, swarm=SwarmStatus(tokens=20_000_000, is_ended=True))
+    assert "100 %" in shown(ended)
+    assert "done" in shown(ended)
+
+
+def test_a_daemon_that_knows_nothing_yet_is_shown_all_the_same():
+    bare = SyncerStatus(
+        key="k",
+        name="",
+        pid=1,
+        version="",
+        uptime_s=0.0,
+        phase="starting",
+        sentence="",
+        join_link="",
+        project=ProjectStatus(
+            id="", name="", fragments=0, parameters=0, token_budget=0, local_steps=0, quorum=1
+        ),
+        swarm=SwarmStatus(),
+        network=NetworkStatus(),
+    )
+    text = shown(bare)
+    assert "0 learners here; phase starting." in text
+    assert "No learner has joined yet." in text
+    assert "not measured yet" in text
+
+
+def test_names_from_other_machines_cannot_move_the_cursor_or_write_markup():
+    evil = msgspec.structs.replace(HERON, name="\x1b[31mred", device="[bold]x\n\x07")
+    text = shown(msgspec.structs.replace(SYNCER, peers=[evil]), width=120)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "?[31mred" in text
+    assert "[bold]x??" in text
+
+
+def test_many_learners_are_cut_off_with_their_number():
+    peers = [msgspec.structs.replace(HERON, name=f"learner-{at:04d}") for at in range(1000)]
+    text = shown(msgspec.structs.replace(SYNCER, peers=peers))
+    assert "… 976 more" in text
+    assert len(text.splitlines()) < 80
+
+
+def test_nobody_and_several():
+    assert NOBODY in shown()
+    text = shown(SYNCER, NODE)
+    assert "syncer wren" in text
+    assert "learner osprey" in text
+
+
+def test_the_join_link_is_given_whole_so_that_it_can_be_copied():
+    assert invitations([NODE, SYNCER]) == [f"shoal join {LINK}"]
+    assert "xxxx" not in shown(SYNCER)
+
+
+def test_a_rate_needs_a_few_seconds_and_forgets_what_is_old():
+    rates = Rates()
+
+    def seen(tokens: int, now_s: float) -> float | None:
+        rates.observe([msgspec.structs.replace(SYNCER, swarm=SwarmStatus(tokens=tokens))], now_s)
+        return rates.tokens_per_s.get("k")
+
+    assert seen(0, 0.0) is None
+    assert seen(1000, 1.0) is None
+    assert seen(5000, 5.0) == 1000.0
+    assert seen(5000, 65.0) == 0.0
+    assert seen(100, 66.0) is None, "fewer tokens than before: the daemon began anew"
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (words.count(9_999), "9,999"),
+        (words.count(12_345), "12.3 k"),
+        (words.count(999_999), "1000 k"),
+        (words.count(20_000_000), "20.0 M"),
+        (words.bytes_of(999), "999 B"),
+        (words.bytes_of(1_500), "1.50 kB"),
+        (words.duration(0.42), "0.42 s"),
+        (words.duration(59.9), "1 min"),
+        (words.duration(9660), "2 h 41 min"),
+        (words.duration(float("inf")), "unknown"),
+        (words.percent(0.9999), "99 %"),
+        (words.percent(1.0), "100 %"),
+        (words.bar(0.5, 4), "██░░"),
+        (words.sparkline([1.0], 8), ""),
+        (words.sparkline([0.0, 1.0, float("nan"), 2.0], 8), "▁▅█"),
+        (words.sparkline([1.0, 1.0], 8), "▁▁"),
+        (words.plural(1, "learner"), "1 learner"),
+        (words.plural(2, "push", "pushes"), "2 pushes"),
+        (words.enumerate_names(list("abcdefg")), "a, b, c, d and 3 others"),
+        (words.tally({"late": 1, "stale": 3, "none": 0}), "3 stale, 1 late"),
+    ],
+)
+def test_numbers_in_words(made, text):
+    assert made == text
