@@ -190,7 +190,7 @@ def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
     from node.host import keystore
 
     identity = keystore.load_or_create(home.identity("syncer", instance))
-    return _say([identity.public.hex()])
+    return _say([identity.key.hex()])
 
 
 @app.command

@@ -259,7 +259,7 @@ def sign(
     genesis = Genesis(
         wire_version=limits.WIRE_VERSION,
         name=file.name,
-        owner=owner.public,
+        owner=owner.key,
         model=model,
         data=msgspec.structs.replace(file.data, blocks=counted.blocks, digest=counted.digest),
         seed=file.seed,

@@ -54,7 +54,7 @@ def sign(path: Path, home: Home, *, instance: str) -> list[str]:
     made = project_file.sign(
         file,
         owner=owner,
-        this_host=here.public,
+        this_host=here.key,
         data_cache=home.data_cache(),
         former=former,
     )

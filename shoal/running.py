@@ -65,7 +65,7 @@ def _name(name: str | None, home: Home, instance: str) -> str:
     if name is None:
         from node.host import keystore
 
-        key = keystore.load_or_create(home.identity("learner", instance)).public
+        key = keystore.load_or_create(home.identity("learner", instance)).key
         return f"learner-{short(key)}"
     if not 1 <= len(name) <= limits.NAME_CHARS_MAX or not name.isprintable():
         raise UserError(

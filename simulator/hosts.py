@@ -73,7 +73,8 @@ from syncer_node.jobs import (
     WriteCheckpoint,
 )
 from syncer_node.recovery import recertify, refold
-from syncer_node.syncer import Recovered, SyncerMachine, SyncerSetup
+from syncer_node.setup import Recovered, SyncerSetup
+from syncer_node.syncer import SyncerMachine
 
 FSYNC_S = 0.004
 MERGE_S = 0.02

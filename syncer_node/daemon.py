@@ -69,8 +69,9 @@ from syncer_node.jobs import (
     WeightsMade,
     WriteCheckpoint,
 )
+from syncer_node.setup import SyncerSetup
 from syncer_node.store import Store
-from syncer_node.syncer import Phase, SyncerMachine, SyncerSetup
+from syncer_node.syncer import Phase, SyncerMachine
 
 log = logging.getLogger("shoal.syncer")
 

@@ -22,10 +22,11 @@ from protocol.messages import CertifiedRecord
 from protocol.numerics.codecs import flush
 from protocol.records import FragmentMerged, StateDigests
 from protocol.state import SwarmState, SwarmSummary
+from syncer_node.archive import RECENT_RECORDS
 from syncer_node.bank import MergeBank
 from syncer_node.recovery import recertify, refold
+from syncer_node.setup import Recovered
 from syncer_node.store import F32, Checkpoint, Store, read_checkpoint
-from syncer_node.syncer import RECENT_RECORDS, Recovered
 
 log = logging.getLogger("shoal.disk")
 
@@ -202,6 +203,6 @@ def read_versions(place: Path) -> list[int]:
         versions, _ = msgspec.msgpack.decode(
             (place / "meta").read_bytes(), type=tuple[list[int], SwarmSummary | None]
         )
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
     return versions

@@ -9,8 +9,6 @@ learners keep what was not merged.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol import limits, wire
@@ -41,7 +39,6 @@ from protocol.messages import (
     Decline,
     Envelope,
     Evaluation,
-    FragmentIndex,
     Goodbye,
     Heartbeat,
     Hello,
@@ -49,10 +46,8 @@ from protocol.messages import (
     Message,
     Push,
     PushHeader,
-    Refused,
     Welcome,
 )
-from protocol.project import Charter, Genesis
 from protocol.quorum import GraceWindow
 from protocol.records import (
     BlocksLeased,
@@ -62,15 +57,13 @@ from protocol.records import (
     CheckpointEvaluated,
     CheckpointMarked,
     FragmentMerged,
-    Record,
     RunEnded,
     RunEnding,
     SeatTaken,
     WeightsInitialised,
     sign_record,
 )
-from protocol.signing import Signer, Verify, open_envelope
-from protocol.state import SwarmState
+from protocol.signing import open_envelope
 from protocol.trace import (
     CheckpointScored,
     FragmentCommitted,
@@ -81,6 +74,8 @@ from protocol.trace import (
     SessionOpened,
     SessionRefused,
 )
+from syncer_node.admission import refusal
+from syncer_node.archive import Archive
 from syncer_node.evaluating import Evaluating
 from syncer_node.jobs import (
     Append,
@@ -93,22 +88,19 @@ from syncer_node.jobs import (
     WeightsMade,
     WriteCheckpoint,
 )
+from syncer_node.leasing import Leasing
 from syncer_node.merging import Merging
 from syncer_node.pacing import Pace
+from syncer_node.setup import Recovered, SyncerSetup
 
 LOOK_EVERY_S = 0.02
 """Heartbeats come often; rounds are looked at no more often than this because of them."""
-
-RECENT_RECORDS = 2048
-"""Committed records kept at hand for learners that continue their log."""
 
 CYCLES_PER_CHECKPOINT = 8
 """Merges of every fragment between two checkpoints, at most: recovery replays what lies between."""
 
 RECORDS_PER_MESSAGE = 64
-BLOCKS_HELD_MAX = 4096
 STORE_RETRY_S = 5.0
-NOT_READY_RETRY_S = 2.0
 
 
 class Phase(Enum):
@@ -125,32 +117,6 @@ PHASE_TRANSITIONS: dict[tuple[Phase, str], Phase] = {
 }
 
 
-@dataclass(slots=True)
-class Recovered:
-    """What the store gave back at start: the folded log and the entries worth keeping at hand."""
-
-    state: SwarmState
-    recent: list[CertifiedRecord] = field(default_factory=list)
-    origins: dict[int, CertifiedRecord] = field(default_factory=dict)
-    """Entries by log index that made the newest version of some fragment."""
-
-
-@dataclass(frozen=True, slots=True)
-class SyncerSetup:
-    """Everything a syncer machine is told once."""
-
-    project: bytes
-    genesis: Genesis
-    charter: Charter
-    charter_envelope: Envelope
-    layout_digest: bytes
-    numels: tuple[int, ...]
-    signer: Signer
-    verify: Verify
-    wall_offset_s: float
-    """Wall clock minus the monotonic clock that events are stamped with."""
-
-
 class SyncerMachine:
     """`handle(event, now_s)` for the host that holds the seat."""
 
@@ -162,15 +128,10 @@ class SyncerMachine:
         self.phase = Phase.STARTING
         self.faults: dict[str, int] = {}
         self.store_trouble = ""
-        self._recent: deque[CertifiedRecord] = deque(recovered.recent, maxlen=RECENT_RECORDS)
-        self._origins = dict(recovered.origins)
+        self.archive = Archive(recovered, self.state)
         self._now_s = 0.0
         self._looked_s = -1.0
-        self._listening_since_s = 0.0
         self._retries: list[tuple[float, Append]] = []
-        self._is_leasing = False
-        self._lease_queue: deque[tuple[bytes, int]] = deque()
-        self._returning: set[tuple[bytes, int]] = set()
         self._is_ending_proposed = False
         charter, rounds = setup.charter, setup.charter.rounds
         self.log = CommitTracker(
@@ -195,6 +156,7 @@ class SyncerMachine:
             last_round=self.state.rounds,
             proposed_step=self.state.global_step,
         )
+        self.leasing = Leasing(self.state, self.members, charter.limits, self._propose)
         self.evaluating = Evaluating(
             state=self.state,
             members=self.members,
@@ -236,7 +198,7 @@ class SyncerMachine:
     # Life of the run.
 
     def _start(self) -> None:
-        self._listening_since_s = self._now_s
+        self.leasing.listening_since_s = self._now_s
         self._propose(SeatTaken(self.setup.signer.key))
         if self.setup.charter.revision > self.state.charter_revision:
             self._propose(CharterAdopted(self.setup.charter_envelope))
@@ -260,7 +222,8 @@ class SyncerMachine:
         for session in self.members.silent(now_s):
             self.desk.out.append(Disconnect(session.peer, "silent"))
             self._lose(session.peer, f"not heard for {limits.GONE_AFTER_S:.0f} s")
-        self._take_leases_back()
+        for session_key in self.leasing.take_back(now_s):
+            self.merging.last_sequence.pop(session_key, None)
         self._retry_store()
         is_stored = not self.store_trouble
         self.merging.look(now_s, may_open=self.phase is Phase.TRAINING and is_stored)
@@ -339,27 +302,25 @@ class SyncerMachine:
     def _commit(self, proposal: Proposal, entry: CertifiedRecord) -> None:
         record = proposal.record
         self.state.apply(record, proposal.digest)
-        self._recent.append(entry)
+        self.archive.add(record, entry)
         self.desk.do(Keep(entry, record.index))
         kind = type(record.body).__name__
         self.desk.emit(RecordCommitted(record.index, record.term, proposal.digest, kind))
-        self._after(record.body, record.index, entry)
+        self._after(record.body, record.index)
         for session in self.members.live():
             self.desk.send(session.peer, Committed((entry,)))
 
-    def _after(self, body: Body, index: int, entry: CertifiedRecord) -> None:
+    def _after(self, body: Body, index: int) -> None:
         """What a committed record sets in motion here."""
         match body:
             case WeightsInitialised():
-                self._origins[index] = entry
                 self._fire("weights", f"{len(body.fragments)} fragments at version 0")
             case FragmentMerged():
-                self._merged(body, index, entry)
+                self._merged(body, index)
             case BlocksLeased():
-                self._is_leasing = False
-                self._lease_next()
+                self.leasing.on_leased()
             case BlocksReturned(learner, incarnation):
-                self._returning.discard((learner, incarnation))
+                self.leasing.on_returned((learner, incarnation))
             case CheckpointMarked(_, evaluator):
                 self.evaluating.on_marked(index, evaluator, self._now_s)
                 self.desk.start(WriteCheckpoint(index, self.state.summary()))
@@ -374,10 +335,7 @@ class SyncerMachine:
             case RunEnded():
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
 
-    def _merged(self, merged: FragmentMerged, index: int, entry: CertifiedRecord) -> None:
-        self._origins[index] = entry
-        needed = {fragment.record_index for fragment in self.state.fragments}
-        self._origins = {at: e for at, e in self._origins.items() if at in needed}
+    def _merged(self, merged: FragmentMerged, index: int) -> None:
         parts = merged.contributions
         self.merging.on_committed(merged, self._now_s)
         self.desk.emit(
@@ -416,8 +374,7 @@ class SyncerMachine:
             case Decline():
                 self.merging.on_decline(session.peer, message)
             case LeaseRequest(blocks):
-                self._lease_queue.append((session.peer, blocks))
-                self._lease_next()
+                self.leasing.ask(session.peer, blocks)
             case Evaluation():
                 self.evaluating.on_evaluation(session.peer, message)
             case Goodbye(reason):
@@ -427,22 +384,22 @@ class SyncerMachine:
                 raise UnexpectedMessage(f"{type(message).__name__} from a learner")
 
     def _hello(self, peer: bytes, hello: Hello) -> None:
-        refusal = self._refusal(peer, hello)
-        if refusal is not None:
-            self.desk.emit(SessionRefused(peer, refusal.reason, refusal.text))
-            if refusal.retry_after_s is None:
-                self.faults[refusal.reason] = self.faults.get(refusal.reason, 0) + 1
-            self.desk.send(peer, refusal)
-            self.desk.out.append(Disconnect(peer, refusal.reason))
+        refused = refusal(self.setup, self.members, peer, hello, has_weights=self.state.has_weights)
+        if refused is not None:
+            self.desk.emit(SessionRefused(peer, refused.reason, refused.text))
+            if refused.retry_after_s is None:
+                self.faults[refused.reason] = self.faults.get(refused.reason, 0) + 1
+            self.desk.send(peer, refused)
+            self.desk.out.append(Disconnect(peer, refused.reason))
             return
         former = self.members.sessions.get(peer)
         if former is not None and former.incarnation < hello.incarnation:
             self.merging.on_gone(peer)
-            self._return_leases(former.key)
+            self.leasing.give_back(former.key)
         session = self.members.open(peer, hello, self._now_s)
         assert session is not None, "checked by _refusal"
-        entries = self._continuation(hello)
-        index = self._index() if entries is None else None
+        entries = self.archive.continuation(hello)
+        index = self.archive.index() if entries is None else None
         self.desk.send(
             peer,
             Welcome(self.setup.charter_envelope, self.state.epoch, self.state.term, index),
@@ -451,50 +408,6 @@ class SyncerMachine:
             chunk = tuple((entries or [])[at : at + RECORDS_PER_MESSAGE])
             self.desk.send(peer, Committed(chunk))
         self.desk.emit(SessionOpened(peer, session.name, entries is not None))
-
-    def _refusal(self, peer: bytes, hello: Hello) -> Refused | None:
-        charter = self.setup.charter
-        if hello.wire_version != limits.WIRE_VERSION:
-            text = (
-                f"this swarm speaks wire version {limits.WIRE_VERSION}, you speak "
-                f"{hello.wire_version}: install the shoal release that matches"
-            )
-            return Refused("wire-version", text, None)
-        if hello.project != self.setup.project:
-            return Refused("wrong-project", "this syncer serves another project", None)
-        if hello.layout != self.setup.layout_digest:
-            return Refused("wrong-layout", "your fragments are cut differently: update shoal", None)
-        if peer in charter.banned:
-            return Refused("banned", "the project's owner has banned this key", None)
-        known = self.members.sessions.get(peer)
-        if known is not None and known.incarnation > hello.incarnation:
-            text = "a newer session of the same key is here: is the key used on two hosts?"
-            return Refused("stale-incarnation", text, None)
-        if known is None and sum(1 for _ in self.members.live()) >= charter.limits.learners:
-            return Refused("full", "the project takes no more learners now", 60.0)
-        if not self.state.has_weights:
-            return Refused("not-ready", "the first weights are being made", NOT_READY_RETRY_S)
-        return None
-
-    def _continuation(self, hello: Hello) -> list[CertifiedRecord] | None:
-        """The entries after the learner's head; None when it must start from the index."""
-        behind = self.state.index - hello.head_index
-        if hello.head_index == 0 or behind < 0 or behind > len(self._recent):
-            return None
-        if behind == 0:
-            return [] if hello.head == self.state.head else None
-        entries = list(self._recent)[-behind:]
-        previous = wire.decode(entries[0].record, Record).previous
-        return entries if previous == hello.head else None
-
-    def _index(self) -> FragmentIndex:
-        indices = sorted({fragment.record_index for fragment in self.state.fragments})
-        return FragmentIndex(
-            log_index=self.state.index,
-            head=self.state.head,
-            entries=tuple(self._origins[index] for index in indices),
-            summary=wire.encode(self.state.summary()),
-        )
 
     def _push(self, session: Session, envelope: Envelope) -> None:
         payload = open_envelope(
@@ -518,39 +431,6 @@ class SyncerMachine:
         if session is not None:
             session.rejected[error.reason] = session.rejected.get(error.reason, 0) + 1
         self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
-
-    # Leases.
-
-    def _lease_next(self) -> None:
-        """One lease at a time, so that two never name the same positions."""
-        while not self._is_leasing and self._lease_queue:
-            peer, blocks = self._lease_queue.popleft()
-            session = self.members.sessions.get(peer)
-            if session is None or not session.is_connected:
-                continue
-            if self.state.leases.unread(session.key) >= BLOCKS_HELD_MAX:
-                continue
-            blocks = min(blocks, self.setup.charter.limits.lease_blocks)
-            spans = self.state.leases.pick(blocks)
-            self._is_leasing = True
-            self._propose(BlocksLeased(peer, session.incarnation, spans))
-
-    def _take_leases_back(self) -> None:
-        lease_s = self.setup.charter.limits.lease_s
-        for session in self.members.lost(self._now_s, lease_s):
-            self._return_leases(session.key)
-            self.members.forget(session.peer)
-            self.merging.last_sequence.pop(session.key, None)
-        known = {session.key for session in self.members.sessions.values()}
-        # Sessions from before a restart of the syncer get one lease time to come back.
-        if self._now_s - self._listening_since_s > lease_s:
-            for key in [held for held in self.state.leases.held if held not in known]:
-                self._return_leases(key)
-
-    def _return_leases(self, key: tuple[bytes, int]) -> None:
-        if self.state.leases.held.get(key) and key not in self._returning:
-            self._returning.add(key)
-            self._propose(BlocksReturned(*key))
 
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)

@@ -124,7 +124,7 @@ class ControlServer:
             result = handler(fields)
             answer = await result if inspect.isawaitable(result) else result
             return {**answer, "ok": True}
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return _refusal("The request is not a MessagePack map.", "user")
         except TransientError as error:
             return _refusal(str(error), "transient")

@@ -67,7 +67,7 @@ def call(path: Path, verb: str, timeout_s: float = 2.0, **fields: Any) -> dict[s
         ) from error
     except (OSError, EOFError) as error:
         raise TransientError(f"No daemon answers at {path}. Start one, or check --home.") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MalformedMessage(
             f"the program behind {path} does not speak Shoal's protocol"
         ) from error

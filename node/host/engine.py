@@ -213,7 +213,7 @@ class Engine:
     async def store(self, topic: str, value: bytes, expiry_s: float) -> bool:
         """Whether the table took our value."""
         async with self.limited(f"announcing {topic}", TABLE_S):
-            owner = self._options.identity.public
+            owner = self._options.identity.key
             return await records.store(self._node, topic, value, owner=owner, expiry_s=expiry_s)
 
     async def find(self, topic: str) -> dict[NodeKey, bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from protocol.errors import UserError
 
@@ -80,7 +80,7 @@ class Home:
         for path in sorted((self.root / "run").glob("*.sock")):
             role, _, instance = path.stem.partition("-")
             if role in _DAEMON_ROLES and _INSTANCE.fullmatch(instance):
-                found.append(Daemon(cast(DaemonRole, role), instance, path))
+                found.append(Daemon(role, instance, path))
         return found
 
     def hosted_projects(self, instance: str = DEFAULT_INSTANCE) -> list[Path]:

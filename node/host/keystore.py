@@ -33,17 +33,12 @@ _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
 
 class Identity:
-    """A host's signing key. `public` is its `NodeKey`; `path` is the file that holds the secret."""
+    """A host's signing key. `key` is its public part; `path` is the file with the secret."""
 
     def __init__(self, private: Ed25519PrivateKey, path: Path) -> None:
         self._private = private
-        self.public: NodeKey = private.public_key().public_bytes_raw()
+        self.key: NodeKey = private.public_key().public_bytes_raw()
         self.path = path
-
-    @property
-    def key(self) -> NodeKey:
-        """The public key, as `protocol.signing.Signer` calls it."""
-        return self.public
 
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature of `message`; the caller puts a domain tag in front."""

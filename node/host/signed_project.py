@@ -53,26 +53,12 @@ class OpenedProject(NamedTuple):
         return SignedProject("shoal-project", FORMAT_VERSION, self.genesis_bytes, self.envelope)
 
 
-class _Hand:
-    """An identity as `protocol.signing` wants it."""
-
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
-
-    @property
-    def key(self) -> bytes:
-        return self._identity.public
-
-    def sign(self, message: bytes) -> bytes:
-        return self._identity.sign(message)
-
-
 def seal_project(genesis: Genesis, charter: Charter, owner: Identity) -> SignedProject:
     """The project, its charter signed by its owner."""
-    assert genesis.owner == owner.public, "only the owner signs"
+    assert genesis.owner == owner.key, "only the owner signs"
     content = encode(genesis)
     assert charter.project == project_id(content), "the charter speaks of this genesis"
-    envelope = signing.seal("charter", charter.project, encode(charter), _Hand(owner))
+    envelope = signing.seal("charter", charter.project, encode(charter), owner)
     return SignedProject("shoal-project", FORMAT_VERSION, content, envelope)
 
 

@@ -85,7 +85,7 @@ class Transport:
         listen_host: str = "0.0.0.0",
         nat_port_map: bool = False,
     ) -> None:
-        self.key = identity.public
+        self.key = identity.key
         self.traffic = Traffic()
         self.traffic_by_peer: dict[NodeKey, Traffic] = {}
         self._identity = identity

@@ -210,7 +210,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _read_facts(folder: Path) -> CorpusFacts:
     try:
         return msgspec.json.decode((folder / FACTS_FILE).read_bytes(), type=CorpusFacts)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CorruptState(f"{folder} is not a usable text cache ({error}); delete it") from error
 
 

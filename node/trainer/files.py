@@ -25,7 +25,7 @@ def read_document(path: Path, kind: type[D]) -> D:
     """The genesis or charter in a file. UserError if it cannot be read or is another thing."""
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise UserError(
             f"{path} is not a readable {kind.__name__.lower()} file ({error}). Check the path."
         ) from error

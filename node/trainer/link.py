@@ -362,7 +362,7 @@ def decode(decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
     """The message in a frame. InternalError if the two ends disagree about the messages."""
     try:
         return decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InternalError(f"the trainer link carried an unknown message: {error}") from error
 
 

@@ -320,7 +320,7 @@ def _decoded(configure: link.Configure) -> tuple[Genesis, InnerSpec]:
     try:
         genesis = msgspec.msgpack.decode(configure.genesis, type=Genesis)
         inner = msgspec.msgpack.decode(configure.inner, type=InnerSpec)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TrainerFailure("model", f"The genesis cannot be read ({error}).") from error
     return genesis, inner
 

@@ -41,9 +41,9 @@ def test_both_ends_see_each_others_signing_key(tmp_path):
                 seen.set_result(stream.peer)
 
             one.transport.serve_control(handler)
-            stream = await two.transport.open_control(one.identity.public)
-            assert await seen == two.identity.public == two.transport.key
-            assert stream.peer == one.identity.public
+            stream = await two.transport.open_control(one.identity.key)
+            assert await seen == two.identity.key == two.transport.key
+            assert stream.peer == one.identity.key
             text = one.transport.addresses()[0]
             assert text.endswith(f"/tcp/{one.transport.port}/p2p/{keystore.peer_id(stream.peer)}")
             assert not any("tcp/0" in address for address in one.transport.addresses())
@@ -55,7 +55,7 @@ def test_a_control_stream_carries_frames_both_ways_in_order(tmp_path):
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
             one.transport.serve_control(echo)
-            stream = await two.transport.open_control(one.identity.public)
+            stream = await two.transport.open_control(one.identity.key)
             frames = [
                 b"",
                 b"x",
@@ -66,7 +66,7 @@ def test_a_control_stream_carries_frames_both_ways_in_order(tmp_path):
                 stream.send(frame)
             assert [await stream.recv() for _ in frames] == frames
             assert two.transport.traffic.up_bytes > limits.FRAME_BYTES_MAX
-            counted = two.transport.traffic_by_peer[one.identity.public]
+            counted = two.transport.traffic_by_peer[one.identity.key]
             assert counted.down_bytes > limits.FRAME_BYTES_MAX
 
     run(main())
@@ -81,7 +81,7 @@ def test_what_is_queued_before_close_still_arrives_and_then_the_stream_ends(tmp_
                     stream.send(b"%d" % number)
 
             one.transport.serve_control(talk)
-            stream = await two.transport.open_control(one.identity.public)
+            stream = await two.transport.open_control(one.identity.key)
             assert [await stream.recv() for _ in range(100)] == [b"%d" % n for n in range(100)]
             with pytest.raises(PeerUnreachable, match="closed the control stream"):
                 await stream.recv()
@@ -95,7 +95,7 @@ def test_a_cancelled_receive_loses_nothing(tmp_path):
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
             one.transport.serve_control(echo)
-            stream = await two.transport.open_control(one.identity.public)
+            stream = await two.transport.open_control(one.identity.key)
             for _ in range(3):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.02):
@@ -114,7 +114,7 @@ def test_writing_to_a_peer_that_has_gone_is_an_error_of_ours(tmp_path):
                 stream.abort("gone")
 
             one.transport.serve_control(leave)
-            stream = await two.transport.open_control(one.identity.public)
+            stream = await two.transport.open_control(one.identity.key)
             await asyncio.sleep(0.1)
 
             async def talk():
@@ -140,7 +140,7 @@ def test_an_oversize_frame_is_refused_before_it_is_read(tmp_path):
                 await asyncio.sleep(5)
 
             one.transport.serve_control(shout)
-            stream = await two.transport.open_control(one.identity.public)
+            stream = await two.transport.open_control(one.identity.key)
             with pytest.raises(LimitExceeded):
                 await stream.recv()
             assert stream.closed_reason is not None
@@ -157,7 +157,7 @@ def test_a_stream_that_ends_inside_a_frame_is_an_error(tmp_path, part):
                 await stream._wire.write(part, timeout_s=5)
 
             one.transport.serve_control(stop_short)
-            stream = await two.transport.open_control(one.identity.public)
+            stream = await two.transport.open_control(one.identity.key)
             with pytest.raises(MalformedMessage, match="truncated"):
                 await stream.recv()
 
@@ -172,7 +172,7 @@ def test_a_peer_that_does_not_read_costs_bounded_memory(tmp_path):
                 await asyncio.sleep(30)
 
             one.transport.serve_control(sleep)
-            stream = await two.transport.open_control(one.identity.public)
+            stream = await two.transport.open_control(one.identity.key)
             frame = bytes(limits.FRAME_BYTES_MAX)
 
             async def flood():
@@ -193,9 +193,9 @@ def test_more_control_streams_than_allowed_are_told_so(tmp_path):
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
             with pytest.raises(TransientError, match="as many control streams"):
-                await two.transport.open_control(one.identity.public)  # no handler yet
+                await two.transport.open_control(one.identity.key)  # no handler yet
             one.transport.serve_control(echo)
-            key = one.identity.public
+            key = one.identity.key
             held = [
                 await two.transport.open_control(key)
                 for _ in range(streams.CONTROL_STREAMS_PER_PEER_MAX)
@@ -215,7 +215,7 @@ def test_a_flood_of_streams_is_cut_off(tmp_path, monkeypatch):
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
             one.transport.serve_control(echo)
-            engine, key = two.transport._engine, one.identity.public
+            engine, key = two.transport._engine, one.identity.key
             silent = [await engine.dial(key, CONTROL_PROTOCOL, ()) for _ in range(6)]
             for wire in silent:
                 await wire.write(b"S", timeout_s=5)  # a stream exists for the peer once it is used
@@ -233,7 +233,7 @@ def test_a_flood_of_streams_is_cut_off(tmp_path, monkeypatch):
 def test_an_unknown_host_is_unreachable(tmp_path):
     async def main():
         async with swarm(tmp_path, 1) as (one,):
-            stranger = keystore.load_or_create(tmp_path / "stranger").public
+            stranger = keystore.load_or_create(tmp_path / "stranger").key
             with pytest.raises(PeerUnreachable, match="dialling host"):
                 await one.transport.open_control(stranger)
 
@@ -248,7 +248,7 @@ def test_a_killed_engine_fails_everything_in_flight_and_is_rebuilt(tmp_path):
         async with swarm(tmp_path, 2) as (one, two):
             one.transport.serve_control(echo)
             two.transport.serve_control(echo)
-            key, port = one.identity.public, two.transport.port
+            key, port = one.identity.key, two.transport.port
 
             async def hang(wire):
                 await asyncio.sleep(30)
@@ -273,11 +273,11 @@ def test_a_killed_engine_fails_everything_in_flight_and_is_rebuilt(tmp_path):
             again = await two.transport.open_control(key)
             again.send(b"alive")
             assert await again.recv() == b"alive"
-            back = await one.transport.open_control(two.identity.public)
+            back = await one.transport.open_control(two.identity.key)
             back.send(b"handlers survive")
             assert await back.recv() == b"handlers survive"
             await two.transport.announce(TOPICS[0], b"new", 60.0)
-            assert two.identity.public in await one.transport.lookup(TOPICS[0])
+            assert two.identity.key in await one.transport.lookup(TOPICS[0])
 
     run(main())
 
@@ -286,7 +286,7 @@ def test_the_first_host_of_a_swarm_is_found_again_after_its_engine_was_killed(tm
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
             one.transport.serve_control(echo)
-            old = await two.transport.open_control(one.identity.public)
+            old = await two.transport.open_control(one.identity.key)
             os.kill(one.engine_pid, signal.SIGKILL)
             with pytest.raises(PeerUnreachable):
                 await old.recv()
@@ -295,13 +295,13 @@ def test_the_first_host_of_a_swarm_is_found_again_after_its_engine_was_killed(tm
             await one.until(lambda state: state.is_up)
             for _ in range(40):
                 with contextlib.suppress(TransientError):
-                    again = await two.transport.open_control(one.identity.public)
+                    again = await two.transport.open_control(one.identity.key)
                     break
                 await asyncio.sleep(0.25)
             again.send(b"found")
             assert await again.recv() == b"found"
             await two.transport.announce(TOPICS[0], b"two", 60.0)
-            assert await one.transport.lookup(TOPICS[0]) == {two.identity.public: b"two"}
+            assert await one.transport.lookup(TOPICS[0]) == {two.identity.key: b"two"}
 
     run(main())
 
@@ -320,7 +320,7 @@ def test_a_frozen_engine_is_noticed(tmp_path, monkeypatch):
             pid = two.engine_pid
             freeze(pid)
             with pytest.raises(TransportLost):
-                await two.transport.open_control(one.identity.public)
+                await two.transport.open_control(one.identity.key)
             two.states.clear()
             await two.until(lambda state: state.is_up)
             assert two.engine_pid != pid
@@ -399,7 +399,7 @@ def test_a_wrong_clock_is_named(tmp_path, monkeypatch):
     ],
 )
 def test_addresses_that_cannot_work_are_refused_at_once(tmp_path, text):
-    other = keystore.load_or_create(tmp_path / "other").public
+    other = keystore.load_or_create(tmp_path / "other").key
     with pytest.raises(UserError, match="address"):
         Host(tmp_path, "one", bootstrap=[text.format(id=keystore.peer_id(other))])
 
@@ -412,7 +412,7 @@ def test_closing_is_quick_and_leaves_nothing(tmp_path):
             assert len(mine) >= 4
             assert {stat.S_IMODE(os.stat(name).st_mode) & 0o077 for name in mine} == {0}
             one.transport.serve_control(echo)
-            stream = await two.transport.open_control(one.identity.public)
+            stream = await two.transport.open_control(one.identity.key)
             await one.transport.announce(TOPICS[0], b"here", 60.0)
             pids = [one.engine_pid, two.engine_pid]
             for host in (one, two):

@@ -48,14 +48,14 @@ def test_a_blob_arrives_and_is_checked(tmp_path):
             serve_blob(one)
             progress = []
             blob = await two.transport.fetch(
-                one.identity.public, DIGEST, len(BLOB), on_progress=progress.append
+                one.identity.key, DIGEST, len(BLOB), on_progress=progress.append
             )
             assert blob == BLOB
             assert progress[-1] == len(BLOB)
             assert progress == sorted(progress)
             empty = blake3(b"").digest()
             serve_blob(one, b"", empty)
-            assert await two.transport.fetch(one.identity.public, empty, 0) == b""
+            assert await two.transport.fetch(one.identity.key, empty, 0) == b""
 
     run(main())
 
@@ -66,7 +66,7 @@ def test_many_transfers_at_once_wait_for_their_turn(tmp_path):
             serve_blob(one)
             async with asyncio.TaskGroup() as tasks:
                 fetches = [
-                    tasks.create_task(two.transport.fetch(one.identity.public, DIGEST, len(BLOB)))
+                    tasks.create_task(two.transport.fetch(one.identity.key, DIGEST, len(BLOB)))
                     for _ in range(3 * limits.STREAMS_PER_PEER_MAX)
                 ]
             assert all(task.result() == BLOB for task in fetches)
@@ -86,11 +86,11 @@ def test_a_broken_transfer_goes_on_from_its_offset(tmp_path):
             into, held = bytearray(len(BLOB)), []
             with pytest.raises(PeerUnreachable, match=f"ended at {cut} of {len(BLOB)} bytes"):
                 await three.transport.fetch(
-                    one.identity.public, DIGEST, len(BLOB), into=into, on_progress=held.append
+                    one.identity.key, DIGEST, len(BLOB), into=into, on_progress=held.append
                 )
             before = three.transport.traffic.down_bytes
             blob = await three.transport.fetch(
-                two.identity.public, DIGEST, len(BLOB), into=into, offset=held[-1]
+                two.identity.key, DIGEST, len(BLOB), into=into, offset=held[-1]
             )
             assert blob == into == BLOB
             assert three.transport.traffic.down_bytes - before < len(BLOB) - cut + 100
@@ -101,7 +101,7 @@ def test_a_broken_transfer_goes_on_from_its_offset(tmp_path):
 def test_a_blob_that_lies_is_refused(tmp_path):
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
-            key = one.identity.public
+            key = one.identity.key
             with pytest.raises(NotHeld):
                 await two.transport.fetch(key, DIGEST, len(BLOB))
             serve_blob(one, BLOB[:-1] + b"?")
@@ -131,7 +131,7 @@ def test_a_silent_donor_is_given_up(tmp_path):
 
             one.transport._serving[BLOB_PROTOCOL] = silent
             with pytest.raises(PeerUnreachable, match="no answer in time"):
-                await two.transport.fetch(one.identity.public, DIGEST, len(BLOB), timeout_s=0.2)
+                await two.transport.fetch(one.identity.key, DIGEST, len(BLOB), timeout_s=0.2)
 
     run(main())
 
@@ -150,6 +150,6 @@ def test_a_trickling_donor_is_given_up(tmp_path, monkeypatch):
 
             one.transport._serving[BLOB_PROTOCOL] = trickle
             with pytest.raises(PeerUnreachable, match="too slowly"):
-                await two.transport.fetch(one.identity.public, DIGEST, len(BLOB))
+                await two.transport.fetch(one.identity.key, DIGEST, len(BLOB))
 
     run(main())

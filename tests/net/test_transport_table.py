@@ -23,12 +23,12 @@ def test_values_in_the_table_are_found_replaced_and_withdrawn(tmp_path):
             for number, host in enumerate(hosts):
                 await host.transport.announce(TOPICS[1], b"first %d" % number, 60.0)
             found = await three.transport.lookup(TOPICS[1])
-            assert found == {h.identity.public: b"first %d" % n for n, h in enumerate(hosts)}
+            assert found == {h.identity.key: b"first %d" % n for n, h in enumerate(hosts)}
             await one.transport.announce(TOPICS[1], b"second", 30.0)  # an earlier expiry would lose
             await two.transport.withdraw(TOPICS[1])
             found = await three.transport.lookup(TOPICS[1])
-            assert found[one.identity.public] == b"second"
-            assert two.identity.public not in found
+            assert found[one.identity.key] == b"second"
+            assert two.identity.key not in found
             assert await three.transport.lookup(TOPICS[0]) == {}
 
     run(main())
@@ -36,7 +36,7 @@ def test_values_in_the_table_are_found_replaced_and_withdrawn(tmp_path):
 
 def record(identity, *, topic=TOPICS[0], owner=None, value=b"v", ttl_s=60.0, topics=TOPICS):
     """A record as a host that signs with `identity` would send it."""
-    owner = owner or identity.public
+    owner = owner or identity.key
     unsigned = records.DHTRecord(
         records.DHTID.generate(topic).to_bytes(), b"\xc4\x20" + owner, value, time.time() + ttl_s
     )
@@ -55,7 +55,7 @@ def test_forged_records_are_refused(tmp_path):
         return records.DHTRecord(**{**vars(honest), **fields})
 
     forged = {
-        "wrong signer": record(mine, owner=other.public),
+        "wrong signer": record(mine, owner=other.key),
         "unknown topic": record(mine, topic="shoal/00/else", topics=("shoal/00/else",)),
         "moved topic": changed(key=records.DHTID.generate(TOPICS[1]).to_bytes()),
         "oversize": record(mine, value=bytes(records.VALUE_BYTES_MAX)),
@@ -82,9 +82,9 @@ def test_a_forging_host_reaches_nobody(tmp_path):
             forger = await DHTNode.create(initial_peers=one.transport.addresses())
             try:
                 for topic in (TOPICS[0], "shoal/00/else"):
-                    await forger.store(topic, b"forged", time.time() + 90, one.identity.public)
+                    await forger.store(topic, b"forged", time.time() + 90, one.identity.key)
                 found = await two.transport.lookup(TOPICS[0])
-                assert found == {one.identity.public: b"honest"}
+                assert found == {one.identity.key: b"honest"}
             finally:
                 await forger.shutdown()
 

@@ -249,7 +249,7 @@ def test_a_project_that_is_not_signed_cannot_be_served(home, capsys):
 
 def test_the_syncers_key_is_the_one_it_will_run_with(home, capsys):
     assert main(["syncer", "key"]) == 0
-    key = keystore.load_or_create(home.identity("syncer")).public
+    key = keystore.load_or_create(home.identity("syncer")).key
     assert capsys.readouterr().out == key.hex() + "\n"
 
 
@@ -262,7 +262,7 @@ def test_join_hands_its_choices_to_the_daemon(home, monkeypatch):
     assert options.home.root == home.root
     assert options.link.name == "tiny"
     assert (options.duty_frac, options.threads, options.evaluates) == (0.5, 2, False)
-    key = keystore.load_or_create(home.identity("learner")).public
+    key = keystore.load_or_create(home.identity("learner")).key
     assert options.name == f"learner-{key[:4].hex()}", "not the host's name, which is private"
 
 

@@ -19,8 +19,8 @@ def test_a_key_is_made_once_and_found_again(tmp_path):
     path = tmp_path / "deep" / "key"
     first = keystore.load_or_create(path)
     second = keystore.load_or_create(path)
-    assert first.public == second.public
-    assert len(first.public) == 32
+    assert first.key == second.key
+    assert len(first.key) == 32
     assert first.path == path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -30,12 +30,12 @@ def test_the_file_is_the_private_key_message_of_libp2p(tmp_path):
     content = (tmp_path / "key").read_bytes()
     assert len(content) == 68
     assert content[:4] == bytes([0x08, 1, 0x12, 64])
-    assert content[36:] == identity.public
+    assert content[36:] == identity.key
 
 
 def test_two_hosts_get_two_keys(tmp_path):
     one, two = (keystore.load_or_create(tmp_path / name) for name in "ab")
-    assert one.public != two.public
+    assert one.key != two.key
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
@@ -73,16 +73,16 @@ def test_a_path_that_cannot_be_written_is_a_user_error(tmp_path):
 def test_signatures_verify_only_with_key_and_message(tmp_path):
     one, two = (keystore.load_or_create(tmp_path / name) for name in "ab")
     signature = one.sign(b"message")
-    assert keystore.verify(one.public, b"message", signature)
-    assert not keystore.verify(two.public, b"message", signature)
-    assert not keystore.verify(one.public, b"massage", signature)
-    assert not keystore.verify(one.public, b"message", signature[:-1])
+    assert keystore.verify(one.key, b"message", signature)
+    assert not keystore.verify(two.key, b"message", signature)
+    assert not keystore.verify(one.key, b"massage", signature)
+    assert not keystore.verify(one.key, b"message", signature[:-1])
     assert not keystore.verify(b"short", b"message", signature)
 
 
 def test_peer_ids_go_both_ways(tmp_path):
     for name in "abcd":
-        key = keystore.load_or_create(tmp_path / name).public
+        key = keystore.load_or_create(tmp_path / name).key
         assert keystore.peer_id(key).startswith("12D3KooW")
         assert keystore.key_of_peer_text(keystore.peer_id(key)) == key
         assert keystore.key_of_peer_id(keystore.peer_id_bytes(key)) == key

@@ -297,7 +297,7 @@ def test_only_the_owners_word_about_this_very_project_counts(place, tmp_path):
 
     class Hand:
         def __init__(self, identity):
-            self.key, self.sign = identity.public, identity.sign
+            self.key, self.sign = identity.key, identity.sign
 
     forged = seal("charter", opened.id, made.charter.payload, Hand(stranger))
     with pytest.raises(BadSignature):
