@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -56,7 +57,7 @@ def notes(module: ModuleType, kind: str | None = None) -> dict[str, str]:
         found = [one for one in body if isinstance(one, ast.ClassDef) and one.name == kind]
         body = found[0].body
     told = {}
-    for node, after in zip(body, body[1:], strict=False):
+    for node, after in pairwise(body):
         name = None
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             name = node.target.id
@@ -73,11 +74,28 @@ def kind_in_words(kind: Any) -> str:
     match kind:
         case shape.Metadata():
             return kind_in_words(kind.type)
+        case shape.StructType():
+            return str(kind.cls.__name__)
+        case shape.VarTupleType() | shape.ListType():
+            most = f", at most {kind.max_length:,}" if kind.max_length else ""
+            return f"list of {kind_in_words(kind.item_type)}{most}"
+        case shape.DictType():
+            return "map"
+        case shape.UnionType():
+            parts = [one for one in kind.types if not isinstance(one, shape.NoneType)]
+            if len(parts) == len(kind.types):
+                return "one of the bodies below"
+            return " or ".join([*(kind_in_words(one) for one in parts), "nil"])
+    return scalar_in_words(kind)
+
+
+def scalar_in_words(kind: Any) -> str:
+    """The type of a field that has no parts."""
+    match kind:
+        case shape.IntType(ge=0, le=most) if most == 2**62:
+            return "count"
         case shape.IntType():
-            if kind.ge == 0 and kind.le == 2**62:
-                return "count"
-            bounds = (kind.ge, kind.le if kind.le is not None else kind.lt)
-            return f"integer {bounds[0]} to {bounds[1]:,}"
+            return f"integer {kind.ge} to {kind.le if kind.le is not None else kind.lt:,}"
         case shape.FloatType():
             return "real"
         case shape.BoolType():
@@ -90,18 +108,6 @@ def kind_in_words(kind: Any) -> str:
             return f"bytes, at most {kind.max_length:,}"
         case shape.LiteralType():
             return " / ".join(f"`{value}`" for value in kind.values)
-        case shape.StructType():
-            return kind.cls.__name__
-        case shape.VarTupleType() | shape.ListType():
-            most = f", at most {kind.max_length:,}" if kind.max_length else ""
-            return f"list of {kind_in_words(kind.item_type)}{most}"
-        case shape.DictType():
-            return "map"
-        case shape.UnionType():
-            parts = [one for one in kind.types if not isinstance(one, shape.NoneType)]
-            if len(parts) == len(kind.types):
-                return "one of the bodies below"
-            return " or ".join([*(kind_in_words(one) for one in parts), "nil"])
     raise AssertionError(f"no words for {kind}")
 
 

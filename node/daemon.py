@@ -26,6 +26,7 @@ from node.host import keystore, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
 from node.host.driver import Driver
+from node.host.feed import Feed as EventFeed
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
 from node.host.options import NodeOptions
@@ -48,7 +49,13 @@ from node.jobs import (
     Feed,
     FetchState,
     FindSeat,
+    FinishAsked,
     Freeze,
+    HoldSteps,
+    PauseAsked,
+    ReleaseSteps,
+    ReplaceTrainer,
+    ResumeAsked,
     SetProgress,
     Settle,
     StartTrainer,
@@ -71,6 +78,7 @@ from protocol.trace import Fact
 log = logging.getLogger("shoal.node")
 
 PROGRESS_EVERY_S = 15.0
+PAUSE_S_MAX = 365 * 86_400.0
 POOL_THREADS = 2
 
 
@@ -156,6 +164,7 @@ class NodeDaemon:
         )
         self.started_s = time.monotonic()
         self.notices: list[str] = []
+        self.feed = EventFeed()
         self.network_detail = ""
         self.payload_bytes = self.payload_params = 0
         self.push_bytes = self.push_params = 0
@@ -211,7 +220,15 @@ class NodeDaemon:
         """Serve until the machine stops; then end the trainer and free everything."""
         control = ControlServer(
             self.options.home.socket("learner", self.options.instance),
-            {"status": self._status, "stop": self._stop, "generate": self._generate},
+            {
+                "status": self._status,
+                "events": self.feed.answer,
+                "pause": self._pause,
+                "resume": self._resume,
+                "finish": self._finish,
+                "stop": self._stop,
+                "generate": self._generate,
+            },
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
@@ -267,11 +284,18 @@ class NodeDaemon:
                 self.trainer.feed(action)
             case BeginSteps():
                 self.trainer.begin()
+            case HoldSteps():
+                self.trainer.hold(is_held=True)
+            case ReleaseSteps():
+                self.trainer.hold(is_held=False)
+            case ReplaceTrainer(reason):
+                self.trainer.replace(reason)
             case SetProgress(fraction):
                 self.trainer.set_progress(fraction)
 
     def on_fact(self, fact: Fact) -> None:
         logs.tell(fact)
+        self.feed.tell(fact)
 
     def _params(self, fragment: int) -> int:
         return sum(span.numel for span in self.layout.fragments[fragment].spans)
@@ -279,7 +303,7 @@ class NodeDaemon:
     async def _fetch_state(self, job: FetchState) -> JobResult:
         """Fetch a fragment from other learners, and from the syncer only if none has it."""
         size = 4 * self.layout.fragments[job.fragment].numel
-        sources = await self.locator.donors()
+        sources = await self.locator.donors_or_none()
         leader = self.machine.shared.leader
         if leader is not None:
             sources = [*(key for key in sources if key != leader), leader]
@@ -299,7 +323,7 @@ class NodeDaemon:
         try:
             _, parts = await self.locator.fetch_from(sources, wanted, self._on_fault)
         except TransientError:
-            donors = await self.locator.donors()
+            donors = await self.locator.donors_or_none()
             _, parts = await self.locator.fetch_from(donors, wanted, self._on_fault)
         self.payload_bytes += merged.payload_bytes
         self.payload_params += self._params(merged.fragment)
@@ -343,6 +367,23 @@ class NodeDaemon:
 
     def _stop(self, _: dict[str, Any]) -> dict[str, Any]:
         asyncio.get_running_loop().call_soon(self.driver.take, StopAsked("stopped by its owner"))
+        return {}
+
+    def _pause(self, request: dict[str, Any]) -> dict[str, Any]:
+        seconds = request.get("seconds")
+        if seconds is not None and not (
+            isinstance(seconds, int | float) and 0 < seconds <= PAUSE_S_MAX
+        ):
+            raise UserError("pause takes a number of seconds above 0, or nothing to pause for good")
+        self.driver.take(Note(PauseAsked(seconds)))
+        return {}
+
+    def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
+        self.driver.take(Note(ResumeAsked()))
+        return {}
+
+    def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
+        self.driver.take(Note(FinishAsked()))
         return {}
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:

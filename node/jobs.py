@@ -195,3 +195,40 @@ class TrainerLost:
 
     is_out_of_memory: bool
     detail: str
+
+
+# Notes from the owner of this machine.
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """No local steps for so many seconds; None until `ResumeAsked`."""
+
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """Local steps again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishAsked:
+    """No more local steps; hand in what is done, then stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSteps:
+    """Action: the inner loop holds at the next boundary; it still carries out commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSteps:
+    """Action: the inner loop goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceTrainer:
+    """Action: end this trainer, as if it had died; the machine starts the next one."""
+
+    reason: str

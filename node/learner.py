@@ -16,6 +16,9 @@ from node.jobs import (
     Evaluate,
     FetchState,
     FindSeat,
+    FinishAsked,
+    PauseAsked,
+    ResumeAsked,
     SeatFound,
     StartTrainer,
     Starved,
@@ -27,7 +30,13 @@ from node.shared import LearnerSetup, Shared
 from node.tending import Tending
 from protocol import limits, wire
 from protocol.desk import Desk
-from protocol.errors import BadSignature, RemoteError, UnexpectedMessage, WrongProject
+from protocol.errors import (
+    BadSignature,
+    LimitExceeded,
+    RemoteError,
+    UnexpectedMessage,
+    WrongProject,
+)
 from protocol.ids import JobId, short
 from protocol.machine import (
     Connect,
@@ -47,12 +56,14 @@ from protocol.machine import (
     Woke,
 )
 from protocol.messages import (
+    Alive,
     CertifiedRecord,
     Committed,
     Envelope,
     FragmentIndex,
     Goodbye,
     Hello,
+    IndexPart,
     Message,
     Pull,
     Refused,
@@ -80,13 +91,12 @@ from protocol.trace import (
     CheckpointScored,
     LinkChanged,
     PeerMisbehaved,
-    PhaseChanged,
     RecordCommitted,
 )
 
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 REFUSED_EXIT = 4
-"""Exit code of a daemon that the project does not want; see docs/exit-codes in the README."""
+"""Exit code of a daemon that the project does not want."""
 
 
 class Link(Enum):
@@ -129,6 +139,8 @@ class LearnerMachine:
         self._failures = 0
         self._retry_s = 0.0
         self._is_stopping = False
+        self._origins: list[CertifiedRecord] = []
+        """Proofs of the newest fragment states, collected before the welcome."""
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
@@ -195,6 +207,7 @@ class LearnerMachine:
         if peer != self.shared.leader or self.link is not Link.CONNECTING:
             return
         self._fire("up")
+        self._origins = []
         self.heard_s = self.shared.now_s
         setup = self.setup
         hello = Hello(
@@ -232,6 +245,8 @@ class LearnerMachine:
 
     def _dispatch(self, peer: bytes, message: Message) -> None:
         match message:
+            case IndexPart(entries) if self.link is Link.GREETING:
+                self._collect(entries)
             case Welcome():
                 self._welcome(message)
             case Refused():
@@ -239,6 +254,8 @@ class LearnerMachine:
             case Committed(entries) if self.link is Link.FOLLOWING:
                 for entry in entries:
                     self._apply(entry)
+            case Alive():
+                pass  # That it was heard is all it says.
             case Pull() if self.link is Link.FOLLOWING:
                 self.keeping.on_pull(message)
             case Settled() if self.link is Link.FOLLOWING:
@@ -255,10 +272,17 @@ class LearnerMachine:
         self._adopt_charter(welcome.charter)
         if welcome.index is not None:
             self._take_index(welcome.index)
+        self._origins = []
         self._failures = 0
         self._fire("welcome")
         self.tending.on_link()
         self.keeping.resend()
+        self._end_if_over()
+
+    def _collect(self, entries: tuple[CertifiedRecord, ...]) -> None:
+        self._origins.extend(entries)
+        if len(self._origins) > limits.INDEX_ENTRIES_MAX:
+            raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
 
     def _refused(self, peer: bytes, refused: Refused) -> None:
         words = f"the syncer refused: {refused.text}"
@@ -277,14 +301,21 @@ class LearnerMachine:
         charter = wire.decode(payload, Charter)
         if charter.project != setup.project:
             raise WrongProject("charter of another project")
-        if self.shared.charter is None or charter.revision >= self.shared.charter.revision:
-            self.shared.charter = charter
+        former = self.shared.charter
+        if former is not None and charter.revision < former.revision:
+            return
+        self.shared.charter = charter
+        if former is not None and former.inner != charter.inner:
+            self.tending.on_inner_changed()
 
     def _take_index(self, index: FragmentIndex) -> None:
         """Start from certified fragment states instead of the whole log."""
         summary = wire.decode(index.summary, SwarmSummary)
+        is_fitting = len(summary.fragments) == self.setup.genesis.fragments
+        if not is_fitting or (summary.index, summary.head) != (index.log_index, index.head):
+            raise UnexpectedMessage("the index does not fit the project")
         proven: dict[int, Body] = {}
-        for entry in index.entries:
+        for entry in self._origins:
             record = self._open(entry)
             proven[record.index] = record.body
         for at, fragment in enumerate(summary.fragments):
@@ -297,18 +328,19 @@ class LearnerMachine:
             is_first = (
                 isinstance(body, WeightsInitialised)
                 and fragment.version == 0
-                and body.fragments[at] == fragment.state
+                and body.fragments[at : at + 1] == (fragment.state,)
             )
             if not is_merge and not is_first:
                 raise BadSignature(f"no certificate for fragment {at}")
-        if (
-            len(summary.fragments) != self.setup.genesis.fragments
-            or summary.index != index.log_index
-        ):
-            raise UnexpectedMessage("the index does not fit the project")
         self.shared.state = SwarmState.restore(summary, self.setup.genesis.data.block_sequences)
         self.keeping.restart_from_index()
         self.tending.on_progress()
+
+    def _end_if_over(self) -> None:
+        """A run that ended before this learner came has nothing for it to do."""
+        ended = self.shared.state.ended
+        if ended is not None and self.link is Link.FOLLOWING:
+            self._end(ended)
 
     # The log.
 
@@ -347,7 +379,6 @@ class LearnerMachine:
         loss = f", held-out loss {ended.best_loss:.4f}" if ended.best_loss is not None else ""
         words = f"the run is complete after {ended.global_step} global steps{loss}"
         self._fire("over", words)
-        self.desk.emit(PhaseChanged("ended", words))
         self._leave("the run is complete", words)
 
     def _leave(self, reason: str, words: str) -> None:
@@ -359,10 +390,18 @@ class LearnerMachine:
     # Everything else.
 
     def _look(self) -> None:
+        silent_s = self.shared.now_s - self.heard_s
+        leader = self.shared.leader
+        if self.link in (Link.GREETING, Link.FOLLOWING) and silent_s > limits.GONE_AFTER_S:
+            assert leader is not None, "there is nobody to be greeted without a leader"
+            self.desk.out.append(Disconnect(leader, "silent"))
+            self._lost(f"the syncer was not heard for {silent_s:.0f} s")
         if self.link is Link.WAITING and self.shared.now_s >= self._retry_s:
             self._seek()
         self.keeping.look()
         self.tending.look()
+        if self.tending.is_finished:
+            self._leave("finished", "finished: everything that could be handed in was handed in")
         times = [self.tending.deadline_s(), self.keeping.deadline_s()]
         if self.link is Link.WAITING:
             times.append(self._retry_s)
@@ -376,6 +415,12 @@ class LearnerMachine:
                 self.tending.on_starved()
             case TrainerLost():
                 self.tending.on_lost(value)
+            case PauseAsked(seconds):
+                self.tending.pause(seconds)
+            case ResumeAsked():
+                self.tending.resume()
+            case FinishAsked():
+                self.tending.finish()
 
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)

@@ -20,7 +20,7 @@ from node.host.seat import (
 from node.host.transport import Transport
 from node.jobs import SeatFound
 from protocol import wire
-from protocol.errors import MalformedPayload, NotHeld, RemoteError, TransientError
+from protocol.errors import NotHeld, RemoteError, TransientError
 from protocol.ids import short
 from protocol.messages import Envelope
 
@@ -82,6 +82,14 @@ class Locator:
         self.rng.shuffle(donors)
         return donors
 
+    async def donors_or_none(self) -> list[bytes]:
+        """As `donors`, and empty when the swarm's table cannot be asked: the syncer still can."""
+        try:
+            return await self.donors()
+        except TransientError as error:
+            log.info("learners cannot be looked up: %s", error)
+            return []
+
     async def fetch_from(
         self,
         sources: list[bytes],
@@ -95,28 +103,29 @@ class Locator:
         trouble = "nobody is known who could have it"
         for source in sources:
             try:
-                async with asyncio.TaskGroup() as group:
-                    parts = [
-                        group.create_task(self.transport.fetch(source, digest, length))
-                        for digest, length in wanted
-                    ]
-            except* TransientError as errors:
-                trouble = f"{short(source)}: {errors.exceptions[0]}"
-                self._shun(source, errors.exceptions[0])
-            except* MalformedPayload as errors:
-                trouble = f"{short(source)} sent something else"
-                for error in errors.exceptions:
-                    assert isinstance(error, MalformedPayload)
-                    on_fault(source, error)
+                return source, await self._fetch_all(source, wanted)
+            except NotHeld as error:
+                # No fault: fragments move on while they are asked for.
+                trouble = f"{short(source)}: {error}"
+            except TransientError as error:
+                trouble = f"{short(source)}: {error}"
                 self._shunned[source] = time.monotonic() + SHUN_S
-            else:
-                return source, [part.result() for part in parts]
+            except RemoteError as error:
+                trouble = f"{short(source)} sent something else: {error}"
+                on_fault(source, error)
+                self._shunned[source] = time.monotonic() + SHUN_S
         raise TransientError(trouble)
 
-    def _shun(self, source: bytes, error: BaseException) -> None:
-        # Not holding one version is no fault: fragments move on while they are asked for.
-        if not isinstance(error, NotHeld):
-            self._shunned[source] = time.monotonic() + SHUN_S
+    async def _fetch_all(self, source: bytes, wanted: list[tuple[bytes, int]]) -> list[memoryview]:
+        """Several blobs of one source at once; the first trouble ends all of them."""
+        fetches = [self.transport.fetch(source, digest, length) for digest, length in wanted]
+        tasks = [asyncio.ensure_future(fetch) for fetch in fetches]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _can_give(value: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from importlib.metadata import version
@@ -27,6 +28,15 @@ def node_state(machine: LearnerMachine) -> str:
     return state
 
 
+def words_s(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 90:
+        return f"{max(0, round(seconds))} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"
+
+
 def sentence(machine: LearnerMachine, now_s: float) -> str:
     """How things are, in words that are true now."""
     tending, keeping = machine.tending, machine.keeping
@@ -43,6 +53,12 @@ def sentence(machine: LearnerMachine, now_s: float) -> str:
         if silent_s > 10:
             return f"Training. The syncer was last heard {silent_s:.0f} s ago."
         return "Training."
+    if state == "paused":
+        until_s = tending.paused_until_s or now_s
+        for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
+        return f"Paused by its owner {for_s}. The weights stay current."
+    if state == "finishing":
+        return "Finishing: handing in what is done, then stopping."
     if state == "starved":
         return "Idle: no leased blocks left. More come as soon as the syncer answers."
     if state == "ended":

@@ -10,6 +10,9 @@ from node.jobs import (
     Evaluate,
     EvaluatedLoss,
     Feed,
+    HoldSteps,
+    ReleaseSteps,
+    ReplaceTrainer,
     SetProgress,
     StartTrainer,
     Stepped,
@@ -35,6 +38,9 @@ LEASE_FOR_S = 60.0
 """How long one lease should last."""
 
 LEASE_RETRY_S = 5.0
+FINISH_S_MAX = 60.0
+"""A finishing learner leaves after this even if the syncer has not asked for everything."""
+
 RESTART_AFTER_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MICRO_BATCH_FIRST = 8
 """Assumed to have been tried when memory ran out before any was chosen."""
@@ -48,6 +54,7 @@ class Inner(Enum):
     LOADING = "loading"
     STEPPING = "stepping"
     STARVED = "starved"
+    HELD = "held"
 
 
 INNER_TRANSITIONS: dict[tuple[Inner, str], Inner] = {
@@ -59,6 +66,10 @@ INNER_TRANSITIONS: dict[tuple[Inner, str], Inner] = {
     (Inner.STEPPING, "starved"): Inner.STARVED,
     (Inner.STEPPING, "lost"): Inner.DOWN,
     (Inner.STARVED, "stepped"): Inner.STEPPING,
+    (Inner.STEPPING, "hold"): Inner.HELD,
+    (Inner.STARVED, "hold"): Inner.HELD,
+    (Inner.HELD, "release"): Inner.STEPPING,
+    (Inner.HELD, "lost"): Inner.DOWN,
     (Inner.STARVED, "lost"): Inner.DOWN,
 }
 
@@ -82,10 +93,17 @@ class Tending:
         self._is_news = False
         self._told_progress = -1.0
         self._evaluating: int | None = None
+        self.paused_until_s: float | None = None
+        """End of a pause, infinite when it lasts until resumed; None when there is none."""
+        self.finishing_until_s: float | None = None
 
     @property
     def state(self) -> LearnerState:
         """The word for this learner in the swarm's lists."""
+        if self.finishing_until_s is not None and self.inner is Inner.HELD:
+            return "finishing"
+        if self.paused_until_s is not None:
+            return "paused"
         if self.inner is Inner.STEPPING:
             return "training"
         if self.inner is Inner.STARVED:
@@ -101,6 +119,7 @@ class Tending:
         if self.inner is Inner.LOADING and self.keeping.is_standing:
             self._fire("loaded", "")
             self.shared.desk.do(BeginSteps())
+        self._hold()
         self._lease()
         self._evaluate()
         self._beat()
@@ -110,9 +129,37 @@ class Tending:
         times = [self._beat_s + limits.HEARTBEAT_S]
         if self._is_news:
             times.append(self._beat_s + BEAT_EVERY_S)
-        if self._restart_s is not None:
-            times.append(self._restart_s)
+        times += [t for t in (self._restart_s, self.paused_until_s) if t is not None]
         return max(min(times), self.shared.now_s + 0.01)
+
+    # From the owner of this machine.
+
+    def pause(self, seconds: float | None) -> None:
+        """No local steps for so long, or until resumed."""
+        self.paused_until_s = math.inf if seconds is None else self.shared.now_s + seconds
+        self._is_news = True
+
+    def resume(self) -> None:
+        """Local steps again, also when this learner was about to finish."""
+        self.paused_until_s = self.finishing_until_s = None
+        self._is_news = True
+
+    def finish(self) -> None:
+        """Hand in what is done, then stop."""
+        self.paused_until_s = None
+        self.finishing_until_s = self.shared.now_s + FINISH_S_MAX
+        self._is_news = True
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything is handed in, or will not be in reasonable time."""
+        if self.finishing_until_s is None:
+            return False
+        if self.shared.now_s >= self.finishing_until_s or not self.shared.is_following:
+            return True
+        done = self.shared.stepped.local_step if self.shared.stepped else 0
+        tracks = self.keeping.tracks
+        return all(track.steps(done) == 0 and track.push is None for track in tracks)
 
     # From the log.
 
@@ -146,6 +193,11 @@ class Tending:
         """The session opened or ended: what was asked for on the former one is void."""
         self._lease_asked_s = None
         self._is_news = True
+
+    def on_inner_changed(self) -> None:
+        """The owner changed what local steps do: a new trainer takes it up."""
+        if self.inner is not Inner.DOWN:
+            self.shared.desk.do(ReplaceTrainer("the project's training settings changed"))
 
     # From the trainer.
 
@@ -227,10 +279,24 @@ class Tending:
         if spans:
             self.shared.desk.do(Feed(spans))
 
+    def _hold(self) -> None:
+        """Make the inner loop hold or go on, as the owner wants."""
+        if self.paused_until_s is not None and self.shared.now_s >= self.paused_until_s:
+            self.resume()
+        wants_hold = self.paused_until_s is not None or self.finishing_until_s is not None
+        if wants_hold and self.inner in (Inner.STEPPING, Inner.STARVED):
+            self._fire("hold", "")
+            self.shared.desk.do(HoldSteps())
+        elif not wants_hold and self.inner is Inner.HELD:
+            self._fire("release", "")
+            self.shared.desk.do(ReleaseSteps())
+
     def _lease(self) -> None:
         """Ask for blocks before the inner loop runs out of them."""
         shared = self.shared
         if not shared.is_following or shared.leader is None or shared.charter is None:
+            return
+        if self.inner in (Inner.DOWN, Inner.HELD):
             return
         session = (shared.setup.signer.key, shared.setup.incarnation)
         if self.inner is Inner.STARTING and shared.state.leases.held.get(session):
@@ -253,7 +319,7 @@ class Tending:
 
     def _evaluate(self) -> None:
         plan = self.keeping.freezing
-        is_ready = self.inner in (Inner.LOADING, Inner.STEPPING, Inner.STARVED)
+        is_ready = self.inner not in (Inner.DOWN, Inner.STARTING)
         if plan is None or plan.missing or self._evaluating is not None or not is_ready:
             return
         charter = self.shared.charter

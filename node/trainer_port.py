@@ -87,6 +87,7 @@ class TrainerPort:
     evaluations: int = 0
     _job: int = 0
     _waiting: dict[int, asyncio.Future[link.Event]] = field(default_factory=dict)
+    _replacing: str = ""
     _starting: asyncio.Future[link.Event] | None = None
     _cursor: Cursor = START
 
@@ -213,6 +214,16 @@ class TrainerPort:
             self.clock.begun_s = time.monotonic()
             self.process.send(link.Begin())
 
+    def replace(self, reason: str) -> None:
+        """End the trainer; the machine hears of it as of a death, and starts another."""
+        if self.process is not None and self.process.is_running:
+            self._replacing = reason
+            self.process.send(link.Quit())
+
+    def hold(self, *, is_held: bool) -> None:
+        if self.process is not None:
+            self.process.send(link.Pause() if is_held else link.Resume())
+
     def set_progress(self, fraction: float) -> None:
         if self.process is not None:
             self.process.send(link.SetProgress(fraction))
@@ -278,8 +289,9 @@ class TrainerPort:
         self.bank.trainer_lost()
         was_starting = self._starting is not None and not self._starting.done()
         self._fail_open(reason.message)
+        message, self._replacing = self._replacing or reason.message, ""
         if not reason.was_asked and not was_starting:
-            self.note(TrainerLost(reason.oom, reason.message))
+            self.note(TrainerLost(reason.oom, message))
 
     def _fail_open(self, message: str) -> None:
         failed = link.Failed("internal", message)

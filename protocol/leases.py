@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from protocol.errors import MalformedMessage
 from protocol.messages import Cursor
 from protocol.records import Span
 
@@ -23,6 +24,8 @@ class LeaseEntry(Struct, frozen=True, array_like=True):
 
     learner: bytes
     incarnation: int
+    since_s: float
+    """Wall clock of its first lease: no local step can be older."""
     spans: tuple[Span, ...]
 
 
@@ -33,6 +36,7 @@ class LeaseBook:
     next_position: int = 0
     returned: list[Span] = field(default_factory=list)
     held: dict[SessionKey, list[Span]] = field(default_factory=dict)
+    since_s: dict[SessionKey, float] = field(default_factory=dict)
 
     def pick(self, blocks: int) -> tuple[Span, ...]:
         """The spans a new lease of so many blocks would take: given-back ones first."""
@@ -48,8 +52,9 @@ class LeaseBook:
             picked.append(Span(self.next_position, self.next_position + wanted, 0))
         return tuple(picked)
 
-    def lease(self, session: SessionKey, spans: tuple[Span, ...]) -> None:
-        """Hand out spans that `pick` named."""
+    def lease(self, session: SessionKey, spans: tuple[Span, ...], at_s: float) -> None:
+        """Hand out spans that `pick` named. MalformedMessage if they cannot be handed out."""
+        self.since_s.setdefault(session, at_s)
         held = self.held.setdefault(session, [])
         for span in spans:
             self._take(span)
@@ -79,6 +84,7 @@ class LeaseBook:
     def give_back(self, session: SessionKey) -> None:
         """A session ended: its unread spans are leased again, oldest positions first."""
         spans = self.held.pop(session, [])
+        self.since_s.pop(session, None)
         self.returned = sorted([*self.returned, *spans], key=lambda span: span.start)
 
     def unread(self, session: SessionKey) -> int:
@@ -88,13 +94,14 @@ class LeaseBook:
     def entries(self) -> tuple[LeaseEntry, ...]:
         """All sessions' spans, in key order."""
         return tuple(
-            LeaseEntry(learner, incarnation, tuple(spans))
-            for (learner, incarnation), spans in sorted(self.held.items())
+            LeaseEntry(session[0], session[1], self.since_s[session], tuple(spans))
+            for session, spans in sorted(self.held.items())
         )
 
     def _take(self, wanted: Span) -> None:
         if wanted.start >= self.next_position:
-            assert wanted.start == self.next_position, "a lease may not skip positions"
+            if wanted.start > self.next_position:
+                raise MalformedMessage("a lease skips positions")
             self.next_position = wanted.stop
             return
         for at, span in enumerate(self.returned):
@@ -102,4 +109,4 @@ class LeaseBook:
                 rest = [Span(wanted.stop, span.stop, 0)] if wanted.stop < span.stop else []
                 self.returned[at : at + 1] = rest
                 return
-        raise AssertionError("a lease names positions that are neither new nor given back")
+        raise MalformedMessage("a lease names positions that are neither new nor given back")

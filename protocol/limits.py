@@ -32,8 +32,12 @@ NAME_CHARS_MAX = 64
 TEXT_CHARS_MAX = 2_000
 VOTERS_MAX = 15
 
-RECORDS_PER_REQUEST_MAX = 512
-"""Log entries sent for one request; a longer gap is cheaper to close with full state."""
+RECORDS_PER_MESSAGE_MAX = 512
+ENTRIES_BYTES_MAX = FRAME_BYTES_MAX // 2
+"""Certified records in one message: a merge of a thousand learners takes over 100 KiB."""
+
+INDEX_ENTRIES_MAX = 4096
+"""Certified records that a joiner keeps before it is welcomed."""
 
 LINK_CHARS_MAX = 4_096
 """A join link is pasted by people; a megabyte in it is an attack or an accident."""
@@ -45,6 +49,9 @@ CLOCK_SKEW_S_MAX = 3.0
 
 HEARTBEAT_S = 1.0
 """A learner says at least this often that it lives."""
+
+ALIVE_EVERY_S = 5.0
+"""A syncer says at least this often that it lives."""
 
 SUSPECT_AFTER_S = 15.0
 GONE_AFTER_S = 30.0

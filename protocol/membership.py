@@ -27,6 +27,8 @@ class Session:
     beat: Heartbeat | None = None
     merges: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    merged_steps: dict[int, int] = field(default_factory=dict)
+    """Local steps merged since this session opened, by fragment."""
     lost_reason: str = ""
 
     @property
@@ -36,6 +38,13 @@ class Session:
     @property
     def is_training(self) -> bool:
         return self.is_connected and self.beat is not None and self.beat.state == "training"
+
+    @property
+    def can_hand_in(self) -> bool:
+        """Whether it answers pulls: it trains, or hands in what is left before it stops."""
+        if not self.is_connected or self.beat is None:
+            return False
+        return self.beat.state in ("training", "finishing")
 
     @property
     def device(self) -> str:
@@ -60,7 +69,7 @@ class Session:
     def can_push(self, fragment: int, version: int) -> bool:
         """Whether a pull of this fragment would bring something that counts."""
         beat = self.beat
-        if not self.is_training or beat is None:
+        if not self.can_hand_in or beat is None:
             return False
         if fragment >= len(beat.steps) or fragment >= len(beat.versions):
             return False
@@ -99,6 +108,10 @@ class Membership:
     def training(self) -> list[Session]:
         """Connected sessions whose inner loop is stepping."""
         return [session for session in self.live() if session.is_training]
+
+    def handing_in(self) -> list[Session]:
+        """Connected sessions that answer pulls, in key order."""
+        return [session for session in self.live() if session.can_hand_in]
 
     def silent(self, now_s: float) -> list[Session]:
         """Connected sessions that were not heard for so long that they count as gone."""

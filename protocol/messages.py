@@ -16,7 +16,7 @@ from protocol.project import CodecName, Name, Text
 
 Steps = Annotated[tuple[Count, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
 Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
-LearnerState = Literal["syncing", "starting", "training", "starved", "adrift", "ended"]
+LearnerState = Literal["syncing", "starting", "training", "starved", "paused", "finishing"]
 Outcome = Literal["merged", "clipped", "late", "stale", "rejected", "abandoned"]
 
 
@@ -154,18 +154,26 @@ class Evaluation(Struct, frozen=True, array_like=True, tag="evaluation"):
 # Syncer to learner.
 
 
+class IndexPart(Struct, frozen=True, array_like=True, tag="index"):
+    """Certified records that name the newest state of some fragments; sent before `Welcome`."""
+
+    entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
+
+
 class FragmentIndex(Struct, frozen=True, array_like=True):
-    """Where a joiner starts: the certified records that name the newest state of each fragment."""
+    """Where a joiner starts: the log's head, and what the log says in short."""
 
     log_index: Count
     head: Digest
-    entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
     summary: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX // 2)]
     """Encoded `SwarmSummary`: what screens and schedules need, not what weights are checked by."""
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
-    """The session is admitted. `index` is absent when the learner's log can be continued."""
+    """The session is admitted. `index` is absent when the learner's log can be continued.
+
+    With an index, every fragment's certified record came before in `IndexPart` messages.
+    """
 
     charter: Envelope
     epoch: Count
@@ -184,7 +192,7 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
 class Committed(Struct, frozen=True, array_like=True, tag="committed"):
     """The next committed records, in order."""
 
-    entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.RECORDS_PER_REQUEST_MAX)]
+    entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.RECORDS_PER_MESSAGE_MAX)]
 
 
 class Pull(Struct, frozen=True, array_like=True, tag="pull"):
@@ -205,6 +213,12 @@ class Settled(Struct, frozen=True, array_like=True, tag="settled"):
     reason: Annotated[str, Meta(max_length=200)]
 
 
+class Alive(Struct, frozen=True, array_like=True, tag="alive"):
+    """Said regularly by a syncer, so that silence means something."""
+
+    log_index: Count
+
+
 class Goodbye(Struct, frozen=True, array_like=True, tag="goodbye"):
     """The sender closes on purpose; nothing is wrong."""
 
@@ -212,7 +226,7 @@ class Goodbye(Struct, frozen=True, array_like=True, tag="goodbye"):
 
 
 LearnerMessage = Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Goodbye
-SyncerMessage = Welcome | Refused | Committed | Pull | Settled | Goodbye
+SyncerMessage = IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Goodbye
 Message = (
     Hello
     | Heartbeat
@@ -220,10 +234,12 @@ Message = (
     | Decline
     | LeaseRequest
     | Evaluation
+    | IndexPart
     | Welcome
     | Refused
     | Committed
     | Pull
     | Settled
+    | Alive
     | Goodbye
 )

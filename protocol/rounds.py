@@ -1,7 +1,7 @@
 """One round: who was asked for a fragment, what arrived, and when to stop waiting.
 
     open --quorum--> grace --close--> merging --merged--> committing --committed--> committed
-    open, grace, merging may also end in abandoned; every push ends with an outcome either way.
+    open and merging may also end in abandoned; every push ends with an outcome either way.
 
 A round never waits without a deadline: each pull has one, the grace window has one, and the
 quorum itself falls to the number of those alive after the charter's patience.

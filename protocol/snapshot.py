@@ -53,6 +53,21 @@ class NetworkStatus(Struct, kw_only=True):
     bytes_down: int = 0
 
 
+class EventRow(Struct, kw_only=True):
+    """One fact that a daemon told, for the event list."""
+
+    number: int
+    """Grows by one; a reader asks for what comes after the last it has."""
+    at_s: float
+    """Wall clock, Unix seconds."""
+    level: Literal["debug", "info", "warning"]
+    kind: str
+    """Name of the fact, such as FragmentCommitted."""
+    text: str
+    is_fault: bool = False
+    """Whether it belongs in the faults-only view."""
+
+
 class PeerRow(Struct, kw_only=True):
     """One learner as the syncer sees it."""
 

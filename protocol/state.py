@@ -145,7 +145,7 @@ class SwarmState:
             case FragmentMerged() as merged:
                 self._merge(merged, record.index)
             case BlocksLeased(learner, incarnation, spans):
-                self.leases.lease((learner, incarnation), spans)
+                self.leases.lease((learner, incarnation), spans, record.at_s)
             case BlocksReturned(learner, incarnation):
                 self.leases.give_back((learner, incarnation))
             case CheckpointMarked(global_step, _):
@@ -193,8 +193,8 @@ class SwarmState:
             old = [p for at, p in enumerate(self.curve[:half]) if at % 2 == 0 or p is best]
             self.curve = old + self.curve[half:]
 
-    def summary(self) -> SwarmSummary:
-        """This state as one bounded value."""
+    def summary(self, *, with_accounts: bool = True) -> SwarmSummary:
+        """This state as one value; without accounts it stays small however many contribute."""
         return SwarmSummary(
             index=self.index,
             head=self.head,
@@ -211,6 +211,7 @@ class SwarmState:
             accounts={
                 key: Account(account.merges, account.tokens, account.clipped)
                 for key, account in self.accounts.items()
+                if with_accounts
             },
             next_position=self.leases.next_position,
             returned=tuple(self.leases.returned),
@@ -227,6 +228,7 @@ class SwarmState:
             summary.next_position,
             list(summary.returned),
             {(e.learner, e.incarnation): list(e.spans) for e in summary.held},
+            {(e.learner, e.incarnation): e.since_s for e in summary.held},
         )
         return cls(
             block_sequences=block_sequences,

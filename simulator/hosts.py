@@ -25,6 +25,9 @@ from node.jobs import (
     FetchState,
     FindSeat,
     Freeze,
+    HoldSteps,
+    ReleaseSteps,
+    ReplaceTrainer,
     SeatFound,
     Settle,
     StartTrainer,
@@ -306,6 +309,12 @@ class SimLearner(Host):
                 if self.trainer is not None:
                     self.trainer.spans.extend(spans)
                     self._step()
+            case ReplaceTrainer():
+                self.world.after(0.1, self.lose_trainer)
+            case HoldSteps() | ReleaseSteps():
+                if self.trainer is not None:
+                    self.trainer.is_held = isinstance(action, HoldSteps)
+                    self._step()
             case BeginSteps():
                 if self.trainer is not None:
                     self.trainer.is_begun = True
@@ -405,7 +414,7 @@ class SimLearner(Host):
         if trainer is None or trainer.is_stepping:
             return
         if not trainer.can_step():
-            if trainer.is_begun:
+            if trainer.is_begun and not trainer.is_held:
                 self.take(Note(Starved()))
             return
         seconds, life = trainer.begin_step(), self.life

@@ -150,6 +150,7 @@ class TinyTrainer:
     ready_s: float = 0.0
     is_begun: bool = False
     is_stepping: bool = False
+    is_held: bool = False
     spans: deque[Span] = field(default_factory=deque)
     commands: deque[Callable[[], None]] = field(default_factory=deque)
     _end: Cursor = START
@@ -175,7 +176,7 @@ class TinyTrainer:
         return Cursor(self.spans[0].start, self.spans[0].skip)
 
     def can_step(self) -> bool:
-        if not self.is_begun:
+        if not self.is_begun or self.is_held:
             return False
         unread = sum((s.stop - s.start) * self.block_sequences - s.skip for s in self.spans)
         return unread >= self.sequences_per_step

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
-from protocol import wire
+from protocol import limits, wire
 from protocol.messages import CertifiedRecord, FragmentIndex, Hello
 from protocol.records import FragmentMerged, Record, WeightsInitialised
 from protocol.state import SwarmState
@@ -41,12 +42,31 @@ class Archive:
         previous = wire.decode(entries[0].record, Record).previous
         return entries if previous == hello.head else None
 
-    def index(self) -> FragmentIndex:
-        """Where a joiner starts: every fragment's newest state, proven."""
+    def origins(self) -> list[CertifiedRecord]:
+        """The proofs of every fragment's newest state, in log order."""
         indices = sorted({fragment.record_index for fragment in self._state.fragments})
+        return [self._origins[index] for index in indices]
+
+    def index(self) -> FragmentIndex:
+        """Where a joiner starts, once it has the origins."""
         return FragmentIndex(
             log_index=self._state.index,
             head=self._state.head,
-            entries=tuple(self._origins[index] for index in indices),
-            summary=wire.encode(self._state.summary()),
+            summary=wire.encode(self._state.summary(with_accounts=False)),
         )
+
+
+def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecord, ...]]:
+    """The entries in order, in pieces that fit a frame each."""
+    piece: list[CertifiedRecord] = []
+    size = 0
+    for entry in entries:
+        cost = len(entry.record) + 512 * (1 + len(entry.certificate.votes) // 4)
+        is_full = size + cost > limits.ENTRIES_BYTES_MAX
+        if piece and (is_full or len(piece) == limits.RECORDS_PER_MESSAGE_MAX):
+            yield tuple(piece)
+            piece, size = [], 0
+        piece.append(entry)
+        size += cost
+    if piece:
+        yield tuple(piece)

@@ -24,6 +24,7 @@ import msgspec
 from node.host import keystore, logs
 from node.host.control import ControlServer
 from node.host.driver import Driver
+from node.host.feed import Feed
 from node.host.joinlink import JoinLink, format_link
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
@@ -179,6 +180,7 @@ class SyncerDaemon:
         )
         self.started_s = time.monotonic()
         self.books = Books()
+        self.feed = Feed()
         self.shelf = Shelf()
         self.shelf.put(project.id, project.genesis_bytes)
         envelope = wire.encode(project.envelope)
@@ -228,7 +230,7 @@ class SyncerDaemon:
         """Serve until the machine stops; then free everything."""
         control = ControlServer(
             self.options.home.socket("syncer", self.options.instance),
-            {"status": self._status, "stop": self._stop},
+            {"status": self._status, "stop": self._stop, "events": self.feed.answer},
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
@@ -306,6 +308,7 @@ class SyncerDaemon:
     def on_fact(self, fact: Fact) -> None:
         """Log it, and keep the books."""
         logs.tell(fact)
+        self.feed.tell(fact)
         if isinstance(fact, FragmentCommitted):
             self._book(fact)
         if isinstance(fact, QuorumReached):

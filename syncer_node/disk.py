@@ -35,6 +35,9 @@ FIRST_WEIGHTS = 0
 
 INITIALISE_TIMEOUT_S = 1800.0
 
+MERGELESS_RECORDS = 2
+"""Records that can stand before the first weights: who leads, and under which charter."""
+
 CHECKPOINTS_TO_RECOVER_FROM = 2
 """A damaged newest checkpoint must not be the end: the one before it still has its payloads."""
 
@@ -99,15 +102,7 @@ class Disk:
         recovered = Recovered(SwarmState(self.project.genesis.data.block_sequences))
         if len(self.store.log) == 0:
             return recovered
-        for index in self.store.checkpoints():
-            try:
-                self._recover_from(index, recovered)
-                break
-            except CorruptState as error:
-                log.warning("checkpoint %d cannot be used: %s; trying an older one", index, error)
-                self.store.set_aside(index)
-        else:
-            self._refold(recovered.state, 0)
+        self._recover_newest(recovered)
         self._collect_entries(recovered)
         best = recovered.state.best
         self._best = best.checkpoint if best else None
@@ -118,16 +113,43 @@ class Disk:
         )
         return recovered
 
-    def _recover_from(self, index: int, recovered: Recovered) -> None:
-        checkpoint = read_checkpoint(self._place(index))
+    def _recover_newest(self, recovered: Recovered) -> None:
+        """Start from the newest checkpoint that serves; a damaged one is set aside."""
+        for index in self.store.checkpoints():
+            if index > len(self.store.log):
+                log.warning("checkpoint %d is ahead of the log, which lost its end", index)
+                continue
+            try:
+                checkpoint = read_checkpoint(self._place(index))
+                state = self._restore(checkpoint)
+            except CorruptState as error:
+                log.warning("checkpoint %d is set aside: %s", index, error)
+                self.store.set_aside(index)
+                continue
+            try:
+                self._refold(state, state.index)
+            except CorruptState as error:
+                log.warning("the log cannot be followed from checkpoint %d: %s", index, error)
+                continue
+            recovered.state = state
+            return
+        if any(self.store.log.frames(MERGELESS_RECORDS)):
+            raise CorruptState(
+                f"no checkpoint under {self.store.root} leads to the end of the log. Restore the "
+                "directory from a backup, or start a new project from an exported model."
+            )
+        self._refold(recovered.state, 0)
+
+    def _restore(self, checkpoint: Checkpoint) -> SwarmState:
+        """Load the tensors, and the log folded so far."""
         found = self._load(checkpoint)
         state = SwarmState(self.project.genesis.data.block_sequences)
-        if checkpoint.summary is not None:
-            state = SwarmState.restore(checkpoint.summary, state.block_sequences)
-            if [fragment.state for fragment in state.fragments] != list(found):
-                raise CorruptState("its tensors are not those that the log names")
-        self._refold(state, state.index)
-        recovered.state = state
+        if checkpoint.summary is None:
+            return state
+        state = SwarmState.restore(checkpoint.summary, state.block_sequences)
+        if [fragment.state for fragment in state.fragments] != list(found):
+            raise CorruptState("its tensors are not those that the log names")
+        return state
 
     def _refold(self, state: SwarmState, start: int) -> None:
         def replay(merged: FragmentMerged) -> None:

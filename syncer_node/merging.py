@@ -34,6 +34,9 @@ from syncer_node.pacing import Pace, median_step_s
 RETRY_AFTER_S = 5.0
 """Pause of merging after a merge could not be stored, for example on a full disk."""
 
+STEP_S_MIN = 0.01
+"""No learner is believed to take local steps faster than this."""
+
 FATES_MAX = 4096
 """Outcomes kept for learners that ask again after their connection broke."""
 
@@ -54,6 +57,7 @@ class Merging:
     numels: tuple[int, ...]
     """Padded length of each fragment, in elements."""
     tokens_per_step: int
+    wall_offset_s: float
     propose: Callable[[Body], None]
     pace: Pace
     window: GraceWindow
@@ -86,7 +90,7 @@ class Merging:
             self._settle(session.peer, header, "late", "the pull's deadline has passed")
             return
         ticket.header = header
-        fate = self._judge(current, header, session)
+        fate = self._judge(current, header, session, now_s)
         if fate is not None:
             ticket.state = PullState.FAILED
             self._settle(session.peer, header, *fate)
@@ -196,8 +200,11 @@ class Merging:
             self.window.sync.observe(now_s - current.closed_s)
         for part in merged.contributions:
             session = self.members.sessions.get(part.learner)
-            if session is not None:
+            if session is not None and session.incarnation == part.incarnation:
                 session.merges += 1
+                merged_steps = session.merged_steps
+                done = merged_steps.get(merged.fragment, 0)
+                merged_steps[merged.fragment] = done + part.steps
             outcome: Outcome = "clipped" if part.scale < 1.0 else "merged"
             self._count(outcome)
             self.desk.emit(
@@ -217,11 +224,11 @@ class Merging:
 
     def look(self, now_s: float, *, may_open: bool) -> None:
         """Move every round on, and open new ones while pace and overlap allow."""
-        training = self.members.training()
+        training, able = self.members.training(), self.members.handing_in()
         for current in list(self.rounds.values()):
             if current.is_collecting:
-                self._ask(current, training, now_s)
-                self._look_at(current, training, now_s)
+                self._ask(current, able, now_s)
+                self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
             fragment = self._next_fragment()
             if fragment is None:
@@ -231,7 +238,7 @@ class Merging:
                 break
             if not any(self._can_ask(session, fragment, version, now_s) for session in training):
                 break  # Everybody is busy handing in another fragment; soon they are not.
-            self._open(fragment, version + 1, training, now_s)
+            self._open(fragment, version + 1, able, now_s)
 
     def deadline_s(self, now_s: float) -> float | None:
         """The next time at which something happens by itself."""
@@ -249,22 +256,23 @@ class Merging:
         free = [(f.version, at) for at, f in enumerate(self.state.fragments) if at not in busy]
         return min(free)[1] if free else None
 
-    def _open(self, fragment: int, version: int, training: list[Session], now_s: float) -> None:
+    def _open(self, fragment: int, version: int, able: list[Session], now_s: float) -> None:
         self.last_round = max(self.last_round, self.state.rounds) + 1
         current = Round(self.last_round, fragment, version, now_s, self.spec)
         self.rounds[current.number] = current
+        training = self.members.training()
         self.pace.opened(training)
         step_s = median_step_s(training)
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
-        self._ask(current, training, now_s)
+        self._ask(current, able, now_s)
         self.desk.emit(
             RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
         )
 
-    def _ask(self, current: Round, training: list[Session], now_s: float) -> None:
+    def _ask(self, current: Round, able: list[Session], now_s: float) -> None:
         """Ask everybody who can deliver and is not asked by another round right now."""
-        for session in training:
+        for session in able:
             if session.peer in current.tickets:
                 continue
             if self._can_ask(session, current.fragment, current.version - 1, now_s):
@@ -281,11 +289,11 @@ class Merging:
                 return False
         return session.can_push(fragment, version)
 
-    def _look_at(self, current: Round, training: list[Session], now_s: float) -> None:
-        steps = [s.step_s for s in training if s.peer in current.tickets]
+    def _look_at(self, current: Round, able: list[Session], now_s: float) -> None:
+        steps = [s.step_s for s in able if s.peer in current.tickets]
         slowest_step_s = max(steps, default=0.0)
         verdict = current.look(
-            now_s, live=len(training), window=self.window, slowest_step_s=slowest_step_s
+            now_s, live=len(able), window=self.window, slowest_step_s=slowest_step_s
         )
         if verdict == "quorum":
             waited_s = now_s - current.opened_s
@@ -322,7 +330,7 @@ class Merging:
         self.desk.emit(RoundAbandoned(current.number, current.fragment, reason))
 
     def _judge(
-        self, current: Round, header: PushHeader, session: Session
+        self, current: Round, header: PushHeader, session: Session, now_s: float
     ) -> tuple[Outcome, str, str] | None:
         """The outcome of a push that cannot count, and None for one that can."""
         numel = self.numels[current.fragment]
@@ -341,8 +349,12 @@ class Merging:
             return "rejected", "false-claim", f"{header.steps} steps at step {header.local_step}"
         if header.tokens > header.steps * self.tokens_per_step:
             return "rejected", "false-claim", f"{header.tokens} tokens in {header.steps} steps"
-        if session.beat is not None and header.local_step > session.beat.local_step + 100_000:
-            return "rejected", "false-claim", "local steps ran away from the heartbeat"
+        since_s = self.state.leases.since_s.get(session.key)
+        if since_s is None:
+            return "rejected", "false-claim", "local steps without leased blocks"
+        possible = (now_s + self.wall_offset_s - since_s) / STEP_S_MIN
+        if session.merged_steps.get(current.fragment, 0) + header.steps > possible:
+            return "rejected", "false-claim", f"{header.steps} steps in too short a time"
         return None
 
     def _settle(

@@ -13,7 +13,7 @@ from protocol import wire
 from protocol.errors import CorruptState
 from protocol.messages import Certificate, CertifiedRecord
 from protocol.project import Voter
-from protocol.records import FragmentMerged, Record, certify, majority, record_hash, sign_record
+from protocol.records import FragmentMerged, Record, certify, record_hash, sign_record
 from protocol.signing import Signer
 from protocol.state import SwarmState
 
@@ -21,12 +21,14 @@ from protocol.state import SwarmState
 def recertify(
     encoded: bytes, certificate: Certificate | None, signer: Signer, voters: tuple[Voter, ...]
 ) -> CertifiedRecord | None:
-    """The stored record with its certificate, made anew if this host is the only voter."""
-    if certificate is not None:
-        return CertifiedRecord(encoded, certificate)
-    is_sole = majority(len(voters)) == 1 and any(v.key == signer.key for v in voters)
+    """The stored record with its certificate, made anew if this host is the only voter.
+
+    A sole voter always signs anew, so that entries from before a change of its key are proven by
+    the charter of now.
+    """
+    is_sole = len(voters) == 1 and voters[0].key == signer.key
     if not is_sole:
-        return None
+        return None if certificate is None else CertifiedRecord(encoded, certificate)
     record = wire.decode(encoded, Record)
     digest = record_hash(encoded)
     return CertifiedRecord(encoded, certify(record, digest, [sign_record(record, digest, signer)]))

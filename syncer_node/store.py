@@ -247,6 +247,9 @@ class Store:
             if index not in keep:
                 shutil.rmtree(self.root / "checkpoints" / str(index), ignore_errors=True)
         for path in (self.root / "payloads").iterdir():
+            if path.name.startswith("."):
+                path.unlink(missing_ok=True)  # Half written when the syncer died.
+                continue
             fragment, _, version = path.stem.partition("-")
             if int(version) <= versions[int(fragment)]:
                 path.unlink(missing_ok=True)

@@ -34,6 +34,7 @@ from protocol.machine import (
 )
 from protocol.membership import Membership, Session
 from protocol.messages import (
+    Alive,
     CertifiedRecord,
     Committed,
     Decline,
@@ -42,6 +43,7 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    IndexPart,
     LeaseRequest,
     Message,
     Push,
@@ -75,7 +77,7 @@ from protocol.trace import (
     SessionRefused,
 )
 from syncer_node.admission import refusal
-from syncer_node.archive import Archive
+from syncer_node.archive import Archive, in_messages
 from syncer_node.evaluating import Evaluating
 from syncer_node.jobs import (
     Append,
@@ -99,7 +101,6 @@ LOOK_EVERY_S = 0.02
 CYCLES_PER_CHECKPOINT = 8
 """Merges of every fragment between two checkpoints, at most: recovery replays what lies between."""
 
-RECORDS_PER_MESSAGE = 64
 STORE_RETRY_S = 5.0
 
 
@@ -131,6 +132,7 @@ class SyncerMachine:
         self.archive = Archive(recovered, self.state)
         self._now_s = 0.0
         self._looked_s = -1.0
+        self._said_alive_s = 0.0
         self._retries: list[tuple[float, Append]] = []
         self._is_ending_proposed = False
         charter, rounds = setup.charter, setup.charter.rounds
@@ -150,6 +152,7 @@ class SyncerMachine:
             outer=charter.outer,
             numels=setup.numels,
             tokens_per_step=charter.inner.batch_sequences * setup.genesis.data.sequence_tokens,
+            wall_offset_s=setup.wall_offset_s,
             propose=self._propose,
             pace=Pace(rounds, setup.genesis.fragments),
             window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
@@ -222,6 +225,10 @@ class SyncerMachine:
         for session in self.members.silent(now_s):
             self.desk.out.append(Disconnect(session.peer, "silent"))
             self._lose(session.peer, f"not heard for {limits.GONE_AFTER_S:.0f} s")
+        if now_s - self._said_alive_s >= limits.ALIVE_EVERY_S:
+            self._said_alive_s = now_s
+            for session in self.members.live():
+                self.desk.send(session.peer, Alive(self.state.index))
         for session_key in self.leasing.take_back(now_s):
             self.merging.last_sequence.pop(session_key, None)
         self._retry_store()
@@ -400,13 +407,14 @@ class SyncerMachine:
         assert session is not None, "checked by _refusal"
         entries = self.archive.continuation(hello)
         index = self.archive.index() if entries is None else None
-        self.desk.send(
-            peer,
-            Welcome(self.setup.charter_envelope, self.state.epoch, self.state.term, index),
-        )
-        for at in range(0, len(entries or []), RECORDS_PER_MESSAGE):
-            chunk = tuple((entries or [])[at : at + RECORDS_PER_MESSAGE])
-            self.desk.send(peer, Committed(chunk))
+        if entries is None:
+            for piece in in_messages(self.archive.origins()):
+                self.desk.send(peer, IndexPart(piece))
+        state = self.state
+        welcome = Welcome(self.setup.charter_envelope, state.epoch, state.term, index)
+        self.desk.send(peer, welcome)
+        for piece in in_messages(entries or []):
+            self.desk.send(peer, Committed(piece))
         self.desk.emit(SessionOpened(peer, session.name, entries is not None))
 
     def _push(self, session: Session, envelope: Envelope) -> None:

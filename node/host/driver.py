@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from node.host.streams import ControlStream
 from node.host.transport import Transport
 from protocol import wire
-from protocol.errors import RemoteError, ShoalError, TransientError
+from protocol.errors import LimitExceeded, RemoteError, ShoalError, TransientError
 from protocol.ids import short
 from protocol.machine import (
     Connect,
@@ -39,6 +39,7 @@ from protocol.machine import (
     WakeAt,
     Woke,
 )
+from protocol.messages import Message
 from protocol.trace import Fact
 
 FAREWELL_S = 0.2
@@ -124,7 +125,7 @@ class Driver:
             case Send(peer, message):
                 stream = self._streams.get(peer)
                 if stream is not None:
-                    self._send(stream, wire.encode(message))
+                    self._send(stream, message)
             case Emit(fact):
                 self._on_fact(fact)
             case Do(action):
@@ -144,9 +145,13 @@ class Driver:
                 if self._stopped is not None and not self._stopped.done():
                     self._stopped.set_result(effect)
 
-    def _send(self, stream: ControlStream, frame: bytes) -> None:
+    def _send(self, stream: ControlStream, message: Message) -> None:
         try:
-            stream.send(frame)
+            stream.send(wire.encode(message))
+        except LimitExceeded as error:
+            # Ours, not the peer's: the stream has lost its order, a fresh one starts over.
+            log.error("not sent to %s: %s", short(stream.peer), error)
+            stream.abort(str(error))
         except TransientError as error:
             log.debug("not sent to %s: %s", short(stream.peer), error)
 

@@ -53,5 +53,6 @@ class NodeOptions:
     """Whether this host measures held-out loss when asked."""
     device: str | None = None
     """A name that torch knows, such as `cpu` or `cuda:1`; None takes the best one."""
-    exit_when_done: bool = True
+    data: str | None = None
+    """Where the project's text lies on this machine; what its owner wrote is not trusted."""
     log_json: bool = False

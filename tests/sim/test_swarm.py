@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from node.jobs import FinishAsked, PauseAsked
+from protocol.machine import Note
 from protocol.project import LimitSpec, RoundSpec
 from protocol.trace import CheckpointScored, FragmentCommitted, SessionOpened, WeightsReady
 from simulator.scenario import afflict, build_swarm
@@ -134,7 +136,39 @@ def test_a_full_disk_pauses_merging_and_frees_itself():
     assert swarm.merges > merges + 10
 
 
-@pytest.mark.parametrize("seed", range(12))
+def test_a_paused_learner_stays_current_and_goes_on_by_itself():
+    swarm = build_swarm(11)
+    swarm.world.run(30.0)
+    victim = swarm.learners[1]
+    victim.take(Note(PauseAsked(20.0)))
+    swarm.world.run(32.0)
+    step, merges = victim.trainer.local_step, swarm.merges
+    swarm.world.run(49.0)
+    assert victim.trainer.local_step == step
+    assert victim.learner.tending.state == "paused"
+    assert swarm.merges > merges
+    newest = [fragment.version for fragment in swarm.syncer.syncer.state.fragments]
+    held = [track.standing for track in victim.learner.keeping.tracks]
+    assert max(new - old for new, old in zip(newest, held, strict=True)) <= 1
+    swarm.world.run(60.0)
+    assert victim.trainer.local_step > step + 20
+    swarm.check()
+
+
+def test_a_finishing_learner_hands_in_what_it_did_and_leaves():
+    swarm = build_swarm(12)
+    swarm.world.run(30.0)
+    victim = swarm.learners[1]
+    victim.take(Note(FinishAsked()))
+    done = victim.trainer.local_step
+    swarm.world.run(45.0)
+    assert victim.stopped is not None
+    assert victim.stopped.reason.startswith("finished")
+    assert len(victim.reads) <= (done + 1) * 2
+    swarm.check()
+
+
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("rounds", [OVERWRITE, REBASE], ids=["overwrite", "rebase"])
 def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):
     swarm = build_swarm(seed, rounds=rounds)

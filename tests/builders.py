@@ -1,0 +1,488 @@
+"""Valid objects by default; a test names only what it is about. And benches that drive machines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from node.jobs import FindSeat, SeatFound
+from node.learner import LearnerMachine
+from node.shared import LearnerSetup
+from protocol import limits, wire
+from protocol.commit import CommitTracker
+from protocol.fragments import Layout, build_layout
+from protocol.machine import (
+    Disconnect,
+    Do,
+    Effect,
+    Emit,
+    Event,
+    JobDone,
+    PeerUp,
+    Received,
+    Send,
+    Start,
+    Started,
+    Stop,
+    WakeAt,
+    Woke,
+)
+from protocol.membership import Session
+from protocol.messages import (
+    CertifiedRecord,
+    Committed,
+    Cursor,
+    Envelope,
+    FragmentIndex,
+    Heartbeat,
+    Hello,
+    Message,
+    Pull,
+    Push,
+    PushHeader,
+    Welcome,
+)
+from protocol.numerics.codecs import payload_bytes
+from protocol.project import LimitSpec, OuterSpec, RoundSpec
+from protocol.records import (
+    NO_RECORD,
+    Body,
+    Contribution,
+    FragmentMerged,
+    Record,
+    SeatTaken,
+    StateDigests,
+    WeightsInitialised,
+    certify,
+    record_hash,
+    sign_record,
+)
+from protocol.signing import seal
+from protocol.state import SwarmState
+from simulator.hosts import charter_envelope
+from simulator.tiny import SimSigner, TinyProject, sim_verify, tiny_project
+from syncer_node.jobs import (
+    Append,
+    Appended,
+    CheckpointWritten,
+    FetchPush,
+    InitialiseWeights,
+    Merge,
+    Merged,
+    PushFetched,
+    WeightsMade,
+    WriteCheckpoint,
+)
+from syncer_node.setup import Recovered, SyncerSetup
+from syncer_node.syncer import SyncerMachine
+
+SYNCER = SimSigner("syncer")
+LEARNERS = tuple(SimSigner(f"learner {number}") for number in range(6))
+ONE, TWO, THREE = LEARNERS[:3]
+STRANGER = SimSigner("stranger")
+FRAGMENTS = 4
+
+
+def signer_of(key: bytes) -> SimSigner:
+    """The learner with this key."""
+    return next(signer for signer in LEARNERS if signer.key == key)
+
+
+def digest_of(*parts: object) -> bytes:
+    """Some digest, the same for the same parts."""
+    return record_hash(repr(parts).encode())
+
+
+def rounds(**changes: Any) -> RoundSpec:
+    usual = RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4")
+    return msgspec.structs.replace(usual, **changes)
+
+
+@cache
+def project(
+    spec: RoundSpec | None = None,
+    limit: LimitSpec | None = None,
+    outer: OuterSpec | None = None,
+) -> TinyProject:
+    """A tiny project whose only voter is `SYNCER`."""
+    return tiny_project(SYNCER.key, rounds=spec, limits=limit, outer=outer)
+
+
+def layout(tiny: TinyProject | None = None) -> Layout:
+    genesis = (tiny or project()).genesis
+    return build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+
+
+def hello(**changes: Any) -> Hello:
+    usual = Hello(
+        wire_version=limits.WIRE_VERSION,
+        project=project().project,
+        layout=layout().digest,
+        incarnation=1,
+        agent="test",
+        name="somebody",
+        evaluates=False,
+        head_index=0,
+        head=NO_RECORD,
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+def heartbeat(**changes: Any) -> Heartbeat:
+    """Eight local steps into training on version 0, nothing handed in."""
+    usual = Heartbeat(
+        state="training",
+        device="cpu",
+        local_step=8,
+        tokens=8 * 32,
+        step_s=0.5,
+        loss=3.0,
+        steps=(8,) * FRAGMENTS,
+        versions=(0,) * FRAGMENTS,
+        cursor=Cursor(0, 0),
+        work_s=4.0,
+        alive_s=5.0,
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+def session(signer: SimSigner = ONE, **changes: Any) -> Session:
+    """A connected session that trains."""
+    values = {
+        "peer": signer.key,
+        "incarnation": 1,
+        "name": "somebody",
+        "evaluates": False,
+        "since_s": 0.0,
+        "heard_s": 0.0,
+        "beat": heartbeat(),
+        **changes,
+    }
+    return Session(**values)
+
+
+def push_header(**changes: Any) -> PushHeader:
+    usual = PushHeader(
+        project=project().project,
+        incarnation=1,
+        sequence=1,
+        round=1,
+        fragment=0,
+        base_version=0,
+        codec="int4",
+        digest=digest_of("payload"),
+        payload_bytes=payload_bytes("int4", layout().fragments[0].numel),
+        steps=8,
+        tokens=8 * 32,
+        local_step=8,
+        cursor=Cursor(0, 0),
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+def sealed_push(signer: SimSigner = ONE, **changes: Any) -> Push:
+    header = push_header(**changes)
+    return Push(seal("push", project().project, wire.encode(header), signer))
+
+
+def state_digests(*parts: object) -> StateDigests:
+    return StateDigests(digest_of("theta", *parts), digest_of("momentum", *parts))
+
+
+def contribution(**changes: Any) -> Contribution:
+    usual = Contribution(ONE.key, 1, 1, 0, 8, 256, 8192.0, 1.0, 1.0, Cursor(0, 0))
+    return msgspec.structs.replace(usual, **changes)
+
+
+def merged(**changes: Any) -> FragmentMerged:
+    usual = FragmentMerged(
+        round=1,
+        global_step=1,
+        fragment=0,
+        version=1,
+        payload=digest_of("payload"),
+        payload_bytes=132,
+        codec="int4",
+        learning_rate=0.7,
+        momentum=0.5,
+        state=state_digests(0, 1),
+        contributions=(contribution(),),
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+def weights(fragments: int = FRAGMENTS) -> WeightsInitialised:
+    return WeightsInitialised(tuple(state_digests(at, 0) for at in range(fragments)))
+
+
+def record(body: Body | None = None, **changes: Any) -> Record:
+    usual = Record(project().project, 0, 1, 1, NO_RECORD, 1.7e9, body or SeatTaken(SYNCER.key))
+    return msgspec.structs.replace(usual, **changes)
+
+
+def certified(of: Record, *signers: SimSigner) -> CertifiedRecord:
+    """The record with the votes of these signers, of the syncer by default."""
+    encoded = wire.encode(of)
+    digest = record_hash(encoded)
+    votes = [sign_record(of, digest, signer) for signer in signers or (SYNCER,)]
+    return CertifiedRecord(encoded, certify(of, digest, votes))
+
+
+class Log:
+    """A log that grows by whatever body a test names, and the state it folds to."""
+
+    def __init__(self, *bodies: Body, tiny: TinyProject | None = None) -> None:
+        self.tiny = tiny or project()
+        self.state = SwarmState(self.tiny.genesis.data.block_sequences)
+        self.entries: list[CertifiedRecord] = []
+        self.records: list[Record] = []
+        self._tracker = CommitTracker(
+            self.tiny.project, 0, 1, self.tiny.charter.voters, 0, NO_RECORD
+        )
+        for body in bodies:
+            self.add(body)
+
+    def add(self, body: Body) -> CertifiedRecord:
+        """The committed entry; the state has taken it in."""
+        proposal = self._tracker.propose(body, 1.7e9)
+        vote = sign_record(proposal.record, proposal.digest, SYNCER)
+        ((_, entry),) = self._tracker.vote(proposal.record.index, vote)
+        self.state.apply(proposal.record, proposal.digest)
+        self.entries.append(entry)
+        self.records.append(proposal.record)
+        return entry
+
+    @property
+    def encoded(self) -> list[bytes]:
+        return [entry.record for entry in self.entries]
+
+    def index(self) -> FragmentIndex:
+        """What a joiner gets at this point."""
+        origins = sorted({fragment.record_index for fragment in self.state.fragments})
+        return FragmentIndex(
+            log_index=self.state.index,
+            head=self.state.head,
+            entries=tuple(self.entries[at - 1] for at in origins),
+            summary=wire.encode(self.state.summary()),
+        )
+
+    def recovered(self) -> Recovered:
+        """What a syncer with this log on its disk starts from."""
+        origins = {fragment.record_index for fragment in self.state.fragments}
+        return Recovered(
+            self.state, list(self.entries), {at: self.entries[at - 1] for at in origins}
+        )
+
+
+class Bench:
+    """A machine on a bench: events in, effects kept; jobs are answered unless their kind is held.
+
+    `sent` holds messages by peer, `held` jobs waiting for the test, `facts` what was emitted.
+    """
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+        self.now_s = 100.0
+        self.hold: set[type] = set()
+        self.held: list[Start] = []
+        self.effects: list[Effect] = []
+        self.sent: dict[bytes, list[Message]] = {}
+        self.wake_s: float | None = None
+        self.answer: Callable[[object], object] = lambda job: None
+
+    def feed(self, event: Event) -> list[Effect]:
+        """Handle an event and whatever its jobs' answers lead to; all effects of it."""
+        first = len(self.effects)
+        queue = [event]
+        while queue:
+            for effect in self.machine.handle(queue.pop(0), self.now_s):
+                self.effects.append(effect)
+                if isinstance(effect, Send):
+                    # As on a stream: what cannot be encoded or decoded fails here.
+                    message = wire.decode_message(wire.encode(effect.message))
+                    self.sent.setdefault(effect.peer, []).append(message)
+                elif isinstance(effect, WakeAt):
+                    self.wake_s = effect.at_s
+                elif isinstance(effect, Start):
+                    answer = None if type(effect.job) in self.hold else self.answer(effect.job)
+                    if answer is None:
+                        self.held.append(effect)
+                    else:
+                        queue.append(JobDone(effect.id, answer))
+        return self.effects[first:]
+
+    def say(self, peer: bytes, message: Message) -> list[Effect]:
+        return self.feed(Received(peer, message))
+
+    def wait(self, seconds: float) -> list[Effect]:
+        self.now_s += seconds
+        return self.feed(Woke())
+
+    def done(self, kind: type, result: object) -> list[Effect]:
+        """Answer the oldest held job of this kind."""
+        start = next(start for start in self.held if isinstance(start.job, kind))
+        self.held.remove(start)
+        return self.feed(JobDone(start.id, result))
+
+    def jobs(self, kind: type) -> list[Any]:
+        return [start.job for start in self.held if isinstance(start.job, kind)]
+
+    def last(self, peer: bytes, kind: type) -> Any:
+        """The last message of this kind to the peer; None if there was none."""
+        said = [message for message in self.sent.get(peer, []) if isinstance(message, kind)]
+        return said[-1] if said else None
+
+    def all(self, peer: bytes, kind: type) -> list[Any]:
+        return [message for message in self.sent.get(peer, []) if isinstance(message, kind)]
+
+
+def facts(effects: list[Effect], kind: type) -> list[Any]:
+    return [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, kind)]
+
+
+def actions(effects: list[Effect], kind: type) -> list[Any]:
+    return [e.action for e in effects if isinstance(e, Do) and isinstance(e.action, kind)]
+
+
+def disconnected(effects: list[Effect]) -> list[bytes]:
+    return [e.peer for e in effects if isinstance(e, Disconnect)]
+
+
+def stops(effects: list[Effect]) -> list[Stop]:
+    return [e for e in effects if isinstance(e, Stop)]
+
+
+class SyncerBench(Bench):
+    """A syncer whose disk, transfers and merges succeed at once."""
+
+    machine: SyncerMachine
+
+    def __init__(
+        self,
+        tiny: TinyProject | None = None,
+        *,
+        recovered: Recovered | None = None,
+        charter: Any = None,
+    ) -> None:
+        self.tiny = tiny or project()
+        cut = layout(self.tiny)
+        setup = SyncerSetup(
+            project=self.tiny.project,
+            genesis=self.tiny.genesis,
+            charter=charter or self.tiny.charter,
+            charter_envelope=charter_envelope(self.tiny),
+            layout_digest=cut.digest,
+            numels=tuple(fragment.numel for fragment in cut.fragments),
+            signer=SYNCER,
+            verify=sim_verify,
+            wall_offset_s=1.7e9,
+        )
+        blank = Recovered(SwarmState(self.tiny.genesis.data.block_sequences))
+        super().__init__(SyncerMachine(setup, recovered or blank))
+        self.answer = self._answer
+
+    def _answer(self, job: object) -> object:
+        match job:
+            case InitialiseWeights():
+                return WeightsMade(weights().fragments)
+            case Append(index, _):
+                return Appended(index)
+            case FetchPush():
+                return PushFetched()
+            case WriteCheckpoint(index, _):
+                return CheckpointWritten(index)
+            case Merge(_, fragment, version, parts):
+                return Merged(
+                    payload=digest_of("payload", fragment, version),
+                    payload_bytes=132,
+                    state=state_digests(fragment, version),
+                    norms=(1.0,) * len(parts),
+                    scales=(1.0,) * len(parts),
+                    seconds=0.01,
+                )
+        raise AssertionError(f"unknown job {job}")
+
+    def start(self, *learners: SimSigner) -> SyncerBench:
+        """Weights made, these learners admitted."""
+        self.feed(Started())
+        for learner in learners:
+            self.join(learner)
+        return self
+
+    def join(self, learner: SimSigner, **changes: Any) -> list[Effect]:
+        self.feed(PeerUp(learner.key))
+        return self.say(learner.key, hello(project=self.tiny.project, **changes))
+
+    def beat(self, learner: SimSigner, **changes: Any) -> list[Effect]:
+        """A heartbeat, late enough to be looked at."""
+        self.now_s += 0.05
+        return self.say(learner.key, heartbeat(**changes))
+
+    def train(self, *learners: SimSigner) -> dict[bytes, Pull]:
+        """All of them trained; who was asked for what then."""
+        before = {one.key: len(self.all(one.key, Pull)) for one in learners}
+        for learner in learners:
+            self.now_s += 0.001  # Too soon to be looked at, but for the first.
+            self.say(learner.key, heartbeat())
+        self.wait(0.05)
+        return {
+            key: self.all(key, Pull)[-1]
+            for key, count in before.items()
+            if len(self.all(key, Pull)) > count
+        }
+
+    def push(self, learner: SimSigner, pull: Pull, **changes: Any) -> list[Effect]:
+        """Answer a pull with a push that counts, but for what is changed."""
+        values = {"round": pull.round, "fragment": pull.fragment, "base_version": pull.version}
+        return self.say(learner.key, sealed_push(learner, **{**values, **changes}))
+
+
+class LearnerBench(Bench):
+    """A learner that finds its syncer at once; all other jobs are held."""
+
+    machine: LearnerMachine
+
+    def __init__(self, signer: SimSigner = ONE, tiny: TinyProject | None = None) -> None:
+        self.tiny = tiny or project()
+        self.charter = charter_envelope(self.tiny)
+        setup = LearnerSetup(
+            project=self.tiny.project,
+            genesis=self.tiny.genesis,
+            layout_digest=layout(self.tiny).digest,
+            name="somebody",
+            agent="test",
+            incarnation=1,
+            evaluates=True,
+            micro_batch=None,
+            signer=signer,
+            verify=sim_verify,
+            rng=random.Random(1),
+        )
+        super().__init__(LearnerMachine(setup))
+        self.answer = self._answer
+
+    def _answer(self, job: object) -> object:
+        return SeatFound(SYNCER.key, self.charter) if isinstance(job, FindSeat) else None
+
+    def welcome(self, log: Log, *, charter: Envelope | None = None, **changes: Any) -> Welcome:
+        index = msgspec.structs.replace(log.index(), **changes)
+        return Welcome(charter or self.charter, 0, 1, index)
+
+    def greet(self) -> LearnerBench:
+        """Connected, hello said, no welcome yet."""
+        self.feed(Started())
+        self.feed(PeerUp(SYNCER.key))
+        return self
+
+    def follow(self, log: Log) -> LearnerBench:
+        """Admitted, at the head of this log."""
+        self.greet()
+        self.say(SYNCER.key, self.welcome(log))
+        return self
+
+    def commit(self, *entries: CertifiedRecord) -> list[Effect]:
+        return self.say(SYNCER.key, Committed(entries))

@@ -1,0 +1,90 @@
+"""The documents say what the code says: generated parts, links, the file tree, the verbs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+VERB = re.compile(r"(?:^ *|`)shoal ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", re.MULTILINE)
+
+
+def anchors(text: str) -> set[str]:
+    """The names that headings of a document can be linked by."""
+    heads = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", head.lower()) for head in heads)
+    return {head.replace(" ", "-") for head in plain}
+
+
+def named(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+def test_the_generated_parts_are_current():
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_relative_links_lead_somewhere(document):
+    lost = []
+    for target in LINK.findall(FENCE.sub("", document.read_text())):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        place = (document.parent / path).resolve() if path else document
+        if not place.exists() or (anchor and anchor not in anchors(place.read_text())):
+            lost.append(target)
+    assert lost == []
+
+
+def tree_paths() -> list[str]:
+    """The paths in the file tree of the README; two more blanks mean one folder deeper."""
+    section = (ROOT / "README.md").read_text().partition("## What lies where")[2]
+    found = re.search(r"```text\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    paths, folders = [], [""]
+    for line in found[1].splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders = [*folders[: depth + 1], folders[depth] + name]
+        paths.append(folders[depth] + name)
+    return paths
+
+
+def test_the_file_tree_names_only_what_exists():
+    paths = tree_paths()
+    assert len(paths) > 15
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_package_is_in_the_file_tree():
+    packages = {f"{path.parent.name}/" for path in ROOT.glob("*/__init__.py")}
+    assert packages <= set(tree_paths())
+
+
+def test_every_verb_in_the_documents_exists():
+    from cyclopts import App
+
+    from shoal.cli import app
+
+    unknown = set()
+    for document in DOCUMENTS:
+        for verb, second in VERB.findall(document.read_text()):
+            if verb not in app:
+                unknown.add(verb)
+            elif second and isinstance(app[verb], App) and list_verbs(app[verb]):
+                unknown |= {f"{verb} {second}"} - {f"{verb} {one}" for one in list_verbs(app[verb])}
+    assert unknown == set()
+
+
+def list_verbs(app) -> list[str]:
+    return [name for name in app if not name.startswith("-")]
