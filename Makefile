@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c 'import sys,
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: demo test check fix net sim install docs
+.PHONY: demo test check fix install docs
 .DEFAULT_GOAL := check
 
 $(READY): pyproject.toml
@@ -26,6 +26,9 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory test
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

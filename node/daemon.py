@@ -150,6 +150,25 @@ async def _genesis(options: NodeOptions, transport: Transport) -> bytes:
         attempt += 1
 
 
+def _data_location(options: NodeOptions, genesis: Genesis) -> str:
+    """Where the training text lies here. UserError where that needs the owner's word.
+
+    A project names paths, and paths of a stranger's choice are not read: either the owner says
+    where the text is, or this very machine hosts the project and so chose the path itself.
+    """
+    data = genesis.data
+    if options.data is not None:
+        return options.data
+    is_local = data.source in ("file", "folder", "parquet")
+    if is_local and not options.home.project_file(options.link.project).is_file():
+        raise UserError(
+            f"This project trains on text that every host has itself: {data.source} "
+            f"{data.location!r} at its owner's. Nothing of yours is read unless you name it: "
+            "shoal join --data PATH 'LINK'"
+        )
+    return data.location
+
+
 class NodeDaemon:
     """All parts of a running learner."""
 
@@ -165,7 +184,6 @@ class NodeDaemon:
         self.started_s = time.monotonic()
         self.notices: list[str] = []
         self.feed = EventFeed()
-        self.network_detail = ""
         self.payload_bytes = self.payload_params = 0
         self.push_bytes = self.push_params = 0
         self.pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
@@ -173,28 +191,19 @@ class NodeDaemon:
         self.shelf.put(options.link.project, genesis)
         self.bank = FragmentBank(self.layout, self.shelf)
         self.locator = Locator(
-            transport, options.link.project, genesis, random.Random(os.urandom(8))
+            transport,
+            options.link.project,
+            genesis,
+            random.Random(os.urandom(8)),
+            frozenset(parse_peer(text).key for text in options.link.addresses),
         )
-        self.machine = LearnerMachine(
-            LearnerSetup(
-                project=options.link.project,
-                genesis=self.genesis,
-                layout_digest=self.layout.digest,
-                name=options.name,
-                agent=f"shoal {version('shoal')}",
-                incarnation=time.time_ns() // 1_000_000,
-                evaluates=options.evaluates,
-                micro_batch=options.micro_batch,
-                signer=identity,
-                verify=verify_ed25519,
-                rng=random.Random(os.urandom(8)),
-            )
-        )
+        self.machine = LearnerMachine(self._setup(identity))
         self.trainer = TrainerPort(
             settings=TrainerSettings(
                 genesis=genesis,
                 data_cache=options.home.data_cache(),
                 log_path=options.home.logs() / f"trainer-{options.instance}.log",
+                data_location=_data_location(options, self.genesis),
                 threads=options.threads or max(1, (os.cpu_count() or 2) - 1),
                 duty_frac=options.duty_frac,
                 device=options.device,
@@ -209,6 +218,22 @@ class NodeDaemon:
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
         transport.serve_blobs(lambda _, digest: self.shelf.get(digest))
+
+    def _setup(self, identity: Identity) -> LearnerSetup:
+        return LearnerSetup(
+            project=self.options.link.project,
+            genesis=self.genesis,
+            layout_digest=self.layout.digest,
+            name=self.options.name,
+            agent=f"shoal {version('shoal')}",
+            # Grows with every start, also across a restart of the machine.
+            incarnation=time.time_ns() // 1_000_000,
+            evaluates=self.options.evaluates,
+            micro_batch=self.options.micro_batch,
+            signer=identity,
+            verify=verify_ed25519,
+            rng=random.Random(os.urandom(8)),
+        )
 
     def notice(self, text: str) -> None:
         """Tell the owner something once."""
@@ -251,7 +276,7 @@ class NodeDaemon:
         self.bank.charter = self.machine.shared.charter
         match job:
             case FindSeat():
-                return await self.locator.find_seat()
+                return await self.locator.find_seat(self.machine.shared.charter)
             case FetchState():
                 return await self._fetch_state(job)
             case Advance():

@@ -23,10 +23,16 @@ from protocol import wire
 from protocol.errors import NotHeld, RemoteError, TransientError
 from protocol.ids import short
 from protocol.messages import Envelope
+from protocol.project import Charter
 
 DONORS_FRESH_S = 5.0
 SHUN_S = 30.0
 """A peer that failed us is passed over for this long."""
+
+STRANGERS_ASKED_MAX = 8
+"""Announcers that nobody vouches for; their charters are asked for side by side."""
+
+_Ranked = tuple[tuple[int, int, int, bytes], SeatFound]
 
 log = logging.getLogger("shoal.locator")
 
@@ -39,25 +45,44 @@ class Locator:
     project: bytes
     genesis: bytes
     rng: random.Random
+    named: frozenset[bytes]
+    """Hosts that the join link names."""
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _donors: list[bytes] = field(default_factory=list)
     _donors_s: float = -1e9
     _shunned: dict[bytes, float] = field(default_factory=dict)
 
-    async def find_seat(self) -> SeatFound:
-        """Who may be asked to lead, and the charter that says so. Raises TransientError."""
+    async def find_seat(self, known: Charter | None) -> SeatFound:
+        """Who may be asked to lead, and the newest charter that says so. Raises TransientError.
+
+        Hosts that the charter at hand or the join link names are asked first, so that forged
+        notices cost nothing; of what several say, the highest revision wins.
+        """
         found = await self.transport.lookup(seat_topic(self.project))
-        notices: list[tuple[SeatNotice, bytes]] = []
-        for key, value in found.items():
-            notice = read_notice(value, self.project)
-            if notice is not None:
-                notices.append((notice, key))
-        notices.sort(key=lambda pair: (pair[0].epoch, pair[0].term), reverse=True)
-        for notice, key in notices:
-            envelope = await self._charter(key, notice)
-            if envelope is not None and may_lead(key, self.genesis, envelope) is not None:
-                return SeatFound(key, envelope)
+        notices = {
+            key: notice
+            for key, value in found.items()
+            if (notice := read_notice(value, self.project)) is not None
+        }
+        voters = {voter.key for voter in known.voters} if known is not None else set()
+        trusted = [key for key in sorted(notices) if key in voters or key in self.named]
+        others = [key for key in sorted(notices) if key not in voters and key not in self.named]
+        for group in (trusted, others[:STRANGERS_ASKED_MAX]):
+            answers = await asyncio.gather(*(self._seat(key, notices[key]) for key in group))
+            seats = [seat for seat in answers if seat is not None]
+            if seats:
+                return max(seats, key=lambda seat: seat[0])[1]
         raise TransientError("no syncer of this project announces itself yet")
+
+    async def _seat(self, key: bytes, notice: SeatNotice) -> _Ranked | None:
+        envelope = await self._charter(key, notice)
+        if envelope is None:
+            return None
+        charter = may_lead(key, self.genesis, envelope)
+        if charter is None:
+            return None
+        rank = (charter.revision, notice.epoch, notice.term, key)
+        return rank, SeatFound(key, envelope)
 
     async def _charter(self, key: bytes, notice: SeatNotice) -> Envelope | None:
         try:

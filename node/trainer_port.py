@@ -52,6 +52,8 @@ class TrainerSettings:
 
     genesis: bytes
     data_cache: Path
+    data_location: str
+    """Path or name of the text on this machine."""
     log_path: Path
     threads: int
     duty_frac: float
@@ -112,6 +114,7 @@ class TrainerPort:
                 genesis=settings.genesis,
                 inner=msgspec.msgpack.encode(inner),
                 data_cache=str(settings.data_cache),
+                data_location=settings.data_location,
                 threads=settings.threads,
                 micro_batch=job.micro_batch,
                 duty_frac=settings.duty_frac,

@@ -226,6 +226,10 @@ def join(
     device: Annotated[
         str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
     ] = None,
+    data: Annotated[
+        str | None,
+        Parameter(help="Where the project's text lies here, if it is in files of your own."),
+    ] = None,
     log_json: LogJson = False,
     home: HomeHere,
 ) -> int:
@@ -244,6 +248,7 @@ def join(
         micro_batch=micro_batch,
         evaluates=evaluate,
         device=device,
+        data=data,
         log_json=log_json,
     )
 

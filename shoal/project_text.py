@@ -164,15 +164,15 @@ SECTIONS = (
 )
 
 VOTERS = """\
-# Hosts whose signature commits a merge. One is enough, but then nobody replaces it when it fails;
-# two cannot outvote each other and are refused; three survive the loss of one. `shoal syncer key`
-# prints the key of the host it is run on.
+# The host whose signature commits a merge. This release works with exactly one: while it is away
+# learners go on by themselves, and merging continues when it is back. `shoal syncer key` prints the
+# key of the host it is run on.
 """
 
 VOTER_LINES = (
     Line("key", "this host", '"this host" is the one that signs; else 64 hex digits'),
-    Line("role", "syncer", "syncer, or witness: votes, but holds no weights"),
-    Line("priority", 10, "0 to 100; the highest that is alive leads"),
+    Line("role", "syncer", "syncer: merges and votes"),
+    Line("priority", 10, "0 to 100; matters once there are several"),
 )
 
 

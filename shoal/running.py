@@ -14,7 +14,7 @@ from shoal import daemons, failures, projects
 from shoal.exit_codes import ExitCode
 
 STOP_S = 30.0
-"""A learner hands in what it has and a syncer drains its rounds; both are done well before."""
+"""Both kinds of daemon say goodbye and free everything well before."""
 
 
 def run_syncer(path: Path, home: Home, *, instance: str, **choices: Any) -> int:

@@ -54,5 +54,5 @@ class NodeOptions:
     device: str | None = None
     """A name that torch knows, such as `cpu` or `cuda:1`; None takes the best one."""
     data: str | None = None
-    """Where the project's text lies on this machine; what its owner wrote is not trusted."""
+    """Where the project's text lies here; None: where the project says, if that is allowed."""
     log_json: bool = False

@@ -41,7 +41,10 @@ class Workshop:
             from node.trainer.data import open_corpus  # No torch: bad text is noticed in a second.
 
             cache = Path(configure.data_cache)
-            self.corpus: Corpus = open_corpus(genesis.data, seed=genesis.seed, cache=cache)
+            data = genesis.data
+            if configure.data_location is not None:
+                data = msgspec.structs.replace(data, location=configure.data_location)
+            self.corpus: Corpus = open_corpus(data, seed=genesis.seed, cache=cache)
         with self._phase("import"):
             import torch
 

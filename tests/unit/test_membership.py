@@ -66,7 +66,7 @@ def test_nobody_closes_a_stranger(members):
     members.forget(ONE.key)
 
 
-@pytest.mark.parametrize("state", ["syncing", "starting", "starved", "adrift", "ended"])
+@pytest.mark.parametrize("state", ["syncing", "starting", "starved", "paused", "finishing"])
 def test_only_a_stepping_session_counts_as_training(members, state):
     opened = members.open(ONE.key, hello(), 0.0)
     opened.beat = heartbeat(state=state)

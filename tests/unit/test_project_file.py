@@ -264,10 +264,10 @@ def test_what_does_not_fit_is_refused_with_the_files_name(place, change, words):
     assert str(caught.value).startswith("tiny.toml: ")
 
 
-def test_this_host_cannot_vote_twice_by_being_named_twice(place):
+def test_more_than_one_voter_is_not_signed_while_there_are_no_elections(place):
     owner = keystore.load_or_create(place / "owner.key")
     file = parse(small_text() + THREE_VOTERS, place / "tiny.toml")
-    with pytest.raises(UserError, match="this host twice"):
+    with pytest.raises(UserError, match="no elections yet"):
         sign(file, owner=owner, this_host=b"\1" * 32, data_cache=place / "cache")
 
 

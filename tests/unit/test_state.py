@@ -192,9 +192,7 @@ def test_a_restored_state_goes_on_like_the_original_and_shares_nothing_with_it(l
     state = busy(log)
     restored = SwarmState.restore(state.summary(), state.block_sequences)
     kept = wire.encode(state.summary())
-    following = record(
-        merged(version=2, global_step=2), index=state.index + 1, previous=state.head
-    )
+    following = record(merged(version=2, global_step=2), index=state.index + 1, previous=state.head)
     restored.apply(following, digest_of("next"))
     assert wire.encode(state.summary()) == kept
     state.apply(following, digest_of("next"))

@@ -137,8 +137,6 @@ def test_a_key_of_another_length_is_malformed():
         wire.decode_message(pack(spoilt))
 
 
-
-
 def test_nesting_without_end_is_malformed():
     with pytest.raises(MalformedMessage):
         wire.decode_message(b"\x91" * 100_000)
@@ -161,8 +159,6 @@ def test_an_oversize_frame_is_refused_before_it_is_looked_at():
 def test_an_oversize_message_is_not_encoded():
     with pytest.raises(LimitExceeded, match="one frame"):
         wire.encode(Push(Envelope(bytes(limits.FRAME_BYTES_MAX), bytes(32), bytes(64))))
-
-
 
 
 def test_a_known_kind_is_decoded_strictly_too():

@@ -1,0 +1,181 @@
+"""Colours, and what stands in for characters that a plain terminal lacks.
+
+Colour only adds: whatever it says is also said by a letter or a word.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+from textual.theme import Theme
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """Styles by meaning."""
+
+    good: str = "green"
+    warn: str = "yellow"
+    bad: str = "bold red"
+    quiet: str = "dim"
+    strong: str = "bold"
+    accent: str = "cyan"
+    chart: str = "cyan"
+    ink: str = "default"
+    """Text on a badge."""
+
+    def state(self, word: str) -> str:
+        """Style of a learner's or daemon's state."""
+        if word in ("training", "up", "ended"):
+            return self.good
+        return self.bad if word in ("gone", "silent", "down", "adrift") else self.warn
+
+    def level(self, word: str) -> str:
+        """Style of a verdict's word."""
+        if word in ("WELL", "DONE"):
+            return self.good
+        return self.bad if word == "TROUBLE" else self.warn
+
+
+def paint_of(theme: Theme) -> Paint:
+    """The styles that go with a theme."""
+    if theme.name == "no-colour":
+        return Paint("default", "bold", "bold reverse", "default", "bold", "bold", "default")
+    return Paint(
+        good=theme.success or "green",
+        warn=theme.warning or "yellow",
+        bad=f"bold {theme.error or 'red'}",
+        quiet=str(theme.variables.get("shoal-quiet", "dim")),
+        accent=theme.accent or "cyan",
+        chart=theme.primary,
+        ink=theme.background or "default",
+    )
+
+
+THEMES = (
+    Theme(
+        name="deep-water",
+        primary="#4fb3d9",
+        secondary="#7d9cc0",
+        accent="#7fd6c2",
+        success="#7ccf8a",
+        warning="#e5c07b",
+        error="#ff7b72",
+        foreground="#d6dee6",
+        background="#0e151c",
+        surface="#131c25",
+        panel="#1c2833",
+        dark=True,
+        variables={"shoal-quiet": "#8296a8", "block-cursor-background": "#2b4a5e"},
+    ),
+    Theme(
+        name="daylight",
+        primary="#0b6e99",
+        secondary="#50657a",
+        accent="#00695c",
+        success="#1b6e2d",
+        warning="#8a5a00",
+        error="#b3261e",
+        foreground="#1b232b",
+        background="#fbfbf8",
+        surface="#f1f2ee",
+        panel="#e2e5e0",
+        dark=False,
+        variables={"shoal-quiet": "#5a6773", "block-cursor-background": "#b9d9e6"},
+    ),
+    Theme(
+        name="high-contrast",
+        primary="#00e5ff",
+        secondary="#ffffff",
+        accent="#ffff00",
+        success="#00ff5f",
+        warning="#ffff00",
+        error="#ff5f5f",
+        foreground="#ffffff",
+        background="#000000",
+        surface="#000000",
+        panel="#1a1a1a",
+        dark=True,
+        variables={"shoal-quiet": "#d0d0d0", "block-cursor-background": "#0000d0"},
+    ),
+    Theme(
+        name="no-colour",
+        primary="#ffffff",
+        secondary="#ffffff",
+        accent="#ffffff",
+        success="#ffffff",
+        warning="#ffffff",
+        error="#ffffff",
+        foreground="#e0e0e0",
+        background="#000000",
+        surface="#000000",
+        panel="#262626",
+        dark=True,
+        variables={"shoal-quiet": "#e0e0e0", "block-cursor-background": "#4a4a4a"},
+    ),
+)
+THEME = THEMES[0].name
+
+_PLAIN = {
+    **dict.fromkeys("─━═╌┄╴╶╸╺▔", "-"),
+    **dict.fromkeys("│┃║▏▕▎▍┆╎", "|"),
+    **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛╔╗╚╝╞╡", "+"),
+    **dict.fromkeys("█▓■●◼", "#"),
+    **dict.fromkeys("░□○◌", "."),
+    **dict.fromkeys("▒◐◑▌▐▋▊▉", "="),
+    **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True)),
+    **dict.fromkeys("▶▸►›→", ">"),
+    **dict.fromkeys("◀◂◄‹←", "<"),
+    **dict.fromkeys("▲△↑", "^"),
+    **dict.fromkeys("▼▽↓", "v"),
+    **dict.fromkeys("·•", "-"),
+    **dict.fromkeys("–—−", "-"),
+    **dict.fromkeys("’‘", "'"),
+    **dict.fromkeys("“”", '"'),
+    "…": "~",
+    "×": "x",
+    "✖": "X",
+    "✔": "v",
+    "✓": "v",
+    "⏎": "R",
+    "⣀": "_",
+    "\u00a0": " ",
+    "\u2800": " ",
+}
+
+
+@lru_cache(4096)
+def plain(text: str) -> str:
+    """`text` in ASCII, as wide as before."""
+    if text.isascii():
+        return text
+    return "".join(char if char.isascii() else _stand_in(char) for char in text)
+
+
+def _stand_in(char: str) -> str:
+    known = _PLAIN.get(char)
+    if known is not None:
+        return known
+    if "\u2800" < char <= "\u28ff":
+        return "*"
+    base = unicodedata.normalize("NFKD", char)[:1]
+    if base.isascii() and base.isprintable() and cell_len(char) == 1:
+        return base
+    return "?" * cell_len(char)
+
+
+class AsciiFilter(LineFilter):
+    """Lets nothing but ASCII reach the terminal, whichever widget drew it."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """The segments, each as wide as before."""
+        return [
+            segment if segment.text.isascii() else Segment(plain(segment.text), *segment[1:])
+            for segment in segments
+        ]

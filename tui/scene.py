@@ -1,0 +1,134 @@
+"""What one view draws from: the newest frame, the past, and whom the viewer looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.snapshot import (
+    NodeStatus,
+    PeerRow,
+    ProjectStatus,
+    Status,
+    SwarmStatus,
+    SyncerStatus,
+)
+from tui import words
+from tui.frames import Attached, Frame
+from tui.history import History
+from tui.look import Paint
+
+AT_WORK = ("training", "syncing", "starting", "starved", "greeting", "idle", "paused", "adrift")
+LOST = ("gone", "silent")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything a renderer may look at."""
+
+    frame: Frame
+    history: History
+    focus: str = ""
+    """Label of the daemon the viewer looks at; empty for the first."""
+    paint: Paint = field(default_factory=Paint)
+    is_recording: bool = False
+    """It is played from a tape: not now."""
+
+    @property
+    def now_s(self) -> float:
+        """Wall clock of the frame."""
+        return self.frame.at_s
+
+    @property
+    def attached(self) -> Attached | None:
+        """The daemon in focus."""
+        daemons = self.frame.attached()
+        chosen = [one for one in daemons if one.label == self.focus]
+        return chosen[0] if chosen else daemons[0] if daemons else None
+
+    @property
+    def status(self) -> Status | None:
+        """What the daemon in focus said last."""
+        return self.frame.status(self.attached.key) if self.attached else None
+
+    @property
+    def syncer(self) -> SyncerStatus | None:
+        """The syncer to learn about the swarm from: the one in focus, or one of its project."""
+        status = self.status
+        if status is None or isinstance(status, SyncerStatus):
+            return status
+        for other in self.frame.statuses:
+            if isinstance(other, SyncerStatus) and other.project.id == status.project.id:
+                return other
+        return None
+
+    @property
+    def node(self) -> NodeStatus | None:
+        """The learner in focus, or the first of the same project on this machine."""
+        status = self.status
+        if status is None or isinstance(status, NodeStatus):
+            return status
+        for other in self.frame.statuses:
+            if isinstance(other, NodeStatus) and other.project.id == status.project.id:
+                return other
+        return None
+
+    @property
+    def project(self) -> ProjectStatus | None:
+        """The project in focus."""
+        return self.status.project if self.status else None
+
+    @property
+    def swarm(self) -> SwarmStatus | None:
+        """The committed state as the daemon in focus knows it."""
+        return self.status.swarm if self.status else None
+
+    def silent_s(self, status: Status | None) -> float | None:
+        """For how long the daemon that gave this status has not answered; None while it does."""
+        if status is None:
+            return None
+        for one in self.frame.attached():
+            if one.key == status.key:
+                return one.silent_s(self.now_s)
+        return None
+
+    def stale(self, status: Status | None) -> str:
+        """A warning where what is shown is not of now; else empty."""
+        quiet_s = self.silent_s(status)
+        if status is None or quiet_s is None:
+            return ""
+        label = next(one.label for one in self.frame.attached() if one.key == status.key)
+        return f"From {words.duration(quiet_s)} ago: {label} does not answer."
+
+
+def alive(status: SyncerStatus) -> list[PeerRow]:
+    """Learners that the syncer hears."""
+    return [peer for peer in status.peers if peer.state not in LOST]
+
+
+def lost(status: SyncerStatus) -> list[PeerRow]:
+    """Learners that it does not, the latest loss first."""
+    return sorted((one for one in status.peers if one.state in LOST), key=lambda one: one.heard_s)
+
+
+def goodput(status: SyncerStatus) -> float | None:
+    """Mean over the learners that are heard and have worked."""
+    shares = [one.goodput for one in alive(status) if one.goodput is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+def eta(scene: Scene) -> str:
+    """The time left, in words."""
+    swarm, project = scene.swarm, scene.project
+    if swarm is None or project is None or project.token_budget <= 0:
+        return "not known yet"
+    if swarm.is_ended:
+        return "done"
+    if swarm.is_ending or swarm.tokens >= project.token_budget:
+        return "finishing"
+    assert scene.status is not None  # the swarm came from it
+    rate = scene.history.committed_per_s(scene.status.key, scene.now_s)
+    if rate is None:
+        return "not known yet"
+    if rate <= 0:
+        return "standing still"
+    return words.duration((project.token_budget - swarm.tokens) / rate)
