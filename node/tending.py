@@ -31,10 +31,11 @@ from protocol.trace import TrainerChanged
 BEAT_EVERY_S = 0.1
 """Heartbeats on change come no more often than this."""
 
-LEASE_AHEAD_S = 30.0
-"""More blocks are asked for when those at hand last less than this."""
+LEASE_AHEAD_S = 120.0
+"""More blocks are asked for when those at hand last less than this: so long, and up to twice as
+long, a learner goes on by itself when the syncer is away."""
 
-LEASE_FOR_S = 60.0
+LEASE_FOR_S = 120.0
 """How long one lease should last."""
 
 LEASE_RETRY_S = 5.0

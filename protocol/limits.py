@@ -42,6 +42,11 @@ INDEX_ENTRIES_MAX = 4096
 LINK_CHARS_MAX = 4_096
 """A join link is pasted by people; a megabyte in it is an attack or an accident."""
 
+WATCHERS_MAX = 32
+"""Hosts that only look on, at one syncer."""
+
+REPORT_EVERY_S = 1.0
+
 ADDRESSES_MAX = 16
 
 CLOCK_SKEW_S_MAX = 3.0

@@ -151,6 +151,13 @@ class Evaluation(Struct, frozen=True, array_like=True, tag="evaluation"):
     seconds: Annotated[float, Meta(ge=0.0, le=86_400.0)]
 
 
+class Watch(Struct, frozen=True, array_like=True, tag="watch"):
+    """Somebody who takes no part wants to see how the swarm is; answered by `Report`s."""
+
+    wire_version: Count
+    project: Digest
+
+
 # Syncer to learner.
 
 
@@ -219,14 +226,22 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     log_index: Count
 
 
+class Report(Struct, frozen=True, array_like=True, tag="report"):
+    """How the swarm is, for watchers: an encoded `protocol.snapshot.SyncerStatus`."""
+
+    status: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX - 1024)]
+
+
 class Goodbye(Struct, frozen=True, array_like=True, tag="goodbye"):
     """The sender closes on purpose; nothing is wrong."""
 
     reason: Annotated[str, Meta(max_length=200)]
 
 
-LearnerMessage = Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Goodbye
-SyncerMessage = IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Goodbye
+LearnerMessage = Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye
+SyncerMessage = (
+    IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Report | Goodbye
+)
 Message = (
     Hello
     | Heartbeat
@@ -234,6 +249,7 @@ Message = (
     | Decline
     | LeaseRequest
     | Evaluation
+    | Watch
     | IndexPart
     | Welcome
     | Refused
@@ -241,5 +257,6 @@ Message = (
     | Pull
     | Settled
     | Alive
+    | Report
     | Goodbye
 )

@@ -44,6 +44,7 @@ from protocol.errors import CorruptState, MalformedPayload, TransientError, User
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
 from protocol.machine import Failed, Job, JobResult, StopAsked
+from protocol.messages import Report
 from protocol.numerics.codecs import payload_bytes
 from protocol.numerics.outer import digest
 from protocol.project import Voter
@@ -67,6 +68,7 @@ from syncer_node.jobs import (
     NameBest,
     PushFetched,
     PushRefused,
+    TellWatchers,
     WeightsMade,
     WriteCheckpoint,
 )
@@ -295,6 +297,10 @@ class SyncerDaemon:
                 self.disk_pool.submit(
                     self._keep, partial(self.store.keep_certificate, entry.certificate)
                 )
+            case TellWatchers(peers):
+                report = Report(msgspec.msgpack.encode(status.public(self)))
+                for peer in peers:
+                    self.driver.send(peer, report)
             case NameBest(index):
                 self.disk_pool.submit(self._keep, partial(self.disk.name_best, index))
 

@@ -128,6 +128,13 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class TellWatchers:
+    """Action: send these hosts a report of how the swarm is."""
+
+    peers: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NameBest:
     """Action: this checkpoint has the lowest held-out loss so far."""
 

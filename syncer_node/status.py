@@ -142,6 +142,19 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
     )
 
 
+PEERS_REPORTED_MAX = 1024
+
+
+def public(daemon: SyncerDaemon) -> SyncerStatus:
+    """The snapshot for strangers: nothing about this machine but what the swarm sees anyway."""
+    shown = snapshot(daemon)
+    shown.pid = 0
+    shown.checkpoint_dir = ""
+    shown.network.addresses = []
+    shown.peers = shown.peers[:PEERS_REPORTED_MAX]
+    return shown
+
+
 def progress_line(daemon: SyncerDaemon) -> str:
     """One line now and then for the terminal of `shoal syncer run`."""
     now = snapshot(daemon)

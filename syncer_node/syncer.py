@@ -48,6 +48,8 @@ from protocol.messages import (
     Message,
     Push,
     PushHeader,
+    Refused,
+    Watch,
     Welcome,
 )
 from protocol.quorum import GraceWindow
@@ -87,6 +89,7 @@ from syncer_node.jobs import (
     Keep,
     Merge,
     NameBest,
+    TellWatchers,
     WeightsMade,
     WriteCheckpoint,
 )
@@ -133,6 +136,9 @@ class SyncerMachine:
         self._now_s = 0.0
         self._looked_s = -1.0
         self._said_alive_s = 0.0
+        self._reported_s = 0.0
+        self.watchers: dict[bytes, None] = {}
+        """Hosts that look on, in the order they came."""
         self._retries: list[tuple[float, Append]] = []
         self._is_ending_proposed = False
         charter, rounds = setup.charter, setup.charter.rounds
@@ -229,6 +235,9 @@ class SyncerMachine:
             self._said_alive_s = now_s
             for session in self.members.live():
                 self.desk.send(session.peer, Alive(self.state.index))
+        if self.watchers and now_s - self._reported_s >= limits.REPORT_EVERY_S:
+            self._reported_s = now_s
+            self.desk.do(TellWatchers(tuple(self.watchers)))
         for session_key in self.leasing.take_back(now_s):
             self.merging.last_sequence.pop(session_key, None)
         self._retry_store()
@@ -364,6 +373,9 @@ class SyncerMachine:
             if isinstance(message, Hello):
                 self._hello(peer, message)
                 return
+            if isinstance(message, Watch):
+                self._watch(peer, message)
+                return
             session = self.members.sessions.get(peer)
             if session is None or not session.is_connected:
                 raise UnexpectedMessage(f"{type(message).__name__} before hello")
@@ -389,6 +401,22 @@ class SyncerMachine:
                 self.desk.out.append(Disconnect(session.peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} from a learner")
+
+    def _watch(self, peer: bytes, watch: Watch) -> None:
+        """Let somebody look on, if there is room and it looks for this project."""
+        reason = ""
+        if watch.wire_version != limits.WIRE_VERSION:
+            reason = f"this swarm speaks wire version {limits.WIRE_VERSION}"
+        elif watch.project != self.setup.project:
+            reason = "this syncer serves another project"
+        elif len(self.watchers) >= limits.WATCHERS_MAX and peer not in self.watchers:
+            reason = "too many are looking on already"
+        if reason:
+            self.desk.send(peer, Refused("watch", reason, None))
+            self.desk.out.append(Disconnect(peer, reason))
+        else:
+            self.watchers[peer] = None
+            self._reported_s = -1e9
 
     def _hello(self, peer: bytes, hello: Hello) -> None:
         refused = refusal(self.setup, self.members, peer, hello, has_weights=self.state.has_weights)
@@ -427,6 +455,7 @@ class SyncerMachine:
         self.merging.on_push(session, header, self._now_s)
 
     def _lose(self, peer: bytes, reason: str) -> None:
+        self.watchers.pop(peer, None)
         session = self.members.close(peer, reason)
         if session is not None:
             session.heard_s = self._now_s

@@ -40,6 +40,8 @@ from protocol.messages import (
     FragmentIndex,
     Heartbeat,
     Hello,
+    IndexPart,
+    LeaseRequest,
     Message,
     Pull,
     Push,
@@ -260,14 +262,17 @@ class Log:
     def encoded(self) -> list[bytes]:
         return [entry.record for entry in self.entries]
 
+    def origins(self) -> tuple[CertifiedRecord, ...]:
+        """The proofs of the newest fragment states."""
+        indices = sorted({fragment.record_index for fragment in self.state.fragments})
+        return tuple(self.entries[at - 1] for at in indices)
+
     def index(self) -> FragmentIndex:
-        """What a joiner gets at this point."""
-        origins = sorted({fragment.record_index for fragment in self.state.fragments})
+        """What a joiner gets at this point, behind the origins."""
         return FragmentIndex(
             log_index=self.state.index,
             head=self.state.head,
-            entries=tuple(self.entries[at - 1] for at in origins),
-            summary=wire.encode(self.state.summary()),
+            summary=wire.encode(self.state.summary(with_accounts=False)),
         )
 
     def recovered(self) -> Recovered:
@@ -422,8 +427,15 @@ class SyncerBench(Bench):
         self.now_s += 0.05
         return self.say(learner.key, heartbeat(**changes))
 
+    def lease(self, *learners: SimSigner) -> None:
+        """Blocks for all of them, and time enough to have trained on them."""
+        for learner in learners:
+            self.say(learner.key, LeaseRequest(8))
+        self.now_s += 1.0
+
     def train(self, *learners: SimSigner) -> dict[bytes, Pull]:
-        """All of them trained; who was asked for what then."""
+        """All of them got blocks and trained; who was asked for what then."""
+        self.lease(*learners)
         before = {one.key: len(self.all(one.key, Pull)) for one in learners}
         for learner in learners:
             self.now_s += 0.001  # Too soon to be looked at, but for the first.
@@ -468,9 +480,18 @@ class LearnerBench(Bench):
     def _answer(self, job: object) -> object:
         return SeatFound(SYNCER.key, self.charter) if isinstance(job, FindSeat) else None
 
-    def welcome(self, log: Log, *, charter: Envelope | None = None, **changes: Any) -> Welcome:
+    def admit(
+        self,
+        log: Log,
+        *,
+        charter: Envelope | None = None,
+        origins: tuple[CertifiedRecord, ...] | None = None,
+        **changes: Any,
+    ) -> list[Effect]:
+        """Hear the origins and the welcome, with changes to the index."""
+        self.say(SYNCER.key, IndexPart(log.origins() if origins is None else origins))
         index = msgspec.structs.replace(log.index(), **changes)
-        return Welcome(charter or self.charter, 0, 1, index)
+        return self.say(SYNCER.key, Welcome(charter or self.charter, 0, 1, index))
 
     def greet(self) -> LearnerBench:
         """Connected, hello said, no welcome yet."""
@@ -481,7 +502,7 @@ class LearnerBench(Bench):
     def follow(self, log: Log) -> LearnerBench:
         """Admitted, at the head of this log."""
         self.greet()
-        self.say(SYNCER.key, self.welcome(log))
+        self.admit(log)
         return self
 
     def commit(self, *entries: CertifiedRecord) -> list[Effect]:

@@ -29,12 +29,22 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 def _strategy(info: inspect.Type) -> st.SearchStrategy[Any]:
     match info:
         case inspect.StructType(cls=cls, fields=fields):
-            parts = {field.name: _strategy(field.type) for field in fields}
-            return st.builds(cls, **parts)
+            return st.builds(cls, **{field.name: _strategy(field.type) for field in fields})
         case inspect.UnionType(types=types):
             return st.one_of([_strategy(one) for one in types])
         case inspect.Metadata(type=inner):
             return _strategy(inner)
+        case inspect.VarTupleType(item_type=item, min_length=least):
+            return _several(item, least or 0).map(tuple)
+        case inspect.ListType(item_type=item, min_length=least):
+            return _several(item, least or 0)
+        case inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(_strategy(key), _strategy(value), max_size=ITEMS_MAX)
+    return _scalars(info)
+
+
+def _scalars(info: inspect.Type) -> st.SearchStrategy[Any]:
+    match info:
         case inspect.LiteralType(values=values):
             return st.sampled_from(sorted(values))
         case inspect.NoneType():
@@ -51,12 +61,6 @@ def _strategy(info: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.BytesType(min_length=least, max_length=most):
             low = least or 0
             return st.binary(min_size=low, max_size=max(low, min(most or 40, 40)))
-        case inspect.VarTupleType(item_type=item, min_length=least):
-            return _several(item, least or 0).map(tuple)
-        case inspect.ListType(item_type=item, min_length=least):
-            return _several(item, least or 0)
-        case inspect.DictType(key_type=key, value_type=value):
-            return st.dictionaries(_strategy(key), _strategy(value), max_size=ITEMS_MAX)
     raise AssertionError(f"no strategy for {info}")
 
 

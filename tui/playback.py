@@ -26,10 +26,12 @@ GAP_S_MAX = 5.0
 class Playback:
     """The controls of one tape, and where it stands."""
 
-    def __init__(self, times: list[float], faults: list[int]) -> None:
-        """times: of the frames; faults: numbers of the frames with which something went wrong."""
-        self.times = times
-        self.faults = faults
+    def __init__(self, samples: list[Sample]) -> None:
+        """samples: what is memorable of each frame; at least one."""
+        self._samples = samples
+        self._due = 0
+        self.faults = _faults(samples)
+        """Numbers of the frames with which something went wrong."""
         self.position = 0
         self.speed = SPEEDS[0]
         self.is_playing = True
@@ -39,12 +41,27 @@ class Playback:
     @property
     def length(self) -> int:
         """How many frames there are."""
-        return len(self.times)
+        return len(self._samples)
 
     @property
     def at_s(self) -> float:
         """When the frame that is shown was recorded."""
-        return self.times[self.position]
+        return self._samples[self.position].at_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """From the first frame to the one that is shown."""
+        return self.at_s - self._samples[0].at_s
+
+    @property
+    def length_s(self) -> float:
+        """From the first frame to the last."""
+        return self._samples[-1].at_s - self._samples[0].at_s
+
+    def history(self) -> History:
+        """What led to the frame that is shown."""
+        end = self.position + 1
+        return History.of(self._samples[max(0, end - SAMPLES_MAX) : end])
 
     def toggle(self) -> None:
         """Plays or pauses; at the end it plays from the beginning."""
@@ -85,8 +102,8 @@ class Playback:
         wait_s = 0.0
         target = self.position
         while target < self.length - 1 and wait_s < REFRESH_S:
-            gap_s = min(max(self.times[target + 1] - self.times[target], 0.0), GAP_S_MAX)
-            wait_s += gap_s / self.speed
+            gap_s = self._samples[target + 1].at_s - self._samples[target].at_s
+            wait_s += min(max(gap_s, 0.0), GAP_S_MAX) / self.speed
             target += 1
         self._due = target
         return wait_s
@@ -106,18 +123,13 @@ class TapeSource:
         self._tape = Tape(path)
         if not len(self._tape):
             raise UserError(f"The tape {path} holds no frame yet.")
-        self._samples = [sample(self._tape.frame(i)) for i in range(len(self._tape))]
-        self._playback = Playback([one.at_s for one in self._samples], _faults(self._samples))
+        samples = [sample(self._tape.frame(i)) for i in range(len(self._tape))]
+        self._playback = Playback(samples)
 
     @property
     def playback(self) -> Playback:
         """The controls."""
         return self._playback
-
-    def history(self) -> History:
-        """What led to the frame that is shown."""
-        end = self._playback.position + 1
-        return History.of(self._samples[max(0, end - SAMPLES_MAX) : end])
 
     async def frames(self) -> AsyncIterator[Frame]:
         """A frame whenever the position changes, and one for each touch of the controls."""

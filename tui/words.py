@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -105,3 +106,8 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     low, high = min(picked), max(picked)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in picked)
+
+
+def clock(at_s: float) -> str:
+    """14:03:59, the local time of a Unix time."""
+    return time.strftime("%H:%M:%S", time.localtime(at_s))

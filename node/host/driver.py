@@ -112,6 +112,12 @@ class Driver:
         finally:
             self._is_draining = False
 
+    def send(self, peer: bytes, message: Message) -> None:
+        """Queue a message that no machine asked for, such as a report; lost without a stream."""
+        stream = self._streams.get(peer)
+        if stream is not None:
+            self._send(stream, message)
+
     @property
     def _is_over(self) -> bool:
         return self._stopped is None or self._stopped.done()
@@ -123,9 +129,7 @@ class Driver:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Send(peer, message):
-                stream = self._streams.get(peer)
-                if stream is not None:
-                    self._send(stream, message)
+                self.send(peer, message)
             case Emit(fact):
                 self._on_fact(fact)
             case Do(action):

@@ -87,9 +87,9 @@ def test_a_learner_introduces_itself_and_follows_the_index(log):
     bench = LearnerBench().greet()
     said = bench.last(SYNCER.key, Hello)
     assert (said.project, said.head_index) == (project().project, 0)
-    bench.say(SYNCER.key, bench.welcome(log))
+    bench.admit(log)
     assert bench.machine.link is Link.FOLLOWING
-    assert bench.machine.shared.state.summary() == log.state.summary()
+    assert bench.machine.shared.state == log.state
     assert {job.fragment for job in bench.jobs(FetchState)} == set(range(FRAGMENTS))
     assert len(bench.jobs(StartTrainer)) == 1
 
@@ -104,8 +104,8 @@ def test_a_returning_learner_says_what_it_knows_and_goes_on_without_an_index(ben
     assert bench.machine.link is Link.FOLLOWING
 
 
-def test_a_welcome_out_of_turn_ends_the_link(bench, log):
-    effects = bench.say(SYNCER.key, bench.welcome(log))
+def test_a_welcome_out_of_turn_ends_the_link(bench):
+    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, None))
     assert_dropped(bench, effects, "unexpected-message")
 
 
@@ -163,7 +163,7 @@ def test_a_charter_signed_for_another_purpose_is_not_followed(log, domain):
     bench = LearnerBench().greet()
     tiny = project()
     wrong = seal(domain, tiny.project, encode(tiny.charter), tiny.owner)
-    effects = bench.say(SYNCER.key, bench.welcome(log, charter=wrong))
+    effects = bench.admit(log, charter=wrong)
     assert_dropped(bench, effects, "bad-signature")
 
 
@@ -171,14 +171,14 @@ def test_a_charter_of_somebody_else_is_not_followed(log):
     bench = LearnerBench().greet()
     tiny = project()
     forged = seal("charter", tiny.project, encode(tiny.charter), STRANGER)
-    effects = bench.say(SYNCER.key, bench.welcome(log, charter=forged))
+    effects = bench.admit(log, charter=forged)
     assert_dropped(bench, effects, "bad-signature")
 
 
 def test_a_charter_that_does_not_decode_is_not_followed(log):
     bench = LearnerBench().greet()
     noise = seal("charter", project().project, b"\xc1", project().owner)
-    assert_dropped(bench, bench.say(SYNCER.key, bench.welcome(log, charter=noise)), "malformed")
+    assert_dropped(bench, bench.admit(log, charter=noise), "malformed")
 
 
 def test_a_charter_written_for_another_project_is_not_followed(log):
@@ -186,7 +186,7 @@ def test_a_charter_written_for_another_project_is_not_followed(log):
     tiny = project()
     other = msgspec.structs.replace(tiny.charter, project=digest_of("other"))
     envelope = seal("charter", tiny.project, encode(other), tiny.owner)
-    effects = bench.say(SYNCER.key, bench.welcome(log, charter=envelope))
+    effects = bench.admit(log, charter=envelope)
     assert_dropped(bench, effects, "wrong-project")
 
 
@@ -196,7 +196,7 @@ def test_an_older_charter_does_not_replace_a_newer_one(log):
     newer = msgspec.structs.replace(tiny.charter, revision=9)
     bench.charter = seal("charter", tiny.project, encode(newer), tiny.owner)
     bench.greet()
-    bench.say(SYNCER.key, bench.welcome(log, charter=charter_envelope(tiny)))
+    bench.admit(log, charter=charter_envelope(tiny))
     assert bench.machine.shared.charter.revision == 9
 
 
@@ -290,8 +290,8 @@ def spoilt_summary(log, **changes):
 def test_an_index_without_a_certificate_for_a_fragment_ends_the_link(log):
     log.add(merged())
     bench = LearnerBench().greet()
-    entries = (log.entries[1],)  # The weights, without the merge of fragment 0.
-    effects = bench.say(SYNCER.key, bench.welcome(log, entries=entries))
+    weights_only = (log.entries[1],)  # Without the merge of fragment 0.
+    effects = bench.admit(log, origins=weights_only)
     assert not bench.machine.shared.state.has_weights
     assert_dropped(bench, effects, "bad-signature")
 
@@ -301,7 +301,7 @@ def test_an_index_whose_summary_names_other_weights_than_certified_ends_the_link
     fragments[2] = msgspec.structs.replace(fragments[2], state=state_digests("mine"))
     bench = LearnerBench().greet()
     summary = spoilt_summary(log, fragments=tuple(fragments))
-    effects = bench.say(SYNCER.key, bench.welcome(log, summary=summary))
+    effects = bench.admit(log, summary=summary)
     assert_dropped(bench, effects, "bad-signature")
 
 
@@ -310,7 +310,7 @@ def test_an_index_that_swaps_two_fragments_ends_the_link(log):
     fragments[0], fragments[1] = fragments[1], fragments[0]
     bench = LearnerBench().greet()
     summary = spoilt_summary(log, fragments=tuple(fragments))
-    effects = bench.say(SYNCER.key, bench.welcome(log, summary=summary))
+    effects = bench.admit(log, summary=summary)
     assert_dropped(bench, effects, "bad-signature")
 
 
@@ -319,7 +319,7 @@ def test_an_index_with_another_number_of_fragments_ends_the_link(log, count):
     fragments = (log.state.fragments * 2)[:count]
     bench = LearnerBench().greet()
     summary = spoilt_summary(log, fragments=tuple(fragments))
-    effects = bench.say(SYNCER.key, bench.welcome(log, summary=summary))
+    effects = bench.admit(log, summary=summary)
     assert_dropped(bench, effects, "unexpected-message")
 
 
@@ -327,9 +327,7 @@ def test_an_index_of_weights_for_fewer_fragments_than_it_lists_is_no_crash():
     few = Log(SeatTaken(SYNCER.key), WeightsInitialised((state_digests(0, 0),)))
     bench = LearnerBench().greet()
     fragments = tuple(few.state.fragments * FRAGMENTS)
-    effects = bench.say(
-        SYNCER.key, bench.welcome(few, summary=spoilt_summary(few, fragments=fragments))
-    )
+    effects = bench.admit(few, summary=spoilt_summary(few, fragments=fragments))
     assert disconnected(effects) == [SYNCER.key]
     assert faults(bench) == {"bad-signature": 1}
 
@@ -337,7 +335,7 @@ def test_an_index_of_weights_for_fewer_fragments_than_it_lists_is_no_crash():
 @pytest.mark.parametrize("changes", [{"log_index": 7}, {"summary": b"\xc1"}, {"summary": b""}])
 def test_an_index_that_contradicts_itself_ends_the_link(log, changes):
     bench = LearnerBench().greet()
-    effects = bench.say(SYNCER.key, bench.welcome(log, **changes))
+    effects = bench.admit(log, **changes)
     reason = "malformed" if "summary" in changes else "unexpected-message"
     assert_dropped(bench, effects, reason)
 
@@ -358,7 +356,7 @@ def test_a_run_that_had_ended_before_the_learner_came_stops_it_too(log):
     log.add(RunEnding("owner"))
     log.add(RunEnded(1, 100, 2, None))
     bench = LearnerBench().greet()
-    effects = bench.say(SYNCER.key, bench.welcome(log))
+    effects = bench.admit(log)
     (stop,) = stops(effects)
     assert stop.exit_code == 0
     assert "complete" in stop.reason

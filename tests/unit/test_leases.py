@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.errors import MalformedMessage
 from protocol.leases import LeaseBook
 from protocol.messages import Cursor
 from protocol.records import Span
 from tests.builders import ONE, TWO
 
-BLOCK = 4
+BLOCK, AT_S = 4, 1.7e9
 A, B = (ONE.key, 1), (TWO.key, 1)
 
 
 def granted(book, session, blocks):
     spans = book.pick(blocks)
-    book.lease(session, spans)
+    book.lease(session, spans, AT_S)
     return spans
 
 
@@ -145,6 +146,14 @@ def test_giving_back_twice_returns_once(book):
     assert book.returned == [Span(0, 2, 0)]
 
 
+def test_a_session_keeps_the_time_of_its_first_lease_until_it_ends(book):
+    book.lease(A, book.pick(1), 5.0)
+    book.lease(A, book.pick(1), 9.0)
+    assert book.since_s == {A: 5.0}
+    book.give_back(A)
+    assert book.since_s == {}
+
+
 def test_entries_are_in_key_order_and_complete(book):
     granted(book, A, 1)
     granted(book, B, 1)
@@ -156,7 +165,7 @@ def test_entries_are_in_key_order_and_complete(book):
 @pytest.mark.parametrize("span", [Span(1, 2, 0), Span(0, 1, 0)])
 def test_positions_that_are_neither_new_nor_given_back_cannot_be_leased(book, span):
     granted(book, A, 3)
-    with pytest.raises(AssertionError):
-        book.lease(B, (span,))
-    with pytest.raises(AssertionError):
-        book.lease(B, (Span(5, 6, 0),))
+    with pytest.raises(MalformedMessage):
+        book.lease(B, (span,), AT_S)
+    with pytest.raises(MalformedMessage):
+        book.lease(B, (Span(5, 6, 0),), AT_S)

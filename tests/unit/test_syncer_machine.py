@@ -262,6 +262,7 @@ def test_a_push_against_too_old_a_version_is_stale():
         for fragment in range(4):
             log.add(_merge(fragment, version))
     bench = SyncerBench(DUO, recovered=log.recovered()).start(ONE, TWO)
+    bench.lease(ONE, TWO)
     for learner in (ONE, TWO):
         bench.beat(learner, versions=(3,) * 4)
     bench.wait(0.1)
@@ -452,12 +453,11 @@ def test_a_flood_of_lease_requests_does_not_keep_others_waiting():
     for _ in range(500):
         bench.say(ONE.key, LeaseRequest(1))
     bench.say(TWO.key, LeaseRequest(8))
-    for answered in range(4):
+    for _ in range(4):
         if (TWO.key, 1) in bench.machine.state.leases.held:
             break
         bench.done(Append, Appended(bench.jobs(Append)[0].index))
     assert (TWO.key, 1) in bench.machine.state.leases.held
-    assert answered <= 3
 
 
 def test_two_leases_never_name_the_same_blocks():
@@ -519,7 +519,8 @@ def test_a_disk_that_refuses_a_record_is_tried_again_and_nothing_opens_meanwhile
     bench.say(ONE.key, LeaseRequest(8))
     bench.done(Append, Failed("the disk is full"))
     assert bench.machine.store_trouble == "the disk is full"
-    assert bench.train(ONE) == {}
+    bench.beat(ONE)
+    assert bench.last(ONE.key, Pull) is None
     bench.hold = set()
     bench.wait(6.0)
     assert len(committed(bench, ONE.key, BlocksLeased)) == 1
@@ -639,6 +640,7 @@ def test_one_learner_cannot_claim_the_whole_token_budget():
     limit = LimitSpec(10**9, 256, 20, 8, 60.0, 64)
     tiny = project(rounds(quorum=1), limit)
     bench = SyncerBench(tiny).start(ONE)
+    bench.lease(ONE)
     bench.beat(ONE, local_step=10**9)
     pull = bench.last(ONE.key, Pull)
     bench.push(ONE, pull, project=tiny.project, steps=10**9, local_step=10**9, tokens=32 * 10**9)

@@ -1,0 +1,163 @@
+"""Looking on without taking part: what `shoal tui --link` starts.
+
+Joins the swarm under a throw-away identity, asks the syncer for reports, and serves the newest one
+on a control socket like any daemon, so that the same screens work. It holds no weights, trains
+nothing, and stops with the process that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from node.host import keystore
+from node.host.addresses import parse_peer
+from node.host.control import ControlServer
+from node.host.joinlink import JoinLink, parse_link
+from node.host.life import Stopper, background, live, tidying
+from node.host.seat import learners_topic, seat_topic
+from node.host.transport import Transport, TransportState
+from node.locator import Locator
+from protocol import limits, wire
+from protocol.errors import RemoteError, TransientError, UserError
+from protocol.messages import Goodbye, Refused, Report, Watch
+from protocol.snapshot import SyncerStatus
+
+PR_SET_PDEATHSIG = 1
+RETRY_S = 2.0
+log = logging.getLogger("shoal.observer")
+
+
+class Observer:
+    """The newest report, and why there is none."""
+
+    def __init__(self, link: JoinLink, transport: Transport, genesis: bytes) -> None:
+        self.link = link
+        self.transport = transport
+        self.trouble = "looking for the syncer"
+        self.status: SyncerStatus | None = None
+        self.locator = Locator(
+            transport,
+            link.project,
+            genesis,
+            random.Random(os.urandom(8)),
+            frozenset(parse_peer(text).key for text in link.addresses),
+        )
+
+    async def follow(self) -> None:
+        """Keep asking, for ever."""
+        while True:
+            try:
+                seat = await self.locator.find_seat(None)
+                stream = await self.transport.open_control(seat.leader)
+                stream.send(wire.encode(Watch(limits.WIRE_VERSION, self.link.project)))
+                while True:
+                    async with asyncio.timeout(limits.GONE_AFTER_S):
+                        self._take(await stream.recv())
+            except TimeoutError:
+                self.trouble = f"the syncer was not heard for {limits.GONE_AFTER_S:.0f} s"
+            except (TransientError, RemoteError) as error:
+                self.trouble = str(error)
+            await asyncio.sleep(RETRY_S)
+
+    def _take(self, frame: bytes) -> None:
+        message = wire.decode_message(frame)
+        match message:
+            case Report(status):
+                try:
+                    self.status = msgspec.msgpack.decode(status, type=SyncerStatus)
+                    self.trouble = ""
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    self.trouble = f"the syncer's report cannot be read: {error}"
+            case Refused(_, text, _) | Goodbye(text):
+                raise TransientError(f"the syncer said: {text}")
+            case _:
+                pass  # What members are told is not for lookers-on.
+
+    def answer(self, _: dict[str, Any]) -> dict[str, Any]:
+        """The control verb `status`. TransientError while there is nothing to show."""
+        if self.status is None or self.trouble:
+            raise TransientError(f"No news from the swarm: {self.trouble}.")
+        return {"status": msgspec.to_builtins(self.status)}
+
+
+async def _main(link: JoinLink, socket: Path, stopper: Stopper) -> int:
+    with tempfile.TemporaryDirectory(prefix="shoal-observer-") as folder:
+        identity = keystore.load_or_create(Path(folder) / "observer.key")
+        transport = Transport(
+            identity,
+            port=0,
+            bootstrap=link.addresses,
+            topics=(seat_topic(link.project), learners_topic(link.project)),
+            on_state=_tell,
+        )
+        holder: list[Observer] = []
+        trouble = ["connecting to the swarm"]
+
+        def status(request: dict[str, Any]) -> dict[str, Any]:
+            if not holder:
+                raise TransientError(f"Not in the swarm yet: {trouble[0]}.")
+            return holder[0].answer(request)
+
+        control = ControlServer(socket, {"status": status, "events": _no_events})
+        await control.start()
+        try:
+            await transport.start_with_retry(lambda reason, _: trouble.__setitem__(0, reason))
+            genesis = await _genesis(link, transport, trouble)
+            holder.append(Observer(link, transport, genesis))
+            async with background(holder[0].follow):
+                await asyncio.Event().wait()
+        finally:
+            with tidying("the observer"):
+                await control.close()
+                await transport.close()
+    return 0
+
+
+async def _genesis(link: JoinLink, transport: Transport, trouble: list[str]) -> bytes:
+    peers = [parse_peer(text).key for text in link.addresses]
+    while True:
+        for peer in peers:
+            try:
+                return bytes(await transport.fetch(peer, link.project, link.genesis_bytes))
+            except (TransientError, RemoteError) as error:
+                trouble[0] = str(error)
+        await asyncio.sleep(RETRY_S)
+
+
+def _no_events(_: dict[str, Any]) -> dict[str, Any]:
+    return {"events": [], "last": 0}
+
+
+def _tell(state: TransportState) -> None:
+    log.info("network engine %s", "up" if state.is_up else f"down: {state.reason}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="node.observer", description=__doc__)
+    parser.add_argument("link")
+    parser.add_argument("socket", type=Path)
+    given = parser.parse_args(arguments)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        link = parse_link(given.link)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return UserError.exit_code
+    return live(lambda stopper: _main(link, given.socket, stopper))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Dialogs and pages that lie over the views."""

@@ -1,0 +1,326 @@
+"""View 1: is the swarm well, how far is it, what is it waiting for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.text import Text
+
+from protocol.snapshot import NodeStatus, RoundRow, Status, SyncerStatus
+from tui import charts, lines, rows, words
+from tui.lines import Pair
+from tui.look import Paint
+from tui.scene import Scene, alive, goodput
+from tui.widgets.fragments import strip
+
+TWO_COLUMNS = 94
+"""From this width on there are charts; below it sparklines."""
+
+GAUGE_CELLS = 12
+EVENTS_SHOWN = 12
+ROUNDS_SHOWN = 3
+
+MARKS = {"training": "●", "gone": "✖", "silent": "✖"}
+OTHER_MARK = "◐"
+
+
+def render(scene: Scene, width: int, height: int) -> list[Text]:
+    """The view, at most `width` wide; it may be higher than `height`, which is what there is."""
+    status = scene.syncer or scene.status
+    if status is None:
+        return lines.wrap(Text(_nothing(scene), style=scene.paint.quiet), width)
+    head = _stale(scene, status, width)
+    if width < TWO_COLUMNS:
+        return head + _narrow(scene, status, width)
+    return head + _wide(scene, status, width, height - len(head))
+
+
+def _nothing(scene: Scene) -> str:
+    if scene.frame.attached():
+        return "Nothing to show yet: no daemon has answered."
+    return (
+        "No daemon is known here. Start one with `shoal join LINK` or `shoal syncer run PROJECT`; "
+        "it appears by itself."
+    )
+
+
+def _stale(scene: Scene, status: Status, width: int) -> list[Text]:
+    text = scene.stale(status)
+    return lines.wrap(Text(text, style=scene.paint.bad), width) if text else []
+
+
+def _narrow(scene: Scene, status: Status, width: int) -> list[Text]:
+    paint, swarm = scene.paint, status.swarm
+    cells = max(width - lines.LABEL_CELLS - 34, 12)
+    losses = [loss for _, loss in charts.loss_points(swarm.curve)]
+    speeds = [y for _, y in _rates(scene, status)]
+    loss = f"{_loss_now(status):<30} " if losses else "not measured yet"
+    body: list[Pair] = [
+        ("progress", _progress(status)),
+        ("held-out", lines.join([loss, Text(words.sparkline(losses, cells), style=paint.chart)])),
+        (
+            "tokens/s",
+            lines.join(
+                [f"{_speed(scene, status):<30} ", Text(_spark0(speeds, cells), style=paint.chart)]
+            ),
+        ),
+        *_round_pairs(status, paint),
+        ("fragments", strip(status, paint, width - lines.LABEL_CELLS)),
+        *_tail_pairs(scene, status),
+    ]
+    return lines.pairs(body, width, paint)
+
+
+def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
+    paint = scene.paint
+    left = width * 54 // 100
+    right = width - left - 1
+    foot = lines.pairs(
+        [
+            ("progress", _progress(status)),
+            ("fragments", strip(status, paint, width - lines.LABEL_CELLS)),
+        ],
+        width,
+        paint,
+    )
+    room = max(height - len(foot), 18)
+    loss_rows = max(room * 11 // 20, 9)
+    rate_rows = max(room - loss_rows, 8)
+    charts_column = [
+        *_loss_panel(status, left, loss_rows, paint),
+        *_rate_panel(scene, status, left, rate_rows),
+    ]
+    title = "round" if isinstance(status, SyncerStatus) else "this learner"
+    here = lines.pairs(_round_pairs(status, paint), right - 4, paint)
+    swarm = lines.pairs(_tail_pairs(scene, status), right - 4, paint)
+    words_column = lines.panel(title, here, right, paint) + lines.panel(
+        "swarm", swarm, right, paint
+    )
+    left_over = len(charts_column) - len(words_column)
+    if left_over >= 3:
+        words_column += lines.panel(
+            "latest events",
+            _latest(scene, right - 4, left_over - 2),
+            right,
+            paint,
+            height=left_over,
+            note="press 6",
+        )
+    return lines.beside(charts_column, words_column, left) + foot
+
+
+def _loss_panel(status: Status, width: int, height: int, paint: Paint) -> list[Text]:
+    drawn = charts.chart(
+        charts.loss_points(status.swarm.curve),
+        width - 4,
+        height - 2,
+        paint,
+        say_x=charts.say_tokens,
+        say_y=charts.say_loss,
+    )
+    title = "held-out loss over tokens"
+    return lines.panel(title, drawn, width, paint, height=height, note=_loss_now(status))
+
+
+def _rate_panel(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
+    drawn = charts.chart(
+        _rates(scene, status),
+        width - 4,
+        height - 2,
+        scene.paint,
+        say_x=charts.say_ago,
+        say_y=charts.say_tokens,
+        is_from_zero=True,
+    )
+    note = _speed(scene, status)
+    return lines.panel("tokens/s", drawn, width, scene.paint, height=height, note=note)
+
+
+def _rates(scene: Scene, status: Status) -> list[charts.Point]:
+    readings = scene.history.readings(status.key)
+    return charts.rate_points(readings, scene.now_s, charts.span_s(readings, scene.now_s))
+
+
+def _spark0(values: list[float], cells: int) -> str:
+    """A sparkline whose bottom is zero, so that a small dip looks small."""
+    return words.sparkline([0.0, *values], cells + 1)[1:] if len(values) > 1 else ""
+
+
+def _loss_now(status: Status) -> str:
+    swarm = status.swarm
+    if not swarm.curve:
+        return ""
+    best = f", best {words.loss(swarm.best_loss)}" if swarm.best_loss is not None else ""
+    return f"now {words.loss(swarm.curve[-1][2])}{best}"
+
+
+def _speed(scene: Scene, status: Status) -> str:
+    if scene.silent_s(status) is not None:
+        return "not known"
+    match status:
+        case SyncerStatus():
+            here = [one for one in status.peers if one.state == "training"]
+            share = goodput(status)
+            speed = f"{words.count(sum(one.tokens_per_s for one in here))} reported"
+        case NodeStatus():
+            share = status.goodput
+            is_at_work = status.state in ("training", "adrift")
+            speed = f"{words.count(status.tokens_per_s if is_at_work else 0)} here"
+    return speed if share is None else f"{speed}, goodput {words.percent(share)}"
+
+
+def _progress(status: Status) -> str:
+    project, swarm = status.project, status.swarm
+    if project.token_budget <= 0:
+        return ""
+    share = swarm.tokens / project.token_budget
+    return (
+        f"{words.bar(share, 24)}  {words.percent(share)}  {words.count(swarm.tokens)} of "
+        f"{words.count(project.token_budget)} tokens"
+    )
+
+
+def _round_pairs(status: Status, paint: Paint) -> list[Pair]:
+    match status:
+        case SyncerStatus():
+            pairs: list[Pair] = [("quorum", _needs(status, paint))]
+            ordered = sorted(status.rounds, key=lambda one: one.number)
+            pairs += [("", round_text(one, paint)) for one in ordered[:ROUNDS_SHOWN]]
+            if len(ordered) > ROUNDS_SHOWN:
+                pairs.append(("", f"and {words.plural(len(ordered) - ROUNDS_SHOWN, 'round')} more"))
+            return [*pairs, ("grace", grace(status, paint)), ("last", last_merge(status))]
+        case NodeStatus():
+            return [
+                ("state", Text(words.clean(status.state, 20), style=paint.state(status.state))),
+                ("syncer", _link(status)),
+                ("trainer", _trainer(status)),
+                ("handed in", f"{words.plural(status.pushed, 'push', 'pushes')}, "
+                              f"{status.merged:,} merged"),
+                ("lag", "current" if not status.lag else words.plural(status.lag, "version")),
+            ]  # fmt: skip
+
+
+def _needs(status: SyncerStatus, paint: Paint) -> Text:
+    """The quorum rule against who is here: gauge and words."""
+    here, wanted = len(alive(status)), status.project.quorum
+    share = min(here / wanted, 1.0) if wanted else 1.0
+    style = paint.good if here >= wanted else paint.warn
+    text = Text()
+    text.append(words.bar(share, GAUGE_CELLS), style=style)
+    known = len(status.peers)
+    text.append(f" {here} of {words.plural(known, 'learner')} here; a round needs {wanted}")
+    return text
+
+
+def round_text(one: RoundRow, paint: Paint) -> Text:
+    """One round in flight: how many arrived, and whom it waits for."""
+    text = Text()
+    share = one.arrived / one.asked if one.asked else 0.0
+    style = paint.good if one.arrived >= one.quorum else paint.warn
+    text.append(words.bar(share, GAUGE_CELLS), style=style)
+    text.append(
+        f" {one.arrived} of {one.asked}, needs {one.quorum}: round {one.number:,}, "
+        f"fragment {one.fragment}, {words.clean(one.state, 20)} {words.duration(one.age_s)}"
+    )
+    if one.waiting_for:
+        text.append(f"; waiting for {words.enumerate_names(one.waiting_for)}")
+    return text
+
+
+def grace(status: SyncerStatus, paint: Paint) -> Text | str:
+    """How much of the slack the grace window takes."""
+    if not status.grace_s and status.slack_s is None:
+        return "no window measured yet"
+    if not status.slack_s:
+        return f"{words.duration(status.grace_s)} after the quorum"
+    text = Text()
+    share = status.grace_s / status.slack_s
+    text.append(words.bar(share, GAUGE_CELLS), style=paint.good if share < 1 else paint.warn)
+    text.append(
+        f" {words.duration(status.grace_s)} of {words.duration(status.slack_s)} slack "
+        "after the quorum"
+    )
+    return text
+
+
+def last_merge(status: SyncerStatus) -> str:
+    """The newest merge in words."""
+    if not status.merges:
+        return "nothing merged yet"
+    last = status.merges[-1]
+    return (
+        f"{words.plural(last.participants, 'learner')} merged into fragment {last.fragment}, "
+        f"{last.mean_steps:.0f} local steps each, in {words.duration(last.seconds)}"
+    )
+
+
+def _link(status: NodeStatus) -> str:
+    detail = f" ({words.clean(status.link_detail, 120)})" if status.link_detail else ""
+    heard = "" if status.heard_s is None else f", heard {words.duration(status.heard_s)} ago"
+    return f"{words.clean(status.link, 20)}{detail}{heard}"
+
+
+def _trainer(status: NodeStatus) -> str:
+    device = f" on {words.clean(status.device, 40)}" if status.device else ""
+    detail = f" ({words.clean(status.trainer_detail, 120)})" if status.trainer_detail else ""
+    return f"{words.clean(status.trainer, 20)}{device}{detail}"
+
+
+def _tail_pairs(scene: Scene, status: Status) -> list[Pair]:
+    paint = scene.paint
+    pairs: list[Pair] = []
+    if isinstance(status, SyncerStatus):
+        pairs.append(("peers", tally(status, paint)))
+    swarm = status.swarm
+    seat = f"epoch {swarm.epoch}, term {swarm.term}, log index {swarm.log_index:,}"
+    if swarm.leader:
+        seat = f"{words.clean(swarm.leader, 12)} · {seat}"
+    you = scene.node
+    return [
+        *pairs,
+        ("seat", seat),
+        ("faults", faults(status, paint)),
+        ("network", rows.network(status.network)),
+        ("you", _you(you, paint) if you is not None and isinstance(status, SyncerStatus) else ""),
+    ]
+
+
+def _you(node: NodeStatus, paint: Paint) -> Text:
+    text = Text(words.clean(node.name, 20) + " ")
+    text.append(words.clean(node.state, 20), style=paint.state(node.state))
+    text.append(f", {node.merged:,} merged")
+    return text
+
+
+def tally(status: SyncerStatus, paint: Paint) -> Text:
+    """How many learners are in which state, each with a mark, a number and a word."""
+    counts = Counter(peer.state for peer in status.peers)
+    if not counts:
+        return Text("no learner has joined yet", style=paint.warn)
+    text = Text()
+    for state in sorted(counts, key=lambda one: (one != "training", one)):
+        mark = MARKS.get(state, OTHER_MARK)
+        text.append("  " if text else "")
+        text.append(f"{mark}{counts[state]} {words.clean(state, 12)}", style=paint.state(state))
+    return text
+
+
+def faults(status: Status, paint: Paint) -> Text:
+    """Faults counted since the daemon started, or the word none."""
+    text = words.tally(status.faults)
+    return Text(text, style=paint.bad) if text else Text("none", style=paint.good)
+
+
+def _latest(scene: Scene, width: int, count: int) -> list[Text]:
+    shown = list(scene.history.events)[-count:]
+    if not shown:
+        return [Text("nothing was told yet", style=scene.paint.quiet)]
+    made = []
+    for event in reversed(shown):
+        line = Text()
+        line.append(f"{words.clock(event.at_s)} ", style=scene.paint.quiet)
+        style = scene.paint.bad if event.is_fault else ""
+        mark = "! " if event.is_fault else ""
+        line.append(mark + words.clean(event.text, 400), style=style)
+        made.append(lines.fit(line, width))
+    return made
