@@ -283,6 +283,45 @@ def stop(
 
 
 @app.command
+def pause(
+    length: Annotated[
+        str | None, Parameter(help="How long: 90s, 15m, 2h, 1d; until resumed by default.")
+    ] = None,
+    *,
+    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Stop local steps for a while; weights stay current, nothing is lost."""
+    from shoal import running
+
+    return running.pause(home, length, instance=instance)
+
+
+@app.command
+def resume(
+    *,
+    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Go on after a pause."""
+    from shoal import running
+
+    return running.resume(home, instance=instance)
+
+
+@app.command
+def finish(
+    *,
+    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Hand in what is done, then stop: within a minute."""
+    from shoal import running
+
+    return running.finish(home, instance=instance)
+
+
+@app.command
 def export(
     project: Annotated[
         Path | None,

@@ -190,7 +190,9 @@ def failures(report: Report) -> list[str]:
     # Written so that a loss which is no number fails too.
     if not report.eval_loss_end < report.eval_loss_start:
         start = words.loss(report.eval_loss_start)
-        said.append(f"The held-out loss at the end, {end}, is not below that at the start, {start}.")
+        said.append(
+            f"The held-out loss at the end, {end}, is not below that at the start, {start}."
+        )
     if not report.eval_loss_end < report.eval_loss_alone:
         alone = words.loss(report.eval_loss_alone)
         said.append(
@@ -237,7 +239,10 @@ def rows(report: Report) -> list[Row]:
             f"{words.loss(report.eval_loss_alone)}  one learner, no swarm, {report.alone_steps:,} "
             f"local steps: as many as {report.busiest}, the busiest, did",
         ),
-        ("tokens", f"{words.count(report.tokens)} merged; alone {words.count(report.alone_tokens)}"),
+        (
+            "tokens",
+            f"{words.count(report.tokens)} merged; alone {words.count(report.alone_tokens)}",
+        ),
         ("local steps", ", ".join(steps)),
         ("merges", f"{report.merges:,}"),
         (

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from node.host import control_client
 from node.host.home import DaemonRole, Home, checked_instance
 from node.host.joinlink import parse_link
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
-from shoal import daemons, failures, projects
+from shoal import daemons, durations, failures, projects
 from shoal.exit_codes import ExitCode
 
 STOP_S = 30.0
@@ -88,4 +89,35 @@ def stop(home: Home, *, role: DaemonRole | None, instance: str | None) -> int:
         except TransientError as error:
             failures.complain(f"{called}: {error}")
         code = ExitCode.NOT_REACHABLE
+    return code
+
+
+def pause(home: Home, length: str | None, *, instance: str | None) -> int:
+    """Asks learners to hold their local steps; NOT_REACHABLE if one does not answer."""
+    seconds = None if length is None else durations.seconds(length)
+    said = "until `shoal resume`" if length is None else f"for {length}"
+    return _tell_learners(home, instance, "pause", f"pauses {said}", seconds=seconds)
+
+
+def resume(home: Home, *, instance: str | None) -> int:
+    """Asks learners to go on."""
+    return _tell_learners(home, instance, "resume", "goes on")
+
+
+def finish(home: Home, *, instance: str | None) -> int:
+    """Asks learners to hand in what they did and to stop."""
+    return _tell_learners(home, instance, "finish", "hands in what it did and then stops")
+
+
+def _tell_learners(
+    home: Home, instance: str | None, verb: str, words: str, **fields: float | None
+) -> int:
+    code = ExitCode.DONE
+    for daemon in daemons.find_daemons(home, role="learner", instance=instance):
+        try:
+            control_client.call(daemon.socket, verb, **fields)
+            print(f"learner {daemon.instance} {words}")
+        except TransientError as error:
+            failures.complain(f"learner {daemon.instance}: {error}")
+            code = ExitCode.NOT_REACHABLE
     return code
