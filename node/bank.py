@@ -12,7 +12,7 @@ displacement shrinks by exactly the part that was handed in, and needs no error 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,8 @@ class PendingPush:
     digest: bytes
     decoded: F32
     residual: F32 | None
+    is_merged: bool = False
+    """Kept until the next delivery gives its displacement back to the inner loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +162,21 @@ class FragmentBank:
     def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         """The fate of a push: keep its error feedback if it was merged, and stop offering it."""
         pending = self._pending.get((fragment, sequence))
-        if pending is None:
+        if pending is None or pending.is_merged:
             return
         self.shelf.drop(pending.digest)
         if is_merged and pending.residual is not None:
             self._residual[fragment] = pending.residual
         is_needed = is_merged and self.charter is not None and self.charter.rounds.apply == "rebase"
-        if not is_needed:
+        if is_needed and self._base[fragment] is not None:
+            self._pending[fragment, sequence] = replace(pending, is_merged=True)
+        else:
             del self._pending[fragment, sequence]
 
     def trainer_lost(self) -> None:
         """The local values are gone: the next delivery of each fragment is an assignment."""
         self._base = [None] * len(self._base)
+        self._pending = {key: push for key, push in self._pending.items() if not push.is_merged}
 
     def freeze(self, index: int, fragment: int) -> None:
         """Keep the present value of a fragment for the checkpoint at this log index."""

@@ -8,7 +8,7 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from node.host.summaries import network_status, project_status, swarm_status
+from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.learner import LearnerMachine, Link
 from node.tending import Inner
 from protocol.ids import short
@@ -125,7 +125,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         push_params=daemon.push_params,
         payload_bytes=daemon.payload_bytes,
         payload_params=daemon.payload_params,
-        faults=dict(tally.faults),
+        faults=all_faults(daemon.transport, tally.faults),
         notices=list(daemon.notices),
     )
 

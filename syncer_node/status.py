@@ -7,7 +7,7 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from node.host.summaries import network_status, project_status, swarm_status
+from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from protocol import limits
 from protocol.ids import short
 from protocol.membership import Session
@@ -132,7 +132,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         grace_s=books.grace_s,
         slack_s=window.slack_s(),
         outcomes=dict(machine.merging.outcomes),
-        faults=dict(machine.faults),
+        faults=all_faults(daemon.transport, machine.faults),
         fragments=newest,
         push_bytes=books.push_bytes,
         push_params=books.push_params,

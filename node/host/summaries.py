@@ -55,3 +55,11 @@ def network_status(transport: Transport) -> NetworkStatus:
         bytes_up=transport.traffic.up_bytes,
         bytes_down=transport.traffic.down_bytes,
     )
+
+
+def all_faults(transport: Transport, machine: dict[str, int]) -> dict[str, int]:
+    """Peers' offences by reason, whether the streams or the machine noticed them."""
+    return {
+        reason: transport.faults.get(reason, 0) + machine.get(reason, 0)
+        for reason in sorted(transport.faults.keys() | machine.keys())
+    }

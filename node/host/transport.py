@@ -27,6 +27,7 @@ from protocol import limits
 from protocol.errors import (
     InternalError,
     LimitExceeded,
+    RemoteError,
     ShoalError,
     TransientError,
     TransportLost,
@@ -87,6 +88,8 @@ class Transport:
     ) -> None:
         self.key = identity.key
         self.traffic = Traffic()
+        self.faults: dict[str, int] = {}
+        """Offences on streams before anybody above could see them, by reason."""
         self.traffic_by_peer: dict[NodeKey, Traffic] = {}
         self._identity = identity
         self._listen_host = listen_host
@@ -311,6 +314,8 @@ class Transport:
             await serve(wire)
         except ShoalError as error:
             wire.abort(str(error))
+            if isinstance(error, RemoteError):
+                self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
             log.info("stream of host %s ended: %s", short(wire.peer), error)
         except Exception:
             # Root of the task: one stream's bug must not end the others, which share the group.

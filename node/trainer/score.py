@@ -86,7 +86,8 @@ def heldout_loss(model: Any, sequences: NDArray[np.int64]) -> float:
         for first in range(0, len(sequences), PIECE_SEQUENCES):
             piece = torch.from_numpy(sequences[first : first + PIECE_SEQUENCES])
             total += float(cross_entropy_sum(model, piece))
-    return total / (len(sequences) * (sequences.shape[1] - 1))
+    predicted: int = len(sequences) * (sequences.shape[1] - 1)
+    return total / predicted
 
 
 def _load(folder: Path) -> transformers.PreTrainedModel:
@@ -115,7 +116,7 @@ def _sample(
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ids = [tokenizer.bos_token_id, *tokenizer.encode(prompt, add_special_tokens=False)]
     torch.manual_seed(seed)
-    generate: Callable[..., Any] = model.generate  # type: ignore[assignment]
+    generate: Callable[..., Any] = model.generate
     with torch.no_grad():
         produced = generate(torch.tensor([ids]), max_new_tokens=tokens)
     return str(tokenizer.decode(produced[0], skip_special_tokens=True))
