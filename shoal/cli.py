@@ -270,6 +270,40 @@ def status(
 
 
 @app.command
+def tui(
+    *,
+    host: Annotated[
+        tuple[str, ...],
+        Parameter(help="An instance or a control socket; more than one may be given."),
+    ] = (),
+    link: Annotated[str | None, Parameter(help="Look on in a swarm by its join link.")] = None,
+    replay: Annotated[Path | None, Parameter(help="Show a recorded tape.")] = None,
+    record: Annotated[Path | None, Parameter(help="Also write what is shown to a tape.")] = None,
+    serve: Annotated[
+        bool, Parameter(help="Show it in a browser on this machine, read-only.", negative="")
+    ] = False,
+    port: Annotated[int, Parameter(help="Port for --serve.")] = 8000,
+    once: Annotated[bool, Parameter(help="Print one screen as text.", negative="")] = False,
+    readonly: Annotated[bool, Parameter(help="Refuse commands to daemons.", negative="")] = False,
+    ascii: Annotated[bool, Parameter(help="Use plain characters only.", negative="")] = False,
+    home: HomeHere,
+) -> int:
+    """Watch the swarm in the terminal."""
+    from shoal import looking
+
+    looks = looking.Looks(
+        hosts=host,
+        link=link,
+        replay=replay,
+        record=record,
+        is_once=once,
+        is_readonly=readonly,
+        is_ascii=ascii,
+    )
+    return looking.serve(home, looks, port=port) if serve else looking.look(home, looks)
+
+
+@app.command
 def stop(
     *,
     instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
@@ -349,9 +383,11 @@ def demo(
         float | None,
         Parameter(help="End after this long at the latest.", validator=validators.Number(gt=0)),
     ] = None,
-    home: HomeHere,
+    keep: Annotated[
+        bool, Parameter(help="Leave the temporary directory behind.", negative="")
+    ] = False,
 ) -> int:
     """Train a small model here with a syncer and several learners, and show how it goes."""
     from shoal import demo as demonstration
 
-    return demonstration.run(home=home, report=report, minutes=minutes)
+    return demonstration.run(report=report, minutes=minutes, keep=keep)

@@ -41,7 +41,7 @@ from shoal.demo_report import failures as missed
 from shoal.demo_screen import Screen
 from shoal.demo_swarm import Swarm
 from shoal.exit_codes import ExitCode
-from tui.demo_view import DemoNow, results
+from tui.demo_view import results
 
 MINUTES: Final = 12.0
 PROMPT: Final = "def "
@@ -130,11 +130,11 @@ class Demo:
 
     def _prepare(self) -> None:
         name = self._project.name
-        self._shoal("create", "project", "create", name, "--name", NAME)
+        self._shoal("project create", "project", "create", name, "--name", NAME)
         self._project.write_text(edited(self._project.read_text(), SETTINGS))
         changed = ", ".join(f"{key} = {value}" for key, value in SETTINGS.items())
         self._screen.tell(f"edited {name}: {changed}")
-        self._shoal("sign", "project", "sign", name)
+        self._shoal("project sign", "project", "sign", name)
         signed = read_signed(self._project.with_suffix(SUFFIX))
         (self._folder / "genesis").write_bytes(signed.genesis_bytes)
         (self._folder / "charter").write_bytes(encode(signed.charter))
@@ -162,15 +162,15 @@ class Demo:
 
     def _shoal(self, name: str, *arguments: str) -> None:
         self._screen.tell(f"$ {shown('shoal', *arguments)}")
-        self._finish(name, "shoal", list(arguments), f"shoal {arguments[0]} is at work.")
+        self._finish(name, "shoal", list(arguments), f"Waiting for shoal {name}.")
 
     def _finish(self, name: str, module: str, arguments: list[str], sentence: str) -> None:
         self._children.finish(
-            name, module, *arguments, tick=lambda: self._screen.show(self._now(sentence))
+            name,
+            module,
+            *arguments,
+            tick=lambda said: self._screen.show(self._swarm.now(f"{sentence} {said}".strip())),
         )
-
-    def _now(self, sentence: str) -> DemoNow:
-        return self._swarm.now(sentence)
 
     def _result(self, name: str, kind: type[S]) -> S:
         try:
@@ -188,12 +188,14 @@ def _write(report: Report, path: Path) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Inside, the signals that end a program are told as KeyboardInterrupt, so that it tidies up.
+    """Inside, the first signal that ends a program is told as KeyboardInterrupt, so that it tidies
+    up; later ones are ignored, so that they do not stop the tidying.
 
     SIGINT too: a shell starts what it puts into the background with Ctrl-C ignored.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        _ignore_signals()
         raise KeyboardInterrupt
 
     former = {number: signal.signal(number, interrupt) for number in ENDING_SIGNALS}
@@ -204,10 +206,14 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _tidy_up(folder: Path, children: Children, *, keep: bool) -> None:
-    """Ends every process and removes the directory; a second Ctrl-C does not stop that."""
+def _ignore_signals() -> None:
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _tidy_up(folder: Path, children: Children, *, keep: bool) -> None:
+    """Ends every process and removes the directory, in bounded time; Ctrl-C does not stop that."""
+    _ignore_signals()
     children.stop()
     if keep:
         print(f"everything is kept in {folder}; use it with --home {os.fspath(folder / 'home')}")

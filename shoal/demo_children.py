@@ -67,7 +67,9 @@ class Deadline:
 class Child:
     """One process of ours, and the file that it writes to."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: dict[str, str]):
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: dict[str, str]
+    ) -> None:
         """Starts it. DemoFailed if the system refuses."""
         self.name = name
         self.log = log
@@ -133,20 +135,20 @@ class Children:
     def start(self, name: str, module: str, *arguments: str) -> Child:
         """Starts `python -m module arguments` in the demo's folder and home."""
         command = [sys.executable, "-P", "-m", module, *arguments]
-        child = Child(name, command, self.folder / f"{name}.log", self._environment)
+        child = Child(
+            name, command, self.folder / f"{name.replace(' ', '-')}.log", self._environment
+        )
         self._children.append(child)
         return child
 
-    def finish(
-        self, name: str, module: str, *arguments: str, tick: Callable[[], None] = lambda: None
-    ) -> str:
+    def finish(self, name: str, module: str, *arguments: str, tick: Callable[[str], None]) -> str:
         """Runs a command to its end and returns what it printed. DemoFailed if it fails.
 
-        `tick` is called all the while.
+        `tick` is called all the while, with the line it printed last.
         """
         child = self.start(name, module, *arguments)
         while child.is_running:
-            tick()
+            tick(child.said().rpartition("\n")[0].rpartition("\n")[2])
             self.wait(f"waiting for {name}")
         if child.process.returncode:
             raise child.failure()

@@ -16,7 +16,7 @@ SETTINGS: Final[Mapping[str, Value]] = {
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.5,
     "rounds.local_steps": 8,
-    "rounds.quorum": 2,
+    "rounds.quorum": 1,
     "limits.tokens": 2_600_000,
     "limits.evaluate_every": 40,
 }

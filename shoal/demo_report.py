@@ -79,6 +79,7 @@ class Report(Struct, kw_only=True):
     wall_s: float
     killed_and_rejoined: bool
     version: str
+    eval_start_global_step: int
     eval_loss_end_in_swarm: float | None
     """The same model as a learner measured it during the run."""
     parameters: int
@@ -158,6 +159,7 @@ def make_report(found: Evidence) -> Report:
         wall_s=round(found.wall_s, 1),
         killed_and_rejoined=has_rejoined(comeback, back),
         version=found.version,
+        eval_start_global_step=syncer.swarm.curve[0][0],
         eval_loss_end_in_swarm=syncer.swarm.best_loss,
         parameters=syncer.project.parameters,
         fragments=syncer.project.fragments,
@@ -190,14 +192,11 @@ def failures(report: Report) -> list[str]:
     # Written so that a loss which is no number fails too.
     if not report.eval_loss_end < report.eval_loss_start:
         start = words.loss(report.eval_loss_start)
-        said.append(
-            f"The held-out loss at the end, {end}, is not below that at the start, {start}."
-        )
+        said.append(f"The held-out loss at the end, {end}, is not below the {start} at the start.")
     if not report.eval_loss_end < report.eval_loss_alone:
         alone = words.loss(report.eval_loss_alone)
         said.append(
-            f"The held-out loss of the swarm, {end}, is not below that of one learner alone, "
-            f"{alone}."
+            f"The held-out loss of the swarm, {end}, is not below the {alone} of one learner alone."
         )
     if not report.killed_and_rejoined:
         said.append(_why_not_rejoined(report))
@@ -228,7 +227,7 @@ def rows(report: Report) -> list[Row]:
     return [
         (
             "held-out loss, start",
-            f"{words.loss(report.eval_loss_start)}  first measured, at global step 0",
+            f"{words.loss(report.eval_loss_start)}  at global step {report.eval_start_global_step}",
         ),
         (
             "held-out loss, end",

@@ -28,6 +28,7 @@ AWAY_S: Final = 3.0
 """The killed learner starts again after this."""
 
 TRAINER_GONE_S: Final = 10.0
+OBSERVE_EVERY_S: Final = 0.5
 LEAVING_S: Final = 60.0
 """All processes must have ended by themselves this long after the run has."""
 
@@ -50,6 +51,7 @@ class Swarm:
         self._rates = Rates()
         self._killed_s = 0.0
         self._ended_s: float | None = None
+        self._observed_s = -OBSERVE_EVERY_S
         self._is_back_told = False
 
     # What happens, in order.
@@ -131,7 +133,8 @@ class Swarm:
             self._children.wait(doing)
             self._children.check()
             self._check_leaving()
-            self._observe()
+            if time.monotonic() - self._observed_s >= OBSERVE_EVERY_S:
+                self._observe()
             self._screen.show(self.now())
 
     def _check_leaving(self) -> None:
@@ -164,6 +167,7 @@ class Swarm:
 
     def _observe(self) -> None:
         """Takes in what the daemons say now; one that just starts or ends says nothing."""
+        self._observed_s = time.monotonic()
         statuses, _ = daemons.ask_all(self._home.daemons())
         for status in statuses:
             if isinstance(status, SyncerStatus):

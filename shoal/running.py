@@ -110,7 +110,7 @@ def finish(home: Home, *, instance: str | None) -> int:
 
 
 def _tell_learners(
-    home: Home, instance: str | None, verb: str, words: str, **fields: float | None
+    home: Home, instance: str | None, verb: str, words: str, **fields: Any
 ) -> int:
     code = ExitCode.DONE
     for daemon in daemons.find_daemons(home, role="learner", instance=instance):

@@ -1,0 +1,148 @@
+"""The `tui` verb: which daemons to look at, or which recording, and where to show it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import node
+from node.host import control_client
+from node.host.home import Home
+from node.host.joinlink import parse_link
+from protocol.errors import UserError
+from shoal.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tui.sources import DaemonEndpoint, Source
+
+OBSERVER_STOP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """What to look at, and how."""
+
+    hosts: tuple[str, ...] = ()
+    link: str | None = None
+    replay: Path | None = None
+    record: Path | None = None
+    is_once: bool = False
+    is_readonly: bool = False
+    is_ascii: bool = False
+
+
+def look(home: Home, looks: Looks) -> int:
+    """Shows the swarm until the viewer leaves, or once; the exit code."""
+    if sum(bool(one) for one in (looks.hosts, looks.link, looks.replay)) > 1:
+        raise UserError("Choose one of --host, --link and --replay: they are different things.")
+    with contextlib.ExitStack() as stack:
+        source = _source(home, looks, stack)
+        if looks.is_once:
+            from tui import once
+
+            width = shutil.get_terminal_size((100, 40)).columns
+            print(once.text(once.frame_of(source), width, is_ascii=looks.is_ascii))
+            return ExitCode.DONE
+        if not sys.stdout.isatty():
+            raise UserError(
+                "The terminal UI needs a terminal. For a script: shoal tui --once, or "
+                "shoal status --json."
+            )
+        from tui import app
+
+        is_readonly = looks.is_readonly or looks.link is not None
+        return app.run(source, is_readonly=is_readonly, is_ascii=looks.is_ascii)
+
+
+def serve(home: Home, looks: Looks, *, port: int) -> int:
+    """Shows the same in a browser on this machine, read-only, until Ctrl-C."""
+    from textual_serve.server import Server
+
+    words = [sys.executable, "-m", "shoal", "--home", str(home.root), "tui", "--readonly"]
+    for host in looks.hosts:
+        words += ["--host", host]
+    if looks.link:
+        words += ["--link", looks.link]
+    if looks.replay:
+        words += ["--replay", str(looks.replay)]
+    print(f"open http://localhost:{port} in a browser; Ctrl-C ends it")
+    Server(shlex.join(words), host="localhost", port=port, title="Shoal").serve()
+    return ExitCode.DONE
+
+
+def _source(home: Home, looks: Looks, stack: contextlib.ExitStack) -> Source:
+    from tui.sources import LiveSource, TapeSource
+    from tui.tape import RecordingSource
+
+    if looks.replay is not None:
+        return TapeSource(looks.replay)
+    if looks.link is not None:
+        find = _observed(stack.enter_context(_observer(looks.link)))
+    elif looks.hosts:
+        find = _named(home, looks.hosts)
+    else:
+        find = home.daemons
+    source: Source = LiveSource(find, control_client.call)
+    return source if looks.record is None else RecordingSource(source, looks.record)
+
+
+def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndpoint]]:
+    """Daemons given as sockets, or as instances of this home."""
+    from tui.sources import Endpoint
+
+    def find() -> list[DaemonEndpoint]:
+        here = home.daemons()
+        found: list[DaemonEndpoint] = []
+        for host in hosts:
+            if host.endswith(".sock"):
+                path = Path(host).expanduser()
+                role, _, instance = path.stem.partition("-")
+                found.append(Endpoint(role, instance or path.stem, path))
+                continue
+            fitting: list[DaemonEndpoint] = [one for one in here if one.instance == host]
+            # One that does not run yet is asked all the same, and shown as not answering.
+            found += fitting or [Endpoint("learner", host, home.socket("learner", host))]
+        return found
+
+    return find
+
+
+def _observed(socket: Path) -> Callable[[], Sequence[DaemonEndpoint]]:
+    from tui.sources import Endpoint
+
+    return lambda: [Endpoint("syncer", "by link", socket)]
+
+
+@contextlib.contextmanager
+def _observer(link: str) -> Iterator[Path]:
+    """The control socket of a process that looks on in the swarm; it ends with the block."""
+    parse_link(link)
+    with tempfile.TemporaryDirectory(prefix="shoal-tui-") as folder:
+        socket = Path(folder) / "run" / "observer.sock"
+        socket.parent.mkdir(mode=0o700)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "node.observer", link, str(socket)],
+            env={**os.environ, "PYTHONPATH": str(Path(node.__file__).parents[1])},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield socket
+        finally:
+            process.terminate()
+            try:
+                process.wait(OBSERVER_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
