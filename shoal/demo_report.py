@@ -13,9 +13,6 @@ from tui import words
 
 Row = tuple[str, str]
 
-BENCH_S = 10.0
-"""A trainer that outlives its daemon for longer keeps a device from others."""
-
 
 class Scored(Struct):
     """What `node.trainer.score` wrote, as far as it is used here."""
@@ -42,7 +39,7 @@ class Comeback:
     at_progress: float
     merged_before: int
     trainer_gone_s: float | None = None
-    """Seconds from the kill until its trainer was gone; None while it still ran."""
+    """Seconds from the kill until its trainer was gone; None if that took too long."""
     merged_again_s: float | None = None
     """Seconds from the kill until a push of its second life was merged."""
     first_life: NodeStatus | None = None
@@ -126,7 +123,6 @@ def has_rejoined(comeback: Comeback | None, now: NodeStatus | None) -> bool:
     return (
         comeback is not None
         and comeback.trainer_gone_s is not None
-        and comeback.trainer_gone_s <= BENCH_S
         and now is not None
         and now.pid != comeback.daemon_pid
         and now.weights_from_peers > 0
@@ -206,7 +202,7 @@ def failures(report: Report) -> list[str]:
 def _why_not_rejoined(report: Report) -> str:
     if not report.killed:
         return "No learner was killed: the run was over too soon."
-    if report.trainer_gone_s is None or report.trainer_gone_s > BENCH_S:
+    if report.trainer_gone_s is None:
         return f"The trainer of {report.killed} outlived its daemon."
     if not report.weights_held:
         return f"The learner {report.killed} was not back before the run was over."

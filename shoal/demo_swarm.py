@@ -28,6 +28,7 @@ AWAY_S: Final = 3.0
 """The killed learner starts again after this."""
 
 TRAINER_GONE_S: Final = 10.0
+"""A trainer that outlives its daemon for longer than this keeps a device from others."""
 OBSERVE_EVERY_S: Final = 0.5
 LEAVING_S: Final = 60.0
 """All processes must have ended by themselves this long after the run has."""

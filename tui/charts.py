@@ -16,6 +16,7 @@ from tui.look import Paint
 _BRAILLE = re.compile(r"[\u2801-\u28ff]+")
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 ROWS_PER_TICK = 2
+TICKS_MAX = 5
 COLUMNS_PER_TICK = 14
 AGO_STEPS_S = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0)
 
@@ -57,7 +58,7 @@ def chart(
     low, high = (0.0 if is_from_zero else min(values)), max(values)
     pad = max(high - low, abs(high) * 0.01, 1e-6) * 0.06
     low, high = (low if is_from_zero else low - pad), high + pad
-    y_ticks = ticks(low, high, max((height - 1) // ROWS_PER_TICK, 1))
+    y_ticks = ticks(low, high, min(max((height - 1) // ROWS_PER_TICK, 1), TICKS_MAX))
     drawn = _draw(
         tuple(points),
         (width, height),
@@ -112,6 +113,10 @@ def rate_points(readings: Sequence[Reading], now_s: float, span_s: float) -> lis
     for one in recent:
         bins.setdefault(math.floor(one.at_s / bin_s), []).append(one.tokens_per_s)
     newest = max(bins)
+    if len(bins) > 3:
+        # The bin that still fills would move the whole curve with every frame.
+        del bins[newest]
+        newest = max(bins)
     return [
         ((number - newest) * bin_s, sum(values) / len(values))
         for number, values in sorted(bins.items())

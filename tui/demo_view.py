@@ -111,11 +111,11 @@ def _learners(learners: Sequence[LearnerLine]) -> Table:
     for name in ("loss", "tok/s", "local step", "merged", "lag", "goodput"):
         table.add_column(name, justify="right", no_wrap=True)
     for learner in learners:
-        name = Text(words.clean(learner.name))
+        called = Text(words.clean(learner.name))
         if learner.note:
-            name.append(f" {words.clean(learner.note)}", style="dim")
+            called.append(f" {words.clean(learner.note)}", style="dim")
         state = learner.state or (learner.status.state if learner.status else "")
-        table.add_row(name, _state(state), *(Text(cell) for cell in _cells(learner)))
+        table.add_row(called, _state(state), *(Text(cell) for cell in _cells(learner)))
     return table
 
 
@@ -140,7 +140,7 @@ def _cells(learner: LearnerLine) -> list[str]:
 def line(now: DemoNow) -> str:
     """The same in one line, for output that is no terminal."""
     parts = [f"{words.duration(now.elapsed_s):>11}  {words.clean(now.sentence, 60)}"]
-    if now.syncer is not None and now.syncer.swarm.tokens:
+    if now.syncer is not None and now.syncer.swarm.tokens and not now.syncer.swarm.is_ended:
         swarm = now.syncer.swarm
         losses = [loss for _, _, loss in swarm.curve]
         parts = [
@@ -174,4 +174,4 @@ def results(table: Sequence[tuple[str, str]], *, sample: str, note: str) -> Rend
 
 
 def _lines(sample: str) -> list[str]:
-    return sample.expandtabs(4).strip("\n").splitlines()
+    return [text.rstrip() for text in sample.expandtabs(4).strip().splitlines()]

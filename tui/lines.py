@@ -58,7 +58,9 @@ def _wrapped(text: Text, width: int) -> list[Text]:
     return [*lines, text]
 
 
-def pairs(rows: Iterable[Pair], width: int, paint: Paint, *, label: int = LABEL_CELLS) -> list[Text]:
+def pairs(
+    rows: Iterable[Pair], width: int, paint: Paint, *, label: int = LABEL_CELLS
+) -> list[Text]:
     """Label and value, the value wrapped below itself; pairs without a value are left out."""
     lines = []
     for name, value in rows:
@@ -94,7 +96,7 @@ def panel(
     note = words.clean(note, 200) if note else ""
     if cell_len(note) + head.cell_len > inner - 4:
         note = ""
-    fill = inner - head.cell_len - (cell_len(note) + 1 if note else -1) - 1
+    fill = width - 5 - head.cell_len - (cell_len(note) + 1 if note else 0)
     top = Text()
     top.append("┌ ", style=paint.quiet)
     top.append_text(head)
@@ -111,7 +113,9 @@ def panel(
     return framed
 
 
-def beside(left: Sequence[Text], right: Sequence[Text], left_width: int, gap: int = 1) -> list[Text]:
+def beside(
+    left: Sequence[Text], right: Sequence[Text], left_width: int, gap: int = 1
+) -> list[Text]:
     """Two columns of lines as one."""
     lines = []
     for number in range(max(len(left), len(right))):

@@ -17,8 +17,11 @@ from tui.frames import Attached, Frame
 from tui.history import History
 from tui.look import Paint
 
-AT_WORK = ("training", "syncing", "starting", "starved", "greeting", "idle", "paused", "adrift")
 LOST = ("gone", "silent")
+
+STANDSTILL_S_MIN = 12.0
+STANDSTILL_GAPS = 6
+"""No global step for so many usual gaps is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,12 @@ class Scene:
         return None
 
     @property
+    def best(self) -> Status | None:
+        """Who knows most: the syncer, unless it is silent and another is looked at."""
+        syncer = self.syncer
+        return self.status if syncer is None or self.silent_s(syncer) is not None else syncer
+
+    @property
     def node(self) -> NodeStatus | None:
         """The learner in focus, or the first of the same project on this machine."""
         status = self.status
@@ -81,6 +90,12 @@ class Scene:
     def swarm(self) -> SwarmStatus | None:
         """The committed state as the daemon in focus knows it."""
         return self.status.swarm if self.status else None
+
+    def is_stalled(self, status: Status) -> bool:
+        """Whether global steps fail to come that should have come."""
+        still_s = self.history.standstill_s(status.key, self.now_s)
+        gap_s = self.history.step_gap_s(status.key, self.now_s)
+        return still_s >= max(STANDSTILL_S_MIN, STANDSTILL_GAPS * (gap_s or 0.0))
 
     def silent_s(self, status: Status | None) -> float | None:
         """For how long the daemon that gave this status has not answered; None while it does."""
@@ -120,15 +135,17 @@ def eta(scene: Scene) -> str:
     """The time left, in words."""
     swarm, project = scene.swarm, scene.project
     if swarm is None or project is None or project.token_budget <= 0:
-        return "not known yet"
+        return "not known"
     if swarm.is_ended:
         return "done"
     if swarm.is_ending or swarm.tokens >= project.token_budget:
         return "finishing"
     assert scene.status is not None  # the swarm came from it
     rate = scene.history.committed_per_s(scene.status.key, scene.now_s)
+    if scene.is_stalled(scene.status):
+        return "stalled"
     if rate is None:
-        return "not known yet"
+        return "not known"
     if rate <= 0:
-        return "standing still"
+        return "stalled"
     return words.duration((project.token_budget - swarm.tokens) / rate)

@@ -16,10 +16,6 @@ CHARS_MAX = 600
 NEWS_S = 600.0
 """Volunteers come and go: one who left longer ago than this is told, but is no alarm."""
 
-STANDSTILL_S_MIN = 12.0
-STANDSTILL_GAPS = 6
-"""No global step for so many usual gaps is worth a word."""
-
 STANDSTILL_S_BAD = 90.0
 UNHEARD_S = 10.0
 UNHEARD_S_BAD = 60.0
@@ -67,9 +63,16 @@ def _unanswered(attached: Attached, quiet_s: float) -> str:
 def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
     """The verdict, and a word on each other daemon of this machine that does not answer."""
     level, sentence = verdict
+    is_silent = attached.silent_s(scene.now_s) is not None
     for other in scene.frame.attached():
         quiet_s = other.silent_s(scene.now_s)
-        if other.label == attached.label or quiet_s is None:
+        if other.label == attached.label:
+            continue
+        if quiet_s is None:
+            there = scene.frame.status(other.key)
+            if is_silent and there is not None:
+                sentence += f" Meanwhile {other.label}: {words.clean(there.sentence, CHARS_MAX)}"
+                is_silent = False
             continue
         word = f"{other.label} does not answer since {words.duration(round(quiet_s))}."
         sentence = f"{sentence} Also: {word}"
@@ -96,7 +99,8 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
     here = len(alive(status))
     if status.phase == "training" and 0 < here < status.project.quorum:
         verb = "is" if here == 1 else "are"
-        problems.append(f"A round needs {status.project.quorum} learners, {here} {verb} here.")
+        if "Waiting:" not in said:
+            problems.append(f"A round needs {status.project.quorum} learners, {here} {verb} here.")
         worst = "CARE" if worst == "WELL" else worst
     still = _standstill(scene, status)
     if still:
@@ -112,22 +116,18 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
 
 def _lost(peers: list[PeerRow], among: int) -> str:
     """Who fell silent; the syncer still counts them for a while before it calls them gone."""
-    shown = ", ".join(
-        f"{words.clean(one.name, 20)} (heard {words.duration(round(one.heard_s))} ago)"
-        for one in peers[:3]
-    )
-    left = f" and {words.plural(len(peers) - 3, 'other')}" if len(peers) > 3 else ""
-    return f"{len(peers)} of {words.plural(among, 'learner')} lost: {shown}{left}."
+    names = words.enumerate_names([one.name for one in peers], 3)
+    heard = f"last heard {words.duration(round(peers[0].heard_s))} ago"
+    return f"{len(peers):,} of {words.plural(among, 'learner')} lost: {names}; {heard}."
 
 
 def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
     """A word on rounds that do not end, where they should."""
     if status.phase != "training" or not any(one.state == "training" for one in status.peers):
         return None
-    still_s = scene.history.standstill_s(status.key, scene.now_s)
-    gap_s = scene.history.step_gap_s(status.key, scene.now_s)
-    if still_s < max(STANDSTILL_S_MIN, STANDSTILL_GAPS * (gap_s or 0.0)):
+    if not scene.is_stalled(status):
         return None
+    still_s = scene.history.standstill_s(status.key, scene.now_s)
     text = f"No merge for {words.duration(round(still_s))}"
     waiting = next((one for one in status.rounds if one.waiting_for), None)
     if waiting is not None:

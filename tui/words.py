@@ -62,6 +62,11 @@ def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 
 
+def ago(seconds: float) -> str:
+    """now, 12 s, 3 min 5 s: how long something is past, in whole seconds."""
+    return "now" if seconds < 1.5 else duration(round(seconds)).replace(".0", "")
+
+
 def percent(share: float) -> str:
     """97 %, rounded down, so that 100 % means all of it."""
     return f"{math.floor(min(max(share, 0.0), 1.0) * 100 + 1e-9)} %"

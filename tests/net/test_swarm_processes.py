@@ -10,28 +10,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
-import re
-import signal
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from node.host.addresses import parse_peer
 from node.host.home import Home
 from node.host.joinlink import parse_link
 from node.host.signed_project import read_signed
 from protocol import wire
 from protocol.errors import TransientError
 from protocol.fragments import build_layout
-from protocol.machine import Event
 from protocol.messages import Refused
 from shoal import daemons, projects
 from shoal.project_text import create_text
@@ -41,11 +40,16 @@ from tests.net.hosts import Host
 from tests.net.hosts import run as run_async
 from tests.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(150)]
 
 LEARNERS = ("ada", "bob", "eve")
 VICTIM = "eve"
+SURVIVORS = ("ada", "bob")
 POLL_S = 0.05
+NOISE_STREAMS = 5
+TOKENS_LEFT = 100_000
+"""Some seconds of training for those who are left."""
+END_S = 40.0
 
 CHANGES = {
     "model.fragments": 3,
@@ -73,23 +77,30 @@ class Seen:
     """What was seen on the way."""
 
     home: Home
-    signed: object
-    project: bytes = b""
-    before: object = None
-    """The syncer's status when everybody trained."""
-    after_nonsense: object = None
+    signed: Path
     refusal: str = ""
-    status_json: list = field(default_factory=list)
-    victim_trainer_gone_s: float | None = None
-    before_kill: object = None
-    after_kill: object = None
-    trainers: dict = field(default_factory=dict)
-    """Trainer pids before the syncer was killed, and after it came back."""
-    trainers_after: dict = field(default_factory=dict)
-    local_steps_away: dict = field(default_factory=dict)
-    codes: dict = field(default_factory=dict)
-    outputs: dict = field(default_factory=dict)
-    export: subprocess.CompletedProcess | None = None
+    """What another project's hello was answered with."""
+    training: Any = None
+    """The syncer's status when everybody was in merges."""
+    status_json: Any = None
+    orphan_s: float | None = None
+    """How long the killed learner's trainer outlived it; None for longer than was waited."""
+    before_kill: Any = None
+    after_kill: Any = None
+    """The first status after the restart."""
+    returned: Any = None
+    """The status when both learners were in merges again."""
+    trainers: dict[str, int] = field(default_factory=dict)
+    """Trainer pids before the syncer was killed."""
+    trainers_after: dict[str, int] = field(default_factory=dict)
+    steps_away: dict[str, int] = field(default_factory=dict)
+    stopped_code: int | None = None
+    codes: dict[str, int] = field(default_factory=dict)
+    trouble: str = ""
+    """Who did not end in time."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    export: Any = None
+    model: Any = None
 
 
 class Processes:
@@ -184,7 +195,7 @@ def start_learner(processes, link, name):
     processes.start(
         name,
         *("join", link, "--name", name, "--instance", name, "--listen", "127.0.0.1"),
-        *("--threads", "1", "--device", "cpu"),
+        *("--threads", "1", "--device", "cpu", "--duty", "0.5"),
     )
 
 
@@ -199,10 +210,10 @@ async def talk_nonsense(folder, link):
     """Noise, too much, and another project's hello; the reason of the refusal."""
     chance = random.Random(1)
     host = Host(folder, "hostile", bootstrap=list(link.addresses))
-    syncer = _key_of(link)
+    syncer = parse_peer(link.addresses[0]).key
     try:
         await host.transport.start()
-        for _ in range(5):
+        for _ in range(NOISE_STREAMS):
             stream = await host.transport.open_control(syncer)
             stream.send(chance.randbytes(chance.randrange(1, 200)))
             await _drain(stream)
@@ -210,18 +221,12 @@ async def talk_nonsense(folder, link):
         await stream._wire.write((1 << 30).to_bytes(4, "big"), timeout_s=5)
         await _drain(stream)
         stream = await host.transport.open_control(syncer)
-        stream.send(wire.encode(hello()))
+        stream.send(wire.encode(hello()))  # Of the tiny project of the unit tests.
         refused = wire.decode_message(await stream.recv())
         assert isinstance(refused, Refused)
         return refused.reason
     finally:
         await host.transport.close()
-
-
-def _key_of(link):
-    from node.host.addresses import parse_peer
-
-    return parse_peer(link.addresses[0]).key
 
 
 async def _drain(stream):
@@ -233,105 +238,105 @@ async def _drain(stream):
 
 
 def go_through_it(seen, processes, folder):
+    """Everything that happens to the swarm, in order."""
     home, port = seen.home, free_port()
-    started = [time.monotonic()]
-
-    def mark(what):
-        now = time.monotonic()
-        print(f"{now - started[0]:6.1f} s  {what}")
-
     path = write_project(folder, 10**9)
     projects.sign(path, home, instance="default")
-    mark("signed")
     start_syncer(processes, path, port)
-    link = until(
-        lambda: (s := status(home, "syncer")) and s.join_link, timeout_s=30, what="a join link"
+    ready = until(
+        lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,
+        timeout_s=40,
+        what="a syncer with weights",
     )
-    mark("syncer up")
     for name in LEARNERS:
-        start_learner(processes, link, name)
-    seen.project = parse_link(link).project
+        start_learner(processes, ready.join_link, name)
+    # The learners need seconds to start: time for somebody else.
+    run_async(_keep(seen, talk_nonsense(folder, parse_link(ready.join_link))), timeout_s=30)
+    see_all_train(seen, processes)
+    kill_a_learner(seen, processes)
+    kill_the_syncer(seen, processes, path, port)
+    end_the_run(seen, processes, folder, path, port)
 
-    def holder():
-        return seen.refusal
 
-    run_async(_keep(seen, talk_nonsense(folder, parse_link(link))), timeout_s=30)
-    mark("nonsense told")
-
+def see_all_train(seen, processes):
     def all_train():
         processes.check("syncer", *LEARNERS)
-        now = status(home, "syncer")
-        if now is None or now.merges_here < 6:
-            return None
-        training = [p.name for p in now.peers if p.state == "training" and p.merges]
-        return now if sorted(training) == sorted(LEARNERS) else None
+        now = status(seen.home, "syncer")
+        merging = [peer.name for peer in now.peers if peer.merges] if now else []
+        return now if sorted(merging) == sorted(LEARNERS) else None
 
-    seen.before = until(all_train, timeout_s=60, what="three learners in merges")
-    mark("all train")
-    asked = subprocess.run(
-        [sys.executable, "-m", "shoal", "--home", str(home.root), "status", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
+    seen.training = until(all_train, timeout_s=60, what="three learners in merges")
+    asked = shoal(seen.home, "status", "--json")
     seen.status_json = json.loads(asked.stdout)
-    mark("status asked")
 
-    victim = status(home, "learner", VICTIM)
+
+def kill_a_learner(seen, processes):
+    trainer = status(seen.home, "learner", VICTIM).trainer_pid
     processes.kill(VICTIM)
     died_s = time.monotonic()
     with contextlib.suppress(AssertionError):
-        until(lambda: is_gone(victim.trainer_pid), timeout_s=10, what="the orphan's end")
-        seen.victim_trainer_gone_s = time.monotonic() - died_s
-    mark("victim gone")
+        until(lambda: is_gone(trainer), timeout_s=10, what="the orphan's end")
+        seen.orphan_s = time.monotonic() - died_s
 
-    others = [name for name in LEARNERS if name != VICTIM]
-    nodes = {name: status(home, "learner", name) for name in others}
-    seen.trainers = {name: node.trainer_pid for name, node in nodes.items()}
+
+def kill_the_syncer(seen, processes, path, port):
+    """kill -9 and a restart; learners notice, go on by themselves, and come back."""
+    home = seen.home
+    before = {name: status(home, "learner", name) for name in SURVIVORS}
+    seen.trainers = {name: node.trainer_pid for name, node in before.items()}
     seen.before_kill = status(home, "syncer")
     processes.kill("syncer")
-    mark("syncer killed")
-    # Away long enough for every learner to notice, and to go on by itself.
-    until(
-        lambda: all(status(home, "learner", name).state == "adrift" for name in others),
-        timeout_s=20,
-        what="learners adrift",
-    )
-    mark("adrift")
-    away = {name: status(home, "learner", name).local_step for name in others}
-    tokens = int(seen.before_kill.swarm.tokens * 1.5)
-    write_project(folder, tokens)
-    projects.sign(path, home, instance="default")
+
+    def adrift():
+        nodes = {name: status(home, "learner", name) for name in SURVIVORS}
+        return nodes if all(n and n.state == "adrift" for n in nodes.values()) else None
+
+    away = until(adrift, timeout_s=20, what="learners that notice")
     start_syncer(processes, path, port)
-    seen.after_kill = until(
-        lambda: status(home, "syncer"), timeout_s=30, what="the syncer's return"
-    )
-    mark("syncer back")
+    seen.after_kill = until(lambda: status(home, "syncer"), timeout_s=30, what="the return")
 
     def merged_again():
-        processes.check("syncer", *others)
+        processes.check("syncer", *SURVIVORS)
         now = status(home, "syncer")
-        return now if now is not None and now.merges_here >= 2 else None
+        merging = [peer.name for peer in now.peers if peer.merges] if now else []
+        return now if sorted(merging) == sorted(SURVIVORS) else None
 
-    until(merged_again, timeout_s=40, what="merges after the return")
-    mark("merges again")
-    nodes = {name: status(home, "learner", name) for name in others}
-    seen.trainers_after = {name: node.trainer_pid for name, node in nodes.items()}
-    seen.local_steps_away = {name: nodes[name].local_step - away[name] for name in others}
-    for name in ("syncer", *others):
-        seen.codes[name] = processes.running[name].wait(60)
-    mark("ended")
+    seen.returned = until(merged_again, timeout_s=60, what="merges after the return")
+    after = {name: status(home, "learner", name) for name in SURVIVORS}
+    seen.trainers_after = {name: node.trainer_pid for name, node in after.items()}
+    seen.steps_away = {name: after[name].local_step - away[name].local_step for name in SURVIVORS}
+
+
+def end_the_run(seen, processes, folder, path, port):
+    """The owner's way to change a running project: stop, sign with a smaller budget, run again."""
+    try:
+        done = status(seen.home, "syncer").swarm.tokens
+        shoal(seen.home, "stop", "--role", "syncer")
+        seen.stopped_code = processes.running["syncer"].wait(20)
+        write_project(folder, done + TOKENS_LEFT)
+        projects.sign(path, seen.home, instance="default")
+        start_syncer(processes, path, port)
+        ends_s = time.monotonic() + END_S
+        for name in ("syncer", *SURVIVORS):
+            left_s = max(0.1, ends_s - time.monotonic())
+            seen.codes[name] = processes.running[name].wait(left_s)
+    except subprocess.TimeoutExpired as error:
+        seen.trouble = str(error)
+        processes.kill("syncer")  # Its newest checkpoint is compared with the export.
     seen.outputs = {name: processes.output(name) for name in ("syncer", *LEARNERS)}
-    seen.export = subprocess.run(
-        [sys.executable, "-m", "shoal", "--home", str(home.root)]
-        + ["export", "--to", str(folder / "model")],
+    seen.export = shoal(seen.home, "export", "--to", str(folder / "model"), "--checkpoint=latest")
+    seen.model = folder / "model" / "model.safetensors"
+
+
+def shoal(home, *arguments):
+    """A verb of the command, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", "--home", str(home.root), *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    mark("exported")
 
 
 async def _keep(seen, nonsense):
@@ -357,11 +362,67 @@ def seen(tmp_path_factory):
         processes.clean_up()
 
 
+def test_the_status_of_every_daemon_is_told_as_json(seen):
+    roles = sorted(one["type"] for one in seen.status_json)
+    assert roles == ["node"] * len(LEARNERS) + ["syncer"]
+    (syncer,) = [one for one in seen.status_json if one["type"] == "syncer"]
+    assert sorted(peer["name"] for peer in syncer["peers"]) == sorted(LEARNERS)
+
+
+def test_nonsense_is_counted_and_the_swarm_goes_on(seen):
+    assert seen.refusal == "wrong-project"
+    faults = seen.training.faults
+    assert faults["malformed"] == NOISE_STREAMS
+    assert faults["limit-exceeded"] == 1
+    assert faults["wrong-project"] == 1
+    assert sum(faults.values()) == NOISE_STREAMS + 2
+    assert len(seen.training.peers) == len(LEARNERS)
+
+
+def test_a_killed_learner_leaves_no_trainer_behind(seen):
+    assert seen.orphan_s is not None
+    assert seen.orphan_s < 5.0
+
+
+def test_a_killed_syncer_goes_on_from_its_last_committed_record(seen):
+    before, after, later = (one.swarm for one in (seen.before_kill, seen.after_kill, seen.returned))
+    assert after.log_index >= before.log_index > 0
+    assert after.global_step >= before.global_step > 0
+    assert later.global_step > after.global_step
+    assert later.term == before.term + 1
+    assert seen.after_kill.pid != seen.before_kill.pid
+
+
+def test_learners_outlive_their_syncer_and_lose_nothing(seen):
+    assert seen.trainers_after == seen.trainers
+    assert all(steps > 0 for steps in seen.steps_away.values())
+
+
+def test_a_stopped_syncer_leaves_well(seen):
+    assert seen.stopped_code == 0
+
+
 def test_a_run_reaches_its_end_by_itself_and_everybody_leaves_well(seen):
-    assert set(seen.codes.values()) == {0}, seen.outputs
-    assert len(seen.codes) == 3
+    assert not seen.trouble
+    assert seen.codes == dict.fromkeys(("syncer", *SURVIVORS), 0)
 
 
 def test_nobody_prints_a_traceback(seen):
     for name, output in seen.outputs.items():
-        assert "Traceback" not in output, f"{name}: {output}"
+        assert "Traceback" not in output, name
+
+
+def test_the_exported_model_is_the_checkpoint_bit_for_bit(seen):
+    assert seen.export.returncode == 0, seen.export.stderr
+    project = read_signed(seen.signed)
+    store = seen.home.syncer_store(project.id)
+    checkpoint = read_checkpoint(find_checkpoint(store, "latest"))
+    exported = load_file(seen.model)
+    genesis = project.genesis
+    cut = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+    spans = [(f.index, span) for f in cut.fragments for span in f.spans]
+    assert sorted(exported) == sorted(span.name for _, span in spans)
+    for index, span in spans:
+        values = checkpoint.theta[index][span.offset : span.offset + span.numel]
+        assert exported[span.name].dtype == np.float32
+        assert exported[span.name].tobytes() == values.tobytes(), span.name

@@ -24,6 +24,7 @@ from protocol.messages import (
 from protocol.project import LimitSpec
 from protocol.records import BlocksLeased, CheckpointMarked, FragmentMerged, Record, SeatTaken
 from protocol.signing import seal
+from protocol.state import SwarmState
 from protocol.trace import PeerMisbehaved, SessionClosed, SessionRefused
 from syncer_node.jobs import Adopt, Append, Appended, FetchPush, Forget, Merge, PushRefused
 from syncer_node.leasing import BLOCKS_HELD_MAX
@@ -572,6 +573,12 @@ def test_a_run_ends_when_its_tokens_are_merged_and_a_last_mark_is_made():
     state = bench.machine.state
     assert (state.ended.global_step, state.checkpoint_step) == (1, 1)
     assert state.ended.tokens == state.tokens == 64
+
+
+def test_a_mark_that_nobody_evaluated_yet_survives_a_restart_from_its_checkpoint():
+    log = Log(SeatTaken(SYNCER.key), weights(), CheckpointMarked(0, ONE.key))
+    restored = SwarmState.restore(log.state.summary(), log.state.block_sequences)
+    assert restored.marks == log.state.marks != {}
 
 
 # Large swarms, slow learners, liars

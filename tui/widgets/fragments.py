@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from protocol.snapshot import NodeStatus, Status, SyncerStatus
-from tui import lines, words
+from tui import lines, parts, words
 from tui.look import Paint
 from tui.scene import Scene
 
@@ -26,13 +26,7 @@ def states(status: Status) -> list[str]:
             busy = set()
             lags = [newest - version for version in status.versions]
     return [
-        "in flight"
-        if number in busy
-        else "newest"
-        if lag <= 0
-        else "due"
-        if lag == 1
-        else "stale"
+        "in flight" if number in busy else "newest" if lag <= 0 else "due" if lag == 1 else "stale"
         for number, lag in enumerate(lags)
     ]
 
@@ -65,13 +59,11 @@ def strip(status: Status, paint: Paint, width: int) -> Text:
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
     """The view: the map of fragments, then rounds in flight, then the last merges."""
-    status = scene.syncer or scene.status
+    status = scene.best
     paint = scene.paint
     if status is None:
         return [Text("No daemon has answered yet.", style=paint.quiet)]
-    head = scene.stale(status)
-    body = lines.wrap(Text(head, style=paint.bad), width) if head else []
-    body += _map(status, width, paint)
+    body = _map(status, width, paint)
     if isinstance(status, SyncerStatus):
         body += _rounds(status, width, paint)
         body += _merges(status, width, paint)
@@ -86,7 +78,7 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
             width,
             paint,
         )  # fmt: skip
-    return body
+    return parts.aged(scene, status, width, body)
 
 
 def _map(status: Status, width: int, paint: Paint) -> list[Text]:
@@ -114,10 +106,8 @@ def _map(status: Status, width: int, paint: Paint) -> list[Text]:
 
 
 def _rounds(status: SyncerStatus, width: int, paint: Paint) -> list[Text]:
-    from tui.widgets.overview import round_text
-
     ordered = sorted(status.rounds, key=lambda one: one.number)
-    body = [line for one in ordered for line in lines.wrap(round_text(one, paint), width - 4)]
+    body = [line for one in ordered for line in lines.wrap(parts.round_text(one, paint), width - 4)]
     if not body:
         body = [Text("no round in flight", style=paint.quiet)]
     return lines.panel("rounds in flight", body, width, paint)

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus, RoundRow, Status, SyncerStatus
-from tui import charts, lines, rows, words
+from protocol.snapshot import NodeStatus, Status, SyncerStatus
+from tui import charts, lines, parts, rows, words
 from tui.lines import Pair
 from tui.look import Paint
 from tui.scene import Scene, alive, goodput
 from tui.widgets.fragments import strip
 
-TWO_COLUMNS = 94
+TWO_COLUMNS = 90
 """From this width on there are charts; below it sparklines."""
 
-GAUGE_CELLS = 12
-EVENTS_SHOWN = 12
 ROUNDS_SHOWN = 3
-
-MARKS = {"training": "●", "gone": "✖", "silent": "✖"}
-OTHER_MARK = "◐"
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
     """The view, at most `width` wide; it may be higher than `height`, which is what there is."""
-    status = scene.syncer or scene.status
+    status = scene.best
     if status is None:
         return lines.wrap(Text(_nothing(scene), style=scene.paint.quiet), width)
-    head = _stale(scene, status, width)
-    if width < TWO_COLUMNS:
-        return head + _narrow(scene, status, width)
-    return head + _wide(scene, status, width, height - len(head))
+    height -= 1 if scene.stale(status) else 0
+    draw = _narrow if width < TWO_COLUMNS else _wide
+    return parts.aged(scene, status, width, draw(scene, status, width, height))
 
 
 def _nothing(scene: Scene) -> str:
@@ -44,12 +36,7 @@ def _nothing(scene: Scene) -> str:
     )
 
 
-def _stale(scene: Scene, status: Status, width: int) -> list[Text]:
-    text = scene.stale(status)
-    return lines.wrap(Text(text, style=scene.paint.bad), width) if text else []
-
-
-def _narrow(scene: Scene, status: Status, width: int) -> list[Text]:
+def _narrow(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
     paint, swarm = scene.paint, status.swarm
     cells = max(width - lines.LABEL_CELLS - 34, 12)
     losses = [loss for _, loss in charts.loss_points(swarm.curve)]
@@ -68,7 +55,12 @@ def _narrow(scene: Scene, status: Status, width: int) -> list[Text]:
         ("fragments", strip(status, paint, width - lines.LABEL_CELLS)),
         *_tail_pairs(scene, status),
     ]
-    return lines.pairs(body, width, paint)
+    made = lines.pairs(body, width, paint)
+    left_over = height - len(made) - 1
+    if left_over < 2:
+        return made
+    events = parts.event_lines(list(scene.history.events), width, left_over, paint)
+    return [*made, Text("latest events, all with 6", style=paint.quiet), *events]
 
 
 def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
@@ -100,7 +92,7 @@ def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
     if left_over >= 3:
         words_column += lines.panel(
             "latest events",
-            _latest(scene, right - 4, left_over - 2),
+            parts.event_lines(list(scene.history.events), right - 4, left_over - 2, paint),
             right,
             paint,
             height=left_over,
@@ -185,15 +177,19 @@ def _round_pairs(status: Status, paint: Paint) -> list[Pair]:
         case SyncerStatus():
             pairs: list[Pair] = [("quorum", _needs(status, paint))]
             ordered = sorted(status.rounds, key=lambda one: one.number)
-            pairs += [("", round_text(one, paint)) for one in ordered[:ROUNDS_SHOWN]]
+            pairs += [("", parts.round_text(one, paint)) for one in ordered[:ROUNDS_SHOWN]]
             if len(ordered) > ROUNDS_SHOWN:
                 pairs.append(("", f"and {words.plural(len(ordered) - ROUNDS_SHOWN, 'round')} more"))
-            return [*pairs, ("grace", grace(status, paint)), ("last", last_merge(status))]
+            return [
+                *pairs,
+                ("grace", parts.grace(status, paint)),
+                ("last", parts.last_merge(status)),
+            ]
         case NodeStatus():
             return [
                 ("state", Text(words.clean(status.state, 20), style=paint.state(status.state))),
-                ("syncer", _link(status)),
-                ("trainer", _trainer(status)),
+                ("syncer", parts.link(status)),
+                ("trainer", parts.trainer(status)),
                 ("handed in", f"{words.plural(status.pushed, 'push', 'pushes')}, "
                               f"{status.merged:,} merged"),
                 ("lag", "current" if not status.lag else words.plural(status.lag, "version")),
@@ -206,80 +202,25 @@ def _needs(status: SyncerStatus, paint: Paint) -> Text:
     share = min(here / wanted, 1.0) if wanted else 1.0
     style = paint.good if here >= wanted else paint.warn
     text = Text()
-    text.append(words.bar(share, GAUGE_CELLS), style=style)
+    text.append(words.bar(share, parts.GAUGE_CELLS), style=style)
     known = len(status.peers)
-    text.append(f" {here} of {words.plural(known, 'learner')} here; a round needs {wanted}")
+    text.append(f" {here:,} of {words.plural(known, 'learner')} here; a round needs {wanted}")
     return text
-
-
-def round_text(one: RoundRow, paint: Paint) -> Text:
-    """One round in flight: how many arrived, and whom it waits for."""
-    text = Text()
-    share = one.arrived / one.asked if one.asked else 0.0
-    style = paint.good if one.arrived >= one.quorum else paint.warn
-    text.append(words.bar(share, GAUGE_CELLS), style=style)
-    text.append(
-        f" {one.arrived} of {one.asked}, needs {one.quorum}: round {one.number:,}, "
-        f"fragment {one.fragment}, {words.clean(one.state, 20)} {words.duration(one.age_s)}"
-    )
-    if one.waiting_for:
-        text.append(f"; waiting for {words.enumerate_names(one.waiting_for)}")
-    return text
-
-
-def grace(status: SyncerStatus, paint: Paint) -> Text | str:
-    """How much of the slack the grace window takes."""
-    if not status.grace_s and status.slack_s is None:
-        return "no window measured yet"
-    if not status.slack_s:
-        return f"{words.duration(status.grace_s)} after the quorum"
-    text = Text()
-    share = status.grace_s / status.slack_s
-    text.append(words.bar(share, GAUGE_CELLS), style=paint.good if share < 1 else paint.warn)
-    text.append(
-        f" {words.duration(status.grace_s)} of {words.duration(status.slack_s)} slack "
-        "after the quorum"
-    )
-    return text
-
-
-def last_merge(status: SyncerStatus) -> str:
-    """The newest merge in words."""
-    if not status.merges:
-        return "nothing merged yet"
-    last = status.merges[-1]
-    return (
-        f"{words.plural(last.participants, 'learner')} merged into fragment {last.fragment}, "
-        f"{last.mean_steps:.0f} local steps each, in {words.duration(last.seconds)}"
-    )
-
-
-def _link(status: NodeStatus) -> str:
-    detail = f" ({words.clean(status.link_detail, 120)})" if status.link_detail else ""
-    heard = "" if status.heard_s is None else f", heard {words.duration(status.heard_s)} ago"
-    return f"{words.clean(status.link, 20)}{detail}{heard}"
-
-
-def _trainer(status: NodeStatus) -> str:
-    device = f" on {words.clean(status.device, 40)}" if status.device else ""
-    detail = f" ({words.clean(status.trainer_detail, 120)})" if status.trainer_detail else ""
-    return f"{words.clean(status.trainer, 20)}{device}{detail}"
 
 
 def _tail_pairs(scene: Scene, status: Status) -> list[Pair]:
     paint = scene.paint
     pairs: list[Pair] = []
     if isinstance(status, SyncerStatus):
-        pairs.append(("peers", tally(status, paint)))
+        pairs.append(("peers", parts.tally(status, paint)))
     swarm = status.swarm
-    seat = f"epoch {swarm.epoch}, term {swarm.term}, log index {swarm.log_index:,}"
-    if swarm.leader:
-        seat = f"{words.clean(swarm.leader, 12)} · {seat}"
+    seat = f"{parts.seat(status)}; epoch {swarm.epoch}, term {swarm.term}, "
+    seat += f"log index {swarm.log_index:,}"
     you = scene.node
     return [
         *pairs,
         ("seat", seat),
-        ("faults", faults(status, paint)),
+        ("faults", parts.faults(status, paint)),
         ("network", rows.network(status.network)),
         ("you", _you(you, paint) if you is not None and isinstance(status, SyncerStatus) else ""),
     ]
@@ -290,37 +231,3 @@ def _you(node: NodeStatus, paint: Paint) -> Text:
     text.append(words.clean(node.state, 20), style=paint.state(node.state))
     text.append(f", {node.merged:,} merged")
     return text
-
-
-def tally(status: SyncerStatus, paint: Paint) -> Text:
-    """How many learners are in which state, each with a mark, a number and a word."""
-    counts = Counter(peer.state for peer in status.peers)
-    if not counts:
-        return Text("no learner has joined yet", style=paint.warn)
-    text = Text()
-    for state in sorted(counts, key=lambda one: (one != "training", one)):
-        mark = MARKS.get(state, OTHER_MARK)
-        text.append("  " if text else "")
-        text.append(f"{mark}{counts[state]} {words.clean(state, 12)}", style=paint.state(state))
-    return text
-
-
-def faults(status: Status, paint: Paint) -> Text:
-    """Faults counted since the daemon started, or the word none."""
-    text = words.tally(status.faults)
-    return Text(text, style=paint.bad) if text else Text("none", style=paint.good)
-
-
-def _latest(scene: Scene, width: int, count: int) -> list[Text]:
-    shown = list(scene.history.events)[-count:]
-    if not shown:
-        return [Text("nothing was told yet", style=scene.paint.quiet)]
-    made = []
-    for event in reversed(shown):
-        line = Text()
-        line.append(f"{words.clock(event.at_s)} ", style=scene.paint.quiet)
-        style = scene.paint.bad if event.is_fault else ""
-        mark = "! " if event.is_fault else ""
-        line.append(mark + words.clean(event.text, 400), style=style)
-        made.append(lines.fit(line, width))
-    return made

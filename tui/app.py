@@ -1,0 +1,532 @@
+"""The terminal UI: tells in five seconds whether the swarm is well.
+
+Composition and bindings only. What is drawn is made by functions of a `Scene` (see `widgets/`),
+frames come from a `Source` that lives in threads, and the newest frame wins.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import events, work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.filter import LineFilter
+from textual.theme import Theme
+from textual.widgets import ContentSwitcher, Footer, Input
+
+from protocol.errors import ShoalError, UserError
+from protocol.snapshot import NodeStatus, SyncerStatus
+from tui import commands, words
+from tui.frames import Frame, label_of
+from tui.history import History, sample
+from tui.look import THEME, THEMES, AsciiFilter, Paint, paint_of
+from tui.messages import Entered, FrameCame, Sought, ViewWanted
+from tui.scene import Scene
+from tui.screens import help as help_page
+from tui.screens.dialogs import Confirm, Page, PauseMenu
+from tui.sources import Source
+from tui.widgets import contribution, fragments, overview, peers, syncer, this_node
+from tui.widgets import events as event_view
+from tui.widgets.banner import Banner
+from tui.widgets.bars import VIEWS, ScrubBar, ViewBar
+from tui.widgets.prompt import Prompt
+from tui.widgets.roster import Roster
+from tui.widgets.sheet import Sheet
+
+WIDE = 160
+"""From this width on the learners stand beside the overview."""
+
+PAGE_WIDTH = 72
+TABLES = ("peers", "events", "contribution")
+"""Views that can be filtered."""
+
+_TAPE_ACTIONS = {"play", "step", "speed", "seek_end", "fault"}
+_OWN_KEYS = {"focus_next_daemon", *_TAPE_ACTIONS}
+"""Actions whose keys come before those of the widget in focus."""
+
+TAPE_BINDINGS: list[BindingType] = [
+    Binding("space", "play", "Play", tooltip="Play or pause", id="tape.play", priority=True),
+    Binding("left", "step(-1)", "Frame back", show=False, id="tape.back", priority=True),
+    Binding("right", "step(1)", "Frame on", show=False, id="tape.on", priority=True),
+    Binding("shift+left", "step(-10)", "Ten back", show=False, id="tape.back10", priority=True),
+    Binding("shift+right", "step(10)", "Ten on", show=False, id="tape.on10", priority=True),
+    Binding(
+        "left_square_bracket", "speed(-1)", "Slower", key_display="[", show=False, id="tape.slower"
+    ),
+    Binding(
+        "right_square_bracket", "speed(1)", "Faster", key_display="]", show=False, id="tape.faster"
+    ),
+    Binding("home", "seek_end(0)", "Start", show=False, id="tape.start", priority=True),
+    Binding("end", "seek_end(1)", "End", show=False, id="tape.end", priority=True),
+    Binding("n", "fault(1)", "Next fault", id="tape.fault"),
+    Binding("N", "fault(-1)", "Fault before", show=False, id="tape.fault-back"),
+]
+
+
+class ShoalApp(App[int]):
+    """The screen. Its result is an exit code."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "Shoal"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(place), f"view('{name}')", title, show=False, id=f"view.{name}")
+            for place, (name, title) in enumerate(VIEWS.items(), 1)
+        ),
+        Binding("tab,h", "focus_next_daemon", "Next daemon", show=False, id="daemon.next",
+                priority=True),
+        Binding("slash", "filter", "Filter", key_display="/", id="filter"),
+        Binding("colon", "command", "Command", key_display=":", id="command"),
+        Binding("x", "faults_only", "Faults only", id="faults"),
+        Binding("p", "pause", "Pause", id="pause"),
+        Binding("r", "resume", "Resume", show=False, id="resume"),
+        Binding("f", "finish", "Finish", show=False, id="finish"),
+        Binding("t", "next_theme", "Colours", show=False, id="theme"),
+        Binding("escape", "clear", "Clear the filter", show=False, id="clear"),
+        Binding("question_mark", "help", "Help", key_display="?", id="help"),
+        Binding("q,ctrl+c", "leave", "Quit", key_display="q", id="quit"),
+    ]  # fmt: skip
+
+    def __init__(
+        self, source: Source, *, is_readonly: bool = False, is_ascii: bool = False
+    ) -> None:
+        self._ascii_filter = AsciiFilter() if is_ascii else None
+        super().__init__()
+        self.animation_level = "none"
+        self.source = source
+        self.is_readonly = is_readonly
+        self.history = History()
+        self.frame: Frame | None = None
+        self.daemon = ""
+        """Label of the daemon in focus; empty for the first."""
+        self.view = "overview"
+        self.is_faults = False
+        self.filters: dict[str, str] = {}
+        """What each view is filtered by."""
+        self.drawn = 0
+        """How many frames were drawn."""
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = THEME
+        if is_ascii:
+            self.add_class("-ascii")
+        if source.playback is not None:
+            for binding in TAPE_BINDINGS:
+                assert isinstance(binding, Binding)
+                self._bindings.key_to_bindings.setdefault(binding.key, []).insert(0, binding)
+
+    def get_line_filters(self) -> list[LineFilter]:
+        """The last one lets nothing but ASCII through, if that is wanted."""
+        own = [] if self._ascii_filter is None else [self._ascii_filter]
+        return [*super().get_line_filters(), *own]
+
+    def compose(self) -> ComposeResult:
+        """Banner, views, place on the tape, prompt, keys."""
+        yield Banner()
+        yield ViewBar()
+        with ContentSwitcher(initial="overview", id="body"):
+            with Horizontal(id="overview"):
+                yield Sheet(overview.render, id="overview-sheet")
+                yield Roster(peers.COLUMNS, peers.key_of, id="side-peers", sort="name")
+            yield Roster(peers.COLUMNS, peers.key_of, id="peers", sort="name")
+            yield Sheet(fragments.render, id="fragments")
+            yield Sheet(this_node.render, id="node")
+            yield Sheet(syncer.render, id="syncer")
+            yield Roster(event_view.COLUMNS, event_view.key_of, id="events", is_growing=True)
+            with Vertical(id="contribution"):
+                yield Sheet(contribution.summary, id="own-share")
+                yield Roster(contribution.COLUMNS, contribution.key_of, id="leaders", sort="place")
+        if self.source.playback is not None:
+            yield ScrubBar(self.source.playback)
+        yield Prompt(commands.suggestions(self._theme_names()))
+        yield Footer(show_command_palette=False, compact=True)
+
+    def on_mount(self) -> None:
+        """Starts to follow the source."""
+        self.query_one(Prompt).close()
+        self.query_one("#overview-sheet").focus()
+        self.theme_changed_signal.subscribe(self, self._repaint)
+        self._draw()
+        self._follow()
+
+    @work(exclusive=True)
+    async def _follow(self) -> None:
+        """Takes in every frame; drawing is asked for by a message that coalesces."""
+        playback = self.source.playback
+        try:
+            async for frame in self.source.frames():
+                if frame.is_jump and playback is not None:
+                    self.history = playback.history()
+                else:
+                    self.history.add(sample(frame))
+                self.frame = frame
+                self.post_message(FrameCame())
+        except UserError as error:
+            self.exit(error.exit_code, message=str(error))
+
+    def on_frame_came(self) -> None:
+        """Draws the newest frame."""
+        self._draw()
+        self.drawn += 1
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Wide terminals have room for two views."""
+        self.set_class(event.size.width >= WIDE, "-wide")
+        self.call_after_refresh(self._draw)
+
+    @property
+    def paint(self) -> Paint:
+        """Styles of the theme."""
+        return paint_of(self.current_theme)
+
+    def scene(self) -> Scene:
+        """What is drawn now."""
+        return Scene(
+            frame=self.frame or Frame(at_s=0.0),
+            history=self.history,
+            focus=self.daemon,
+            paint=self.paint,
+            is_recording=self.source.playback is not None,
+        )
+
+    def _repaint(self, theme: Theme) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        """Hands the scene to what is visible."""
+        if not self.is_running or not self.query(Banner):
+            return
+        now = self.scene()
+        self.query_one(Banner).show(now)
+        self.query_one(ViewBar).show(self.view, now.paint)
+        for bar in self.query(ScrubBar):
+            bar.show(now.paint)
+        self._draw_view(now)
+        if isinstance(self.screen, Page):
+            self.screen.renew()
+
+    def _draw_view(self, now: Scene) -> None:
+        wanted = self.filters.get(self.view, "")
+        match self.view:
+            case "overview":
+                self.query_one("#overview-sheet", Sheet).show(now)
+                if self.has_class("-wide"):
+                    self._draw_peers(now, "#side-peers", wanted)
+            case "peers":
+                self._draw_peers(now, "#peers", wanted)
+            case "events":
+                found = event_view.pick(now.history.events, wanted, is_faults=self.is_faults)
+                note = peers.note(
+                    len(found), len(now.history.events), wanted, is_faults=self.is_faults
+                )
+                self.query_one("#events", Roster).show(found, now.paint, note=note)
+            case "contribution":
+                self.query_one("#own-share", Sheet).show(now)
+                every = contribution.places(now)
+                shown = [one for one in every if one.line in peers.pick(
+                    [one.line], wanted, is_faults=self.is_faults)]  # fmt: skip
+                note = peers.note(len(shown), len(every), wanted, is_faults=self.is_faults)
+                self.query_one("#leaders", Roster).show(
+                    shown, now.paint, note=note, empty=peers.empty_note(now)
+                )
+            case name:
+                self.query_one(f"#{name}", Sheet).show(now)
+
+    def _draw_peers(self, now: Scene, where: str, wanted: str) -> None:
+        every = peers.peer_lines(now)
+        shown = peers.pick(every, wanted, is_faults=self.is_faults)
+        note = now.stale(now.syncer) or peers.note(
+            len(shown), len(every), wanted, is_faults=self.is_faults
+        )
+        self.query_one(where, Roster).show(shown, now.paint, note=note, empty=peers.empty_note(now))
+
+    # What keys do.
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys that come first must not steal from dialogs and from what is typed."""
+        if action in _OWN_KEYS:
+            is_typing = isinstance(self.focused, Input)
+            return len(self.screen_stack) == 1 and not is_typing
+        return True
+
+    def action_view(self, name: str) -> None:
+        """Shows a view."""
+        self.view = name
+        self.query_one("#body", ContentSwitcher).current = name
+        inner = {"overview": "overview-sheet", "contribution": "leaders"}.get(name, name)
+        self.query_one(f"#{inner}").focus()
+        self._draw()
+
+    def on_view_wanted(self, message: ViewWanted) -> None:
+        """A click on the bar of views."""
+        self.action_view(message.view)
+
+    def action_focus_next_daemon(self) -> None:
+        """Looks at the next of the daemons."""
+        labels = [one.label for one in self.frame.attached()] if self.frame else []
+        if len(labels) < 2:
+            self.notify("Only one daemon is attached." if labels else "No daemon is attached.")
+            return
+        now = self.scene().attached
+        place = labels.index(now.label) if now is not None else -1
+        self.daemon = labels[(place + 1) % len(labels)]
+        self._draw()
+
+    def action_filter(self) -> None:
+        """Asks for words that rows must have."""
+        is_wide = self.has_class("-wide")
+        if self.view not in TABLES and not (is_wide and self.view == "overview"):
+            self.action_view("peers")
+        self._open_prompt("filter", self.filters.get(self.view, ""))
+
+    def action_command(self) -> None:
+        """Asks for a command."""
+        self._open_prompt("command")
+
+    def _open_prompt(self, kind: str, text: str = "") -> None:
+        # It takes the line of the keys, so that nothing above moves.
+        self.query_one(Footer).display = False
+        self.query_one(Prompt).open(kind, text)
+
+    def on_entered(self, message: Entered) -> None:
+        """Takes what was typed."""
+        if message.kind == "filter":
+            self.filters[self.view] = message.text
+            self._draw()
+        if message.is_final:
+            self.query_one(Footer).display = True
+            self.action_view(self.view)
+        if message.kind == "command" and message.is_final and message.text.strip():
+            try:
+                self._obey(commands.parse(message.text))
+            except UserError as error:
+                self._complain(error)
+
+    def action_clear(self) -> None:
+        """Takes the filter away."""
+        self.filters.pop(self.view, None)
+        self.is_faults = False
+        self._draw()
+
+    def action_faults_only(self) -> None:
+        """Leaves out whatever is well, or shows it again."""
+        self.is_faults = not self.is_faults
+        self.notify("Faults only, in tables." if self.is_faults else "Everything is shown.")
+        self._draw()
+
+    def action_next_theme(self) -> None:
+        """Other colours."""
+        names = self._theme_names()
+        place = names.index(self.theme) if self.theme in names else -1
+        self.theme = names[(place + 1) % len(names)]
+
+    def action_help(self) -> None:
+        """All keys."""
+        groups: list[help_page.Group] = [("Everywhere", self.BINDINGS)]
+        if self.source.playback is not None:
+            groups.append(("Recording", TAPE_BINDINGS))
+        groups += [("Tables", Roster.BINDINGS), ("Pages", Sheet.BINDINGS)]
+        has_tape = self.source.playback is not None
+        self.push_screen(
+            Page("Keys", lambda: help_page.page(groups, self.paint, has_tape=has_tape))
+        )
+
+    def action_leave(self) -> None:
+        """Ends the screen; the daemons go on."""
+        self.exit(0)
+
+    def on_roster_chosen(self, message: Roster.Chosen) -> None:
+        """Shows all that is known of a row."""
+        key = message.key
+        if message.roster.id == "events":
+            event = next((e for e in self.history.events if event_view.key_of(e) == key), None)
+            if event is not None:
+                self.push_screen(
+                    Page("Event", lambda: event_view.details(event, PAGE_WIDTH, self.paint))
+                )
+            return
+        self.push_screen(Page("Learner", lambda: self._learner(key)))
+
+    def _learner(self, key: str) -> list[Text]:
+        now = self.scene()
+        found = peers.peer_lines(now)
+        line = next((one for one in found if one.peer.key == key), None)
+        if line is None:
+            return [Text("The syncer does not know this learner any more.")]
+        return peers.details(line, PAGE_WIDTH, self.paint)
+
+    # Recordings.
+
+    def action_play(self) -> None:
+        """Plays or pauses."""
+        if self.source.playback is not None:
+            self.source.playback.toggle()
+
+    def action_step(self, frames: int) -> None:
+        """Goes a few frames on or back."""
+        if self.source.playback is not None:
+            self.source.playback.step(frames)
+
+    def action_speed(self, direction: int) -> None:
+        """Plays faster or slower."""
+        if self.source.playback is not None:
+            self.source.playback.change_speed(direction)
+
+    def action_seek_end(self, is_end: int) -> None:
+        """Goes to the start or to the end."""
+        if self.source.playback is not None:
+            self.source.playback.seek(self.source.playback.length - 1 if is_end else 0)
+
+    def action_fault(self, direction: int) -> None:
+        """Goes to where something went wrong."""
+        if self.source.playback is not None and not self.source.playback.find_fault(direction):
+            self.notify("No fault after this." if direction > 0 else "No fault before this.")
+
+    def on_sought(self, message: Sought) -> None:
+        """A click on the track."""
+        if self.source.playback is not None:
+            self.source.playback.seek(round(message.share * (self.source.playback.length - 1)))
+
+    # Telling daemons what to do.
+
+    def action_pause(self) -> None:
+        """Asks for how long to pause the learner."""
+        who = self._target("pause")
+        if who:
+            self.push_screen(PauseMenu(who), lambda chosen: self._paused(who, chosen))
+
+    def _paused(self, who: str, chosen: tuple[float | None] | None) -> None:
+        if chosen is not None:
+            self._tell("pause", who, seconds=chosen[0])
+
+    def action_resume(self) -> None:
+        """Lets the learner go on."""
+        who = self._target("resume")
+        if who:
+            self._tell("resume", who)
+
+    def action_finish(self) -> None:
+        """Lets the learner hand in what it has and leave."""
+        self._confirmed(
+            "finish", "{who} hands in what it has, leaves the swarm and ends. Do that?", "finish"
+        )
+
+    def _confirmed(self, verb: str, question: str, yes: str) -> None:
+        who = self._target(verb)
+        if who:
+            self.push_screen(
+                Confirm(question.format(who=who), yes),
+                lambda is_yes: self._tell(verb, who) if is_yes else None,
+            )
+
+    def _target(self, verb: str) -> str:
+        """Label of the daemon that is meant; empty, with a word to the viewer, if none can be."""
+        now = self.scene()
+        reason = ""
+        if self.is_readonly:
+            reason = f"Read only: {verb} is switched off by --readonly."
+        elif now.is_recording:
+            reason = f"This is a recording: there is nothing to {verb}."
+        elif verb == "stop" or isinstance(now.status, NodeStatus):
+            return now.attached.label if now.attached is not None else ""
+        else:
+            learners = [
+                one.label for one in now.frame.attached() if one.label.startswith("learner")
+            ]
+            if len(learners) == 1:
+                return learners[0]
+            reason = (
+                "Several learners run here: choose one with Tab."
+                if learners
+                else f"No learner runs here that could {verb}."
+            )
+        self.notify(reason, severity="warning")
+        return ""
+
+    def _tell(self, verb: str, who: str, **fields: Any) -> None:
+        """Sends the command, without waiting for the answer."""
+        self.run_worker(self._say_answer(verb, who, fields))
+
+    async def _say_answer(self, verb: str, who: str, fields: dict[str, Any]) -> None:
+        try:
+            self.notify(words.clean(await self.source.command(verb, who, **fields), 300))
+        except ShoalError as error:
+            self._complain(error)
+
+    def _complain(self, error: ShoalError) -> None:
+        self.notify(words.clean(str(error), 500), severity="error", markup=False)
+
+    def _theme_names(self) -> list[str]:
+        return [theme.name for theme in THEMES]
+
+    def _obey(self, command: commands.Command) -> None:
+        """Does what the command line says. Raises UserError."""
+        rest = command.rest
+        match command.verb:
+            case "quit":
+                self.action_leave()
+            case "help":
+                self.action_help()
+            case "pause":
+                length_s = commands.seconds(rest)
+                if who := self._target("pause"):
+                    self._tell("pause", who, seconds=length_s)
+            case "resume":
+                self.action_resume()
+            case "finish":
+                self.action_finish()
+            case "stop":
+                self._confirmed("stop", "{who} is stopped. Do that?", "stop")
+            case "filter":
+                self.filters[self.view] = rest
+                self._draw()
+            case "theme" | "focus" | "sort" | "link":
+                self._adjust(command.verb, rest)
+            case view:
+                self.action_view(view)
+
+    def _adjust(self, verb: str, rest: str) -> None:
+        if verb == "theme":
+            if rest not in self.available_themes:
+                raise UserError(f"There is no theme {rest!r}: {', '.join(self._theme_names())}.")
+            self.theme = rest
+        elif verb == "focus":
+            labels = [one.label for one in self.frame.attached()] if self.frame else []
+            meant = [label for label in labels if rest and rest in label]
+            if not meant:
+                raise UserError(f"No daemon {rest!r} is attached: {', '.join(labels) or 'none'}.")
+            self.daemon = meant[0]
+            self._draw()
+        elif verb == "sort":
+            self._sort(rest)
+        else:
+            self._show_link()
+
+    def _sort(self, column: str) -> None:
+        tables = {"overview": "side-peers", "contribution": "leaders"}
+        name = tables.get(self.view, self.view)
+        table = self.query_one(f"#{name}")
+        keys = [one.key for one in table.columns] if isinstance(table, Roster) else []
+        if not isinstance(table, Roster) or column not in keys:
+            raise UserError(f"Nothing here is sorted by {column!r}: {', '.join(keys) or 'none'}.")
+        table.sort_by(column)
+
+    def _show_link(self) -> None:
+        status = self.scene().syncer
+        if not isinstance(status, SyncerStatus) or not status.join_link:
+            raise UserError("Only a syncer of this machine knows the link.")
+        link = words.clean(status.join_link, 4096)
+        pieces = [link[i : i + PAGE_WIDTH] for i in range(0, len(link), PAGE_WIDTH)]
+        title = f"Others join {label_of(status)} with: shoal join LINK"
+        self.push_screen(Page(title, lambda: [Text(piece) for piece in pieces]))
+
+
+def run(source: Source, *, is_readonly: bool = False, is_ascii: bool = False) -> int:
+    """Shows the source until the viewer leaves; the exit code."""
+    app = ShoalApp(source, is_readonly=is_readonly, is_ascii=is_ascii)
+    result = app.run()
+    return app.return_code or result or 0

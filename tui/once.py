@@ -1,0 +1,72 @@
+"""One look as plain text, for scripts, logs and terminals that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from rich.text import Text
+
+from tui import look, parts, words
+from tui.frames import Frame
+from tui.history import History, sample
+from tui.scene import Scene
+from tui.sources import Source
+from tui.widgets import banner, overview, peers, this_node
+
+WAIT_S = 3.0
+PEERS_SHOWN = 40
+EVENTS_SHOWN = 8
+
+
+def text(frame: Frame, width: int, *, is_ascii: bool = False) -> str:
+    """The banner and the overview of each daemon, the learners and the latest events."""
+    history = History()
+    history.add(sample(frame))
+    now = Scene(frame=frame, history=history)
+    made = banner.render(now, width) + overview.render(
+        now, min(width, overview.TWO_COLUMNS - 1), 24
+    )
+    if now.syncer is not None and now.syncer.peers:
+        made += [Text(), *_peers(now, width)]
+    for other in frame.attached()[1:]:
+        there = Scene(frame=frame, history=history, focus=other.label)
+        made += [Text(), *banner.render(there, width)]
+        if there.status is not None and there.status is there.node:
+            made += this_node.render(there, width, 0)
+    if history.events:
+        events = parts.event_lines(list(history.events), width, EVENTS_SHOWN, now.paint)
+        made += [Text(), *events]
+    plain = "\n".join(line.plain.rstrip() for line in made)
+    if is_ascii:
+        plain = "\n".join(look.plain(line) for line in plain.split("\n"))
+    return plain
+
+
+def _peers(now: Scene, width: int) -> list[Text]:
+    """A line for each learner, the columns that fit."""
+    found = sorted(peers.peer_lines(now), key=lambda one: one.peer.name)
+    columns = peers.fitting(width)
+    made = [Text(" ".join(peers.heading(one) for one in columns))]
+    made += [
+        Text(" ".join(peers.cell(one, line) for one in columns)) for line in found[:PEERS_SHOWN]
+    ]
+    left = len(found) - PEERS_SHOWN
+    return made + ([Text(f"and {words.plural(left, 'other')}")] if left > 0 else [])
+
+
+def frame_of(source: Source, *, wait_s: float = WAIT_S) -> Frame:
+    """A frame in which every daemon has answered, or the newest after `wait_s`. Runs a loop."""
+    return asyncio.run(_frame_of(source, wait_s))
+
+
+async def _frame_of(source: Source, wait_s: float) -> Frame:
+    ends_s = time.monotonic() + wait_s
+    async with contextlib.aclosing(source.frames()) as frames:  # type: ignore[type-var]
+        async for frame in frames:
+            attached = frame.attached()
+            is_whole = bool(attached) and all(one.answered_s is not None for one in attached)
+            if is_whole or time.monotonic() > ends_s:
+                return frame
+    return Frame(at_s=time.time(), trouble="Nothing was told.")

@@ -1,0 +1,122 @@
+"""Facts as one line of text each, shared by the views."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from protocol.snapshot import NodeStatus, RoundRow, Status, SyncerStatus
+from tui import lines, words
+from tui.frames import Told
+from tui.look import Paint
+from tui.scene import Scene
+
+GAUGE_CELLS = 12
+MARKS = {"training": "●", "gone": "✖", "silent": "✖"}
+OTHER_MARK = "◐"
+
+
+def round_text(one: RoundRow, paint: Paint) -> Text:
+    """One round in flight: how many arrived, and whom it waits for."""
+    text = Text()
+    share = one.arrived / one.asked if one.asked else 0.0
+    style = paint.good if one.arrived >= one.quorum else paint.warn
+    text.append(words.bar(share, GAUGE_CELLS), style=style)
+    text.append(
+        f" {one.arrived:,} of {one.asked:,}, needs {one.quorum}: round {one.number:,}, "
+        f"fragment {one.fragment}, {words.clean(one.state, 20)} {words.duration(one.age_s)}"
+    )
+    if one.waiting_for:
+        text.append(f"; waiting for {words.enumerate_names(one.waiting_for)}")
+    return text
+
+
+def grace(status: SyncerStatus, paint: Paint) -> Text | str:
+    """How much of the slack the grace window takes."""
+    if not status.grace_s and status.slack_s is None:
+        return "no window measured yet"
+    if not status.slack_s:
+        return f"{words.duration(status.grace_s)} after the quorum"
+    text = Text()
+    share = status.grace_s / status.slack_s
+    text.append(words.bar(share, GAUGE_CELLS), style=paint.good if share < 1 else paint.warn)
+    text.append(
+        f" {words.duration(status.grace_s)} of {words.duration(status.slack_s)} slack "
+        "after the quorum"
+    )
+    return text
+
+
+def last_merge(status: SyncerStatus) -> str:
+    """The newest merge in words."""
+    if not status.merges:
+        return "nothing merged yet"
+    last = status.merges[-1]
+    return (
+        f"{words.plural(last.participants, 'learner')} merged into fragment {last.fragment}, "
+        f"{last.mean_steps:.0f} local steps each, in {words.duration(last.seconds)}"
+    )
+
+
+def tally(status: SyncerStatus, paint: Paint) -> Text:
+    """How many learners are in which state, each with a mark, a number and a word."""
+    counts = Counter(peer.state for peer in status.peers)
+    if not counts:
+        return Text("no learner has joined yet", style=paint.warn)
+    text = Text()
+    for state in sorted(counts, key=lambda one: (one != "training", one)):
+        mark = MARKS.get(state, OTHER_MARK)
+        text.append("  " if text else "")
+        text.append(f"{mark}{counts[state]} {words.clean(state, 12)}", style=paint.state(state))
+    return text
+
+
+def faults(status: Status, paint: Paint) -> Text:
+    """Faults counted since the daemon started, or the word none."""
+    text = words.tally(status.faults)
+    return Text(text, style=paint.bad) if text else Text("none", style=paint.good)
+
+
+def link(status: NodeStatus) -> str:
+    detail = f" ({words.clean(status.link_detail, 120)})" if status.link_detail else ""
+    heard = "" if status.heard_s is None else f", heard {words.duration(status.heard_s)} ago"
+    return f"{words.clean(status.link, 20)}{detail}{heard}"
+
+
+def trainer(status: NodeStatus) -> str:
+    device = f" on {words.clean(status.device, 40)}" if status.device else ""
+    detail = f" ({words.clean(status.trainer_detail, 120)})" if status.trainer_detail else ""
+    return f"{words.clean(status.trainer, 20)}{device}{detail}"
+
+
+def event_lines(events: Sequence[Told], width: int, count: int, paint: Paint) -> list[Text]:
+    """The newest events, newest first, one line each."""
+    if not events:
+        return [Text("nothing was told yet", style=paint.quiet)]
+    made = []
+    for event in reversed(events[-count:]):
+        line = Text()
+        line.append(f"{words.clock(event.at_s)} ", style=paint.quiet)
+        mark = "! " if event.is_fault else ""
+        line.append(mark + words.clean(event.text, 400), style=paint.bad if event.is_fault else "")
+        made.append(lines.fit(line, width))
+    return made
+
+
+def aged(scene: Scene, status: Status, width: int, body: Sequence[Text]) -> list[Text]:
+    """The lines as they are; if they are not of now, without colour and with a warning on top."""
+    warning = scene.stale(status)
+    if not warning:
+        return list(body)
+    faded = [Text(line.plain, style=scene.paint.quiet) for line in body]
+    return [*lines.wrap(Text(warning, style=scene.paint.bad), width), *faded]
+
+
+def seat(status: Status) -> str:
+    """Who sits in the syncer's seat."""
+    leader = status.swarm.leader
+    if leader == status.key and leader:
+        return "this syncer"
+    return words.clean(leader, 64)[:8] or "nobody that is known"

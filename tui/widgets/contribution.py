@@ -1,0 +1,128 @@
+"""View 7: who brought the swarm how far, and this machine's part in it."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from tui import lines, words
+from tui.look import Paint
+from tui.scene import Scene
+from tui.widgets import peers
+from tui.widgets.peers import PeerLine
+from tui.widgets.roster import Column
+
+SUMMARY_ROWS = 4
+BAR_CELLS = 20
+
+
+class Place:
+    """A learner's place among all, by merged pushes."""
+
+    __slots__ = ("is_you", "line", "number")
+
+    def __init__(self, number: int, line: PeerLine, *, is_you: bool) -> None:
+        self.number = number
+        self.line = line
+        self.is_you = is_you
+
+
+def places(scene: Scene) -> list[Place]:
+    """All learners, the one with most merges first."""
+    if scene.syncer is None:
+        return []
+    you = scene.node.key if scene.node is not None else ""
+    ordered = sorted(
+        peers.peer_lines(scene),
+        key=lambda one: (-one.peer.merges, -one.peer.tokens, one.peer.key),
+    )
+    return [Place(i + 1, line, is_you=line.peer.key == you) for i, line in enumerate(ordered)]
+
+
+def key_of(place: Place) -> str:
+    """The learner's key."""
+    return place.line.peer.key
+
+
+def summary(scene: Scene, width: int, height: int) -> list[Text]:
+    """This machine's part in words."""
+    paint, node = scene.paint, scene.node
+    status = scene.syncer or scene.status
+    if status is None:
+        return [Text("No daemon has answered yet.", style=paint.quiet)]
+    total = (
+        f"{words.count(status.swarm.tokens)} tokens committed in "
+        f"{words.plural(status.swarm.global_step, 'global step')}"
+    )
+    stale = scene.stale(status)
+    rows: list[lines.Pair] = [("swarm", total)]
+    if node is None:
+        rows.append(("you", "No learner of this project runs on this machine."))
+    else:
+        mine = f"{node.name}: {node.merged:,} of {words.plural(node.pushed, 'push', 'pushes')} "
+        mine += f"merged, {words.count(node.tokens)} tokens trained since its trainer began"
+        rows.append(("you", words.clean(mine, 200)))
+        rows.append(("your share", _share(scene, node.key)))
+    body = lines.pairs(rows, width, paint, label=12)
+    return ([Text(stale, style=paint.bad)] if stale else []) + body
+
+
+def _share(scene: Scene, key: str) -> str:
+    every = places(scene)
+    own = next((one for one in every if key_of(one) == key), None)
+    if own is None:
+        return "not known: only the syncer counts all merges, and none is attached here"
+    return (
+        f"{words.percent(own.line.share)} of all merged pushes, place {own.number} of {len(every)}"
+    )
+
+
+def _name(place: Place) -> str:
+    name = words.clean(place.line.peer.name)
+    return f"{name} (you)" if place.is_you else name
+
+
+def _bar(place: Place) -> str:
+    return words.bar(place.line.share, BAR_CELLS)
+
+
+def _you_style(place: Place, paint: Paint) -> str:
+    return paint.accent if place.is_you else ""
+
+
+COLUMNS: tuple[Column[Place], ...] = (
+    Column(
+        key="place", title="#", width=4, importance=90, is_right=True,
+        say=lambda one: str(one.number), rank=lambda one: one.number,
+    ),
+    Column(
+        key="name", title="learner", width=16, importance=100, is_flexible=True, style=_you_style,
+        say=_name, rank=lambda one: one.line.peer.name.casefold(),
+    ),
+    Column(
+        key="merges", title="merges", width=8, importance=95, is_right=True, is_falling=True,
+        say=lambda one: f"{one.line.peer.merges:,}", rank=lambda one: one.line.peer.merges,
+    ),
+    Column(
+        key="share", title="share", width=6, importance=94, is_right=True, is_falling=True,
+        say=lambda one: words.percent(one.line.share), rank=lambda one: one.line.share,
+    ),
+    Column(
+        key="bar", title="of all merged pushes", width=BAR_CELLS, importance=30,
+        say=_bar, style=lambda one, paint: paint.chart,
+    ),
+    Column(
+        key="tokens", title="tokens", width=8, importance=80, is_right=True, is_falling=True,
+        say=lambda one: words.count(one.line.peer.tokens), rank=lambda one: one.line.peer.tokens,
+    ),
+    Column(
+        key="goodput", title="goodput", width=8, importance=40, is_right=True, is_falling=True,
+        say=lambda one: (
+            "–" if one.line.peer.goodput is None else words.percent(one.line.peer.goodput)
+        ),
+        rank=lambda one: one.line.peer.goodput or 0.0,
+    ),
+    Column(
+        key="refused", title="refused", width=8, importance=50, is_right=True, is_falling=True,
+        say=lambda one: str(one.line.refused), rank=lambda one: one.line.refused,
+    ),
+)  # fmt: skip

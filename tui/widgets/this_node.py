@@ -1,0 +1,119 @@
+"""View 4: what this machine does for the project, and why it does not when it does not."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from protocol.snapshot import NodeStatus
+from tui import lines, parts, rows, words
+from tui.frames import label_of
+from tui.lines import Pair
+from tui.scene import Scene
+
+TWO_COLUMNS = 110
+EVENTS_SHOWN_MIN = 6
+
+
+def render(scene: Scene, width: int, height: int) -> list[Text]:
+    """The view."""
+    node, paint = scene.node, scene.paint
+    if node is None:
+        return lines.wrap(
+            Text(
+                "No learner runs on this machine, or none has answered yet. "
+                "Start one with `shoal join LINK`.",
+                style=paint.quiet,
+            ),
+            width,
+        )
+    if width >= TWO_COLUMNS:
+        half = (width - 1) // 2
+        left = _box("work", _work(scene, node), half, scene)
+        left += _box("trainer", _trainer(node), half, scene)
+        right = _box("syncer and weights", _weights(node), width - half - 1, scene)
+        right += _box("wire", _wire(node), width - half - 1, scene)
+        body = lines.beside(left, right, half)
+    else:
+        every = _work(scene, node) + _trainer(node) + _weights(node) + _wire(node)
+        body = _box(words.clean(label_of(node), 40), every, width, scene)
+    notices = [
+        part
+        for notice in node.notices
+        for part in lines.wrap(Text(f"note: {words.clean(notice, 500)}", style=paint.warn), width)
+    ]
+    room = max(height - len(notices) - len(body) - 2, EVENTS_SHOWN_MIN)
+    made = notices + body + _events(scene, node, width, room)
+    return parts.aged(scene, node, width, made)
+
+
+def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
+    return lines.panel(title, lines.pairs(pairs, width - 4, scene.paint), width, scene.paint)
+
+
+def _work(scene: Scene, node: NodeStatus) -> list[Pair]:
+    state = Text(words.clean(node.state, 20), style=scene.paint.state(node.state))
+    state.append(f", up {words.duration(node.uptime_s)}", style="default")
+    why = "" if node.state == "training" else words.clean(node.sentence, 300)
+    others = {word: number for word, number in node.outcomes.items() if word != "merged"}
+    handed = f"{words.plural(node.pushed, 'push', 'pushes')}, {node.merged:,} merged"
+    handed += f"; {words.tally(others)}" if words.tally(others) else ""
+    thrown = []
+    if node.discarded_steps:
+        thrown.append(f"{words.plural(node.discarded_steps, 'local step')} overwritten")
+    if node.lost_steps:
+        thrown.append(f"{words.plural(node.lost_steps, 'local step')} lost with a trainer")
+    return [
+        ("state", state),
+        ("why idle", Text(why, style=scene.paint.warn) if why else ""),
+        ("handed in", handed if node.pushed else "nothing yet"),
+        ("discarded", ", ".join(thrown) or "nothing"),
+        ("measured", f"{words.plural(node.evaluations, 'held-out loss', 'held-out losses')}"),
+        ("faults", parts.faults(node, scene.paint)),
+    ]
+
+
+def _trainer(node: NodeStatus) -> list[Pair]:
+    speed = ""
+    if node.local_step:
+        speed = f"{words.count(node.tokens_per_s)} tokens/s, {words.duration(node.step_s)} a step"
+    restarts = words.plural(node.trainer_restarts, "time") if node.trainer_restarts else ""
+    return [
+        ("trainer", parts.trainer(node)),
+        ("process", f"{node.trainer_pid}" if node.trainer_pid else "none runs"),
+        ("batch", f"micro-batch {node.micro_batch}" if node.micro_batch is not None else ""),
+        ("restarted", restarts),
+        ("speed", speed),
+        ("goodput", "" if node.goodput is None else words.percent(node.goodput)),
+        ("loss", "" if node.loss is None else f"{words.loss(node.loss)} at the last local step"),
+        ("steps", f"{node.local_step:,} local steps, {words.count(node.tokens)} tokens"),
+    ]
+
+
+def _weights(node: NodeStatus) -> list[Pair]:
+    fetched = f"{node.weights_from_peers} from learners, {node.weights_from_syncer} from the syncer"
+    lag = "current" if not node.lag else f"{words.plural(node.lag, 'version')} behind"
+    return [
+        ("syncer", parts.link(node)),
+        ("weights", f"{node.weights_held} of "
+                    f"{words.plural(node.project.fragments, 'fragment')} held, {lag}"),
+        ("fetched", fetched),
+        ("held-out", rows.heldout(node.swarm)),
+    ]  # fmt: skip
+
+
+def _wire(node: NodeStatus) -> list[Pair]:
+    return [
+        ("network", rows.network(node.network)),
+        ("wire", rows.wire(
+            (node.push_bytes, node.push_params), (node.payload_bytes, node.payload_params)
+        )),
+        ("key", words.clean(node.key, 80)),
+        ("program", f"version {words.clean(node.version, 20)}, process {node.pid}"),
+    ]  # fmt: skip
+
+
+def _events(scene: Scene, node: NodeStatus, width: int, room: int) -> list[Text]:
+    attached = next((one for one in scene.frame.attached() if one.key == node.key), None)
+    own = [one for one in scene.history.events if attached and one.daemon == attached.label]
+    body = parts.event_lines(own, width - 4, room, scene.paint)
+    return lines.panel("what it told, newest first", body, width, scene.paint)
