@@ -56,6 +56,7 @@ from protocol.machine import (
     Woke,
 )
 from protocol.messages import (
+    RUN_COMPLETE,
     Alive,
     CertifiedRecord,
     Committed,
@@ -94,7 +95,7 @@ from protocol.trace import (
     RecordCommitted,
 )
 
-BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 12.0)
 REFUSED_EXIT = 4
 """Exit code of a daemon that the project does not want."""
 
@@ -185,6 +186,8 @@ class LearnerMachine:
 
     def _lost(self, reason: str, retry_after_s: float | None = None) -> None:
         """No link for now: try again after a growing, spread-out pause."""
+        if (self.link, "lost") not in LINK_TRANSITIONS:
+            return  # It is lost already.
         pause_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
         pause_s = max(pause_s * self.setup.rng.uniform(0.7, 1.3), retry_after_s or 0.0)
         self._failures += 1
@@ -193,6 +196,8 @@ class LearnerMachine:
         self.tending.on_link()
 
     def _seat_found(self, found: SeatFound) -> None:
+        if self.link is not Link.SEEKING:
+            return  # Found meanwhile, or no longer looked for.
         try:
             self._adopt_charter(found.charter)
         except RemoteError as error:
@@ -232,8 +237,8 @@ class LearnerMachine:
             self._lost(reason)
 
     def _receive(self, peer: bytes, message: Message) -> None:
-        if peer != self.shared.leader:
-            return
+        if peer != self.shared.leader or self.link not in (Link.GREETING, Link.FOLLOWING):
+            return  # What was on its way when the link ended.
         self.heard_s = self.shared.now_s
         try:
             self._dispatch(peer, message)
@@ -379,7 +384,7 @@ class LearnerMachine:
         loss = f", held-out loss {ended.best_loss:.4f}" if ended.best_loss is not None else ""
         words = f"the run is complete after {ended.global_step} global steps{loss}"
         self._fire("over", words)
-        self._leave("the run is complete", words)
+        self._leave(RUN_COMPLETE, words)
 
     def _leave(self, reason: str, words: str) -> None:
         if self.shared.leader is not None and self.link in (Link.FOLLOWING, Link.ENDED):

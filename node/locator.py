@@ -58,6 +58,7 @@ class Locator:
         Hosts that the charter at hand or the join link names are asked first, so that forged
         notices cost nothing; of what several say, the highest revision wins.
         """
+        await self.transport.greet_bootstrap()
         found = await self.transport.lookup(seat_topic(self.project))
         notices = {
             key: notice

@@ -12,6 +12,12 @@ from dataclasses import dataclass, field
 from protocol import limits
 from protocol.messages import Cursor, Heartbeat, Hello
 
+RATE_FACTOR = 0.2
+"""Weight of the newest measurement of a learner's rate."""
+
+IDLE_STEPS = 3.0
+"""Local steps that may fail to come before a learner counts as slower than it was."""
+
 
 @dataclass(slots=True)
 class Session:
@@ -27,6 +33,10 @@ class Session:
     beat: Heartbeat | None = None
     merges: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    rate_per_s: float = 0.0
+    """Local steps per second as seen here, whatever the learner says of itself."""
+    stepped_s: float = 0.0
+    """When a local step was last seen."""
     merged_steps: dict[int, int] = field(default_factory=dict)
     """Local steps merged since this session opened, by fragment."""
     lost_reason: str = ""
@@ -58,6 +68,26 @@ class Session:
     @property
     def cursor(self) -> Cursor:
         return self.beat.cursor if self.beat else Cursor(0, 0)
+
+    def hear(self, beat: Heartbeat, now_s: float) -> None:
+        """Take a heartbeat, and measure how fast this learner steps."""
+        former = self.beat
+        self.beat = beat
+        done = beat.local_step - former.local_step if former is not None else 0
+        if former is None or done < 0:
+            self.rate_per_s, self.stepped_s = 0.0, now_s
+        elif done > 0 and now_s > self.stepped_s:
+            seen = done / (now_s - self.stepped_s)
+            weight = RATE_FACTOR if self.rate_per_s else 1.0
+            self.rate_per_s += weight * (seen - self.rate_per_s)
+            self.stepped_s = now_s
+
+    def steps_per_s(self, now_s: float) -> float:
+        """The measured rate, falling while no local step is seen: a hung one holds up nobody."""
+        idle_s = now_s - self.stepped_s
+        if self.rate_per_s * idle_s <= IDLE_STEPS:
+            return self.rate_per_s
+        return IDLE_STEPS / idle_s
 
     def steps_on(self, fragment: int, version: int) -> int:
         """Local steps not handed in, counted only if they stand on this very version."""

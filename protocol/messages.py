@@ -14,8 +14,13 @@ from protocol import limits
 from protocol.ids import Count, Digest, NodeKey, Signature
 from protocol.project import CodecName, Name, Text
 
+RUN_COMPLETE = "the run is complete"
+"""Reason of the goodbye of a learner that heard of the end."""
+
 Steps = Annotated[tuple[Count, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
 Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
+"""Nats per token."""
 LearnerState = Literal["syncing", "starting", "training", "starved", "paused", "finishing"]
 Outcome = Literal["merged", "clipped", "late", "stale", "rejected", "abandoned"]
 
@@ -146,7 +151,7 @@ class Evaluation(Struct, frozen=True, array_like=True, tag="evaluation"):
     """Held-out loss of the checkpoint marked at this log index."""
 
     index: Count
-    loss: Real
+    loss: Loss
     tokens: Count
     seconds: Annotated[float, Meta(ge=0.0, le=86_400.0)]
 

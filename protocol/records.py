@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from protocol import limits, wire
 from protocol.errors import BadSignature, MalformedMessage, WrongProject
 from protocol.ids import Count, Digest, NodeKey
-from protocol.messages import Certificate, CertifiedRecord, Cursor, Envelope, Real, Vote
+from protocol.messages import Certificate, CertifiedRecord, Cursor, Envelope, Loss, Vote
 from protocol.project import CodecName, Voter
 from protocol.signing import Signer, Verify, signed_digest
 
@@ -127,7 +127,7 @@ class CheckpointEvaluated(Struct, frozen=True, array_like=True, tag="evaluated")
     tokens: Count
     """Committed tokens at the checkpoint."""
     evaluator: NodeKey
-    loss: Real
+    loss: Loss
 
 
 class RunEnding(Struct, frozen=True, array_like=True, tag="ending"):
@@ -142,7 +142,7 @@ class RunEnded(Struct, frozen=True, array_like=True, tag="ended"):
     global_step: Count
     tokens: Count
     best: Count
-    best_loss: Real | None
+    best_loss: Loss | None
 
 
 Body = (

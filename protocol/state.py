@@ -50,6 +50,14 @@ class CurvePoint(Struct, frozen=True, array_like=True):
     loss: float
 
 
+class Mark(Struct, frozen=True, array_like=True):
+    """A checkpoint whose evaluation may still come."""
+
+    index: int
+    global_step: int
+    tokens: int
+
+
 class Account(Struct, array_like=True):
     """What one contributor handed in, over all its sessions."""
 
@@ -73,6 +81,7 @@ class SwarmSummary(Struct, frozen=True, array_like=True):
     tokens_by_fragment: tuple[int, ...]
     checkpoint: int
     checkpoint_step: int
+    marks: tuple[Mark, ...]
     curve: tuple[CurvePoint, ...]
     accounts: dict[bytes, Account]
     next_position: int
@@ -207,6 +216,7 @@ class SwarmState:
             tokens_by_fragment=tuple(self.tokens_by_fragment),
             checkpoint=self.checkpoint,
             checkpoint_step=self.checkpoint_step,
+            marks=tuple(Mark(at, step, tokens) for at, (step, tokens) in self.marks.items()),
             curve=tuple(self.curve),
             accounts={
                 key: Account(account.merges, account.tokens, account.clipped)
@@ -243,6 +253,7 @@ class SwarmState:
             tokens_by_fragment=list(summary.tokens_by_fragment),
             checkpoint=summary.checkpoint,
             checkpoint_step=summary.checkpoint_step,
+            marks={mark.index: (mark.global_step, mark.tokens) for mark in summary.marks},
             curve=list(summary.curve),
             accounts=dict(summary.accounts),
             leases=book,

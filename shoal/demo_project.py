@@ -12,7 +12,7 @@ from shoal.project_text import Value, toml_value
 NAME: Final = "shoal-demo"
 
 SETTINGS: Final[Mapping[str, Value]] = {
-    "training.learning_rate": 0.002,
+    "training.learning_rate": 0.004,
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.5,
     "rounds.local_steps": 8,

@@ -215,14 +215,16 @@ class Swarm:
         )
 
     def _line(self, learner: Learner) -> LearnerLine:
-        status, back = self.learners.get(learner.name), self.comeback
+        status, child = self.learners.get(learner.name), self._joined.get(learner.name)
         word = ""
-        if back is not None and learner.name == back.name and status is not None:
-            word = "killed" if status.pid == back.daemon_pid else ""
-            if word and self._joined[learner.name].pid != back.daemon_pid:
-                word = "rejoining"
-        if status is None:
+        if child is not None and child.is_stray:
+            word = "killed"
+        elif child is not None and not child.is_running:
+            word = "ended"
+        elif status is None:
             word = "starting"
+        elif child is not None and child.pid != status.pid:
+            word = "rejoining"
         return LearnerLine(learner.name, learner.note, word, status)
 
 

@@ -44,7 +44,7 @@ from protocol.errors import CorruptState, MalformedPayload, TransientError, User
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
 from protocol.machine import Failed, Job, JobResult, StopAsked
-from protocol.messages import Report
+from protocol.messages import RUN_COMPLETE, Report
 from protocol.numerics.codecs import payload_bytes
 from protocol.numerics.outer import digest
 from protocol.project import Voter
@@ -79,8 +79,10 @@ from syncer_node.syncer import Phase, SyncerMachine
 log = logging.getLogger("shoal.syncer")
 
 PROGRESS_EVERY_S = 15.0
-LINGER_S = 3.0
-"""With `exit_when_done`: how long the syncer stays so that everyone hears that the run ended."""
+LINGER_S = 60.0
+"""With `exit_when_done`: how long the syncer stays at most for learners that may come back."""
+
+LINGER_LOOK_S = 0.5
 
 MERGE_THREADS = 2
 T = TypeVar("T")
@@ -181,6 +183,7 @@ class SyncerDaemon:
             genesis.model.tensors, genesis.strategy, genesis.fragments
         )
         self.started_s = time.monotonic()
+        self.ended_s: float | None = None
         self.books = Books()
         self.feed = Feed()
         self.shelf = Shelf()
@@ -230,6 +233,8 @@ class SyncerDaemon:
 
     async def run(self, stopper: Stopper) -> int:
         """Serve until the machine stops; then free everything."""
+        if self.machine.state.ended is not None:
+            self.ended_s = time.monotonic()
         control = ControlServer(
             self.options.home.socket("syncer", self.options.instance),
             {"status": self._status, "stop": self._stop, "events": self.feed.answer},
@@ -238,7 +243,7 @@ class SyncerDaemon:
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         self._banner()
         try:
-            async with background(self._announce, self._report):
+            async with background(self._announce, self._report, self._leave_when_done):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
@@ -321,9 +326,7 @@ class SyncerDaemon:
             self.books.grace_s = fact.grace_s
         if isinstance(fact, PhaseChanged) and fact.phase == Phase.ENDED.value:
             log.info("the model can be exported: shoal export --to DIR")
-            if self.options.exit_when_done:
-                loop = asyncio.get_running_loop()
-                loop.call_later(LINGER_S, self.driver.take, StopAsked("the run is complete"))
+            self.ended_s = time.monotonic()
 
     def _book(self, fact: FragmentCommitted) -> None:
         books = self.books
@@ -395,6 +398,24 @@ class SyncerDaemon:
                     seat_topic(self.project.id), wire.encode(notice), ANNOUNCE_TTL_S
                 )
             await asyncio.sleep(ANNOUNCE_EVERY_S)
+
+    async def _leave_when_done(self) -> None:
+        """With `exit_when_done`: stop once everybody who was here lately has heard of the end."""
+        while self.options.exit_when_done:
+            await asyncio.sleep(LINGER_LOOK_S)
+            if self.ended_s is None:
+                continue
+            now_s = time.monotonic()
+            sessions = self.machine.members.sessions.values()
+            # Whoever said goodbye after the end has heard it; whoever vanished may come back.
+            waited_for = [
+                session
+                for session in sessions
+                if session.is_connected or session.lost_reason != RUN_COMPLETE
+            ]
+            if not waited_for or now_s - self.ended_s > LINGER_S:
+                self.driver.take(StopAsked("the run is complete"))
+                return
 
     async def _report(self) -> None:
         """A line for the person who watches the terminal, now and then."""

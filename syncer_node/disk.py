@@ -35,9 +35,6 @@ FIRST_WEIGHTS = 0
 
 INITIALISE_TIMEOUT_S = 1800.0
 
-MERGELESS_RECORDS = 2
-"""Records that can stand before the first weights: who leads, and under which charter."""
-
 CHECKPOINTS_TO_RECOVER_FROM = 2
 """A damaged newest checkpoint must not be the end: the one before it still has its payloads."""
 
@@ -131,14 +128,25 @@ class Disk:
             except CorruptState as error:
                 log.warning("the log cannot be followed from checkpoint %d: %s", index, error)
                 continue
+            if not self._fits(state):
+                log.warning("checkpoint %d is set aside: it is not what the log names", index)
+                self.store.set_aside(index)
+                continue
             recovered.state = state
             return
-        if any(self.store.log.frames(MERGELESS_RECORDS)):
+        refold(recovered.state, self.store.log.frames(), lambda _: None)
+        if recovered.state.has_weights:
             raise CorruptState(
                 f"no checkpoint under {self.store.root} leads to the end of the log. Restore the "
                 "directory from a backup, or start a new project from an exported model."
             )
-        self._refold(recovered.state, 0)
+
+    def _fits(self, state: SwarmState) -> bool:
+        """Whether the loaded tensors are those that the log's newest records certify."""
+        return all(
+            self.bank.current(at).state == fragment.state
+            for at, fragment in enumerate(state.fragments)
+        )
 
     def _restore(self, checkpoint: Checkpoint) -> SwarmState:
         """Load the tensors, and the log folded so far."""

@@ -105,7 +105,8 @@ class Merging:
         """
         for current in self.rounds.values():
             ticket = current.tickets.get(session.peer)
-            if ticket is not None and ticket.header == header:
+            is_open = ticket is not None and ticket.state in (PullState.SENDING, PullState.ARRIVED)
+            if is_open and ticket is not None and ticket.header == header:
                 return
         outcome, reason = self._fates.get(
             (session.key, header.sequence), ("abandoned", "not in any round")
@@ -243,7 +244,7 @@ class Merging:
     def deadline_s(self, now_s: float) -> float | None:
         """The next time at which something happens by itself."""
         times = [current.deadline_s(now_s) for current in self.rounds.values()]
-        times.append(self.pace.deadline_s())
+        times.append(self.pace.deadline_s(now_s))
         if self.stalled_until_s > now_s:
             times.append(self.stalled_until_s)
         return min((t for t in times if t is not None), default=None)
@@ -262,7 +263,7 @@ class Merging:
         self.rounds[current.number] = current
         training = self.members.training()
         self.pace.opened(training)
-        step_s = median_step_s(training)
+        step_s = median_step_s(training, now_s)
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
         self._ask(current, able, now_s)
@@ -351,7 +352,7 @@ class Merging:
             return "rejected", "false-claim", f"{header.tokens} tokens in {header.steps} steps"
         since_s = self.state.leases.since_s.get(session.key)
         if since_s is None:
-            return "rejected", "false-claim", "local steps without leased blocks"
+            return "stale", "stale", "its blocks went to others while it was away"
         possible = (now_s + self.wall_offset_s - since_s) / STEP_S_MIN
         if session.merged_steps.get(current.fragment, 0) + header.steps > possible:
             return "rejected", "false-claim", f"{header.steps} steps in too short a time"

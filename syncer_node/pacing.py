@@ -16,17 +16,18 @@ from protocol.project import RoundSpec
 from protocol.quorum import effective_quorum
 
 RATE_MIN = 1e-9
-"""Steps per second booked for a learner that has not reported a step time yet."""
+"""Steps per second booked for a learner that was not seen to step yet."""
 
 
-def median_step_s(sessions: list[Session]) -> float:
+def median_step_s(sessions: list[Session], now_s: float) -> float:
     """Step time of the learner in the middle of the live rate; 0 without any."""
-    times = sorted(session.step_s for session in sessions if session.step_s > 0)
-    half, seen = sum(1 / t for t in times) / 2, 0.0
-    for step_s in times:
-        seen += 1 / step_s
+    rates = sorted((s.steps_per_s(now_s) for s in sessions), reverse=True)
+    rates = [rate for rate in rates if rate > RATE_MIN]
+    half, seen = sum(rates) / 2, 0.0
+    for rate in rates:
+        seen += rate
         if seen >= half:
-            return step_s
+            return 1 / rate
     return 0.0
 
 
@@ -62,7 +63,8 @@ class Pace:
             for session in live
             if session.steps_on(fragment, version) >= needed and self._has_credit(session)
         ]
-        share = sum(_rate(s) for s in ready) / sum(_rate(s) for s in live)
+        rates = {session.key: max(RATE_MIN, session.steps_per_s(now_s)) for session in live}
+        share = sum(rates[session.key] for session in ready) / sum(rates.values())
         if share < self.spec.pace_share:
             most = max(session.steps_on(fragment, version) for session in live)
             self.waiting = f"fragment {fragment}: {min(most, needed)} of {needed} local steps"
@@ -88,9 +90,9 @@ class Pace:
             kept[session.key] = due + spacing
         self.next_step = kept
 
-    def deadline_s(self) -> float | None:
+    def deadline_s(self, now_s: float) -> float | None:
         """When patience for the quorum runs out; None when that is not what is waited for."""
-        if self.waiting_since_s is None:
+        if self.waiting_since_s is None or now_s >= self.waiting_since_s + self.spec.patience_s:
             return None
         return self.waiting_since_s + self.spec.patience_s
 
@@ -98,7 +100,3 @@ class Pace:
         if session.beat is None:
             return False
         return session.beat.local_step >= self.next_step.get(session.key, 0.0)
-
-
-def _rate(session: Session) -> float:
-    return 1 / session.step_s if session.step_s > 0 else RATE_MIN

@@ -73,11 +73,11 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
         local_step=beat.local_step if beat else 0,
         step_s=session.step_s,
         tokens=beat.tokens if beat else 0,
-        tokens_per_s=tokens_per_step / session.step_s if session.step_s else 0.0,
+        tokens_per_s=tokens_per_step * session.steps_per_s(now_s),
         loss=beat.loss if beat else None,
         lag=lag,
         merges=session.merges,
-        goodput=beat.work_s / beat.alive_s if beat and beat.alive_s else None,
+        goodput=min(1.0, beat.work_s / beat.alive_s) if beat and beat.alive_s > 1e-3 else None,
         refused=dict(session.rejected),
     )
 

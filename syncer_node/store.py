@@ -168,6 +168,8 @@ class Store:
         self.root = root
         for name in ("payloads", "checkpoints"):
             (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for partial in (root / "checkpoints").glob(".*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)  # Half written when the syncer died.
         self.log = FrameFile(root / "log")
         self.certificates = FrameFile(root / "certificates")
 
@@ -295,8 +297,9 @@ def find_checkpoint(root: Path, which: str) -> Path:
         return place / str(held[0])
     if which == "best":
         best = place / "best"
-        index = int(best.read_text()) if best.is_file() else held[0]
-        return place / str(index if index in held else held[0])
+        named = best.read_text(errors="replace").strip() if best.is_file() else ""
+        is_here = named.isdigit() and int(named) in held
+        return place / (named if is_here else str(held[0]))
     if which.isdigit() and int(which) in held:
         return place / which
     listed = ", ".join(str(index) for index in held)

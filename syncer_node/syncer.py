@@ -387,7 +387,7 @@ class SyncerMachine:
     def _dispatch(self, session: Session, message: Message) -> None:
         match message:
             case Heartbeat():
-                session.beat = message
+                session.hear(message, self._now_s)
             case Push(envelope):
                 self._push(session, envelope)
             case Decline():

@@ -60,7 +60,7 @@ def _facts(syncer: SyncerStatus, tokens_per_s: float | None) -> list[rows.Row]:
         ("tokens", _progress(syncer, tokens_per_s)),
         ("held-out", _heldout(syncer)),
         ("merges", _merges(syncer)),
-        ("quorum", _quorum(syncer)),
+        ("quorum", "" if syncer.swarm.is_ended else _quorum(syncer)),
     ]
 
 

@@ -21,6 +21,7 @@ UNHEARD_S = 10.0
 UNHEARD_S_BAD = 60.0
 
 _WELL = re.compile(r"^All is well\.\s*")
+_COUNT = re.compile(r"[\d,]+ learners? training\.")
 _GONE = re.compile(r"\s*Gone: [^.]*\.")
 
 
@@ -107,7 +108,12 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
         problems.insert(0, still.sentence)
         worst = "TROUBLE" if "TROUBLE" in (worst, still.level) else "CARE"
     if problems:
-        said = _GONE.sub("", _WELL.sub("", said)) if recent else _WELL.sub("", said)
+        said = _WELL.sub("", said)
+    if recent:
+        # The daemon counts who fell silent a while longer, and names who is gone.
+        training = sum(peer.state == "training" for peer in status.peers)
+        count = f"{words.plural(training, 'learner')} training."
+        said = _COUNT.sub(count, _GONE.sub("", said))
     if worst == "TROUBLE" and not still:
         problems.insert(0, said)
         said = ""
@@ -118,7 +124,7 @@ def _lost(peers: list[PeerRow], among: int) -> str:
     """Who fell silent; the syncer still counts them for a while before it calls them gone."""
     names = words.enumerate_names([one.name for one in peers], 3)
     heard = f"last heard {words.duration(round(peers[0].heard_s))} ago"
-    return f"{len(peers):,} of {words.plural(among, 'learner')} lost: {names}; {heard}."
+    return f"{len(peers):,} of {words.plural(among, 'learner')} lost: {names} ({heard})."
 
 
 def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:

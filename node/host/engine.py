@@ -22,6 +22,7 @@ from typing import Any
 from hivemind.dht import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.utils.multiaddr import Multiaddr
 
 from node.host import addresses, keystore, records
 from node.host.addresses import PeerAddress
@@ -42,6 +43,7 @@ TABLE_PEER_S = 5.0
 DIAL_S = 15.0
 ENGINE_CALL_S = 5.0
 PROBE_EVERY_S = 10.0
+GREET_S = 5.0
 STOP_TABLE_S = 3.0
 STOP_ENGINE_S = 5.0
 
@@ -220,6 +222,19 @@ class Engine:
         """The table's values under a topic."""
         async with self.limited(f"looking up {topic}", TABLE_S):
             return await records.find(self._node, topic)
+
+    async def greet(self, peer: PeerAddress) -> None:
+        """Connects to a host at its known address, and puts it back into our part of the table.
+
+        A host that was away long enough has been dropped from everybody's routing table; without
+        this it would come back to a table of its own. Raises PeerUnreachable or TransportLost.
+        """
+        peer_id = PeerID(keystore.peer_id_bytes(peer.key))
+        address = Multiaddr(peer.text.rpartition("/p2p/")[0])
+        async with self.limited(f"greeting host {short(peer.key)}", GREET_S):
+            await self._p2p._client.connect(peer_id, [address])
+            if await self._node.protocol.call_ping(peer_id) is not None:
+                self._node.blacklist.register_success(peer_id)
 
     async def watch(self) -> str:
         """Why the engine was lost; returns when it is."""

@@ -15,8 +15,8 @@ from protocol.ids import Count, Digest
 from protocol.messages import Envelope
 from protocol.project import Charter
 
-ANNOUNCE_EVERY_S = 10.0
-ANNOUNCE_TTL_S = 45.0
+ANNOUNCE_EVERY_S = 5.0
+ANNOUNCE_TTL_S = 30.0
 
 
 class SeatNotice(Struct, frozen=True, array_like=True):

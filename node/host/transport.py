@@ -40,6 +40,8 @@ BLOB_PROTOCOL = f"shoal.blob.{limits.WIRE_VERSION}"
 WITHDRAW_S = 2.0
 STOP_TASKS_S = 5.0
 
+GREET_EVERY_S = 15.0
+
 PEERS_COUNTED_MAX = 4096
 """Hosts whose traffic is counted one by one; the oldest gives way."""
 
@@ -249,7 +251,12 @@ class Transport:
     async def _watch_and_rebuild(self) -> None:
         engine = self._engine
         assert engine is not None, "booted means that there is an engine"
-        reason = await engine.watch()
+        greeting = asyncio.create_task(self._keep_greeting(), name="greeting")
+        try:
+            reason = await engine.watch()
+        finally:
+            greeting.cancel()
+            await asyncio.wait([greeting])
         engine.lose(reason)
         if self._is_closed:
             return  # `close` ends the engine, and us after it
@@ -268,6 +275,15 @@ class Transport:
                 # Another program took the port meanwhile: nobody is at the keyboard to be told.
                 self._report_retry(str(error), addresses.BACKOFF_S[-1])
                 await asyncio.sleep(addresses.BACKOFF_S[-1])
+
+    async def _keep_greeting(self) -> None:
+        """Hosts that we were told of may go and come back; they are greeted again and again."""
+        while True:
+            await asyncio.sleep(GREET_EVERY_S)
+            with contextlib.suppress(
+                TransientError
+            ):  # The engine's own troubles are told elsewhere.
+                await self.greet_bootstrap()
 
     def _report_down(self, reason: str) -> None:
         self._down_reason = reason
@@ -406,6 +422,21 @@ class Transport:
         finally:
             self._fetch_slots.release(peer)
         return target
+
+    async def greet_bootstrap(self) -> None:
+        """Makes sure that we and the hosts we were told of know each other, as far as they answer.
+
+        Raises TransportLost while the engine is down; a host that does not answer is no error.
+        """
+        engine = self._live()
+        answers = await asyncio.gather(
+            *(engine.greet(peer) for peer in self._bootstrap), return_exceptions=True
+        )
+        for peer, answer in zip(self._bootstrap, answers, strict=True):
+            if isinstance(answer, TransientError):
+                log.debug("host %s was not greeted: %s", short(peer.key), answer)
+            elif isinstance(answer, BaseException):
+                raise answer
 
     async def announce(self, topic: str, value: bytes, ttl_s: float) -> None:
         """Stores `value`, signed, under `topic` and our key; newer values replace older ones.

@@ -1,0 +1,458 @@
+"""Every key, on a screen without a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from textual.binding import Binding
+
+from tests.tui import tapes
+from tests.tui.screens import screen_lines, screen_text
+from tests.tui.staged import LARGE, Staged, drive, notices, replay, settle
+from tui.app import ShoalApp
+from tui.look import THEMES
+from tui.screens.dialogs import Confirm, Page, PauseMenu
+from tui.widgets.bars import VIEWS
+from tui.widgets.roster import Roster
+
+
+def app_of(*frames, **options) -> ShoalApp:
+    return ShoalApp(Staged(frames or [tapes.frame(3)]), **options)
+
+
+def test_digits_and_clicks_choose_the_view():
+    app = app_of()
+
+    async def look(pilot):
+        for digit, (name, title) in enumerate(VIEWS.items(), 1):
+            await pilot.press(str(digit))
+            await settle(pilot)
+            assert app.view == name
+            assert f"[{digit} {title}]" in screen_text(app)
+        await pilot.click("#views", offset=(16, 0))
+        await settle(pilot)
+        assert app.view == "peers"
+
+    drive(app, look, LARGE)
+
+
+@pytest.mark.parametrize("key", ["tab", "h"])
+def test_the_next_daemon_comes_into_focus(key):
+    app = app_of()
+
+    async def look(pilot):
+        assert "syncer default" in screen_lines(app)[0]
+        await pilot.press(key)
+        await settle(pilot)
+        assert "learner heron" in screen_lines(app)[0]
+        assert "[WELL] Training." in screen_text(app)
+        await pilot.press(key)
+        await settle(pilot)
+        assert "syncer default" in screen_lines(app)[0]
+
+    drive(app, look)
+
+
+def test_a_filter_is_kept_across_frames_and_cleared_with_escape():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("2", "slash", *"osp", "enter")
+        await settle(pilot)
+        assert "1 of 8 shown" in screen_text(app)
+        app.source.waiting.put_nowait(tapes.frame(4))
+        await settle(pilot)
+        rows = "\n".join(screen_lines(app)[5:])
+        assert "osprey" in rows
+        assert "avocet" not in rows
+        await pilot.press("escape")
+        await settle(pilot)
+        assert "avocet" in screen_text(app)
+
+    drive(app, look)
+
+
+def test_sorting_and_cursor_are_kept_across_frames():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("2")
+        table = app.query_one("#peers", Roster)
+        table.sort_by("merges")
+        await pilot.press("down", "down")
+        chosen = table.cursor_key
+        assert chosen == tapes.key("curlew")
+        second = tapes.frame(4)
+        second.statuses[0].peers[1].merges = 1
+        second.statuses[0].peers.reverse()
+        app.source.waiting.put_nowait(second)
+        await settle(pilot)
+        assert table.sort == "merges"
+        assert table.cursor_key == chosen
+        assert table.cursor == 7
+        assert [row.peer.merges for row in table.rows] == sorted(
+            (row.peer.merges for row in table.rows), reverse=True
+        )
+
+    drive(app, look)
+
+
+def test_columns_are_sorted_with_keys_and_mouse():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("2")
+        await settle(pilot)
+        table = app.query_one("#peers", Roster)
+        assert table.sort == "name"
+        await pilot.press("s")
+        assert table.sort == "state"
+        await pilot.press("S", "o")
+        assert (table.sort, table.is_reversed) == ("name", True)
+        assert table.rows[0].peer.name == "wren"
+        head = screen_lines(app)[4]
+        await pilot.click("#peers", offset=(head.index("tok/s"), 0))
+        assert table.sort == "speed"
+        await pilot.click("#peers", offset=(3, 2))
+        assert table.cursor == 1
+
+    drive(app, look)
+
+
+def test_enter_shows_all_of_a_learner_and_follows_it():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("2", "G", "enter")
+        await settle(pilot)
+        assert isinstance(app.screen, Page)
+        assert "wren" in screen_text(app)
+        late = tapes.frame(4)
+        late.statuses[0].peers[7].state = "gone"
+        app.source.waiting.put_nowait(late)
+        await settle(pilot)
+        assert "state       gone" in screen_text(app)
+        await pilot.press("escape")
+        assert not isinstance(app.screen, Page)
+
+    drive(app, look)
+
+
+def test_faults_only():
+    app = ShoalApp(Staged(tapes.learner_killed()))
+
+    async def look(pilot):
+        await pilot.press("6", "x")
+        await settle(pilot)
+        rows = screen_lines(app)[5:]
+        assert "FAULT" in rows[0]
+        assert "heartbeat lost" in rows[0]
+        assert not any("FragmentCommitted" in row for row in rows)
+        await pilot.press("enter", "down", "enter")
+        await settle(pilot)
+        assert "SessionClosed" in screen_text(app)
+
+    drive(app, look)
+
+
+def test_new_events_do_not_move_what_is_read():
+    app = ShoalApp(Staged(tapes.healthy(80)))
+
+    async def look(pilot):
+        await pilot.press("6", "pagedown", "pagedown", "pagedown")
+        await settle(pilot)
+        before = [row[:70] for row in screen_lines(app)[5:15]]
+        app.source.waiting.put_nowait(tapes.frame(81))
+        app.source.waiting.put_nowait(tapes.frame(82))
+        await settle(pilot)
+        assert [row[:70] for row in screen_lines(app)[5:15]] == before
+
+    drive(app, look)
+
+
+@pytest.mark.parametrize(
+    ("keys", "seconds"), [("p1", 900.0), ("p2", 3600.0), ("p3", 7200.0), ("p4", None)]
+)
+def test_pause_asks_for_how_long(keys, seconds):
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press(keys[0])
+        await settle(pilot)
+        assert isinstance(app.screen, PauseMenu)
+        await pilot.press(keys[1])
+        await settle(pilot)
+        assert app.source.commands == [("pause", tapes.LEARNER, {"seconds": seconds})]
+        assert "pause done" in notices(app)
+
+    drive(app, look)
+
+
+def test_pause_can_be_given_up_and_resume_needs_no_question():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("p", "escape", "r")
+        await settle(pilot)
+        assert app.source.commands == [("resume", tapes.LEARNER, {})]
+
+    drive(app, look)
+
+
+def test_finish_asks_first_and_enter_alone_does_no_harm():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("f")
+        await settle(pilot)
+        assert isinstance(app.screen, Confirm)
+        await pilot.press("enter")
+        await settle(pilot)
+        await pilot.press("f", "n")
+        assert app.source.commands == []
+        await pilot.press("f", "y")
+        await settle(pilot)
+        assert app.source.commands == [("finish", tapes.LEARNER, {})]
+
+    drive(app, look)
+
+
+def test_a_refusal_is_shown():
+    app = app_of()
+    app.source.refusal = "The learner [is] busy."
+
+    async def look(pilot):
+        await pilot.press("r")
+        await settle(pilot)
+        assert "The learner [is] busy." in notices(app)
+
+    drive(app, look)
+
+
+@pytest.mark.parametrize("keys", [["p"], ["r"], ["f"], ["colon", *"stop", "enter"]])
+def test_readonly_refuses_with_a_word(keys):
+    app = app_of(is_readonly=True)
+
+    async def look(pilot):
+        await pilot.press(*keys)
+        await settle(pilot)
+        assert len(app.screen_stack) == 1
+        assert app.source.commands == []
+        assert "Read only" in notices(app)
+
+    drive(app, look)
+
+
+@pytest.mark.parametrize(
+    ("typed", "view", "commands"),
+    [
+        ("events", "events", []),
+        ("frag", "fragments", []),
+        ("7", "contribution", []),
+        ("pause 2h", "overview", [("pause", tapes.LEARNER, {"seconds": 7200.0})]),
+        ("pause", "overview", [("pause", tapes.LEARNER, {"seconds": None})]),
+        ("resume", "overview", [("resume", tapes.LEARNER, {})]),
+    ],
+)
+def test_the_command_line(typed, view, commands):
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("colon", *(("space" if char == " " else char) for char in typed), "enter")
+        await settle(pilot)
+        assert app.view == view
+        assert app.source.commands == commands
+
+    drive(app, look)
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("pause for ever", "is no duration"),
+        ("dance", "no command 'dance'"),
+        ("f", "could be fragments, finish, filter, focus"),
+        ("theme mud", "no theme 'mud'"),
+        ("focus moon", "No daemon 'moon'"),
+        ("sort height", "sorted by 'height'"),
+    ],
+)
+def test_the_command_line_explains_what_it_does_not_know(typed, says):
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("colon", *(("space" if char == " " else char) for char in typed), "enter")
+        await settle(pilot)
+        assert says in notices(app)
+
+    drive(app, look)
+
+
+def test_other_commands():
+    app = app_of()
+
+    async def look(pilot):
+        for typed in ("theme daylight", "focus heron", "2", "sort merges", "filter wren"):
+            await pilot.press("colon", *(("space" if c == " " else c) for c in typed), "enter")
+            await settle(pilot)
+        assert app.theme == "daylight"
+        assert app.daemon == tapes.LEARNER
+        table = app.query_one("#peers", Roster)
+        assert [row.peer.name for row in table.rows] == ["wren"]
+        assert table.sort == "merges"
+        await pilot.press("colon", *"link", "enter")
+        await settle(pilot)
+        assert "shoal:xxx" in screen_text(app)
+
+    drive(app, look)
+
+
+def test_stop_names_the_daemon_and_asks():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("colon", *"stop", "enter")
+        await settle(pilot)
+        assert "syncer default is stopped" in screen_text(app)
+        await pilot.press("y")
+        await settle(pilot)
+        assert app.source.commands == [("stop", tapes.SYNCER, {})]
+
+    drive(app, look)
+
+
+def test_help_names_every_key():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("question_mark")
+        await settle(pilot)
+        shown = screen_text(app)
+        for binding in ShoalApp.BINDINGS:
+            assert isinstance(binding, Binding)
+            assert (binding.tooltip or binding.description) in shown
+
+    drive(app, look, (120, 80))
+
+
+def test_colours_change_and_quit_quits():
+    app = app_of()
+
+    async def look(pilot):
+        seen = {app.theme}
+        for _ in THEMES:
+            await pilot.press("t")
+            await settle(pilot)
+            seen.add(app.theme)
+        assert seen == {theme.name for theme in THEMES}
+        await pilot.press("q")
+
+    drive(app, look)
+    assert app.return_value == 0
+
+
+def test_typing_a_filter_does_not_trigger_keys():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("2", "slash", *"qxp1")
+        await settle(pilot)
+        assert app.is_running
+        assert app.view == "peers"
+        assert app.filters["peers"] == "qxp1"
+
+    drive(app, look)
+
+
+def test_frames_coalesce_and_no_event_is_lost():
+    app = ShoalApp(Staged())
+
+    async def look(pilot):
+        for frame in tapes.healthy(200):
+            app.source.waiting.put_nowait(frame)
+        await settle(pilot)
+        assert app.frame is not None
+        assert app.frame.at_s == tapes.START_S + 199
+        assert len(app.history.events) == 200
+        assert app.drawn < 100
+
+    drive(app, look)
+
+
+def test_a_thousand_learners_scroll_and_stay_where_they_are():
+    app = ShoalApp(Staged(tapes.thousand(1)))
+
+    async def look(pilot):
+        await pilot.press("2", "G")
+        await settle(pilot)
+        table = app.query_one("#peers", Roster)
+        assert table.cursor == 999
+        before = [row.split()[0] for row in screen_lines(app)[5:20]]
+        app.source.waiting.put_nowait(tapes.thousand(2)[1])
+        await settle(pilot)
+        assert table.cursor == 999
+        assert [row.split()[0] for row in screen_lines(app)[5:20]] == before
+
+    drive(app, look)
+
+
+def test_replay_controls(tmp_path):
+    app = ShoalApp(replay(tmp_path / "tape", tapes.learner_killed()))
+    playback = app.source.playback
+
+    async def look(pilot):
+        for key, position in [
+            ("right", 1), ("shift+right", 11), ("left", 10), ("shift+left", 0), ("end", 59),
+            ("home", 0), ("n", 50), ("N", 50), ("left", 49), ("n", 50), ("right", 51), ("N", 50),
+        ]:  # fmt: skip
+            await pilot.press(key)
+            await settle(pilot)
+            assert playback.position == position, key
+            assert app.frame.at_s == tapes.START_S + position
+            assert f"frame {position + 1} of 60" in screen_text(app)
+        assert "No fault before this." in notices(app)
+        await pilot.press("right_square_bracket", "right_square_bracket")
+        assert playback.speed == 5
+        await pilot.press("left_square_bracket")
+        assert playback.speed == 2
+        await pilot.press("space")
+        assert playback.is_playing
+        await pilot.press("space")
+        assert not playback.is_playing
+        await pilot.click("#scrub", offset=(30, 0))
+        await settle(pilot)
+        assert 0 < playback.position < 20
+
+    drive(app, look)
+
+
+def test_a_recording_plays_to_its_end_and_knows_its_past(tmp_path):
+    app = ShoalApp(replay(tmp_path / "tape", tapes.healthy(40)))
+    playback = app.source.playback
+
+    async def look(pilot):
+        playback.speed = 100
+        await pilot.press("space")
+        while playback.is_playing:
+            await pilot.pause(0.02)
+        await settle(pilot)
+        assert playback.position == 39
+        assert len(app.history.events) == 40
+        await pilot.press("p")
+        await settle(pilot)
+        assert "This is a recording" in notices(app)
+
+    drive(app, look)
+
+
+def test_going_back_takes_later_events_away(tmp_path):
+    app = ShoalApp(replay(tmp_path / "tape", tapes.healthy(40)))
+
+    async def look(pilot):
+        await pilot.press("end")
+        await settle(pilot)
+        assert len(app.history.events) == 40
+        await pilot.press("home")
+        await settle(pilot)
+        assert len(app.history.events) == 1
+
+    drive(app, look)

@@ -1,0 +1,260 @@
+"""Tapes on disk, and daemons that come, hang, die and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.errors import TransientError, UserError
+from tests.tui import tapes
+from tui.frames import Frame
+from tui.sources import Endpoint, LiveSource, TapeSource
+from tui.tape import RecordingSource, Tape, TapeWriter
+
+SYNCER = Endpoint("syncer", "default", Path("syncer.sock"))
+LEARNER = Endpoint("learner", "heron", Path("learner.sock"))
+
+
+def test_a_tape_gives_back_what_was_written(tmp_path):
+    frames = tapes.leader_silent()
+    tape = Tape(tapes.write(tmp_path / "tape", frames))
+    assert [tape.frame(i) for i in range(len(tape))] == frames
+
+
+def test_a_tape_is_written_once_a_second_and_loses_no_event(tmp_path):
+    path = tmp_path / "tape"
+    with TapeWriter(path) as writer:
+        for number, frame in enumerate(tapes.healthy(10)):
+            frame.at_s = tapes.START_S + number / 2
+            writer.write(frame)
+    tape = Tape(path)
+    assert len(tape) == 5
+    events = [event.number for i in range(5) for event in tape.frame(i).events]
+    assert events == list(range(1, 10))
+
+
+@pytest.mark.parametrize("cut", [1, 8, 11, 12, 13, 500])
+def test_a_torn_end_is_cut_and_the_tape_goes_on(tmp_path, cut):
+    path = tapes.write(tmp_path / "tape", tapes.healthy(3))
+    whole = path.read_bytes()
+    last = Tape(path).places[-1].offset - 12
+    path.write_bytes(whole[: last + cut])
+    assert len(Tape(path)) == 2
+    with TapeWriter(path) as writer:
+        writer.write(tapes.frame(7))
+    tape = Tape(path)
+    assert [tape.frame(i).at_s - tapes.START_S for i in range(len(tape))] == [0, 1, 7]
+
+
+def test_damage_inside_is_refused_with_its_offset(tmp_path):
+    path = tapes.write(tmp_path / "tape", tapes.healthy(3))
+    place = Tape(path).places[1]
+    content = bytearray(path.read_bytes())
+    content[place.offset + 5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"tape is damaged at offset {place.offset - 12}"):
+        Tape(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"# a text file\n" * 50, bytes(100)])
+def test_a_file_that_is_no_tape_is_refused(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"notes\.txt is no tape .*offset 0"):
+        TapeSource(path)
+    if content:
+        with pytest.raises(UserError, match="is no tape"):
+            TapeWriter(path)
+        assert path.read_bytes() == content
+
+
+def test_a_tape_that_is_missing_or_empty_is_told(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        TapeSource(tmp_path / "nowhere")
+    TapeWriter(tmp_path / "tape").close()
+    with pytest.raises(UserError, match="no frame yet"):
+        TapeSource(tmp_path / "tape")
+
+
+class Machine:
+    """Stand-in for the daemons of a machine."""
+
+    def __init__(self) -> None:
+        self.endpoints: list[Endpoint] = [SYNCER, LEARNER]
+        self.silent: set[str] = set()
+        self.hanging = threading.Event()
+        self.pid = 4242
+        self.told = 3
+        self.calls: list[tuple[str, str, dict[str, Any]]] = []
+
+    def call(self, path: Path, verb: str, timeout_s: float = 2.0, **fields: Any) -> dict[str, Any]:
+        self.calls.append((path.name, verb, fields))
+        if path.name in self.silent:
+            raise TransientError(f"No daemon answers at {path}.")
+        if path == LEARNER.socket and self.hanging.is_set():
+            self.hanging.clear()
+            threading.Event().wait(3.0)
+            raise TransientError("did not answer")
+        if verb == "status":
+            status = tapes.frame(5).statuses[path == LEARNER.socket]
+            if path == SYNCER.socket:
+                status.pid = self.pid
+            return {"status": msgspec.to_builtins(status)}
+        if verb == "events":
+            if path == LEARNER.socket:
+                raise UserError("there is no verb events")
+            numbers = range(fields["since"] + 1, self.told + 1)
+            events = [tapes.told(i, 1.0 * i, "Kind", f"{self.pid}:{i}") for i in numbers]
+            rows = [{k: v for k, v in msgspec.to_builtins(e).items() if k != "daemon"}
+                    for e in events]  # fmt: skip
+            return {"events": rows, "last": self.told}
+        return {}
+
+
+def watch(machine: Machine, steps: list[Any], frames_max: int = 400) -> list[Frame]:
+    """Follows the machine; each step is a condition to wait for and what happens then."""
+
+    async def run() -> list[Frame]:
+        source = LiveSource(lambda: machine.endpoints, machine.call)
+        seen: list[Frame] = []
+        left = list(steps)
+        frames = source.frames()
+        async for frame in frames:
+            seen.append(frame)
+            if left and left[0][0](frame):
+                left.pop(0)[1]()
+            if not left:
+                await frames.aclose()
+                return seen
+            assert len(seen) < frames_max, frame
+        return seen
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    monkeypatch.setattr("tui.sources.PERIOD_S", 0.02)
+
+
+def nothing() -> None:
+    """The step was only waited for."""
+
+
+def is_answered(frame: Frame) -> bool:
+    return len(frame.daemons) == 2 and all(one.answered_s for one in frame.daemons)
+
+
+def test_daemons_are_found_and_asked():
+    frames = watch(Machine(), [(is_answered, nothing)])
+    last = frames[-1]
+    assert [one.label for one in last.daemons] == ["syncer default", "learner heron"]
+    assert [status.name for status in last.statuses] == ["default", "heron"]
+    texts = [event.text for frame in frames for event in frame.events]
+    assert texts == ["4242:1", "4242:2", "4242:3"]
+    assert {event.daemon for frame in frames for event in frame.events} == {"syncer default"}
+
+
+def test_a_daemon_that_dies_keeps_its_last_status_and_is_tried_again():
+    machine = Machine()
+
+    def is_down(frame):
+        return frame.daemons[0].trouble != ""
+
+    frames = watch(
+        machine,
+        [
+            (is_answered, lambda: machine.silent.add("syncer.sock")),
+            (is_down, machine.silent.clear),
+            (lambda frame: not frame.daemons[0].trouble, nothing),
+        ],
+    )
+    down = next(
+        frame for frame in frames if frame.daemons and is_answered(frame) and is_down(frame)
+    )
+    assert "No daemon answers at syncer.sock" in down.daemons[0].trouble
+    assert down.statuses[0].key == tapes.key("syncer")
+    assert down.daemons[0].silent_s(down.at_s) is not None
+    assert frames[-1].daemons[0].silent_s(frames[-1].at_s) is None
+
+
+def test_events_of_a_restarted_daemon_begin_anew():
+    machine = Machine()
+
+    def restart():
+        machine.pid, machine.told = 5000, 2
+
+    frames = watch(
+        machine,
+        [
+            (is_answered, restart),
+            (lambda frame: any("5000:2" in event.text for event in frame.events), nothing),
+        ],
+    )
+    texts = [event.text for frame in frames for event in frame.events]
+    assert texts == ["4242:1", "4242:2", "4242:3", "5000:1", "5000:2"]
+
+
+def test_a_daemon_that_hangs_does_not_hold_up_the_others():
+    machine = Machine()
+
+    def is_asked_on(frame):
+        return len([call for call in machine.calls if call[0] == "syncer.sock"]) >= 12
+
+    frames = watch(machine, [(is_answered, machine.hanging.set), (is_asked_on, nothing)])
+    learner_calls = [call for call in machine.calls if call[0] == "learner.sock"]
+    assert len(learner_calls) < 8
+    assert frames[-1].daemons[0].trouble == ""
+
+
+def test_no_daemon_is_told_and_looked_for():
+    machine = Machine()
+    machine.endpoints = []
+    frames = watch(
+        machine,
+        [
+            (lambda frame: "No daemon runs" in frame.trouble,
+             lambda: machine.endpoints.append(SYNCER)),
+            (lambda frame: bool(frame.statuses), nothing),
+        ],
+    )  # fmt: skip
+    assert frames[-1].trouble == ""
+
+
+def test_commands_go_to_the_daemon_that_is_named():
+    machine = Machine()
+
+    async def run() -> list[str]:
+        source = LiveSource(lambda: machine.endpoints, machine.call)
+        async for frame in source.frames():
+            if is_answered(frame):
+                break
+        said = await source.command("pause", "learner heron", seconds=900.0)
+        with pytest.raises(UserError, match="No daemon called"):
+            await source.command("pause", "learner wren")
+        with pytest.raises(UserError, match="no command dance"):
+            await source.command("dance", "learner heron")
+        return [said]
+
+    assert asyncio.run(run()) == ["learner heron pauses"]
+    assert ("learner.sock", "pause", {"seconds": 900.0}) in machine.calls
+
+
+def test_what_is_seen_is_recorded(tmp_path):
+    machine = Machine()
+
+    async def run() -> None:
+        live = LiveSource(lambda: machine.endpoints, machine.call)
+        source = RecordingSource(live, tmp_path / "tape")
+        async for frame in source.frames():
+            if is_answered(frame):
+                return
+
+    asyncio.run(run())
+    tape = Tape(tmp_path / "tape")
+    assert len(tape) >= 1
