@@ -33,6 +33,8 @@ class Attached(Struct, kw_only=True):
     """When it answered last; None if never."""
     trouble: str = ""
     """Why it does not answer; empty while it does."""
+    has_ended: bool = False
+    """It took its control socket away, as daemons do that end in good order."""
 
     def silent_s(self, now_s: float) -> float | None:
         """For how long it has not answered, or None while it does."""

@@ -115,7 +115,8 @@ class History:
         """Usual seconds between global steps; None while that cannot be told."""
         recent = self._recent(key, now_s)
         steps = recent[-1].global_step - recent[0].global_step if recent else 0
-        return (recent[-1].at_s - recent[0].at_s) / steps if steps > 0 else None
+        # Up to the last step: a standstill must not look usual because it lasts.
+        return (self._moved_s[key] - recent[0].at_s) / steps if steps > 0 else None
 
     def standstill_s(self, key: str, now_s: float) -> float:
         """For how long, at least, no global step came."""

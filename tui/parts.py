@@ -16,6 +16,7 @@ from tui.scene import Scene
 GAUGE_CELLS = 12
 MARKS = {"training": "●", "gone": "✖", "silent": "✖"}
 OTHER_MARK = "◐"
+SAME_S = 20.0
 
 
 def round_text(one: RoundRow, paint: Paint) -> Text:
@@ -103,6 +104,37 @@ def event_lines(events: Sequence[Told], width: int, count: int, paint: Paint) ->
         line.append(mark + words.clean(event.text, 400), style=paint.bad if event.is_fault else "")
         made.append(lines.fit(line, width))
     return made
+
+
+def you(scene: Scene) -> Text:
+    """What the learners of this machine do; one by its state, several as a tally."""
+    here = scene.nodes_here
+    text = Text()
+    if len(here) > 1:
+        text.append(f"{len(here)} learners: ")
+    for number, (state, count) in enumerate(Counter(_state(scene, one) for one in here).items()):
+        text.append(", " if number else "")
+        text.append(f"{count} " if len(here) > 1 else "")
+        text.append(words.clean(state, 20), style=scene.paint.state(state))
+    return text
+
+
+def _state(scene: Scene, node: NodeStatus) -> str:
+    return node.state if scene.silent_s(node) is None else "silent"
+
+
+def news(scene: Scene) -> list[Told]:
+    """Events that say something to people: not each push of each round."""
+    told: dict[str, float] = {}
+    picked = []
+    for one in scene.history.events:
+        if not one.is_fault and one.level == "debug":
+            continue
+        # What several daemons of this machine tell of the same thing is told once.
+        if one.at_s - told.get(one.text, float("-inf")) > SAME_S:
+            picked.append(one)
+        told[one.text] = one.at_s
+    return picked
 
 
 def aged(scene: Scene, status: Status, width: int, body: Sequence[Text]) -> list[Text]:

@@ -82,6 +82,18 @@ class Scene:
         return None
 
     @property
+    def nodes_here(self) -> list[NodeStatus]:
+        """All learners of this machine that work for the project in focus."""
+        status = self.status
+        return [
+            other
+            for other in self.frame.statuses
+            if isinstance(other, NodeStatus)
+            and status is not None
+            and other.project.id == status.project.id
+        ]
+
+    @property
     def project(self) -> ProjectStatus | None:
         """The project in focus."""
         return self.status.project if self.status else None
@@ -112,7 +124,7 @@ class Scene:
         if status is None or quiet_s is None:
             return ""
         label = next(one.label for one in self.frame.attached() if one.key == status.key)
-        return f"From {words.duration(quiet_s)} ago: {label} does not answer."
+        return f"From {words.whole(quiet_s)} ago: {label} does not answer."
 
 
 def alive(status: SyncerStatus) -> list[PeerRow]:
@@ -142,6 +154,8 @@ def eta(scene: Scene) -> str:
         return "finishing"
     assert scene.status is not None  # the swarm came from it
     rate = scene.history.committed_per_s(scene.status.key, scene.now_s)
+    if isinstance(scene.status, NodeStatus) and scene.status.state == "adrift":
+        return "not known"
     if scene.is_stalled(scene.status):
         return "stalled"
     if rate is None:

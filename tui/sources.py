@@ -26,6 +26,9 @@ __all__ = ["DaemonEndpoint", "Endpoint", "Frame", "LiveSource", "Source", "TapeS
 PERIOD_S = 0.5
 STATUS_TIMEOUT_S = 2.0
 COMMAND_TIMEOUT_S = 5.0
+ENDED_SHOWN_S = 300.0
+"""A daemon that ended in good order leaves the screen after this, if others are there."""
+
 EVENTS_HELD_MAX = 5000
 """Events that wait for the screen; a suspended terminal must not fill the memory."""
 
@@ -136,12 +139,13 @@ class LiveSource:
                 found, trouble = [], f"{error} Looking on."
             for endpoint in found:
                 self._attach(endpoint)
+            self._mark_ended({_label(endpoint) for endpoint in found})
             with self._lock:
                 self._trouble = "" if self._watches else trouble
             self._ends.wait(PERIOD_S)
 
     def _attach(self, endpoint: DaemonEndpoint) -> None:
-        label = f"{endpoint.role} {endpoint.instance}"
+        label = _label(endpoint)
         with self._lock:
             known = self._watches.get(label)
             if known is not None:
@@ -152,9 +156,21 @@ class LiveSource:
             target=self._watch, args=(watch,), name=f"tui-{label}", daemon=True
         ).start()
 
+    def _mark_ended(self, found: set[str]) -> None:
+        """Daemons whose sockets are gone have ended; those long gone are forgotten."""
+        now_s = time.time()
+        with self._lock:
+            for label, watch in list(self._watches.items()):
+                ended = label not in found and bool(watch.attached.trouble)
+                watch.attached = msgspec.structs.replace(watch.attached, has_ended=ended)
+                quiet_s = watch.attached.silent_s(now_s) or 0.0
+                if ended and quiet_s > ENDED_SHOWN_S and len(self._watches) > 1:
+                    watch.is_forgotten = True
+                    del self._watches[label]
+
     def _watch(self, watch: _Watch) -> None:
         """Thread: asks one daemon again and again."""
-        while not self._ends.is_set():
+        while not self._ends.is_set() and not watch.is_forgotten:
             try:
                 status = self._ask_status(watch.endpoint.socket)
                 events = self._ask_events(watch, status.pid)
@@ -209,6 +225,10 @@ class LiveSource:
         )
 
 
+def _label(endpoint: DaemonEndpoint) -> str:
+    return f"{endpoint.role} {endpoint.instance}"
+
+
 def _rank(label: str) -> tuple[bool, str]:
     """Syncers first: they see the whole swarm."""
     return (not label.startswith("syncer"), label)
@@ -222,6 +242,7 @@ class _Watch:
         self.status: Status | None = None
         self.events: list[Told] = []
         self.last_event = 0
+        self.is_forgotten = False
         self.attached = Attached(label=words.clean(label), since_s=time.time())
 
     def take(self, status: Status, events: list[EventRow], now_s: float) -> None:
@@ -231,5 +252,5 @@ class _Watch:
         told = [Told(**msgspec.structs.asdict(event), daemon=label) for event in events]
         self.events = (self.events + told)[-EVENTS_HELD_MAX:]
         self.attached = msgspec.structs.replace(
-            self.attached, key=status.key, answered_s=now_s, trouble=""
+            self.attached, key=status.key, answered_s=now_s, trouble="", has_ended=False
         )

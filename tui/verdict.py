@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Literal, NamedTuple
 
-from protocol.snapshot import NodeStatus, PeerRow, SyncerStatus
+from protocol.snapshot import NodeStatus, PeerRow, Status, SyncerStatus
 from tui import words
 from tui.frames import Attached
 from tui.scene import Scene, alive, lost
@@ -41,23 +42,35 @@ def judge(scene: Scene) -> Verdict:
     quiet_s = attached.silent_s(scene.now_s)
     status = scene.status
     if quiet_s is not None:
-        verdict = Verdict("TROUBLE", _unanswered(attached, quiet_s))
-    elif isinstance(status, SyncerStatus):
-        verdict = _syncer(scene, status)
-    elif isinstance(status, NodeStatus):
-        verdict = _node(status)
+        is_done = status is not None and status.swarm.is_ended and attached.has_ended
+        verdict = Verdict("DONE" if is_done else "TROUBLE", _unanswered(attached, quiet_s))
+    elif status is not None:
+        verdict = _own(scene, status)
     else:
         verdict = Verdict("START", f"Asking {attached.label}.")
     return _with_others(scene, attached, verdict)
 
 
+def _own(scene: Scene, status: Status) -> Verdict:
+    """The verdict on a daemon that answers."""
+    match status:
+        case SyncerStatus():
+            return _syncer(scene, status)
+        case NodeStatus():
+            return _node(status)
+
+
 def _unanswered(attached: Attached, quiet_s: float) -> str:
+    if attached.has_ended:
+        return (
+            f"The {attached.label} ended {words.whole(quiet_s)} ago. What it told is from before."
+        )
     if attached.answered_s is None:
         reason = words.clean(attached.trouble, CHARS_MAX)
         return f"The {attached.label} does not answer; trying again. {reason}".strip()
     return (
-        f"The {attached.label} does not answer since {words.duration(round(quiet_s))}; trying "
-        "again. All below is from before."
+        f"The {attached.label} does not answer since {words.whole(quiet_s)}; trying "
+        "again. What it told is from before."
     )
 
 
@@ -72,12 +85,19 @@ def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
         if quiet_s is None:
             there = scene.frame.status(other.key)
             if is_silent and there is not None:
-                sentence += f" Meanwhile {other.label}: {words.clean(there.sentence, CHARS_MAX)}"
+                said = _own(dataclasses.replace(scene, focus=other.label), there).sentence
+                sentence += f" Meanwhile {other.label}: {said}"
                 is_silent = False
             continue
-        word = f"{other.label} does not answer since {words.duration(round(quiet_s))}."
-        sentence = f"{sentence} Also: {word}"
-        level = "CARE" if level in ("WELL", "START", "PAUSED", "DONE") else level
+        if other.has_ended:
+            sentence += f" The {other.label} ended {words.whole(quiet_s)} ago."
+            continue
+        since = "" if other.answered_s is None else f" since {words.whole(quiet_s)}"
+        word = f"The {other.label} does not answer{since}."
+        if level == "WELL":
+            level, sentence = "CARE", f"{word} {_WELL.sub('', sentence)}"
+        else:
+            sentence = f"{sentence} {word}"
     if scene.frame.notice:
         sentence = f"{words.clean(scene.frame.notice, CHARS_MAX)} {sentence}"
     return Verdict(level, sentence)
@@ -123,7 +143,7 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
 def _lost(peers: list[PeerRow], among: int) -> str:
     """Who fell silent; the syncer still counts them for a while before it calls them gone."""
     names = words.enumerate_names([one.name for one in peers], 3)
-    heard = f"last heard {words.duration(round(peers[0].heard_s))} ago"
+    heard = f"last heard {words.whole(peers[0].heard_s)} ago"
     return f"{len(peers):,} of {words.plural(among, 'learner')} lost: {names} ({heard})."
 
 
@@ -134,7 +154,7 @@ def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
     if not scene.is_stalled(status):
         return None
     still_s = scene.history.standstill_s(status.key, scene.now_s)
-    text = f"No merge for {words.duration(round(still_s))}"
+    text = f"No merge for {words.whole(still_s)}"
     waiting = next((one for one in status.rounds if one.waiting_for), None)
     if waiting is not None:
         text += (
@@ -161,7 +181,7 @@ def _node(status: NodeStatus) -> Verdict:
     if status.state in ("training", "adrift", "starved") and unheard_s > UNHEARD_S:
         level = "TROUBLE" if unheard_s > UNHEARD_S_BAD else "CARE"
         if "heard" not in said:
-            said = f"{said} The syncer was last heard {words.duration(round(unheard_s))} ago."
+            said = f"{said} The syncer was last heard {words.whole(unheard_s)} ago."
     if "stopped" in said and level == "START":
         level = "TROUBLE"
     if status.network.state not in ("up", "") and level == "WELL":

@@ -64,7 +64,12 @@ def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
 
 def ago(seconds: float) -> str:
     """now, 12 s, 3 min 5 s: how long something is past, in whole seconds."""
-    return "now" if seconds < 1.5 else duration(round(seconds)).replace(".0", "")
+    return "now" if seconds < 1.5 else whole(seconds)
+
+
+def whole(seconds: float) -> str:
+    """0 s, 12 s, 3 min 5 s: a duration that does not flicker."""
+    return f"{round(seconds)} s" if seconds < 59.5 else duration(round(seconds))
 
 
 def percent(share: float) -> str:

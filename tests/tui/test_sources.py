@@ -13,8 +13,11 @@ import pytest
 from protocol.errors import TransientError, UserError
 from tests.tui import tapes
 from tui.frames import Frame
+from tui.history import History
+from tui.scene import Scene
 from tui.sources import Endpoint, LiveSource, TapeSource
 from tui.tape import RecordingSource, Tape, TapeWriter
+from tui.verdict import judge
 
 SYNCER = Endpoint("syncer", "default", Path("syncer.sock"))
 LEARNER = Endpoint("learner", "heron", Path("learner.sock"))
@@ -181,6 +184,19 @@ def test_a_daemon_that_dies_keeps_its_last_status_and_is_tried_again():
     assert down.statuses[0].key == tapes.key("syncer")
     assert down.daemons[0].silent_s(down.at_s) is not None
     assert frames[-1].daemons[0].silent_s(frames[-1].at_s) is None
+
+
+def test_a_daemon_that_ends_in_good_order_is_said_to_have_ended():
+    machine = Machine()
+
+    def end():
+        machine.silent.add("learner.sock")
+        machine.endpoints.remove(LEARNER)
+
+    frames = watch(machine, [(is_answered, end), (lambda f: f.daemons[1].has_ended, nothing)])
+    scene = Scene(frame=frames[-1], history=History())
+    assert "The learner heron ended 0 s ago." in judge(scene).sentence
+    assert judge(scene).level == "WELL"
 
 
 def test_events_of_a_restarted_daemon_begin_anew():

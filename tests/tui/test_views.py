@@ -91,7 +91,7 @@ def test_a_learner_says_that_it_trains_without_a_syncer():
     verdict = judge(scene_of("leader-silent", 30, focus=tapes.LEARNER))
     assert verdict.level == "CARE"
     assert verdict.sentence.startswith("Training without a syncer")
-    assert "Also: syncer default does not answer since 21 s." in verdict.sentence
+    assert "The syncer default does not answer since 21 s." in verdict.sentence
 
 
 def test_what_is_not_of_now_says_so():

@@ -6,7 +6,7 @@ from rich.text import Text
 from textual.widget import Widget
 
 from protocol.snapshot import NodeStatus, Status, SyncerStatus
-from tui import lines, scene, words
+from tui import lines, parts, scene, words
 from tui.scene import Scene
 from tui.verdict import Verdict, judge
 
@@ -32,7 +32,6 @@ def title(now: Scene, width: int) -> Text:
     project, swarm = status.project, status.swarm
     is_stale = now.silent_s(status) is not None
     phase = Text("phase " + ("was " if is_stale else "") + _phase(status))
-    you = now.node
     share = words.percent(swarm.tokens / project.token_budget) if project.token_budget > 0 else ""
     left_time = "not known" if is_stale else scene.eta(now)
     pieces: list[tuple[int, Text]] = [
@@ -48,12 +47,17 @@ def title(now: Scene, width: int) -> Text:
         (7, Text(f"step {swarm.global_step:,}")),
         (3, Text(share)),
         (6, Text(f"ETA {left_time}")),
-        (2, Text(f"you: {words.clean(you.state, 20)}" if you is not None else "")),
+        (2, _you(now)),
     ]
     shown = [piece for piece in pieces if piece[1]]
     while len(shown) > 1 and _wide(shown) + right.cell_len + 2 > width:
         shown.remove(min(shown, key=lambda one: one[0]))
     return _spread(lines.join([piece for _, piece in shown]), right, width)
+
+
+def _you(now: Scene) -> Text:
+    said = parts.you(now)
+    return lines.join([Text("you:"), said], " ") if said else Text()
 
 
 def _wide(pieces: list[tuple[int, Text]]) -> int:

@@ -14,7 +14,7 @@ from tui.widgets.fragments import strip
 TWO_COLUMNS = 90
 """From this width on there are charts; below it sparklines."""
 
-ROUNDS_SHOWN = 3
+ROUND_ROWS_NARROW, ROUND_ROWS, ROUND_ROOMY = 2, 4, 66
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
@@ -51,7 +51,7 @@ def _narrow(scene: Scene, status: Status, width: int, height: int) -> list[Text]
                 [f"{_speed(scene, status):<30} ", Text(_spark0(speeds, cells), style=paint.chart)]
             ),
         ),
-        *_round_pairs(status, paint),
+        *_round_pairs(status, paint, width),
         ("fragments", strip(status, paint, width - lines.LABEL_CELLS)),
         *_tail_pairs(scene, status),
     ]
@@ -59,7 +59,7 @@ def _narrow(scene: Scene, status: Status, width: int, height: int) -> list[Text]
     left_over = height - len(made) - 1
     if left_over < 2:
         return made
-    events = parts.event_lines(list(scene.history.events), width, left_over, paint)
+    events = parts.event_lines(parts.news(scene), width, left_over, paint)
     return [*made, Text("latest events, all with 6", style=paint.quiet), *events]
 
 
@@ -83,7 +83,7 @@ def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
         *_rate_panel(scene, status, left, rate_rows),
     ]
     title = "round" if isinstance(status, SyncerStatus) else "this learner"
-    here = lines.pairs(_round_pairs(status, paint), right - 4, paint)
+    here = lines.pairs(_round_pairs(status, paint, right - 4), right - 4, paint)
     swarm = lines.pairs(_tail_pairs(scene, status), right - 4, paint)
     words_column = lines.panel(title, here, right, paint) + lines.panel(
         "swarm", swarm, right, paint
@@ -92,7 +92,7 @@ def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
     if left_over >= 3:
         words_column += lines.panel(
             "latest events",
-            parts.event_lines(list(scene.history.events), right - 4, left_over - 2, paint),
+            parts.event_lines(parts.news(scene), right - 4, left_over - 2, paint),
             right,
             paint,
             height=left_over,
@@ -172,14 +172,26 @@ def _progress(status: Status) -> str:
     )
 
 
-def _round_pairs(status: Status, paint: Paint) -> list[Pair]:
+def _flying(status: SyncerStatus, paint: Paint, width: int) -> list[Text]:
+    """The rounds in flight, the oldest first, on always as many lines: they come and go many
+    times a second, and nothing below may move."""
+    rows = ROUND_ROWS_NARROW if width >= ROUND_ROOMY else ROUND_ROWS
+    ordered = sorted(status.rounds, key=lambda one: one.number)
+    made = [
+        line
+        for one in ordered
+        for line in lines.wrap(parts.round_text(one, paint), width - lines.LABEL_CELLS)
+    ]
+    if not made:
+        made = [Text("no round in flight just now", style=paint.quiet)]
+    return (made + [Text(" ")] * rows)[:rows]
+
+
+def _round_pairs(status: Status, paint: Paint, width: int) -> list[Pair]:
     match status:
         case SyncerStatus():
             pairs: list[Pair] = [("quorum", _needs(status, paint))]
-            ordered = sorted(status.rounds, key=lambda one: one.number)
-            pairs += [("", parts.round_text(one, paint)) for one in ordered[:ROUNDS_SHOWN]]
-            if len(ordered) > ROUNDS_SHOWN:
-                pairs.append(("", f"and {words.plural(len(ordered) - ROUNDS_SHOWN, 'round')} more"))
+            pairs += [("", line) for line in _flying(status, paint, width)]
             return [
                 *pairs,
                 ("grace", parts.grace(status, paint)),
@@ -216,18 +228,18 @@ def _tail_pairs(scene: Scene, status: Status) -> list[Pair]:
     swarm = status.swarm
     seat = f"{parts.seat(status)}; epoch {swarm.epoch}, term {swarm.term}, "
     seat += f"log index {swarm.log_index:,}"
-    you = scene.node
     return [
         *pairs,
         ("seat", seat),
         ("faults", parts.faults(status, paint)),
         ("network", rows.network(status.network)),
-        ("you", _you(you, paint) if you is not None and isinstance(status, SyncerStatus) else ""),
+        ("you", _you(scene) if isinstance(status, SyncerStatus) else ""),
     ]
 
 
-def _you(node: NodeStatus, paint: Paint) -> Text:
-    text = Text(words.clean(node.name, 20) + " ")
-    text.append(words.clean(node.state, 20), style=paint.state(node.state))
-    text.append(f", {node.merged:,} merged")
-    return text
+def _you(scene: Scene) -> Text:
+    here = scene.nodes_here
+    said = parts.you(scene)
+    if len(here) != 1:
+        return said
+    return lines.join([words.clean(here[0].name, 24), said, f"({here[0].merged:,} merged)"], " ")

@@ -165,6 +165,7 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
     ),
     Column(
         key="refused", title="refused", width=22, importance=30, is_falling=True,
+        is_flexible=True,
         say=lambda one: words.tally(one.peer.refused) or "–", rank=lambda one: one.refused,
         style=_refused_style,
     ),
