@@ -131,7 +131,7 @@ SECTIONS = (
         "When a fragment is merged, and for whom a round waits.",
         (
             Line("local_steps", 16, "H: local steps between two merges of the same fragment"),
-            Line("overlap_steps", 2, "rounds in flight at most, always on different fragments"),
+            Line("overlap_steps", 4, "rounds in flight at most, always on different fragments"),
             Line("quorum", 1, "K: pushes a round needs; lowered when fewer learners are alive"),
             Line("grace_safety", 0.9, "share of the spare time a round waits after its quorum"),
             Line("pace_share", 0.5, "share of the swarm's speed that must have done H steps"),

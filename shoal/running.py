@@ -109,9 +109,7 @@ def finish(home: Home, *, instance: str | None) -> int:
     return _tell_learners(home, instance, "finish", "hands in what it did and then stops")
 
 
-def _tell_learners(
-    home: Home, instance: str | None, verb: str, words: str, **fields: Any
-) -> int:
+def _tell_learners(home: Home, instance: str | None, verb: str, words: str, **fields: Any) -> int:
     code = ExitCode.DONE
     for daemon in daemons.find_daemons(home, role="learner", instance=instance):
         try:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events, work
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.filter import LineFilter
@@ -23,11 +23,12 @@ from tui import commands, words
 from tui.frames import Frame, label_of
 from tui.history import History, sample
 from tui.look import THEME, THEMES, AsciiFilter, Paint, paint_of
-from tui.messages import Entered, FrameCame, Sought, ViewWanted
+from tui.messages import Entered, FrameCame, ViewWanted
 from tui.scene import Scene
 from tui.screens import help as help_page
 from tui.screens.dialogs import Confirm, Page, PauseMenu
 from tui.sources import Source
+from tui.tape_keys import TAPE_ACTIONS, TAPE_BINDINGS, TapeApp
 from tui.widgets import contribution, fragments, overview, peers, syncer, this_node
 from tui.widgets import events as event_view
 from tui.widgets.banner import Banner
@@ -43,30 +44,11 @@ PAGE_WIDTH = 72
 TABLES = ("peers", "events", "contribution")
 """Views that can be filtered."""
 
-_TAPE_ACTIONS = {"play", "step", "speed", "seek_end", "fault"}
-_OWN_KEYS = {"focus_next_daemon", *_TAPE_ACTIONS}
+_OWN_KEYS = {"focus_next_daemon", *TAPE_ACTIONS}
 """Actions whose keys come before those of the widget in focus."""
 
-TAPE_BINDINGS: list[BindingType] = [
-    Binding("space", "play", "Play", tooltip="Play or pause", id="tape.play", priority=True),
-    Binding("left", "step(-1)", "Frame back", show=False, id="tape.back", priority=True),
-    Binding("right", "step(1)", "Frame on", show=False, id="tape.on", priority=True),
-    Binding("shift+left", "step(-10)", "Ten back", show=False, id="tape.back10", priority=True),
-    Binding("shift+right", "step(10)", "Ten on", show=False, id="tape.on10", priority=True),
-    Binding(
-        "left_square_bracket", "speed(-1)", "Slower", key_display="[", show=False, id="tape.slower"
-    ),
-    Binding(
-        "right_square_bracket", "speed(1)", "Faster", key_display="]", show=False, id="tape.faster"
-    ),
-    Binding("home", "seek_end(0)", "Start", show=False, id="tape.start", priority=True),
-    Binding("end", "seek_end(1)", "End", show=False, id="tape.end", priority=True),
-    Binding("n", "fault(1)", "Next fault", id="tape.fault"),
-    Binding("N", "fault(-1)", "Fault before", show=False, id="tape.fault-back"),
-]
 
-
-class ShoalApp(App[int]):
+class ShoalApp(TapeApp):
     """The screen. Its result is an exit code."""
 
     CSS_PATH = "app.tcss"
@@ -95,9 +77,8 @@ class ShoalApp(App[int]):
         self, source: Source, *, is_readonly: bool = False, is_ascii: bool = False
     ) -> None:
         self._ascii_filter = AsciiFilter() if is_ascii else None
-        super().__init__()
+        super().__init__(source)
         self.animation_level = "none"
-        self.source = source
         self.is_readonly = is_readonly
         self.history = History()
         self.frame: Frame | None = None
@@ -114,10 +95,6 @@ class ShoalApp(App[int]):
         self.theme = THEME
         if is_ascii:
             self.add_class("-ascii")
-        if source.playback is not None:
-            for binding in TAPE_BINDINGS:
-                assert isinstance(binding, Binding)
-                self._bindings.key_to_bindings.setdefault(binding.key, []).insert(0, binding)
 
     def get_line_filters(self) -> list[LineFilter]:
         """The last one lets nothing but ASCII through, if that is wanted."""
@@ -358,38 +335,6 @@ class ShoalApp(App[int]):
         if line is None:
             return [Text("The syncer does not know this learner any more.")]
         return peers.details(line, PAGE_WIDTH, self.paint)
-
-    # Recordings.
-
-    def action_play(self) -> None:
-        """Plays or pauses."""
-        if self.source.playback is not None:
-            self.source.playback.toggle()
-
-    def action_step(self, frames: int) -> None:
-        """Goes a few frames on or back."""
-        if self.source.playback is not None:
-            self.source.playback.step(frames)
-
-    def action_speed(self, direction: int) -> None:
-        """Plays faster or slower."""
-        if self.source.playback is not None:
-            self.source.playback.change_speed(direction)
-
-    def action_seek_end(self, is_end: int) -> None:
-        """Goes to the start or to the end."""
-        if self.source.playback is not None:
-            self.source.playback.seek(self.source.playback.length - 1 if is_end else 0)
-
-    def action_fault(self, direction: int) -> None:
-        """Goes to where something went wrong."""
-        if self.source.playback is not None and not self.source.playback.find_fault(direction):
-            self.notify("No fault after this." if direction > 0 else "No fault before this.")
-
-    def on_sought(self, message: Sought) -> None:
-        """A click on the track."""
-        if self.source.playback is not None:
-            self.source.playback.seek(round(message.share * (self.source.playback.length - 1)))
 
     # Telling daemons what to do.
 

@@ -432,10 +432,8 @@ class Transport:
         answers = await asyncio.gather(
             *(engine.greet(peer) for peer in self._bootstrap), return_exceptions=True
         )
-        for peer, answer in zip(self._bootstrap, answers, strict=True):
-            if isinstance(answer, TransientError):
-                log.debug("host %s was not greeted: %s", short(peer.key), answer)
-            elif isinstance(answer, BaseException):
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, TransientError):
                 raise answer
 
     async def announce(self, topic: str, value: bytes, ttl_s: float) -> None:
@@ -445,8 +443,7 @@ class Transport:
         back, so a shorter ttl takes effect only after the longer one. Raises TransientError when no
         host took it.
         """
-        if topic not in self._topics:
-            raise InternalError(f"{topic} is not among this transport's topics")
+        self._check_topic(topic)
         if not 0 < ttl_s <= records.TTL_S_MAX:
             raise InternalError(f"a time to live of {ttl_s} s is not within {records.TTL_S_MAX} s")
         # The table takes a newer value only with a strictly later expiry, also after a clock jump.
@@ -463,9 +460,12 @@ class Transport:
 
     async def lookup(self, topic: str) -> dict[NodeKey, bytes]:
         """The newest value of each host under `topic`, signatures checked; asks holders anew."""
+        self._check_topic(topic)
+        return await self._live().find(topic)
+
+    def _check_topic(self, topic: str) -> None:
         if topic not in self._topics:
             raise InternalError(f"{topic} is not among this transport's topics")
-        return await self._live().find(topic)
 
     async def _withdraw_all(self) -> None:
         now_s = time.time()

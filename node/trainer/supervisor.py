@@ -350,7 +350,9 @@ def _child_environment() -> dict[str, str]:
     """
     known = os.environ.get("PYTHONPATH")
     ours = str(Path(__file__).resolve().parents[2])
-    return os.environ | {"PYTHONPATH": f"{ours}{os.pathsep}{known}" if known else ours}
+    path = f"{ours}{os.pathsep}{known}" if known else ours
+    # Threads that wait for others must not spin: the cores are somebody's, and often shared.
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
 
 
 def _tail(path: Path, start: int) -> tuple[str, ...]:
