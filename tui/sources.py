@@ -215,7 +215,7 @@ class LiveSource:
             for watch in watches:
                 watch.events = []
             attached = tuple(watch.attached for watch in watches)
-            trouble = self._trouble
+            trouble = "" if self._watches else self._trouble
         return Frame(
             at_s=now_s,
             statuses=statuses,

@@ -47,7 +47,6 @@ PEERS_COUNTED_MAX = 4096
 
 SEEN_MAX = 64
 """Peers remembered for rebuilding the engine."""
-
 INCOMING_PER_PEER_MAX = 16
 INCOMING_MAX = streams.CONTROL_STREAMS_MAX + 4 * limits.STREAMS_SERVED_MAX
 """Streams of peers in any state, also those that were opened and then said nothing."""
@@ -426,7 +425,7 @@ class Transport:
     async def greet_bootstrap(self) -> None:
         """Makes sure that we and the hosts we were told of know each other, as far as they answer.
 
-        Raises TransportLost while the engine is down; a host that does not answer is no error.
+        A host that does not answer is no error. Raises TransportLost while the engine is down.
         """
         engine = self._live()
         answers = await asyncio.gather(

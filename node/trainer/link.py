@@ -84,8 +84,6 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     data_cache: str
     """Directory for tokenised text; trainers of one host may share it."""
     threads: Annotated[int, Meta(ge=1, le=1024)]
-    data_location: str | None = None
-    """Where the text lies on this machine, if not where the genesis says."""
     micro_batch: Annotated[int, Meta(ge=1)] | None = None
     """Sequences in one forward pass; None: the whole batch of a local step."""
     duty_frac: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
@@ -95,6 +93,8 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     device: str | None = None
     """`cpu`, `cuda`, `cuda:1`, `mps`, `xpu`; None: the best that `accelerate` finds."""
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
+    data_location: str | None = None
+    """Where the text lies on this machine, if not where the genesis says."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):

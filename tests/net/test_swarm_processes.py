@@ -65,6 +65,7 @@ CHANGES = {
     "data.heldout_frac": 0.2,
     "training.batch_sequences": 2,
     "rounds.local_steps": 24,
+    "rounds.overlap_steps": 2,
     "rounds.patience_s": 3.0,
     "rounds.pull_timeout_s": 5.0,
     "limits.evaluate_every": 30,

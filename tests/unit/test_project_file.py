@@ -131,7 +131,7 @@ def test_other_values_are_written_where_asked():
             "rounds.quorum must be at most limits.learners (256), not 300",
         ),
         (
-            "overlap_steps = 2",
+            "overlap_steps = 4",
             "overlap_steps = 9",
             "rounds.overlap_steps must be at most model.fragments",
         ),
@@ -205,6 +205,7 @@ def small_text(**changes: object) -> str:
         "data.location": "text.txt",
         "data.sequence_tokens": 32,
         "data.heldout_frac": 0.2,
+        "rounds.overlap_steps": 2,
         "model.config.hidden_size": 48,
         "model.config.intermediate_size": 96,
         "model.config.num_hidden_layers": 2,
