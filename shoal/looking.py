@@ -50,8 +50,9 @@ def look(home: Home, looks: Looks) -> int:
             from tui import once
 
             width = shutil.get_terminal_size((100, 40)).columns
-            print(once.text(once.frame_of(source), width, is_ascii=looks.is_ascii))
-            return ExitCode.DONE
+            frame = once.frame_of(source)
+            print(once.text(frame, width, is_ascii=looks.is_ascii))
+            return ExitCode.DONE if frame.statuses else ExitCode.NOT_REACHABLE
         if not sys.stdout.isatty():
             raise UserError(
                 "The terminal UI needs a terminal. For a script: shoal tui --once, or "

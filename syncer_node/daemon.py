@@ -79,7 +79,7 @@ from syncer_node.syncer import Phase, SyncerMachine
 log = logging.getLogger("shoal.syncer")
 
 PROGRESS_EVERY_S = 15.0
-LINGER_S = 60.0
+LINGER_S = 30.0
 """With `exit_when_done`: how long the syncer stays at most for learners that may come back."""
 
 LINGER_LOOK_S = 0.5
@@ -257,13 +257,13 @@ class SyncerDaemon:
     def _banner(self) -> None:
         genesis = self.project.genesis
         log.info(
-            "syncer %s for %s: %s parameters in %d fragments, store in %s",
+            "syncer %s for %s: %s parameters in %d fragments",
             short(self.identity.key),
             genesis.name,
             f"{self.layout.parameters:,}",
             genesis.fragments,
-            self.store.root,
         )
+        log.info("log and checkpoints in %s", self.store.root)
         print(
             f"\nTo take part, run on any host:\n\n    shoal join '{self.join_link()}'\n", flush=True
         )
@@ -405,15 +405,17 @@ class SyncerDaemon:
             await asyncio.sleep(LINGER_LOOK_S)
             if self.ended_s is None:
                 continue
-            now_s = time.monotonic()
-            sessions = self.machine.members.sessions.values()
-            # Whoever said goodbye after the end has heard it; whoever vanished may come back.
-            waited_for = [
-                session
-                for session in sessions
-                if session.is_connected or session.lost_reason != RUN_COMPLETE
-            ]
-            if not waited_for or now_s - self.ended_s > LINGER_S:
+            # Whoever said goodbye after the end has heard it. Whoever vanished may come back, also
+            # those who hold leases since before this syncer was restarted.
+            sessions = self.machine.members.sessions
+            has_heard = {
+                key
+                for key, session in sessions.items()
+                if not session.is_connected and session.lost_reason == RUN_COMPLETE
+            }
+            holders = {key for key, _ in self.machine.state.leases.held}
+            waited_for = (holders | sessions.keys()) - has_heard
+            if not waited_for or time.monotonic() - self.ended_s > LINGER_S:
                 self.driver.take(StopAsked("the run is complete"))
                 return
 

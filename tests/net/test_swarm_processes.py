@@ -49,7 +49,7 @@ POLL_S = 0.05
 NOISE_STREAMS = 5
 TOKENS_LEFT = 100_000
 """Some seconds of training for those who are left."""
-END_S = 40.0
+END_S = 75.0
 
 CHANGES = {
     "model.fragments": 3,

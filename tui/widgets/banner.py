@@ -44,7 +44,7 @@ def title(now: Scene, width: int) -> Text:
         ),
         (1, Text(f"{project.id[:4]}…{project.id[-3:]}", style=paint.quiet)),
         (8, phase),
-        (7, Text(f"step {swarm.global_step:,}")),
+        (7, Text(f"global step {swarm.global_step:,}")),
         (3, Text(share)),
         (6, Text(f"ETA {left_time}")),
         (2, _you(now)),
