@@ -64,6 +64,7 @@ CHANGES = {
     "data.block_sequences": 64,
     "data.heldout_frac": 0.2,
     "training.batch_sequences": 2,
+    "limits.lease_s": 15.0,
     "rounds.local_steps": 24,
     "rounds.overlap_steps": 2,
     "rounds.patience_s": 3.0,
