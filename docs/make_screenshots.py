@@ -1,4 +1,7 @@
-"""Makes docs/screenshots/*.svg from recorded swarms, as anyone can who has the sources.
+"""Makes docs/screenshots/*.svg from docs/screenshots/run.tape, a recording of a real swarm.
+
+The tape was made with `shoal tui --record` beside one syncer and three learners on one machine,
+while a learner and then the syncer were killed; addresses and paths in it were made neutral.
 
 .venv/bin/python docs/make_screenshots.py
 """
@@ -8,39 +11,40 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.tui import tapes  # noqa: E402
 from tui.app import ShoalApp  # noqa: E402
-from tui.frames import Frame  # noqa: E402
 from tui.sources import TapeSource  # noqa: E402
 
 FOLDER = ROOT / "docs" / "screenshots"
+TAPE = FOLDER / "run.tape"
 WIDE, USUAL, SMALL = (180, 45), (120, 34), (80, 24)
-SHOTS: tuple[tuple[str, str, str, tuple[int, int]], ...] = (
-    ("overview", "learner-killed", "1", USUAL),
-    ("overview-wide", "healthy", "1", WIDE),
-    ("overview-80x24", "healthy", "1", SMALL),
-    ("trouble", "leader-silent", "1", SMALL),
-    ("peers", "learner-killed", "2", USUAL),
-    ("fragments", "healthy", "3", USUAL),
-    ("this-node", "healthy", "4", USUAL),
-    ("syncer", "healthy", "5", USUAL),
-    ("events", "learner-killed", "6", USUAL),
-    ("contribution", "healthy", "7", USUAL),
+WELL, LEARNER_KILLED, SYNCER_KILLED = 30, 42, 50
+"""Frames of the tape."""
+
+SHOTS: tuple[tuple[str, int, str, tuple[int, int]], ...] = (
+    ("overview", LEARNER_KILLED, "1", USUAL),
+    ("overview-wide", WELL, "1", WIDE),
+    ("overview-80x24", WELL, "1", SMALL),
+    ("trouble", SYNCER_KILLED, "1", SMALL),
+    ("peers", LEARNER_KILLED, "2", USUAL),
+    ("fragments", WELL, "3", USUAL),
+    ("this-node", WELL, "4", USUAL),
+    ("syncer", WELL, "5", USUAL),
+    ("events", LEARNER_KILLED, "6", USUAL),
+    ("contribution", WELL, "7", USUAL),
 )
-"""File name, tape, keys, size."""
+"""File name, frame, keys, size."""
 
 
-async def shoot(frames: list[Frame], keys: str, size: tuple[int, int], folder: Path) -> str:
-    """The last frame of a tape, seen after these keys, as SVG."""
-    source = TapeSource(tapes.write(folder / "tape", frames))
-    source.playback.seek(source.playback.length - 1)
+async def shoot(frame: int, keys: str, size: tuple[int, int]) -> str:
+    """A frame of the tape, seen after these keys, as SVG."""
+    source = TapeSource(TAPE)
+    source.playback.seek(frame)
     app = ShoalApp(source)
     async with app.run_test(size=size) as pilot:
         while app.frame is None:
@@ -58,9 +62,8 @@ def main() -> None:
     os.environ["TZ"] = "UTC"
     time.tzset()
     FOLDER.mkdir(exist_ok=True)
-    for name, tape, keys, size in SHOTS:
-        with tempfile.TemporaryDirectory() as folder:
-            svg = asyncio.run(shoot(tapes.TAPES[tape](), keys, size, Path(folder)))
+    for name, frame, keys, size in SHOTS:
+        svg = asyncio.run(shoot(frame, keys, size))
         (FOLDER / f"{name}.svg").write_text(svg)
         print(FOLDER / f"{name}.svg")
 
