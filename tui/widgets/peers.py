@@ -142,7 +142,7 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
         key="state", title="state", width=9, importance=99, style=_state_style,
         say=lambda one: words.clean(one.state, 12), rank=lambda one: one.peer.state,
     ),
-    _column("step", "step", 8, lambda one: f"{one.peer.local_step:,}",
+    _column("step", "local step", 10, lambda one: f"{one.peer.local_step:,}",
             rank=lambda one: one.peer.local_step, importance=60),
     Column(
         key="lag", title="lag", width=4, importance=80, is_right=True, is_falling=True,
