@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -170,7 +171,7 @@ class World:
                 host.take(PeerDown(other.key, reason))
 
 
-class Host:
+class Host(ABC):
     """A machine with its streams, its timer and its jobs; subclasses carry out the jobs."""
 
     def __init__(self, world: World, key: bytes, name: str) -> None:
@@ -186,17 +187,17 @@ class Host:
         self._wake = 0
         world.hosts[key] = self
 
+    @abstractmethod
     def build(self) -> Machine:
         """A fresh machine from whatever survived the last crash."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
         """Carry out a job in virtual time and answer once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def act(self, action: object) -> None:
         """Carry out a local action."""
-        raise NotImplementedError
 
     def boot(self) -> None:
         """Start, or start again."""

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from protocol import limits, wire
@@ -279,10 +280,7 @@ def read_checkpoint(place: Path) -> Checkpoint:
         count = len(versions)
         theta = [tensors[f"theta.{at:04d}"] for at in range(count)]
         momentum = [tensors[f"momentum.{at:04d}"] for at in range(count)]
-    except (OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
-        raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
-    except Exception as error:
-        # safetensors has an exception type of its own that is not exported for NumPy users.
+    except (OSError, KeyError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
         raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
     return Checkpoint(int(place.name), theta, momentum, versions, summary)
 
