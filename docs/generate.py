@@ -29,9 +29,10 @@ from node.tending import INNER_TRANSITIONS, Inner  # noqa: E402
 from protocol import limits, messages, project, records  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
 from shoal.exit_codes import MEANINGS  # noqa: E402
-from syncer_node.syncer import PHASE_TRANSITIONS, Phase  # noqa: E402
+from syncer_node.raft.context import ROLE_TRANSITIONS, Role  # noqa: E402
+from syncer_node.seat import PHASE_TRANSITIONS, Phase  # noqa: E402
 
-FILES = (ROOT / "README.md", ROOT / "docs" / "protocol.md")
+FILES = (ROOT / "README.md", ROOT / "docs" / "protocol.md", ROOT / "docs" / "election.md")
 MARK = re.compile(r"<!-- generated: ([a-z-]+) -->\n(.*?)<!-- end generated -->", re.DOTALL)
 
 
@@ -130,12 +131,16 @@ def struct_text(kind: type[msgspec.Struct], module: ModuleType, sender: str = ""
 
 def messages_text() -> str:
     """Every message of the control stream."""
-    from_learner, from_syncer = get_args(messages.LearnerMessage), get_args(messages.SyncerMessage)
+    ways = {
+        "learner to syncer": get_args(messages.LearnerMessage),
+        "syncer to learner": get_args(messages.SyncerMessage),
+        "between voters": get_args(messages.VoterMessage),
+    }
     parts = []
     for kind in get_args(messages.Message):
-        both = kind in from_learner and kind in from_syncer
-        one = "learner to syncer" if kind in from_learner else "syncer to learner"
-        parts.append(struct_text(kind, messages, "either way" if both else one))
+        found = [way for way, kinds in ways.items() if kind in kinds]
+        word = {0: "to or from a learner", 1: found[0] if found else ""}.get(len(found))
+        parts.append(struct_text(kind, messages, word or ", ".join(found)))
     return "\n\n".join(parts)
 
 
@@ -199,6 +204,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
     "round": lambda: diagram(ROUND_TRANSITIONS, RoundState.OPEN),
     "phase": lambda: diagram(PHASE_TRANSITIONS, Phase.STARTING),
+    "roles": lambda: diagram(ROLE_TRANSITIONS, Role.FOLLOWING),
     "messages": messages_text,
     "parts": parts_text,
     "records": records_text,

@@ -18,6 +18,9 @@ class FindSeat:
 class SeatFound:
     leader: bytes
     charter: Envelope
+    epoch: int
+    term: int
+    """In which it was elected; the highest wins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,17 +25,16 @@ from node.jobs import (
     Stepped,
     TrainerLost,
 )
+from node.joining import prove_index, read_charter
 from node.keeping import Keeping
 from node.shared import LearnerSetup, Shared
 from node.tending import Tending
-from protocol import limits, wire
+from protocol import limits
 from protocol.desk import Desk
 from protocol.errors import (
-    BadSignature,
     LimitExceeded,
     RemoteError,
     UnexpectedMessage,
-    WrongProject,
 )
 from protocol.ids import JobId, short
 from protocol.machine import (
@@ -74,7 +73,6 @@ from protocol.messages import (
 from protocol.project import Charter
 from protocol.records import (
     BlocksLeased,
-    Body,
     CharterAdopted,
     CheckpointEvaluated,
     CheckpointMarked,
@@ -82,12 +80,10 @@ from protocol.records import (
     Record,
     RunEnded,
     SeatTaken,
-    WeightsInitialised,
     open_record,
     record_hash,
 )
-from protocol.signing import open_envelope
-from protocol.state import SwarmState, SwarmSummary
+from protocol.state import SwarmState
 from protocol.trace import (
     CheckpointScored,
     LinkChanged,
@@ -95,7 +91,7 @@ from protocol.trace import (
     RecordCommitted,
 )
 
-BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 12.0)
+BACK_OFF_S = (0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0)
 REFUSED_EXIT = 4
 """Exit code of a daemon that the project does not want."""
 
@@ -140,6 +136,12 @@ class LearnerMachine:
         self._failures = 0
         self._retry_s = 0.0
         self._is_stopping = False
+        self._log_charter: Charter | None = None
+        """In force where our log stands; its voters prove the next record."""
+        self._found_s = 0.0
+        self._is_looking = False
+        self._seat = (0, 0)
+        """Epoch and term of the leader that we follow."""
         self._origins: list[CertifiedRecord] = []
         """Proofs of the newest fragment states, collected before the welcome."""
 
@@ -196,6 +198,10 @@ class LearnerMachine:
         self.tending.on_link()
 
     def _seat_found(self, found: SeatFound) -> None:
+        self._is_looking = False
+        if self.link in (Link.GREETING, Link.FOLLOWING):
+            self._compare(found)
+            return
         if self.link is not Link.SEEKING:
             return  # Found meanwhile, or no longer looked for.
         try:
@@ -205,8 +211,19 @@ class LearnerMachine:
             self._lost(f"the charter that was found is not valid: {error}")
             return
         self.shared.leader = found.leader
+        self._seat = (found.epoch, found.term)
         self._fire("found", short(found.leader))
         self.desk.out.append(Connect(found.leader))
+
+    def _compare(self, found: SeatFound) -> None:
+        """Another leader was elected while ours was silent: go over to it."""
+        former = self.shared.leader
+        if found.leader == former or (found.epoch, found.term) <= self._seat or former is None:
+            return
+        self.desk.out.append(Disconnect(former, "another leader was elected"))
+        self._failures = 0
+        self._lost(f"{short(found.leader)} leads in term {found.term}")
+        self._retry_s = self.shared.now_s
 
     def _peer_up(self, peer: bytes) -> None:
         if peer != self.shared.leader or self.link is not Link.CONNECTING:
@@ -223,10 +240,16 @@ class LearnerMachine:
             agent=setup.agent,
             name=setup.name,
             evaluates=setup.evaluates,
-            head_index=self.shared.state.index if self.shared.state.has_weights else 0,
+            head_index=self._head_index(),
             head=self.shared.state.head,
         )
         self.desk.send(peer, hello)
+
+    def _head_index(self) -> int:
+        """Where our log stands; 0 where it cannot be continued, as after a new epoch."""
+        state, charter = self.shared.state, self.shared.charter
+        is_same_epoch = charter is not None and charter.epoch == state.epoch
+        return state.index if state.has_weights and is_same_epoch else 0
 
     def _peer_down(self, peer: bytes, reason: str) -> None:
         if peer == self.shared.leader and self.link in (
@@ -276,7 +299,9 @@ class LearnerMachine:
             raise UnexpectedMessage("welcome out of turn")
         self._adopt_charter(welcome.charter)
         if welcome.index is not None:
-            self._take_index(welcome.index)
+            charters = [self._read_charter(one) for one in (welcome.charter, *welcome.formers)]
+            self._take_index(welcome.index, charters)
+            self._log_charter = charters[0]
         self._origins = []
         self._failures = 0
         self._fire("welcome")
@@ -299,13 +324,7 @@ class LearnerMachine:
             self._lost(words, refused.retry_after_s)
 
     def _adopt_charter(self, envelope: Envelope) -> None:
-        setup = self.setup
-        payload = open_envelope(
-            "charter", setup.project, envelope, setup.verify, signer=setup.genesis.owner
-        )
-        charter = wire.decode(payload, Charter)
-        if charter.project != setup.project:
-            raise WrongProject("charter of another project")
+        charter = self._read_charter(envelope)
         former = self.shared.charter
         if former is not None and charter.revision < former.revision:
             return
@@ -313,31 +332,23 @@ class LearnerMachine:
         if former is not None and former.inner != charter.inner:
             self.tending.on_inner_changed()
 
-    def _take_index(self, index: FragmentIndex) -> None:
+    def _read_charter(self, envelope: Envelope) -> Charter:
+        setup = self.setup
+        return read_charter(
+            envelope, project=setup.project, owner=setup.genesis.owner, verify=setup.verify
+        )
+
+    def _take_index(self, index: FragmentIndex, charters: list[Charter]) -> None:
         """Start from certified fragment states instead of the whole log."""
-        summary = wire.decode(index.summary, SwarmSummary)
-        is_fitting = len(summary.fragments) == self.setup.genesis.fragments
-        if not is_fitting or (summary.index, summary.head) != (index.log_index, index.head):
-            raise UnexpectedMessage("the index does not fit the project")
-        proven: dict[int, Body] = {}
-        for entry in self._origins:
-            record = self._open(entry)
-            proven[record.index] = record.body
-        for at, fragment in enumerate(summary.fragments):
-            body = proven.get(fragment.record_index)
-            is_merge = (
-                isinstance(body, FragmentMerged)
-                and (body.fragment, body.version) == (at, fragment.version)
-                and body.state == fragment.state
-            )
-            is_first = (
-                isinstance(body, WeightsInitialised)
-                and fragment.version == 0
-                and body.fragments[at : at + 1] == (fragment.state,)
-            )
-            if not is_merge and not is_first:
-                raise BadSignature(f"no certificate for fragment {at}")
-        self.shared.state = SwarmState.restore(summary, self.setup.genesis.data.block_sequences)
+        genesis = self.setup.genesis
+        self.shared.state = prove_index(
+            index,
+            self._origins,
+            charters=charters,
+            fragments=genesis.fragments,
+            block_sequences=genesis.data.block_sequences,
+            verify=self.setup.verify,
+        )
         self.keeping.restart_from_index()
         self.tending.on_progress()
 
@@ -350,9 +361,9 @@ class LearnerMachine:
     # The log.
 
     def _open(self, entry: CertifiedRecord) -> Record:
-        charter = self.shared.charter
-        assert charter is not None, "a charter comes with the seat"
-        return open_record(entry, self.setup.project, charter.voters, self.setup.verify)
+        charter = self._log_charter
+        assert charter is not None, "a charter comes with the index"
+        return open_record(entry, self.setup.project, charter, self.setup.verify)
 
     def _apply(self, entry: CertifiedRecord) -> None:
         """The next committed record; nothing takes effect before its certificate is proven."""
@@ -375,6 +386,7 @@ class LearnerMachine:
                 self.keeping.on_new_term()
             case CharterAdopted(envelope):
                 self._adopt_charter(envelope)
+                self._log_charter = self._read_charter(envelope)
             case RunEnded() as ended:
                 self._end(ended)
             case _:
@@ -401,6 +413,12 @@ class LearnerMachine:
             assert leader is not None, "there is nobody to be greeted without a leader"
             self.desk.out.append(Disconnect(leader, "silent"))
             self._lost(f"the syncer was not heard for {silent_s:.0f} s")
+        is_quiet = silent_s > limits.LEADER_SUSPECT_AFTER_S
+        is_due = self.shared.now_s - self._found_s >= limits.LEADER_SUSPECT_AFTER_S / 2
+        if is_quiet and is_due and self.link is Link.FOLLOWING and not self._is_looking:
+            # Perhaps another one was elected; until that is known we stay where we are.
+            self._found_s, self._is_looking = self.shared.now_s, True
+            self.desk.start(FindSeat())
         if self.link is Link.WAITING and self.shared.now_s >= self._retry_s:
             self._seek()
         self.keeping.look()
@@ -433,6 +451,8 @@ class LearnerMachine:
             case FindSeat():
                 if isinstance(result, SeatFound):
                     self._seat_found(result)
+                elif self._is_looking and self.link in (Link.GREETING, Link.FOLLOWING):
+                    self._is_looking = False  # Nobody else either: stay where we are.
                 else:
                     self._lost(result.reason if isinstance(result, Failed) else "not found")
             case FetchState():

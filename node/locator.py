@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 from node.host.seat import (
     LearnerNotice,
     SeatNotice,
+    elected_under,
     learners_topic,
-    may_lead,
     read_notice,
     seat_topic,
 )
@@ -28,6 +29,12 @@ from protocol.project import Charter
 DONORS_FRESH_S = 5.0
 SHUN_S = 30.0
 """A peer that failed us is passed over for this long."""
+
+CHARTER_S_MAX = 4.0
+"""A host that announces itself and does not answer must not delay finding the one that leads."""
+
+GREET_S_MAX = 2.0
+CHARTERS_KEPT = 16
 
 STRANGERS_ASKED_MAX = 8
 """Announcers that nobody vouches for; their charters are asked for side by side."""
@@ -51,6 +58,8 @@ class Locator:
     _donors: list[bytes] = field(default_factory=list)
     _donors_s: float = -1e9
     _shunned: dict[bytes, float] = field(default_factory=dict)
+    _charters: dict[bytes, Envelope] = field(default_factory=dict)
+    """By content address; what is in one is checked each time."""
 
     async def find_seat(self, known: Charter | None) -> SeatFound:
         """Who may be asked to lead, and the newest charter that says so. Raises TransientError.
@@ -58,7 +67,9 @@ class Locator:
         Hosts that the charter at hand or the join link names are asked first, so that forged
         notices cost nothing; of what several say, the highest revision wins.
         """
-        await self.transport.greet_bootstrap()
+        with contextlib.suppress(TimeoutError):  # Others may know what the named hosts do not say.
+            async with asyncio.timeout(GREET_S_MAX):
+                await self.transport.greet_bootstrap()
         found = await self.transport.lookup(seat_topic(self.project))
         notices = {
             key: notice
@@ -79,19 +90,28 @@ class Locator:
         envelope = await self._charter(key, notice)
         if envelope is None:
             return None
-        charter = may_lead(key, self.genesis, envelope)
+        charter = elected_under(key, self.genesis, envelope, notice)
         if charter is None:
             return None
-        rank = (charter.revision, notice.epoch, notice.term, key)
-        return rank, SeatFound(key, envelope)
+        rank = (notice.epoch, notice.term, charter.revision, key)
+        return rank, SeatFound(key, envelope, notice.epoch, notice.term)
 
     async def _charter(self, key: bytes, notice: SeatNotice) -> Envelope | None:
+        """The charter that a notice names; one that is known already costs no question."""
+        known = self._charters.get(notice.charter)
+        if known is not None:
+            return known
         try:
-            blob = await self.transport.fetch(key, notice.charter, notice.charter_bytes)
-            return wire.decode(bytes(blob), Envelope)
-        except (TransientError, RemoteError) as error:
+            async with asyncio.timeout(CHARTER_S_MAX):
+                blob = await self.transport.fetch(key, notice.charter, notice.charter_bytes)
+            envelope = wire.decode(bytes(blob), Envelope)
+        except (TransientError, RemoteError, TimeoutError) as error:
             log.info("the charter of %s cannot be had: %s", short(key), error)
             return None
+        if len(self._charters) >= CHARTERS_KEPT:
+            self._charters.clear()
+        self._charters[notice.charter] = envelope
+        return envelope
 
     async def donors(self) -> list[bytes]:
         """Learners that hold weights, in random order; those that failed us lately are left out."""

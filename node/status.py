@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.learner import LearnerMachine, Link
 from node.tending import Inner
+from protocol import limits
 from protocol.ids import short
 from protocol.snapshot import NodeStatus
 
@@ -50,8 +51,11 @@ def sentence(machine: LearnerMachine, now_s: float) -> str:
         return f"Training without a syncer: {link}. Local steps go on, nothing is lost."
     if state == "training":
         silent_s = now_s - machine.heard_s
-        if silent_s > 10:
-            return f"Training. The syncer was last heard {silent_s:.0f} s ago."
+        if silent_s > limits.LEADER_SUSPECT_AFTER_S:
+            return (
+                f"Training. The syncer was not heard for {silent_s:.0f} s; "
+                "looking for a newly elected one."
+            )
         return "Training."
     if state == "paused":
         until_s = tending.paused_until_s or now_s
@@ -95,6 +99,8 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         link=machine.link.value,
         link_detail=machine.link_detail,
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
+        path=daemon.transport.paths().get(shared.leader, "") if shared.leader else "",
+        rtt_s=daemon.transport.round_trips.of(shared.leader) if shared.leader else None,
         trainer=tending.inner.value,
         trainer_detail=tending.detail,
         trainer_pid=daemon.trainer.pid,

@@ -39,6 +39,10 @@ class Desk:
         """The job that is answered now; None when it was answered before."""
         return self.jobs.pop(number, None)
 
+    def forget(self, kinds: tuple[type, ...]) -> None:
+        """Answers to jobs of these kinds that are out mean nothing any more."""
+        self.jobs = {number: job for number, job in self.jobs.items() if not isinstance(job, kinds)}
+
     def drain(self) -> list[Effect]:
         """The effects of this event, and an empty desk for the next."""
         out, self.out = self.out, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Spoken on every stream; peers of another version are told so and refused."""
 
 FRAME_BYTES_MAX = 1 << 20
@@ -55,8 +55,18 @@ CLOCK_SKEW_S_MAX = 3.0
 HEARTBEAT_S = 1.0
 """A learner says at least this often that it lives."""
 
-ALIVE_EVERY_S = 5.0
+ALIVE_EVERY_S = 1.0
 """A syncer says at least this often that it lives."""
+
+LEADER_SUSPECT_AFTER_S = 4.0
+"""Silence of a leader after which a learner looks whether another one was elected."""
+
+BEAT_EVERY_S = 1.0
+"""A leader says at least this often to the other voters that it leads."""
+
+ELECTION_TIMEOUT_S_MIN = 3.0
+ELECTION_TIMEOUT_S_MAX = 5.0
+"""Silence of the leader after which a voter stands for election; by priority between these."""
 
 SUSPECT_AFTER_S = 15.0
 GONE_AFTER_S = 30.0

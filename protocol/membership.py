@@ -40,6 +40,8 @@ class Session:
     merged_steps: dict[int, int] = field(default_factory=dict)
     """Local steps merged since this session opened, by fragment."""
     lost_reason: str = ""
+    has_left: bool = False
+    """It said goodbye."""
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -155,13 +157,14 @@ class Membership:
             if not session.is_connected and now_s - session.heard_s > after_s
         ]
 
-    def close(self, peer: bytes, reason: str) -> Session | None:
-        """The session that ended, if it was connected."""
+    def close(self, peer: bytes, reason: str, *, has_left: bool = False) -> Session | None:
+        """The session that ended, if it was connected; has_left: it said goodbye."""
         session = self.sessions.get(peer)
         if session is None or not session.is_connected:
             return None
         session.is_connected = False
         session.lost_reason = reason
+        session.has_left = has_left
         return session
 
     def forget(self, peer: bytes) -> None:

@@ -188,8 +188,11 @@ class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
     """
 
     charter: Envelope
+    """In force where the log stands now."""
     epoch: Count
     term: Count
+    formers: Annotated[tuple[Envelope, ...], Meta(max_length=64)]
+    """Former charters, under whose voters some of the index was certified."""
     index: FragmentIndex | None
 
 
@@ -237,6 +240,153 @@ class Report(Struct, frozen=True, array_like=True, tag="report"):
     status: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX - 1024)]
 
 
+# Between voters.
+
+
+class VoterHello(Struct, frozen=True, array_like=True, tag="voter"):
+    """First message between two voters, from both sides."""
+
+    wire_version: Count
+    project: Digest
+    disk: Digest
+    """Drawn when the voter's disk was first used: a wiped disk shows."""
+    boot: Count
+    """Starts of this disk: an older number than before is a restored copy."""
+    nonce: Count
+    """Drawn at this start: the same boot with another nonce is a clone."""
+    epoch: Count
+    term: Count
+    charter: Envelope
+    """The newest that this voter knows; the leader proposes one that is newer than its own."""
+    addresses: Annotated[
+        tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=limits.ADDRESSES_MAX)
+    ]
+    """Where it can be reached, for join links."""
+
+
+class AskVote(Struct, frozen=True, array_like=True, tag="ask-vote"):
+    """A syncer stands for election, or (`is_trial`) asks whether it would be elected."""
+
+    epoch: Count
+    term: Count
+    last_term: Count
+    last_index: Count
+    is_trial: bool
+    is_handover: bool
+    """The leader asked it to: its being heard is no reason to refuse."""
+
+
+class GiveVote(Struct, frozen=True, array_like=True, tag="give-vote"):
+    """The answer; a granted vote is on the voter's disk before it is sent."""
+
+    epoch: Count
+    term: Count
+    is_trial: bool
+    is_granted: bool
+    signature: Signature
+    """Over (project, epoch, term, candidate) if a real vote is granted, else zeros."""
+
+
+class Replicate(Struct, frozen=True, array_like=True, tag="replicate"):
+    """The leader's records behind `previous_index`; without records it only says that it leads."""
+
+    epoch: Count
+    term: Count
+    previous_index: Count
+    previous: Digest
+    records: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX)], ...],
+        Meta(max_length=limits.RECORDS_PER_MESSAGE_MAX),
+    ]
+    certified: Count
+    """Last record of which the leader holds the certificate; who holds more sends them."""
+    beat: Count
+    """Counts the leader's messages to this voter; the answer repeats it."""
+
+
+class RecordVote(Struct, frozen=True, array_like=True):
+    """The sender's signature that it stored the record at this index."""
+
+    index: Count
+    signature: Signature
+
+
+class Replicated(Struct, frozen=True, array_like=True, tag="replicated"):
+    """How far the sender's stored log agrees with the leader's, and its votes for new records."""
+
+    epoch: Count
+    term: Count
+    is_matching: bool
+    index: Count
+    """Last record that is stored and agrees; if not matching, where to try next."""
+    certified: Count
+    """Last record of which it holds the certificate."""
+    wants_state: bool
+    """The bytes of a record cannot be had any more: a whole state would help."""
+    votes: Annotated[tuple[RecordVote, ...], Meta(max_length=limits.RECORDS_PER_MESSAGE_MAX)]
+    beat: Count
+
+
+class Certified(Struct, frozen=True, array_like=True, tag="certified"):
+    """Proofs of records that the receiver has: from the leader, or to a leader that lacks them."""
+
+    epoch: Count
+    term: Count
+    certificates: Annotated[
+        tuple[Certificate, ...], Meta(max_length=limits.RECORDS_PER_MESSAGE_MAX)
+    ]
+
+
+class StateOffer(Struct, frozen=True, array_like=True, tag="state-offer"):
+    """The receiver's log is too far behind: start from this state instead.
+
+    Preceded by the certified origin of every fragment in `IndexPart` messages.
+    """
+
+    epoch: Count
+    term: Count
+    entry: CertifiedRecord
+    """The record at which the state is taken."""
+    summary: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX // 2)]
+    """Encoded `SwarmSummary`; a witness needs only the entry."""
+
+
+class HandOver(Struct, frozen=True, array_like=True, tag="hand-over"):
+    """The leader asks the receiver to stand for election at once."""
+
+    epoch: Count
+    term: Count
+
+
+class CharterOffer(Struct, frozen=True, array_like=True, tag="charter-offer"):
+    """A newer charter, signed by the owner: for the leader to propose."""
+
+    charter: Envelope
+
+
+# To a learner, from the project's owner when no syncer is left.
+
+
+class AskState(Struct, frozen=True, array_like=True, tag="ask-state"):
+    """What does your log say, and how do you prove it? Answered by `StateHeld`."""
+
+    project: Digest
+
+
+class StateHeld(Struct, frozen=True, array_like=True, tag="state-held"):
+    """The newest state that a learner can prove.
+
+    Preceded by the certified origin of every fragment in `IndexPart` messages.
+    """
+
+    entry: CertifiedRecord
+    """The last record of its log."""
+    summary: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX // 2)]
+
+
+# Either way.
+
+
 class Goodbye(Struct, frozen=True, array_like=True, tag="goodbye"):
     """The sender closes on purpose; nothing is wrong."""
 
@@ -246,6 +396,20 @@ class Goodbye(Struct, frozen=True, array_like=True, tag="goodbye"):
 LearnerMessage = Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye
 SyncerMessage = (
     IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Report | Goodbye
+)
+VoterMessage = (
+    VoterHello
+    | AskVote
+    | GiveVote
+    | Replicate
+    | Replicated
+    | Certified
+    | IndexPart
+    | StateOffer
+    | HandOver
+    | CharterOffer
+    | Refused
+    | Goodbye
 )
 Message = (
     Hello
@@ -263,5 +427,16 @@ Message = (
     | Settled
     | Alive
     | Report
+    | VoterHello
+    | AskVote
+    | GiveVote
+    | Replicate
+    | Replicated
+    | Certified
+    | StateOffer
+    | HandOver
+    | CharterOffer
+    | AskState
+    | StateHeld
     | Goodbye
 )

@@ -20,6 +20,7 @@ CodecName = Literal["f32", "bf16", "int8", "int4"]
 MergeRule = Literal["rda", "mean"]
 FragmentStrategy = Literal["balanced", "tensor", "layer"]
 ApplyRule = Literal["overwrite", "rebase"]
+Durability = Literal["leader", "standby", "majority"]
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
 Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
@@ -94,6 +95,16 @@ class Voter(Struct, frozen=True, array_like=True):
     key: NodeKey
     role: Literal["syncer", "witness"]
     priority: Annotated[int, Meta(ge=0, le=100)]
+    """Among syncers, the highest leads when it can."""
+    disk: Count = 0
+    """Raised by the owner to admit this key with a new disk; votes of the former do not count."""
+
+
+class Origin(Struct, frozen=True, array_like=True):
+    """Where an epoch after the first continues: behind this record, whatever came after it."""
+
+    index: Count
+    head: Digest
 
 
 class InnerSpec(Struct, frozen=True, array_like=True):
@@ -173,6 +184,17 @@ class Charter(Struct, frozen=True, array_like=True):
     outer: OuterSpec
     rounds: RoundSpec
     limits: LimitSpec
+    durability: Durability = "standby"
+    """Who must hold a merge before it counts: the leader; another syncer as long as one is there;
+    a majority of the syncers, always."""
+    epoch: Count = 0
+    """Raised by the owner when the voters of before cannot go on."""
+    origin: Origin | None = None
+    """Present from the second epoch on."""
+
+    def voter(self, key: bytes) -> Voter | None:
+        """The voter with this key, if it is one."""
+        return next((voter for voter in self.voters if voter.key == key), None)
 
 
 def project_id(genesis: bytes) -> bytes:

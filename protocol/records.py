@@ -8,6 +8,7 @@ a merge names the digests of the quantised merged displacement and of the state 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from blake3 import blake3
@@ -17,7 +18,7 @@ from protocol import limits, wire
 from protocol.errors import BadSignature, MalformedMessage, WrongProject
 from protocol.ids import Count, Digest, NodeKey
 from protocol.messages import Certificate, CertifiedRecord, Cursor, Envelope, Loss, Vote
-from protocol.project import CodecName, Voter
+from protocol.project import Charter, CodecName, Voter
 from protocol.signing import Signer, Verify, signed_digest
 
 NO_RECORD = bytes(32)
@@ -46,6 +47,21 @@ class SeatTaken(Struct, frozen=True, array_like=True, tag="seat"):
     """First record of a leader's term."""
 
     leader: NodeKey
+
+
+class Admission(Struct, frozen=True, array_like=True):
+    """The disk whose votes count for a voter."""
+
+    key: NodeKey
+    generation: Count
+    """`Voter.disk` of the charter under which it was admitted."""
+    disk: Digest
+
+
+class VotersAdmitted(Struct, frozen=True, array_like=True, tag="voters"):
+    """From here on the votes of these disks count."""
+
+    voters: Annotated[tuple[Admission, ...], Meta(min_length=1, max_length=limits.VOTERS_MAX)]
 
 
 class CharterAdopted(Struct, frozen=True, array_like=True, tag="charter"):
@@ -147,6 +163,7 @@ class RunEnded(Struct, frozen=True, array_like=True, tag="ended"):
 
 Body = (
     SeatTaken
+    | VotersAdmitted
     | CharterAdopted
     | WeightsInitialised
     | FragmentMerged
@@ -200,19 +217,68 @@ def majority(voters: int) -> int:
     return voters // 2 + 1
 
 
-def open_record(
-    entry: CertifiedRecord, project: bytes, voters: tuple[Voter, ...], verify: Verify
-) -> Record:
+@dataclass(frozen=True, slots=True)
+class Electorate:
+    """Who must sign for something to count: majorities of one or two groups of voters."""
+
+    groups: tuple[frozenset[bytes], ...]
+    needed: tuple[int, ...]
+
+    @classmethod
+    def of(cls, voters: Iterable[Voter]) -> Electorate:
+        """A majority of these voters."""
+        keys = frozenset(voter.key for voter in voters)
+        return cls((keys,), (majority(len(keys)),))
+
+    @classmethod
+    def unanimous(cls, voters: Iterable[Voter]) -> Electorate:
+        """Every one of these voters."""
+        keys = frozenset(voter.key for voter in voters)
+        return cls((keys,), (len(keys),))
+
+    @classmethod
+    def change(cls, former: Charter, charter: Charter) -> Electorate:
+        """For the record by which a charter replaces another: a majority of each.
+
+        A voter whose disk is admitted anew has no say in it: its former disk's votes are void, so
+        the others must hold everything by themselves.
+        """
+        before = {voter.key: voter.disk for voter in former.voters}
+        renewed = {v.key for v in charter.voters if before.get(v.key, v.disk) != v.disk}
+        groups = tuple(frozenset(voter.key for voter in one.voters) for one in (former, charter))
+        return cls(
+            tuple(group - renewed for group in groups),
+            tuple(majority(len(group)) for group in groups),
+        )
+
+    def has_enough(self, keys: Iterable[bytes]) -> bool:
+        """Whether these keys together decide."""
+        given = set(keys)
+        return all(
+            len(given & group) >= needed
+            for group, needed in zip(self.groups, self.needed, strict=True)
+        )
+
+
+def electorate(body: Body, charter: Charter) -> Electorate:
+    """Who must sign a record with this body, `charter` being in force before it."""
+    if isinstance(body, CharterAdopted):
+        following = wire.decode(body.charter.payload, Charter)
+        if following.epoch == charter.epoch:
+            return Electorate.change(charter, following)
+    return Electorate.of(charter.voters)
+
+
+def open_record(entry: CertifiedRecord, project: bytes, charter: Charter, verify: Verify) -> Record:
     """The record in a certified entry, once its certificate is proven.
 
-    Raises WrongProject, BadSignature or MalformedMessage.
+    charter: in force before this record. Raises WrongProject, BadSignature or MalformedMessage.
     """
     digest = record_hash(entry.record)
     certificate = entry.certificate
     if certificate.record != digest:
         raise BadSignature("certificate is for another record")
-    _check_votes(certificate, digest, project, voters, verify)
-    record = wire.decode(entry.record, Record)
+    record = _proven(entry, digest, project, charter, verify)
     if record.project != project:
         raise WrongProject("record of another project")
     if (record.epoch, record.term, record.index) != (
@@ -224,23 +290,57 @@ def open_record(
     return record
 
 
-def _check_votes(
-    certificate: Certificate,
-    digest: bytes,
-    project: bytes,
-    voters: tuple[Voter, ...],
-    verify: Verify,
-) -> None:
+def _proven(
+    entry: CertifiedRecord, digest: bytes, project: bytes, charter: Charter, verify: Verify
+) -> Record:
+    """The record, if enough voters signed it.
+
+    A majority of the charter in force signs every record, so that is checked before any decoding.
+    """
+    counted = signers(entry.certificate, digest, project, verify)
+    if not Electorate.of(charter.voters).has_enough(counted):
+        given = sum(voter.key in counted for voter in charter.voters)
+        raise BadSignature(f"{given} valid votes of {len(charter.voters)} voters")
+    record = wire.decode(entry.record, Record)
+    if not electorate(record.body, charter).has_enough(counted):
+        raise BadSignature("too few votes for a change of the charter")
+    return record
+
+
+def signers(certificate: Certificate, digest: bytes, project: bytes, verify: Verify) -> set[bytes]:
+    """Keys whose signature in a certificate is theirs, voters or not."""
     statement = _statement(certificate.epoch, certificate.term, certificate.index, digest)
     message = signed_digest("record", project, statement)
-    known = {voter.key for voter in voters}
-    counted = {
-        vote.voter
-        for vote in certificate.votes
-        if vote.voter in known and verify(vote.voter, message, vote.signature)
-    }
-    if len(counted) < majority(len(voters)):
-        raise BadSignature(f"{len(counted)} valid votes, {majority(len(voters))} needed")
+    return {vote.voter for vote in certificate.votes if verify(vote.voter, message, vote.signature)}
+
+
+def verify_vote(record: Record, digest: bytes, vote: Vote, verify: Verify) -> bool:
+    """Whether this is the voter's signature that it stored this record."""
+    statement = _statement(record.epoch, record.term, record.index, digest)
+    message = signed_digest("record", record.project, statement)
+    return verify(vote.voter, message, vote.signature)
+
+
+def seat_statement(project: bytes, epoch: int, term: int, candidate: bytes) -> bytes:
+    """The digest that a voter signs when it gives its vote to a candidate for the seat."""
+    statement = b"".join(number.to_bytes(8, "big") for number in (epoch, term)) + candidate
+    return signed_digest("seat", project, statement)
+
+
+def is_elected(
+    candidate: bytes,
+    *,
+    epoch: int,
+    term: int,
+    votes: Iterable[Vote],
+    charter: Charter,
+    verify: Verify,
+) -> bool:
+    """Whether these votes are a majority's that gave the candidate the seat in this term."""
+    message = seat_statement(charter.project, epoch, term, candidate)
+    given = {v.voter for v in votes if verify(v.voter, message, v.signature)}
+    is_syncer = any(v.key == candidate and v.role == "syncer" for v in charter.voters)
+    return is_syncer and Electorate.of(charter.voters).has_enough(given)
 
 
 def _statement(epoch: int, term: int, index: int, digest: bytes) -> bytes:

@@ -75,7 +75,7 @@ class PeerRow(Struct, kw_only=True):
     name: str
     device: str
     state: str
-    """training, starting, syncing, starved, or gone."""
+    """training, starting, syncing, starved; left on purpose; silent or gone without a word."""
     heard_s: float
     """Seconds since it was last heard."""
     local_step: int = 0
@@ -90,6 +90,12 @@ class PeerRow(Struct, kw_only=True):
     """Seconds in local steps over seconds alive, less start-up and evaluation."""
     refused: dict[str, int] = field(default_factory=dict)
     """Pushes and messages that did not count, by reason."""
+    left: str = ""
+    """Why it left, in its own words, if it left on purpose."""
+    path: str = ""
+    """How it is reached: direct or relayed; empty where that is not known."""
+    rtt_s: float | None = None
+    """Shortest of its latest answers, from question to first byte."""
 
 
 class RoundRow(Struct, kw_only=True):
@@ -113,6 +119,51 @@ class MergeRow(Struct, kw_only=True):
     participants: int
     mean_steps: float
     seconds: float
+
+
+class VoterRow(Struct, kw_only=True):
+    """One voter as this host sees it."""
+
+    key: str
+    role: str
+    priority: int
+    is_self: bool = False
+    is_leader: bool = False
+    is_here: bool = False
+    """There is a stream, and its hello was accepted."""
+    heard_s: float | None = None
+    lag: int | None = None
+    """Records it has still to store, as the leader knows; None where that is not known."""
+    trouble: str = ""
+    """Why it was turned away, or why it turned this host away."""
+
+
+class SeatStatus(Struct, kw_only=True):
+    """The election, as this host sees it."""
+
+    role: str
+    """following, asking whether it would be elected, standing for election, leading."""
+    epoch: int
+    term: int
+    leader: str
+    """Key; empty while nobody is known to lead."""
+    leader_heard_s: float | None = None
+    """Seconds since the leader was last heard; 0 for the leader itself."""
+    leaderless_s: float | None = None
+    """Seconds since a leader was last heard, while none is known; None where that is not known."""
+    beat_in_s: float | None = None
+    """Seconds until a leader with other voters says again that it leads."""
+    election_in_s: float | None = None
+    """Seconds until this host would stand; None for a leader or one that may not stand."""
+    durability: str = ""
+    standbys: int = 0
+    """Other syncers that hold everything, as the leader knows."""
+    charter_revision: int = 0
+    newest_charter_revision: int = 0
+    """Higher than the one in force while the voters have not adopted it."""
+    is_drained: bool = False
+    trouble: str = ""
+    voters: list[VoterRow] = field(default_factory=list)
 
 
 class SyncerStatus(Struct, kw_only=True, tag="syncer"):
@@ -153,6 +204,26 @@ class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     """Payload bytes of published versions."""
     payload_params: int = 0
     checkpoint_dir: str = ""
+    seat: SeatStatus | None = None
+
+
+class WitnessStatus(Struct, kw_only=True, tag="witness"):
+    """A witness daemon: it votes and keeps the log."""
+
+    key: str
+    name: str
+    pid: int
+    version: str
+    uptime_s: float
+    sentence: str
+    project: ProjectStatus
+    seat: SeatStatus
+    log_index: int
+    """Last record that is certified here."""
+    stored_from: int
+    """First record that this disk still has."""
+    network: NetworkStatus
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 class NodeStatus(Struct, kw_only=True, tag="node"):
@@ -170,6 +241,10 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     link_detail: str
     heard_s: float | None
     """Seconds since the syncer was last heard."""
+    path: str = ""
+    """How the syncer is reached: direct or relayed; empty where that is not known."""
+    rtt_s: float | None = None
+    """Shortest of the syncer's latest answers, from question to first byte."""
     trainer: str
     trainer_detail: str
     trainer_pid: int | None
@@ -210,4 +285,7 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
 
 
 Status = SyncerStatus | NodeStatus
+"""Of daemons that follow the model, which is what the screens are about."""
+
+DaemonStatus = SyncerStatus | WitnessStatus | NodeStatus
 Verb = Literal["status", "stop"]

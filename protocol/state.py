@@ -9,9 +9,11 @@ from msgspec import Struct
 from protocol import wire
 from protocol.errors import MalformedMessage
 from protocol.leases import LeaseBook, LeaseEntry
+from protocol.messages import Envelope
 from protocol.project import Charter
 from protocol.records import (
     NO_RECORD,
+    Admission,
     BlocksLeased,
     BlocksReturned,
     CharterAdopted,
@@ -24,6 +26,7 @@ from protocol.records import (
     SeatTaken,
     Span,
     StateDigests,
+    VotersAdmitted,
     WeightsInitialised,
 )
 
@@ -58,6 +61,13 @@ class Mark(Struct, frozen=True, array_like=True):
     tokens: int
 
 
+class AdoptedCharter(Struct, frozen=True, array_like=True):
+    """A charter, and the log index from behind which it was in force."""
+
+    index: int
+    charter: Envelope
+
+
 class Account(Struct, array_like=True):
     """What one contributor handed in, over all its sessions."""
 
@@ -75,7 +85,9 @@ class SwarmSummary(Struct, frozen=True, array_like=True):
     epoch: int
     term: int
     leader: bytes
-    charter_revision: int
+    charters: tuple[AdoptedCharter, ...]
+    """In force, and those under which fragments' newest records were made."""
+    admissions: tuple[Admission, ...]
     fragments: tuple[FragmentState, ...]
     global_step: int
     tokens_by_fragment: tuple[int, ...]
@@ -102,7 +114,10 @@ class SwarmState:
     epoch: int = 0
     term: int = 0
     leader: bytes = b""
-    charter_revision: int = 0
+    charters: list[AdoptedCharter] = field(default_factory=list)
+    """In force, and those under which fragments' newest records were made, oldest first."""
+    admissions: dict[bytes, Admission] = field(default_factory=dict)
+    """Whose votes count: the disk of each voter."""
     fragments: list[FragmentState] = field(default_factory=list)
     global_step: int = 0
     tokens_by_fragment: list[int] = field(default_factory=list)
@@ -132,6 +147,16 @@ class SwarmState:
         return min(self.curve, key=lambda point: (point.loss, point.checkpoint), default=None)
 
     @property
+    def charter(self) -> Envelope | None:
+        """In force as far as the log says."""
+        return self.charters[-1].charter if self.charters else None
+
+    @property
+    def charter_revision(self) -> int:
+        """Revision of the charter in force, 0 before there is one."""
+        return 0 if self.charter is None else wire.decode(self.charter.payload, Charter).revision
+
+    @property
     def has_weights(self) -> bool:
         return bool(self.fragments)
 
@@ -145,10 +170,8 @@ class SwarmState:
 
     def _apply_body(self, record: Record) -> None:
         match record.body:
-            case SeatTaken(leader):
-                self.leader = leader
-            case CharterAdopted(envelope):
-                self.charter_revision = wire.decode(envelope.payload, Charter).revision
+            case SeatTaken() | VotersAdmitted() | CharterAdopted():
+                self._govern(record.body, record.index)
             case WeightsInitialised(fragments):
                 self._initialise(fragments, record.index)
             case FragmentMerged() as merged:
@@ -171,6 +194,15 @@ class SwarmState:
             case RunEnded() as ended:
                 self.ended = ended
 
+    def _govern(self, body: SeatTaken | VotersAdmitted | CharterAdopted, index: int) -> None:
+        match body:
+            case SeatTaken(leader):
+                self.leader = leader
+            case VotersAdmitted(voters):
+                self.admissions.update({one.key: one for one in voters})
+            case CharterAdopted(envelope):
+                self.charters.append(AdoptedCharter(index, envelope))
+
     def _initialise(self, fragments: tuple[StateDigests, ...], index: int) -> None:
         if self.fragments:
             raise MalformedMessage("weights are initialised once")
@@ -183,6 +215,9 @@ class SwarmState:
         if merged.version != self.fragments[merged.fragment].version + 1:
             raise MalformedMessage(f"version {merged.version} is not the next one")
         self.fragments[merged.fragment] = FragmentState(merged.version, merged.state, index)
+        oldest = min(fragment.record_index for fragment in self.fragments)
+        while len(self.charters) > 1 and self.charters[1].index < oldest:
+            self.charters.pop(0)
         self.global_step = merged.global_step
         self.rounds = max(self.rounds, merged.round)
         for part in merged.contributions:
@@ -210,7 +245,8 @@ class SwarmState:
             epoch=self.epoch,
             term=self.term,
             leader=self.leader,
-            charter_revision=self.charter_revision,
+            charters=tuple(self.charters),
+            admissions=tuple(self.admissions.values()),
             fragments=tuple(self.fragments),
             global_step=self.global_step,
             tokens_by_fragment=tuple(self.tokens_by_fragment),
@@ -247,7 +283,8 @@ class SwarmState:
             epoch=summary.epoch,
             term=summary.term,
             leader=summary.leader,
-            charter_revision=summary.charter_revision,
+            charters=list(summary.charters),
+            admissions={one.key: one for one in summary.admissions},
             fragments=list(summary.fragments),
             global_step=summary.global_step,
             tokens_by_fragment=list(summary.tokens_by_fragment),

@@ -37,10 +37,13 @@ class SessionClosed:
     peer: bytes
     name: str
     reason: str
+    has_left: bool = False
+    """It said goodbye."""
 
     @property
     def text(self) -> str:
-        return f"{self.name} ({short(self.peer)}) left: {self.reason}"
+        how = "left" if self.has_left else "was lost"
+        return f"{self.name} ({short(self.peer)}) {how}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,34 @@ class CheckpointScored:
             f"held-out loss {self.loss:.4f} at global step {self.global_step} "
             f"(by {short(self.evaluator)})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """What a voter is now in the election of a leader."""
+
+    role: str
+    term: int
+    detail: str
+
+    @property
+    def text(self) -> str:
+        tail = f": {self.detail}" if self.detail else ""
+        return f"{self.role} in term {self.term}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class VoterGreeted:
+    """Another voter is here, or was turned away."""
+
+    peer: bytes
+    trouble: str
+
+    @property
+    def text(self) -> str:
+        if self.trouble:
+            return f"voter {short(self.peer)} turned away: {self.trouble}"
+        return f"voter {short(self.peer)} is here"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,23 +14,10 @@ from cyclopts import App, CycloptsError, Group, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
 from shoal import failures
+from shoal.choices import AtLeastOne, HomeHere, Instance, Listen, LogJson, Port, say
+from shoal.cli_hosting import syncer_app, witness_app
+from shoal.cli_project import project_app
 from shoal.exit_codes import ExitCode, epilogue
-
-HomeHere = Annotated[Home, Parameter(parse=False)]
-Instance = Annotated[str, Parameter(help="Tells several daemons of one role in one home apart.")]
-Port = Annotated[
-    int,
-    Parameter(
-        help="TCP port to listen on; 0 takes any free one.",
-        validator=validators.Number(gte=0, lte=65535),
-    ),
-]
-Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
-LogJson = Annotated[bool, Parameter(help="Write log lines as JSON.", negative="")]
-ProjectPath = Annotated[
-    Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
-]
-AtLeastOne = validators.Number(gte=1)
 
 app = App(
     name="shoal",
@@ -41,10 +28,9 @@ app = App(
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
-project_app = App(name="project", help="Create, sign and read project files.")
-syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.")
 app.command(project_app)
 app.command(syncer_app)
+app.command(witness_app)
 app.register_install_completion_command(help="Install completion for this shell.")
 app.meta.group_parameters = Group("Everywhere", sort_key=0)
 
@@ -79,15 +65,10 @@ def _launch(
     return command(*bound.args, **bound.kwargs)
 
 
-def _say(lines: Sequence[str]) -> int:
-    print("\n".join(lines))
-    return ExitCode.DONE
-
-
 @app.command
 def version() -> int:
     """Print the version of Shoal and of its protocol."""
-    return _say([_version_line()])
+    return say([_version_line()])
 
 
 def _version_line() -> str:
@@ -103,94 +84,6 @@ def _version_line() -> str:
 
 
 app.version = _version_line
-
-
-@project_app.command
-def create(
-    path: Annotated[Path, Parameter(help="The file to write, or its directory.")] = Path(
-        "project.toml"
-    ),
-    *,
-    name: Annotated[str | None, Parameter(help="What the project is called.")] = None,
-) -> int:
-    """Write a project file with every setting explained."""
-    from shoal import projects
-
-    return _say(projects.create(path, name))
-
-
-@project_app.command
-def sign(
-    path: Annotated[Path, Parameter(help="The project file (.toml).")],
-    *,
-    instance: Instance = DEFAULT_INSTANCE,
-    home: HomeHere,
-) -> int:
-    """Check a project file against model and text, and sign it with the owner's key."""
-    from shoal import projects
-
-    return _say(projects.sign(path, home, instance=instance))
-
-
-@project_app.command
-def show(
-    path: Annotated[Path, Parameter(help="A signed project (.shoal) or a project file (.toml).")],
-) -> int:
-    """Say what a project is."""
-    from shoal import projects
-
-    return _say(projects.show(path))
-
-
-@syncer_app.command(name="run")
-def run_syncer(
-    project: ProjectPath,
-    *,
-    port: Port = 4100,
-    announce: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name=["--announce", "--host-address"],
-            help="Address for the join link where this machine cannot know it, such as "
-            "/dns4/example.org/tcp/4100; may be given several times.",
-            negative="",
-        ),
-    ] = (),
-    bootstrap: Annotated[
-        tuple[str, ...],
-        Parameter(help="Whole address of a host already in the swarm; repeatable.", negative=""),
-    ] = (),
-    listen: Listen = "0.0.0.0",
-    instance: Instance = DEFAULT_INSTANCE,
-    exit_when_done: Annotated[
-        bool, Parameter(help="End when the token budget is reached.", negative="")
-    ] = False,
-    log_json: LogJson = False,
-    home: HomeHere,
-) -> int:
-    """Run the syncer of a project, until Ctrl-C or `shoal stop`."""
-    from shoal import running
-
-    return running.run_syncer(
-        project,
-        home,
-        instance=instance,
-        port=port,
-        listen_host=listen,
-        announce=announce,
-        bootstrap=bootstrap,
-        exit_when_done=exit_when_done,
-        log_json=log_json,
-    )
-
-
-@syncer_app.command
-def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
-    """Print the key of this machine's syncer, as [[voters]] in a project file want it."""
-    from node.host import keystore
-
-    identity = keystore.load_or_create(home.identity("syncer", instance))
-    return _say([identity.key.hex()])
 
 
 @app.command
@@ -372,7 +265,7 @@ def export(
     """Write a syncer's checkpoint as a model that `transformers` loads."""
     from shoal import exporting
 
-    return _say(exporting.export(project, home, to=to, checkpoint=checkpoint, instance=instance))
+    return say(exporting.export(project, home, to=to, checkpoint=checkpoint, instance=instance))
 
 
 @app.command

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from node.host import control_client
 from node.host.home import Daemon, DaemonRole, Home
 from protocol.errors import MalformedMessage, TransientError
-from protocol.snapshot import Status
+from protocol.snapshot import DaemonStatus
 
 POLL_S = 0.1
 
@@ -27,18 +28,21 @@ def find_daemons(
     if not fitting:
         wanted = " ".join(word for word in (role or "Shoal", "daemon") if word)
         called = f" called {instance}" if instance is not None else ""
+        start = "`shoal join LINK` or `shoal syncer run PROJECT`"
+        if role == "witness":
+            start = "`shoal witness run PROJECT`"
         raise TransientError(
-            f"No {wanted}{called} runs in {home.root}. Start one with `shoal join LINK` or "
-            "`shoal syncer run PROJECT`, or name another place with --home."
+            f"No {wanted}{called} runs in {home.root}. Start one with {start}, or name another "
+            "place with --home."
         )
     return fitting
 
 
-def ask_status(daemon: Daemon) -> Status:
+def ask_status(daemon: Daemon) -> DaemonStatus:
     """What the daemon says about itself. Raises what `control_client.call` raises."""
     answer = control_client.call(daemon.socket, "status")
     try:
-        return msgspec.convert(answer.get("status"), Status)  # type: ignore[no-any-return]
+        return msgspec.convert(answer.get("status"), DaemonStatus)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         raise MalformedMessage(
             f"the {daemon.role} {daemon.instance} is of another version of Shoal ({error}); "
@@ -46,7 +50,7 @@ def ask_status(daemon: Daemon) -> Status:
         ) from error
 
 
-def ask_all(daemons: Sequence[Daemon]) -> tuple[list[Status], list[str]]:
+def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
     """The status of those who answer, and for each of the others a line that says so."""
     statuses, silent = [], []
     for daemon in daemons:
@@ -55,6 +59,15 @@ def ask_all(daemons: Sequence[Daemon]) -> tuple[list[Status], list[str]]:
         except TransientError as error:
             silent.append(f"{daemon.role} {daemon.instance}: {error}")
     return statuses, silent
+
+
+def looks(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
+    """What the daemon says about itself, again and again until the time is over."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        with contextlib.suppress(TransientError):
+            yield ask_status(daemon)
+        time.sleep(POLL_S)
 
 
 def stop_and_wait(daemon: Daemon, *, timeout_s: float) -> bool:

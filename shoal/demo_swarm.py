@@ -173,7 +173,7 @@ class Swarm:
         for status in statuses:
             if isinstance(status, SyncerStatus):
                 self.syncer = status
-            elif status.name in self._joined:
+            elif isinstance(status, NodeStatus) and status.name in self._joined:
                 self._on_learner(status)
         self._rates.observe(statuses, time.monotonic())
 

@@ -23,6 +23,7 @@ from protocol.project import (
     Charter,
     ConfigValue,
     DataSpec,
+    Durability,
     FragmentStrategy,
     Genesis,
     InnerSpec,
@@ -34,6 +35,7 @@ from protocol.project import (
     encode,
     project_id,
 )
+from shoal.charters import check_one_voter
 from shoal.project_schema import Place, as_table, check_keys, read_table, read_value, shown
 
 THIS_HOST = "this host"
@@ -68,6 +70,7 @@ class ProjectFile(Struct, frozen=True):
     outer: OuterSpec
     rounds: RoundSpec
     limits: LimitSpec
+    durability: Durability
     banned: tuple[NodeKey, ...]
     voters: tuple[VoterLine, ...]
 
@@ -99,7 +102,7 @@ def parse(text: str, path: Path) -> ProjectFile:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise place.error(f"is not TOML: {error}") from error
-    check_keys(tables, _SECTIONS, place, optional=("admission",))
+    check_keys(tables, _SECTIONS, place, optional=("seat", "admission"))
     project = as_table(tables["project"], place.below("project"))
     check_keys(project, ("name", "seed"), place.below("project"))
     file = ProjectFile(
@@ -112,10 +115,18 @@ def parse(text: str, path: Path) -> ProjectFile:
         outer=OuterSpec(**read_table(tables["outer"], OuterSpec, place.below("outer"))),
         rounds=RoundSpec(**read_table(tables["rounds"], RoundSpec, place.below("rounds"))),
         limits=LimitSpec(**read_table(tables["limits"], LimitSpec, place.below("limits"))),
+        durability=_durability(tables.get("seat"), place.below("seat")),
         banned=_banned(tables.get("admission", {"banned": []}), place.below("admission")),
         voters=_voters(tables["voters"], place.below("voters")),
     )
-    _check_together(file, place)
+    check_together(
+        file.inner,
+        file.rounds,
+        file.limits,
+        fragments=file.fragments,
+        sequence_tokens=file.data.sequence_tokens,
+        place=place,
+    )
     return file
 
 
@@ -160,6 +171,15 @@ def _data(value: object, place: Place, path: Path) -> DataSpec:
     if (beside / values["tokenizer"]).is_file():
         values["tokenizer"] = str(beside / values["tokenizer"])
     return DataSpec(**values, blocks=1, digest=bytes(32))
+
+
+def _durability(value: object, place: Place) -> Durability:
+    if value is None:
+        return "standby"  # Files from before there were several voters do not say.
+    table = as_table(value, place)
+    check_keys(table, ("durability",), place)
+    read: Durability = read_value(table["durability"], Durability, place.below("durability"))
+    return read
 
 
 def _banned(value: object, place: Place) -> tuple[NodeKey, ...]:
@@ -208,24 +228,106 @@ def _voter(value: object, place: Place) -> VoterLine:
     return VoterLine(key, Voter(key or bytes(32), role, priority))
 
 
-def _check_together(file: ProjectFile, place: Place) -> None:
+def check_together(
+    inner: InnerSpec,
+    rounds: RoundSpec,
+    bounds: LimitSpec,
+    *,
+    fragments: int,
+    sequence_tokens: int,
+    place: Place,
+) -> None:
     """UserError for values that are allowed each, but not with each other."""
-    rounds, bounds = file.rounds, file.limits
     if rounds.quorum > bounds.learners:
         raise place.below("rounds.quorum").error(
             f"must be at most limits.learners ({bounds.learners}), not {rounds.quorum}"
         )
-    if rounds.overlap_steps > file.fragments:
+    if rounds.overlap_steps > fragments:
         raise place.below("rounds.overlap_steps").error(
-            f"must be at most model.fragments ({file.fragments}), not {rounds.overlap_steps}; "
+            f"must be at most model.fragments ({fragments}), not {rounds.overlap_steps}; "
             "rounds in flight are on different fragments"
         )
-    step_tokens = file.inner.batch_sequences * file.data.sequence_tokens
+    step_tokens = inner.batch_sequences * sequence_tokens
     if bounds.tokens < step_tokens:
         raise place.below("limits.tokens").error(
             f"must be at least {step_tokens}, one local step (training.batch_sequences x "
             f"data.sequence_tokens), not {bounds.tokens}"
         )
+
+
+def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Genesis:
+    """What the file says of the project that never changes.
+
+    UserError if the model cannot be built or cut, the text cannot be read, or they do not fit each
+    other. Cost: reads and tokenises the whole text, unless `data_cache` holds it already.
+    """
+    from node.trainer.data import describe_corpus
+    from node.trainer.model import check_fits, describe_model
+    from node.trainer.vocabulary import load_vocabulary
+    from protocol.fragments import build_layout
+
+    try:
+        model = describe_model(file.architecture, file.config)
+        build_layout(model.tensors, file.strategy, file.fragments)
+        check_fits(model, file.data, load_vocabulary(file.data.tokenizer).size)
+        counted = describe_corpus(file.data, cache=data_cache)
+    except UserError as error:
+        raise UserError(f"{file.path.name}: {error}") from error
+    return Genesis(
+        wire_version=limits.WIRE_VERSION,
+        name=file.name,
+        owner=owner,
+        model=model,
+        data=msgspec.structs.replace(file.data, blocks=counted.blocks, digest=counted.digest),
+        seed=file.seed,
+        strategy=file.strategy,
+        fragments=file.fragments,
+    )
+
+
+def make_charter(
+    file: ProjectFile, *, project: bytes, this_host: NodeKey, former: Charter | None
+) -> Charter:
+    """What the file says of the rules: the revision behind the former one, or the first.
+
+    The former revision itself where nothing changed. Epoch and admitted disks are no matter of the
+    file and stay. UserError if more than one voter differs.
+    """
+    charter = Charter(
+        project=project,
+        revision=1,
+        voters=_named_voters(file, this_host),
+        banned=file.banned,
+        inner=file.inner,
+        outer=file.outer,
+        rounds=file.rounds,
+        limits=file.limits,
+        durability=file.durability,
+    )
+    if former is None:
+        return charter
+    disks = {voter.key: voter.disk for voter in former.voters}
+    voters = (
+        msgspec.structs.replace(voter, disk=disks.get(voter.key, 0)) for voter in charter.voters
+    )
+    known = [voter.key for voter in former.voters]
+    charter = msgspec.structs.replace(
+        charter,
+        revision=former.revision,
+        epoch=former.epoch,
+        origin=former.origin,
+        # In the former order: another one alone is no change.
+        voters=tuple(sorted(voters, key=lambda one: _rank(one.key, known))),
+        banned=tuple(sorted(charter.banned, key=lambda key: _rank(key, list(former.banned)))),
+    )
+    if charter == former:
+        return former
+    check_one_voter(former, charter, file.path.name)
+    return msgspec.structs.replace(charter, revision=former.revision + 1)
+
+
+def _rank(key: bytes, known: list[bytes]) -> int:
+    return known.index(key) if key in known else len(known)
 
 
 def sign(
@@ -240,57 +342,29 @@ def sign(
 
     this_host: key of the syncer here, for voters that say "this host". former: what was signed
     before; if the project is the same one, the charter becomes its next revision, or stays as it
-    is where nothing changed. UserError if the model cannot be built or cut, the text cannot be
-    read, or they do not fit each other.
-    Cost: reads and tokenises the whole text, unless `data_cache` holds it already.
+    is where nothing changed. Raises what `make_genesis` and `make_charter` raise.
     """
-    from node.trainer.data import describe_corpus
-    from node.trainer.model import check_fits, describe_model
-    from node.trainer.vocabulary import load_vocabulary
-    from protocol.fragments import build_layout
-
-    try:
-        model = describe_model(file.architecture, file.config)
-        build_layout(model.tensors, file.strategy, file.fragments)
-        check_fits(model, file.data, load_vocabulary(file.data.tokenizer).size)
-        counted = describe_corpus(file.data, cache=data_cache)
-    except UserError as error:
-        raise UserError(f"{file.path.name}: {error}") from error
-    genesis = Genesis(
-        wire_version=limits.WIRE_VERSION,
-        name=file.name,
-        owner=owner.key,
-        model=model,
-        data=msgspec.structs.replace(file.data, blocks=counted.blocks, digest=counted.digest),
-        seed=file.seed,
-        strategy=file.strategy,
-        fragments=file.fragments,
+    genesis = make_genesis(file, owner=owner.key, data_cache=data_cache)
+    project = project_id(encode(genesis))
+    if former is not None and former.charter.project != project:
+        former = None
+    charter = make_charter(
+        file,
+        project=project,
+        this_host=this_host,
+        former=former.charter if former is not None else None,
     )
-    charter = Charter(
-        project=project_id(encode(genesis)),
-        revision=1,
-        voters=_named_voters(file, this_host),
-        banned=file.banned,
-        inner=file.inner,
-        outer=file.outer,
-        rounds=file.rounds,
-        limits=file.limits,
-    )
-    if former is not None and former.charter.project == charter.project:
-        charter = msgspec.structs.replace(charter, revision=former.charter.revision)
-        if charter == former.charter:
-            return former.stored()
-        charter = msgspec.structs.replace(charter, revision=charter.revision + 1)
+    if former is not None and charter == former.charter:
+        return former.stored()
     return seal_project(genesis, charter, owner)
 
 
 def _named_voters(file: ProjectFile, this_host: NodeKey) -> tuple[Voter, ...]:
-    if len(file.voters) > 1:
-        raise UserError(
-            f"{file.path.name}: voters are {len(file.voters)}, but this release has no elections "
-            "yet; keep the one [[voters]] table of the host that runs the syncer."
-        )
     keys = [line.key or this_host for line in file.voters]
+    if len(set(keys)) < len(keys):
+        raise UserError(
+            f'{file.path.name}: voters name this host twice: as "{THIS_HOST}" and by its key'
+        )
     return tuple(
         msgspec.structs.replace(line.voter, key=key)
         for line, key in zip(file.voters, keys, strict=True)

@@ -38,7 +38,8 @@ HEADER = """\
 # A Shoal project. Sign it with `shoal project sign FILE`, then run `shoal syncer run FILE`.
 #
 # [project], [model] and [data] are the project's identity: changing them makes another project,
-# with another join link. All other sections may change later: edit, sign again, restart the syncer.
+# with another join link. All other sections may change later: edit and sign again, on this machine;
+# a syncer that runs here takes the new rules at once. `shoal project set` changes one value.
 """
 
 SECTIONS = (
@@ -157,6 +158,18 @@ SECTIONS = (
         ),
     ),
     Section(
+        "seat",
+        "What must happen before a merge counts; it matters once there is a second syncer.",
+        (
+            Line(
+                "durability",
+                "standby",
+                "leader: on the disk of the syncer that leads; standby: also on another syncer's, "
+                "as long as one is there; majority: on a majority of the syncers' disks, always",
+            ),
+        ),
+    ),
+    Section(
         "admission",
         "Who may not take part.",
         (Line("banned", [], "keys of refused learners, 64 hex digits each"),),
@@ -164,15 +177,18 @@ SECTIONS = (
 )
 
 VOTERS = """\
-# The host whose signature commits a merge. This release works with exactly one: while it is away
-# learners go on by themselves, and merging continues when it is back. `shoal syncer key` prints the
-# key of the host it is run on.
+# The hosts whose signatures commit a merge: one, or three or more, each in a table like this one.
+# A majority of them must be there. With one, learners go on by themselves while it is away, and
+# merging continues when it is back. With three, say two syncers and a witness, any one may be away:
+# another syncer leads within seconds. Two cannot outvote each other. `shoal syncer key` and
+# `shoal witness key` print the key of the host they are run on. Once signed, change voters one at a
+# time: `shoal project add-syncer`, `add-witness` and `remove-voter`.
 """
 
 VOTER_LINES = (
     Line("key", "this host", '"this host" is the one that signs; else 64 hex digits'),
-    Line("role", "syncer", "syncer: merges and votes"),
-    Line("priority", 10, "0 to 100; matters once there are several"),
+    Line("role", "syncer", "syncer: merges and votes; witness: only votes, needs no power"),
+    Line("priority", 10, "0 to 100; of several syncers the highest leads when it can"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from node.host import keystore
@@ -9,13 +10,16 @@ from node.host.home import Home
 from node.host.signed_project import (
     SUFFIX,
     OpenedProject,
+    newest_of,
     read_signed,
+    seal_project,
     write_signed,
 )
 from protocol.errors import ShoalError, UserError
 from protocol.fragments import build_layout
 from protocol.ids import short
-from shoal import project_file
+from protocol.project import encode, project_id
+from shoal import charters, handing, project_file
 from shoal.project_text import create_text
 
 DEFAULT_FILE = "project.toml"
@@ -44,33 +48,50 @@ def _name_for(path: Path) -> str:
     return stem[:64].strip() or "my-project"
 
 
-def sign(path: Path, home: Home, *, instance: str) -> list[str]:
-    """Writes the signed project beside the project file and returns what to say."""
+def sign(path: Path, home: Home, *, instance: str, changes_voter: bool = False) -> list[str]:
+    """Writes the signed project beside the project file and returns what to say.
+
+    changes_voter: the file decides about a voter that it has more, or less, than what was signed.
+    """
     file = project_file.read_file(path)
     owner = keystore.load_or_create(home.identity("owner"))
     here = keystore.load_or_create(home.identity("syncer", instance))
     target = path.with_suffix(SUFFIX)
-    former = _former(target)
-    made = project_file.sign(
-        file,
-        owner=owner,
-        this_host=here.key,
-        data_cache=home.data_cache(),
-        former=former,
-    )
-    is_unchanged = former is not None and former.stored() == made
+    genesis = project_file.make_genesis(file, owner=owner.key, data_cache=home.data_cache())
+    project = project_id(encode(genesis))
+    former = _former(target, home, project)
+    old = former.charter if former is not None else None
+    charter = project_file.make_charter(file, project=project, this_host=here.key, former=old)
+    if old is not None and charters.voter_changes(old, charter) and not changes_voter:
+        raise UserError(
+            f"{path.name}: its voters are not those of revision {old.revision}: by the file, "
+            f"{'; '.join(charters.voter_changes(old, charter))}. If the file is behind, put the "
+            f"signed voters into it: `shoal project show {target}` lists them. If the file is "
+            "right: shoal project sign --change-voter"
+        )
+    if former is not None and charter == old:
+        made = former.stored()
+    else:
+        made = seal_project(genesis, charter, owner)
     # Written even so: a signed file must not be older than the project file it was made from.
     write_signed(target, made)
-    word = "unchanged, still signed as" if is_unchanged else "signed as"
-    return _summary(read_signed(target), target, word)
+    signed = read_signed(target)
+    word = "unchanged, still signed as" if charter == old else "signed as"
+    lines = _summary(signed, target, word)
+    if old is None or (charter == old and not handing.voters_here(home, signed, [])):
+        return [*lines, f"next: shoal syncer run {target}"]
+    lines += [f"changed     {line}" for line in charters.differences(old, charter)]
+    return [*lines, *handing.hand_over(home, signed, target)]
 
 
-def _former(target: Path) -> OpenedProject | None:
-    """What was signed at this place before; None where there is nothing usable."""
-    try:
-        return read_signed(target)
-    except UserError:
-        return None
+def _former(target: Path, home: Home, project: bytes) -> OpenedProject | None:
+    """The newest revision of this project that is known here; None where there is none."""
+    for place in (target, home.root / "projects" / project.hex() / "project.shoal"):
+        with contextlib.suppress(UserError):
+            found = read_signed(place)
+            if found.id == project:
+                return newest_of(found, *handing.kept_charters(home, found))
+    return None
 
 
 def _summary(project: OpenedProject, target: Path, word: str) -> list[str]:
@@ -86,7 +107,6 @@ def _summary(project: OpenedProject, target: Path, word: str) -> list[str]:
         f"parameters  {layout.parameters:,} in {len(layout.fragments)} fragments",
         f"tokens      {project.charter.limits.tokens:,} to train; one pass over the text is "
         f"{pass_tokens:,}",
-        f"next: shoal syncer run {target}",
     ]
 
 
@@ -124,8 +144,11 @@ def show(path: Path) -> list[str]:
         f"rounds      every {rounds.local_steps} local steps, quorum {rounds.quorum}, at most "
         f"{rounds.overlap_steps} in flight, {rounds.apply}, {rounds.up_codec} up, "
         f"{rounds.down_codec} down",
+        f"durability  {charter.durability}",
+        *([f"epoch       {charter.epoch}"] if charter.epoch else []),
         *(
             f"voter       {voter.key.hex()} {voter.role}, priority {voter.priority}"
+            + (f", readmitted {voter.disk} times" if voter.disk else "")
             for voter in charter.voters
         ),
         *(f"banned      {short(key)}" for key in charter.banned),

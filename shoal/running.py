@@ -2,44 +2,128 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from node.host import control_client
-from node.host.home import DaemonRole, Home, checked_instance
+from node.host.home import DaemonRole, Home, VoterRole, checked_instance
 from node.host.joinlink import parse_link
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
+from protocol.snapshot import SyncerStatus
 from shoal import daemons, durations, failures, projects
 from shoal.exit_codes import ExitCode
 
 STOP_S = 30.0
-"""Both kinds of daemon say goodbye and free everything well before."""
+"""Every kind of daemon says goodbye and frees everything well before."""
+
+DRAIN_S = 60.0
+"""The rounds in flight end within their patience, and a handover takes a second."""
 
 
-def run_syncer(path: Path, home: Home, *, instance: str, **choices: Any) -> int:
+def run_syncer(
+    path: Path, home: Home, *, instance: str, link: str | None = None, **choices: Any
+) -> int:
     """Runs the syncer in the foreground and returns its exit code."""
-    from node.host import addresses
     from node.host.options import SyncerOptions
 
-    options = SyncerOptions(
-        home=home,
-        project_path=projects.signed_path(path).absolute(),
-        instance=checked_instance(instance),
-        **choices,
-    )
-    for address in options.announce:
-        addresses.check_listen(address)
-    for address in options.bootstrap:
-        addresses.parse_peer(address)
-    projects.keep_copy(options.project_path, home)
+    known = _entrance(path, home, "syncer", instance, link, choices)
+    options = SyncerOptions(home=home, **known)
     try:
         from syncer_node import daemon
 
         return daemon.run(options)
     except KeyboardInterrupt:
         return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
+
+
+def run_witness(
+    path: Path, home: Home, *, instance: str, link: str | None = None, **choices: Any
+) -> int:
+    """Runs a witness in the foreground and returns its exit code."""
+    from node.host.options import WitnessOptions
+
+    known = _entrance(path, home, "witness", instance, link, choices)
+    options = WitnessOptions(home=home, **known)
+    try:
+        from syncer_node import witness_daemon
+
+        return witness_daemon.run(options)
+    except KeyboardInterrupt:
+        return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
+
+
+def _entrance(
+    path: Path,
+    home: Home,
+    role: VoterRole,
+    instance: str,
+    link: str | None,
+    choices: dict[str, Any],
+) -> dict[str, Any]:
+    """A voter's choices, checked, with a join link's addresses among them; keeps a copy.
+
+    Before this host has a store one of the addresses must answer. Later it may begin alone: all
+    voters may be starting at once, and the one that the link names may be gone for good.
+    """
+    from node.host import addresses
+
+    signed = projects.signed_path(path).absolute()
+    for address in choices["announce"]:
+        addresses.check_listen(address)
+    for address in choices["bootstrap"]:
+        addresses.parse_peer(address)
+    project = projects.keep_copy(signed, home)
+    known = {**choices, "project_path": signed, "instance": checked_instance(instance)}
+    if link is None:
+        return known
+    found = parse_link(link)
+    if found.project != project.id:
+        raise UserError(
+            f"This link leads to the project {found.name} ({short(found.project)}), but {signed} "
+            f"is {project.genesis.name} ({short(project.id)}). Ask for the link of this one."
+        )
+    has_store = (home.voter_store(project.id, role, instance) / "ballot").exists()
+    at = "hints" if has_store else "bootstrap"
+    known[at] = (*known.get(at, ()), *found.addresses)
+    return known
+
+
+def drain(home: Home, *, instance: str) -> int:
+    """Asks a syncer to give the seat away, and waits until another one leads.
+
+    NOT_REACHABLE if none does in time. UserError if there is no standby that could.
+    """
+    (daemon,) = daemons.find_daemons(home, role="syncer", instance=instance)
+    called = f"syncer {instance}"
+    answer = control_client.call(daemon.socket, "drain")
+    if not answer.get("was_leading"):
+        print(f"{called} does not lead. It will not stand for election until it is restarted.")
+        return ExitCode.DONE
+    others = ", ".join(str(key)[:8] for key in answer.get("standbys", []))
+    print(
+        f"{called} ends the rounds in flight and hands the seat over; ready: {others}", flush=True
+    )
+    said, began_s = "", time.monotonic()
+    for status in daemons.looks(daemon, timeout_s=DRAIN_S):
+        seat = status.seat if isinstance(status, SyncerStatus) else None
+        if seat is not None and seat.leader not in ("", status.key):
+            took_s = time.monotonic() - began_s
+            print(
+                f"syncer {seat.leader[:8]} leads in term {seat.term}, after {took_s:.1f} s. "
+                f"{called} stands by and does not stand for election until it is restarted."
+            )
+            return ExitCode.DONE
+        if isinstance(status, SyncerStatus) and status.sentence != said:
+            said = status.sentence
+            print(said, flush=True)
+    failures.complain(
+        f"No other syncer leads after {DRAIN_S:g} s. {called} goes on trying to hand the seat "
+        "over; `shoal status` says what it waits for, and a restart takes the request back."
+    )
+    return ExitCode.NOT_REACHABLE
 
 
 def join(link: str, home: Home, *, name: str | None, instance: str, **choices: Any) -> int:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import msgspec
 
 from node.host.home import Home
-from protocol.snapshot import Status
+from protocol.snapshot import DaemonStatus
 from shoal import daemons, failures
 from shoal.exit_codes import ExitCode
 
-Look = Callable[[], tuple[list[Status], list[str]]]
+Look = Callable[[], tuple[list[DaemonStatus], list[str]]]
 
 PERIOD_S = 1.0
 _NOT_A_TERMINAL_CHARS = 100
@@ -41,7 +41,7 @@ def status(home: Home, *, instance: str | None, as_json: bool, is_watching: bool
     return ExitCode.DONE if statuses else ExitCode.NOT_REACHABLE
 
 
-def _look(home: Home, instance: str | None) -> tuple[list[Status], list[str]]:
+def _look(home: Home, instance: str | None) -> tuple[list[DaemonStatus], list[str]]:
     """The daemons of this moment: some may have come and others gone since the last look."""
     found = [one for one in home.daemons() if instance in (None, one.instance)]
     return daemons.ask_all(found)
@@ -84,5 +84,5 @@ def _watch_screen(look: Look) -> None:
             pause()
 
 
-def _as_json(statuses: list[Status]) -> str:
+def _as_json(statuses: list[DaemonStatus]) -> str:
     return msgspec.json.encode(statuses).decode()

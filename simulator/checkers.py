@@ -5,22 +5,18 @@ A checker knows nothing of how machines work. It raises `Violation` with the tim
 
 from __future__ import annotations
 
-from protocol import wire
-from protocol.records import BlocksLeased, BlocksReturned, FragmentMerged, Record
+from protocol.records import BlocksLeased, BlocksReturned
 from protocol.trace import Fact, FragmentAdvanced, FragmentApplied, RecordCommitted
-from simulator.hosts import SimLearner, SimSyncer
+from simulator.hosts import SimLearner
+from simulator.ledger import Ledger, Violation
 from simulator.world import Host, World
-
-
-class Violation(AssertionError):
-    """A promise was broken."""
 
 
 class SafetyChecker:
     """Watches a world: one history, certified versions only, versions only grow."""
 
-    def __init__(self, world: World, syncer: SimSyncer) -> None:
-        self.syncer = syncer
+    def __init__(self, world: World, ledger: Ledger) -> None:
+        self.ledger = ledger
         self.committed: dict[int, bytes] = {}
         self.applied: dict[tuple[bytes, int, int], int] = {}
         world.watchers.append(self.watch)
@@ -42,7 +38,7 @@ class SafetyChecker:
     def _check_version(
         self, now_s: float, host: Host, fragment: int, version: int, theta: bytes
     ) -> None:
-        for merged in merges(self.syncer):
+        for merged in self.ledger.merges:
             if (merged.fragment, merged.version) == (fragment, version):
                 if merged.state.theta != theta:
                     raise Violation(f"{now_s:.2f}: {host.name} has other bits in {fragment}")
@@ -51,25 +47,10 @@ class SafetyChecker:
             raise Violation(f"{now_s:.2f}: {host.name} holds an uncommitted version {version}")
 
 
-def committed_records(syncer: SimSyncer) -> list[Record]:
-    """The log as it stands on the syncer's disk."""
-    return [wire.decode(encoded, Record) for encoded in syncer.disk.records]
-
-
-def merges(syncer: SimSyncer) -> list[FragmentMerged]:
-    cache = syncer.merge_cache
-    for encoded in syncer.disk.records[cache.seen :]:
-        body = wire.decode(encoded, Record).body
-        if isinstance(body, FragmentMerged):
-            cache.merges.append(body)
-    cache.seen = len(syncer.disk.records)
-    return cache.merges
-
-
-def check_pushes_count_once(syncer: SimSyncer) -> None:
+def check_pushes_count_once(ledger: Ledger) -> None:
     """No push is in two merges, and nobody hands in more steps than it did."""
     seen: set[tuple[bytes, int, int]] = set()
-    for merged in merges(syncer):
+    for merged in ledger.merges:
         for part in merged.contributions:
             push = (part.learner, part.incarnation, part.sequence)
             if push in seen:
@@ -77,15 +58,15 @@ def check_pushes_count_once(syncer: SimSyncer) -> None:
             seen.add(push)
 
 
-def check_tokens_balance(syncer: SimSyncer, learners: list[SimLearner]) -> None:
+def check_tokens_balance(ledger: Ledger, learners: list[SimLearner]) -> None:
     """For each learner and fragment, tokens merged never exceed tokens read."""
-    per_sequence = syncer.tiny.genesis.data.sequence_tokens
+    per_sequence = learners[0].tiny.genesis.data.sequence_tokens
     for learner in learners:
         read = len(learner.reads) * per_sequence
-        for fragment in range(len(syncer.layout.fragments)):
+        for fragment in range(len(learner.layout.fragments)):
             handed = sum(
                 part.tokens
-                for merged in merges(syncer)
+                for merged in ledger.merges
                 if merged.fragment == fragment
                 for part in merged.contributions
                 if part.learner == learner.key
@@ -94,11 +75,11 @@ def check_tokens_balance(syncer: SimSyncer, learners: list[SimLearner]) -> None:
                 raise Violation(f"{learner.name} handed in {handed} tokens of {read} read")
 
 
-def check_leases_do_not_overlap(syncer: SimSyncer, learners: list[SimLearner]) -> None:
+def check_leases_do_not_overlap(ledger: Ledger, learners: list[SimLearner]) -> None:
     """No position is leased to two sessions at once, and learners read only what they lease."""
     holders: dict[int, tuple[bytes, int]] = {}
     ever: dict[tuple[bytes, int], set[int]] = {}
-    for record in committed_records(syncer):
+    for record in ledger.records:
         match record.body:
             case BlocksLeased(learner, incarnation, spans):
                 session = (learner, incarnation)
@@ -119,8 +100,8 @@ def check_leases_do_not_overlap(syncer: SimSyncer, learners: list[SimLearner]) -
                 raise Violation(f"{host.name} read position {position} without a lease")
 
 
-def check_all(syncer: SimSyncer, learners: list[SimLearner]) -> None:
+def check_all(ledger: Ledger, learners: list[SimLearner]) -> None:
     """Everything that can be judged at the end of a run."""
-    check_pushes_count_once(syncer)
-    check_tokens_balance(syncer, learners)
-    check_leases_do_not_overlap(syncer, learners)
+    check_pushes_count_once(ledger)
+    check_tokens_balance(ledger, learners)
+    check_leases_do_not_overlap(ledger, learners)

@@ -1,10 +1,9 @@
-"""Simulated learners and syncers: the daemons' machines and banks, with virtual IO around them."""
+"""Simulated learners: the daemon's machine and bank, with virtual IO around them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,207 +39,46 @@ from node.jobs import (
 )
 from node.learner import LearnerMachine
 from node.shared import LearnerSetup
-from protocol.errors import CorruptState, MalformedPayload
-from protocol.fragments import Layout, build_layout
+from protocol import wire
+from protocol.errors import CorruptState
+from protocol.fragments import Layout
 from protocol.machine import Failed, Note, Start
-from protocol.messages import Certificate, Envelope
 from protocol.numerics.codecs import NonFinite
-from protocol.project import encode
-from protocol.records import FragmentMerged
-from protocol.signing import seal
-from protocol.state import SwarmState
+from protocol.project import Charter
+from protocol.records import is_elected
+from simulator.syncers import SimSyncer
 from simulator.tiny import (
     SimSigner,
     TinyProject,
     TinyTrainer,
     sim_verify,
     tiny_target,
-    tiny_weights,
 )
 from simulator.world import Host, World
-from syncer_node.bank import MergeBank
-from syncer_node.jobs import (
-    Adopt,
-    Append,
-    Appended,
-    CheckpointWritten,
-    FetchPush,
-    Forget,
-    InitialiseWeights,
-    Keep,
-    Merge,
-    Merged,
-    PushFetched,
-    PushRefused,
-    WeightsMade,
-    WriteCheckpoint,
-)
-from syncer_node.recovery import recertify, refold
-from syncer_node.setup import Recovered, SyncerSetup
-from syncer_node.syncer import SyncerMachine
 
-FSYNC_S = 0.004
-MERGE_S = 0.02
 TRAINER_START_S = 5.0
-
-
-@dataclass(slots=True)
-class SimDisk:
-    """What survives a crash of the syncer."""
-
-    records: list[bytes] = field(default_factory=list)
-    certificates: dict[int, Certificate] = field(default_factory=dict)
-    payloads: dict[bytes, bytes] = field(default_factory=dict)
-    has_weights: bool = False
-    is_full: bool = False
-
-
-@dataclass(slots=True)
-class MergeCache:
-    """Merges decoded from the disk so far; the checkers look at them often."""
-
-    seen: int = 0
-    merges: list[FragmentMerged] = field(default_factory=list)
-
-
-class SimSyncer(Host):
-    """A syncer in virtual time."""
-
-    def __init__(self, world: World, tiny: TinyProject, signer: SimSigner) -> None:
-        super().__init__(world, signer.key, "syncer")
-        self.tiny = tiny
-        self.signer = signer
-        self.layout = build_layout(
-            tiny.genesis.model.tensors, tiny.genesis.strategy, tiny.genesis.fragments
-        )
-        self.disk = SimDisk()
-        self.merge_cache = MergeCache()
-        self.shelf = Shelf()
-        self.bank: MergeBank
-        self.syncer: SyncerMachine
-
-    def build(self) -> SyncerMachine:
-        self.shelf = Shelf()
-        self.bank = MergeBank(self.layout, self.tiny.charter, self.shelf)
-        setup = SyncerSetup(
-            project=self.tiny.project,
-            genesis=self.tiny.genesis,
-            charter=self.tiny.charter,
-            charter_envelope=charter_envelope(self.tiny),
-            layout_digest=self.layout.digest,
-            numels=tuple(fragment.numel for fragment in self.layout.fragments),
-            signer=self.signer,
-            verify=sim_verify,
-            wall_offset_s=1.7e9,
-        )
-        self.syncer = SyncerMachine(setup, self._recover())
-        return self.syncer
-
-    def _recover(self) -> Recovered:
-        """Fold what the disk has: records that were stored count as committed with one voter."""
-        recovered = Recovered(SwarmState(self.tiny.genesis.data.block_sequences))
-        if self.disk.has_weights:
-            self._initialise()
-        voters = self.tiny.charter.voters
-        for index, encoded in enumerate(self.disk.records, 1):
-            entry = recertify(encoded, self.disk.certificates.get(index), self.signer, voters)
-            assert entry is not None, "the only voter can certify what it stored"
-            recovered.recent.append(entry)
-
-        def replay(merged: FragmentMerged) -> None:
-            payload = self.disk.payloads[merged.payload]
-            self.bank.replay(merged, payload)
-
-        refold(recovered.state, self.disk.records, replay)
-        for fragment in recovered.state.fragments:
-            recovered.origins[fragment.record_index] = recovered.recent[fragment.record_index - 1]
-        return recovered
-
-    def _initialise(self) -> WeightsMade:
-        made = []
-        for fragment in self.layout.fragments:
-            theta = tiny_weights(fragment.numel, fragment.index)
-            made.append(self.bank.initialise(fragment.index, 0, theta, np.zeros_like(theta)))
-        self.disk.has_weights = True
-        return WeightsMade(tuple(made))
-
-    def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
-        job, world = start.job, self.world
-        match job:
-            case InitialiseWeights():
-                world.after(2.0, lambda: answer(self._initialise()))
-            case FetchPush():
-                world.after(
-                    2 * world.delay_s(job.header.payload_bytes), lambda: answer(self._fetch(job))
-                )
-            case Merge():
-                world.after(MERGE_S, lambda: answer(self._merge(job)))
-            case Append():
-                world.after(FSYNC_S, lambda: answer(self._append(job)))
-            case WriteCheckpoint():
-                world.after(FSYNC_S, lambda: answer(CheckpointWritten(job.index)))
-
-    def act(self, action: object) -> None:
-        match action:
-            case Adopt(fragment, version):
-                self.bank.adopt(fragment, version)
-            case Forget(pushes):
-                for push in pushes:
-                    self.bank.forget_push(push)
-            case Keep(entry, index):
-                self.disk.certificates[index] = entry.certificate
-
-    def _fetch(self, job: FetchPush) -> object:
-        peer = self.world.hosts[job.peer]
-        if not isinstance(peer, SimLearner) or not self.world.can_reach(self, peer):
-            return Failed("unreachable")
-        blob = peer.shelf.get(job.header.digest)
-        if blob is None:
-            return Failed("not held")
-        push = (job.peer, job.header.incarnation, job.header.sequence)
-        try:
-            self.bank.keep_push(push, job.header.fragment, bytes(blob))
-        except MalformedPayload as error:
-            return PushRefused(error.reason, str(error))
-        return PushFetched()
-
-    def _merge(self, job: Merge) -> object:
-        if self.disk.is_full:
-            return Failed("disk full")
-        outcome = self.bank.merge(job)
-        self.disk.payloads[outcome.payload_digest] = outcome.payload
-        return Merged(
-            payload=outcome.payload_digest,
-            payload_bytes=len(outcome.payload),
-            state=outcome.state,
-            norms=outcome.norms,
-            scales=outcome.scales,
-            seconds=MERGE_S,
-        )
-
-    def _append(self, job: Append) -> object:
-        if self.disk.is_full:
-            return Failed("disk full")
-        if job.index != len(self.disk.records) + 1:
-            return Failed("an earlier record is not stored yet")
-        self.disk.records.append(job.record)
-        return Appended(job.index)
 
 
 class SimLearner(Host):
     """A volunteer in virtual time."""
 
     def __init__(
-        self, world: World, tiny: TinyProject, syncer: SimSyncer, *, number: int, step_s: float
+        self,
+        world: World,
+        tiny: TinyProject,
+        syncers: list[SimSyncer],
+        *,
+        number: int,
+        step_s: float,
     ) -> None:
         name = f"learner-{number}"
         signer = SimSigner(name)
         super().__init__(world, signer.key, name)
         self.tiny = tiny
-        self.syncer_host = syncer
+        self.syncer_hosts = syncers
         self.signer = signer
         self.step_s = step_s
-        self.layout: Layout = syncer.layout
+        self.layout: Layout = syncers[0].layout
         self.chance = random.Random(f"{name} {world.seed}")
         self.shelf = Shelf()
         self.bank: FragmentBank
@@ -280,8 +118,7 @@ class SimLearner(Host):
         job, world = start.job, self.world
         match job:
             case FindSeat():
-                found = SeatFound(self.syncer_host.key, charter_envelope(self.tiny))
-                world.after(2 * world.delay_s(), lambda: answer(found))
+                world.after(2 * world.delay_s(), lambda: answer(self._find_seat()))
             case FetchState():
                 size = 8 * self.layout.fragments[job.fragment].numel
                 world.after(2 * world.delay_s(size), lambda: answer(self._fetch_state(job)))
@@ -321,6 +158,25 @@ class SimLearner(Host):
                     self.trainer.ready_s = self.world.now_s
                     self._step()
 
+    def _find_seat(self) -> object:
+        """The newest proven leader that the table names, as the daemon's locator finds it."""
+        best: SeatFound | None = None
+        for notice in self.syncer_hosts[0].notices.values():
+            charter = wire.decode(notice.charter.payload, Charter)
+            is_proven = is_elected(
+                notice.key,
+                epoch=notice.epoch,
+                term=notice.term,
+                votes=notice.votes,
+                charter=charter,
+                verify=sim_verify,
+            )
+            if not is_proven or notice.until_s < self.world.now_s:
+                continue
+            if best is None or (notice.epoch, notice.term) > (best.epoch, best.term):
+                best = SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
+        return best or Failed("no syncer of this project announces itself yet")
+
     def _donors(self) -> list[SimLearner | SimSyncer]:
         others: list[SimLearner | SimSyncer] = [
             host
@@ -330,9 +186,7 @@ class SimLearner(Host):
             and self.world.can_reach(self, host)
         ]
         self.chance.shuffle(others)
-        if self.world.can_reach(self, self.syncer_host):
-            others.append(self.syncer_host)
-        return others
+        return others + [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
 
     def _fetch_state(self, job: FetchState) -> object:
         self.bank.charter = self.learner.shared.charter
@@ -442,11 +296,6 @@ class SimLearner(Host):
             self._step()
 
         self.world.after(seconds, end)
-
-
-def charter_envelope(tiny: TinyProject) -> Envelope:
-    """The charter as its owner signed it."""
-    return seal("charter", tiny.project, encode(tiny.charter), tiny.owner)
 
 
 def distance(fragments: list[NDArray[np.float32]]) -> float:

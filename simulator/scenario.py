@@ -5,56 +5,83 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from protocol.project import LimitSpec, OuterSpec, RoundSpec
+from protocol.project import Durability, LimitSpec, OuterSpec, RoundSpec, Voter
 from simulator.checkers import SafetyChecker, check_all
-from simulator.hosts import SimLearner, SimSyncer
+from simulator.hosts import SimLearner
+from simulator.ledger import Ledger
+from simulator.syncers import Notice, SimSyncer
 from simulator.tiny import SimSigner, tiny_project
 from simulator.world import NetworkModel, World
 
-FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "disk-full")
+FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "cut-syncers", "disk-full")
 
 
 @dataclass(slots=True)
 class Swarm:
-    """A world with one syncer and some learners."""
+    """A world with syncers and some learners."""
 
     world: World
-    syncer: SimSyncer
+    syncers: list[SimSyncer]
     learners: list[SimLearner]
     checker: SafetyChecker
+    ledger: Ledger
+
+    @property
+    def syncer(self) -> SimSyncer:
+        """The one that leads, else the first."""
+        leading = [one for one in self.syncers if one.is_up and one.syncer.raft.is_leading]
+        return leading[0] if leading else self.syncers[0]
 
     def check(self) -> None:
         """Raise Violation if anything that must hold does not."""
-        check_all(self.syncer, self.learners)
+        check_all(self.ledger, self.learners)
 
     @property
     def merges(self) -> int:
-        return self.syncer.syncer.state.global_step
+        return len(self.ledger.merges)
 
 
 def build_swarm(
     seed: int,
     *,
+    syncers: int = 1,
     steps_s: tuple[float, ...] = (0.3, 0.3, 0.9),
     rounds: RoundSpec | None = None,
     outer: OuterSpec | None = None,
     limits: LimitSpec | None = None,
     network: NetworkModel | None = None,
+    durability: Durability = "standby",
 ) -> Swarm:
-    """A booted syncer, and one learner for each local-step time, joining one after the other."""
+    """Booted syncers, and one learner for each local-step time, joining one after the other."""
     world = World(seed, network)
-    signer = SimSigner("syncer")
-    tiny = tiny_project(signer.key, rounds=rounds, outer=outer, limits=limits)
-    syncer = SimSyncer(world, tiny, signer)
-    checker = SafetyChecker(world, syncer)
+    names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
+    signers = [SimSigner(name) for name in names]
+    tiny = tiny_project(
+        signers[0].key,
+        rounds=rounds,
+        outer=outer,
+        limits=limits,
+        voters=tuple(
+            Voter(signer.key, "syncer", 50 - number) for number, signer in enumerate(signers)
+        ),
+        durability=durability,
+    )
+    ledger = Ledger(tiny.charter)
+    notices: dict[bytes, Notice] = {}
+    hosts = [
+        SimSyncer(world, tiny, signer, ledger=ledger, notices=notices, name=name)
+        for signer, name in zip(signers, names, strict=True)
+    ]
+    checker = SafetyChecker(world, ledger)
     learners = [
-        SimLearner(world, tiny, syncer, number=number, step_s=step_s)
+        SimLearner(world, tiny, hosts, number=number, step_s=step_s)
         for number, step_s in enumerate(steps_s)
     ]
-    syncer.boot()
+    for host in hosts:
+        host.boot()
     for number, learner in enumerate(learners):
         world.after(1.0 + 0.5 * number, learner.boot)
-    return Swarm(world, syncer, learners, checker)
+    return Swarm(world, hosts, learners, checker, ledger)
 
 
 def afflict(swarm: Swarm, seed: int, *, until_s: float, every_s: float = 12.0) -> list[str]:
@@ -70,14 +97,17 @@ def afflict(swarm: Swarm, seed: int, *, until_s: float, every_s: float = 12.0) -
         kind = chance.choice(kinds)
         learner = chance.choice(swarm.learners)
         away_s = min(chance.uniform(0.5, 20.0), until_s - time_s)
-        told.append(f"{time_s:6.1f} {kind} {learner.name} for {away_s:.1f} s")
-        _schedule(swarm, kind, learner, time_s, away_s)
+        syncer = chance.choice(swarm.syncers)
+        told.append(f"{time_s:6.1f} {kind} {learner.name} {syncer.name} for {away_s:.1f} s")
+        _schedule(swarm, kind, learner, syncer, time_s, away_s)
         time_s += chance.expovariate(1 / every_s)
     return told
 
 
-def _schedule(swarm: Swarm, kind: str, learner: SimLearner, time_s: float, away_s: float) -> None:
-    world, syncer = swarm.world, swarm.syncer
+def _schedule(
+    swarm: Swarm, kind: str, learner: SimLearner, syncer: SimSyncer, time_s: float, away_s: float
+) -> None:
+    world = swarm.world
 
     def crash(host: SimLearner | SimSyncer) -> None:
         if host.is_up:
@@ -97,5 +127,12 @@ def _schedule(swarm: Swarm, kind: str, learner: SimLearner, time_s: float, away_
             world.at(time_s, learner.lose_trainer)
         case "cut":
             world.at(time_s, lambda: world.partition(learner.key, syncer.key, for_s=away_s))
+        case "cut-syncers":
+            for other in swarm.syncers:
+                if other is not syncer:
+                    world.at(
+                        time_s,
+                        lambda o=other: world.partition(o.key, syncer.key, for_s=away_s),  # type: ignore[misc]
+                    )
         case _:
             world.at(time_s, fill_disk)

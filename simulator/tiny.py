@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.limits import WIRE_VERSION
 from protocol.messages import Cursor
 from protocol.numerics.codecs import flush
 from protocol.project import (
     Charter,
     DataSpec,
+    Durability,
     Genesis,
     InnerSpec,
     LimitSpec,
@@ -76,15 +78,17 @@ def tiny_project(
     outer: OuterSpec | None = None,
     limits: LimitSpec | None = None,
     seed: int = 1,
+    voters: tuple[Voter, ...] | None = None,
+    durability: Durability = "standby",
 ) -> TinyProject:
-    """A project of `TENSORS` tensors whose only voter is `syncer`."""
+    """A project of `TENSORS` tensors whose only voter is `syncer`, or with these voters."""
     owner = SimSigner("owner")
     tensors = tuple(
         TensorSpec(f"layers.{at}.weight", (TENSOR_ELEMENTS,), "mean" if at == 0 else "rda")
         for at in range(TENSORS)
     )
     genesis = Genesis(
-        wire_version=1,
+        wire_version=WIRE_VERSION,
         name="tiny",
         owner=owner.key,
         model=ModelSpec("tiny", {}, tensors),
@@ -108,12 +112,13 @@ def tiny_project(
     charter = Charter(
         project=project,
         revision=1,
-        voters=(Voter(syncer, "syncer", 50),),
+        voters=voters or (Voter(syncer, "syncer", 50),),
         banned=(),
         inner=InnerSpec("adamw", 1e-3, 0.1, 0.9, 0.95, 1.0, 2, 0.05, 0.1, 0),
         outer=outer or OuterSpec(0.7, 0.5, 3.0),
         rounds=rounds or RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
         limits=limits or LimitSpec(10**9, 256, 20, 8, 60.0, 64),
+        durability=durability,
     )
     return TinyProject(genesis, genesis_bytes, project, charter, owner)
 

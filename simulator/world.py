@@ -57,6 +57,8 @@ class Stream:
     listener: Host
     is_open: bool = True
     last_arrival_s: dict[bytes, float] = field(default_factory=dict)
+    muted: set[bytes] = field(default_factory=set)
+    """Senders whose direction was cut: nothing arrives any more, as after a lost segment."""
 
 
 class World:
@@ -69,6 +71,10 @@ class World:
         self.chance = random.Random(f"network {seed}")
         self.hosts: dict[bytes, Host] = {}
         self.cut: set[frozenset[bytes]] = set()
+        self.cut_ways: set[tuple[bytes, bytes]] = set()
+        """(sender, receiver) of links that are cut in one direction only."""
+        self.slow_s: dict[frozenset[bytes], float] = {}
+        """More latency than usual between two hosts."""
         self.facts: list[tuple[float, bytes, Fact]] = []
         self.watchers: list[Callable[[float, Host, Fact], None]] = []
         self.events = 0
@@ -121,6 +127,20 @@ class World:
             self.after(RESET_S, lambda s=stream: self.close(s, "connection lost"))  # type: ignore[misc]
         self.after(for_s, lambda: self.cut.discard(pair))
 
+    def cut_one_way(self, sender: bytes, receiver: bytes, *, for_s: float) -> None:
+        """Let nothing arrive from one host at another. Their stream stays open, as with TCP."""
+        way = (sender, receiver)
+        self.cut_ways.add(way)
+        stream = self.hosts[sender].streams.get(receiver)
+        if stream is not None:
+            stream.muted.add(sender)
+        self.after(for_s, lambda: self.cut_ways.discard(way))
+
+    def can_dial(self, one: Host, other: Host) -> bool:
+        """Whether a stream can be opened: that takes both directions."""
+        ways = ((one.key, other.key), (other.key, one.key))
+        return self.can_reach(one, other) and not self.cut_ways.intersection(ways)
+
     # Streams.
 
     def connect(self, dialler: Host, peer: bytes) -> None:
@@ -130,7 +150,7 @@ class World:
         def arrive() -> None:
             if dialler.life != life:
                 return
-            if listener is None or not self.can_reach(dialler, listener):
+            if listener is None or not self.can_dial(dialler, listener):
                 dialler.take(PeerDown(peer, "unreachable"))
                 return
             for old in (listener.streams.get(dialler.key), dialler.streams.get(peer)):
@@ -151,12 +171,14 @@ class World:
             return
         frame = wire.encode(message)
         receiver = stream.listener if stream.dialler is sender else stream.dialler
-        arrival_s = self.now_s + self.delay_s(len(frame))
+        slow_s = self.slow_s.get(frozenset((sender.key, peer)), 0.0)
+        arrival_s = self.now_s + slow_s + self.delay_s(len(frame))
         arrival_s = max(arrival_s, stream.last_arrival_s.get(peer, 0.0))
         stream.last_arrival_s[peer] = arrival_s
 
         def arrive() -> None:
-            if stream.is_open and self.can_reach(sender, receiver):
+            is_same = stream.is_open and receiver.streams.get(sender.key) is stream
+            if is_same and sender.key not in stream.muted and self.can_reach(sender, receiver):
                 receiver.take(Received(sender.key, wire.decode_message(frame)))
 
         self.at(arrival_s, arrive)

@@ -23,6 +23,11 @@ class Archive:
         self._recent: deque[CertifiedRecord] = deque(recovered.recent, maxlen=RECENT_RECORDS)
         self._origins = dict(recovered.origins)
 
+    @property
+    def newest(self) -> CertifiedRecord | None:
+        """The entry at which the state stands."""
+        return self._recent[-1] if self._recent else None
+
     def add(self, record: Record, entry: CertifiedRecord) -> None:
         """Keep an entry that was just committed and applied to the state."""
         self._recent.append(entry)

@@ -58,7 +58,8 @@ class MergeBank:
         self.charter = charter
         self.shelf = shelf
         self._current: list[Version | None] = [None] * count
-        self._candidates: dict[tuple[int, int], Version] = {}
+        self._candidates: dict[tuple[int, int, bytes], Version] = {}
+        """By fragment, version, and payload: a former term's merge may end late."""
         self._pushes: dict[PushId, bytes | memoryview] = {}
         self._ring: list[deque[bytes]] = [deque() for _ in range(count)]
 
@@ -91,7 +92,7 @@ class MergeBank:
                 f"fragment {job.fragment} is at {base.number}, not {job.version - 1}"
             )
         fragment = self.layout.fragments[job.fragment]
-        rounds, outer = self.charter.rounds, self.charter.outer
+        outer = job.outer
         merged = merge_fragment(
             [
                 Contribution(
@@ -106,26 +107,36 @@ class MergeBank:
             outer.clip_to_median,
         )
         carried = base.residual if base.residual is not None else np.zeros_like(base.theta)
-        payload, _, residual = encode_with_feedback(rounds.down_codec, merged.values, carried)
+        payload, _, residual = encode_with_feedback(job.codec, merged.values, carried)
         theta, momentum, state = next_version(
             base.theta,
             base.momentum,
             payload,
-            codec=rounds.down_codec,
+            codec=job.codec,
             learning_rate=outer.learning_rate,
             momentum_coefficient=outer.momentum,
         )
-        self._candidates[job.fragment, job.version] = Version(
+        name = digest(payload)
+        self._candidates[job.fragment, job.version, name] = Version(
             job.version, theta, momentum, residual, state, payload
         )
-        return MergeOutcome(payload, digest(payload), state, merged.norms, merged.scales)
+        self.shelf.put(name, payload)  # Standbys store it before they sign for it.
+        return MergeOutcome(payload, name, state, merged.norms, merged.scales)
 
-    def adopt(self, fragment: int, number: int) -> None:
-        """The candidate is committed: it is current, and its payload is offered to others."""
-        version = self._candidates.pop((fragment, number))
+    def adopt(self, fragment: int, number: int, payload: bytes) -> None:
+        """The candidate with this payload is committed: it is current, its rivals are void."""
+        version = self._candidates[fragment, number, payload]
+        assert version.payload is not None, "candidates come from payloads"
         self._put(fragment, version)
-        if version.payload is not None:
-            self._offer(fragment, version.payload)
+        self._offer(fragment, version.payload)
+        self._drop_candidates(fragment, number)
+
+    def _drop_candidates(self, fragment: int, number: int) -> None:
+        """Merges up to this version are decided."""
+        void = [key for key in self._candidates if key[0] == fragment and key[1] <= number]
+        for key in void:
+            del self._candidates[key]
+            self.shelf.drop(key[2])
 
     def replay(self, merged: FragmentMerged, payload: bytes) -> None:
         """Recover a committed version from its payload. CorruptState if its bits differ."""
@@ -136,6 +147,7 @@ class MergeBank:
         theta, momentum = certified_version(base.theta, base.momentum, payload, merged)
         self._put(fragment, Version(number, theta, momentum, None, merged.state, payload))
         self._offer(fragment, payload)
+        self._drop_candidates(fragment, number)
 
     def _put(self, fragment: int, version: Version) -> None:
         former = self._current[fragment]

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from node.host import keystore, logs
+from node.host import addresses, keystore, logs
 from node.host.control import ControlServer
 from node.host.driver import Driver
 from node.host.feed import Feed
@@ -37,14 +37,14 @@ from node.host.seat import (
     seat_topic,
 )
 from node.host.shelf import Shelf
-from node.host.signed_project import OpenedProject, read_signed
+from node.host.signed_project import OpenedProject, open_project, read_signed
 from node.host.transport import Transport, TransportState
-from protocol import wire
-from protocol.errors import CorruptState, MalformedPayload, TransientError, UserError
+from protocol import limits, wire
+from protocol.errors import RemoteError, TransientError, UserError
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
-from protocol.machine import Failed, Job, JobResult, StopAsked
-from protocol.messages import RUN_COMPLETE, Report
+from protocol.machine import Job, JobResult, StopAsked
+from protocol.messages import RUN_COMPLETE, Envelope, Report
 from protocol.numerics.codecs import payload_bytes
 from protocol.numerics.outer import digest
 from protocol.project import Voter
@@ -54,27 +54,14 @@ from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node import status
 from syncer_node.bank import MergeBank
 from syncer_node.disk import Disk
-from syncer_node.jobs import (
-    Adopt,
-    Append,
-    Appended,
-    CheckpointWritten,
-    FetchPush,
-    Forget,
-    InitialiseWeights,
-    Keep,
-    Merge,
-    Merged,
-    NameBest,
-    PushFetched,
-    PushRefused,
-    TellWatchers,
-    WeightsMade,
-    WriteCheckpoint,
-)
+from syncer_node.jobs import Adopt, Forget, Keep, KeepCharter, NameBest, TellWatchers
+from syncer_node.raft.context import PeerVoter
+from syncer_node.seat import Phase
 from syncer_node.setup import SyncerSetup
 from syncer_node.store import Store
-from syncer_node.syncer import Phase, SyncerMachine
+from syncer_node.syncer import RESTART_EXIT, SyncerMachine
+from syncer_node.voter_files import kept_addresses
+from syncer_node.work import Work
 
 log = logging.getLogger("shoal.syncer")
 
@@ -84,8 +71,10 @@ LINGER_S = 30.0
 
 LINGER_LOOK_S = 0.5
 
-MERGE_THREADS = 2
-T = TypeVar("T")
+ANNOUNCE_LOOK_S = 0.25
+LINK_OWN_MAX = 2
+LINK_ADDRESSES_MAX = 4
+"""Of a join link: with them it finds the swarm when this host is away."""
 
 
 def run(options: SyncerOptions) -> int:
@@ -110,12 +99,16 @@ def _require_seat(identity: Identity, voters: tuple[Voter, ...], options: Syncer
     )
 
 
-def _require_newest(project: OpenedProject, adopted: int) -> None:
-    if project.charter.revision < adopted:
-        raise UserError(
-            f"This project file is revision {project.charter.revision}, but the run already uses "
-            f"revision {adopted}. Use the newer file, or sign this one again."
-        )
+def newest_of(project: OpenedProject, kept: Envelope | None) -> OpenedProject:
+    """The project under the newer of two charters: the file's, and the one this disk keeps."""
+    if kept is None:
+        return project
+    try:
+        opened = open_project(project.genesis_bytes, kept)
+    except RemoteError as error:
+        log.warning("the charter kept on disk is not used: %s", error)
+        return project
+    return opened if opened.charter.revision > project.charter.revision else project
 
 
 async def _main(
@@ -129,13 +122,20 @@ async def _main(
         on_state=_tell_network,
         announce=options.announce,
         listen_host=options.listen_host,
+        hints=(
+            *options.hints,
+            *kept_addresses(options.home.syncer_store(project.id, options.instance)),
+        ),
     )
     try:
         await transport.start_with_retry(
             lambda reason, next_try_s: log.warning("%s; next try in %.0f s", reason, next_try_s)
         )
-        daemon = SyncerDaemon(options, project, identity, transport)
-        return await daemon.run(stopper)
+        while True:
+            daemon = SyncerDaemon(options, project, identity, transport)
+            code = await daemon.run(stopper)
+            if code != RESTART_EXIT:
+                return code
     finally:
         with tidying("the network engine"):
             await transport.close()
@@ -184,20 +184,16 @@ class SyncerDaemon:
         )
         self.started_s = time.monotonic()
         self.ended_s: float | None = None
+        self._kept_addresses: tuple[str, ...] = ()
         self.books = Books()
         self.feed = Feed()
         self.shelf = Shelf()
         self.shelf.put(project.id, project.genesis_bytes)
-        envelope = wire.encode(project.envelope)
-        self.charter_blob = (digest(envelope), len(envelope))
-        self.shelf.put(self.charter_blob[0], envelope)
-        self.merge_pool = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
-        self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self.store = Store(options.home.syncer_store(project.id, options.instance))
+        self.project = project = newest_of(project, self.store.voter.charter())
+        genesis, charter = project.genesis, project.charter
         self.bank = MergeBank(self.layout, charter, self.shelf)
         self.disk = Disk(self.store, self.bank, project, identity)
-        recovered = self.disk.recover()
-        _require_newest(project, recovered.state.charter_revision)
         self.machine = SyncerMachine(
             SyncerSetup(
                 project=project.id,
@@ -209,27 +205,56 @@ class SyncerDaemon:
                 signer=identity,
                 verify=verify_ed25519,
                 wall_offset_s=time.time() - time.monotonic(),
+                rng=random.Random(os.urandom(8)),
+                nonce=int.from_bytes(os.urandom(7)),
+                addresses=tuple(transport.addresses())[: limits.ADDRESSES_MAX],
             ),
-            recovered,
+            self.disk.recover(),
+        )
+        self.work = Work(
+            transport=transport,
+            store=self.store,
+            bank=self.bank,
+            disk=self.disk,
+            project=project.id,
+            kept_marks=lambda: set(self.machine.state.marks),
+            other_syncers=self._other_syncers,
         )
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
-        transport.serve_blobs(lambda _, name: self.shelf.get(name))
+        transport.serve_blobs(self._find_blob)
+
+    def _find_blob(self, peer: bytes, name: bytes) -> memoryview | None:
+        """What is offered under this digest; other voters also get payloads from the disk."""
+        held = self.shelf.get(name)
+        if held is None and self.machine.raft.is_voter(peer):
+            return self.store.find_payload(name)
+        return held
 
     def join_link(self) -> str:
-        """What people paste to take part."""
-        addresses = tuple(self.transport.addresses())
-        if not addresses:
+        """What people paste to take part: this host first, then the other voters."""
+        own = tuple(self.transport.addresses())
+        if not own:
             return ""
+        others = [self._address_of(peer) for peer in self.machine.raft.context.peers.values()]
+        places = (*own[:LINK_OWN_MAX], *(text for text in others if text))
         return format_link(
             JoinLink(
                 project=self.project.id,
                 genesis_bytes=len(self.project.genesis_bytes),
                 name=self.project.genesis.name,
-                addresses=addresses[:4],
+                addresses=places[:LINK_ADDRESSES_MAX],
             )
         )
+
+    def _address_of(self, peer: PeerVoter) -> str:
+        """An address that another voter gave, if it is one of its own."""
+        for text in peer.addresses:
+            with contextlib.suppress(UserError):
+                if addresses.parse_peer(text).key == peer.key:
+                    return text
+        return ""
 
     async def run(self, stopper: Stopper) -> int:
         """Serve until the machine stops; then free everything."""
@@ -237,7 +262,13 @@ class SyncerDaemon:
             self.ended_s = time.monotonic()
         control = ControlServer(
             self.options.home.socket("syncer", self.options.instance),
-            {"status": self._status, "stop": self._stop, "events": self.feed.answer},
+            {
+                "status": self._status,
+                "stop": self._stop,
+                "events": self.feed.answer,
+                "drain": self._drain,
+                "charter": self._take_charter,
+            },
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
@@ -248,9 +279,7 @@ class SyncerDaemon:
         finally:
             with tidying("the control socket"):
                 await control.close()
-            self.merge_pool.shutdown(wait=True, cancel_futures=True)
-            self.disk_pool.shutdown(wait=True, cancel_futures=True)
-            self.store.close()
+            self.work.close()
         log.info("%s", stop.reason)
         return stop.exit_code
 
@@ -272,49 +301,42 @@ class SyncerDaemon:
     # What the machine asks for.
 
     async def run_job(self, job: Job) -> JobResult:
-        """Carry out one job."""
-        match job:
-            case InitialiseWeights():
-                return WeightsMade(await self._on_disk(self.disk.initialise))
-            case FetchPush():
-                return await self._fetch(job)
-            case Merge():
-                return await self._merge(job)
-            case Append(index, record):
-                await self._on_disk(partial(self.store.append, index, record))
-                return Appended(index)
-            case WriteCheckpoint(index, summary):
-                checkpoint = self.disk.capture(index, summary)
-                keep = set(self.machine.state.marks)
-                await self._on_disk(partial(self.disk.write_checkpoint, checkpoint, keep))
-                return CheckpointWritten(index)
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
+        """Carry out one job, under the charter of now."""
+        self.bank.charter = self.machine.setup.charter
+        return await self.work.run_job(job)
 
     def act(self, action: object) -> None:
         """Carry out a local action."""
         match action:
-            case Adopt(fragment, version):
-                self.bank.adopt(fragment, version)
+            case Adopt(fragment, version, payload):
+                self.bank.adopt(fragment, version, payload)
             case Forget(pushes):
                 for push in pushes:
                     self.bank.forget_push(push)
             case Keep(entry, _):
-                self.disk_pool.submit(
-                    self._keep, partial(self.store.keep_certificate, entry.certificate)
-                )
+                self.work.keep_certificate(entry.certificate)
+            case KeepCharter(envelope):
+                self._keep_charter(envelope)
             case TellWatchers(peers):
                 report = Report(msgspec.msgpack.encode(status.public(self)))
                 for peer in peers:
                     self.driver.send(peer, report)
             case NameBest(index):
-                self.disk_pool.submit(self._keep, partial(self.disk.name_best, index))
+                self.work.small(partial(self.disk.name_best, index))
 
-    def _keep(self, write: Callable[[], None]) -> None:
-        """Small writes whose loss costs nothing: they are made again after a restart."""
+    def _keep_charter(self, envelope: Envelope) -> None:
+        """The owner's newest word, for the next start of this host."""
         try:
-            write()
+            self.store.voter.keep_charter(envelope)  # At once: a restart may follow.
         except TransientError as error:
             log.warning("%s", error)
+
+    def _offer_charter(self, envelope: Envelope) -> tuple[bytes, int]:
+        encoded = wire.encode(envelope)
+        name = digest(encoded)
+        if self.shelf.get(name) is None:
+            self.shelf.put(name, encoded)
+        return name, len(encoded)
 
     def on_fact(self, fact: Fact) -> None:
         """Log it, and keep the books."""
@@ -332,7 +354,7 @@ class SyncerDaemon:
         books = self.books
         fragment = self.layout.fragments[fact.fragment]
         params = sum(span.numel for span in fragment.spans)
-        rounds = self.project.charter.rounds
+        rounds = self.machine.setup.charter.rounds
         books.merges += 1
         books.participants += fact.participants
         books.steps += fact.mean_steps * fact.participants
@@ -350,54 +372,49 @@ class SyncerDaemon:
             )
         )
 
-    async def _fetch(self, job: FetchPush) -> JobResult:
-        header = job.header
-        push = (job.peer, header.incarnation, header.sequence)
-        try:
-            payload = await self.transport.fetch(job.peer, header.digest, header.payload_bytes)
-            keep = partial(self.bank.keep_push, push, header.fragment, payload)
-            await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
-        except MalformedPayload as error:
-            return PushRefused(error.reason, str(error))
-        return PushFetched()
-
-    async def _merge(self, job: Merge) -> JobResult:
-        started_s = time.monotonic()
-        try:
-            outcome = await asyncio.get_running_loop().run_in_executor(
-                self.merge_pool, self.bank.merge, job
-            )
-        except CorruptState as error:
-            return Failed(str(error))
-        write = partial(self.store.write_payload, job.fragment, job.version, outcome.payload)
-        await self._on_disk(write)
-        return Merged(
-            payload=outcome.payload_digest,
-            payload_bytes=len(outcome.payload),
-            state=outcome.state,
-            norms=outcome.norms,
-            scales=outcome.scales,
-            seconds=time.monotonic() - started_s,
-        )
-
-    async def _on_disk(self, work: Callable[[], T]) -> T:
-        """Run on the disk's own thread; work is done in the order it is handed over."""
-        return await asyncio.get_running_loop().run_in_executor(self.disk_pool, work)
-
     # Background.
 
+    def _other_syncers(self) -> list[bytes]:
+        charter = self.machine.setup.charter
+        return [v.key for v in charter.voters if v.role == "syncer" and v.key != self.identity.key]
+
     async def _announce(self) -> None:
-        """Tell the swarm, again and again, who holds the seat."""
-        name, size = self.charter_blob
+        """Tell the swarm, again and again and at once when it is new, who holds the seat."""
+        said_s, said_term = -1e9, -1
         while True:
-            state = self.machine.state
-            notice = SeatNotice(self.project.id, state.epoch, state.term, state.index, name, size)
-            with contextlib.suppress(TransientError):
-                # Said again soon; the engine's own troubles are told elsewhere.
-                await self.transport.announce(
-                    seat_topic(self.project.id), wire.encode(notice), ANNOUNCE_TTL_S
-                )
-            await asyncio.sleep(ANNOUNCE_EVERY_S)
+            seat, state = self.machine.seat, self.machine.state
+            is_due = time.monotonic() - said_s >= ANNOUNCE_EVERY_S or said_term != state.term
+            if seat is not None and is_due:
+                said_s, said_term = time.monotonic(), state.term
+                notice = self._notice()
+                with contextlib.suppress(TransientError):
+                    # Said again soon; the engine's own troubles are told elsewhere.
+                    await self.transport.announce(
+                        seat_topic(self.project.id), wire.encode(notice), ANNOUNCE_TTL_S
+                    )
+            self._keep_addresses()
+            await asyncio.sleep(ANNOUNCE_LOOK_S)
+
+    def _keep_addresses(self) -> None:
+        """Remember where the other voters are, whenever that changes."""
+        peers = self.machine.raft.context.peers.values()
+        found = tuple(sorted(text for peer in peers if (text := self._address_of(peer))))
+        if found and found != self._kept_addresses:
+            self._kept_addresses = found
+            self.work.small(partial(self.store.voter.keep_addresses, found))
+
+    def _notice(self) -> SeatNotice:
+        name, size = self._offer_charter(self.machine.setup.charter_envelope)
+        raft, state = self.machine.raft, self.machine.state
+        return SeatNotice(
+            project=self.project.id,
+            epoch=raft.context.epoch,
+            term=raft.context.term,
+            log_index=state.index,
+            charter=name,
+            charter_bytes=size,
+            votes=raft.election.seat_votes,
+        )
 
     async def _leave_when_done(self) -> None:
         """With `exit_when_done`: stop once everybody who was here lately has heard of the end."""
@@ -407,7 +424,8 @@ class SyncerDaemon:
                 continue
             # Whoever said goodbye after the end has heard it. Whoever vanished may come back, also
             # those who hold leases since before this syncer was restarted.
-            sessions = self.machine.members.sessions
+            seat = self.machine.seat
+            sessions = seat.members.sessions if seat is not None else {}
             has_heard = {
                 key
                 for key, session in sessions.items()
@@ -433,3 +451,24 @@ class SyncerDaemon:
     def _stop(self, _: dict[str, Any]) -> dict[str, Any]:
         asyncio.get_running_loop().call_soon(self.driver.take, StopAsked("stopped by its owner"))
         return {}
+
+    def _drain(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Give the seat to a standby. UserError where nobody could take it."""
+        machine = self.machine
+        others = machine.raft.replication.standbys() if machine.raft.is_leading else []
+        if machine.raft.is_leading and not others:
+            raise UserError(
+                "No standby is here that has everything, so the seat stays. Start another syncer "
+                "of this project, or see `shoal status` for why it lags."
+            )
+        self.driver.carry_out(machine.drain(time.monotonic()))
+        return {"was_leading": machine.raft.is_leading, "standbys": [p.key.hex() for p in others]}
+
+    def _take_charter(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Take a newer charter, signed by the owner, and see to its being adopted."""
+        try:
+            envelope = wire.decode(bytes.fromhex(str(request.get("envelope"))), Envelope)
+            self.driver.carry_out(self.machine.offer_charter(envelope, time.monotonic()))
+        except (RemoteError, ValueError) as error:
+            raise UserError(f"The charter was not taken: {error}") from error
+        return {"revision": self.machine.raft.context.newest_charter.revision}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import subprocess
@@ -17,14 +18,24 @@ from safetensors.numpy import load_file
 import node
 from node.host.keystore import Identity
 from node.host.signed_project import OpenedProject
+from protocol import wire
 from protocol.errors import CorruptState, TransientError
 from protocol.messages import CertifiedRecord
 from protocol.numerics.codecs import flush
-from protocol.records import FragmentMerged, StateDigests
+from protocol.records import FragmentMerged, Record, StateDigests
 from protocol.state import SwarmState, SwarmSummary
 from syncer_node.archive import RECENT_RECORDS
 from syncer_node.bank import MergeBank
-from syncer_node.recovery import recertify, refold
+from syncer_node.following import NONE
+from syncer_node.recovery import (
+    LogView,
+    enter_epoch,
+    is_sole_voter,
+    log_start,
+    recertify,
+    refold,
+    scan,
+)
 from syncer_node.setup import Recovered
 from syncer_node.store import F32, Checkpoint, Store, read_checkpoint
 
@@ -87,34 +98,49 @@ class Disk:
     # Recovery.
 
     def recover(self) -> Recovered:
-        """What the disk says: the newest sound checkpoint, and every stored record after it.
+        """What the disk says: the newest sound checkpoint, and every certified record after it.
 
-        Raises CorruptState when the log itself is damaged before its last record.
+        Where no checkpoint leads to the end of the log, the fragments are to be fetched from
+        others. Raises CorruptState when the log itself is damaged before its last record.
         """
-        if self.store.log.cut_bytes:
+        files = self.store.voter
+        if files.log.cut_bytes:
             log.warning(
-                "the log's last %d bytes were half written; they are cut off",
-                self.store.log.cut_bytes,
+                "the log's last %d bytes were half written; they are cut off", files.log.cut_bytes
             )
-        recovered = Recovered(SwarmState(self.project.genesis.data.block_sequences))
-        if len(self.store.log) == 0:
-            return recovered
-        self._recover_newest(recovered)
-        self._collect_entries(recovered)
-        best = recovered.state.best
+        ballot = files.settle(files.boot())
+        enter_epoch(files, self.project.charter)
+        view = scan(files, self.project.charter, self.identity)
+        if is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:
+            raise CorruptState(
+                f"{files.log.path} is damaged: it ends at record {files.last}, but reached "
+                f"{ballot.owed} before, and no other voter has the rest. Restore {files.root} from "
+                "a backup, or let the project's owner begin a new epoch: shoal project reset-seat"
+            )
+        self._certify_stored(view)
+        state, held = self._recover_state(view)
+        recovered = Recovered(state, log_start(files, view), ballot, held)
+        if state.index:
+            self._collect_entries(recovered, view)
+            log.info("recovered at record %d, global step %d", state.index, state.global_step)
+        best = state.best
         self._best = best.checkpoint if best else None
-        log.info(
-            "recovered at record %d, global step %d",
-            recovered.state.index,
-            recovered.state.global_step,
-        )
         return recovered
 
-    def _recover_newest(self, recovered: Recovered) -> None:
-        """Start from the newest checkpoint that serves; a damaged one is set aside."""
+    def _certify_stored(self, view: LogView) -> None:
+        """What the sole voter stored is committed: make the certificates that were lost."""
+        files = self.store.voter
+        for index in range(files.certified + 1, view.certified + 1):
+            entry = recertify(files.record(index), None, self.identity, view.charter.voters)
+            if entry is not None:
+                files.keep_certificate(entry.certificate)
+
+    def _recover_state(self, view: LogView) -> tuple[SwarmState, list[int]]:
+        """The folded log, and which version of each fragment the bank holds."""
+        count = len(self.bank.layout.fragments)
         for index in self.store.checkpoints():
-            if index > len(self.store.log):
-                log.warning("checkpoint %d is ahead of the log, which lost its end", index)
+            if not self.store.voter.floor.index <= index <= view.certified:
+                log.warning("checkpoint %d is not of this log", index)
                 continue
             try:
                 checkpoint = read_checkpoint(self._place(index))
@@ -124,7 +150,7 @@ class Disk:
                 self.store.set_aside(index)
                 continue
             try:
-                self._refold(state, state.index)
+                self._refold(state, view.certified)
             except CorruptState as error:
                 log.warning("the log cannot be followed from checkpoint %d: %s", index, error)
                 continue
@@ -132,14 +158,25 @@ class Disk:
                 log.warning("checkpoint %d is set aside: it is not what the log names", index)
                 self.store.set_aside(index)
                 continue
-            recovered.state = state
-            return
-        refold(recovered.state, self.store.log.frames(), lambda _: None)
-        if recovered.state.has_weights:
-            raise CorruptState(
-                f"no checkpoint under {self.store.root} leads to the end of the log. Restore the "
-                "directory from a backup, or start a new project from an exported model."
-            )
+            return state, [self.bank.current(at).number for at in range(count)]
+        state = self._folded(view.certified)
+        if state.has_weights:
+            log.warning("no checkpoint leads to the end of the log: the weights must be fetched")
+        return state, [NONE if state.has_weights else 0] * count
+
+    def _folded(self, certified: int) -> SwarmState:
+        """The log without tensors."""
+        files, block = self.store.voter, self.project.genesis.data.block_sequences
+        summary = files.floor.summary
+        state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
+        refold(state, self._records(state.index, certified), lambda _: None)
+        return state
+
+    def _records(self, after: int, certified: int) -> Iterator[bytes]:
+        files = self.store.voter
+        return itertools.islice(
+            files.log.frames(after - files.floor.index), max(0, certified - after)
+        )
 
     def _fits(self, state: SwarmState) -> bool:
         """Whether the loaded tensors are those that the log's newest records certify."""
@@ -159,29 +196,39 @@ class Disk:
             raise CorruptState("its tensors are not those that the log names")
         return state
 
-    def _refold(self, state: SwarmState, start: int) -> None:
+    def _refold(self, state: SwarmState, certified: int) -> None:
         def replay(merged: FragmentMerged) -> None:
-            payload = self.store.read_payload(merged.fragment, merged.version)
-            self.bank.replay(merged, payload)
+            self.replay(merged)
 
-        refold(state, self.store.log.frames(start), replay)
+        refold(state, self._records(state.index, certified), replay)
 
-    def _collect_entries(self, recovered: Recovered) -> None:
+    def replay(self, merged: FragmentMerged) -> None:
+        """Take a merge's outer step from its kept payload."""
+        payload = self.store.read_payload(merged.fragment, merged.version, merged.payload)
+        self.bank.replay(merged, payload)
+
+    def _collect_entries(self, recovered: Recovered, view: LogView) -> None:
         """Entries at hand for learners that come back or join."""
-        head = recovered.state.index
-        for index in range(max(1, head - RECENT_RECORDS + 1), head + 1):
-            recovered.recent.append(self._entry(index))
-        for fragment in recovered.state.fragments:
+        floor, state = self.store.voter.floor, recovered.state
+        for index in range(state.index, max(floor.index, state.index - RECENT_RECORDS), -1):
+            entry = self._entry(index, view)
+            if entry is None:
+                break
+            recovered.recent.insert(0, entry)
+        if not recovered.recent and floor.entry is not None:
+            recovered.recent.append(floor.entry)
+        known = {wire.decode(one.record, Record).index: one for one in floor.origins}
+        for fragment in state.fragments:
             index = fragment.record_index
-            recovered.origins[index] = self._entry(index)
+            origin = self._entry(index, view) if index > floor.index else known.get(index)
+            if origin is None:
+                raise CorruptState(f"record {index} has no certificate")
+            recovered.origins[index] = origin
 
-    def _entry(self, index: int) -> CertifiedRecord:
-        record = self.store.log.read(index - 1)
-        certificate = self.store.certificate(index)
-        voters = self.project.charter.voters
-        entry = recertify(record, certificate, self.identity, voters)
-        if entry is None:
-            raise CorruptState(f"record {index} has no certificate")
+    def _entry(self, index: int, view: LogView) -> CertifiedRecord | None:
+        files = self.store.voter
+        record, certificate = files.record(index), files.certificate(index)
+        entry = recertify(record, certificate, self.identity, view.charter.voters)
         return entry
 
     # Checkpoints.

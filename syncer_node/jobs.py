@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.messages import CertifiedRecord, PushHeader
-from protocol.records import StateDigests
-from protocol.state import SwarmSummary
+from protocol.messages import CertifiedRecord, Envelope, PushHeader
+from protocol.project import CodecName, OuterSpec
+from protocol.records import FragmentMerged, StateDigests
+from protocol.state import FragmentState, SwarmSummary
 
 PushId = tuple[bytes, int, int]
 """(learner key, incarnation, sequence)."""
@@ -64,6 +65,9 @@ class Merge:
     round: int
     fragment: int
     version: int
+    codec: CodecName
+    outer: OuterSpec
+    """With the codec, as of now: a charter adopted meanwhile does not change this merge."""
     parts: tuple[MergePart, ...]
 
 
@@ -79,16 +83,72 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """Write a record behind the last one and fsync. Answer: `Appended`."""
+class FetchPayload:
+    """Fetch a merged payload from the leader and keep it durably. Answer: `PayloadKept`."""
 
     index: int
-    record: bytes
+    """Of the record that names it."""
+    leader: bytes | None
+    merged: FragmentMerged
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class FetchWeights:
+    """Fetch version 0 of every fragment and keep it durably. Answer: `PayloadKept`."""
+
     index: int
+    leader: bytes | None
+    fragments: tuple[StateDigests, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadKept:
+    """What a record needs besides itself is on this disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Take the kept version 0 as the current one. Answer: `Replayed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Take the outer step of a merge from its kept payload. Answer: `Replayed`."""
+
+    merged: FragmentMerged
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The bank stands where the record says."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallState:
+    """Begin the log behind this entry, with the state it was offered with. Answer: `Installed`."""
+
+    entry: CertifiedRecord
+    summary: SwarmSummary
+    origins: tuple[CertifiedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """This disk holds the state's names and an empty log behind it; the tensors are to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFragment:
+    """Fetch a fragment's newest value and momentum by digest, from anybody. Answer: `Repaired`."""
+
+    fragment: int
+    leader: bytes | None
+    newest: FragmentState
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The bank holds this version of the fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +170,8 @@ class Adopt:
 
     fragment: int
     version: int
+    payload: bytes
+    """Digest, for a former term may have merged the same version of other pushes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +187,13 @@ class Keep:
 
     entry: CertifiedRecord
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCharter:
+    """Action: store the newest charter that the owner signed."""
+
+    envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True)

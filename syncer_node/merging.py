@@ -73,6 +73,11 @@ class Merging:
     """Outcomes lately told, by session and sequence."""
     merges_here: int = 0
 
+    def adopt(self, spec: RoundSpec, outer: OuterSpec) -> None:
+        """Go on under another charter; rounds in flight end under the one they began with."""
+        self.spec, self.outer = spec, outer
+        self.pace.spec = spec
+
     # What comes in.
 
     def on_push(self, session: Session, header: PushHeader, now_s: float) -> None:
@@ -165,9 +170,9 @@ class Merging:
                 version=current.version,
                 payload=result.payload,
                 payload_bytes=result.payload_bytes,
-                codec=self.spec.down_codec,
-                learning_rate=self.outer.learning_rate,
-                momentum=self.outer.momentum,
+                codec=job.codec,
+                learning_rate=job.outer.learning_rate,
+                momentum=job.outer.momentum,
                 state=result.state,
                 contributions=tuple(
                     Contribution(
@@ -193,7 +198,7 @@ class Merging:
         """The new version counts: make it current and close the books of its round."""
         current = self.rounds.pop(merged.round)
         current.fire("committed")
-        self.desk.do(Adopt(merged.fragment, merged.version))
+        self.desk.do(Adopt(merged.fragment, merged.version, merged.payload))
         self.desk.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
         self.merges_here += 1
         self.stalled = ""
@@ -319,8 +324,16 @@ class Merging:
         for peer, ticket in sorted(current.tickets.items()):
             if ticket.state is PullState.SENDING and ticket.header is not None:
                 self._settle(peer, ticket.header, "late", "the round closed before it arrived")
-        merge = Merge(current.number, current.fragment, current.version, tuple(parts))
-        self.desk.start(merge)
+        self.desk.start(
+            Merge(
+                round=current.number,
+                fragment=current.fragment,
+                version=current.version,
+                codec=self.spec.down_codec,
+                outer=self.outer,
+                parts=tuple(parts),
+            )
+        )
 
     def _abandon(self, current: Round, reason: str) -> None:
         self.rounds.pop(current.number)
@@ -353,7 +366,9 @@ class Merging:
         since_s = self.state.leases.since_s.get(session.key)
         if since_s is None:
             return "stale", "stale", "its blocks went to others while it was away"
-        possible = (now_s + self.wall_offset_s - since_s) / STEP_S_MIN
+        # The lease may be another leader's, by its clock.
+        held_s = now_s + self.wall_offset_s - since_s + 2 * limits.CLOCK_SKEW_S_MAX
+        possible = held_s / STEP_S_MIN
         if session.merged_steps.get(current.fragment, 0) + header.steps > possible:
             return "rejected", "false-claim", f"{header.steps} steps in too short a time"
         return None

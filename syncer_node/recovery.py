@@ -8,14 +8,171 @@ be lost between fsync and the writing of its certificate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 from protocol import wire
 from protocol.errors import CorruptState
 from protocol.messages import Certificate, CertifiedRecord
-from protocol.project import Voter
-from protocol.records import FragmentMerged, Record, certify, record_hash, sign_record
+from protocol.project import Charter, Voter
+from protocol.records import (
+    Admission,
+    CharterAdopted,
+    FragmentMerged,
+    Record,
+    VotersAdmitted,
+    certify,
+    electorate,
+    record_hash,
+    sign_record,
+)
 from protocol.signing import Signer
-from protocol.state import SwarmState
+from protocol.state import SwarmState, SwarmSummary
+from syncer_node.raft.log import ENTRIES_KEPT, Floor, LogStart
+
+
+class VoterDisk(Protocol):
+    """What recovery reads: the files of a voter, or their stand-in in virtual time."""
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def certified(self) -> int: ...
+
+    def floor_state(self) -> tuple[Floor, SwarmSummary | None]: ...
+
+    def records(self, after: int) -> Iterable[bytes]: ...
+
+    def certificate(self, index: int) -> Certificate | None: ...
+
+    def cut_for_epoch(self, index: int, epoch: int) -> None: ...
+
+    def leave_log(self, epoch: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What a pass over the stored log says."""
+
+    charter: Charter
+    """In force behind its last certified record."""
+    certified: int
+    """Last record that is proven to be committed."""
+    start: Floor
+    """Where the part begins that is worth keeping in memory."""
+    start_charter: Charter
+    start_admissions: dict[bytes, Admission]
+
+
+def enter_epoch(disk: VoterDisk, charter: Charter) -> None:
+    """Drop what the owner voided by beginning a new epoch, if this log has any of it."""
+    origin = charter.origin
+    floor, summary = disk.floor_state()
+    if origin is None or disk.last == 0:
+        return
+    if summary is not None and summary.epoch == charter.epoch:
+        return
+    previous, index = floor.head, floor.index
+    is_ours = (index, previous) == (origin.index, origin.head)
+    for encoded in disk.records(floor.index):
+        record = wire.decode(encoded, Record)
+        if record.epoch == charter.epoch:
+            return  # This log is in the epoch already.
+        if record.index > origin.index:
+            break
+        index, previous = record.index, record_hash(encoded)
+        is_ours = is_ours or (index, previous) == (origin.index, origin.head)
+    if is_ours:
+        disk.cut_for_epoch(origin.index, charter.epoch)
+    else:
+        disk.leave_log(charter.epoch)
+
+
+def scan(disk: VoterDisk, newest: Charter, signer: Signer) -> LogView:
+    """One pass over the stored log: charters, admissions, and where memory should begin."""
+    floor, summary = disk.floor_state()
+    charter, admissions = newest, dict[bytes, Admission]()
+    if summary is not None:
+        admissions = {one.key: one for one in summary.admissions}
+        if summary.charters:
+            charter = wire.decode(summary.charters[-1].charter.payload, Charter)
+    ruling = charter if summary is not None and summary.charters else None
+    origin = newest.origin
+    lowest = max(floor.index, disk.certified - ENTRIES_KEPT, origin.index if origin else 0)
+    place = floor
+    start = (place, charter, dict(admissions))
+    for encoded in disk.records(floor.index):
+        if place.index <= lowest:
+            start = (place, charter, dict(admissions))
+        record = wire.decode(encoded, Record)
+        place = Floor(record.index, record.term, record_hash(encoded))
+        match record.body:
+            case CharterAdopted(envelope):
+                charter = wire.decode(envelope.payload, Charter)
+                ruling = charter if place.index <= disk.certified else ruling
+            case VotersAdmitted(voters):
+                admissions.update({one.key: one for one in voters})
+            case _:
+                pass
+    if place.index <= lowest:
+        start = (place, charter, dict(admissions))
+    if origin is not None and start[0].index == origin.index:
+        # A new epoch begins here: the owner says who votes, and all are admitted anew.
+        start = (start[0], newest if charter.epoch < newest.epoch else charter, {})
+        charter = start[1]
+    certified = disk.certified
+    if origin is not None and place.index >= origin.index:
+        certified = max(certified, origin.index)
+    ruling = ruling if ruling is not None and ruling.epoch == charter.epoch else None
+    charter, certified = _prove_alone(disk, certified, ruling, charter, signer)
+    return LogView(charter, certified, *start)
+
+
+def _prove_alone(
+    disk: VoterDisk, certified: int, ruling: Charter | None, newest: Charter, signer: Signer
+) -> tuple[Charter, int]:
+    """How far this host proves what it stored where it needs nobody else, and the charter there.
+
+    ruling: in force behind record `certified`; None before a log's first one, which holds from the
+    log's start.
+    """
+    records = [wire.decode(encoded, Record) for encoded in disk.records(certified)]
+    adopted = [
+        wire.decode(record.body.charter.payload, Charter)
+        for record in records
+        if isinstance(record.body, CharterAdopted)
+    ]
+    charter = ruling or next(iter(adopted), newest)
+    for record in records:
+        if not electorate(record.body, charter).has_enough({signer.key}):
+            break
+        certified = record.index
+        if isinstance(record.body, CharterAdopted):
+            charter = adopted.pop(0)
+    return charter, certified
+
+
+def log_start(disk: VoterDisk, view: LogView) -> LogStart:
+    """What a voter's log in memory begins with."""
+    certificates = []
+    for index in range(view.start.index + 1, view.certified + 1):
+        certificate = disk.certificate(index)
+        if certificate is None:
+            raise CorruptState(f"the certificate of record {index} is damaged")
+        certificates.append(certificate)
+    return LogStart(
+        floor=view.start,
+        charter=view.start_charter,
+        admissions=view.start_admissions,
+        records=list(disk.records(view.start.index)),
+        certificates=certificates,
+    )
+
+
+def is_sole_voter(signer: Signer, voters: tuple[Voter, ...]) -> bool:
+    """Whether this host alone decides what is committed."""
+    return len(voters) == 1 and voters[0].key == signer.key
 
 
 def recertify(
@@ -26,8 +183,7 @@ def recertify(
     A sole voter always signs anew, so that entries from before a change of its key are proven by
     the charter of now.
     """
-    is_sole = len(voters) == 1 and voters[0].key == signer.key
-    if not is_sole:
+    if not is_sole_voter(signer, voters):
         return None if certificate is None else CertifiedRecord(encoded, certificate)
     record = wire.decode(encoded, Record)
     digest = record_hash(encoded)

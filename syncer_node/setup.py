@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 from protocol.messages import CertifiedRecord, Envelope
 from protocol.project import Charter, Genesis
 from protocol.signing import Signer, Verify
 from protocol.state import SwarmState
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.context import RaftSetup
+from syncer_node.raft.log import LogStart
 
 
 @dataclass(slots=True)
@@ -15,6 +19,10 @@ class Recovered:
     """What the store gave back at start: the folded log and the entries worth keeping at hand."""
 
     state: SwarmState
+    log: LogStart
+    ballot: Ballot
+    held: list[int]
+    """Version of each fragment that the bank holds, -1 where it is lost and must be fetched."""
     recent: list[CertifiedRecord] = field(default_factory=list)
     origins: dict[int, CertifiedRecord] = field(default_factory=dict)
     """Entries by log index that made the newest version of some fragment."""
@@ -22,7 +30,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class SyncerSetup:
-    """Everything a syncer machine is told once."""
+    """Everything a syncer machine is told once; a new charter makes a new one."""
 
     project: bytes
     genesis: Genesis
@@ -34,3 +42,21 @@ class SyncerSetup:
     verify: Verify
     wall_offset_s: float
     """Wall clock minus the monotonic clock that events are stamped with."""
+    rng: random.Random
+    nonce: int
+    """Drawn at this start, so that a clone of this host shows."""
+    addresses: tuple[str, ...] = ()
+    """Where this host can be reached, told to the other voters for join links."""
+
+    def for_raft(self) -> RaftSetup:
+        """The part that a voter needs."""
+        return RaftSetup(
+            project=self.project,
+            owner=self.genesis.owner,
+            signer=self.signer,
+            verify=self.verify,
+            rng=self.rng,
+            wall_offset_s=self.wall_offset_s,
+            nonce=self.nonce,
+            addresses=self.addresses,
+        )

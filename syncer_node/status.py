@@ -8,11 +8,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
+from node.host.transport import Transport
 from protocol import limits
 from protocol.ids import short
 from protocol.membership import Session
 from protocol.snapshot import PeerRow, RoundRow, SyncerStatus
-from syncer_node.syncer import Phase, SyncerMachine
+from syncer_node.raft.raft import Raft
+from syncer_node.seat import Phase, Seat
+from syncer_node.syncer import SyncerMachine
+from syncer_node.voting_status import seat_status, waiting_words
 
 if TYPE_CHECKING:
     from syncer_node.daemon import SyncerDaemon
@@ -20,31 +24,65 @@ if TYPE_CHECKING:
 
 def sentence(machine: SyncerMachine, now_s: float) -> str:
     """How the swarm is, in words that are true now."""
-    state = machine.state
-    if machine.phase is Phase.ENDED:
+    state, seat, raft = machine.state, machine.seat, machine.raft
+    if raft.replication.store_trouble:
+        what = "Merging paused" if raft.is_leading else "Not keeping the log"
+        return f"{what}: {raft.replication.store_trouble}."
+    if seat is None:
+        return _standby_sentence(machine, now_s)
+    if seat.phase is Phase.ENDED:
         best = state.ended.best_loss if state.ended else None
         loss = f", best held-out loss {best:.4f}" if best is not None else ""
         return f"The run is complete: {state.global_step:,} global steps{loss}."
-    if machine.store_trouble:
-        return f"Merging paused: {machine.store_trouble}."
-    if machine.merging.stalled and now_s < machine.merging.stalled_until_s:
-        return f"Merging paused: {machine.merging.stalled}."
-    if machine.phase is Phase.STARTING:
+    if seat.merging.stalled and now_s < seat.merging.stalled_until_s:
+        return f"Merging paused: {seat.merging.stalled}."
+    if seat.is_closing:
+        return "Handing the seat over to a standby."
+    if seat.phase is Phase.STARTING:
         return "The first weights are being made."
-    if machine.phase is Phase.DRAINING:
+    if seat.phase is Phase.DRAINING:
         return "The token budget is reached; the last rounds are drained and evaluated."
-    live = list(machine.members.live())
-    training = machine.members.training()
+    return _training_sentence(seat) + _voters_away(raft, now_s)
+
+
+def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
+    raft = machine.raft
+    if raft.is_leading:
+        return f"Elected in term {raft.context.term}; taking the seat."
+    missing = machine.following.missing
+    if missing:
+        trouble = f" ({machine.following.trouble})" if machine.following.trouble else ""
+        return f"Fetching {len(missing)} fragments that this disk does not have{trouble}."
+    if raft.leader is None:
+        return f"No leader: {waiting_words(raft, now_s)}."
+    heard_s = now_s - raft.context.leader_heard_s
+    tail = " Drained: it does not stand for election." if raft.election.is_drained else ""
+    return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago.{tail}"
+
+
+def _training_sentence(seat: Seat) -> str:
+    live = list(seat.members.live())
+    training = seat.members.training()
     if not live:
         return "Waiting for learners: hand out the join link."
     if not training:
         return f"{_learners(len(live))} here, none training yet."
-    missing = [s for s in machine.members.sessions.values() if not s.is_connected]
+    missing = [s for s in seat.members.sessions.values() if not s.is_connected and not s.has_left]
     tail = f" Gone: {', '.join(s.name for s in missing)}." if missing else ""
-    waiting = machine.merging.pace.waiting
+    waiting = seat.merging.pace.waiting
     is_short = "learners ready" in waiting
     wait = f" Waiting: {waiting}." if is_short else ""
     return f"All is well. {_learners(len(training))} training.{tail}{wait}"
+
+
+def _voters_away(raft: Raft, now_s: float) -> str:
+    """Whether the next failure of a voter could be borne."""
+    rows = seat_status(raft, now_s).voters
+    away = [row for row in rows if not row.is_here]
+    if not away:
+        return ""
+    names = ", ".join(f"{row.role} {row.key[:8]}" for row in away)
+    return f" Not here: {names}."
 
 
 def _learners(count: int) -> str:
@@ -56,7 +94,7 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
     beat = session.beat
     state = beat.state if beat else "greeting"
     if not session.is_connected:
-        state_word = "gone"
+        state_word = "left" if session.has_left else "gone"
     elif now_s - session.heard_s > limits.SUSPECT_AFTER_S:
         state_word = "silent"
     else:
@@ -79,12 +117,23 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
         merges=session.merges,
         goodput=min(1.0, beat.work_s / beat.alive_s) if beat and beat.alive_s > 1e-3 else None,
         refused=dict(session.rejected),
+        left=session.lost_reason if session.has_left else "",
     )
 
 
-def round_rows(machine: SyncerMachine, now_s: float) -> list[RoundRow]:
+def _add_links(rows: list[PeerRow], transport: Transport) -> None:
+    paths = transport.paths()
+    for row in rows:
+        if row.state in ("left", "gone"):
+            continue
+        key = bytes.fromhex(row.key)
+        row.path = paths.get(key, "")
+        row.rtt_s = transport.round_trips.of(key)
+
+
+def round_rows(seat: Seat, now_s: float) -> list[RoundRow]:
     """The rounds in flight."""
-    names = {peer: session.name for peer, session in machine.members.sessions.items()}
+    names = {peer: session.name for peer, session in seat.members.sessions.items()}
     return [
         RoundRow(
             number=current.number,
@@ -96,7 +145,7 @@ def round_rows(machine: SyncerMachine, now_s: float) -> list[RoundRow]:
             age_s=now_s - current.opened_s,
             waiting_for=[names.get(peer, short(peer)) for peer in current.pending(now_s)],
         )
-        for current in machine.merging.rounds.values()
+        for current in seat.merging.rounds.values()
     ]
 
 
@@ -104,34 +153,36 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
     """Everything a screen could want."""
     machine, books = daemon.machine, daemon.books
     now_s = time.monotonic()
-    charter, genesis = daemon.project.charter, daemon.project.genesis
+    charter, genesis = machine.setup.charter, daemon.project.genesis
+    seat = machine.seat
     per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
     newest = [fragment.version for fragment in machine.state.fragments]
-    window = machine.merging.window
+    peers = [
+        peer_row(session, newest, per_step, now_s)
+        for _, session in sorted(seat.members.sessions.items() if seat else ())
+    ]
+    _add_links(peers, daemon.transport)
     return SyncerStatus(
         key=daemon.identity.key.hex(),
         name=daemon.options.instance,
         pid=os.getpid(),
         version=version("shoal"),
         uptime_s=now_s - daemon.started_s,
-        phase=machine.phase.value,
+        phase=machine.phase,
         sentence=sentence(machine, now_s),
         join_link=daemon.join_link(),
         project=project_status(daemon.project.id, genesis, daemon.layout, charter),
         swarm=swarm_status(machine.state, charter),
         network=network_status(daemon.transport),
-        peers=[
-            peer_row(session, newest, per_step, now_s)
-            for _, session in sorted(machine.members.sessions.items())
-        ],
-        rounds=round_rows(machine, now_s),
+        peers=peers,
+        rounds=round_rows(seat, now_s) if seat else [],
         merges=list(books.recent),
         merges_here=books.merges,
         participants_mean=books.participants / books.merges if books.merges else 0.0,
         effective_h=books.steps / books.participants if books.participants else 0.0,
         grace_s=books.grace_s,
-        slack_s=window.slack_s(),
-        outcomes=dict(machine.merging.outcomes),
+        slack_s=seat.merging.window.slack_s() if seat else None,
+        outcomes=dict(seat.merging.outcomes) if seat else {},
         faults=all_faults(daemon.transport, machine.faults),
         fragments=newest,
         push_bytes=books.push_bytes,
@@ -139,6 +190,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         payload_bytes=books.payload_bytes,
         payload_params=books.payload_params,
         checkpoint_dir=str(daemon.store.root / "checkpoints"),
+        seat=seat_status(machine.raft, now_s, machine.following.trouble),
     )
 
 

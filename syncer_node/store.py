@@ -1,6 +1,9 @@
 """A syncer's disk: the record log, merged payloads, checkpoints.
 
-    log             every record, framed and checksummed, fsynced one by one; a torn tail is cut
+    ballot          this disk's name, and the vote it gave
+    charter         the newest that the owner signed
+    floor           the record before the log's first one, where this disk joined later
+    log             every record since, framed and checksummed, fsynced; a torn tail is cut
     certificates    the proof of each record, beside the log; may lag behind it after a power loss
     payloads/       merged displacements since the oldest checkpoint that is kept
     checkpoints/N/  theta, momentum and the folded log as of record N; 0 holds the first weights
@@ -13,13 +16,10 @@ what the log says about it is set aside with the suffix `.corrupt`, never delete
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -28,126 +28,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from protocol import limits, wire
-from protocol.errors import CorruptState, TransientError, UserError
-from protocol.messages import Certificate
+from protocol.errors import CorruptState, UserError
 from protocol.state import SwarmSummary
+from syncer_node.frames import FrameFile, require_space, sync, write_atomically, writing
+from syncer_node.voter_files import VoterFiles
 
 F32 = NDArray[np.float32]
-CHECKSUM_BYTES = 8
-LENGTH_BYTES = 4
 CHECKPOINTS_KEPT = 3
-DISK_FREE_BYTES_MIN = 256 << 20
-"""Merging pauses before the disk is so full that other programs suffer."""
-
-
-class DiskFull(TransientError):
-    """There is no room; merging pauses and resumes by itself."""
-
-
-@contextlib.contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Turn the operating system's complaints into ours."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(
-                f"the disk is full, {what} was not written; merging resumes when space is free"
-            ) from error
-        raise TransientError(f"{what} was not written: {error.strerror}") from error
-
-
-class FrameFile:
-    """An append-only file of checksummed frames. A half-written last frame is cut off."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offsets: list[int] = []
-        self._end = 0
-        self._handle: BinaryIO | None = None
-        self.cut_bytes = self._scan()
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def append(self, content: bytes, *, durable: bool) -> None:
-        """Add a frame behind the last; on return it is on disk if `durable`.
-
-        After any failure the file is cut back and opened anew: a failed fsync says nothing about
-        what a later one on the same handle would mean.
-        """
-        checksum = blake3(content).digest(CHECKSUM_BYTES)
-        frame = len(content).to_bytes(LENGTH_BYTES, "big") + checksum + content
-        with writing(self.path.name):
-            try:
-                handle = self._open()
-                handle.write(frame)
-                handle.flush()
-                if durable:
-                    os.fsync(handle.fileno())
-            except OSError:
-                self.close()
-                with contextlib.suppress(OSError):
-                    os.truncate(self.path, self._end)
-                raise
-        self._offsets.append(self._end)
-        self._end += len(frame)
-
-    def read(self, at: int) -> bytes:
-        """The frame at this position, counted from 0."""
-        with self.path.open("rb") as handle:
-            handle.seek(self._offsets[at])
-            content = _read_frame(handle)
-        if content is None:
-            raise CorruptState(f"{self.path} is damaged at frame {at}")
-        return content
-
-    def frames(self, start: int = 0) -> Iterator[bytes]:
-        """All frames from this position on."""
-        if start >= len(self._offsets):
-            return
-        with self.path.open("rb") as handle:
-            handle.seek(self._offsets[start])
-            for _ in range(start, len(self._offsets)):
-                content = _read_frame(handle)
-                if content is None:
-                    raise CorruptState(f"{self.path} changed while it was read")
-                yield content
-
-    def close(self) -> None:
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            with contextlib.suppress(OSError):
-                handle.close()
-
-    def _open(self) -> BinaryIO:
-        if self._handle is None:
-            os.truncate(self.path, self._end)
-            self._handle = self.path.open("ab")
-        return self._handle
-
-    def _scan(self) -> int:
-        """Find the frames; bytes after the last sound one are cut when something is appended."""
-        self.path.touch(mode=0o600)
-        with self.path.open("rb") as handle:
-            while _read_frame(handle) is not None:
-                self._offsets.append(self._end)
-                self._end = handle.tell()
-        return self.path.stat().st_size - self._end
-
-
-def _read_frame(handle: BinaryIO) -> bytes | None:
-    header = handle.read(LENGTH_BYTES + CHECKSUM_BYTES)
-    if len(header) < LENGTH_BYTES + CHECKSUM_BYTES:
-        return None
-    size = int.from_bytes(header[:LENGTH_BYTES], "big")
-    if size > limits.FRAME_BYTES_MAX:
-        return None
-    content = handle.read(size)
-    if len(content) < size or blake3(content).digest(CHECKSUM_BYTES) != header[LENGTH_BYTES:]:
-        return None
-    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,46 +58,33 @@ class Store:
             (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for partial in (root / "checkpoints").glob(".*.partial"):
             shutil.rmtree(partial, ignore_errors=True)  # Half written when the syncer died.
-        self.log = FrameFile(root / "log")
-        self.certificates = FrameFile(root / "certificates")
+        self.voter = VoterFiles(root)
+
+    @property
+    def log(self) -> FrameFile:
+        return self.voter.log
 
     def require_space(self) -> None:
         """Raise DiskFull while the disk has less than the reserve free."""
-        free = shutil.disk_usage(self.root).free
-        if free < DISK_FREE_BYTES_MIN:
-            raise DiskFull(
-                f"the disk of {self.root} has {free >> 20} MB left of the "
-                f"{DISK_FREE_BYTES_MIN >> 20} MB that merging needs; free some space"
-            )
+        require_space(self.root)
 
-    def append(self, index: int, record: bytes) -> None:
-        """Store record `index` durably. TransientError if it is not the next, or not possible."""
-        if index != len(self.log) + 1:
-            raise TransientError(f"record {index} waits for record {len(self.log) + 1}")
+    def write_payload(self, fragment: int, version: int, name: bytes, payload: bytes) -> None:
+        """Keep a merged payload durably, before its record is. `name`: its digest."""
         self.require_space()
-        self.log.append(record, durable=True)
+        write_atomically(self._payload(fragment, version, name), payload)
 
-    def keep_certificate(self, certificate: Certificate) -> None:
-        """Store a proof beside the log; a missing one is made again or asked for."""
-        if certificate.index == len(self.certificates) + 1:
-            self.certificates.append(wire.encode(certificate), durable=False)
-
-    def certificate(self, index: int) -> Certificate | None:
-        if not 1 <= index <= len(self.certificates):
-            return None
-        return wire.decode(self.certificates.read(index - 1), Certificate)
-
-    def write_payload(self, fragment: int, version: int, payload: bytes) -> None:
-        """Keep a merged payload durably, before its record is."""
-        self.require_space()
-        _write_atomically(self._payload(fragment, version), payload)
-
-    def read_payload(self, fragment: int, version: int) -> bytes:
-        """A kept payload. Raises CorruptState if it is not there."""
+    def read_payload(self, fragment: int, version: int, name: bytes) -> bytes:
+        """A kept payload. Raises CorruptState if it is not there, or damaged (then set aside)."""
+        place = self._payload(fragment, version, name)
         try:
-            return self._payload(fragment, version).read_bytes()
+            payload = place.read_bytes()
         except OSError as error:
             raise CorruptState(f"payload {fragment} v{version}: {error.strerror}") from error
+        if blake3(payload).digest() != name:
+            with contextlib.suppress(OSError):
+                place.rename(place.with_suffix(".corrupt"))
+            raise CorruptState(f"payload {fragment} v{version} is damaged and was set aside")
+        return payload
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> Path:
         """Keep a checkpoint durably and whole, or not at all."""
@@ -223,12 +97,12 @@ class Store:
             for at, values in enumerate(checkpoint.momentum):
                 tensors[f"momentum.{at:04d}"] = values
             save_file(tensors, partial / "state.safetensors")
-            _sync(partial / "state.safetensors")
+            sync(partial / "state.safetensors")
             meta = msgspec.msgpack.encode((checkpoint.versions, checkpoint.summary))
-            _write_atomically(partial / "meta", meta)
+            write_atomically(partial / "meta", meta)
             shutil.rmtree(place, ignore_errors=True)
             partial.rename(place)
-            _sync(place.parent)
+            sync(place.parent)
         return place
 
     def checkpoints(self) -> list[int]:
@@ -238,7 +112,14 @@ class Store:
 
     def name_best(self, index: int) -> None:
         """Remember which checkpoint had the lowest held-out loss."""
-        _write_atomically(self.root / "checkpoints" / "best", str(index).encode())
+        write_atomically(self.root / "checkpoints" / "best", str(index).encode())
+
+    def find_payload(self, name: bytes) -> memoryview | None:
+        """A kept payload by its digest, for a standby that is behind; None if it is not here."""
+        for place in (self.root / "payloads").glob(f"*-{name[:8].hex()}.bin"):
+            with contextlib.suppress(OSError):  # Pruned meanwhile.
+                return memoryview(place.read_bytes())
+        return None
 
     def prune(self, versions: Sequence[int], keep: set[int]) -> None:
         """Drop old checkpoints but the named ones, and payloads that no recovery needs.
@@ -253,7 +134,9 @@ class Store:
             if path.name.startswith("."):
                 path.unlink(missing_ok=True)  # Half written when the syncer died.
                 continue
-            fragment, _, version = path.stem.partition("-")
+            if path.suffix != ".bin":
+                continue
+            fragment, version, _ = path.stem.split("-")
             if int(version) <= versions[int(fragment)]:
                 path.unlink(missing_ok=True)
 
@@ -264,11 +147,10 @@ class Store:
             place.rename(place.with_name(f"{index}.corrupt"))
 
     def close(self) -> None:
-        self.log.close()
-        self.certificates.close()
+        self.voter.close()
 
-    def _payload(self, fragment: int, version: int) -> Path:
-        return self.root / "payloads" / f"{fragment}-{version}.bin"
+    def _payload(self, fragment: int, version: int, name: bytes) -> Path:
+        return self.root / "payloads" / f"{fragment}-{version}-{name[:8].hex()}.bin"
 
 
 def read_checkpoint(place: Path) -> Checkpoint:
@@ -302,22 +184,3 @@ def find_checkpoint(root: Path, which: str) -> Path:
         return place / which
     listed = ", ".join(str(index) for index in held)
     raise UserError(f"There is no checkpoint {which!r}. Choose best, latest, or one of: {listed}.")
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with writing(path.name):
-        with partial.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(path)
-        _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

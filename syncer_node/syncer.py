@@ -1,21 +1,19 @@
-"""The syncer's machine: sessions, the log, rounds, leases, checkpoints, and the end of a run.
+"""The syncer's machine: a voter with the swarm's state, which leads while it is elected.
 
-    starting --weights--> training --budget--> draining --drained--> ended
+    following the log <--deposed-- leading: the seat is open to learners
 
-Nothing is broadcast before it is committed. Whatever is volatile here (rounds in flight, who is
-asked) may be lost at any moment: a restarted syncer continues from the last committed record, and
-learners keep what was not merged.
+Nothing is broadcast before it is certified by a majority of the voters. A standby keeps state,
+payloads and checkpoints up to date, so that it can take the seat within seconds.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import replace
 
 from protocol import limits, wire
-from protocol.commit import CommitTracker, Proposal
 from protocol.desk import Desk
 from protocol.errors import RemoteError, UnexpectedMessage
-from protocol.ids import JobId
+from protocol.ids import JobId, short
 from protocol.machine import (
     Disconnect,
     Effect,
@@ -32,165 +30,122 @@ from protocol.machine import (
     WakeAt,
     Woke,
 )
-from protocol.membership import Membership, Session
 from protocol.messages import (
-    Alive,
     CertifiedRecord,
-    Committed,
-    Decline,
+    CharterOffer,
     Envelope,
-    Evaluation,
-    Goodbye,
     Heartbeat,
     Hello,
     IndexPart,
-    LeaseRequest,
     Message,
-    Push,
-    PushHeader,
     Refused,
+    StateOffer,
     Watch,
-    Welcome,
 )
-from protocol.quorum import GraceWindow
-from protocol.records import (
-    BlocksLeased,
-    BlocksReturned,
-    Body,
-    CharterAdopted,
-    CheckpointEvaluated,
-    CheckpointMarked,
-    FragmentMerged,
-    RunEnded,
-    RunEnding,
-    SeatTaken,
-    WeightsInitialised,
-    sign_record,
-)
-from protocol.signing import open_envelope
-from protocol.trace import (
-    CheckpointScored,
-    FragmentCommitted,
-    PeerMisbehaved,
-    PhaseChanged,
-    RecordCommitted,
-    SessionClosed,
-    SessionOpened,
-    SessionRefused,
-)
-from syncer_node.admission import refusal
+from protocol.project import Charter
+from protocol.records import CharterAdopted, SeatTaken
+from protocol.state import SwarmSummary
+from protocol.trace import PeerMisbehaved, PhaseChanged, RecordCommitted
 from syncer_node.archive import Archive, in_messages
-from syncer_node.evaluating import Evaluating
+from syncer_node.following import Following
 from syncer_node.jobs import (
-    Append,
-    Appended,
+    FetchPayload,
     FetchPush,
+    FetchWeights,
     InitialiseWeights,
+    Installed,
+    InstallState,
     Keep,
+    KeepCharter,
+    LoadWeights,
     Merge,
-    NameBest,
-    TellWatchers,
-    WeightsMade,
+    RepairFragment,
+    Replay,
     WriteCheckpoint,
 )
-from syncer_node.leasing import Leasing
-from syncer_node.merging import Merging
-from syncer_node.pacing import Pace
+from syncer_node.raft.jobs import Append, SaveBallot
+from syncer_node.raft.log import Entry
+from syncer_node.raft.raft import Raft
+from syncer_node.seat import Seat
 from syncer_node.setup import Recovered, SyncerSetup
 
 LOOK_EVERY_S = 0.02
 """Heartbeats come often; rounds are looked at no more often than this because of them."""
 
-CYCLES_PER_CHECKPOINT = 8
-"""Merges of every fragment between two checkpoints, at most: recovery replays what lies between."""
+NOT_LEADING_RETRY_S = 1.0
+HAND_OVER_S_MAX = 4.0
+"""A leader that is asked to stop waits no longer than this for another one to take its place."""
 
-STORE_RETRY_S = 5.0
+UNABLE_S_MAX = 12.0
+UNFIT_S = 60.0
+"""A leader whose disk takes nothing steps aside after the one, and stands again after the other."""
 
-
-class Phase(Enum):
-    STARTING = "starting"
-    TRAINING = "training"
-    DRAINING = "draining"
-    ENDED = "ended"
-
-
-PHASE_TRANSITIONS: dict[tuple[Phase, str], Phase] = {
-    (Phase.STARTING, "weights"): Phase.TRAINING,
-    (Phase.TRAINING, "budget"): Phase.DRAINING,
-    (Phase.DRAINING, "drained"): Phase.ENDED,
-}
+RESTART_EXIT = 75
+"""Of a machine whose daemon should build it anew from the disk, under another epoch."""
 
 
 class SyncerMachine:
-    """`handle(event, now_s)` for the host that holds the seat."""
+    """`handle(event, now_s)` for a host that may hold the seat."""
 
     def __init__(self, setup: SyncerSetup, recovered: Recovered) -> None:
         self.setup = setup
         self.state = recovered.state
-        self.members = Membership()
         self.desk = Desk()
-        self.phase = Phase.STARTING
         self.faults: dict[str, int] = {}
-        self.store_trouble = ""
         self.archive = Archive(recovered, self.state)
-        self._now_s = 0.0
-        self._looked_s = -1.0
-        self._said_alive_s = 0.0
-        self._reported_s = 0.0
-        self.watchers: dict[bytes, None] = {}
-        """Hosts that look on, in the order they came."""
-        self._retries: list[tuple[float, Append]] = []
-        self._is_ending_proposed = False
-        charter, rounds = setup.charter, setup.charter.rounds
-        self.log = CommitTracker(
-            project=setup.project,
-            epoch=self.state.epoch,
-            term=self.state.term + 1,
-            voters=charter.voters,
-            index=self.state.index,
-            head=self.state.head,
+        self.seat: Seat | None = None
+        self.is_installing = False
+        """A state is being taken in place of a log that was left behind."""
+        self.raft = Raft(
+            setup.for_raft(),
+            desk=self.desk,
+            start=recovered.log,
+            ballot=recovered.ballot,
+            charter_envelope=setup.charter_envelope,
+            newest_charter=setup.charter,
+            app=self,
         )
-        self.merging = Merging(
+        self.following = Following(
             desk=self.desk,
             state=self.state,
-            members=self.members,
-            spec=rounds,
-            outer=charter.outer,
-            numels=setup.numels,
-            tokens_per_step=charter.inner.batch_sequences * setup.genesis.data.sequence_tokens,
-            wall_offset_s=setup.wall_offset_s,
-            propose=self._propose,
-            pace=Pace(rounds, setup.genesis.fragments),
-            window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
-            last_round=self.state.rounds,
-            proposed_step=self.state.global_step,
+            leader=lambda: self.raft.leader,
+            on_payload=lambda index: self.raft.payload_here(index, self._now_s),
+            is_needed=self._is_needed,
+            held=list(recovered.held),
         )
-        self.leasing = Leasing(self.state, self.members, charter.limits, self._propose)
-        self.evaluating = Evaluating(
-            state=self.state,
-            members=self.members,
-            every=charter.limits.evaluate_every,
-            checkpoint_every=CYCLES_PER_CHECKPOINT * setup.genesis.fragments,
-            propose=self._propose,
-        )
+        self._now_s = 0.0
+        self._looked_s = -1.0
+        self._seat_term = -1
+        """Term of our own seat record once it is certified."""
+        self._stop: tuple[str, float] | None = None
+        """Asked to stop, and when to stop waiting for a successor."""
+        self._was_stored = True
+        self._unable_since_s: float | None = None
+        self._unfit_until_s = 0.0
+        """It stepped aside and does not stand again before."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether this host gives the seat away and does not want it back."""
+        return self.raft.election.is_drained
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
-        self._now_s = now_s
+        self._now_s = self.following.now_s = now_s
         match event:
             case Started():
-                self._start()
-            case PeerUp():
-                pass  # A peer is nobody until its Hello is accepted.
+                self.raft.start(now_s)
+            case PeerUp(peer):
+                if self.raft.is_voter(peer):
+                    self.raft.on_up(peer, now_s)
             case PeerDown(peer, reason):
-                self._lose(peer, reason)
+                self._peer_down(peer, reason)
             case Received(peer, message):
                 self._receive(peer, message)
             case JobDone(number, result):
                 self._job_done(number, result)
             case StopAsked(reason):
-                self._stop(reason)
-                return self.desk.drain()
+                self._stop = (reason, now_s + HAND_OVER_S_MAX)
             case Woke() | Note():
                 pass
         is_routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
@@ -204,288 +159,278 @@ class SyncerMachine:
         self._blame(peer, error)
         return self.desk.drain()
 
-    # Life of the run.
+    def drain(self, now_s: float) -> list[Effect]:
+        """Hand the seat over as soon as a standby has everything; do not stand again."""
+        self.raft.election.is_drained = True
+        self._now_s = now_s
+        self._look()
+        return self.desk.drain()
 
-    def _start(self) -> None:
-        self.leasing.listening_since_s = self._now_s
-        self._propose(SeatTaken(self.setup.signer.key))
-        if self.setup.charter.revision > self.state.charter_revision:
-            self._propose(CharterAdopted(self.setup.charter_envelope))
-        if self.state.ended is not None:
-            self.phase = Phase.ENDED
-        elif self.state.is_ending:
-            self.phase = Phase.DRAINING
-        elif self.state.has_weights:
-            self.phase = Phase.TRAINING
-        else:
-            self.desk.start(InitialiseWeights())
-        self.desk.emit(PhaseChanged(self.phase.value, f"log at record {self.state.index}"))
-
-    def _fire(self, trigger: str, detail: str) -> None:
-        self.phase = PHASE_TRANSITIONS[self.phase, trigger]
-        self.desk.emit(PhaseChanged(self.phase.value, detail))
+    def offer_charter(self, envelope: Envelope, now_s: float) -> list[Effect]:
+        """Take a newer charter from the owner's hand. Raises RemoteError if it is not valid."""
+        self._now_s = self.raft.context.now_s = now_s
+        self.raft.greeting.take_charter(envelope)
+        self._look()
+        self._wake()
+        return self.desk.drain()
 
     def _look(self) -> None:
         now_s = self._now_s
         self._looked_s = now_s
-        for session in self.members.silent(now_s):
-            self.desk.out.append(Disconnect(session.peer, "silent"))
-            self._lose(session.peer, f"not heard for {limits.GONE_AFTER_S:.0f} s")
-        if now_s - self._said_alive_s >= limits.ALIVE_EVERY_S:
-            self._said_alive_s = now_s
-            for session in self.members.live():
-                self.desk.send(session.peer, Alive(self.state.index))
-        if self.watchers and now_s - self._reported_s >= limits.REPORT_EVERY_S:
-            self._reported_s = now_s
-            self.desk.do(TellWatchers(tuple(self.watchers)))
-        for session_key in self.leasing.take_back(now_s):
-            self.merging.last_sequence.pop(session_key, None)
-        self._retry_store()
-        is_stored = not self.store_trouble
-        self.merging.look(now_s, may_open=self.phase is Phase.TRAINING and is_stored)
-        if self.phase is Phase.TRAINING:
-            self._check_budget()
-            self.evaluating.look(now_s)
-        elif (
-            self.phase is Phase.DRAINING
-            and not self.merging.rounds
-            and not self.log.tail
-            and self.evaluating.finish(now_s)
-        ):
-            self._end()
+        self.raft.look(now_s)
+        self.following.look(now_s)
+        self.raft.replication.wants_state = self.following.is_left_behind
+        self._tell_store()
+        self._step_aside()
+        if self.seat is None and self._is_seat_ready():
+            self._open_seat()
+        if self.seat is not None:
+            log = self.raft.log
+            self.seat.look(now_s, may_open=self._was_stored, has_tail=log.certified < log.last)
+        if self.is_draining and self.raft.is_leading:
+            self._hand_over()
+        if self._stop is not None:
+            self._try_stop(*self._stop)
 
-    def _check_budget(self) -> None:
-        budget = self.setup.charter.limits.tokens
-        if self.state.tokens >= budget and not self._is_ending_proposed:
-            self._is_ending_proposed = True
-            self._propose(RunEnding("token-budget"))
+    def _tell_store(self) -> None:
+        """Say once when the log cannot be written, and once when it can again."""
+        trouble = self.raft.replication.store_trouble
+        if trouble and self._was_stored:
+            self.desk.emit(PhaseChanged("merging paused", trouble))
+        elif not trouble and not self._was_stored:
+            self.desk.emit(PhaseChanged(self.phase, "the log can be written again"))
+        self._was_stored = not trouble
 
-    def _end(self) -> None:
-        best = self.state.best
-        body = RunEnded(
-            global_step=self.state.global_step,
-            tokens=self.state.tokens,
-            best=best.checkpoint if best else self.state.checkpoint,
-            best_loss=best.loss if best else None,
-        )
-        self._propose(body)
-
-    def _stop(self, reason: str) -> None:
-        """Say goodbye; learners go on by themselves and come back when there is a syncer again."""
-        for session in self.members.live():
-            self.desk.send(session.peer, Goodbye(reason))
-        self.desk.out.append(Stop(reason))
+    def _step_aside(self) -> None:
+        """A leader that cannot merge for a while lets one try that perhaps can."""
+        seat, now_s = self.seat, self._now_s
+        is_stalled = seat is not None and bool(seat.merging.stalled)
+        if not self.raft.is_leading or (self._was_stored and not is_stalled):
+            self._unable_since_s = None
+            return
+        if self._unable_since_s is None:
+            self._unable_since_s = now_s
+        elif now_s - self._unable_since_s >= UNABLE_S_MAX and self.raft.replication.standbys():
+            self._unable_since_s, self._unfit_until_s = None, now_s + UNFIT_S
+            self.raft.election.depose("this host cannot write merges; another one may")
 
     def _wake(self) -> None:
-        times = [self.merging.deadline_s(self._now_s), self.evaluating.deadline_s()]
-        times += [at_s for at_s, _ in self._retries]
-        times.append(self._now_s + limits.HEARTBEAT_S)
-        self.desk.out.append(WakeAt(max(self._now_s, min(t for t in times if t is not None))))
+        times = [self._now_s + limits.HEARTBEAT_S, self.raft.deadline_s()]
+        times.append(self.following.deadline_s())
+        if self.seat is not None:
+            times.append(self.seat.deadline_s())
+        self.desk.out.append(WakeAt(max(self._now_s + 0.001, min(times))))
 
-    # The log.
+    @property
+    def phase(self) -> str:
+        """What this host is in the swarm, in a word."""
+        if self.seat is not None:
+            return self.seat.phase.value
+        if self.raft.is_leading:
+            return "taking the seat"
+        if self.is_installing or self.following.missing:
+            return "syncing"
+        return "standby" if self.raft.leader is not None else "electing"
 
-    def _propose(self, body: Body) -> None:
-        proposal = self.log.propose(body, self._now_s + self.setup.wall_offset_s)
-        self._store(Append(proposal.record.index, proposal.encoded))
+    # The seat.
 
-    def _store(self, append: Append) -> None:
-        self.desk.start(append)
+    def _is_seat_ready(self) -> bool:
+        is_certain = self.raft.is_leading and self._seat_term == self.raft.context.term
+        return is_certain and self.following.is_idle
 
-    def _retry_store(self) -> None:
-        due = [append for at_s, append in self._retries if at_s <= self._now_s]
-        self._retries = [(at_s, a) for at_s, a in self._retries if at_s > self._now_s]
-        for append in due:
-            self._store(append)
-
-    def _appended(self, job: Append, result: object) -> None:
-        if not isinstance(result, Appended):
-            reason = result.reason if isinstance(result, Failed) else "append failed"
-            if not self.store_trouble:
-                self.desk.emit(PhaseChanged("merging paused", reason))
-            self.store_trouble = reason
-            self._retries.append((self._now_s + STORE_RETRY_S, job))
-            return
-        if self.store_trouble:
-            self.store_trouble = ""
-            self.desk.emit(PhaseChanged(self.phase.value, "the log can be written again"))
-        for proposal in self.log.tail:
-            if proposal.record.index == job.index:
-                vote = sign_record(proposal.record, proposal.digest, self.setup.signer)
-                for done, entry in self.log.vote(job.index, vote):
-                    self._commit(done, entry)
-                return
-
-    def _commit(self, proposal: Proposal, entry: CertifiedRecord) -> None:
-        record = proposal.record
-        self.state.apply(record, proposal.digest)
-        self.archive.add(record, entry)
-        self.desk.do(Keep(entry, record.index))
-        kind = type(record.body).__name__
-        self.desk.emit(RecordCommitted(record.index, record.term, proposal.digest, kind))
-        self._after(record.body, record.index)
-        for session in self.members.live():
-            self.desk.send(session.peer, Committed((entry,)))
-
-    def _after(self, body: Body, index: int) -> None:
-        """What a committed record sets in motion here."""
-        match body:
-            case WeightsInitialised():
-                self._fire("weights", f"{len(body.fragments)} fragments at version 0")
-            case FragmentMerged():
-                self._merged(body, index)
-            case BlocksLeased():
-                self.leasing.on_leased()
-            case BlocksReturned(learner, incarnation):
-                self.leasing.on_returned((learner, incarnation))
-            case CheckpointMarked(_, evaluator):
-                self.evaluating.on_marked(index, evaluator, self._now_s)
-                self.desk.start(WriteCheckpoint(index, self.state.summary()))
-            case CheckpointEvaluated():
-                self.evaluating.on_scored()
-                best = self.state.best
-                if best is not None and best.checkpoint == body.checkpoint:
-                    self.desk.do(NameBest(body.checkpoint))
-                self.desk.emit(CheckpointScored(body.global_step, body.loss, body.evaluator))
-            case RunEnding():
-                self._fire("budget", f"{self.state.tokens:,} tokens committed")
-            case RunEnded():
-                self._fire("drained", f"global step {body.global_step}, best {body.best}")
-
-    def _merged(self, merged: FragmentMerged, index: int) -> None:
-        parts = merged.contributions
-        self.merging.on_committed(merged, self._now_s)
-        self.desk.emit(
-            FragmentCommitted(
-                index=index,
-                global_step=merged.global_step,
-                fragment=merged.fragment,
-                version=merged.version,
-                participants=len(parts),
-                mean_steps=sum(part.steps for part in parts) / len(parts),
-                merge_s=self.merging.window.sync.value_s or 0.0,
-            )
+    def _open_seat(self) -> None:
+        self.seat = Seat(
+            self.setup,
+            desk=self.desk,
+            state=self.state,
+            archive=self.archive,
+            faults=self.faults,
+            propose=self.raft.propose,
+            now_s=self._now_s,
         )
 
-    # Sessions.
+    def _hand_over(self) -> None:
+        if self.seat is not None:
+            self.seat.is_closing = True
+            if self.seat.merging.rounds:
+                return  # The rounds in flight end first: nothing of them is lost.
+        successor = self.raft.hand_over(self._now_s)
+        if successor is not None:
+            self.desk.emit(PhaseChanged("handing over", f"to {short(successor)}"))
+
+    def _try_stop(self, reason: str, until_s: float) -> None:
+        """Stop, after another syncer took the seat if there is one that can."""
+        if self.raft.is_leading and self._now_s < until_s and self.raft.replication.standbys():
+            self.raft.election.is_drained = True
+            self._hand_over()
+            return
+        if self.seat is not None:
+            self.seat.close(reason)
+        self.desk.out.append(Stop(reason))
+
+    # What the log asks for: `RaftApp`.
+
+    def can_lead(self) -> bool:
+        is_writable = not self.raft.replication.store_trouble
+        is_whole = not self.is_installing and not self.following.missing
+        is_fit = self._now_s >= self._unfit_until_s and self._stop is None
+        return is_writable and is_whole and is_fit
+
+    def on_elected(self) -> None:
+        self.raft.take_seat()
+
+    def on_deposed(self, reason: str) -> None:
+        self._seat_term = -1
+        self._close_seat(f"this syncer leads no more: {reason}")
+        self.desk.emit(PhaseChanged(self.phase, reason))
+
+    def _close_seat(self, reason: str) -> None:
+        if self.seat is None:
+            return
+        self.seat.close(reason)
+        self.seat = None
+        # Rounds are numbered anew by the next seat: late answers must not meet its rounds.
+        self.desk.forget((InitialiseWeights, FetchPush, Merge))
+
+    def on_certified(self, entry: Entry) -> None:
+        record, body = entry.record, entry.record.body
+        certified = entry.certified
+        self.state.apply(record, entry.digest)
+        self.archive.add(record, certified)
+        self.desk.do(Keep(certified, record.index))
+        kind = type(body).__name__
+        self.desk.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
+        if isinstance(body, CharterAdopted):
+            self._adopt(body.charter)
+        if self.seat is not None:
+            self.seat.on_committed(certified, body, record.index, self._now_s)
+            return
+        is_own_term = self.raft.is_leading and record.term == self.raft.context.term
+        if isinstance(body, SeatTaken) and is_own_term:
+            self._seat_term = record.term
+        self.following.on_certified(certified, record.index, body)
+
+    def _adopt(self, envelope: Envelope) -> None:
+        charter = wire.decode(envelope.payload, Charter)
+        self.setup = replace(self.setup, charter=charter, charter_envelope=envelope)
+        self.raft.greeting.follow_charter()
+        if self.seat is not None:
+            self.seat.adopt(self.setup)
+
+    def fetch_payload(self, entry: Entry) -> bool:
+        return self.following.fetch(entry)
+
+    def _is_needed(self, index: int, digest: bytes) -> bool:
+        log = self.raft.log
+        is_there = log.holds(index) and index > log.stable
+        return is_there and log.entry(index).digest == digest
+
+    def offer_state(self, peer: bytes) -> None:
+        newest = self.archive.newest
+        if newest is None or self.seat is None:
+            return
+        for piece in in_messages(self.archive.origins()):
+            self.desk.send(peer, IndexPart(piece))
+        context = self.raft.context
+        summary = wire.encode(self.state.summary())
+        self.desk.send(peer, StateOffer(context.epoch, context.term, newest, summary))
+
+    def on_state_offer(self, offer: StateOffer, origins: list[CertifiedRecord]) -> None:
+        summary = wire.decode(offer.summary, SwarmSummary)
+        if self.is_installing or summary.index <= self.state.index:
+            return
+        self.is_installing = True
+        self.desk.start(InstallState(offer.entry, summary, tuple(origins)))
+
+    def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
+        self.desk.do(KeepCharter(envelope))
+        if charter.epoch > self.raft.context.epoch:
+            words = f"the owner began epoch {charter.epoch}"
+            self._close_seat(words)
+            self.desk.out.append(Stop(words, RESTART_EXIT))
+
+    # Peers.
+
+    def _peer_down(self, peer: bytes, reason: str) -> None:
+        if self.raft.is_voter(peer):
+            self.raft.on_down(peer, self._now_s)
+        elif self.seat is not None:
+            self.seat.lose(peer, reason, self._now_s)
 
     def _receive(self, peer: bytes, message: Message) -> None:
         try:
-            if isinstance(message, Hello):
-                self._hello(peer, message)
-                return
-            if isinstance(message, Watch):
-                self._watch(peer, message)
-                return
-            session = self.members.sessions.get(peer)
-            if session is None or not session.is_connected:
-                raise UnexpectedMessage(f"{type(message).__name__} before hello")
-            session.heard_s = self._now_s
-            self._dispatch(session, message)
+            if self.raft.is_voter(peer):
+                self.raft.receive(peer, message, self._now_s)
+            elif isinstance(message, CharterOffer):
+                # From the owner's hand, whoever carries it: the signature is what counts.
+                self.raft.greeting.take_charter(message.charter)
+            elif self.seat is not None:
+                self.seat.receive(peer, message, self._now_s)
+            elif isinstance(message, Hello | Watch):
+                self._send_away(peer)
+            else:
+                raise UnexpectedMessage(f"{type(message).__name__} to a standby")
         except RemoteError as error:
             self._blame(peer, error)
 
-    def _dispatch(self, session: Session, message: Message) -> None:
-        match message:
-            case Heartbeat():
-                session.hear(message, self._now_s)
-            case Push(envelope):
-                self._push(session, envelope)
-            case Decline():
-                self.merging.on_decline(session.peer, message)
-            case LeaseRequest(blocks):
-                self.leasing.ask(session.peer, blocks)
-            case Evaluation():
-                self.evaluating.on_evaluation(session.peer, message)
-            case Goodbye(reason):
-                self._lose(session.peer, reason or "said goodbye")
-                self.desk.out.append(Disconnect(session.peer, "goodbye"))
-            case _:
-                raise UnexpectedMessage(f"{type(message).__name__} from a learner")
-
-    def _watch(self, peer: bytes, watch: Watch) -> None:
-        """Let somebody look on, if there is room and it looks for this project."""
-        reason = ""
-        if watch.wire_version != limits.WIRE_VERSION:
-            reason = f"this swarm speaks wire version {limits.WIRE_VERSION}"
-        elif watch.project != self.setup.project:
-            reason = "this syncer serves another project"
-        elif len(self.watchers) >= limits.WATCHERS_MAX and peer not in self.watchers:
-            reason = "too many are looking on already"
-        if reason:
-            self.desk.send(peer, Refused("watch", reason, None))
-            self.desk.out.append(Disconnect(peer, reason))
-        else:
-            self.watchers[peer] = None
-            self._reported_s = -1e9
-
-    def _hello(self, peer: bytes, hello: Hello) -> None:
-        refused = refusal(self.setup, self.members, peer, hello, has_weights=self.state.has_weights)
-        if refused is not None:
-            self.desk.emit(SessionRefused(peer, refused.reason, refused.text))
-            if refused.retry_after_s is None:
-                self.faults[refused.reason] = self.faults.get(refused.reason, 0) + 1
-            self.desk.send(peer, refused)
-            self.desk.out.append(Disconnect(peer, refused.reason))
-            return
-        former = self.members.sessions.get(peer)
-        if former is not None and former.incarnation < hello.incarnation:
-            self.merging.on_gone(peer)
-            self.leasing.give_back(former.key)
-        session = self.members.open(peer, hello, self._now_s)
-        assert session is not None, "checked by _refusal"
-        entries = self.archive.continuation(hello)
-        index = self.archive.index() if entries is None else None
-        if entries is None:
-            for piece in in_messages(self.archive.origins()):
-                self.desk.send(peer, IndexPart(piece))
-        state = self.state
-        welcome = Welcome(self.setup.charter_envelope, state.epoch, state.term, index)
-        self.desk.send(peer, welcome)
-        for piece in in_messages(entries or []):
-            self.desk.send(peer, Committed(piece))
-        self.desk.emit(SessionOpened(peer, session.name, entries is not None))
-
-    def _push(self, session: Session, envelope: Envelope) -> None:
-        payload = open_envelope(
-            "push", self.setup.project, envelope, self.setup.verify, signer=session.peer
-        )
-        header = wire.decode(payload, PushHeader)
-        if header.project != self.setup.project or header.incarnation != session.incarnation:
-            raise UnexpectedMessage("push of another project or session")
-        self.merging.on_push(session, header, self._now_s)
-
-    def _lose(self, peer: bytes, reason: str) -> None:
-        self.watchers.pop(peer, None)
-        session = self.members.close(peer, reason)
-        if session is not None:
-            session.heard_s = self._now_s
-            self.merging.on_gone(peer)
-            self.desk.emit(SessionClosed(peer, session.name, reason))
+    def _send_away(self, peer: bytes) -> None:
+        leader = self.raft.leader
+        words = f"the leader is {short(leader)}" if leader else "no leader is elected yet"
+        refused = Refused("not-leading", f"this syncer stands by; {words}", NOT_LEADING_RETRY_S)
+        self.desk.send(peer, refused)
+        self.desk.out.append(Disconnect(peer, "not-leading"))
 
     def _blame(self, peer: bytes, error: RemoteError) -> None:
         self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
-        session = self.members.sessions.get(peer)
-        if session is not None:
-            session.rejected[error.reason] = session.rejected.get(error.reason, 0) + 1
-        self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
+        if self.seat is not None:
+            self.seat.blame(peer, error)
+        else:
+            self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
+
+    # Jobs.
 
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)
         match job:
-            case InitialiseWeights():
-                if isinstance(result, WeightsMade):
-                    self._propose(WeightsInitialised(result.fragments))
-                else:
-                    reason = result.reason if isinstance(result, Failed) else "unknown"
-                    self.desk.out.append(Stop(f"the first weights could not be made: {reason}", 1))
-            case FetchPush():
-                self.merging.on_fetched(job, result)
-            case Merge():
-                self.merging.on_merged(job, result, self._now_s)
+            case SaveBallot():
+                self.raft.on_saved(job, result, self._now_s)
             case Append():
-                self._appended(job, result)
-            case WriteCheckpoint():
-                if isinstance(result, Failed):
-                    self.desk.emit(PhaseChanged("checkpoint failed", result.reason))
+                self.raft.on_appended(job, result, self._now_s)
+            case FetchPayload() | FetchWeights():
+                self.following.on_fetched(job, result)
+            case RepairFragment():
+                self.following.on_repaired(job, result)
+            case Replay() | LoadWeights():
+                self.following.on_replayed(job, result)
+            case InstallState():
+                self._installed(job, result)
+            case WriteCheckpoint() if self.seat is None:
+                self.following.on_replayed(job, result)
+            case _:
+                self._seat_job_done(job, result)
+
+    def _seat_job_done(self, job: object, result: object) -> None:
+        """The answer to something a seat asked for; one of a former seat means nothing."""
+        if isinstance(job, WriteCheckpoint) and isinstance(result, Failed):
+            self.desk.emit(PhaseChanged("checkpoint failed", result.reason))
+        if self.seat is None:
+            return
+        match job:
+            case InitialiseWeights():
+                self.seat.on_weights(result)
+            case FetchPush():
+                self.seat.merging.on_fetched(job, result)
+            case Merge():
+                self.seat.merging.on_merged(job, result, self._now_s)
             case _:
                 pass  # Answered before.
+
+    def _installed(self, job: InstallState, result: object) -> None:
+        """The disk knows the offered state: build everything anew from it."""
+        self.is_installing = False
+        if isinstance(result, Installed):
+            words = f"the log was left behind; it goes on behind record {job.summary.index}"
+            self.desk.out.append(Stop(words, RESTART_EXIT))
+        else:
+            reason = result.reason if isinstance(result, Failed) else "not installed"
+            self.desk.emit(PhaseChanged(self.phase, f"the state was not taken: {reason}"))

@@ -13,7 +13,6 @@ from node.jobs import FindSeat, SeatFound
 from node.learner import LearnerMachine
 from node.shared import LearnerSetup
 from protocol import limits, wire
-from protocol.commit import CommitTracker
 from protocol.fragments import Layout, build_layout
 from protocol.machine import (
     Disconnect,
@@ -49,15 +48,18 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.numerics.codecs import payload_bytes
-from protocol.project import LimitSpec, OuterSpec, RoundSpec
+from protocol.project import Charter, LimitSpec, OuterSpec, RoundSpec, encode
 from protocol.records import (
     NO_RECORD,
+    Admission,
     Body,
+    CharterAdopted,
     Contribution,
     FragmentMerged,
     Record,
     SeatTaken,
     StateDigests,
+    VotersAdmitted,
     WeightsInitialised,
     certify,
     record_hash,
@@ -65,20 +67,25 @@ from protocol.records import (
 )
 from protocol.signing import seal
 from protocol.state import SwarmState
-from simulator.hosts import charter_envelope
+from simulator.syncers import charter_envelope
 from simulator.tiny import SimSigner, TinyProject, sim_verify, tiny_project
 from syncer_node.jobs import (
-    Append,
-    Appended,
     CheckpointWritten,
     FetchPush,
     InitialiseWeights,
+    LoadWeights,
     Merge,
     Merged,
     PushFetched,
+    Replay,
+    Replayed,
     WeightsMade,
     WriteCheckpoint,
 )
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.raft.log import Floor, LogStart
+from syncer_node.seat import Seat
 from syncer_node.setup import Recovered, SyncerSetup
 from syncer_node.syncer import SyncerMachine
 
@@ -87,6 +94,8 @@ LEARNERS = tuple(SimSigner(f"learner {number}") for number in range(6))
 ONE, TWO, THREE = LEARNERS[:3]
 STRANGER = SimSigner("stranger")
 FRAGMENTS = 4
+DISK = bytes(range(32))
+"""Name of the syncer's disk."""
 
 
 def signer_of(key: bytes) -> SimSigner:
@@ -242,20 +251,24 @@ class Log:
         self.state = SwarmState(self.tiny.genesis.data.block_sequences)
         self.entries: list[CertifiedRecord] = []
         self.records: list[Record] = []
-        self._tracker = CommitTracker(
-            self.tiny.project, 0, 1, self.tiny.charter.voters, 0, NO_RECORD
-        )
         for body in bodies:
             self.add(body)
 
     def add(self, body: Body) -> CertifiedRecord:
         """The committed entry; the state has taken it in."""
-        proposal = self._tracker.propose(body, 1.7e9)
-        vote = sign_record(proposal.record, proposal.digest, SYNCER)
-        ((_, entry),) = self._tracker.vote(proposal.record.index, vote)
-        self.state.apply(proposal.record, proposal.digest)
+        record = Record(
+            project=self.tiny.project,
+            epoch=0,
+            term=1,
+            index=self.state.index + 1,
+            previous=self.state.head,
+            at_s=1.7e9,
+            body=body,
+        )
+        entry = certified(record)
+        self.state.apply(record, record_hash(entry.record))
         self.entries.append(entry)
-        self.records.append(proposal.record)
+        self.records.append(record)
         return entry
 
     @property
@@ -278,9 +291,38 @@ class Log:
     def recovered(self) -> Recovered:
         """What a syncer with this log on its disk starts from."""
         origins = {fragment.record_index for fragment in self.state.fragments}
-        return Recovered(
-            self.state, list(self.entries), {at: self.entries[at - 1] for at in origins}
+        start = LogStart(
+            floor=Floor(),
+            charter=self.tiny.charter,
+            admissions={},
+            records=self.encoded,
+            certificates=[entry.certificate for entry in self.entries],
         )
+        return Recovered(
+            state=self.state,
+            log=start,
+            ballot=Ballot(DISK, 1),
+            held=[fragment.version for fragment in self.state.fragments],
+            recent=list(self.entries),
+            origins={at: self.entries[at - 1] for at in origins},
+        )
+
+
+def sealed_charter(charter: Charter, tiny: TinyProject | None = None) -> Envelope:
+    """This charter as the project's owner signs it."""
+    tiny = tiny or project()
+    return seal("charter", tiny.project, encode(charter), tiny.owner)
+
+
+def founded(*bodies: Body, tiny: TinyProject | None = None) -> Log:
+    """A log that says first who leads, by which charter, and which disk votes."""
+    return Log(
+        SeatTaken(SYNCER.key),
+        CharterAdopted(charter_envelope(tiny or project())),
+        VotersAdmitted((Admission(SYNCER.key, 0, DISK),)),
+        *bodies,
+        tiny=tiny,
+    )
 
 
 class Bench:
@@ -366,6 +408,12 @@ class SyncerBench(Bench):
 
     machine: SyncerMachine
 
+    @property
+    def seat(self) -> Seat:
+        """What it does for learners while it leads."""
+        assert self.machine.seat is not None, "this syncer does not lead"
+        return self.machine.seat
+
     def __init__(
         self,
         tiny: TinyProject | None = None,
@@ -379,14 +427,16 @@ class SyncerBench(Bench):
             project=self.tiny.project,
             genesis=self.tiny.genesis,
             charter=charter or self.tiny.charter,
-            charter_envelope=charter_envelope(self.tiny),
+            charter_envelope=sealed_charter(charter or self.tiny.charter, self.tiny),
             layout_digest=cut.digest,
             numels=tuple(fragment.numel for fragment in cut.fragments),
             signer=SYNCER,
             verify=sim_verify,
             wall_offset_s=1.7e9,
+            rng=random.Random("syncer"),
+            nonce=1,
         )
-        blank = Recovered(SwarmState(self.tiny.genesis.data.block_sequences))
+        blank = Log(tiny=self.tiny).recovered()
         super().__init__(SyncerMachine(setup, recovered or blank))
         self.answer = self._answer
 
@@ -394,13 +444,17 @@ class SyncerBench(Bench):
         match job:
             case InitialiseWeights():
                 return WeightsMade(weights().fragments)
-            case Append(index, _):
-                return Appended(index)
+            case SaveBallot(ballot):
+                return BallotSaved(ballot)
+            case Append(after, records):
+                return Appended(after + len(records))
+            case LoadWeights() | Replay():
+                return Replayed()
             case FetchPush():
                 return PushFetched()
             case WriteCheckpoint(index, _):
                 return CheckpointWritten(index)
-            case Merge(_, fragment, version, parts):
+            case Merge(fragment=fragment, version=version, parts=parts):
                 return Merged(
                     payload=digest_of("payload", fragment, version),
                     payload_bytes=132,
@@ -417,6 +471,10 @@ class SyncerBench(Bench):
         for learner in learners:
             self.join(learner)
         return self
+
+    def store(self) -> list[Effect]:
+        """The disk took the oldest batch of records that it was held up with."""
+        return self.done(Append, self.answer(self.jobs(Append)[0]))
 
     def join(self, learner: SimSigner, **changes: Any) -> list[Effect]:
         self.feed(PeerUp(learner.key))
@@ -453,6 +511,10 @@ class SyncerBench(Bench):
         return self.say(learner.key, sealed_push(learner, **{**values, **changes}))
 
 
+def seat_found(charter: Envelope, *, leader: bytes = SYNCER.key, term: int = 1) -> SeatFound:
+    return SeatFound(leader, charter, epoch=0, term=term)
+
+
 class LearnerBench(Bench):
     """A learner that finds its syncer at once; all other jobs are held."""
 
@@ -478,7 +540,7 @@ class LearnerBench(Bench):
         self.answer = self._answer
 
     def _answer(self, job: object) -> object:
-        return SeatFound(SYNCER.key, self.charter) if isinstance(job, FindSeat) else None
+        return seat_found(self.charter) if isinstance(job, FindSeat) else None
 
     def admit(
         self,
@@ -486,12 +548,13 @@ class LearnerBench(Bench):
         *,
         charter: Envelope | None = None,
         origins: tuple[CertifiedRecord, ...] | None = None,
+        formers: tuple[Envelope, ...] = (),
         **changes: Any,
     ) -> list[Effect]:
         """Hear the origins and the welcome, with changes to the index."""
         self.say(SYNCER.key, IndexPart(log.origins() if origins is None else origins))
         index = msgspec.structs.replace(log.index(), **changes)
-        return self.say(SYNCER.key, Welcome(charter or self.charter, 0, 1, index))
+        return self.say(SYNCER.key, Welcome(charter or self.charter, 0, 1, formers, index))
 
     def greet(self) -> LearnerBench:
         """Connected, hello said, no welcome yet."""

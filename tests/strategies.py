@@ -12,7 +12,13 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from protocol.messages import LearnerMessage, Message, PushHeader, SyncerMessage
+from protocol.messages import (
+    LearnerMessage,
+    Message,
+    PushHeader,
+    SyncerMessage,
+    VoterMessage,
+)
 from protocol.project import Charter, Genesis
 from protocol.records import Body, Record
 from protocol.state import SwarmSummary
@@ -87,6 +93,7 @@ def each_of(union: Any) -> list[type[msgspec.Struct]]:
 messages = st.one_of([values_of(kind) for kind in each_of(Message)])
 learner_messages = st.one_of([values_of(kind) for kind in each_of(LearnerMessage)])
 syncer_messages = st.one_of([values_of(kind) for kind in each_of(SyncerMessage)])
+voter_messages = st.one_of([values_of(kind) for kind in each_of(VoterMessage)])
 bodies = st.one_of([values_of(kind) for kind in each_of(Body)])
 records = values_of(Record)
 push_headers = values_of(PushHeader)

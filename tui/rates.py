@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from protocol.snapshot import Status
+from protocol.snapshot import DaemonStatus, WitnessStatus
 
 WINDOW_S = 60.0
 """Merges come in bursts; a minute of them gives an estimate that does not jump."""
@@ -19,9 +19,11 @@ class Rates:
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
-    def observe(self, statuses: Iterable[Status], now_s: float) -> None:
+    def observe(self, statuses: Iterable[DaemonStatus], now_s: float) -> None:
         """Takes in what the daemons said at `now_s`, monotonic."""
         for status in statuses:
+            if isinstance(status, WitnessStatus):
+                continue  # It has no model to train.
             seen = self._seen.setdefault(status.key, deque())
             if seen and status.swarm.tokens < seen[-1][1]:
                 seen.clear()  # another history: the daemon began anew

@@ -8,14 +8,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from protocol.limits import LINK_CHARS_MAX
-from protocol.snapshot import NodeStatus, Status, SyncerStatus
-from tui import node_view, syncer_view, words
+from protocol.snapshot import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
+from tui import node_view, syncer_view, witness_view, words
 
 NOBODY = "No daemon answers."
 
 
 def render(
-    statuses: Sequence[Status], *, width: int, rates: Mapping[str, float] | None = None
+    statuses: Sequence[DaemonStatus], *, width: int, rates: Mapping[str, float] | None = None
 ) -> RenderableType:
     """A view of the daemons, one below the other, for a terminal of `width` columns.
 
@@ -30,12 +30,14 @@ def render(
         match status:
             case SyncerStatus():
                 parts.append(syncer_view.render(status, width=width, tokens_per_s=rate))
+            case WitnessStatus():
+                parts.append(witness_view.render(status, width=width))
             case NodeStatus():
                 parts.append(node_view.render(status, width=width, tokens_per_s=rate))
     return Group(*parts) if parts else Text(NOBODY)
 
 
-def invitations(statuses: Sequence[Status]) -> list[str]:
+def invitations(statuses: Sequence[DaemonStatus]) -> list[str]:
     """The command that joins each syncer's project, to be printed unwrapped, so that it can be
     copied whole."""
     return [

@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from node.host import keystore
@@ -44,6 +44,11 @@ def parse_peer(text: str) -> PeerAddress:
         return PeerAddress(keystore.key_of_peer_text(name), text.strip())
     except MalformedMessage as error:
         raise UserError(f"The address {text!r} does not end in a host's id: {error}.") from error
+
+
+def parse_others(texts: Iterable[str], own: bytes) -> list[PeerAddress]:
+    """The hosts that these addresses name, without our own. Raises UserError as `parse_peer`."""
+    return [peer for peer in map(parse_peer, texts) if peer.key != own]
 
 
 def check_listen(text: str) -> str:

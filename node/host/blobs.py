@@ -152,7 +152,9 @@ class Download:
         offset: int = 0,
         timeout_s: float = READ_S,
         on_progress: Callable[[int], None] | None = None,
+        on_answer: Callable[[float], None] | None = None,
     ) -> None:
+        """on_answer: gets the seconds from the request to the first bytes of the answer."""
         assert 0 <= offset <= len(into), "the part that came earlier is longer than the blob"
         self._digest = digest
         self._view = memoryview(into)  # our own, to be released without closing the caller's
@@ -160,6 +162,7 @@ class Download:
         self._filled = offset
         self._timeout_s = timeout_s
         self._on_progress = on_progress
+        self._on_answer = on_answer
         self._hasher = blake3()
         self._hashed = 0
         self._hashing: asyncio.Future[object] | None = None
@@ -185,12 +188,16 @@ class Download:
 
     async def _request(self, wire: Wire) -> None:
         request = MAGIC + self._digest + self._offset.to_bytes(8, "big")
+        clock = asyncio.get_running_loop().time
+        asked_s = clock()
         await wire.write(request, timeout_s=WRITE_S)
         try:
             answer = await wire.read_exactly(ANSWER_BYTES, timeout_s=self._timeout_s)
         except StreamEnded as error:
             raise self._cut(str(error)) from error
         status, total = answer[0], int.from_bytes(answer[1:], "big")
+        if self._on_answer is not None and status != BUSY:
+            self._on_answer(clock() - asked_s)
         if status == NOT_HELD:
             raise NotHeld(f"host {short(wire.peer)} does not hold {short(self._digest)}")
         if status == BUSY:

@@ -112,6 +112,10 @@ class Driver:
         finally:
             self._is_draining = False
 
+    def carry_out(self, effects: list[Effect]) -> None:
+        """Carry out what the machine answered outside of `handle`, such as to its owner."""
+        self._carry_out_all(effects)
+
     def send(self, peer: bytes, message: Message) -> None:
         """Queue a message that no machine asked for, such as a report; lost without a stream."""
         stream = self._streams.get(peer)

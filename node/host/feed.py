@@ -67,5 +67,5 @@ def _is_fault(fact: Fact) -> bool:
     if isinstance(fact, trace.TrainerChanged):
         return fact.state == "down"
     if isinstance(fact, trace.SessionClosed):
-        return True
+        return not fact.has_left
     return isinstance(fact, trace.LinkChanged) and fact.state.startswith("waiting")

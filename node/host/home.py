@@ -13,14 +13,15 @@ from typing import Literal, NamedTuple
 
 from protocol.errors import UserError
 
-Role = Literal["owner", "syncer", "learner"]
-DaemonRole = Literal["syncer", "learner"]
+Role = Literal["owner", "syncer", "witness", "learner"]
+DaemonRole = Literal["syncer", "witness", "learner"]
+VoterRole = Literal["syncer", "witness"]
 
 HOME_VARIABLE = "SHOAL_HOME"
 DEFAULT_INSTANCE = "default"
 
 _INSTANCE = re.compile(r"[a-z0-9-]{1,32}")
-_DAEMON_ROLES: tuple[DaemonRole, ...] = ("learner", "syncer")
+_DAEMON_ROLES: tuple[DaemonRole, ...] = ("learner", "syncer", "witness")
 
 
 class Daemon(NamedTuple):
@@ -67,8 +68,23 @@ class Home:
 
     def syncer_store(self, project_id: bytes, instance: str = DEFAULT_INSTANCE) -> Path:
         """Directory of a syncer's log, fragments and checkpoints."""
-        name = f"syncer-{checked_instance(instance)}"
+        return self.voter_store(project_id, "syncer", instance)
+
+    def witness_store(self, project_id: bytes, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Directory of a witness's log."""
+        return self.voter_store(project_id, "witness", instance)
+
+    def voter_store(
+        self, project_id: bytes, role: VoterRole, instance: str = DEFAULT_INSTANCE
+    ) -> Path:
+        """Directory of a voter's log, whatever else its role keeps there."""
+        name = f"{role}-{checked_instance(instance)}"
         return self._directory("projects", project_id.hex(), name)
+
+    def voter_stores(self, project_id: bytes) -> list[Path]:
+        """Directories of all voters of this project that have worked here. Makes no directory."""
+        place = self.root / "projects" / project_id.hex()
+        return sorted([*place.glob("syncer-*"), *place.glob("witness-*")])
 
     def data_cache(self) -> Path:
         """Directory of tokenised text, shared by all daemons of this home."""

@@ -9,6 +9,9 @@ from node.host.home import DEFAULT_INSTANCE, Home
 from node.host.joinlink import JoinLink
 
 SYNCER_PORT = 4100
+WITNESS_PORT = 4101
+"""Not the syncer's, so that a try-out on one machine needs no option."""
+
 EVERY_ADDRESS = "0.0.0.0"
 
 
@@ -27,7 +30,29 @@ class SyncerOptions:
     """Addresses for the join link, without `/p2p/ID`; empty takes what the engine finds."""
     bootstrap: tuple[str, ...] = ()
     """Hosts of an existing swarm; empty begins one."""
+    hints: tuple[str, ...] = ()
+    """Hosts known from before, which need not answer."""
     exit_when_done: bool = False
+    log_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessOptions:
+    """How to run a witness."""
+
+    home: Home
+    project_path: Path
+    """A signed project file that was readable a moment ago."""
+    instance: str = DEFAULT_INSTANCE
+    port: int = WITNESS_PORT
+    """0 takes any free port."""
+    listen_host: str = EVERY_ADDRESS
+    announce: tuple[str, ...] = ()
+    """Addresses told to the other voters, without `/p2p/ID`; empty takes what is found."""
+    bootstrap: tuple[str, ...] = ()
+    """Hosts of the swarm, one of which must answer; empty begins alone."""
+    hints: tuple[str, ...] = ()
+    """Hosts known from before, which need not answer."""
     log_json: bool = False
 
 

@@ -6,14 +6,18 @@ project's owner, it names the keys that may hold the seat.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from node.host.signed_project import open_project
 from protocol import limits, wire
 from protocol.errors import RemoteError
 from protocol.ids import Count, Digest
-from protocol.messages import Envelope
+from protocol.messages import Envelope, Vote
 from protocol.project import Charter
+from protocol.records import is_elected
+from protocol.signing import verify_ed25519
 
 ANNOUNCE_EVERY_S = 5.0
 ANNOUNCE_TTL_S = 30.0
@@ -29,6 +33,8 @@ class SeatNotice(Struct, frozen=True, array_like=True):
     charter: Digest
     """Content address of the signed charter's envelope."""
     charter_bytes: Count
+    votes: Annotated[tuple[Vote, ...], Meta(max_length=limits.VOTERS_MAX)]
+    """Of the voters that elected it: the proof that it leads in this term."""
 
 
 class LearnerNotice(Struct, frozen=True, array_like=True):
@@ -58,11 +64,20 @@ def read_notice(value: bytes, project: bytes) -> SeatNotice | None:
     return notice
 
 
-def may_lead(key: bytes, genesis: bytes, envelope: Envelope) -> Charter | None:
-    """The charter, if its owner signed it and it lets this key hold the seat."""
+def elected_under(
+    key: bytes, genesis: bytes, envelope: Envelope, notice: SeatNotice
+) -> Charter | None:
+    """The charter, if its owner signed it and its voters gave this key the seat."""
     try:
         charter = open_project(genesis, envelope).charter
     except RemoteError:
         return None
-    is_syncer = any(v.key == key and v.role == "syncer" for v in charter.voters)
-    return charter if is_syncer else None
+    is_leader = is_elected(
+        key,
+        epoch=notice.epoch,
+        term=notice.term,
+        votes=notice.votes,
+        charter=charter,
+        verify=verify_ed25519,
+    )
+    return charter if is_leader and charter.epoch == notice.epoch else None

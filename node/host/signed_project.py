@@ -16,7 +16,14 @@ from msgspec import Meta, Struct
 
 from node.host.keystore import Identity
 from protocol import limits, signing
-from protocol.errors import BadSignature, MalformedMessage, ShoalError, UserError, WrongProject
+from protocol.errors import (
+    BadSignature,
+    MalformedMessage,
+    RemoteError,
+    ShoalError,
+    UserError,
+    WrongProject,
+)
 from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, encode, project_id
 
@@ -76,6 +83,21 @@ def open_project(genesis_bytes: bytes, envelope: Envelope) -> OpenedProject:
     if charter.project != project:
         raise WrongProject("the charter was written for another project")
     return OpenedProject(genesis, genesis_bytes, charter, envelope)
+
+
+def newest_of(project: OpenedProject, *kept: Envelope | None) -> OpenedProject:
+    """The project under the newest charter: its own, or one that was kept elsewhere.
+
+    A kept one that is not the owner's word about this project does not count.
+    """
+    for envelope in kept:
+        if envelope is None:
+            continue
+        with contextlib.suppress(RemoteError):
+            opened = open_project(project.genesis_bytes, envelope)
+            if opened.charter.revision > project.charter.revision:
+                project = opened
+    return project
 
 
 def _canonical(content: bytes, kind: type[Part]) -> Part:

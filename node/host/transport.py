@@ -21,6 +21,7 @@ from node.host.addresses import PeerAddress
 from node.host.blobs import BlobLookup, Slots
 from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
 from node.host.keystore import Identity
+from node.host.links import RoundTrips, path_of
 from node.host.seam import Loss
 from node.host.streams import ControlStream, Traffic, Wire
 from protocol import limits
@@ -39,14 +40,12 @@ BLOB_PROTOCOL = f"shoal.blob.{limits.WIRE_VERSION}"
 
 WITHDRAW_S = 2.0
 STOP_TASKS_S = 5.0
-
 GREET_EVERY_S = 15.0
 
 PEERS_COUNTED_MAX = 4096
 """Hosts whose traffic is counted one by one; the oldest gives way."""
 
-SEEN_MAX = 64
-"""Peers remembered for rebuilding the engine."""
+SEEN_MAX = 64  # peers remembered for rebuilding the engine
 INCOMING_PER_PEER_MAX = 16
 INCOMING_MAX = streams.CONTROL_STREAMS_MAX + 4 * limits.STREAMS_SERVED_MAX
 """Streams of peers in any state, also those that were opened and then said nothing."""
@@ -86,20 +85,23 @@ class Transport:
         announce: Sequence[str] = (),
         listen_host: str = "0.0.0.0",
         nat_port_map: bool = False,
+        hints: Sequence[str] = (),
     ) -> None:
+        """`bootstrap`: one of these must answer. `hints`: hosts known from before, which may."""
         self.key = identity.key
         self.traffic = Traffic()
         self.faults: dict[str, int] = {}
         """Offences on streams before anybody above could see them, by reason."""
         self.traffic_by_peer: dict[NodeKey, Traffic] = {}
+        self.round_trips = RoundTrips()
         self._identity = identity
         self._listen_host = listen_host
         self._port = port
         self._announce = tuple(addresses.check_listen(text) for text in announce)
         self._topics = frozenset(topics)
         self._nat_port_map = nat_port_map
-        everyone = [addresses.parse_peer(text) for text in bootstrap]
-        self._bootstrap = [peer for peer in everyone if peer.key != self.key]
+        self._bootstrap = addresses.parse_others(bootstrap, self.key)
+        self._hints = addresses.parse_others(hints, self.key)
         self._seen: dict[NodeKey, ConnectedPeer] = {}
         self._on_state = on_state
         self._engine: Engine | None = None
@@ -210,7 +212,7 @@ class Transport:
         self._on_state(TransportState(is_up=True))
 
     def _peers_to_try(self, attempt: int) -> list[PeerAddress]:
-        known = list(self._bootstrap)
+        known = [*self._bootstrap, *self._hints]
         for peer in self._seen.values():
             for text in peer.addresses:
                 with contextlib.suppress(ShoalError):  # relayed or odd addresses are no use here
@@ -382,8 +384,10 @@ class Transport:
         Raises PeerUnreachable, TransientError (no room there), MalformedMessage (another version).
         """
         wire = await self._live().dial(key, CONTROL_PROTOCOL, self._counters(key))
+        asked_s = time.monotonic()
         try:
             await streams.offer_hello(wire)
+            self.round_trips.note(key, time.monotonic() - asked_s)
         except BaseException:
             wire.abort("the control stream was not accepted")
             raise
@@ -412,7 +416,12 @@ class Transport:
             raise LimitExceeded(f"a blob of {length} bytes; {limits.BLOB_BYTES_MAX} is the limit")
         target = memoryview(into) if into is not None else blobs.room_for(length)
         download = blobs.Download(
-            digest, target, offset=offset, timeout_s=timeout_s, on_progress=on_progress
+            digest,
+            target,
+            offset=offset,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+            on_answer=functools.partial(self.round_trips.note, peer),
         )
         await self._fetch_slots.take(peer)
         try:
@@ -429,7 +438,7 @@ class Transport:
         """
         engine = self._live()
         answers = await asyncio.gather(
-            *(engine.greet(peer) for peer in self._bootstrap), return_exceptions=True
+            *map(engine.greet, (*self._bootstrap, *self._hints)), return_exceptions=True
         )
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, TransientError):
@@ -493,6 +502,13 @@ class Transport:
     def peers(self) -> list[ConnectedPeer]:
         """Hosts that we have a connection with, as of the last probe (every 10 s)."""
         return list(self._engine.connected) if self._engine is not None else []
+
+    def paths(self) -> dict[NodeKey, str]:
+        """How each host that we have a connection with is reached: direct or relayed."""
+        found: dict[NodeKey, list[str]] = {}
+        for peer in self.peers():
+            found.setdefault(peer.key, []).extend(peer.addresses)
+        return {key: path_of(known) for key, known in found.items()}
 
     def _counters(self, peer: NodeKey) -> tuple[Traffic, Traffic]:
         if peer not in self.traffic_by_peer and len(self.traffic_by_peer) >= PEERS_COUNTED_MAX:

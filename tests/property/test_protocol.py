@@ -27,7 +27,7 @@ from protocol.records import (
 )
 from protocol.rounds import PullState, Round, RoundState
 from protocol.state import SwarmState, SwarmSummary
-from syncer_node.jobs import Append
+from syncer_node.raft.jobs import Append
 from tests.builders import (
     FRAGMENTS,
     LEARNERS,
@@ -54,6 +54,7 @@ from tests.strategies import (
     push_headers,
     records,
     syncer_messages,
+    voter_messages,
 )
 
 quick = settings(
@@ -346,10 +347,10 @@ def test_a_round_always_ends_by_its_deadlines(data):
 # The syncer, fed with anything
 
 
-def plausible(draw, machine, peer):
+def plausible(draw, seat, peer):
     """A message that gets further than noise does: of now, or nearly."""
-    newest = [fragment.version for fragment in machine.state.fragments]
-    open_rounds = sorted(machine.merging.rounds.values(), key=lambda one: one.number)
+    newest = [fragment.version for fragment in seat.state.fragments]
+    open_rounds = sorted(seat.merging.rounds.values(), key=lambda one: one.number)
     kind = draw(st.sampled_from(["beat", "beat", "push", "push", "push", "lease", "evaluation"]))
     if kind == "beat":
         return heartbeat(
@@ -364,13 +365,12 @@ def plausible(draw, machine, peer):
     if kind == "push":
         asked = [one for one in open_rounds if peer in one.tickets] or open_rounds
         current = draw(st.sampled_from(asked)) if asked else None
-        known = machine.members.sessions.get(peer)
+        known = seat.members.sessions.get(peer)
         session = known.key if known else (peer, 1)
         return sealed_push(
             next(one for one in FIVE if one.key == peer),
             incarnation=session[1],
-            sequence=machine.merging.last_sequence.get(session, 0)
-            + draw(st.sampled_from([1, 1, 0])),
+            sequence=seat.merging.last_sequence.get(session, 0) + draw(st.sampled_from([1, 1, 0])),
             round=current.number if current else draw(st.integers(0, 3)),
             fragment=current.fragment if current else draw(st.integers(0, FRAGMENTS)),
             base_version=max(0, current.version - 1) if current else 0,
@@ -378,7 +378,7 @@ def plausible(draw, machine, peer):
         )
     if kind == "lease":
         return LeaseRequest(draw(st.integers(1, 9)))
-    return Evaluation(machine.evaluating.pending, draw(st.floats(0.0, 9.0)), 1, 1.0)
+    return Evaluation(seat.evaluating.pending, draw(st.floats(0.0, 9.0)), 1, 1.0)
 
 
 class Fuzzed:
@@ -402,7 +402,8 @@ class Fuzzed:
     def answer(self, at):
         start = self.waiting.pop(at)
         if isinstance(start.job, Append):
-            self.stored.add(start.job.index)
+            after = start.job.after
+            self.stored |= set(range(after + 1, after + len(start.job.records) + 1))
         self.feed(JobDone(start.id, self.bench.answer(start.job)))
 
     def begin(self):
@@ -424,7 +425,7 @@ class Fuzzed:
         self.now_s += draw(st.sampled_from([0.0] + [0.03] * 12 + [0.5, 3.0]))
         peer = draw(st.sampled_from(FIVE)).key
         match draw(
-            st.sampled_from(["say", "say", "say", "answer", "answer", "wake", "up", "down"])
+            st.sampled_from(["say"] * 3 + ["answer"] * 2 + ["wake", "up", "down", "babble"])
         ):
             case "answer" if self.waiting:
                 late = draw(st.sampled_from([0, 0, len(self.waiting) - 1]))
@@ -435,9 +436,10 @@ class Fuzzed:
             case "down":
                 self.feed(PeerDown(peer, "cable"))
             case "say":
-                self.feed(Received(peer, plausible(draw, self.bench.machine, peer)))
+                self.feed(Received(peer, plausible(draw, self.bench.seat, peer)))
             case "babble":
-                self.feed(Received(peer, draw(st.one_of(learner_messages, syncer_messages))))
+                said = st.one_of(learner_messages, syncer_messages, voter_messages)
+                self.feed(Received(peer, draw(said)))
             case _:
                 self.feed(Woke())
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from protocol import commit
-from protocol.messages import Certificate
+from protocol.messages import Certificate, Vote
 from protocol.records import Span
 from simulator.checkers import Violation
 from simulator.scenario import build_swarm
-from syncer_node.jobs import Append, Appended
 from syncer_node.merging import Merging
+from syncer_node.raft import log as raft_log
+from syncer_node.raft.jobs import Append, Appended
 
 
 def test_broadcasting_before_the_fsync_is_found_when_the_syncer_dies(monkeypatch):
@@ -22,15 +23,20 @@ def test_broadcasting_before_the_fsync_is_found_when_the_syncer_dies(monkeypatch
 
     def store_in_memory_only(start, answer):
         if isinstance(start.job, Append):
-            swarm.world.after(0.001, lambda: answer(Appended(start.job.index)))
+            after, records = start.job.after, start.job.records
+            swarm.world.after(0.001, lambda: answer(Appended(after + len(records))))
         else:
             type(swarm.syncer).run_job(swarm.syncer, start, answer)
 
     monkeypatch.setattr(swarm.syncer, "run_job", store_in_memory_only)
     before = machine.state.global_step
-    with pytest.raises(Violation, match="uncommitted"):
-        swarm.world.run(60.0)
+    swarm.world.run(60.0)
     assert machine.state.global_step > before
+    monkeypatch.undo()
+    swarm.syncer.crash()
+    swarm.syncer.boot()
+    with pytest.raises(Violation, match="another record"):
+        swarm.world.run(90.0)
 
 
 def test_leasing_the_same_blocks_twice_is_found(monkeypatch):
@@ -58,23 +64,40 @@ def test_merging_a_push_twice_is_found(monkeypatch):
         swarm.check()
 
 
-def test_a_certificate_by_somebody_else_is_refused_by_every_learner(monkeypatch):
-    swarm = build_swarm(4)
-    swarm.world.run(30.0)
-    step = [learner.learner.shared.state.global_step for learner in swarm.learners]
-    honest = commit.certify
+def forged(monkeypatch):
+    """From now on certificates carry no signature of anybody."""
+    honest = raft_log.certify
 
     def forge(record, digest, votes) -> Certificate:
         certificate = honest(record, digest, votes)
-        vote = certificate.votes[0]
-        forged = type(vote)(vote.voter, bytes(64))
-        return Certificate(
-            certificate.epoch, certificate.term, certificate.index, certificate.record, (forged,)
-        )
+        void = tuple(Vote(vote.voter, bytes(64)) for vote in certificate.votes)
+        return msgspec.structs.replace(certificate, votes=void)
 
-    monkeypatch.setattr(commit, "certify", forge)
+    monkeypatch.setattr(raft_log, "certify", forge)
+
+
+def test_a_record_that_is_applied_without_proof_is_found(monkeypatch):
+    swarm = build_swarm(4)
+    swarm.world.run(30.0)
+    forged(monkeypatch)
+    with pytest.raises(Violation, match="unproven"):
+        swarm.world.run(45.0)
+
+
+@pytest.mark.parametrize("syncers", [1, 3])
+def test_a_certificate_by_somebody_else_is_refused_by_everybody(monkeypatch, syncers):
+    swarm = build_swarm(4, syncers=syncers)
+    swarm.world.run(30.0)
+    step = [learner.learner.shared.state.global_step for learner in swarm.learners]
+    leader = swarm.syncer
+    behind = [one.syncer.state.index for one in swarm.syncers if one is not leader]
+    forged(monkeypatch)
+    monkeypatch.setattr(swarm.ledger, "_check", lambda who, entry: None)
     swarm.world.run(45.0)
     for learner, before in zip(swarm.learners, step, strict=True):
         assert learner.learner.shared.state.global_step == before
         assert learner.learner.shared.tally.faults["bad-signature"] > 0
         assert learner.trainer.local_step > 0
+    standbys = [one for one in swarm.syncers if one is not leader]
+    assert [one.syncer.state.index for one in standbys] == behind
+    assert all(one.syncer.faults["bad-signature"] > 0 for one in standbys)

@@ -48,7 +48,7 @@ def test_a_quorum_that_is_too_large_falls_after_the_stated_patience():
     swarm = build_swarm(4, rounds=rounds)
     swarm.world.run(20.0)
     assert swarm.merges == 0
-    assert "of 5 learners ready, 3 alive" in swarm.syncer.syncer.merging.pace.waiting
+    assert "of 5 learners ready, 3 alive" in swarm.syncer.syncer.seat.merging.pace.waiting
     swarm.world.run(80.0)
     assert swarm.merges > 3
 
@@ -64,7 +64,7 @@ def test_a_killed_learner_comes_back_with_weights_from_another_learner():
     assert ready.from_peers > 0
     merged_since = [
         part
-        for body in swarm.syncer.merge_cache.merges
+        for body in swarm.ledger.merges
         for part in body.contributions
         if (part.learner, part.incarnation) == (victim.key, victim.life)
     ]

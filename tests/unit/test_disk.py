@@ -11,10 +11,11 @@ from protocol.errors import CorruptState
 from protocol.numerics.codecs import encode
 from protocol.numerics.outer import digest
 from protocol.records import FragmentMerged, SeatTaken, WeightsInitialised
-from simulator.hosts import charter_envelope
+from simulator.syncers import charter_envelope
 from simulator.tiny import tiny_weights
 from syncer_node.bank import MergeBank
 from syncer_node.disk import Disk
+from syncer_node.following import NONE
 from syncer_node.jobs import Merge, MergePart
 from syncer_node.store import Store
 from tests.builders import ONE, SYNCER, Log, contribution, layout, project, push_header
@@ -50,6 +51,7 @@ class Syncer:
 
     def begin(self):
         """First weights, in the log."""
+        self.store.voter.boot()
         digests = self.disk.initialise()
         self.log = Log()
         for body in (SeatTaken(SYNCER.key), WeightsInitialised(digests)):
@@ -58,8 +60,8 @@ class Syncer:
 
     def commit(self, body):
         entry = self.log.add(body)
-        self.store.append(self.log.state.index, entry.record)
-        self.store.keep_certificate(entry.certificate)
+        self.store.voter.append(self.log.state.index - 1, [entry.record])
+        self.store.voter.keep_certificate(entry.certificate)
 
     def merge(self, fragment):
         """One push, merged and committed as the daemon does it."""
@@ -70,8 +72,10 @@ class Syncer:
         payload = encode("int4", values)
         part = MergePart(ONE.key, push_header(sequence=step, digest=digest(payload)), 1.0)
         self.bank.keep_push(part.push, fragment, payload)
-        outcome = self.bank.merge(Merge(step, fragment, version, (part,)))
-        self.store.write_payload(fragment, version, outcome.payload)
+        outcome = self.bank.merge(
+            Merge(step, fragment, version, "int4", project().charter.outer, (part,))
+        )
+        self.store.write_payload(fragment, version, outcome.payload_digest, outcome.payload)
         body = FragmentMerged(
             round=step,
             global_step=step,
@@ -86,7 +90,7 @@ class Syncer:
             contributions=(contribution(sequence=step),),
         )
         self.commit(body)
-        self.bank.adopt(fragment, version)
+        self.bank.adopt(fragment, version, outcome.payload_digest)
 
     def checkpoint(self, keep=()):
         index = self.log.state.index
@@ -189,28 +193,36 @@ def test_a_torn_record_is_cut_and_the_rest_recovered(syncer):
         handle.write(b"\x00\x00\x01\x00half")
     again, recovered = restarted(syncer)
     assert again.bits() == before
-    again.store.append(recovered.state.index + 1, b"next")
+    again.store.voter.append(recovered.state.index, [b"next"])
 
 
 def test_missing_certificates_are_made_again(syncer):
     syncer.store.close()
-    (syncer.store.root / "certificates").unlink()
+    syncer.store.voter.certificates.path.unlink()
     _, recovered = restarted(syncer)
     assert recovered.recent == syncer.log.entries
 
 
-def test_a_missing_payload_is_told_and_not_guessed(syncer):
-    number = syncer.bank.current(0).number
-    (syncer.store.root / "payloads" / f"0-{number}.bin").unlink()
-    with pytest.raises(CorruptState):
-        restarted(syncer)
+def payload_file(syncer, fragment):
+    number = syncer.bank.current(fragment).number
+    (found,) = (syncer.store.root / "payloads").glob(f"{fragment}-{number}-*.bin")
+    return found
 
 
-def test_a_damaged_payload_is_told_and_not_used(syncer):
-    number = syncer.bank.current(0).number
-    flip(syncer.store.root / "payloads" / f"0-{number}.bin", at=3)
-    with pytest.raises(CorruptState):
-        restarted(syncer)
+def test_a_missing_payload_means_that_the_weights_are_fetched(syncer):
+    payload_file(syncer, 0).unlink()
+    _, recovered = restarted(syncer)
+    assert recovered.state.summary() == syncer.log.state.summary()
+    assert recovered.held == [NONE] * 4
+
+
+def test_a_damaged_payload_is_set_aside_and_the_weights_are_fetched(syncer):
+    path = payload_file(syncer, 0)
+    flip(path, at=3)
+    _, recovered = restarted(syncer)
+    assert recovered.held == [NONE] * 4
+    assert not path.exists()
+    assert path.with_suffix(".corrupt").is_file()
 
 
 def test_recovery_goes_on_where_it_stopped(syncer):
@@ -245,13 +257,13 @@ def test_payloads_that_an_older_checkpoint_needs_are_kept(syncer):
 def test_damaged_first_weights_are_noticed_even_before_the_first_merge(tmp_path, made):
     one = Syncer(tmp_path).begin()
     flip(one.place(0) / "state.safetensors")
-    with pytest.raises(CorruptState):
-        restarted(one)
+    _, recovered = restarted(one)
+    assert recovered.held == [NONE] * 4
 
 
 def test_a_log_that_ends_before_the_checkpoint_is_told_as_corrupt(syncer):
     path = syncer.store.log.path
     syncer.store.close()
     flip(path, at=path.stat().st_size // 3)
-    with pytest.raises(CorruptState):
+    with pytest.raises(CorruptState, match="no other voter has the rest"):
         restarted(syncer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.jobs import FetchState, FindSeat, SeatFound, StartTrainer
+from node.jobs import FetchState, FindSeat, StartTrainer
 from node.learner import BACK_OFF_S, REFUSED_EXIT, Link
 from protocol import wire
 from protocol.machine import Connect, Failed, JobDone, PeerDown, PeerUp, StopAsked
@@ -32,7 +32,7 @@ from protocol.records import (
 )
 from protocol.signing import seal
 from protocol.trace import PeerMisbehaved
-from simulator.hosts import charter_envelope
+from simulator.syncers import charter_envelope
 from tests.builders import (
     FRAGMENTS,
     ONE,
@@ -48,6 +48,7 @@ from tests.builders import (
     merged,
     project,
     record,
+    seat_found,
     state_digests,
     stops,
     weights,
@@ -100,12 +101,12 @@ def test_a_returning_learner_says_what_it_knows_and_goes_on_without_an_index(ben
     bench.feed(PeerUp(SYNCER.key))
     said = bench.last(SYNCER.key, Hello)
     assert (said.head_index, said.head) == (log.state.index, log.state.head)
-    bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, None))
+    bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
     assert bench.machine.link is Link.FOLLOWING
 
 
 def test_a_welcome_out_of_turn_ends_the_link(bench):
-    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, None))
+    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
     assert_dropped(bench, effects, "unexpected-message")
 
 
@@ -143,7 +144,7 @@ def test_pauses_between_tries_grow_and_are_spread():
     bench.answer = lambda job: Failed("nobody there") if isinstance(job, FindSeat) else None
     bench.greet()
     pauses = []
-    for _ in range(8):
+    for _ in range(len(BACK_OFF_S) + 3):
         assert bench.machine.link is Link.WAITING
         low, high = bench.now_s, bench.now_s + 100.0
         for _ in range(40):  # When does it try again?
@@ -204,7 +205,7 @@ def test_a_seat_with_a_forged_charter_is_not_even_dialled():
     bench = LearnerBench()
     tiny = project()
     forged = seal("charter", tiny.project, encode(tiny.charter), STRANGER)
-    bench.answer = lambda job: SeatFound(SYNCER.key, forged) if isinstance(job, FindSeat) else None
+    bench.answer = lambda job: seat_found(forged) if isinstance(job, FindSeat) else None
     bench.greet()
     assert faults(bench) == {"bad-signature": 1}
     assert not any(isinstance(effect, Connect) for effect in bench.effects)
@@ -392,7 +393,7 @@ def test_a_late_answer_about_the_seat_is_no_crash(bench):
     bench.say(SYNCER.key, Goodbye("again"))
     bench.wait(5.0)
     while bench.jobs(FindSeat):
-        bench.done(FindSeat, SeatFound(SYNCER.key, bench.charter))
+        bench.done(FindSeat, seat_found(bench.charter))
     assert bench.machine.link is Link.CONNECTING
 
 

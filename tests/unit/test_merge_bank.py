@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from node.host.shelf import Shelf
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
-from protocol.numerics.codecs import decode, encode
+from protocol.numerics.codecs import decode, encode, payload_bytes
 from protocol.numerics.outer import digest
 from protocol.records import FragmentMerged
 from simulator.tiny import tiny_weights
@@ -41,7 +42,7 @@ def merge(bank, number, *, fragment=0, learners=(ONE, TWO)):
         header = push_header(sequence=number, fragment=fragment, digest=digest(payload))
         parts.append(MergePart(learner.key, header, 1.0 + at))
         bank.keep_push(parts[-1].push, fragment, payload)
-    outcome = bank.merge(Merge(number, fragment, number, tuple(parts)))
+    outcome = bank.merge(Merge(number, fragment, number, "int4", OUTER, tuple(parts)))
     return outcome, FragmentMerged(
         round=number,
         global_step=number,
@@ -62,19 +63,52 @@ def test_there_is_no_version_before_the_first():
         MergeBank(LAYOUT, project().charter, Shelf()).current(0)
 
 
-def test_a_candidate_is_neither_current_nor_served_before_it_is_adopted(bank):
+def test_a_candidate_is_not_current_before_it_is_adopted_and_only_its_payload_is_served(bank):
     served = len(bank.shelf)
     outcome, _ = merge(bank, 1)
     assert bank.current(0).number == 0
-    assert len(bank.shelf) == served
-    for name in (outcome.payload_digest, outcome.state.theta, outcome.state.momentum):
+    assert len(bank.shelf) == served + 1
+    assert bytes(bank.shelf.get(outcome.payload_digest)) == outcome.payload
+    for name in (outcome.state.theta, outcome.state.momentum):
         assert bank.shelf.get(name) is None
+
+
+def test_of_two_candidates_for_a_version_the_committed_one_counts_and_the_other_is_void(bank):
+    lost, _ = merge(bank, 1)
+    won, _ = merge(bank, 1, learners=(TWO,))
+    assert lost.payload_digest != won.payload_digest
+    bank.adopt(0, 1, won.payload_digest)
+    assert bank.current(0).state == won.state
+    assert bank.shelf.get(lost.payload_digest) is None
+    assert bytes(bank.shelf.get(won.payload_digest)) == won.payload
+    with pytest.raises(KeyError):
+        bank.adopt(0, 1, lost.payload_digest)
+
+
+def test_what_another_leader_merged_voids_the_candidate_here(bank):
+    other = a_bank()
+    theirs, body = merge(other, 1, learners=(TWO,))
+    ours, _ = merge(bank, 1)
+    bank.replay(body, theirs.payload)
+    assert bank.current(0).state == theirs.state
+    assert bank.shelf.get(ours.payload_digest) is None
+    assert bank.shelf.get(theirs.payload_digest) is not None
+
+
+def test_a_merge_takes_its_codec_and_outer_step_from_the_job_and_not_from_the_charter(bank):
+    payload = encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32))
+    part = MergePart(ONE.key, push_header(digest=digest(payload)), 1.0)
+    bank.keep_push(part.push, 0, payload)
+    still = msgspec.structs.replace(OUTER, learning_rate=0.0, momentum=0.0)
+    outcome = bank.merge(Merge(1, 0, 1, "int8", still, (part,)))
+    assert len(outcome.payload) == payload_bytes("int8", LAYOUT.fragments[0].numel)
+    assert outcome.state.theta == bank.current(0).state.theta
 
 
 def test_an_adopted_version_is_served_under_the_digests_of_its_record(bank):
     former = bank.current(0).state
     outcome, _ = merge(bank, 1)
-    bank.adopt(0, 1)
+    bank.adopt(0, 1, outcome.payload_digest)
     assert bank.current(0).number == 1
     assert bytes(bank.shelf.get(outcome.payload_digest)) == outcome.payload
     for name in (outcome.state.theta, outcome.state.momentum):
@@ -84,8 +118,8 @@ def test_an_adopted_version_is_served_under_the_digests_of_its_record(bank):
 
 def test_the_zero_momentum_that_fragments_share_outlives_one_of_them(bank):
     # All fragments start with the same zeros under one digest.
-    merge(bank, 1)
-    bank.adopt(0, 1)
+    outcome, _ = merge(bank, 1)
+    bank.adopt(0, 1, outcome.payload_digest)
     assert bank.shelf.get(bank.current(1).state.momentum) is not None
 
 
@@ -93,7 +127,7 @@ def test_a_replay_of_the_payload_gives_the_bits_of_the_merge(bank):
     replayer = a_bank()
     for number in (1, 2, 3):
         outcome, body = merge(bank, number)
-        bank.adopt(0, number)
+        bank.adopt(0, number, outcome.payload_digest)
         replayer.replay(body, outcome.payload)
         assert replayer.current(0).theta.tobytes() == bank.current(0).theta.tobytes()
         assert replayer.current(0).momentum.tobytes() == bank.current(0).momentum.tobytes()
@@ -111,20 +145,20 @@ def test_a_replay_of_another_payload_is_corrupt_and_changes_nothing(bank):
 def test_versions_cannot_be_skipped(bank):
     with pytest.raises(CorruptState, match="is at 0, not 1"):
         merge(bank, 2)
-    _, body = merge(bank, 1)
-    bank.adopt(0, 1)
+    outcome, body = merge(bank, 1)
+    bank.adopt(0, 1, outcome.payload_digest)
     with pytest.raises(CorruptState, match="is at 1, not 0"):
         bank.replay(body, b"")
 
 
 def test_what_quantising_lost_goes_into_the_next_merge(bank):
-    merge(bank, 1)
-    bank.adopt(0, 1)
+    first, _ = merge(bank, 1)
+    bank.adopt(0, 1, first.payload_digest)
     residual = bank.current(0).residual
     assert residual.any()
     fresh = a_bank()
     outcome, body = merge(fresh, 1)
-    fresh.adopt(0, 1)
+    fresh.adopt(0, 1, outcome.payload_digest)
     # The same pushes again, with and without the memory of what was lost.
     forgetful = a_bank()
     forgetful.replay(body, outcome.payload)
@@ -150,7 +184,7 @@ def test_a_few_payloads_are_served_for_those_that_missed_one(bank):
     names = []
     for number in range(1, limits.PAYLOAD_RING + 3):
         outcome, _ = merge(bank, number)
-        bank.adopt(0, number)
+        bank.adopt(0, number, outcome.payload_digest)
         names.append(outcome.payload_digest)
     served = [bank.shelf.get(name) is not None for name in names]
     assert served == [False] * 2 + [True] * limits.PAYLOAD_RING
@@ -164,4 +198,4 @@ def test_a_push_let_go_is_no_longer_held(bank):
     bank.forget_push(push)
     part = MergePart(ONE.key, push_header(), 1.0)
     with pytest.raises(KeyError):
-        bank.merge(Merge(1, 0, 1, (part,)))
+        bank.merge(Merge(1, 0, 1, "int4", OUTER, (part,)))

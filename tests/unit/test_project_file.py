@@ -9,8 +9,9 @@ import pytest
 
 from node.host import keystore
 from node.host.signed_project import SignedProject, open_project, read_signed, write_signed
+from protocol import wire
 from protocol.errors import BadSignature, InternalError, MalformedMessage, UserError, WrongProject
-from protocol.project import Genesis, InnerSpec, LimitSpec, OuterSpec, RoundSpec, encode
+from protocol.project import Charter, Genesis, InnerSpec, LimitSpec, OuterSpec, RoundSpec, encode
 from protocol.signing import seal
 from shoal.project_file import parse, read_file, sign
 from shoal.project_text import SECTIONS, create_text
@@ -265,10 +266,19 @@ def test_what_does_not_fit_is_refused_with_the_files_name(place, change, words):
     assert str(caught.value).startswith("tiny.toml: ")
 
 
-def test_more_than_one_voter_is_not_signed_while_there_are_no_elections(place):
+def test_several_voters_are_signed_with_this_host_in_its_place(place):
     owner = keystore.load_or_create(place / "owner.key")
     file = parse(small_text() + THREE_VOTERS, place / "tiny.toml")
-    with pytest.raises(UserError, match="no elections yet"):
+    envelope = sign(file, owner=owner, this_host=b"\7" * 32, data_cache=place / "cache").charter
+    charter = wire.decode(envelope.payload, Charter)
+    assert [voter.key for voter in charter.voters] == [b"\7" * 32, b"\1" * 32, b"\2" * 32]
+    assert [voter.role for voter in charter.voters] == ["syncer", "syncer", "witness"]
+
+
+def test_this_host_cannot_vote_twice(place):
+    owner = keystore.load_or_create(place / "owner.key")
+    file = parse(small_text() + THREE_VOTERS, place / "tiny.toml")
+    with pytest.raises(UserError, match="this host twice"):
         sign(file, owner=owner, this_host=b"\1" * 32, data_cache=place / "cache")
 
 

@@ -5,19 +5,41 @@ import pytest
 
 from protocol import wire
 from protocol.errors import BadSignature, MalformedMessage, WrongProject
-from protocol.messages import CertifiedRecord
-from protocol.project import Voter
-from protocol.records import NO_RECORD, certify, majority, open_record, record_hash, sign_record
+from protocol.messages import CertifiedRecord, Vote
+from protocol.project import Origin, Voter
+from protocol.records import (
+    NO_RECORD,
+    CharterAdopted,
+    Electorate,
+    certify,
+    electorate,
+    is_elected,
+    majority,
+    open_record,
+    record_hash,
+    seat_statement,
+    sign_record,
+)
 from simulator.tiny import SimSigner, sim_verify
-from tests.builders import STRANGER, SYNCER, certified, digest_of, project, record
+from tests.builders import (
+    STRANGER,
+    SYNCER,
+    certified,
+    digest_of,
+    project,
+    record,
+    sealed_charter,
+)
 
 OTHERS = [SimSigner(f"voter {number}") for number in range(2)]
-SOLE = (Voter(SYNCER.key, "syncer", 50),)
-THREE_VOTERS = (*SOLE, *(Voter(other.key, "witness", 10) for other in OTHERS))
+SOLE = project().charter
+THREE_VOTERS = msgspec.structs.replace(
+    SOLE, voters=(*SOLE.voters, *(Voter(other.key, "witness", 10) for other in OTHERS))
+)
 
 
-def opened(entry, voters=SOLE):
-    return open_record(entry, project().project, voters, sim_verify)
+def opened(entry, charter=SOLE):
+    return open_record(entry, project().project, charter, sim_verify)
 
 
 def with_certificate(entry, **changes):
@@ -36,12 +58,12 @@ def test_a_certificate_for_another_record_is_refused():
 
 
 def test_a_vote_of_somebody_who_is_no_voter_does_not_count():
-    with pytest.raises(BadSignature, match="0 valid votes, 1 needed"):
+    with pytest.raises(BadSignature, match="0 valid votes of 1 voters"):
         opened(certified(record(), STRANGER))
 
 
 def test_too_few_votes_are_refused():
-    with pytest.raises(BadSignature, match="1 valid votes, 2 needed"):
+    with pytest.raises(BadSignature, match="1 valid votes of 3 voters"):
         opened(certified(record()), THREE_VOTERS)
 
 
@@ -52,7 +74,7 @@ def test_a_majority_is_enough():
 def test_a_vote_that_is_there_twice_counts_once():
     entry = certified(record())
     twice = with_certificate(entry, votes=entry.certificate.votes * 2)
-    with pytest.raises(BadSignature, match="1 valid votes, 2 needed"):
+    with pytest.raises(BadSignature, match="1 valid votes of 3 voters"):
         opened(twice, THREE_VOTERS)
 
 
@@ -139,3 +161,153 @@ def test_the_hash_of_a_record_depends_on_every_field():
     hashes = {record_hash(wire.encode(record(**change))) for change in changes}
     assert len(hashes) == len(changes)
     assert NO_RECORD not in hashes
+
+
+# Who decides
+
+
+A, B, C, D, E = (SimSigner(name) for name in "abcde")
+
+
+def keys(*signers):
+    return {signer.key for signer in signers}
+
+
+def charter_of(*signers, revision=2, renewed=(), **changes):
+    voters = tuple(Voter(one.key, "syncer", 50, int(one in renewed)) for one in signers)
+    return msgspec.structs.replace(SOLE, voters=voters, revision=revision, **changes)
+
+
+def adoption(of):
+    return CharterAdopted(sealed_charter(of))
+
+
+def test_a_majority_of_the_voters_decides_and_strangers_do_not_help():
+    three = Electorate.of(charter_of(A, B, C).voters)
+    assert three.has_enough(keys(A, B))
+    assert not three.has_enough(keys(A))
+    assert not three.has_enough(keys(A, D, E))
+    assert three.has_enough(keys(A, C, D))
+
+
+def test_unanimous_means_everybody():
+    three = Electorate.unanimous(charter_of(A, B, C).voters)
+    assert three.has_enough(keys(A, B, C))
+    assert not three.has_enough(keys(A, B))
+
+
+def test_a_change_of_voters_needs_a_majority_of_each_side():
+    change = Electorate.change(charter_of(A, B, C), charter_of(C, D, E))
+    assert change.has_enough(keys(A, C, D))
+    assert change.has_enough(keys(A, B, D, E))
+    assert not change.has_enough(keys(A, B, C))
+    assert not change.has_enough(keys(C, D, E))
+
+
+def test_a_charter_with_the_same_voters_needs_one_majority():
+    change = Electorate.change(charter_of(A, B, C), charter_of(A, B, C, revision=3))
+    assert change.has_enough(keys(B, C))
+    assert not change.has_enough(keys(C))
+
+
+def test_a_voter_whose_disk_is_renewed_has_no_say_in_that():
+    change = Electorate.change(charter_of(A, B, C), charter_of(A, B, C, renewed=(C,)))
+    assert change.has_enough(keys(A, B))
+    assert not change.has_enough(keys(A, C))
+    assert not change.has_enough(keys(B, C))
+
+
+def test_two_of_three_voters_cannot_be_renewed_at_once():
+    change = Electorate.change(charter_of(A, B, C), charter_of(A, B, C, renewed=(B, C)))
+    assert not change.has_enough(keys(A, B, C))
+
+
+def test_only_a_charter_of_the_same_epoch_is_a_change():
+    former = charter_of(A, B, C)
+    following = charter_of(A, D, E, revision=3)
+    assert electorate(adoption(following), former) == Electorate.change(former, following)
+    origin = Origin(3, digest_of("head"))
+    later = msgspec.structs.replace(following, epoch=1, origin=origin)
+    assert electorate(adoption(later), following) == Electorate.of(following.voters)
+    assert electorate(record().body, former) == Electorate.of(former.voters)
+
+
+def test_the_former_voters_alone_cannot_prove_a_record_under_new_ones():
+    former, following = charter_of(A, B, C), charter_of(C, D, E, revision=3)
+    by_former = certified(record(), A, B, C)
+    assert opened(by_former, former) == record()
+    with pytest.raises(BadSignature, match="1 valid votes of 3 voters"):
+        opened(by_former, following)
+    assert opened(certified(record(), A, C, D), following) == record()
+
+
+def test_a_change_of_the_charter_is_proven_by_both_sides_only():
+    former, following = charter_of(A, B, C), charter_of(C, D, E, revision=3)
+    change = record(adoption(following))
+    with pytest.raises(BadSignature, match="change of the charter"):
+        opened(certified(change, A, B, C), former)
+    with pytest.raises(BadSignature, match="1 valid votes of 3 voters"):
+        opened(certified(change, C, D, E), former)
+    assert opened(certified(change, A, C, D), former) == change
+
+
+def test_a_renewed_disk_does_not_help_to_prove_its_own_renewal():
+    former, following = charter_of(A, B, C), charter_of(A, B, C, revision=3, renewed=(C,))
+    change = record(adoption(following))
+    with pytest.raises(BadSignature, match="change of the charter"):
+        opened(certified(change, A, C), former)
+    assert opened(certified(change, A, B), former) == change
+
+
+# The seat
+
+
+def votes_for(candidate, *signers, epoch=0, term=3):
+    message = seat_statement(SOLE.project, epoch, term, candidate.key)
+    return [Vote(signer.key, signer.sign(message)) for signer in signers]
+
+
+def elected(candidate, votes, charter, *, epoch=0, term=3):
+    return is_elected(
+        candidate.key, epoch=epoch, term=term, votes=votes, charter=charter, verify=sim_verify
+    )
+
+
+def test_a_majority_of_signed_votes_proves_the_seat():
+    three = charter_of(A, B, C)
+    assert elected(A, votes_for(A, A, B), three)
+    assert not elected(A, votes_for(A, A), three)
+    assert not elected(A, votes_for(A, A, A, A), three)
+    assert not elected(A, votes_for(A, A, D, E), three)
+    assert not elected(A, [], three)
+
+
+@pytest.mark.parametrize("place", [{"epoch": 1}, {"term": 4}])
+def test_votes_of_another_term_or_epoch_prove_nothing(place):
+    assert not elected(A, votes_for(A, A, B, **place), charter_of(A, B, C))
+    assert not elected(A, votes_for(A, A, B), charter_of(A, B, C), **place)
+
+
+def test_votes_for_somebody_else_or_forged_ones_prove_nothing():
+    three = charter_of(A, B, C)
+    assert not elected(A, votes_for(B, A, B), three)
+    first, second = votes_for(A, A, B)
+    assert not elected(A, [first, Vote(B.key, first.signature)], three)
+    assert not elected(A, [Vote(A.key, second.signature), second], three)
+
+
+def test_neither_a_witness_nor_a_former_voter_can_hold_the_seat():
+    three = charter_of(A, B, C)
+    witness = msgspec.structs.replace(three.voters[0], role="witness")
+    with_witness = msgspec.structs.replace(three, voters=(witness, *three.voters[1:]))
+    assert not elected(A, votes_for(A, A, B, C), with_witness)
+    assert elected(B, votes_for(B, A, B), with_witness)
+    assert not elected(D, votes_for(D, A, B, C), three)
+
+
+def test_a_vote_for_the_seat_is_no_vote_for_a_record():
+    message = seat_statement(SOLE.project, 0, 1, SYNCER.key)
+    vote = Vote(SYNCER.key, SYNCER.sign(message))
+    entry = certified(record())
+    with pytest.raises(BadSignature):
+        opened(with_certificate(entry, votes=(vote,)))

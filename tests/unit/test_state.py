@@ -19,7 +19,7 @@ from protocol.records import (
     record_hash,
 )
 from protocol.state import CURVE_POINTS_MAX, MARKS_MAX, SwarmState, SwarmSummary
-from simulator.hosts import charter_envelope
+from simulator.syncers import charter_envelope
 from tests.builders import (
     ONE,
     SYNCER,

@@ -9,20 +9,20 @@ import pytest
 
 from protocol import limits, wire
 from protocol.errors import CorruptState, TransientError, UserError
+from protocol.numerics.outer import digest
 from protocol.records import SeatTaken
 from syncer_node import store as store_module
+from syncer_node.frames import DISK_FREE_BYTES_MIN, DiskFull, FrameFile
 from syncer_node.store import (
     CHECKPOINTS_KEPT,
-    DISK_FREE_BYTES_MIN,
     Checkpoint,
-    DiskFull,
-    FrameFile,
     Store,
     find_checkpoint,
     read_checkpoint,
 )
 from tests.builders import SYNCER, Log, weights
 
+NAME = digest(b"payload")
 FRAMES = [b"first", b"", b"x" * 1000]
 
 
@@ -156,24 +156,26 @@ def test_any_other_trouble_of_the_disk_is_for_another_try(path, monkeypatch):
 
 def test_records_are_appended_in_order_only(store):
     log = Log(SeatTaken(SYNCER.key), weights())
-    store.append(1, log.encoded[0])
-    for index in (0, 1, 3):
-        with pytest.raises(TransientError, match=f"record {index} waits for record 2"):
-            store.append(index, log.encoded[1])
-    store.append(2, log.encoded[1])
+    store.voter.append(0, log.encoded[:1])
+    with pytest.raises(TransientError, match="record 3 waits for record 2"):
+        store.voter.append(2, log.encoded[1:])
+    store.voter.append(1, log.encoded[1:])
     assert list(store.log.frames()) == log.encoded
 
 
 def test_certificates_may_lag_but_never_skip(store):
     log = Log(SeatTaken(SYNCER.key), weights())
     one, two = (entry.certificate for entry in log.entries)
-    store.keep_certificate(two)
-    assert store.certificate(2) is None
-    store.keep_certificate(one)
-    store.keep_certificate(one)
-    store.keep_certificate(two)
-    assert (store.certificate(1), store.certificate(2)) == (one, two)
-    assert store.certificate(0) is store.certificate(3) is None
+    store.voter.keep_certificate(one)
+    assert store.voter.certificate(1) is None  # Its record is not here yet.
+    store.voter.append(0, log.encoded)
+    store.voter.keep_certificate(two)
+    assert store.voter.certificate(2) is None
+    store.voter.keep_certificate(one)
+    store.voter.keep_certificate(one)
+    store.voter.keep_certificate(two)
+    assert (store.voter.certificate(1), store.voter.certificate(2)) == (one, two)
+    assert store.voter.certificate(0) is store.voter.certificate(3) is None
 
 
 def test_a_disk_below_its_reserve_takes_no_record_and_no_payload(store, monkeypatch):
@@ -181,31 +183,41 @@ def test_a_disk_below_its_reserve_takes_no_record_and_no_payload(store, monkeypa
     nearly = usage._replace(free=DISK_FREE_BYTES_MIN - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: nearly)
     with pytest.raises(DiskFull, match="255 MB left of the 256 MB"):
-        store.append(1, b"record")
+        store.voter.append(0, [b"record"])
     with pytest.raises(DiskFull):
-        store.write_payload(0, 1, b"payload")
+        store.write_payload(0, 1, NAME, b"payload")
     assert len(store.log) == 0
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=DISK_FREE_BYTES_MIN))
-    store.append(1, b"record")
+    store.voter.append(0, [b"record"])
 
 
 # Payloads
 
 
 def test_a_payload_comes_back_and_a_missing_one_is_told(store):
-    store.write_payload(3, 14, b"payload")
-    assert store.read_payload(3, 14) == b"payload"
+    store.write_payload(3, 14, NAME, b"payload")
+    assert store.read_payload(3, 14, NAME) == b"payload"
     with pytest.raises(CorruptState, match="payload 3 v15"):
-        store.read_payload(3, 15)
+        store.read_payload(3, 15, NAME)
+
+
+def test_a_damaged_payload_is_set_aside_and_not_deleted(store):
+    store.write_payload(0, 1, NAME, b"payload")
+    (place,) = (store.root / "payloads").iterdir()
+    place.write_bytes(b"Payload")
+    with pytest.raises(CorruptState, match="damaged and was set aside"):
+        store.read_payload(0, 1, NAME)
+    assert not place.exists()
+    assert place.with_suffix(".corrupt").read_bytes() == b"Payload"
 
 
 def test_a_payload_that_could_not_be_written_whole_is_not_there(store, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail(errno.ENOSPC))
     with pytest.raises(DiskFull):
-        store.write_payload(0, 1, b"payload")
+        store.write_payload(0, 1, NAME, b"payload")
     monkeypatch.undo()
     with pytest.raises(CorruptState):
-        store.read_payload(0, 1)
+        store.read_payload(0, 1, NAME)
 
 
 # Checkpoints
@@ -317,18 +329,29 @@ def test_pruning_keeps_the_newest_and_whatever_is_named(store):
 def test_pruning_drops_exactly_the_payloads_that_no_recovery_needs(store):
     for fragment in (0, 1):
         for version in (1, 2, 3):
-            store.write_payload(fragment, version, b"payload")
+            store.write_payload(fragment, version, NAME, b"payload")
     store.prune([1, 2], keep=set())
     left = sorted(path.name for path in (store.root / "payloads").iterdir())
-    assert left == ["0-2.bin", "0-3.bin", "1-3.bin"]
+    assert left == [f"{name}-{NAME[:8].hex()}.bin" for name in ("0-2", "0-3", "1-3")]
 
 
 def test_what_a_crash_left_half_written_does_not_stop_pruning(store):
-    store.write_payload(0, 1, b"payload")
+    store.write_payload(0, 1, NAME, b"payload")
     for partial in (".0-2.bin.partial", ".11-340.bin.partial"):
         (store.root / "payloads" / partial).write_bytes(b"pay")
     store.prune([1, 0], keep=set())
-    assert not (store.root / "payloads" / "0-1.bin").exists()
+    assert list((store.root / "payloads").iterdir()) == []
+
+
+def test_rival_payloads_of_one_version_lie_beside_one_another_and_go_together(store):
+    other = digest(b"another")
+    store.write_payload(0, 1, NAME, b"payload")
+    store.write_payload(0, 1, other, b"another")
+    assert store.read_payload(0, 1, NAME) == b"payload"
+    assert store.read_payload(0, 1, other) == b"another"
+    assert bytes(store.find_payload(other)) == b"another"
+    store.prune([1], keep=set())
+    assert store.find_payload(NAME) is store.find_payload(other) is None
 
 
 # Finding one

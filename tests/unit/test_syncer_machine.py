@@ -26,9 +26,10 @@ from protocol.records import BlocksLeased, CheckpointMarked, FragmentMerged, Rec
 from protocol.signing import seal
 from protocol.state import SwarmState
 from protocol.trace import PeerMisbehaved, SessionClosed, SessionRefused
-from syncer_node.jobs import Adopt, Append, Appended, FetchPush, Forget, Merge, PushRefused
+from syncer_node.jobs import Adopt, FetchPush, Forget, InitialiseWeights, Merge, PushRefused
 from syncer_node.leasing import BLOCKS_HELD_MAX
-from syncer_node.syncer import Phase
+from syncer_node.raft.jobs import Append, Appended
+from syncer_node.seat import Phase
 from tests.builders import (
     ONE,
     STRANGER,
@@ -42,6 +43,7 @@ from tests.builders import (
     digest_of,
     disconnected,
     facts,
+    founded,
     heartbeat,
     hello,
     merged,
@@ -83,7 +85,8 @@ def merged_parts(bench, peer=TWO.key):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"wire_version": 2}, "wire-version"),
+        ({"wire_version": limits.WIRE_VERSION - 1}, "wire-version"),
+        ({"wire_version": limits.WIRE_VERSION + 1}, "wire-version"),
         ({"project": digest_of("other")}, "wrong-project"),
         ({"layout": digest_of("other")}, "wrong-layout"),
     ],
@@ -96,7 +99,7 @@ def test_a_hello_that_cannot_be_served_is_refused_for_good_and_counted(changes, 
     assert disconnected(effects) == [ONE.key]
     assert bench.machine.faults == {reason: 1}
     assert facts(effects, SessionRefused)[0].reason == reason
-    assert not list(bench.machine.members.live())
+    assert not list(bench.seat.members.live())
 
 
 def test_a_banned_key_is_refused_for_good():
@@ -113,7 +116,7 @@ def test_an_older_session_of_a_key_that_is_here_is_refused():
     bench.join(ONE, incarnation=5)
     bench.join(ONE, incarnation=4)
     assert bench.last(ONE.key, Refused).reason == "stale-incarnation"
-    assert bench.machine.members.sessions[ONE.key].incarnation == 5
+    assert bench.seat.members.sessions[ONE.key].incarnation == 5
 
 
 def test_more_learners_than_the_charter_allows_are_asked_to_come_later():
@@ -130,7 +133,7 @@ def test_more_learners_than_the_charter_allows_are_asked_to_come_later():
 
 def test_before_there_are_weights_learners_are_asked_to_come_later():
     bench = SyncerBench()
-    bench.hold = {Append}
+    bench.hold = {InitialiseWeights}
     bench.start(ONE)
     refused = bench.last(ONE.key, Refused)
     assert refused.reason == "not-ready"
@@ -185,7 +188,7 @@ def test_what_only_a_syncer_says_is_unexpected_from_a_learner(message):
     bench = SyncerBench().start(ONE)
     bench.say(ONE.key, message)
     assert bench.machine.faults == {"unexpected-message": 1}
-    assert bench.machine.members.sessions[ONE.key].rejected == {"unexpected-message": 1}
+    assert bench.seat.members.sessions[ONE.key].rejected == {"unexpected-message": 1}
 
 
 def test_a_restarted_learner_replaces_its_session_and_its_blocks_come_back():
@@ -206,7 +209,7 @@ def test_a_silent_learner_is_dropped_and_its_blocks_are_leased_again_later():
     assert (ONE.key, 1) in bench.machine.state.leases.held
     bench.wait(project().charter.limits.lease_s + 1)
     assert (ONE.key, 1) not in bench.machine.state.leases.held
-    assert ONE.key not in bench.machine.members.sessions
+    assert ONE.key not in bench.seat.members.sessions
 
 
 def test_whoever_says_goodbye_is_gone_without_a_fault():
@@ -214,7 +217,7 @@ def test_whoever_says_goodbye_is_gone_without_a_fault():
     effects = bench.say(ONE.key, Goodbye("done"))
     assert disconnected(effects) == [ONE.key]
     assert bench.machine.faults == {}
-    assert not list(bench.machine.members.live())
+    assert not list(bench.seat.members.live())
 
 
 # Pushes
@@ -226,7 +229,7 @@ def test_two_pushes_make_one_merge():
     effects = bench.push(TWO, pulls[TWO.key])
     assert merged_parts(bench) == sorted([ONE.key, TWO.key])
     assert [a.version for a in actions(effects, Adopt)] == [1]
-    assert bench.machine.merging.outcomes == {"merged": 2}
+    assert bench.seat.merging.outcomes == {"merged": 2}
     assert bench.machine.faults == {}
 
 
@@ -251,8 +254,8 @@ def test_a_push_that_cannot_count_is_told_so_and_the_others_merge(changes, outco
     bench.push(ONE, pulls[ONE.key], **changes)
     settled = bench.last(ONE.key, Settled)
     assert (settled.outcome, settled.incarnation, settled.sequence) == (outcome, 1, 1)
-    assert bench.machine.merging.outcomes == {reason: 1}
-    assert bench.machine.members.sessions[ONE.key].rejected == {reason: 1}
+    assert bench.seat.merging.outcomes == {reason: 1}
+    assert bench.seat.members.sessions[ONE.key].rejected == {reason: 1}
     bench.push(TWO, pulls[TWO.key])
     assert merged_parts(bench) == [TWO.key]
 
@@ -292,7 +295,7 @@ def test_a_push_signed_by_somebody_else_is_a_fault_and_the_round_goes_on():
     forged = Push(seal("push", DUO.project, wire.encode(header), STRANGER))
     bench.say(ONE.key, forged)
     assert bench.machine.faults == {"bad-signature": 1}
-    assert bench.machine.members.sessions[ONE.key].rejected == {"bad-signature": 1}
+    assert bench.seat.members.sessions[ONE.key].rejected == {"bad-signature": 1}
     for learner in (ONE, TWO):
         bench.push(learner, pulls[learner.key], project=DUO.project)
     assert merged_parts(bench) == sorted([ONE.key, TWO.key])
@@ -342,7 +345,7 @@ def test_a_push_said_again_after_its_round_is_told_the_same_fate():
     first = bench.last(ONE.key, Settled)
     bench.push(ONE, pulls[ONE.key], steps=0)
     assert bench.all(ONE.key, Settled) == [first, first]
-    assert bench.machine.merging.outcomes == {"false-claim": 1, "merged": 1}
+    assert bench.seat.merging.outcomes == {"false-claim": 1, "merged": 1}
 
 
 def test_a_learner_that_lost_its_link_during_the_fetch_learns_the_fate_of_its_push():
@@ -410,15 +413,15 @@ def test_a_round_in_which_all_decline_is_abandoned_and_another_opens():
     bench, pulls = in_round(project(rounds(quorum=1)))
     for learner in (ONE, TWO):
         bench.say(learner.key, Decline(pulls[learner.key].round, 0, "busy"))
-    assert [current.number for current in bench.machine.merging.rounds.values()] != [1]
+    assert [current.number for current in bench.seat.merging.rounds.values()] != [1]
     assert committed(bench, ONE.key, FragmentMerged) == []
 
 
 def test_a_decline_of_a_round_that_is_not_there_changes_nothing():
     bench, _ = in_round()
-    before = list(bench.machine.merging.rounds)
+    before = list(bench.seat.merging.rounds)
     bench.say(ONE.key, Decline(99, 0, "busy"))
-    assert list(bench.machine.merging.rounds) == before
+    assert list(bench.seat.merging.rounds) == before
 
 
 def test_a_failed_merge_pauses_merging_and_goes_on_after_a_while():
@@ -428,13 +431,13 @@ def test_a_failed_merge_pauses_merging_and_goes_on_after_a_while():
         bench.push(learner, pulls[learner.key])
     bench.done(Merge, Failed("the disk is full"))
     assert bench.last(ONE.key, Settled).outcome == "abandoned"
-    assert bench.machine.merging.stalled == "the disk is full"
-    assert not bench.machine.merging.rounds
+    assert bench.seat.merging.stalled == "the disk is full"
+    assert not bench.seat.merging.rounds
     bench.beat(ONE, local_step=20)
     bench.beat(TWO, local_step=20)
-    assert not bench.machine.merging.rounds
+    assert not bench.seat.merging.rounds
     bench.wait(6.0)
-    assert bench.machine.merging.rounds
+    assert bench.seat.merging.rounds
 
 
 # Leases and evaluations
@@ -457,7 +460,7 @@ def test_a_flood_of_lease_requests_does_not_keep_others_waiting():
     for _ in range(4):
         if (TWO.key, 1) in bench.machine.state.leases.held:
             break
-        bench.done(Append, Appended(bench.jobs(Append)[0].index))
+        bench.store()
     assert (TWO.key, 1) in bench.machine.state.leases.held
 
 
@@ -468,7 +471,7 @@ def test_two_leases_never_name_the_same_blocks():
         bench.say(learner.key, LeaseRequest(8))
     assert len(bench.jobs(Append)) == 1
     bench.hold = set()
-    bench.done(Append, Appended(bench.jobs(Append)[0].index))
+    bench.store()
     spans = [span for body in committed(bench, ONE.key, BlocksLeased) for span in body.spans]
     assert [(span.start, span.stop) for span in spans] == [(0, 8), (8, 16)]
 
@@ -495,11 +498,11 @@ def test_an_evaluator_that_leaves_is_passed_over():
         bench.join(learner, evaluates=True)
     bench.beat(ONE)
     bench.wait(0.1)
-    assert bench.machine.evaluating.evaluator == ONE.key
+    assert bench.seat.evaluating.evaluator == ONE.key
     bench.beat(TWO)
     bench.feed(PeerDown(ONE.key, "cable"))
     bench.wait(0.1)
-    assert bench.machine.evaluating.evaluator == TWO.key
+    assert bench.seat.evaluating.evaluator == TWO.key
 
 
 # The log
@@ -510,7 +513,7 @@ def test_nothing_is_broadcast_before_it_is_stored():
     bench.hold = {Append}
     bench.say(ONE.key, LeaseRequest(8))
     assert committed(bench, ONE.key, BlocksLeased) == []
-    bench.done(Append, Appended(bench.jobs(Append)[0].index))
+    bench.store()
     assert len(committed(bench, ONE.key, BlocksLeased)) == 1
 
 
@@ -519,13 +522,13 @@ def test_a_disk_that_refuses_a_record_is_tried_again_and_nothing_opens_meanwhile
     bench.hold = {Append}
     bench.say(ONE.key, LeaseRequest(8))
     bench.done(Append, Failed("the disk is full"))
-    assert bench.machine.store_trouble == "the disk is full"
+    assert bench.machine.raft.replication.store_trouble == "the disk is full"
     bench.beat(ONE)
     assert bench.last(ONE.key, Pull) is None
     bench.hold = set()
     bench.wait(6.0)
     assert len(committed(bench, ONE.key, BlocksLeased)) == 1
-    assert bench.machine.store_trouble == ""
+    assert bench.machine.raft.replication.store_trouble == ""
     assert bench.last(ONE.key, Pull) is not None
 
 
@@ -538,17 +541,20 @@ def test_an_answer_to_a_job_that_is_answered_already_changes_nothing():
 
 
 def test_a_restarted_syncer_goes_on_with_a_new_term_and_the_same_history():
-    log = Log(SeatTaken(SYNCER.key), weights(), _merge(0, 1))
+    log = founded(weights(), _merge(0, 1))
+    before = log.state.index
     bench = SyncerBench(recovered=log.recovered()).start(ONE)
     state = bench.machine.state
-    assert (state.term, state.index, state.global_step) == (2, 5, 1)
-    assert bench.machine.phase is Phase.TRAINING
-    assert bench.last(ONE.key, Welcome).index.log_index == 5
+    assert (state.term, state.index, state.global_step) == (2, before + 1, 1)
+    assert bench.seat.phase is Phase.TRAINING
+    assert bench.last(ONE.key, Welcome).index.log_index == before + 1
 
 
 def test_weights_that_cannot_be_made_stop_the_syncer():
     bench = SyncerBench()
-    bench.answer = lambda job: Appended(job.index) if isinstance(job, Append) else Failed("no room")
+    bench.answer = lambda job: (
+        Failed("no room") if isinstance(job, InitialiseWeights) else bench._answer(job)
+    )
     effects = bench.start().effects
     assert [stop.exit_code for stop in stops(effects)] == [1]
     assert "no room" in stops(effects)[0].reason
@@ -569,7 +575,7 @@ def test_a_run_ends_when_its_tokens_are_merged_and_a_last_mark_is_made():
     bench.push(ONE, pulls[ONE.key], project=tiny.project, cursor=Cursor(1, 0))
     for _ in range(5):
         bench.wait(1.0)
-    assert bench.machine.phase is Phase.ENDED
+    assert bench.seat.phase is Phase.ENDED
     state = bench.machine.state
     assert (state.ended.global_step, state.checkpoint_step) == (1, 1)
     assert state.ended.tokens == state.tokens == 64

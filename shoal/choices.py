@@ -1,0 +1,57 @@
+"""Options and arguments that several verbs have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+
+from node.host.home import Home
+from shoal.exit_codes import ExitCode
+
+HomeHere = Annotated[Home, Parameter(parse=False)]
+Instance = Annotated[str, Parameter(help="Tells several daemons of one role in one home apart.")]
+Port = Annotated[
+    int,
+    Parameter(
+        help="TCP port to listen on; 0 takes any free one.",
+        validator=validators.Number(gte=0, lte=65535),
+    ),
+]
+Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
+LogJson = Annotated[bool, Parameter(help="Write log lines as JSON.", negative="")]
+ProjectPath = Annotated[
+    Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
+]
+AtLeastOne = validators.Number(gte=1)
+
+Announce = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=["--announce", "--host-address"],
+        help="Address for others where this machine cannot know it, such as "
+        "/dns4/example.org/tcp/4100; may be given several times.",
+        negative="",
+    ),
+]
+Bootstrap = Annotated[
+    tuple[str, ...],
+    Parameter(help="Whole address of a host already in the swarm; repeatable.", negative=""),
+]
+Link = Annotated[
+    str | None,
+    Parameter(
+        name="--join",
+        help="The project's join link, where other hosts of it run already.",
+    ),
+]
+Key = Annotated[str, Parameter(help="The voter's key; its first 8 digits are enough.")]
+WholeKey = Annotated[str, Parameter(help="The whole key, 64 hex digits.")]
+
+
+def say(lines: Sequence[str]) -> int:
+    """Prints the lines; the exit code of what went well."""
+    print("\n".join(lines))
+    return ExitCode.DONE

@@ -1,0 +1,124 @@
+"""The verbs of `shoal syncer` and `shoal witness`: the hosts whose votes a project needs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from node.host.home import DEFAULT_INSTANCE
+from shoal.choices import (
+    Announce,
+    Bootstrap,
+    HomeHere,
+    Instance,
+    Key,
+    Link,
+    Listen,
+    LogJson,
+    Port,
+    ProjectPath,
+    say,
+)
+
+syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.")
+witness_app = App(name="witness", help="Vote for a project: keep its log, decide who leads.")
+
+
+@syncer_app.command(name="run")
+def run_syncer(
+    project: ProjectPath,
+    *,
+    port: Port = 4100,
+    announce: Announce = (),
+    join: Link = None,
+    bootstrap: Bootstrap = (),
+    listen: Listen = "0.0.0.0",
+    instance: Instance = DEFAULT_INSTANCE,
+    exit_when_done: Annotated[
+        bool, Parameter(help="End when the token budget is reached.", negative="")
+    ] = False,
+    log_json: LogJson = False,
+    home: HomeHere,
+) -> int:
+    """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
+    from shoal import running
+
+    return running.run_syncer(
+        project,
+        home,
+        instance=instance,
+        port=port,
+        listen_host=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        link=join,
+        exit_when_done=exit_when_done,
+        log_json=log_json,
+    )
+
+
+@syncer_app.command
+def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
+    """Print the key of this machine's syncer, as [[voters]] in a project file want it."""
+    from node.host import keystore
+
+    identity = keystore.load_or_create(home.identity("syncer", instance))
+    return say([identity.key.hex()])
+
+
+@syncer_app.command
+def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
+    """Give the seat to a standby, before this host is taken away; wait until another one leads.
+
+    Exit code 0: another syncer leads. 2: no standby has everything. 3: not within a minute.
+    """
+    from shoal import running
+
+    return running.drain(home, instance=instance)
+
+
+@syncer_app.command(name="readmit")
+def readmit_syncer(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
+    """The same as `shoal project readmit`."""
+    from shoal import governing
+
+    return say(governing.readmit(project, home, key=key))
+
+
+@witness_app.command(name="run")
+def run_witness(
+    project: ProjectPath,
+    *,
+    port: Port = 4101,
+    announce: Announce = (),
+    join: Link = None,
+    bootstrap: Bootstrap = (),
+    listen: Listen = "0.0.0.0",
+    instance: Instance = DEFAULT_INSTANCE,
+    log_json: LogJson = False,
+    home: HomeHere,
+) -> int:
+    """Run a witness of a project, until Ctrl-C or `shoal stop`: it votes and keeps the log."""
+    from shoal import running
+
+    return running.run_witness(
+        project,
+        home,
+        instance=instance,
+        port=port,
+        listen_host=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        link=join,
+        log_json=log_json,
+    )
+
+
+@witness_app.command(name="key")
+def witness_key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
+    """Print the key of this machine's witness, as `shoal project add-witness` wants it."""
+    from node.host import keystore
+
+    identity = keystore.load_or_create(home.identity("witness", instance))
+    return say([identity.key.hex()])

@@ -1,0 +1,176 @@
+"""The verbs of `shoal project`: the file, and the rules of a project that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter, validators
+
+from node.host.home import DEFAULT_INSTANCE
+from shoal.choices import HomeHere, Instance, Key, ProjectPath, WholeKey, say
+
+project_app = App(name="project", help="Create, sign and read project files; govern a project.")
+
+
+@project_app.command
+def create(
+    path: Annotated[Path, Parameter(help="The file to write, or its directory.")] = Path(
+        "project.toml"
+    ),
+    *,
+    name: Annotated[str | None, Parameter(help="What the project is called.")] = None,
+) -> int:
+    """Write a project file with every setting explained."""
+    from shoal import projects
+
+    return say(projects.create(path, name))
+
+
+@project_app.command
+def sign(
+    path: Annotated[Path, Parameter(help="The project file (.toml).")],
+    *,
+    change_voter: Annotated[
+        bool,
+        Parameter(
+            help="Let the file decide about a voter that it has more, or less, than what is "
+            "signed.",
+            negative="",
+        ),
+    ] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Check a project file against model and text, and sign it with the owner's key."""
+    from shoal import projects
+
+    return say(projects.sign(path, home, instance=instance, changes_voter=change_voter))
+
+
+@project_app.command
+def show(
+    path: Annotated[Path, Parameter(help="A signed project (.shoal) or a project file (.toml).")],
+) -> int:
+    """Say what a project is."""
+    from shoal import projects
+
+    return say(projects.show(path))
+
+
+@project_app.command
+def add_syncer(
+    key: WholeKey,
+    project: ProjectPath,
+    *,
+    priority: Annotated[
+        int,
+        Parameter(
+            help="Of several syncers the highest leads when it can.",
+            validator=validators.Number(gte=0, lte=100),
+        ),
+    ] = 5,
+    home: HomeHere,
+) -> int:
+    """Let another host stand by, ready to lead: its key is what `shoal syncer key` prints there."""
+    from shoal import governing
+
+    return say(governing.add_voter(project, home, key=key, role="syncer", priority=priority))
+
+
+@project_app.command
+def add_witness(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> int:
+    """Let another host vote: its key is what `shoal witness key` prints there."""
+    from shoal import governing
+
+    return say(governing.add_voter(project, home, key=key, role="witness", priority=0))
+
+
+@project_app.command(name=["remove-voter", "remove-syncer", "remove-witness"])
+def remove_voter(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
+    """Take a syncer's or a witness's vote away."""
+    from shoal import governing
+
+    return say(governing.remove_voter(project, home, key=key))
+
+
+@project_app.command
+def readmit(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
+    """Let a voter vote again whose disk was wiped, replaced, or restored from a copy."""
+    from shoal import governing
+
+    return say(governing.readmit(project, home, key=key))
+
+
+@project_app.command
+def ban(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> int:
+    """Refuse a learner from now on."""
+    from shoal import governing
+
+    return say(governing.ban(project, home, key=key))
+
+
+@project_app.command
+def unban(
+    key: Annotated[str, Parameter(help="The learner's key; its first 8 digits are enough.")],
+    project: ProjectPath,
+    *,
+    home: HomeHere,
+) -> int:
+    """Let a banned learner take part again."""
+    from shoal import governing
+
+    return say(governing.unban(project, home, key=key))
+
+
+@project_app.command(name="set")
+def set_values(
+    project: ProjectPath,
+    *settings: Annotated[
+        str,
+        Parameter(
+            help="NAME=VALUE as in the project file, such as rounds.quorum=2 or "
+            "seat.durability=majority."
+        ),
+    ],
+    home: HomeHere,
+) -> int:
+    """Change rules of a project: [training], [outer], [rounds], [limits], [seat]."""
+    from shoal import governing
+
+    return say(governing.set_values(project, home, settings=list(settings)))
+
+
+@project_app.command
+def reset_seat(
+    project: ProjectPath,
+    *,
+    keep: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Key of a voter that stays; repeatable. This host's syncer alone otherwise.",
+            negative="",
+        ),
+    ] = (),
+    yes: Annotated[bool, Parameter(help="Do it; otherwise it is only explained.", negative="")] = (
+        False
+    ),
+    force: Annotated[
+        bool, Parameter(help="Even while a majority of the voters is here.", negative="")
+    ] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Go on from this host's records after most voters are lost for good: a new epoch."""
+    from shoal import resetting
+
+    return say(
+        resetting.reset_seat(
+            project,
+            home,
+            keep=keep,
+            instance=instance,
+            is_confirmed=yes,
+            is_forced=force,
+        )
+    )

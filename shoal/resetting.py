@@ -1,0 +1,154 @@
+"""`shoal project reset-seat`: going on after a majority of the voters is lost for good.
+
+The owner says which record is the last that counts, and who votes from now on: a new epoch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from node.host import keystore
+from node.host.home import Home
+from node.host.keystore import Identity
+from protocol.errors import UserError
+from protocol.ids import NodeKey, short
+from protocol.project import Charter, Origin, Voter
+from protocol.records import majority, record_hash
+from shoal import charters, governing
+from shoal.governing import Case
+
+
+def reset_seat(
+    path: Path,
+    home: Home,
+    *,
+    keep: tuple[str, ...],
+    instance: str,
+    is_confirmed: bool,
+    is_forced: bool,
+) -> list[str]:
+    """Begin a new epoch behind the last certified record of this host's syncer.
+
+    UserError if a majority is here, if this host has no records, or without a confirmation: then
+    the warning is in its text.
+    """
+    case = governing.open_case(path, home)
+    own = _identity(case, instance)
+    voters = _voters(case, own.key, keep)
+    note = charters.check_enough_votes(voters)
+    if not is_forced:
+        _refuse_while_alive(case)
+    origin = last_certified(case, own, instance)
+    if not is_confirmed:
+        print("\n".join(_warning(case, voters, origin)))
+        raise UserError("Nothing was changed. To do it, say the same again with --yes.")
+    return [*begin_epoch(case, origin, voters), *([note] if note else [])]
+
+
+def begin_epoch(case: Case, origin: Origin, voters: tuple[Voter, ...]) -> list[str]:
+    """Sign the charter that lets the swarm go on behind this record, with these voters."""
+
+    def change(charter: Charter) -> Charter:
+        return msgspec.structs.replace(
+            charter, epoch=charter.epoch + 1, origin=origin, voters=voters
+        )
+
+    epoch = case.project.charter.epoch + 1
+    lines = governing.revise(case, change)
+    charter = msgspec.structs.replace(case.project.charter, voters=voters)
+    return [
+        f"epoch {epoch} begins behind record {origin.index:,}",
+        *lines,
+        *governing.to_paste(
+            case,
+            ["# in place of every [[voters]] table that is there", *charters.voter_tables(charter)],
+        ),
+    ]
+
+
+def last_certified(case: Case, own: Identity, instance: str) -> Origin:
+    """The last record in this host's store that is proven to be committed."""
+    from syncer_node.recovery import scan
+    from syncer_node.voter_files import VoterFiles
+
+    stores = {root.name: root for root in case.home.voter_stores(case.project.id)}
+    root = stores.get(f"syncer-{instance}")
+    if root is None:
+        raise UserError(
+            f"Syncer {instance} of {case.home.root} has no store for {case.project.genesis.name}, "
+            "so there is nothing here to go on from. Run this on a host whose syncer's store is "
+            "left, with its --home and --instance; the owner's key must be there too."
+        )
+    files = VoterFiles(root)
+    try:
+        index = scan(files, case.project.charter, own).certified
+        if index == 0:
+            raise UserError(
+                f"The store {root} has no certified record yet, so nothing can be lost: delete "
+                f"{case.target} and sign the project again with other voters."
+            )
+        if index == files.floor.index:
+            return Origin(index, files.floor.head)
+        return Origin(index, record_hash(files.record(index)))
+    finally:
+        files.close()
+
+
+def _identity(case: Case, instance: str) -> Identity:
+    path = case.home.identity("syncer", instance)
+    if not path.is_file():
+        raise UserError(
+            f"Syncer {instance} of {case.home.root} has no key. Run this on a host whose syncer "
+            "has worked for this project, with its --home and --instance."
+        )
+    return keystore.load_or_create(path)
+
+
+def _voters(case: Case, own: NodeKey, keep: tuple[str, ...]) -> tuple[Voter, ...]:
+    """Who votes in the new epoch: this host's syncer, or the voters that were named."""
+    former = case.project.charter.voters
+    here = case.project.charter.voter(own) or Voter(own, "syncer", 10)
+    if not keep:
+        return (here,)
+    known = [voter.key for voter in former]
+    kept = {charters.find_key(key, known, "The voters are") for key in keep}
+    if own not in kept:
+        raise UserError(
+            f"--keep must also name this host's syncer {short(own)}: its store is what the new "
+            f"epoch goes on from. Add --keep {own.hex()}"
+        )
+    return tuple(voter for voter in former if voter.key in kept)
+
+
+def _refuse_while_alive(case: Case) -> None:
+    for seat in governing.seats(case):
+        here = [row for row in seat.voters if row.is_here]
+        if len(here) >= majority(len(seat.voters)):
+            raise UserError(
+                f"A majority of the voters is here ({len(here)} of {len(seat.voters)}), so the "
+                "swarm can go on without this. To take a lost voter out: shoal project "
+                "remove-voter KEY PROJECT. If you must: --force."
+            )
+
+
+def _warning(case: Case, voters: tuple[Voter, ...], origin: Origin) -> list[str]:
+    names = ", ".join(charters.named(voter) for voter in voters)
+    gone = [voter for voter in case.project.charter.voters if voter not in voters]
+    lines = [
+        f"This begins epoch {case.project.charter.epoch + 1} of {case.project.genesis.name}:",
+        f"  - it goes on behind record {origin.index:,}, the last certified one in this store;",
+        "    whatever other voters certified behind it is void, and merges in it are lost;",
+        f"  - from then on these vote, and all of them must come once: {names};",
+    ]
+    if gone:
+        lost = ", ".join(charters.named(voter) for voter in gone)
+        lines.append(f"  - these vote no more, and can be added again later: {lost};")
+    lines.append("  - learners follow by themselves; what they had not handed in is not lost.")
+    if not governing.seats(case):
+        lines.append(
+            "No voter of this project runs in this home, so nobody could say whether the others "
+            "can still be reached. Be sure that they cannot: two halves must not both go on."
+        )
+    return lines

@@ -1,0 +1,328 @@
+"""Voters under every kind of fault at once: `python -m simulator.council_swarm --seeds 1000`."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from protocol.errors import ShoalError
+from protocol.project import Durability, Voter
+from simulator.council import FSYNC_S, Council, SimVoter
+from simulator.ledger import Violation
+
+FAULTS_S = 90.0
+SETTLE_S = 120.0
+"""Includes the half minute after which a voter that was turned away tries again."""
+
+CALM_S = 60.0
+VOTERS_MIN = 3
+
+
+class Unrest:
+    """Plants faults in a council, by chance, and heals all of them in the end."""
+
+    def __init__(self, council: Council) -> None:
+        self.council = council
+        self.world = council.world
+        self.chance = random.Random(f"unrest {council.world.seed}")
+        self.is_over = False
+        self.generations = dict.fromkeys(council.voters, 0)
+        """Disks that each host has had."""
+        self._is_busy = False
+        """A lost disk waits for the owner."""
+        self._kinds: list[tuple[int, Callable[[], None]]] = [
+            (6, self._crash),
+            (3, self._pause),
+            (4, self._partition),
+            (3, self._isolate),
+            (3, self._one_way),
+            (2, self._slow_link),
+            (2, self._slow_disk),
+            (2, self._full_disk),
+            (1, self._clock),
+            (2, self._hand_over),
+            (2, self._revise),
+            (2, self._wipe),
+        ]
+
+    def start(self) -> None:
+        self._again()
+
+    def _again(self) -> None:
+        self.world.after(self.chance.expovariate(0.5), self._strike)
+
+    def _strike(self) -> None:
+        if self.is_over:
+            return
+        weights = [weight for weight, _ in self._kinds]
+        ((_, kind),) = self.chance.choices(self._kinds, weights)
+        self.council.checker.disturb()
+        kind()
+        self._again()
+
+    def _host(self, *, is_up: bool = True) -> SimVoter | None:
+        """Somebody who is up; often the leader."""
+        leaders = self.council.leaders()
+        if leaders and self.chance.random() < 0.4:
+            return self.chance.choice(leaders)
+        hosts = [host for host in self.council.voters.values() if host.is_up == is_up]
+        return self.chance.choice(hosts) if hosts else None
+
+    def _some_s(self) -> float:
+        return self.chance.choice((0.2, 1.0, 4.0, 8.0, 15.0)) * self.chance.uniform(0.5, 1.5)
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self.world.after(self._some_s(), action)
+
+    # Hosts.
+
+    def _crash(self) -> None:
+        host = self._host()
+        if host is not None:
+            host.crash()
+            self._later(lambda: self._boot(host))
+
+    def _boot(self, host: SimVoter) -> None:
+        if not host.is_up:
+            host.boot()
+
+    def _pause(self) -> None:
+        host = self._host()
+        if host is not None:
+            host.pause()
+            self._later(host.resume)
+
+    def _slow_disk(self) -> None:
+        host = self._host()
+        if host is not None:
+            host.fsync_s = self.chance.choice((0.1, 0.5, 2.0))
+            self._later(lambda: setattr(host, "fsync_s", FSYNC_S))
+
+    def _full_disk(self) -> None:
+        host = self._host()
+        if host is not None:
+            disk = host.disk
+            disk.is_full = True
+            self._later(lambda: setattr(disk, "is_full", False))
+
+    def _clock(self) -> None:
+        host = self._host()
+        if host is not None:
+            host.wall_offset_s += self.chance.uniform(-1e6, 1e6)
+
+    def _hand_over(self) -> None:
+        leaders = self.council.leaders()
+        if leaders:
+            leader = leaders[0]
+            leader.is_draining = True
+            self._later(lambda: self._come_back(leader))
+
+    def _come_back(self, host: SimVoter) -> None:
+        """A host that gave its seat away stands again after a restart only."""
+        if self.is_over:
+            return
+        host.is_draining = False
+        host.crash()
+        self._boot(host)
+
+    # Links.
+
+    def _pair(self) -> tuple[SimVoter, SimVoter]:
+        one, other = self.chance.sample(list(self.council.voters.values()), 2)
+        return one, other
+
+    def _partition(self) -> None:
+        one, other = self._pair()
+        self.world.partition(one.key, other.key, for_s=self._some_s())
+
+    def _isolate(self) -> None:
+        host = self._host()
+        for other in self.council.voters.values():
+            if host is not None and other is not host:
+                self.world.partition(host.key, other.key, for_s=self._some_s())
+
+    def _one_way(self) -> None:
+        one, other = self._pair()
+        self.world.cut_one_way(one.key, other.key, for_s=self._some_s())
+
+    def _slow_link(self) -> None:
+        one, other = self._pair()
+        pair = frozenset((one.key, other.key))
+        self.world.slow_s[pair] = self.chance.choice((0.3, 1.0, 3.0))
+        self._later(lambda: self._unslow(pair))
+
+    def _unslow(self, pair: frozenset[bytes]) -> None:
+        self.world.slow_s.pop(pair, None)
+
+    # The owner.
+
+    def is_settled_charter(self) -> bool:
+        """Whether the newest charter is in force; the owner waits for that before another."""
+        council = self.council
+        is_adopted = bool(council.checker.history) and not self._is_busy
+        return is_adopted and council.checker.charter == council.charter
+
+    def _revise(self) -> None:
+        """Add a host to the voters, or remove one."""
+        if not self.is_settled_charter():
+            return
+        council = self.council
+        voters = council.charter.voters
+        outside = [
+            host for host in council.voters.values() if council.charter.voter(host.key) is None
+        ]
+        syncers = [voter for voter in voters if voter.role == "syncer"]
+        if outside and (len(voters) == VOTERS_MIN or self.chance.random() < 0.5):
+            host = self.chance.choice(outside)
+            role: Literal["syncer", "witness"]
+            role = "witness" if "witness" in host.name else "syncer"
+            priority = self.chance.randint(0, 100)
+            added = Voter(host.key, role, priority, self.generations[host.key])
+            council.revise(*voters, added)
+        elif len(voters) > VOTERS_MIN:
+            leaving = self.chance.choice(voters)
+            if leaving.role == "witness" or len(syncers) > 2:
+                council.revise(*(voter for voter in voters if voter.key != leaving.key))
+
+    def _wipe(self) -> None:
+        """A disk is lost; the owner readmits the host a little later."""
+        if not self.is_settled_charter():
+            return
+        host = self._host()
+        if host is None:
+            return
+        host.crash()
+        self._is_busy = True
+        self.world.after(5.0, lambda: self._lose(host))
+
+    def _lose(self, host: SimVoter) -> None:
+        """By now, whatever was under way arrived."""
+        if self.is_over or host.is_up or not self._can_lose(host):
+            self._is_busy = False
+            self._boot(host)
+            return
+        host.wipe()
+        self.generations[host.key] += 1
+        self._later(lambda: self._boot(host))
+        self._later(lambda: self._readmit(host))
+
+    def _can_lose(self, host: SimVoter) -> bool:
+        """Whether nothing is lost with one disk: all the others are up and nearly up to date.
+
+        Above all some other syncer has whatever a witness has: payloads are on syncers only.
+        """
+        council = self.council
+        voters = [council.voters[voter.key] for voter in council.charter.voters]
+        others = [voter for voter in voters if voter is not host]
+        admitted = council.checker.admissions
+        is_admitted = all(
+            voter.key in admitted and admitted[voter.key].disk == voter.disk.ballot.disk
+            for voter in others
+        )
+        if not is_admitted or not all(voter.is_up for voter in others):
+            return False
+        ends = {voter.key: voter.raft_machine.raft.log.last for voter in others}
+        stored = max((voter.disk.last for voter in others if voter.is_syncer), default=0)
+        return stored == max(ends.values()) and min(ends.values()) > max(ends.values()) - 20
+
+    def _readmit(self, host: SimVoter) -> None:
+        council = self.council
+        self._is_busy = False
+        if council.charter.voter(host.key) is None:
+            return
+        generation = self.generations[host.key]
+        council.revise(
+            *(
+                msgspec.structs.replace(voter, disk=generation) if voter.key == host.key else voter
+                for voter in council.charter.voters
+            )
+        )
+
+    # The end.
+
+    def heal(self) -> None:
+        """Every fault is over."""
+        world, council = self.world, self.council
+        self.is_over = True
+        world.cut.clear()
+        world.cut_ways.clear()
+        world.slow_s.clear()
+        for host in council.voters.values():
+            host.resume()
+            host.fsync_s, host.disk.is_full, host.is_draining = FSYNC_S, False, False
+            if host.is_up and host.raft_machine.raft.election.is_drained:
+                host.crash()
+            self._boot(host)
+        council.bring_charter()
+        council.checker.disturb()
+
+
+def run_seed(seed: int, *, faults_s: float = FAULTS_S) -> Council:
+    """One run: faults, healing, one leader, calm. Raises Violation."""
+    chance = random.Random(f"council {seed}")
+    syncers, witnesses = chance.choice(((3, 0), (2, 1), (5, 0), (3, 2), (4, 1)))
+    durability: Durability = chance.choice(("leader", "standby", "majority"))
+    council = Council(seed, syncers=syncers, witnesses=witnesses, spares=1, durability=durability)
+    unrest = Unrest(council)
+    council.boot()
+    unrest.start()
+    council.run(faults_s)
+    unrest.heal()
+    check_recovery(council, SETTLE_S)
+    check_calm(council)
+    return council
+
+
+def check_recovery(council: Council, within_s: float) -> None:
+    """Within this time there is one leader and new records are certified at every voter."""
+    target = len(council.checker.records) + 5
+
+    def is_fine() -> bool:
+        voters = [council.voters[voter.key] for voter in council.charter.voters]
+        seats = [council.charter.voter(host.key) for host in council.leaders()]
+        return (
+            [voter is not None and voter.role == "syncer" for voter in seats] == [True]
+            and council.checker.charter == council.charter
+            and all(host.raft_machine.raft.log.certified >= target for host in voters)
+        )
+
+    council.run(within_s, stop=lambda: council.world.events % 16 == 0 and is_fine())
+    if not is_fine():
+        names = [host.name for host in council.leaders()]
+        raise Violation(f"not in order {within_s:.0f} s after the last fault: {names} lead")
+    council.checker.check_disks(list(council.voters.values()))
+
+
+def check_calm(council: Council) -> None:
+    """Without faults the seat does not move."""
+    elections = len(council.checker.elections)
+    council.run(CALM_S)
+    if len(council.checker.elections) != elections:
+        raise Violation("the seat moved without a fault")
+
+
+def main() -> int:
+    """Run many seeds and say which ones break a promise."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    began_s, broken = time.monotonic(), 0
+    for seed in range(options.first, options.first + options.seeds):
+        try:
+            run_seed(seed)
+        except (AssertionError, ShoalError) as error:
+            broken += 1
+            print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
+    print(f"{options.seeds} seeds, {broken} broken, {time.monotonic() - began_s:.1f} s")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,438 @@
+"""Simulated syncers: the daemon's machine and bank, a disk that survives, a table of notices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.host.shelf import Shelf
+from protocol import wire
+from protocol.errors import CorruptState, MalformedPayload
+from protocol.fragments import build_layout
+from protocol.machine import Failed, Start
+from protocol.messages import Certificate, CertifiedRecord, Envelope, Vote
+from protocol.project import Charter, encode
+from protocol.records import FragmentMerged, Record, record_hash
+from protocol.signing import seal
+from protocol.state import SwarmState, SwarmSummary
+from simulator.ledger import Ledger
+from simulator.tiny import SimSigner, TinyProject, sim_verify, tiny_weights
+from simulator.world import Host, World
+from syncer_node.bank import MergeBank
+from syncer_node.following import NONE
+from syncer_node.jobs import (
+    Adopt,
+    CheckpointWritten,
+    FetchPayload,
+    FetchPush,
+    FetchWeights,
+    Forget,
+    InitialiseWeights,
+    Installed,
+    InstallState,
+    Keep,
+    KeepCharter,
+    LoadWeights,
+    Merge,
+    Merged,
+    PayloadKept,
+    PushFetched,
+    PushRefused,
+    Repaired,
+    RepairFragment,
+    Replay,
+    Replayed,
+    WeightsMade,
+    WriteCheckpoint,
+)
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.raft.log import Floor
+from syncer_node.recovery import LogView, enter_epoch, log_start, recertify, refold, scan
+from syncer_node.setup import Recovered, SyncerSetup
+from syncer_node.syncer import RESTART_EXIT, SyncerMachine
+
+FSYNC_S = 0.004
+MERGE_S = 0.02
+NOTICE_TTL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a leader says in the swarm's table."""
+
+    key: bytes
+    epoch: int
+    term: int
+    votes: tuple[Vote, ...]
+    charter: Envelope
+    until_s: float
+
+
+@dataclass(slots=True)
+class SimDisk:
+    """What survives a crash of a syncer."""
+
+    ballot: Ballot
+    log: list[bytes] = field(default_factory=list)
+    proofs: list[Certificate] = field(default_factory=list)
+    floor: Floor = field(default_factory=Floor)
+    floor_entry: CertifiedRecord | None = None
+    floor_summary: SwarmSummary | None = None
+    floor_origins: tuple[CertifiedRecord, ...] = ()
+    payloads: dict[bytes, bytes] = field(default_factory=dict)
+    charter: Envelope | None = None
+    has_weights: bool = False
+    is_full: bool = False
+
+    @classmethod
+    def fresh(cls, name: bytes) -> SimDisk:
+        """An empty disk with a name of its own."""
+        return cls(Ballot(name, 0))
+
+    @property
+    def last(self) -> int:
+        return self.floor.index + len(self.log)
+
+    @property
+    def certified(self) -> int:
+        return min(self.last, self.floor.index + len(self.proofs))
+
+    def floor_state(self) -> tuple[Floor, SwarmSummary | None]:
+        return self.floor, self.floor_summary
+
+    def records(self, after: int) -> Iterable[bytes]:
+        return list(self.log[after - self.floor.index :])
+
+    def certificate(self, index: int) -> Certificate | None:
+        at = index - self.floor.index - 1
+        return self.proofs[at] if 0 <= at < len(self.proofs) else None
+
+    def append(self, after: int, records: tuple[bytes, ...]) -> None:
+        at = after - self.floor.index
+        del self.log[at:]
+        del self.proofs[at:]
+        self.log.extend(records)
+
+    def keep(self, certificate: Certificate) -> None:
+        if certificate.index == self.floor.index + len(self.proofs) + 1:
+            self.proofs.append(certificate)
+
+    def cut_for_epoch(self, index: int, epoch: int) -> None:
+        self.append(index, ())
+
+    def leave_log(self, epoch: int) -> None:
+        self.log, self.proofs = [], []
+        self.floor, self.floor_entry, self.floor_summary = Floor(), None, None
+
+    def begin_behind(self, job: InstallState) -> None:
+        record = wire.decode(job.entry.record, Record)
+        owed = max(self.ballot.owed, self.last)
+        self.ballot = Ballot(
+            self.ballot.disk,
+            self.ballot.boot,
+            self.ballot.term,
+            self.ballot.voted_for,
+            owed,
+            self.ballot.pins,
+        )
+        self.log, self.proofs = [], []
+        self.floor = Floor(record.index, record.term, record_hash(job.entry.record))
+        self.floor_entry, self.floor_summary = job.entry, job.summary
+        self.floor_origins = job.origins
+
+
+class SimSyncer(Host):
+    """A syncer in virtual time, one of one or more."""
+
+    def __init__(
+        self,
+        world: World,
+        tiny: TinyProject,
+        signer: SimSigner,
+        *,
+        ledger: Ledger,
+        notices: dict[bytes, Notice],
+        name: str = "syncer",
+    ) -> None:
+        super().__init__(world, signer.key, name)
+        self.tiny = tiny
+        self.signer = signer
+        self.ledger = ledger
+        self.notices = notices
+        self.layout = build_layout(
+            tiny.genesis.model.tensors, tiny.genesis.strategy, tiny.genesis.fragments
+        )
+        self.chance = random.Random(f"{name} {world.seed}")
+        self.disk = SimDisk.fresh(self.chance.randbytes(32))
+        self.shelf = Shelf()
+        self.bank: MergeBank
+        self.syncer: SyncerMachine
+
+    def wipe(self) -> None:
+        """The disk is lost; the key is not."""
+        self.disk = SimDisk.fresh(self.chance.randbytes(32))
+
+    def build(self) -> SyncerMachine:
+        envelope = self.disk.charter or charter_envelope(self.tiny)
+        charter = wire.decode(envelope.payload, Charter)
+        self.shelf = Shelf()
+        self.bank = MergeBank(self.layout, charter, self.shelf)
+        setup = SyncerSetup(
+            project=self.tiny.project,
+            genesis=self.tiny.genesis,
+            charter=charter,
+            charter_envelope=envelope,
+            layout_digest=self.layout.digest,
+            numels=tuple(fragment.numel for fragment in self.layout.fragments),
+            signer=self.signer,
+            verify=sim_verify,
+            wall_offset_s=1.7e9,
+            rng=random.Random(f"{self.name} {self.world.seed} {self.life}"),
+            nonce=self.chance.getrandbits(56),
+        )
+        self.syncer = SyncerMachine(setup, self._recover(charter))
+        return self.syncer
+
+    # The disk.
+
+    def _recover(self, charter: Charter) -> Recovered:
+        """As the daemon does, from the whole log and its payloads instead of a checkpoint."""
+        disk = self.disk
+        held = disk.ballot
+        disk.ballot = Ballot(
+            held.disk, held.boot + 1, held.term, held.voted_for, held.owed, held.pins
+        )
+        enter_epoch(disk, charter)
+        view = scan(disk, charter, self.signer)
+        for index in range(disk.certified + 1, view.certified + 1):
+            encoded = disk.log[index - disk.floor.index - 1]
+            entry = recertify(encoded, None, self.signer, view.charter.voters)
+            if entry is not None:
+                disk.keep(entry.certificate)
+        state, versions = self._fold(view)
+        recovered = Recovered(state, log_start(disk, view), disk.ballot, versions)
+        self._collect(recovered)
+        return recovered
+
+    def _fold(self, view: LogView) -> tuple[SwarmState, list[int]]:
+        disk, block = self.disk, self.tiny.genesis.data.block_sequences
+        count = len(self.layout.fragments)
+        records = disk.log[: max(0, view.certified - disk.floor.index)]
+        if disk.floor_summary is None and disk.has_weights:
+            self._initialise()
+            state = SwarmState(block)
+            try:
+                refold(state, records, self._replay)
+                return state, [self.bank.current(at).number for at in range(count)]
+            except CorruptState:
+                pass  # A payload is lost: the fragments must come from others.
+        summary = disk.floor_summary
+        state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
+        refold(state, records, lambda _: None)
+        return state, [NONE if state.has_weights else 0] * count
+
+    def _replay(self, merged: FragmentMerged) -> None:
+        payload = self.disk.payloads.get(merged.payload)
+        if payload is None:
+            raise CorruptState("the payload is lost")
+        self.bank.replay(merged, payload)
+
+    def _collect(self, recovered: Recovered) -> None:
+        disk = self.disk
+        for index in range(disk.floor.index + 1, recovered.state.index + 1):
+            certificate = disk.certificate(index)
+            encoded = disk.log[index - disk.floor.index - 1]
+            if certificate is not None:
+                recovered.recent.append(CertifiedRecord(encoded, certificate))
+        by_index = {wire.decode(one.record, Record).index: one for one in recovered.recent}
+        for origin in disk.floor_origins:
+            by_index.setdefault(wire.decode(origin.record, Record).index, origin)
+        if not recovered.recent and disk.floor_entry is not None:
+            recovered.recent.append(disk.floor_entry)
+        for fragment in recovered.state.fragments:
+            recovered.origins[fragment.record_index] = by_index[fragment.record_index]
+
+    def _initialise(self) -> WeightsMade:
+        made = []
+        for fragment in self.layout.fragments:
+            theta = tiny_weights(fragment.numel, fragment.index)
+            made.append(self.bank.initialise(fragment.index, 0, theta, np.zeros_like(theta)))
+        self.disk.has_weights = True
+        return WeightsMade(tuple(made))
+
+    # Jobs.
+
+    def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
+        job, world = start.job, self.world
+        self.bank.charter = self.syncer.setup.charter
+        match job:
+            case InitialiseWeights():
+                world.after(2.0, lambda: answer(self._initialise()))
+            case FetchPush():
+                delay_s = 2 * world.delay_s(job.header.payload_bytes)
+                world.after(delay_s, lambda: answer(self._fetch(job)))
+            case FetchPayload() | FetchWeights() | RepairFragment():
+                world.after(2 * world.delay_s(4096), lambda: answer(self._fetch_from_peers(job)))
+            case Merge():
+                world.after(MERGE_S, lambda: answer(self._merge(job)))
+            case _:
+                world.after(FSYNC_S, lambda: answer(self._keep(job)))
+
+    def _keep(self, job: object) -> object:
+        """What only concerns the disk."""
+        disk = self.disk
+        if disk.is_full and isinstance(job, SaveBallot | Append | WriteCheckpoint):
+            return Failed("disk full")
+        match job:
+            case SaveBallot(ballot):
+                disk.ballot = ballot
+                return BallotSaved(ballot)
+            case Append(after, records):
+                if not disk.floor.index <= after <= disk.last:
+                    return Failed(f"record {after + 1} waits for record {disk.last + 1}")
+                disk.append(after, records)
+                return Appended(after + len(records))
+            case LoadWeights():
+                self._initialise()
+                return Replayed()
+            case Replay(merged):
+                try:
+                    self._replay(merged)
+                except CorruptState as error:
+                    return Failed(str(error))
+                return Replayed()
+            case WriteCheckpoint(index):
+                return CheckpointWritten(index)
+            case InstallState():
+                disk.begin_behind(job)
+                return Installed()
+        raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    def act(self, action: object) -> None:
+        match action:
+            case Adopt(fragment, version, payload):
+                self.bank.adopt(fragment, version, payload)
+            case Forget(pushes):
+                for push in pushes:
+                    self.bank.forget_push(push)
+            case Keep(entry, index):
+                self.ledger.add(self.name, entry, index)
+                if self.chance.random() < 0.98:  # Not fsynced: a crash may lose some.
+                    self.disk.keep(entry.certificate)
+            case KeepCharter(envelope):
+                self.disk.charter = envelope
+            case _:
+                pass
+
+    def announce(self) -> None:
+        """Say in the table that this host leads, as the daemon does again and again."""
+        if not self.is_up or self.syncer.seat is None:
+            return
+        raft = self.syncer.raft
+        self.notices[self.key] = Notice(
+            self.key,
+            raft.context.epoch,
+            raft.context.term,
+            raft.election.seat_votes,
+            self.syncer.setup.charter_envelope,
+            self.world.now_s + NOTICE_TTL_S,
+        )
+
+    def boot(self) -> None:
+        super().boot()
+        life = self.life
+
+        def again() -> None:
+            if self.life == life:
+                self.announce()
+                self.world.after(0.5, again)
+
+        again()
+
+    def crash(self) -> None:
+        is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
+        super().crash()
+        if is_restart:
+            self.world.after(0.2, lambda: None if self.is_up else self.boot())
+
+    def _peers(self) -> list[Host]:
+        """Hosts that may have bytes for us: other syncers first."""
+        others = [host for host in self.world.hosts.values() if host is not self]
+        others.sort(key=lambda host: (not isinstance(host, SimSyncer), host.name))
+        return [host for host in others if self.world.can_reach(self, host)]
+
+    def _find(self, *names: bytes) -> list[bytes] | None:
+        for host in self._peers():
+            shelf = getattr(host, "shelf", None)
+            if shelf is None:
+                continue
+            parts = [shelf.get(name) for name in names]
+            if all(part is not None for part in parts):
+                return [bytes(part) for part in parts]
+        return None
+
+    def _fetch_from_peers(self, job: FetchPayload | FetchWeights | RepairFragment) -> object:
+        match job:
+            case FetchPayload():
+                payload = self.disk.payloads.get(job.merged.payload)
+                found = [payload] if payload is not None else self._find(job.merged.payload)
+                if found is None:
+                    return Failed("nobody has the payload")
+                self.disk.payloads[job.merged.payload] = found[0]
+                return PayloadKept()
+            case FetchWeights():
+                self.disk.has_weights = True  # The simulator's are the same everywhere.
+                return PayloadKept()
+            case RepairFragment():
+                state = job.newest.state
+                found = self._find(state.theta, state.momentum)
+                if found is None:
+                    return Failed("nobody has the fragment")
+                theta, momentum = (as_f32(part) for part in found)
+                self.bank.initialise(job.fragment, job.newest.version, theta, momentum)
+                return Repaired()
+
+    def _fetch(self, job: FetchPush) -> object:
+        peer = self.world.hosts.get(job.peer)
+        if peer is None or not self.world.can_reach(self, peer):
+            return Failed("unreachable")
+        blob = getattr(peer, "shelf").get(job.header.digest)  # noqa: B009 -- learners have one
+        if blob is None:
+            return Failed("not held")
+        push = (job.peer, job.header.incarnation, job.header.sequence)
+        try:
+            self.bank.keep_push(push, job.header.fragment, bytes(blob))
+        except MalformedPayload as error:
+            return PushRefused(error.reason, str(error))
+        return PushFetched()
+
+    def _merge(self, job: Merge) -> object:
+        if self.disk.is_full:
+            return Failed("disk full")
+        try:
+            outcome = self.bank.merge(job)
+        except (CorruptState, KeyError) as error:
+            return Failed(str(error))
+        self.disk.payloads[outcome.payload_digest] = outcome.payload
+        return Merged(
+            payload=outcome.payload_digest,
+            payload_bytes=len(outcome.payload),
+            state=outcome.state,
+            norms=outcome.norms,
+            scales=outcome.scales,
+            seconds=MERGE_S,
+        )
+
+
+def as_f32(part: bytes) -> NDArray[np.float32]:
+    return np.frombuffer(part, np.float32).copy()
+
+
+def charter_envelope(tiny: TinyProject) -> Envelope:
+    """The charter as its owner signed it."""
+    return seal("charter", tiny.project, encode(tiny.charter), tiny.owner)

@@ -1,0 +1,51 @@
+"""What a voter must remember across every crash: its term, its vote, and whom it has met."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from protocol import limits
+from protocol.ids import Count, Digest, NodeKey
+
+
+class Pin(Struct, frozen=True, array_like=True):
+    """What another voter's disk said of itself when it was last heard.
+
+    The disk's number of starts only grows: an older one is a copy that was restored, the same one
+    with another nonce is a clone that runs elsewhere.
+    """
+
+    key: NodeKey
+    generation: Count
+    disk: Digest
+    boot: Count
+    nonce: Count
+
+
+class Ballot(Struct, frozen=True, array_like=True):
+    """The part of a voter's memory without which it could vote twice. Written before it speaks."""
+
+    disk: Digest
+    boot: Count
+    term: Count = 0
+    voted_for: NodeKey | None = None
+    owed: Count = 0
+    """Last record that this disk once had and lost: no vote before it is here again."""
+    pins: Annotated[tuple[Pin, ...], Meta(max_length=4 * limits.VOTERS_MAX)] = ()
+
+    def pin(self, key: bytes) -> Pin | None:
+        """What is remembered of this voter."""
+        return next((pin for pin in self.pins if pin.key == key), None)
+
+    def with_pin(self, pin: Pin) -> Ballot:
+        """This ballot, with what was just learned; the oldest memory gives way."""
+        others = tuple(one for one in self.pins if one.key != pin.key)
+        kept = (*others, pin)[-2 * limits.VOTERS_MAX :]
+        return msgspec.structs.replace(self, pins=kept)
+
+    def in_term(self, term: int, voted_for: bytes | None) -> Ballot:
+        """This ballot in another term, or with a vote given."""
+        return msgspec.structs.replace(self, term=term, voted_for=voted_for)

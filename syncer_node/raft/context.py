@@ -1,0 +1,255 @@
+"""What the parts of a voter share: the log, the ballot, the other voters, and who leads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from protocol import limits
+from protocol.desk import Desk
+from protocol.machine import Failed
+from protocol.messages import CertifiedRecord, Envelope, Message, StateOffer
+from protocol.project import Charter
+from protocol.records import Electorate
+from protocol.signing import Signer, Verify
+from protocol.trace import RoleChanged
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.jobs import BallotSaved, SaveBallot
+from syncer_node.raft.log import Entry, RaftLog
+
+SAVE_RETRY_S = 1.0
+
+
+class Role(Enum):
+    """What a voter is in its term."""
+
+    FOLLOWING = "following"
+    TRYING = "asking whether it would be elected"
+    STANDING = "standing for election"
+    LEADING = "leading"
+
+
+ROLE_TRANSITIONS: dict[tuple[Role, str], Role] = {
+    (Role.FOLLOWING, "silence"): Role.TRYING,
+    (Role.FOLLOWING, "handover"): Role.STANDING,
+    (Role.TRYING, "would win"): Role.STANDING,
+    (Role.TRYING, "leader"): Role.FOLLOWING,
+    (Role.STANDING, "lost"): Role.TRYING,
+    (Role.STANDING, "leader"): Role.FOLLOWING,
+    (Role.STANDING, "elected"): Role.LEADING,
+    (Role.LEADING, "deposed"): Role.FOLLOWING,
+}
+
+
+class RaftApp(Protocol):
+    """What stands on the log: a syncer's state and payloads, or nothing at a witness."""
+
+    def can_lead(self) -> bool:
+        """Whether this host could do the leader's work right now."""
+        ...
+
+    def on_certified(self, entry: Entry) -> None:
+        """The next record is proven and stored here: apply it."""
+        ...
+
+    def on_elected(self) -> None: ...
+
+    def on_deposed(self, reason: str) -> None: ...
+
+    def fetch_payload(self, entry: Entry) -> bool:
+        """Whether bytes outside the log are needed before this record may count as stored.
+
+        They are being fetched then, and `Raft.payload_here` is called with the record's index.
+        """
+        ...
+
+    def offer_state(self, peer: bytes) -> None:
+        """Send a voter whose log is too far behind the state instead."""
+        ...
+
+    def on_state_offer(self, offer: StateOffer, origins: list[CertifiedRecord]) -> None: ...
+
+    def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
+        """The owner signed a newer charter than any seen here before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RaftSetup:
+    """What a voter is told once."""
+
+    project: bytes
+    owner: bytes
+    signer: Signer
+    verify: Verify
+    rng: random.Random
+    wall_offset_s: float
+    nonce: int
+    """Drawn at this start."""
+    addresses: tuple[str, ...] = ()
+    """Where this host can be reached."""
+
+
+@dataclass(slots=True)
+class PeerVoter:
+    """Another voter as this one knows it."""
+
+    key: bytes
+    is_up: bool = False
+    """There is a stream."""
+    is_greeted: bool = False
+    """Its hello was accepted on this stream."""
+    disk: bytes = b""
+    heard_s: float = -1e9
+    alive_said_s: float = -1e9
+    dial_s: float = 0.0
+    failures: int = 0
+    addresses: tuple[str, ...] = ()
+    """Where it says that it can be reached; nothing is proven by that."""
+    trouble: str = ""
+    """Why it was turned away here."""
+    refusal: str = ""
+    """Why it turned us away."""
+    next: int = 1
+    """First record to send it."""
+    match: int = 0
+    """Last record that it has stored and that agrees with ours, in this term."""
+    proven: int = 0
+    """Last record whose certificate was sent to it."""
+    head: int = 0
+    """Newest committed record that was proven to it ahead of older ones' own certificates."""
+    sent: int = 0
+    answered: int = 0
+    offered_s: float = -1e9
+    behind_s: float | None = None
+    """Since when it lacks something without making progress; None when it has everything."""
+
+
+@dataclass(slots=True)
+class Context:
+    """One voter's memory and its neighbours."""
+
+    setup: RaftSetup
+    desk: Desk
+    log: RaftLog
+    ballot: Ballot
+    app: RaftApp
+    charter_envelope: Envelope
+    """The newest that the owner signed, adopted or not."""
+    newest_charter: Charter
+    peers: dict[bytes, PeerVoter] = field(default_factory=dict)
+    role: Role = Role.FOLLOWING
+    leader: bytes | None = None
+    leader_heard_s: float = -1e9
+    now_s: float = 0.0
+    is_saved: bool = True
+    save_retry_s: float | None = None
+    _saving: Ballot | None = None
+    _held_back: list[tuple[int, bytes, Message]] = field(default_factory=list)
+    """What may be said once the ballot is on disk: (term, peer, message)."""
+
+    @property
+    def key(self) -> bytes:
+        return self.setup.signer.key
+
+    @property
+    def term(self) -> int:
+        return self.ballot.term
+
+    @property
+    def epoch(self) -> int:
+        return self.log.charter.epoch
+
+    @property
+    def is_leading(self) -> bool:
+        return self.role is Role.LEADING
+
+    @property
+    def is_forming(self) -> bool:
+        """Whether this log does not say yet which disks vote: then all must agree."""
+        return not self.log.is_formed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has led in this epoch yet, as far as this log knows."""
+        origin = self.log.charter.origin
+        return self.log.last == (origin.index if origin is not None else 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this disk has everything that it ever signed."""
+        return self.log.stable >= self.ballot.owed
+
+    def is_majority(self, keys: Collection[bytes]) -> bool:
+        """Whether these elect: a majority; everybody while no log could prove who is new."""
+        electorates = self.log.electorates()
+        if self.is_forming:
+            electorates.append(Electorate.unanimous(self.log.charter.voters))
+        return all(electorate.has_enough(keys) for electorate in electorates)
+
+    def counts(self, peer: PeerVoter) -> bool:
+        """Whether votes of this voter's disk count."""
+        return self.is_forming or self.log.is_admitted(peer.key, peer.disk)
+
+    def greeted(self) -> list[PeerVoter]:
+        return [peer for peer in self.peers.values() if peer.is_greeted]
+
+    def fire(self, trigger: str, detail: str = "") -> None:
+        """Change the role, and say so."""
+        self.role = ROLE_TRANSITIONS[self.role, trigger]
+        self.desk.emit(RoleChanged(self.role.value, self.term, detail))
+
+    def is_leader_alive(self) -> bool:
+        """Whether this voter has reason to believe that somebody leads."""
+        if self.is_leading:
+            return True
+        return self.now_s - self.leader_heard_s < limits.ELECTION_TIMEOUT_S_MIN
+
+    # The ballot: nothing is said in a term, and no vote given, before it is on disk.
+
+    def remember(self, ballot: Ballot) -> None:
+        """Write this ballot; what is said from now on waits for it."""
+        if ballot == self.ballot:
+            return
+        self.ballot = ballot
+        self.is_saved = False
+        self._save()
+
+    def say(self, peer: bytes, message: Message) -> None:
+        """Send once the ballot is on disk; dropped if the term is over by then."""
+        if self.is_saved:
+            self.desk.send(peer, message)
+        else:
+            self._held_back.append((self.term, peer, message))
+
+    def on_saved(self, job: SaveBallot, result: object) -> bool:
+        """Whether everything that was to be remembered is on disk now."""
+        self._saving = None
+        if not isinstance(result, BallotSaved):
+            reason = result.reason if isinstance(result, Failed) else "not written"
+            self.desk.emit(RoleChanged("silent: its ballot cannot be written", self.term, reason))
+            self.save_retry_s = self.now_s + SAVE_RETRY_S
+            return False
+        if job.ballot != self.ballot:
+            self._save()
+            return False
+        self.is_saved = True
+        held, self._held_back = self._held_back, []
+        for term, peer, message in held:
+            if term == self.term:
+                self.desk.send(peer, message)
+        return True
+
+    def look(self) -> None:
+        """Try again to write the ballot."""
+        if self.save_retry_s is not None and self.now_s >= self.save_retry_s:
+            self.save_retry_s = None
+            self._save()
+
+    def _save(self) -> None:
+        if self._saving is None and self.save_retry_s is None:
+            self._saving = self.ballot
+            self.desk.start(SaveBallot(self.ballot))

@@ -1,0 +1,339 @@
+"""One voter: greets the others, elects, replicates. What stands on the log is its `RaftApp`."""
+
+from __future__ import annotations
+
+from protocol import limits
+from protocol.desk import Desk
+from protocol.errors import LimitExceeded, UnexpectedMessage
+from protocol.messages import (
+    Alive,
+    AskVote,
+    Certified,
+    CertifiedRecord,
+    CharterOffer,
+    Envelope,
+    GiveVote,
+    Goodbye,
+    HandOver,
+    IndexPart,
+    Message,
+    Refused,
+    Replicate,
+    Replicated,
+    StateOffer,
+    VoterHello,
+)
+from protocol.project import Charter
+from protocol.records import (
+    Admission,
+    Body,
+    CharterAdopted,
+    Electorate,
+    SeatTaken,
+    VotersAdmitted,
+)
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.context import Context, PeerVoter, RaftApp, RaftSetup
+from syncer_node.raft.election import Election
+from syncer_node.raft.greeting import Greeting
+from syncer_node.raft.jobs import Append, SaveBallot
+from syncer_node.raft.log import LogStart, RaftLog
+from syncer_node.raft.replication import Replication
+
+HAND_OVER_EVERY_S = 2.0
+LEAVE_S_MAX = 6.0
+"""A leader that is no voter any more waits no longer than this for a successor to be ready."""
+
+
+class Raft:
+    """This host's vote and, where it leads, its pen."""
+
+    def __init__(
+        self,
+        setup: RaftSetup,
+        *,
+        desk: Desk,
+        start: LogStart,
+        ballot: Ballot,
+        charter_envelope: Envelope,
+        newest_charter: Charter,
+        app: RaftApp,
+    ) -> None:
+        log = RaftLog(setup.project, start)
+        last_term = log.term_at(log.last)
+        if ballot.term < last_term:
+            ballot = ballot.in_term(last_term, None)
+        self.context = Context(
+            setup=setup,
+            desk=desk,
+            log=log,
+            ballot=ballot,
+            app=app,
+            charter_envelope=charter_envelope,
+            newest_charter=newest_charter,
+        )
+        self.greeting = Greeting(self.context)
+        self.election = Election(self.context)
+        self.replication = Replication(self.context)
+        self._origins: list[CertifiedRecord] = []
+        self._handed_s = -1e9
+        self._leaving_s: float | None = None
+
+    # Looking.
+
+    @property
+    def log(self) -> RaftLog:
+        return self.context.log
+
+    @property
+    def is_leading(self) -> bool:
+        return self.context.is_leading
+
+    @property
+    def leader(self) -> bytes | None:
+        """Who leads as far as this voter knows."""
+        return self.context.leader
+
+    def is_voter(self, key: bytes) -> bool:
+        """Whether this is another voter, whose messages go to `receive`."""
+        return key in self.context.peers
+
+    # Events.
+
+    def start(self, now_s: float) -> None:
+        self.context.now_s = now_s
+        self.greeting.follow_charter()
+        self.election.start()
+
+    def look(self, now_s: float) -> None:
+        """Time passes."""
+        self.context.now_s = now_s
+        self.context.look()
+        self.greeting.look()
+        self.election.look()
+        self.replication.look()
+        if self.is_leading:
+            self._look_after_voters()
+            self._leave()
+
+    def deadline_s(self) -> float:
+        """When something happens here by itself."""
+        times = [self.greeting.deadline_s(), self.replication.deadline_s()]
+        if not self.is_leading:
+            times.append(self.election.deadline_s)
+        if self.context.save_retry_s is not None:
+            times.append(self.context.save_retry_s)
+        if self.context.peers:
+            times.append(self.context.now_s + limits.BEAT_EVERY_S)
+        return min(times)
+
+    def on_up(self, peer: bytes, now_s: float) -> None:
+        self.context.now_s = now_s
+        self.greeting.on_up(peer)
+
+    def on_down(self, peer: bytes, now_s: float) -> None:
+        self.context.now_s = now_s
+        self.greeting.on_down(peer)
+
+    def on_saved(self, job: SaveBallot, result: object, now_s: float) -> None:
+        self.context.now_s = now_s
+        if self.context.on_saved(job, result):
+            self.election.on_saved()
+
+    def on_appended(self, job: Append, result: object, now_s: float) -> None:
+        self.context.now_s = now_s
+        self.replication.on_appended(job, result)
+
+    def payload_here(self, index: int, now_s: float) -> None:
+        self.context.now_s = now_s
+        self.replication.payload_here(index)
+
+    def receive(self, key: bytes, message: Message, now_s: float) -> None:
+        """A voter's message. Raises RemoteError if it means nothing now."""
+        context = self.context
+        context.now_s = now_s
+        peer = context.peers[key]
+        peer.heard_s = now_s
+        match message:
+            case VoterHello():
+                if self.greeting.on_hello(key, message):
+                    self._greeted(peer)
+                return
+            case Refused():
+                self.greeting.on_refused(key, message)
+                return
+            case Goodbye() | Alive():
+                return  # That it was heard is all it says.
+        if not peer.is_greeted:
+            raise UnexpectedMessage(f"{type(message).__name__} before hello")
+        self._dispatch(peer, message)
+
+    def _greeted(self, peer: PeerVoter) -> None:
+        self.replication.reset(peer)
+        self.election.on_greeted(peer)
+        if self.is_leading:
+            self.replication.look()
+
+    def _dispatch(self, peer: PeerVoter, message: Message) -> None:
+        match message:
+            case AskVote():
+                self.election.on_ask(peer, message)
+            case GiveVote():
+                self.election.on_vote(peer, message)
+            case HandOver():
+                self.election.on_hand_over(peer, message)
+            case CharterOffer(envelope):
+                self.greeting.take_charter(envelope)
+            case IndexPart(entries):
+                self._origins.extend(entries)
+                if len(self._origins) > limits.INDEX_ENTRIES_MAX:
+                    raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
+            case _:
+                self._replicate(peer, message)
+
+    def _replicate(self, peer: PeerVoter, message: Message) -> None:
+        match message:
+            case Replicate():
+                if self._follow(peer, message):
+                    self.replication.on_replicate(peer, message)
+            case Certified():
+                is_ours = (message.epoch, message.term) == (self.context.epoch, self.context.term)
+                if self._is_leader(peer, message.epoch, message.term) or (
+                    is_ours and self.is_leading
+                ):
+                    self.replication.on_certified(peer, message)
+            case Replicated():
+                if message.epoch == self.context.epoch:
+                    self.election.on_term(message.term)
+                    self.replication.on_replicated(peer, message)
+            case StateOffer():
+                origins, self._origins = self._origins, []
+                if self._is_leader(peer, message.epoch, message.term):
+                    self.context.app.on_state_offer(message, origins)
+            case _:
+                raise UnexpectedMessage(f"{type(message).__name__} from a voter")
+
+    def _follow(self, peer: PeerVoter, message: Replicate) -> bool:
+        """Whether the sender leads the newest term; a former leader is told so."""
+        context = self.context
+        if message.epoch != context.epoch:
+            return False
+        if message.term < context.term:
+            self.replication.refuse(peer, message)
+            return False
+        is_new = context.leader != peer.key or message.term > context.term
+        self.election.on_term(message.term)
+        if context.leader not in (None, peer.key):
+            raise UnexpectedMessage(f"two leaders in term {message.term}")
+        if is_new:
+            self.replication.new_term()
+        self.election.heard_leader(peer.key)
+        return True
+
+    def _is_leader(self, peer: PeerVoter, epoch: int, term: int) -> bool:
+        context = self.context
+        return (epoch, term, peer.key) == (context.epoch, context.term, context.leader)
+
+    # The leader's pen.
+
+    def propose(self, body: Body) -> None:
+        """Put a record behind the last; it counts once `on_certified` names it."""
+        context = self.context
+        entry = context.log.propose(
+            body,
+            epoch=context.epoch,
+            term=context.term,
+            at_s=context.now_s + context.setup.wall_offset_s,
+        )
+        self.replication.on_proposed(entry)
+
+    def take_seat(self) -> None:
+        """The first records of a term: who leads, and in a new log who votes."""
+        context = self.context
+        is_forming = context.is_forming
+        self.replication.lead()
+        self.propose(SeatTaken(context.key))
+        if is_forming:
+            self.propose(CharterAdopted(context.charter_envelope))
+            admissions = [self._admission(context.key, context.ballot.disk)]
+            admissions += [self._admission(peer.key, peer.disk) for peer in context.greeted()]
+            self.propose(VotersAdmitted(tuple(sorted(admissions, key=lambda one: one.key))))
+
+    def _look_after_voters(self) -> None:
+        """Admit voters that came, adopt a newer charter; one change at a time."""
+        context, log = self.context, self.context.log
+        if log.is_changing or log.term_at(log.committed) != context.term:
+            return
+        newest = context.newest_charter
+        is_newer = newest.revision > log.charter.revision and newest.epoch == log.charter.epoch
+        voters = newest if is_newer else log.charter
+        if is_newer and not _is_syncer(newest, context.key):
+            # New voters do not know a leader that is not to be one: one who stays leads the change.
+            self._offer_seat(newest)
+            if not self.is_leading:
+                return
+        fresh = [
+            Admission(peer.key, voter.disk, peer.disk)
+            for peer in context.greeted()
+            if (voter := voters.voter(peer.key)) is not None
+            and not log.has_admission(peer.key, voter.disk, peer.disk)
+        ]
+        if fresh:
+            self.propose(VotersAdmitted(tuple(fresh)))
+        elif is_newer and self._can_adopt(newest):
+            self.propose(CharterAdopted(context.charter_envelope))
+            self.greeting.follow_charter()
+
+    def _leave(self) -> None:
+        """A leader that the charter in force does not want to lead gives the seat away."""
+        context = self.context
+        if context.log.is_changing or _is_syncer(context.log.charter, context.key):
+            self._leaving_s = None
+            return
+        if self._leaving_s is None:
+            self._leaving_s = context.now_s
+        if context.now_s - self._leaving_s > LEAVE_S_MAX:
+            self.election.depose("the charter has other syncers")
+        else:
+            self._offer_seat()
+
+    def _can_adopt(self, newest: Charter) -> bool:
+        """Whether those who must sign for the charter are here and have the log."""
+        context, log = self.context, self.context.log
+        ready = {peer.key for peer in context.greeted() if peer.match >= log.committed}
+        return Electorate.change(log.charter, newest).has_enough(ready | {context.key})
+
+    def _admission(self, key: bytes, disk: bytes) -> Admission:
+        voter = self.log.voter(key)
+        return Admission(key, voter.disk if voter is not None else 0, disk)
+
+    def hand_over(self, now_s: float) -> bytes | None:
+        """Ask the best standby to take the seat, if there is one that has everything."""
+        self.context.now_s = now_s
+        self.election.is_drained = True
+        return self._offer_seat()
+
+    def _offer_seat(self, charter: Charter | None = None) -> bytes | None:
+        """Ask the best standby under this charter to stand for election."""
+        context = self.context
+        charter = charter or context.log.charter
+        is_due = context.now_s - self._handed_s >= HAND_OVER_EVERY_S
+        if not is_due or context.log.certified < context.log.last:
+            return None
+        ready = [
+            peer
+            for peer in self.replication.standbys()
+            if peer.match == context.log.last and _is_syncer(charter, peer.key)
+        ]
+        ranks = {voter.key: voter.priority for voter in charter.voters}
+        best = max(ready, key=lambda peer: (ranks[peer.key], peer.key), default=None)
+        if best is None:
+            return None
+        self._handed_s = context.now_s
+        context.say(best.key, HandOver(context.epoch, context.term))
+        return best.key
+
+
+def _is_syncer(charter: Charter, key: bytes) -> bool:
+    voter = charter.voter(key)
+    return voter is not None and voter.role == "syncer"

@@ -1,0 +1,255 @@
+"""Carries out what the syncer's machine asks for: transfers, merges, the disk.
+
+Merging runs on threads, everything about the disk on one thread of its own in the order it was
+asked for, so that the event loop only ever moves small things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from node.host.seat import learners_topic
+from node.host.transport import Transport
+from protocol.errors import CorruptState, MalformedPayload, RemoteError, TransientError
+from protocol.ids import short
+from protocol.machine import Failed, Job, JobResult
+from protocol.messages import Certificate
+from protocol.records import StateDigests
+from syncer_node.bank import MergeBank
+from syncer_node.disk import FIRST_WEIGHTS, Disk
+from syncer_node.jobs import (
+    CheckpointWritten,
+    FetchPayload,
+    FetchPush,
+    FetchWeights,
+    InitialiseWeights,
+    Installed,
+    InstallState,
+    LoadWeights,
+    Merge,
+    Merged,
+    PayloadKept,
+    PushFetched,
+    PushRefused,
+    Repaired,
+    RepairFragment,
+    Replay,
+    Replayed,
+    WeightsMade,
+    WriteCheckpoint,
+)
+from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.store import Checkpoint, Store
+
+log = logging.getLogger("shoal.syncer")
+
+MERGE_THREADS = 2
+SOURCES_ASKED_MAX = 8
+T = TypeVar("T")
+
+
+class Work:
+    """The hands of one syncer."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        store: Store,
+        bank: MergeBank,
+        disk: Disk,
+        project: bytes,
+        kept_marks: Callable[[], set[int]],
+        other_syncers: Callable[[], list[bytes]],
+    ) -> None:
+        self.transport = transport
+        self.store = store
+        self.bank = bank
+        self.disk = disk
+        self.project = project
+        self.kept_marks = kept_marks
+        self.other_syncers = other_syncers
+        self.merge_pool = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
+        self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
+
+    def close(self) -> None:
+        """Wait for what is under way; nothing remains half done."""
+        self.merge_pool.shutdown(wait=True, cancel_futures=True)
+        self.disk_pool.shutdown(wait=True, cancel_futures=True)
+        self.store.close()
+
+    async def run_job(self, job: Job) -> JobResult:
+        """Carry out one job."""
+        match job:
+            case FetchPush():
+                return await self._fetch_push(job)
+            case Merge():
+                return await self._merge(job)
+            case FetchPayload():
+                return await self._fetch_payload(job)
+            case FetchWeights():
+                return await self._fetch_weights(job)
+            case RepairFragment():
+                return await self._repair(job)
+            case Replay(merged):
+                await self._on_disk(partial(self.disk.replay, merged))
+                return Replayed()
+            case WriteCheckpoint(index, summary):
+                checkpoint = self.disk.capture(index, summary)
+                write = partial(self.disk.write_checkpoint, checkpoint, self.kept_marks())
+                await self._on_disk(write)
+                return CheckpointWritten(index)
+        return await self._on_disk(partial(self._keep, job))
+
+    def _keep(self, job: Job) -> JobResult:
+        """What only concerns the disk."""
+        files = self.store.voter
+        match job:
+            case InitialiseWeights():
+                return WeightsMade(self.disk.initialise())
+            case LoadWeights():
+                self.disk.initialise()
+                return Replayed()
+            case SaveBallot(ballot):
+                files.save_ballot(ballot)
+                return BallotSaved(ballot)
+            case Append(after, records):
+                files.append(after, records)
+                return Appended(after + len(records))
+            case InstallState(entry, summary, origins):
+                files.begin_behind(entry, summary, origins)
+                return Installed()
+        raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    def keep_certificate(self, certificate: Certificate) -> None:
+        """Store a proof, some time soon."""
+        self.small(partial(self.store.voter.keep_certificate, certificate))
+
+    def small(self, write: Callable[[], None]) -> None:
+        """A small write whose loss costs nothing: it is made again after a restart."""
+
+        def keep() -> None:
+            try:
+                write()
+            except TransientError as error:
+                log.warning("%s", error)
+
+        self.disk_pool.submit(keep)
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        """Run on the disk's own thread; work is done in the order it is handed over."""
+        return await asyncio.get_running_loop().run_in_executor(self.disk_pool, work)
+
+    # Merging.
+
+    async def _fetch_push(self, job: FetchPush) -> JobResult:
+        header = job.header
+        push = (job.peer, header.incarnation, header.sequence)
+        try:
+            payload = await self.transport.fetch(job.peer, header.digest, header.payload_bytes)
+            keep = partial(self.bank.keep_push, push, header.fragment, payload)
+            await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
+        except MalformedPayload as error:
+            return PushRefused(error.reason, str(error))
+        return PushFetched()
+
+    async def _merge(self, job: Merge) -> JobResult:
+        started_s = time.monotonic()
+        try:
+            outcome = await asyncio.get_running_loop().run_in_executor(
+                self.merge_pool, self.bank.merge, job
+            )
+        except CorruptState as error:
+            return Failed(str(error))
+        await self._on_disk(
+            partial(
+                self.store.write_payload,
+                job.fragment,
+                job.version,
+                outcome.payload_digest,
+                outcome.payload,
+            )
+        )
+        return Merged(
+            payload=outcome.payload_digest,
+            payload_bytes=len(outcome.payload),
+            state=outcome.state,
+            norms=outcome.norms,
+            scales=outcome.scales,
+            seconds=time.monotonic() - started_s,
+        )
+
+    # Keeping up, and getting back what was lost.
+
+    async def _fetch_payload(self, job: FetchPayload) -> JobResult:
+        merged = job.merged
+        wanted = [(merged.payload, merged.payload_bytes)]
+        (payload,) = await self._fetch_from(await self._sources(job.leader), wanted)
+        write = partial(
+            self.store.write_payload,
+            merged.fragment,
+            merged.version,
+            merged.payload,
+            bytes(payload),
+        )
+        await self._on_disk(write)
+        return PayloadKept()
+
+    async def _fetch_weights(self, job: FetchWeights) -> JobResult:
+        """Version 0 of every fragment, kept as the first checkpoint."""
+        sources = await self._sources(job.leader)
+        theta, momentum = [], []
+        for fragment, state in enumerate(job.fragments):
+            one, other = await self._fetch_state(sources, fragment, state)
+            theta.append(one)
+            momentum.append(other)
+        checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
+        await self._on_disk(partial(self.store.write_checkpoint, checkpoint))
+        return PayloadKept()
+
+    async def _repair(self, job: RepairFragment) -> JobResult:
+        newest = job.newest
+        sources = await self._sources(job.leader)
+        theta, momentum = await self._fetch_state(sources, job.fragment, newest.state)
+        self.bank.initialise(job.fragment, newest.version, theta, momentum)
+        return Repaired()
+
+    async def _fetch_state(
+        self, sources: list[bytes], fragment: int, state: StateDigests
+    ) -> tuple[np.ndarray, np.ndarray]:
+        size = 4 * self.bank.layout.fragments[fragment].numel
+        parts = await self._fetch_from(sources, [(state.theta, size), (state.momentum, size)])
+        theta, momentum = (np.frombuffer(bytes(part), np.float32) for part in parts)
+        return theta, momentum
+
+    async def _sources(self, leader: bytes | None) -> list[bytes]:
+        """Who might have it: the leader, the other syncers, then learners."""
+        sources = [leader] if leader is not None else []
+        sources += [key for key in self.other_syncers() if key not in sources]
+        try:
+            found = await self.transport.lookup(learners_topic(self.project))
+        except TransientError as error:
+            log.info("learners cannot be looked up: %s", error)
+            found = {}
+        sources += [key for key in sorted(found) if key not in sources]
+        return [key for key in sources if key != self.transport.key][:SOURCES_ASKED_MAX]
+
+    async def _fetch_from(
+        self, sources: list[bytes], wanted: list[tuple[bytes, int]]
+    ) -> list[memoryview]:
+        """All of what is wanted from the first source that has it. Raises TransientError."""
+        trouble = "nobody is known who could have it"
+        for source in sources:
+            try:
+                return [await self.transport.fetch(source, *one) for one in wanted]
+            except (TransientError, RemoteError) as error:
+                trouble = f"{short(source)}: {error}"
+        raise TransientError(trouble)

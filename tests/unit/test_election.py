@@ -1,0 +1,193 @@
+"""One voter's rules: to whom it gives its vote, when it stands, what it remembers first."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from protocol.desk import Desk
+from protocol.limits import WIRE_VERSION
+from protocol.machine import Failed, Send
+from protocol.messages import AskVote, GiveVote, VoterHello
+from protocol.project import Voter, encode
+from protocol.signing import seal
+from simulator.tiny import SimSigner, sim_verify, tiny_project
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.context import RaftSetup, Role
+from syncer_node.raft.jobs import BallotSaved, SaveBallot
+from syncer_node.raft.log import Floor, LogStart
+from syncer_node.raft.raft import Raft
+
+A, B, C = (SimSigner(name) for name in "abc")
+VOTERS = (Voter(A.key, "syncer", 90), Voter(B.key, "syncer", 50), Voter(C.key, "witness", 0))
+TINY = tiny_project(A.key, voters=VOTERS)
+ENVELOPE = seal("charter", TINY.project, encode(TINY.charter), TINY.owner)
+
+
+class Bystander:
+    """An app that can lead and does nothing."""
+
+    def can_lead(self):
+        return True
+
+    def __getattr__(self, name):
+        return lambda *args: None
+
+
+class Bench:
+    """The voter `b`, greeted by the others."""
+
+    def __init__(self, *, ballot: Ballot | None = None) -> None:
+        setup = RaftSetup(TINY.project, TINY.owner.key, B, sim_verify, random.Random(1), 0.0, 1)
+        self.raft = Raft(
+            setup,
+            desk=Desk(),
+            start=LogStart(Floor(), TINY.charter, {}, [], []),
+            ballot=ballot or Ballot(B.key, 1),
+            charter_envelope=ENVELOPE,
+            newest_charter=TINY.charter,
+            app=Bystander(),
+        )
+        self.raft.start(0.0)
+        for other in (A, C):
+            self.raft.on_up(other.key, 0.0)
+            self.hear(other, self.hello(other))
+        self.save()
+
+    def hello(self, of: SimSigner, **changes) -> VoterHello:
+        usual = VoterHello(WIRE_VERSION, TINY.project, of.key, 1, 1, 0, 0, ENVELOPE, ())
+        return msgspec.structs.replace(usual, **changes)
+
+    def hear(self, of: SimSigner, message, now_s: float = 0.0) -> None:
+        self.raft.receive(of.key, message, now_s)
+
+    def save(self, result=None) -> None:
+        """The disk answers every write of the ballot."""
+        desk = self.raft.context.desk
+        while jobs := [n for n, job in desk.jobs.items() if isinstance(job, SaveBallot)]:
+            job = desk.finish(jobs[0])
+            self.raft.on_saved(job, result or BallotSaved(job.ballot), self.raft.context.now_s)
+
+    def greet(self, now_s: float) -> None:
+        """The others were heard again."""
+        for other in (A, C):
+            self.hear(other, self.hello(other), now_s)
+        self.save()
+
+    def answers(self) -> list[GiveVote]:
+        out = self.raft.context.desk.drain()
+        sent = [effect.message for effect in out if isinstance(effect, Send)]
+        return [message for message in sent if isinstance(message, GiveVote)]
+
+
+def ask(**changes) -> AskVote:
+    usual = AskVote(0, 1, 0, 0, is_trial=False, is_handover=False)
+    return msgspec.structs.replace(usual, **changes)
+
+
+def test_a_vote_is_on_disk_before_it_is_given():
+    bench = Bench()
+    bench.hear(A, ask())
+    assert bench.answers() == []
+    bench.save()
+    (answer,) = bench.answers()
+    assert answer.is_granted
+    assert bench.raft.context.ballot.voted_for == A.key
+
+
+def test_a_vote_that_cannot_be_written_is_not_given():
+    bench = Bench()
+    bench.hear(A, ask())
+    bench.save(Failed("disk full"))
+    assert bench.answers() == []
+    bench.raft.look(1.5)
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [True]
+
+
+def test_one_vote_a_term():
+    bench = Bench(ballot=Ballot(B.key, 1, 1, B.key))
+    bench.hear(A, ask())
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [False]
+    bench.hear(A, ask(term=2))
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [True]
+
+
+def test_a_witness_gets_no_vote():
+    bench = Bench()
+    bench.hear(C, ask())
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [False]
+
+
+def test_a_trial_costs_no_term_and_no_vote():
+    bench = Bench()
+    bench.hear(A, ask(is_trial=True))
+    assert [answer.is_granted for answer in bench.answers()] == [True]
+    assert (bench.raft.context.term, bench.raft.context.ballot.voted_for) == (0, None)
+
+
+def test_no_vote_while_the_leader_is_heard_unless_it_hands_over():
+    bench = Bench()
+    context = bench.raft.context
+    context.now_s = 10.0
+    bench.raft.election.heard_leader(C.key)
+    bench.hear(A, ask(term=5), now_s=11.0)
+    assert [answer.is_granted for answer in bench.answers()] == [False]
+    assert context.term == 0
+    bench.hear(A, ask(term=5, is_handover=True), now_s=11.0)
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [True]
+
+
+def test_no_vote_before_what_this_disk_lost_is_here_again():
+    bench = Bench(ballot=Ballot(B.key, 1, 1, None, owed=5))
+    bench.hear(A, ask(term=2, last_term=9, last_index=99))
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [False]
+
+
+def test_nobody_forms_a_log_without_everybody():
+    bench = Bench()
+    bench.greet(6.0)
+    bench.raft.look(6.0)
+    assert bench.raft.context.role is Role.TRYING
+    granted = GiveVote(0, 1, True, True, bytes(64))
+    bench.hear(A, granted)
+    assert bench.raft.context.role is Role.TRYING
+    bench.hear(C, granted)
+    assert bench.raft.context.role is Role.STANDING
+
+
+def test_a_vote_with_a_wrong_signature_does_not_count():
+    bench = Bench()
+    bench.greet(6.0)
+    bench.raft.look(6.0)
+    for other in (A, C):
+        bench.hear(other, GiveVote(0, 1, True, True, bytes(64)))
+    bench.save()
+    for other in (A, C):
+        bench.hear(other, GiveVote(0, 1, False, True, bytes(64)))
+    assert bench.raft.context.role is Role.STANDING
+
+
+def test_other_disks_old_copies_and_clones_are_turned_away():
+    for changes, words in (
+        ({"disk": A.key}, "another disk"),
+        ({"boot": 0}, "old copy"),
+        ({"nonce": 2}, "two hosts"),
+    ):
+        bench = Bench()
+        bench.hear(C, bench.hello(C, **changes))
+        assert words in bench.raft.context.peers[C.key].trouble
+
+
+def test_a_stream_on_which_no_hello_comes_is_given_up():
+    bench = Bench()
+    bench.raft.on_down(A.key, 1.0)
+    bench.raft.on_up(A.key, 2.0)
+    bench.raft.look(8.0)
+    assert not bench.raft.context.peers[A.key].is_up
