@@ -1,4 +1,4 @@
-"""Hosts on loopback for tests: real engines, throw-away keys, everything closed at the end."""
+"""Hosts for tests: real engines, throw-away keys, everything closed at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,15 @@ def run(main: Awaitable[None], *, timeout_s: float = 20.0) -> None:
 class Host:
     """One host: its transport, and the states that it reported."""
 
-    def __init__(self, home: Path, name: str, *, bootstrap: list[str], port: int = 0) -> None:
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        *,
+        bootstrap: list[str],
+        port: int = 0,
+        listen_host: str = "127.0.0.1",
+    ) -> None:
         self.states: list[TransportState] = []
         self.changed = asyncio.Event()
         self.identity = keystore.load_or_create(home / name / "key")
@@ -39,7 +47,7 @@ class Host:
             port=port,
             bootstrap=bootstrap,
             topics=TOPICS,
-            listen_host="127.0.0.1",
+            listen_host=listen_host,
             on_state=self._note,
         )
 
