@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.netlab import Lab, Link, namespaces
+from tests.netlab import Lab, LabFailed, Link, namespaces
 from tests.netlab.lab import ROOT
 from tests.netlab.marks import needs_lab
 
@@ -139,6 +139,29 @@ def test_a_partition_separates_groups_until_it_heals():
         assert reaches(lab, a, c, "a", "c")
 
 
+def test_eight_nodes_in_two_halves():
+    nodes = tuple("abcdefgh")
+    with Lab(nodes, link=Link(latency_s=0.01)) as lab, sockets(lab, *nodes) as bound:
+        lab.partition(nodes[:3], nodes[3:])
+        for sender in bound:
+            for node in nodes:
+                sender.sendto(b"hello", (lab.address(node), PORT))
+        names = {lab.address(node): node for node in nodes}
+        for node, receiver in zip(nodes, bound, strict=True):
+            heard = set()
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    heard.add(names[receiver.recvfrom(100)[1][0]])
+            assert heard == set(nodes[:3] if node in nodes[:3] else nodes[3:])
+
+
+def test_a_relay_that_has_died_is_told():
+    with Lab(["a", "b"]) as lab:
+        os.kill(lab.relay_pid, signal.SIGKILL)
+        with pytest.raises(LabFailed, match="relay"):
+            lab.cut("a", "b")
+
+
 def test_a_cut_also_catches_what_is_on_its_way():
     with Lab(["a", "b"], link=Link(latency_s=0.1)) as lab, sockets(lab, "a", "b") as (a, b):
         a.sendto(b"hello", (lab.address("b"), PORT))
@@ -238,7 +261,7 @@ from tests.netlab import Lab
 with Lab(["a", "b"]) as lab:
     process = lab.run("a", [sys.executable, "-c", {CROWD!r}], stdout=subprocess.PIPE, text=True)
     sleeper = process.stdout.readline().strip()
-    print(process.pid, lab._relay.pid, sleeper, flush=True)
+    print(process.pid, lab.relay_pid, sleeper, flush=True)
     time.sleep(60)
 """
 

@@ -101,6 +101,13 @@ class Lab:
             while self._namespaces:
                 os.close(self._namespaces.popitem()[1])
 
+    @property
+    def relay_pid(self) -> int:
+        """The process that all packets go through."""
+        if self._relay is None:
+            raise LabFailed("the lab is not open")
+        return self._relay.pid
+
     # Nodes.
 
     def address(self, node: str) -> str:
