@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.net, needs_lab]
 SMALL, MIDDLE, LARGE = SIZES
 START_S = 30.0
 PARTITION_S = 10.0
+CUT_S = 1.5
 BACK_S = 20.0
 """After a cut TCP tries again at doubling intervals: up to as long as the cut took, once more."""
 
@@ -46,6 +47,9 @@ class Peer:
         self._number = 0
         self._early: dict[int, dict] = {}
         threading.Thread(target=self._read, daemon=True).start()
+
+    def wait(self):
+        """Until it is up."""
         told = self._lines.get(timeout=START_S)
         self.key, self.addresses = told["key"], told["addresses"]
 
@@ -75,48 +79,62 @@ class Peer:
         return self.answer(self.ask(say=peer.key, text=text), timeout_s=timeout_s)
 
 
-def test_a_blob_arrives_over_a_long_link_that_loses_packets(tmp_path):
-    with Lab(["a", "b"], link=Link(latency_s=0.05, loss_frac=0.02), seed=1) as lab:
-        a = Peer(lab, "a", tmp_path)
-        b = Peer(lab, "b", tmp_path, a.addresses)
-        assert a.addresses[0].startswith(f"/ip4/{lab.address('a')}/tcp/")
-        fetched = b.fetch(a, MIDDLE, timeout_s=40)
-        assert fetched["seconds"] > 0.1, "a round trip"
-        assert lab.counts("a", "b").lost > 0
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory):
+    """A lab and its hosts; b and c know a."""
+    folder = tmp_path_factory.mktemp("apart")
+    with Lab(["a", "b", "c"], seed=1) as lab:
+        a = Peer(lab, "a", folder)
+        a.wait()
+        others = [Peer(lab, node, folder, a.addresses) for node in ("b", "c")]
+        for other in others:
+            other.wait()
+        yield lab, a, *others
 
 
-def test_hosts_outlive_a_partition_and_others_notice_nothing(tmp_path):
-    link = Link(latency_s=0.02, rate_bytes_per_s=500_000)
-    with Lab(["a", "b", "c"], link=link) as lab:
-        a = Peer(lab, "a", tmp_path)
-        b, c = (Peer(lab, node, tmp_path, a.addresses) for node in ("b", "c"))
-        assert b.say(a, "before", timeout_s=5)["text"] == "before"
-        lab.partition({"a", "c"}, {"b"})
-        cut_s = time.monotonic()
-        waiting = b.ask(say=a.key, text="from the other side")
-        assert "seconds" in c.fetch(a, LARGE, timeout_s=PARTITION_S)
-        with pytest.raises(queue.Empty):
-            b.answer(waiting, timeout_s=PARTITION_S - (time.monotonic() - cut_s))
-        lab.heal()
-        said = b.answer(waiting, timeout_s=BACK_S)
-        assert said.get("text") == "from the other side", said
-        assert "seconds" in b.fetch(a, SMALL, timeout_s=10)
+def test_a_host_is_known_by_the_address_of_its_node(swarm):
+    lab, *peers = swarm
+    for node, peer in zip(lab.nodes, peers, strict=True):
+        assert peer.addresses[0].startswith(f"/ip4/{lab.address(node)}/tcp/")
 
 
-def test_a_transfer_goes_on_after_a_short_cut(tmp_path):
-    link = Link(latency_s=0.02, rate_bytes_per_s=1_000_000)
-    with Lab(["a", "b"], link=link) as lab:
-        a = Peer(lab, "a", tmp_path)
-        b = Peer(lab, "b", tmp_path, a.addresses)
-        before = lab.counts("a", "b").forwarded_bytes
-        fetching = b.ask(fetch=a.key, size=LARGE)
-        ends_s = time.monotonic() + 10
-        while lab.counts("a", "b").forwarded_bytes < before + LARGE / 3:
-            assert time.monotonic() < ends_s
-            time.sleep(0.01)
-        lab.cut_one_way("a", "b")
-        with pytest.raises(queue.Empty):
-            b.answer(fetching, timeout_s=3)
-        lab.heal()
-        assert "seconds" in b.answer(fetching, timeout_s=15)
-        assert lab.counts("a", "b").forwarded_bytes - before < 1.5 * LARGE, "not begun anew"
+def test_a_blob_arrives_over_a_long_link_that_loses_packets(swarm):
+    lab, a, b, _ = swarm
+    lab.shape_all(Link(latency_s=0.05, loss_frac=0.02))
+    before = lab.counts("a", "b").lost
+    fetched = b.fetch(a, MIDDLE, timeout_s=40)
+    assert fetched["seconds"] > 0.1, "a round trip"
+    assert lab.counts("a", "b").lost > before
+
+
+def test_a_transfer_goes_on_after_a_short_cut(swarm):
+    lab, a, b, _ = swarm
+    lab.shape_all(Link(latency_s=0.02, rate_bytes_per_s=1_000_000))
+    before = lab.counts("a", "b").forwarded_bytes
+    fetching = b.ask(fetch=a.key, size=LARGE)
+    ends_s = time.monotonic() + 10
+    while lab.counts("a", "b").forwarded_bytes < before + LARGE / 2:
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+    lab.cut_one_way("a", "b")
+    with pytest.raises(queue.Empty):
+        b.answer(fetching, timeout_s=CUT_S)
+    lab.heal()
+    assert "seconds" in b.answer(fetching, timeout_s=15)
+    assert lab.counts("a", "b").forwarded_bytes - before < 1.4 * LARGE, "not begun anew"
+
+
+def test_hosts_outlive_a_partition_and_others_notice_nothing(swarm):
+    lab, a, b, c = swarm
+    lab.shape_all(Link(latency_s=0.02, rate_bytes_per_s=500_000))
+    assert b.say(a, "before", timeout_s=5)["text"] == "before"
+    lab.partition({"a", "c"}, {"b"})
+    cut_s = time.monotonic()
+    waiting = b.ask(say=a.key, text="from the other side")
+    assert "seconds" in c.fetch(a, LARGE, timeout_s=PARTITION_S)
+    with pytest.raises(queue.Empty):
+        b.answer(waiting, timeout_s=PARTITION_S - (time.monotonic() - cut_s))
+    lab.heal()
+    said = b.answer(waiting, timeout_s=BACK_S)
+    assert said.get("text") == "from the other side", said
+    assert "seconds" in b.fetch(a, SMALL, timeout_s=10)
