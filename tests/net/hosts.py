@@ -67,6 +67,12 @@ class Host:
         """Only tests reach into the engine: they kill it."""
         return self.transport._engine._p2p._child.pid
 
+    @property
+    def engine_sockets(self) -> set[str]:
+        """Paths of the engine's own sockets; tests beside this one have others there."""
+        p2p = self.transport._engine._p2p
+        return {at["unix"] for at in (p2p._daemon_listen_maddr, p2p._client_listen_maddr)}
+
 
 @asynccontextmanager
 async def swarm(home: Path, count: int) -> AsyncIterator[list[Host]]:

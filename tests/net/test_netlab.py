@@ -204,6 +204,8 @@ def test_unknown_nodes_are_refused():
         for wrong in (lambda: lab.cut("a", "z"), lambda: lab.shape("a", "a", Link())):
             with pytest.raises(ValueError, match="no link"):
                 wrong()
+        with pytest.raises(ValueError, match="no node"):
+            lab.heal("z")
 
 
 CROWD = """

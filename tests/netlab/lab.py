@@ -193,6 +193,8 @@ class Lab:
     def heal(self, a: str | None = None, b: str | None = None) -> None:
         """Undoes cuts: between two nodes, all those of one, or all."""
         wanted = {node for node in (a, b) if node is not None}
+        if not wanted <= set(self.nodes):
+            raise ValueError(f"there is no node {wanted - set(self.nodes)}")
         healed = {pair for pair in self._cuts if wanted <= set(pair)}
         self._cuts -= healed
         self._tell(healed)
