@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+
+import pytest
 
 # Importing hivemind makes torch share memory through a helper process for the whole interpreter.
 # Daemons never share tensors, but here their tests run in one process with those of the trainer.
 os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what was skipped and why: a quiet run would show only a number."""
+    skipped = terminalreporter.getreports("skipped")
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.write_line(f"{tests} skipped: {reason}", yellow=True)

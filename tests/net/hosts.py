@@ -1,4 +1,4 @@
-"""Hosts on loopback for tests: real engines, throw-away keys, everything closed at the end."""
+"""Hosts for tests: real engines, throw-away keys, everything closed at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,15 @@ def run(main: Awaitable[None], *, timeout_s: float = 20.0) -> None:
 class Host:
     """One host: its transport, and the states that it reported."""
 
-    def __init__(self, home: Path, name: str, *, bootstrap: list[str], port: int = 0) -> None:
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        *,
+        bootstrap: list[str],
+        port: int = 0,
+        listen_host: str = "127.0.0.1",
+    ) -> None:
         self.states: list[TransportState] = []
         self.changed = asyncio.Event()
         self.identity = keystore.load_or_create(home / name / "key")
@@ -39,7 +47,7 @@ class Host:
             port=port,
             bootstrap=bootstrap,
             topics=TOPICS,
-            listen_host="127.0.0.1",
+            listen_host=listen_host,
             on_state=self._note,
         )
 
@@ -58,6 +66,12 @@ class Host:
     def engine_pid(self) -> int:
         """Only tests reach into the engine: they kill it."""
         return self.transport._engine._p2p._child.pid
+
+    @property
+    def engine_sockets(self) -> set[str]:
+        """Paths of the engine's own sockets; tests beside this one have others there."""
+        p2p = self.transport._engine._p2p
+        return {at["unix"] for at in (p2p._daemon_listen_maddr, p2p._client_listen_maddr)}
 
 
 @asynccontextmanager

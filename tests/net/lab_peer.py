@@ -1,0 +1,92 @@
+"""One host as a program, for tests that give each host a network of its own.
+
+    python -m tests.net.lab_peer FOLDER NAME LISTEN_ADDRESS [BOOTSTRAP_ADDRESS ...]
+
+It serves the blob of `blob(n)` for any n in `SIZES` and echoes control frames. Its first line of
+output is `{"key": ..., "addresses": [...]}`. After that, each line of input is a question in JSON,
+and each is answered with one line that repeats its number; questions do not wait for each other:
+
+- `{"number": 1, "fetch": KEY, "size": 1000}`: `seconds`, once the blob is here and checked;
+- `{"number": 2, "say": KEY, "text": "hi"}`: `text`, once the echo is back on the standing stream;
+- what failed is answered with `error`, the name of the exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+from blake3 import blake3
+
+from node.host.streams import ControlStream
+from protocol.errors import ShoalError
+from tests.net.hosts import Host, echo
+
+SIZES = (10_000, 300_000, 3_000_000)
+
+
+def blob(size):
+    return random.Random(size).randbytes(size)
+
+
+class Peer:
+    """A host and its standing streams."""
+
+    def __init__(self, host):
+        self.host = host
+        self.blobs = {blake3(blob(size)).digest(): blob(size) for size in SIZES}
+        self.digests = dict(zip(SIZES, self.blobs, strict=True))
+        self.streams: dict[bytes, ControlStream] = {}
+
+    def lookup(self, _, asked):
+        found = self.blobs.get(asked)
+        return memoryview(found) if found is not None else None
+
+    async def answer(self, asked):
+        started_s = time.monotonic()
+        try:
+            if "fetch" in asked:
+                size = asked["size"]
+                key = bytes.fromhex(asked["fetch"])
+                await self.host.transport.fetch(key, self.digests[size], size)
+                said = {"seconds": time.monotonic() - started_s}
+            else:
+                said = {"text": await self.say(bytes.fromhex(asked["say"]), asked["text"])}
+        except ShoalError as error:
+            said = {"error": type(error).__name__, "detail": str(error)}
+        print(json.dumps({"number": asked["number"], **said}), flush=True)
+
+    async def say(self, key, text):
+        if key not in self.streams:
+            self.streams[key] = await self.host.transport.open_control(key)
+        self.streams[key].send(text.encode())
+        return (await self.streams[key].recv()).decode()
+
+    async def serve(self):
+        transport = self.host.transport
+        transport.serve_control(echo)
+        transport.serve_blobs(self.lookup)
+        await transport.start()
+        try:
+            told = {"key": self.host.identity.key.hex(), "addresses": transport.addresses()}
+            print(json.dumps(told), flush=True)
+            async with asyncio.TaskGroup() as tasks:
+                while line := await asyncio.to_thread(sys.stdin.readline):
+                    tasks.create_task(self.answer(json.loads(line)))
+        finally:
+            await transport.close()
+
+
+def main(folder, name, listen_host, *bootstrap):
+    host = Host(Path(folder), name, bootstrap=list(bootstrap), listen_host=listen_host)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(Peer(host).serve())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

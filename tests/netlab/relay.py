@@ -1,0 +1,142 @@
+"""The process between the namespaces: every packet of every node goes through it.
+
+It reads IP packets from the nodes' TUN devices and writes each, when its link says, to the device
+of the node that has the destination address. It ends when its test process does.
+
+Arguments: the descriptor of a control socket, a seed, and `NAME=ADDRESS=DESCRIPTOR` for each node.
+On the control socket come JSON messages, each answered when it has taken effect:
+`{"links": [[FROM, TO, is_open, latency_s, ...], ...]}` with the fields of `Link` in order, and
+`{"count": [FROM, TO]}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import heapq
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, Final
+
+from tests.netlab.link import Link, Shaper
+
+MESSAGE_BYTES_MAX: Final = 1 << 20
+PACKET_BYTES_MAX: Final = 1 << 16
+BURST_PACKETS: Final = 64
+"""Taken from one device in a row, before anybody else has a turn."""
+
+PRIORITY: Final = -10
+"""Before the processes under test: a late relay would be a slower network."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Path:
+    """The way from one node to another."""
+
+    shaper: Shaper
+    out: int
+    """The TUN device at its end."""
+
+
+class Relay:
+    """Nodes, the links between them, and the packets on their way."""
+
+    def __init__(
+        self, control: socket.socket, nodes: list[tuple[str, str, int]], seed: str
+    ) -> None:
+        self._control = control
+        self._paths: dict[int, dict[bytes, Path]] = {}
+        """By the device that a packet comes from, then by its destination."""
+        self._by_names: dict[tuple[str, str], Path] = {}
+        self._waiting: list[tuple[float, int, Path, bytes]] = []
+        self._number = 0
+        for name, _, tun in nodes:
+            self._paths[tun] = {}
+            for other, address, out in nodes:
+                if other != name:
+                    path = Path(Shaper(Link(), seed=f"{seed} {name} {other}"), out)
+                    self._paths[tun][socket.inet_aton(address)] = path
+                    self._by_names[name, other] = path
+
+    def run(self) -> None:
+        """Forwards until the control socket closes."""
+        control = self._control.fileno()
+        # Of all ways to wait, this one has a timeout finer than a millisecond.
+        sources = [control, *self._paths]
+        while True:
+            ready, _, _ = select.select(sources, (), (), self._deliver())
+            for source in ready:
+                if source != control:
+                    self._take_in(source)
+                elif not self._obey():
+                    return
+
+    def _take_in(self, tun: int) -> None:
+        paths, waiting = self._paths[tun], self._waiting
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(BURST_PACKETS):
+                packet = os.read(tun, PACKET_BYTES_MAX)
+                path = paths.get(packet[16:20])
+                if path is None:
+                    continue  # Multicast, or somebody who does not exist.
+                now_s = time.monotonic()
+                at_s = path.shaper.admit(len(packet), now_s)
+                if at_s is None:
+                    continue
+                self._number += 1
+                heapq.heappush(waiting, (at_s, self._number, path, packet))
+
+    def _deliver(self) -> float | None:
+        """Hands over what is due; seconds until the next packet is."""
+        waiting = self._waiting
+        now_s = time.monotonic()
+        while waiting and waiting[0][0] <= now_s:
+            _, _, path, packet = heapq.heappop(waiting)
+            if path.shaper.is_open:
+                with contextlib.suppress(OSError):  # No memory for it: lost, as anywhere.
+                    os.write(path.out, packet)
+        return max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+
+    def _obey(self) -> bool:
+        """Does what the lab asks; False when there is no lab any more."""
+        try:
+            message = self._control.recv(MESSAGE_BYTES_MAX)
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        asked = json.loads(message)
+        answer: dict[str, Any] = {}
+        for sender, receiver, is_open, *link in asked.get("links", ()):
+            shaper = self._by_names[sender, receiver].shaper
+            shaper.link, shaper.is_open = Link(*link), is_open
+        if "count" in asked:
+            sender, receiver = asked["count"]
+            answer = dataclasses.asdict(self._by_names[sender, receiver].shaper.counts)
+        self._control.send(json.dumps(answer).encode())
+        return True
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the relay of one lab."""
+    control, seed, *given = arguments
+    nodes = []
+    for text in given:
+        name, address, tun = text.rsplit("=", 2)
+        nodes.append((name, address, int(tun)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; the lab ends us.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    gc.disable()  # Nothing here is circular, and a collection would delay packets.
+    with socket.socket(fileno=int(control)) as wire:
+        Relay(wire, nodes, seed).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
