@@ -135,6 +135,8 @@ def messages_text() -> str:
     for kind in get_args(messages.Message):
         both = kind in from_learner and kind in from_syncer
         one = "learner to syncer" if kind in from_learner else "syncer to learner"
+        if kind in get_args(messages.DonorMessage):
+            one = "learner to learner"
         parts.append(struct_text(kind, messages, "either way" if both else one))
     return "\n\n".join(parts)
 
@@ -145,6 +147,7 @@ def parts_text() -> str:
         messages.Envelope,
         messages.PushHeader,
         messages.Cursor,
+        messages.VectorClock,
         messages.Vote,
         messages.Certificate,
         messages.CertifiedRecord,

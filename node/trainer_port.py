@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from node.bank import FragmentBank
 from node.jobs import (
@@ -43,6 +44,7 @@ START = Cursor(0, 0)
 READY_TIMEOUT_S = 600.0
 """A first start may tokenise a large corpus."""
 
+F32 = NDArray[np.float32]
 T = TypeVar("T")
 
 
@@ -174,6 +176,28 @@ class TrainerPort:
             tokens=done.tokens_total,
             cursor=cursor,
         )
+
+    async def capture_moments(self, fragment: int, numel: int) -> bytes | None:
+        """A fragment's optimizer state at the next boundary; None if the trainer ended."""
+        process = self._live()
+        slot = process.slot(numel)
+        done = await self._ask(lambda n: link.CaptureMoments(n, fragment, slot.identity, numel))
+        if not isinstance(done, link.Done):
+            return None
+        copied = await self._in_pool(slot.values.tobytes)
+        process.drop(slot)  # Not of a fragment's size: nobody needs it again soon.
+        return copied
+
+    async def install_moments(self, fragment: int, values: F32) -> bool:
+        """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""
+        process = self._live()
+        slot = process.slot(values.size)
+        await self._in_pool(lambda: np.copyto(slot.values, values))
+        done = await self._ask(
+            lambda n: link.InstallMoments(n, fragment, slot.identity, slot.numel)
+        )
+        process.drop(slot)
+        return isinstance(done, link.Done)
 
     async def evaluate(self, job: Evaluate) -> JobResult:
         """Held-out loss of the frozen global value."""

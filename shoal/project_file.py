@@ -220,6 +220,11 @@ def _check_together(file: ProjectFile, place: Place) -> None:
             f"must be at most model.fragments ({file.fragments}), not {rounds.overlap_steps}; "
             "rounds in flight are on different fragments"
         )
+    if file.inner.moments == "peer" and not file.inner.bounds_moments:
+        raise place.below("training.moments").error(
+            'can be "peer" only where beta1 x beta1 < beta2 < 1: otherwise nobody could tell '
+            "whether another learner's optimizer state is possible at all"
+        )
     step_tokens = file.inner.batch_sequences * file.data.sequence_tokens
     if bounds.tokens < step_tokens:
         raise place.below("limits.tokens").error(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 from protocol.project import LimitSpec, OuterSpec, RoundSpec
-from simulator.checkers import SafetyChecker, check_all
+from simulator.checkers import RejoinChecker, SafetyChecker, check_all
 from simulator.hosts import SimLearner, SimSyncer
 from simulator.tiny import SimSigner, tiny_project
 from simulator.world import NetworkModel, World
@@ -22,6 +23,7 @@ class Swarm:
     syncer: SimSyncer
     learners: list[SimLearner]
     checker: SafetyChecker
+    rejoins: RejoinChecker
 
     def check(self) -> None:
         """Raise Violation if anything that must hold does not."""
@@ -40,11 +42,12 @@ def build_swarm(
     outer: OuterSpec | None = None,
     limits: LimitSpec | None = None,
     network: NetworkModel | None = None,
+    moments: Literal["fresh", "peer"] = "fresh",
 ) -> Swarm:
     """A booted syncer, and one learner for each local-step time, joining one after the other."""
     world = World(seed, network)
     signer = SimSigner("syncer")
-    tiny = tiny_project(signer.key, rounds=rounds, outer=outer, limits=limits)
+    tiny = tiny_project(signer.key, rounds=rounds, outer=outer, limits=limits, moments=moments)
     syncer = SimSyncer(world, tiny, signer)
     checker = SafetyChecker(world, syncer)
     learners = [
@@ -54,7 +57,7 @@ def build_swarm(
     syncer.boot()
     for number, learner in enumerate(learners):
         world.after(1.0 + 0.5 * number, learner.boot)
-    return Swarm(world, syncer, learners, checker)
+    return Swarm(world, syncer, learners, checker, RejoinChecker(world, syncer))
 
 
 def afflict(swarm: Swarm, seed: int, *, until_s: float, every_s: float = 12.0) -> list[str]:
