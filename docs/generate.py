@@ -24,7 +24,9 @@ from msgspec import inspect as shape
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
 from node.learner import LINK_TRANSITIONS, Link  # noqa: E402
+from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
 from node.tending import INNER_TRANSITIONS, Inner  # noqa: E402
 from protocol import limits, messages, project, records  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
@@ -200,6 +202,8 @@ def exit_codes_text() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
     "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
+    "rejoin": lambda: diagram(REJOIN_TRANSITIONS, Rejoin.IDLE),
+    "giving": lambda: diagram(GIVING_TRANSITIONS, Giving.IDLE),
     "round": lambda: diagram(ROUND_TRANSITIONS, RoundState.OPEN),
     "phase": lambda: diagram(PHASE_TRANSITIONS, Phase.STARTING),
     "messages": messages_text,

@@ -18,6 +18,13 @@ from shoal.exit_codes import ExitCode, epilogue
 
 HomeHere = Annotated[Home, Parameter(parse=False)]
 Instance = Annotated[str, Parameter(help="Tells several daemons of one role in one home apart.")]
+Moments = Annotated[
+    bool,
+    Parameter(
+        help="Share optimizer state with other learners where the project wants it "
+        "(--no-moments: neither take nor give)."
+    ),
+]
 Port = Annotated[
     int,
     Parameter(
@@ -223,6 +230,7 @@ def join(
     evaluate: Annotated[
         bool, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
     ] = True,
+    moments: Moments = True,
     device: Annotated[
         str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
     ] = None,
@@ -247,6 +255,7 @@ def join(
         threads=threads,
         micro_batch=micro_batch,
         evaluates=evaluate,
+        shares_moments=moments,
         device=device,
         data=data,
         log_json=log_json,

@@ -9,6 +9,7 @@ from node.donating import Giving
 from node.rejoining import Rejoin
 from protocol.project import RoundSpec
 from protocol.trace import MomentsOffered, MomentsTaken, RejoinChanged
+from simulator import scenario
 from simulator.checkers import Violation, check_local_steps_count_once
 from simulator.scenario import afflict, build_swarm
 
@@ -315,13 +316,16 @@ def test_two_that_come_back_together_share_or_take_turns():
         swarm.world.at(KILLED_S, victim.crash)
         swarm.world.at(BACK_S, victim.boot)
     swarm.world.run(90.0)
-    assert {host for _, host, _ in swarm.rejoins.taken} == set(victims)
+    assert {host for at_s, host, _ in swarm.rejoins.taken if at_s > BACK_S} == set(victims)
     assert_all_train(swarm)
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("rounds", [ROUNDS, REBASE], ids=["overwrite", "rebase"])
-def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):
+def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds, monkeypatch):
+    # A full disk is a matter of the syncer alone, and has tests of its own.
+    kinds = tuple(kind for kind in scenario.FAULT_KINDS if kind != "disk-full")
+    monkeypatch.setattr(scenario, "FAULT_KINDS", kinds)
     swarm = build(seed, rounds=rounds)
     for learner in swarm.learners:
         learner.moments.stall_s = 0.5 * seed
