@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -29,8 +30,10 @@ from node.moments import check_moments, moments_numel  # noqa: E402
 from node.trainer.data import Corpus, describe_corpus, open_corpus  # noqa: E402
 from node.trainer.loop import BlockReader, InnerLoop, make_accelerator  # noqa: E402
 from node.trainer.model import FragmentView, build_model, describe_model, layout_of  # noqa: E402
+from node.trainer.moments import MomentsView  # noqa: E402
+from protocol.fragments import build_layout  # noqa: E402
 from protocol.numerics.outer import outer_step  # noqa: E402
-from protocol.project import DataSpec, Genesis, InnerSpec  # noqa: E402
+from protocol.project import DataSpec, Genesis, InnerSpec, TensorSpec  # noqa: E402
 
 FRAGMENTS, H, LEARNERS = 8, 16, 3
 TOTAL_STEPS = 480
@@ -155,6 +158,24 @@ def branch(swarm: Swarm, victim: int, kind: str) -> tuple[list[float], float]:
     return losses, twin.heldout()
 
 
+def measure_copy(parameters: int) -> float:
+    """Seconds that a donor's inner loop stands still for a copy of all moments, on the CPU."""
+    specs = tuple(TensorSpec(f"layers.{at}", (parameters // FRAGMENTS,), "rda") for at in range(8))
+    model = nn.Module()
+    model.layers = nn.ParameterList(torch.zeros(spec.shape) for spec in specs)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    cut = build_layout(specs, "balanced", FRAGMENTS)
+    view = MomentsView(model, optimizer, cut)
+    slots = [np.zeros(moments_numel(fragment), np.float32) for fragment in cut.fragments]
+    started = time.monotonic()
+    for at, slot in enumerate(slots):
+        view.read(at, slot)
+    return time.monotonic() - started
+
+
 def main() -> int:
     """Prints a table of differences to the undisturbed run."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -164,6 +185,9 @@ def main() -> int:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     chosen.cache.mkdir(parents=True, exist_ok=True)
+    for parameters in (1 << 20, 100 << 20):
+        seconds = measure_copy(parameters)
+        print(f"a copy of the moments of {parameters:,} parameters takes {1000 * seconds:.1f} ms")
     started = time.monotonic()
     facts = describe_corpus(DATA, cache=chosen.cache)
     data = DataSpec(*(*_values(DATA)[:6], facts.blocks, DATA.heldout_frac, facts.digest))
