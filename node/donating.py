@@ -29,8 +29,8 @@ from protocol.trace import MomentsOffered
 WAITING_MAX = 4
 """Learners that may wait for a snapshot at once."""
 
-BEHIND_S_MAX = 10.0
-"""Whoever asks waits so long for our clock, or for the snapshot of another to be over."""
+BEHIND_S_MAX = 15.0
+"""Whoever asks waits so long for our clock, or for its turn."""
 
 OFFER_S_MAX = 120.0
 """A snapshot is given up after this even if somebody still fetches it."""
@@ -38,8 +38,8 @@ OFFER_S_MAX = 120.0
 SNAPSHOT_EVERY_S = 10.0
 """Keys are free, so snapshots are rationed for all askers together."""
 
-GIVE_EVERY_S = 30.0
-"""... and for each of them."""
+GIVE_EVERY_S = 10.0
+"""... and for each of them; who was outrun by the swarm may soon ask again."""
 
 GIVEN_MAX = 64
 """Askers remembered for that."""
@@ -128,9 +128,10 @@ class Donating:
     def look(self) -> None:
         """Answer whoever can be answered, and clear away what nobody needs any more."""
         now_s = self.shared.now_s
+        self._forget_given()
         if self.state is Giving.OFFERING:
             for peer, asker in list(self._waiting.items()):
-                if self._clock.has_observed(asker.clock):
+                if self._suits(self._clock, peer, asker):
                     self._give(peer)
             if not self._takers or now_s >= self._until_s:
                 self._fire("over")
@@ -148,6 +149,9 @@ class Donating:
     def deadline_s(self) -> float | None:
         """When `look` is due if nothing happens before."""
         times = [asker.since_s + BEHIND_S_MAX for asker in self._waiting.values()]
+        times += [
+            self._given_s[peer] + GIVE_EVERY_S for peer in self._waiting.keys() & self._given_s
+        ]
         if self.state is Giving.OFFERING:
             times.append(self._until_s)
         if self.state is Giving.IDLE and self._waiting:
@@ -161,19 +165,25 @@ class Donating:
         self.state = GIVING_TRANSITIONS[self.state, trigger]
 
     def _objection(self, peer: bytes, ask: AskMoments) -> MomentsReason | None:
-        shared, setup = self.shared, self.shared.setup
-        self._given_s = {
-            key: at_s for key, at_s in self._given_s.items() if at_s > shared.now_s - GIVE_EVERY_S
-        }
+        setup = self.shared.setup
+        self._forget_given()
         if (ask.project, ask.layout) != (setup.project, setup.layout_digest):
             return "wrong-project"
         if len(ask.clock.versions) != len(self.keeping.tracks):
             return "wrong-project"
-        if peer in self._given_s or peer in self._waiting:
+        if peer in self._waiting:
             return "too-soon"
         if len(self._waiting) >= WAITING_MAX or len(self._given_s) >= GIVEN_MAX:
             return "busy"
         return self._incapacity()
+
+    def _suits(self, clock: VectorClock, peer: bytes, asker: Asker) -> bool:
+        """Whether a snapshot with this clock may go to this asker now."""
+        return clock.has_observed(asker.clock) and peer not in self._given_s
+
+    def _forget_given(self) -> None:
+        oldest_s = self.shared.now_s - GIVE_EVERY_S
+        self._given_s = {key: at_s for key, at_s in self._given_s.items() if at_s > oldest_s}
 
     def _incapacity(self) -> MomentsReason | None:
         """Why no snapshot can be taken here now."""
@@ -192,7 +202,9 @@ class Donating:
     def _capture(self) -> None:
         """Take a snapshot if somebody waits whose clock ours has observed."""
         clock = self.clock()
-        if clock is None or not any(clock.has_observed(a.clock) for a in self._waiting.values()):
+        if clock is None:
+            return
+        if not any(self._suits(clock, peer, asker) for peer, asker in self._waiting.items()):
             return
         if self._incapacity() is not None:
             return  # The trainer went meanwhile.

@@ -46,10 +46,10 @@ def chunk_lengths(size_bytes: int) -> list[int]:
     return [min(chunk, size_bytes - first) for first in range(0, size_bytes, chunk)]
 
 
-def pieces(content: bytes) -> list[memoryview]:
-    """The content as blobs; nothing is copied."""
-    view, first, found = memoryview(content), 0, []
-    for length in chunk_lengths(len(content)):
+def pieces(moments: F32) -> list[memoryview]:
+    """The content of an array as blobs; nothing is copied."""
+    view, first, found = moments.view(np.uint8).data, 0, []
+    for length in chunk_lengths(moments.nbytes):
         found.append(view[first : first + length])
         first += length
     return found

@@ -84,14 +84,13 @@ class MomentsPort:
     # Inside.
 
     async def _capture(self) -> JobResult:
-        """One fragment after the other, each at a boundary: the inner loop pays one copy each."""
         self.withdraw()
         loop = asyncio.get_running_loop()
-        for fragment in self.layout.fragments:
-            copied = await self.trainer.capture_moments(fragment.index, moments_numel(fragment))
-            if copied is None:
-                self.withdraw()
-                return Failed("the trainer ended")
+        numels = [moments_numel(fragment) for fragment in self.layout.fragments]
+        copies = await self.trainer.capture_moments(numels)
+        if copies is None:
+            return Failed("the trainer ended")
+        for copied in copies:
             for blob in pieces(copied):
                 name = await loop.run_in_executor(self.pool, digest, blob)
                 self.shelf.put(name, blob)

@@ -110,6 +110,10 @@ class Rejoining:
         self._target: Target | None = None
         self._donors: list[bytes] = []
         self._dialled: set[bytes] = set()
+        self._up: set[bytes] = set()
+        """Peers with a stream, whoever opened it."""
+        self._closing: set[bytes] = set()
+        """Those whose stream we closed and whose end was not told yet."""
         self._job: JobId | None = None
         self._clock: VectorClock | None = None
         """The donor's when its snapshot began."""
@@ -172,7 +176,8 @@ class Rejoining:
                 self._fire("outrun", "more than H global steps were merged meanwhile")
                 self._subscribe()
         now_s, since_s = self.shared.now_s, self._waited_since_s
-        if self.state is Rejoin.ASKING and now_s >= self._asked_s + ANSWER_S_MAX:
+        is_asking = self.state in (Rejoin.CONNECTING, Rejoin.ASKING)
+        if is_asking and now_s >= self._asked_s + ANSWER_S_MAX:
             self._next_donor(f"no answer within {ANSWER_S_MAX:.0f} s")
         if since_s is None or self.state not in _OPEN:
             return
@@ -184,7 +189,7 @@ class Rejoining:
     def deadline_s(self) -> float | None:
         """When `look` is due if nothing happens before."""
         times = []
-        if self.state is Rejoin.ASKING:
+        if self.state in (Rejoin.CONNECTING, Rejoin.ASKING):
             times.append(self._asked_s + ANSWER_S_MAX)
         if self._waited_since_s is not None and self.state in _OPEN:
             is_unsubscribed = self.state is Rejoin.TARGETING
@@ -197,18 +202,22 @@ class Rejoining:
     def on_peer_up(self, peer: bytes) -> None:
         was_dialled = peer in self._dialled
         self._dialled.discard(peer)
+        self._up.add(peer)
         if peer != self.donor or self.state is not Rejoin.CONNECTING:
             if was_dialled:  # Given up meanwhile; a stream that others opened is theirs.
-                self.shared.desk.out.append(Disconnect(peer, "no longer needed"))
+                self._close(peer, "no longer needed")
             return
         assert self._target is not None, "a donor is dialled for a target"
         self._fire("up", short(peer))
-        self._asked_s = self.shared.now_s
         setup = self.shared.setup
         ask = AskMoments(setup.project, setup.layout_digest, self._target.clock)
         self.shared.desk.send(peer, ask)
 
     def on_peer_down(self, peer: bytes, reason: str) -> None:
+        self._up.discard(peer)
+        if peer in self._closing:
+            self._closing.discard(peer)
+            return  # The end of a former stream; the same donor may be dialled anew already.
         self._dialled.discard(peer)
         if peer == self.donor and self.state in (Rejoin.CONNECTING, Rejoin.ASKING):
             self._next_donor(reason)
@@ -294,6 +303,7 @@ class Rejoining:
         self.donor = self._donors.pop(0)
         self._fire("found", short(self.donor))
         self._dialled.add(self.donor)
+        self._asked_s = self.shared.now_s
         self.shared.desk.out.append(Connect(self.donor))
 
     def _next_donor(self, reason: str) -> None:
@@ -315,7 +325,12 @@ class Rejoining:
     def _hang_up(self, reason: str) -> None:
         is_talking = self.state in (Rejoin.CONNECTING, Rejoin.ASKING, Rejoin.FETCHING)
         if is_talking and self.donor is not None:
-            self.shared.desk.out.append(Disconnect(self.donor, reason[:64]))
+            self._close(self.donor, reason)
+
+    def _close(self, peer: bytes, reason: str) -> None:
+        if peer in self._up:
+            self._closing.add(peer)
+        self.shared.desk.out.append(Disconnect(peer, reason[:64]))
 
     def _installed(self, steps: int) -> None:
         assert self.donor is not None, "moments have a donor"

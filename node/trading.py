@@ -9,7 +9,7 @@ from node.rejoining import Rejoining
 from node.shared import Shared
 from protocol.errors import RemoteError
 from protocol.ids import JobId
-from protocol.machine import Disconnect, Job
+from protocol.machine import Job
 from protocol.messages import AskMoments, Message, MomentsReady, MomentsRefused
 from protocol.trace import PeerMisbehaved
 
@@ -61,5 +61,4 @@ class Trading:
         faults = self.shared.tally.faults
         faults[error.reason] = faults.get(error.reason, 0) + 1
         self.shared.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
-        self.shared.desk.out.append(Disconnect(peer, error.reason))
-        self.rejoining.on_fault(peer, str(error))
+        self.rejoining.on_fault(peer, str(error))  # It hangs up.

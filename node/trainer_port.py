@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -177,16 +178,27 @@ class TrainerPort:
             cursor=cursor,
         )
 
-    async def capture_moments(self, fragment: int, numel: int) -> bytes | None:
-        """A fragment's optimizer state at the next boundary; None if the trainer ended."""
+    async def capture_moments(self, numels: Sequence[int]) -> list[F32] | None:
+        """Every fragment's optimizer state, all at the next boundary; None if the trainer ended.
+
+        The arrays are the slots themselves, which nobody else has any more: nothing is copied
+        twice, and the memory goes with the last reference.
+        """
         process = self._live()
-        slot = process.slot(numel)
-        done = await self._ask(lambda n: link.CaptureMoments(n, fragment, slot.identity, numel))
-        if not isinstance(done, link.Done):
+        slots = []
+        for numel in numels:
+            slots.append(process.slot(numel))
+            await asyncio.sleep(0)  # Making a large slot takes a while.
+        answers = [
+            self._ask(partial(link.CaptureMoments, fragment=at, slot=one.identity, numel=one.numel))
+            for at, one in enumerate(slots)
+        ]
+        done = [await answer for answer in answers]
+        for slot in slots:
+            process.drop(slot)
+        if not all(isinstance(one, link.Done) for one in done):
             return None
-        copied = await self._in_pool(slot.values.tobytes)
-        process.drop(slot)  # Not of a fragment's size: nobody needs it again soon.
-        return copied
+        return [slot.values for slot in slots]
 
     async def install_moments(self, fragment: int, values: F32) -> bool:
         """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""

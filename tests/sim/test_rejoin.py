@@ -281,6 +281,20 @@ def test_a_recovery_that_the_swarm_outruns_aims_at_a_fresh_clock():
     assert_all_train(swarm)
 
 
+def test_the_only_donor_may_be_asked_again_by_whom_the_swarm_has_outrun():
+    slow_rounds = RoundSpec(24, 1, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
+    swarm = build(steps_s=(0.3, 0.3), rounds=slow_rounds)
+    victim = kill_and_return(swarm)
+    donor = swarm.learners[0]
+    donor.moments.stall_s = 100.0
+    when(swarm, victim, Rejoin.FETCHING, lambda: setattr(donor.moments, "stall_s", 0.0))
+    swarm.world.run(120.0)
+    told = states(swarm, victim)
+    assert told.count(Rejoin.FETCHING.value) == 2
+    assert told[-1] == Rejoin.SEASONED.value
+    assert [host for _, host, _ in swarm.rejoins.taken][-1] is victim
+
+
 def test_a_recovery_that_is_always_outrun_ends_in_fresh_moments():
     swarm = build()
     victim = kill_and_return(swarm)

@@ -296,6 +296,24 @@ def test_a_donor_that_answers_the_dial_too_late_is_hung_up_on(bench):
     assert bench.last(TWO.key, AskMoments) is None
 
 
+def test_the_end_of_a_former_stream_is_not_the_failure_of_the_next(bench):
+    bench.ask()
+    bench.commit(*bench.merge(H + 1))
+    bench.find(TWO)
+    bench.feed(PeerDown(TWO.key, "closed by us"))
+    assert bench.asking.state is Rejoin.CONNECTING
+    bench.feed(PeerUp(TWO.key))
+    assert bench.asking.state is Rejoin.ASKING
+    bench.feed(PeerDown(TWO.key, "crashed"))
+    assert bench.asking.state is Rejoin.FRESH
+
+
+def test_a_dial_that_leads_nowhere_is_given_up(bench):
+    bench.ready()
+    bench.find(TWO, THREE)
+    assert dialled(bench.wait(ANSWER_S_MAX + 0.1)) == [THREE.key]
+
+
 def test_a_stream_that_another_learner_opened_is_left_alone(bench):
     bench.ready()
     assert disconnected(bench.feed(PeerUp(THREE.key))) == []
@@ -608,14 +626,15 @@ def test_an_owner_may_give_none(bench):
 
 def test_nobody_gets_moments_again_and_again(bench):
     bench.train()
-    ask_for(bench)
+    ask_for(bench, TWO)
+    ask_for(bench, THREE)
     bench.done(CaptureMoments, MomentsCaptured(BLOBS))
     bench.feed(PeerDown(TWO.key, "done"))
-    ask_for(bench)
-    assert refusal(bench) == "too-soon"
-    bench.wait(GIVE_EVERY_S + 0.1)
-    ask_for(bench)
-    assert bench.jobs(CaptureMoments)
+    ask_for(bench, TWO)
+    bench.wait(GIVE_EVERY_S - 0.1)
+    assert len(bench.all(TWO.key, MomentsReady)) == 1
+    bench.wait(0.2)
+    assert len(bench.all(TWO.key, MomentsReady)) == 2
 
 
 def test_snapshots_are_rationed_for_all_together(bench):
