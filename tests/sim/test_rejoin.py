@@ -8,9 +8,15 @@ import pytest
 from node.donating import Giving
 from node.rejoining import Rejoin
 from protocol.project import RoundSpec
+from protocol.records import BlocksReturned
 from protocol.trace import MomentsOffered, MomentsTaken, RejoinChanged
 from simulator import scenario
-from simulator.checkers import Violation, check_local_steps_count_once
+from simulator.checkers import (
+    Violation,
+    check_local_steps_count_once,
+    committed_records,
+    merges,
+)
 from simulator.scenario import afflict, build_swarm
 
 ROUNDS = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
@@ -143,6 +149,36 @@ def test_a_lost_trainer_costs_its_unmerged_steps_and_gets_moments_again():
     tally = victim.learner.shared.tally
     assert tally.trainer_restarts == 1
     assert 0 < tally.lost_steps <= 20
+    swarm.check()
+
+
+def test_a_host_that_is_back_within_a_moment_replaces_its_own_session():
+    """Nobody has noticed yet that the former one is dead."""
+    swarm = build()
+    victim = swarm.learners[1]
+    swarm.world.at(KILLED_S, victim.crash)
+    swarm.world.at(KILLED_S + 0.1, victim.boot)
+    swarm.world.run(KILLED_S - 1.0)
+    former = victim.life
+    swarm.world.run(KILLED_S + 1.0)
+    session = swarm.syncer.syncer.members.sessions[victim.key]
+    assert session.incarnation == victim.life > former
+    swarm.world.run(80.0)
+    returned = {
+        record.body.incarnation
+        for record in committed_records(swarm.syncer)
+        if isinstance(record.body, BlocksReturned) and record.body.learner == victim.key
+    }
+    assert returned == {former}
+    lives = [
+        part.incarnation
+        for body in merges(swarm.syncer)
+        for part in body.contributions
+        if part.learner == victim.key
+    ]
+    assert lives == sorted(lives)
+    assert lives[-1] == victim.life
+    assert swarm.rejoins.taken[-1][1] is victim
     swarm.check()
 
 
