@@ -24,7 +24,9 @@ from msgspec import inspect as shape
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
 from node.learner import LINK_TRANSITIONS, Link  # noqa: E402
+from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
 from node.tending import INNER_TRANSITIONS, Inner  # noqa: E402
 from protocol import limits, messages, project, records  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
@@ -135,6 +137,7 @@ def messages_text() -> str:
         "learner to syncer": get_args(messages.LearnerMessage),
         "syncer to learner": get_args(messages.SyncerMessage),
         "between voters": get_args(messages.VoterMessage),
+        "learner to learner": get_args(messages.DonorMessage),
     }
     parts = []
     for kind in get_args(messages.Message):
@@ -150,6 +153,7 @@ def parts_text() -> str:
         messages.Envelope,
         messages.PushHeader,
         messages.Cursor,
+        messages.VectorClock,
         messages.Vote,
         messages.Certificate,
         messages.CertifiedRecord,
@@ -202,6 +206,8 @@ def exit_codes_text() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
     "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
+    "rejoin": lambda: diagram(REJOIN_TRANSITIONS, Rejoin.IDLE),
+    "giving": lambda: diagram(GIVING_TRANSITIONS, Giving.IDLE),
     "round": lambda: diagram(ROUND_TRANSITIONS, RoundState.OPEN),
     "phase": lambda: diagram(PHASE_TRANSITIONS, Phase.STARTING),
     "roles": lambda: diagram(ROLE_TRANSITIONS, Role.FOLLOWING),

@@ -44,14 +44,19 @@ from node.jobs import (
     Advanced,
     BeginSteps,
     Capture,
+    CaptureMoments,
     Deliver,
     Evaluate,
     Feed,
+    FetchMoments,
     FetchState,
+    FindDonors,
     FindSeat,
     FinishAsked,
+    ForgetMoments,
     Freeze,
     HoldSteps,
+    InstallMoments,
     PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
@@ -61,9 +66,11 @@ from node.jobs import (
     StartTrainer,
     StateFetched,
     Thaw,
+    WithdrawMoments,
 )
 from node.learner import LearnerMachine
 from node.locator import Locator
+from node.moments_port import MomentsPort
 from node.shared import LearnerSetup
 from node.trainer_port import TrainerPort, TrainerSettings
 from protocol import limits, wire
@@ -214,6 +221,9 @@ class NodeDaemon:
             note=lambda value: self.driver.take(Note(value)),
             notice=self.notice,
         )
+        self.moments = MomentsPort(
+            self.layout, self.shelf, self.locator, transport, self.trainer, self._on_fault
+        )
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
@@ -229,6 +239,7 @@ class NodeDaemon:
             # Grows with every start, also across a restart of the machine.
             incarnation=time.time_ns() // 1_000_000,
             evaluates=self.options.evaluates,
+            shares_moments=self.options.shares_moments,
             micro_batch=self.options.micro_batch,
             signer=identity,
             verify=verify_ed25519,
@@ -294,6 +305,8 @@ class NodeDaemon:
                 return captured
             case Evaluate():
                 return await self.trainer.evaluate(job)
+            case FindDonors() | FetchMoments() | InstallMoments() | CaptureMoments():
+                return await self.moments.run_job(job, self.machine.shared.charter)
         raise AssertionError(f"nobody carries out {type(job).__name__}")
 
     def act(self, action: object) -> None:
@@ -317,6 +330,10 @@ class NodeDaemon:
                 self.trainer.replace(reason)
             case SetProgress(fraction):
                 self.trainer.set_progress(fraction)
+            case ForgetMoments():
+                self.moments.forget()
+            case WithdrawMoments():
+                self.moments.withdraw()
 
     def on_fact(self, fact: Fact) -> None:
         logs.tell(fact)

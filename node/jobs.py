@@ -123,7 +123,66 @@ class EvaluatedLoss:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class FindDonors:
+    """Look up learners that may give optimizer state. Answer: `DonorsFound`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DonorsFound:
+    donors: tuple[bytes, ...]
+    """In random order."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchMoments:
+    """Fetch a donor's snapshot and check it. Answer: `MomentsFetched`; it is kept until installed.
+
+    One at a time: another one, or `ForgetMoments`, ends it.
+    """
+
+    donor: bytes
+    blobs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsFetched:
+    """All of it is here, and AdamW could have come to such a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallMoments:
+    """Give the trainer what was fetched, before it begins. Answer: `MomentsInstalled`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsInstalled:
+    steps: int
+    """Step counter of the state, the largest of all tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureMoments:
+    """Snapshot the trainer's optimizer state and offer it. Answer: `MomentsCaptured`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsCaptured:
+    blobs: tuple[bytes, ...]
+    """Digests in fragment order."""
+
+
 # Actions without an answer.
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetMoments:
+    """Drop what was fetched, and end what is being fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawMoments:
+    """Offer the snapshot no longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,10 @@ from node.jobs import (
 )
 from node.joining import prove_index, read_charter
 from node.keeping import Keeping
+from node.rejoining import Rejoining
 from node.shared import LearnerSetup, Shared
 from node.tending import Tending
+from node.trading import Trading
 from protocol import limits
 from protocol.desk import Desk
 from protocol.errors import (
@@ -129,7 +131,9 @@ class LearnerMachine:
         state = SwarmState(setup.genesis.data.block_sequences)
         self.shared = Shared(setup=setup, desk=self.desk, state=state)
         self.keeping = Keeping(self.shared, setup.genesis.fragments)
-        self.tending = Tending(self.shared, self.keeping)
+        self.rejoining = Rejoining(self.shared)
+        self.trading = Trading(self.shared, self.keeping, self.rejoining)
+        self.tending = Tending(self.shared, self.keeping, self.rejoining)
         self.link = Link.WAITING
         self.link_detail = ""
         self.heard_s = 0.0
@@ -153,8 +157,12 @@ class LearnerMachine:
                 self._seek()
             case PeerUp(peer):
                 self._peer_up(peer)
+                self.trading.on_peer_up(peer)
             case PeerDown(peer, reason):
                 self._peer_down(peer, reason)
+                self.trading.on_peer_down(peer, reason)
+            case Received(peer, message) if peer != self.shared.leader:
+                self.trading.on_message(peer, message)
             case Received(peer, message):
                 self._receive(peer, message)
             case JobDone(number, result):
@@ -260,7 +268,7 @@ class LearnerMachine:
             self._lost(reason)
 
     def _receive(self, peer: bytes, message: Message) -> None:
-        if peer != self.shared.leader or self.link not in (Link.GREETING, Link.FOLLOWING):
+        if self.link not in (Link.GREETING, Link.FOLLOWING):
             return  # What was on its way when the link ended.
         self.heard_s = self.shared.now_s
         try:
@@ -329,7 +337,7 @@ class LearnerMachine:
         if former is not None and charter.revision < former.revision:
             return
         self.shared.charter = charter
-        if former is not None and former.inner != charter.inner:
+        if former is not None and not former.inner.trains_as(charter.inner):
             self.tending.on_inner_changed()
 
     def _read_charter(self, envelope: Envelope) -> Charter:
@@ -422,10 +430,12 @@ class LearnerMachine:
         if self.link is Link.WAITING and self.shared.now_s >= self._retry_s:
             self._seek()
         self.keeping.look()
+        self.trading.look()
         self.tending.look()
         if self.tending.is_finished:
             self._leave("finished", "finished: everything that could be handed in was handed in")
         times = [self.tending.deadline_s(), self.keeping.deadline_s()]
+        times += self.trading.deadlines_s()
         if self.link is Link.WAITING:
             times.append(self._retry_s)
         self.desk.out.append(WakeAt(min(t for t in times if t is not None)))
@@ -467,8 +477,10 @@ class LearnerMachine:
                 self.tending.on_ready(result)
             case Evaluate():
                 self.tending.on_evaluated(job, result)
-            case _:
+            case None:
                 pass  # Answered before.
+            case _:
+                self.trading.on_job(number, job, result)
 
     def _blame(self, peer: bytes, error: RemoteError) -> None:
         faults = self.shared.tally.faults

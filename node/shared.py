@@ -28,6 +28,8 @@ class LearnerSetup:
     verify: Verify
     rng: random.Random
     """Only for the spread of reconnection attempts."""
+    shares_moments: bool = True
+    """Whether optimizer state may come from and go to other learners, where the project wants."""
 
 
 @dataclass(slots=True)

@@ -74,7 +74,16 @@ def sentence(machine: LearnerMachine, now_s: float) -> str:
         if machine.link is not Link.FOLLOWING:
             return f"Not in the swarm yet: {link}."
         return f"Fetching weights: {held} of {len(keeping.tracks)} fragments verified."
+    if tending.inner is Inner.LOADING and machine.rejoining.is_open:
+        return f"Weights are here; optimizer state: {machine.rejoining.state.value}."
     return "Weights are here; the trainer is starting."
+
+
+def moments_in_words(machine: LearnerMachine) -> str:
+    """The state of the recovery, with its reason or its donor."""
+    rejoining = machine.rejoining
+    words = rejoining.state.value
+    return f"{words} ({rejoining.detail})" if rejoining.detail else words
 
 
 def snapshot(daemon: NodeDaemon) -> NodeStatus:
@@ -126,6 +135,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         weights_from_peers=tally.states_from_peers,
         weights_from_syncer=tally.states_from_syncer,
         weights_held=sum(track.held >= 0 for track in keeping.tracks),
+        moments=moments_in_words(machine),
         evaluations=daemon.trainer.evaluations,
         push_bytes=daemon.push_bytes,
         push_params=daemon.push_params,

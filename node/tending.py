@@ -21,6 +21,7 @@ from node.jobs import (
     TrainerReady,
 )
 from node.keeping import FreezePlan, Keeping
+from node.rejoining import Rejoining
 from node.shared import Shared
 from protocol import limits
 from protocol.machine import Failed
@@ -78,9 +79,10 @@ INNER_TRANSITIONS: dict[tuple[Inner, str], Inner] = {
 class Tending:
     """The learner's side of its trainer process."""
 
-    def __init__(self, shared: Shared, keeping: Keeping) -> None:
+    def __init__(self, shared: Shared, keeping: Keeping, rejoining: Rejoining) -> None:
         self.shared = shared
         self.keeping = keeping
+        self.rejoining = rejoining
         self.inner = Inner.DOWN
         self.detail = ""
         self.device = ""
@@ -117,7 +119,8 @@ class Tending:
         may_start = self._restart_s is None or now_s >= self._restart_s
         if self.inner is Inner.DOWN and self.shared.charter is not None and may_start:
             self._start()
-        if self.inner is Inner.LOADING and self.keeping.is_standing:
+        is_standing = self.inner is Inner.LOADING and self.keeping.is_standing
+        if is_standing and self.rejoining.may_begin():
             self._fire("loaded", "")
             self.shared.desk.do(BeginSteps())
         self._hold()
@@ -211,6 +214,7 @@ class Tending:
         self._fire("ready", result.device)
         self.device, self._chosen_micro_batch = result.device, result.micro_batch
         self._told_progress = -1.0
+        self.rejoining.on_trainer_ready()
         self.keeping.can_deliver = True
         self.on_progress()
         # Blocks whose steps died with the former trainer are read again.
@@ -235,6 +239,7 @@ class Tending:
         if self.inner is Inner.DOWN:
             return
         tally = self.shared.tally
+        self.rejoining.on_trainer_lost()
         tally.lost_steps += self.keeping.on_trainer_lost()
         tally.trainer_restarts += 1
         self.shared.stepped = None

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from node.bank import FragmentBank
 from node.jobs import (
@@ -43,6 +45,7 @@ START = Cursor(0, 0)
 READY_TIMEOUT_S = 600.0
 """A first start may tokenise a large corpus."""
 
+F32 = NDArray[np.float32]
 T = TypeVar("T")
 
 
@@ -174,6 +177,39 @@ class TrainerPort:
             tokens=done.tokens_total,
             cursor=cursor,
         )
+
+    async def capture_moments(self, numels: Sequence[int]) -> list[F32] | None:
+        """Every fragment's optimizer state, all at the next boundary; None if the trainer ended.
+
+        The arrays are the slots themselves, which nobody else has any more: nothing is copied
+        twice, and the memory goes with the last reference.
+        """
+        process = self._live()
+        slots = []
+        for numel in numels:
+            slots.append(process.slot(numel))
+            await asyncio.sleep(0)  # Making a large slot takes a while.
+        answers = [
+            self._ask(partial(link.CaptureMoments, fragment=at, slot=one.identity, numel=one.numel))
+            for at, one in enumerate(slots)
+        ]
+        done = [await answer for answer in answers]
+        for slot in slots:
+            process.drop(slot)
+        if not all(isinstance(one, link.Done) for one in done):
+            return None
+        return [slot.values for slot in slots]
+
+    async def install_moments(self, fragment: int, values: F32) -> bool:
+        """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""
+        process = self._live()
+        slot = process.slot(values.size)
+        await self._in_pool(lambda: np.copyto(slot.values, values))
+        done = await self._ask(
+            lambda n: link.InstallMoments(n, fragment, slot.identity, slot.numel)
+        )
+        process.drop(slot)
+        return isinstance(done, link.Done)
 
     async def evaluate(self, job: Evaluate) -> JobResult:
         """Held-out loss of the frozen global value."""

@@ -77,3 +77,9 @@ PUSH_LAG_MAX = 2
 
 PAYLOAD_RING = 4
 """Merged payloads of each fragment that every holder keeps for those that missed one."""
+
+MOMENTS_CHUNK_BYTES = 64 << 20
+"""Optimizer state travels in blobs of at most this, so that one broken transfer costs little."""
+
+MOMENTS_CHUNKS_MAX = 16_384
+"""Blobs that one message can name; enough for 128 billion parameters."""

@@ -32,6 +32,20 @@ class Cursor(Struct, frozen=True, array_like=True):
     sequence: Count
 
 
+class VectorClock(Struct, frozen=True, array_like=True):
+    """What a learner has seen of the log: its newest record, and a version of every fragment."""
+
+    log_index: Count
+    versions: Steps
+
+    def has_observed(self, other: VectorClock) -> bool:
+        """Whether nothing in `other` is newer; clocks of different length know nothing of each
+        other."""
+        if self.log_index < other.log_index or len(self.versions) != len(other.versions):
+            return False
+        return all(mine >= its for mine, its in zip(self.versions, other.versions, strict=True))
+
+
 class Envelope(Struct, frozen=True, array_like=True):
     """Bytes as they were signed, with who signed them."""
 
@@ -393,6 +407,42 @@ class Goodbye(Struct, frozen=True, array_like=True, tag="goodbye"):
     reason: Annotated[str, Meta(max_length=200)]
 
 
+# Learner to learner.
+
+MomentsReason = Literal["busy", "behind", "young", "idle", "off", "too-soon", "wrong-project"]
+
+
+class AskMoments(Struct, frozen=True, array_like=True, tag="ask-moments"):
+    """A (re)started learner asks for a copy of the optimizer state. Answered once.
+
+    The copy must not be older than `clock`: the donor answers when its own clock has observed it.
+    """
+
+    project: Digest
+    layout: Digest
+    clock: VectorClock
+
+
+class MomentsReady(Struct, frozen=True, array_like=True, tag="moments"):
+    """A snapshot of the optimizer state waits as blobs until the asker closes, or for a time.
+
+    Of each fragment f32 first moments, f32 second moments, both laid out as the fragment, and one
+    f32 step counter for each of its tensors; cut into blobs of `MOMENTS_CHUNK_BYTES`.
+    """
+
+    clock: VectorClock
+    """The donor's when the snapshot began."""
+    blobs: Annotated[tuple[Digest, ...], Meta(max_length=limits.MOMENTS_CHUNKS_MAX)]
+    """In fragment order; lengths follow from the layout."""
+
+
+class MomentsRefused(Struct, frozen=True, array_like=True, tag="no-moments"):
+    """The donor gives no snapshot, now or ever: `young` has none worth copying, `idle` no trainer,
+    `behind` did not reach the clock in time, `off` is its owner's wish."""
+
+    reason: MomentsReason
+
+
 LearnerMessage = Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye
 SyncerMessage = (
     IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Report | Goodbye
@@ -411,6 +461,7 @@ VoterMessage = (
     | Refused
     | Goodbye
 )
+DonorMessage = AskMoments | MomentsReady | MomentsRefused
 Message = (
     Hello
     | Heartbeat
@@ -439,4 +490,7 @@ Message = (
     | AskState
     | StateHeld
     | Goodbye
+    | AskMoments
+    | MomentsReady
+    | MomentsRefused
 )

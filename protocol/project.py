@@ -124,6 +124,17 @@ class InnerSpec(Struct, frozen=True, array_like=True):
     """Learning rate at the end of the cosine, as a share of the peak."""
     fresh_moment_steps: Annotated[int, Meta(ge=0, le=10_000)]
     """Local steps over which a learner with fresh optimizer moments ramps up."""
+    moments: Literal["fresh", "peer"] = "fresh"
+    """What a (re)started learner's optimizer begins with: nothing, or the state of another."""
+
+    @property
+    def bounds_moments(self) -> bool:
+        """Whether second moments bound first ones, so that a stranger's state can be judged."""
+        return self.beta1**2 < self.beta2 < 1.0
+
+    def trains_as(self, other: InnerSpec) -> bool:
+        """Whether local steps are the same; where moments come from matters at a start only."""
+        return msgspec.structs.replace(self, moments=other.moments) == other
 
 
 class OuterSpec(Struct, frozen=True, array_like=True):

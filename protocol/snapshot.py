@@ -274,6 +274,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     weights_from_syncer: int = 0
     weights_held: int = 0
     """Fragments held in a verified version."""
+    moments: str = ""
+    """Where the optimizer state of this trainer comes from, or how far its recovery is."""
     evaluations: int = 0
     push_bytes: int = 0
     push_params: int = 0

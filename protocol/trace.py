@@ -226,6 +226,51 @@ class TrainerChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class RejoinChanged:
+    """Where the recovery of a (re)started learner's optimizer state stands."""
+
+    state: str
+    detail: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.state}: {self.detail}" if self.detail else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsTaken:
+    """A trainer begins with another learner's optimizer state."""
+
+    donor: bytes
+    asked: tuple[int, ...]
+    """Log index and fragment versions that the copy had to have observed."""
+    given: tuple[int, ...]
+    """Those of the donor when it was made."""
+    behind: int
+    """Global steps between the question and the installation."""
+    steps: int
+
+    @property
+    def text(self) -> str:
+        return (
+            f"optimizer state of {short(self.donor)} after {self.steps} steps taken over, "
+            f"{self.behind} global steps later"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsOffered:
+    """A snapshot of the optimizer state may be fetched here for a while."""
+
+    clock: tuple[int, ...]
+    blobs: int
+
+    @property
+    def text(self) -> str:
+        return f"optimizer state as of record {self.clock[0]} on offer, {self.blobs} blobs"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointScored:
     global_step: int
     loss: float

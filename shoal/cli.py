@@ -19,6 +19,14 @@ from shoal.cli_hosting import syncer_app, witness_app
 from shoal.cli_project import project_app
 from shoal.exit_codes import ExitCode, epilogue
 
+Moments = Annotated[
+    bool,
+    Parameter(
+        help="Share optimizer state with other learners where the project wants it "
+        "(--no-moments: neither take nor give)."
+    ),
+]
+
 app = App(
     name="shoal",
     help="Train neural networks together on volunteered machines.",
@@ -116,6 +124,7 @@ def join(
     evaluate: Annotated[
         bool, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
     ] = True,
+    moments: Moments = True,
     device: Annotated[
         str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
     ] = None,
@@ -140,6 +149,7 @@ def join(
         threads=threads,
         micro_batch=micro_batch,
         evaluates=evaluate,
+        shares_moments=moments,
         device=device,
         data=data,
         log_json=log_json,

@@ -247,6 +247,11 @@ def check_together(
             f"must be at most model.fragments ({fragments}), not {rounds.overlap_steps}; "
             "rounds in flight are on different fragments"
         )
+    if inner.moments == "peer" and not inner.bounds_moments:
+        raise place.below("training.moments").error(
+            'can be "peer" only where beta1 x beta1 < beta2 < 1: otherwise nobody could tell '
+            "whether another learner's optimizer state is possible at all"
+        )
     step_tokens = inner.batch_sequences * sequence_tokens
     if bounds.tokens < step_tokens:
         raise place.below("limits.tokens").error(

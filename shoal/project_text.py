@@ -112,6 +112,12 @@ SECTIONS = (
             Line("warmup_frac", 0.05, "share of the token budget in which the rate rises"),
             Line("final_learning_rate_frac", 0.1, "rate at the end, as a share of the peak"),
             Line("fresh_moment_steps", 10, "local steps in which a new learner eases in"),
+            Line(
+                "moments",
+                "fresh",
+                "optimizer state of a learner that comes (back): fresh, or peer for a copy of "
+                "another learner's",
+            ),
         ),
     ),
     Section(

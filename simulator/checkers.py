@@ -6,7 +6,14 @@ A checker knows nothing of how machines work. It raises `Violation` with the tim
 from __future__ import annotations
 
 from protocol.records import BlocksLeased, BlocksReturned
-from protocol.trace import Fact, FragmentAdvanced, FragmentApplied, RecordCommitted
+from protocol.trace import (
+    Fact,
+    FragmentAdvanced,
+    FragmentApplied,
+    MomentsOffered,
+    MomentsTaken,
+    RecordCommitted,
+)
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger, Violation
 from simulator.world import Host, World
@@ -100,8 +107,61 @@ def check_leases_do_not_overlap(ledger: Ledger, learners: list[SimLearner]) -> N
                 raise Violation(f"{host.name} read position {position} without a lease")
 
 
+def check_local_steps_count_once(ledger: Ledger, learners: list[SimLearner]) -> None:
+    """No local step of any trainer is in two merges of a fragment, and none is made up."""
+    captures = {host.key: host.captures for host in learners}
+    handed: dict[tuple[bytes, int, int], int] = {}
+    for merged in ledger.merges:
+        for part in merged.contributions:
+            capture = captures.get(part.learner, {}).get((part.incarnation, part.sequence))
+            if capture is None:
+                raise Violation(f"push {part.sequence} was merged and never captured")
+            trainer, local_step = capture
+            first = local_step - part.steps
+            key = (part.learner, trainer, merged.fragment)
+            if first < handed.get(key, 0):
+                raise Violation(
+                    f"local steps from {first} of fragment {merged.fragment} were handed in twice"
+                )
+            handed[key] = local_step
+
+
+class RejoinChecker:
+    """Watches a world: whose optimizer state is taken over, and how old it is."""
+
+    def __init__(self, world: World) -> None:
+        self.taken: list[tuple[float, SimLearner, MomentsTaken]] = []
+        self._offered: dict[bytes, list[tuple[int, ...]]] = {}
+        world.watchers.append(self.watch)
+
+    def watch(self, now_s: float, host: Host, fact: Fact) -> None:
+        match fact:
+            case MomentsOffered(clock, _):
+                self._offered.setdefault(host.key, []).append(clock)
+            case MomentsTaken():
+                assert isinstance(host, SimLearner)
+                self._check(now_s, host, fact)
+                self.taken.append((now_s, host, fact))
+
+    def _check(self, now_s: float, host: SimLearner, taken: MomentsTaken) -> None:
+        where = f"{now_s:.2f}: {host.name}"
+        if taken.given not in self._offered.get(taken.donor, []):
+            raise Violation(f"{where} took moments that nobody offered")
+        if any(given < asked for given, asked in zip(taken.given, taken.asked, strict=True)):
+            raise Violation(f"{where} took moments from before it subscribed")
+        if taken.behind > host.tiny.charter.rounds.local_steps:
+            raise Violation(f"{where} took {taken.behind} global steps to recover")
+        trainer = host.trainer
+        if trainer is None or trainer.local_step or trainer.tokens:
+            raise Violation(f"{where} began to count before it had moments")
+        installed = zip(trainer.moments, host.moments.installed, strict=True)
+        if taken.steps < 1 or any((mine != its).any() for mine, its in installed):
+            raise Violation(f"{where} trains with other moments than it was given")
+
+
 def check_all(ledger: Ledger, learners: list[SimLearner]) -> None:
     """Everything that can be judged at the end of a run."""
     check_pushes_count_once(ledger)
     check_tokens_balance(ledger, learners)
     check_leases_do_not_overlap(ledger, learners)
+    check_local_steps_count_once(ledger, learners)

@@ -46,6 +46,7 @@ from protocol.machine import Failed, Note, Start
 from protocol.numerics.codecs import NonFinite
 from protocol.project import Charter
 from protocol.records import is_elected
+from simulator.moments import SimMoments
 from simulator.syncers import SimSyncer
 from simulator.tiny import (
     SimSigner,
@@ -84,13 +85,18 @@ class SimLearner(Host):
         self.bank: FragmentBank
         self.trainer: TinyTrainer | None = None
         self.learner: LearnerMachine
+        self.moments = SimMoments(self)
+        self.trainers = 0
         self.reads: list[tuple[int, int, int]] = []
         """(life, position, sequence) of everything any of its trainers read."""
+        self.captures: dict[tuple[int, int], tuple[int, int]] = {}
+        """(life, sequence) of a push -> the trainer's number, and its local step then."""
 
     def build(self) -> LearnerMachine:
         self.shelf = Shelf()
         self.bank = FragmentBank(self.layout, self.shelf)
         self.trainer = None
+        self.moments = SimMoments(self, stall_s=self.moments.stall_s)
         setup = LearnerSetup(
             project=self.tiny.project,
             genesis=self.tiny.genesis,
@@ -112,6 +118,7 @@ class SimLearner(Host):
         if self.is_up and self.trainer is not None:
             self.trainer = None
             self.bank.trainer_lost()
+            self.moments.trainer_lost()
             self.take(Note(TrainerLost(is_out_of_memory, "killed")))
 
     def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
@@ -128,11 +135,13 @@ class SimLearner(Host):
             case StartTrainer():
                 world.after(TRAINER_START_S, lambda: answer(self._start_trainer()))
             case Deliver():
-                self._command(lambda trainer: answer(self._deliver(job, trainer)), answer)
+                self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case Capture():
-                self._command(lambda trainer: answer(self._capture(job, trainer)), answer)
+                self.command(lambda trainer: answer(self._capture(job, trainer)), answer)
             case Evaluate():
                 world.after(1.0, lambda: answer(self._evaluate(job)))
+            case _:
+                self.moments.run_job(job, answer)
 
     def act(self, action: object) -> None:
         match action:
@@ -157,6 +166,8 @@ class SimLearner(Host):
                     self.trainer.is_begun = True
                     self.trainer.ready_s = self.world.now_s
                     self._step()
+            case _:
+                self.moments.act(action)
 
     def _find_seat(self) -> object:
         """The newest proven leader that the table names, as the daemon's locator finds it."""
@@ -177,8 +188,9 @@ class SimLearner(Host):
                 best = SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
         return best or Failed("no syncer of this project announces itself yet")
 
-    def _donors(self) -> list[SimLearner | SimSyncer]:
-        others: list[SimLearner | SimSyncer] = [
+    def reachable(self) -> list[SimLearner]:
+        """Other learners, in random order."""
+        others = [
             host
             for host in self.world.hosts.values()
             if isinstance(host, SimLearner)
@@ -186,6 +198,10 @@ class SimLearner(Host):
             and self.world.can_reach(self, host)
         ]
         self.chance.shuffle(others)
+        return others
+
+    def _donors(self) -> list[SimLearner | SimSyncer]:
+        others: list[SimLearner | SimSyncer] = [*self.reachable()]
         return others + [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
 
     def _fetch_state(self, job: FetchState) -> object:
@@ -212,6 +228,7 @@ class SimLearner(Host):
 
     def _start_trainer(self) -> object:
         inner, data = self.tiny.charter.inner, self.tiny.genesis.data
+        self.trainers += 1
         self.trainer = TinyTrainer(
             sizes=[fragment.numel for fragment in self.layout.fragments],
             tokens_per_step=inner.batch_sequences * data.sequence_tokens,
@@ -222,9 +239,10 @@ class SimLearner(Host):
         )
         return TrainerReady("virtual", inner.batch_sequences)
 
-    def _command(
+    def command(
         self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
     ) -> None:
+        """Have the trainer do this at its next boundary."""
         trainer = self.trainer
         if trainer is None:
             self.world.after(0.0, lambda: answer(Failed("no trainer")))
@@ -250,6 +268,7 @@ class SimLearner(Host):
             push = self.bank.push(job.fragment, job.sequence, local)
         except NonFinite:
             return Failed("non-finite")
+        self.captures[self.life, job.sequence] = (self.trainers, trainer.local_step)
         return Captured(
             base_version=push.base_version,
             digest=push.digest,

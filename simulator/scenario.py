@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 from protocol.project import Durability, LimitSpec, OuterSpec, RoundSpec, Voter
-from simulator.checkers import SafetyChecker, check_all
+from simulator.checkers import RejoinChecker, SafetyChecker, check_all
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger
 from simulator.syncers import Notice, SimSyncer
@@ -25,6 +26,7 @@ class Swarm:
     learners: list[SimLearner]
     checker: SafetyChecker
     ledger: Ledger
+    rejoins: RejoinChecker
 
     @property
     def syncer(self) -> SimSyncer:
@@ -51,6 +53,7 @@ def build_swarm(
     limits: LimitSpec | None = None,
     network: NetworkModel | None = None,
     durability: Durability = "standby",
+    moments: Literal["fresh", "peer"] = "fresh",
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time, joining one after the other."""
     world = World(seed, network)
@@ -65,6 +68,7 @@ def build_swarm(
             Voter(signer.key, "syncer", 50 - number) for number, signer in enumerate(signers)
         ),
         durability=durability,
+        moments=moments,
     )
     ledger = Ledger(tiny.charter)
     notices: dict[bytes, Notice] = {}
@@ -81,7 +85,7 @@ def build_swarm(
         host.boot()
     for number, learner in enumerate(learners):
         world.after(1.0 + 0.5 * number, learner.boot)
-    return Swarm(world, hosts, learners, checker, ledger)
+    return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world))
 
 
 def afflict(swarm: Swarm, seed: int, *, until_s: float, every_s: float = 12.0) -> list[str]:

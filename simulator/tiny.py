@@ -11,10 +11,12 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.fragments import BLOCK
 from protocol.limits import WIRE_VERSION
 from protocol.messages import Cursor
 from protocol.numerics.codecs import flush
@@ -80,6 +82,7 @@ def tiny_project(
     seed: int = 1,
     voters: tuple[Voter, ...] | None = None,
     durability: Durability = "standby",
+    moments: Literal["fresh", "peer"] = "fresh",
 ) -> TinyProject:
     """A project of `TENSORS` tensors whose only voter is `syncer`, or with these voters."""
     owner = SimSigner("owner")
@@ -114,7 +117,7 @@ def tiny_project(
         revision=1,
         voters=voters or (Voter(syncer, "syncer", 50),),
         banned=(),
-        inner=InnerSpec("adamw", 1e-3, 0.1, 0.9, 0.95, 1.0, 2, 0.05, 0.1, 0),
+        inner=InnerSpec("adamw", 1e-3, 0.1, 0.9, 0.95, 1.0, 2, 0.05, 0.1, 0, moments),
         outer=outer or OuterSpec(0.7, 0.5, 3.0),
         rounds=rounds or RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
         limits=limits or LimitSpec(10**9, 256, 20, 8, 60.0, 64),
@@ -149,6 +152,8 @@ class TinyTrainer:
     step_s: float
     chance: random.Random
     theta: list[F32 | None] = field(default_factory=list)
+    moments: list[F32] = field(default_factory=list)
+    """As in `node.moments`: honest ones, which nothing here makes use of."""
     local_step: int = 0
     tokens: int = 0
     work_s: float = 0.0
@@ -165,6 +170,7 @@ class TinyTrainer:
 
     def __post_init__(self) -> None:
         self.theta = [None] * len(self.sizes)
+        self.moments = [np.zeros(2 * size + size // BLOCK, np.float32) for size in self.sizes]
         self._noise = np.random.default_rng(self.chance.randrange(2**32))
 
     def command(self, action: Callable[[], None]) -> None:
@@ -201,6 +207,7 @@ class TinyTrainer:
             noise = self._noise.normal(0.0, 0.5, values.size).astype(np.float32)
             noise.reshape(-1, 128)[:, TENSOR_ELEMENTS:] = 0.0
             self.theta[at] = (values - np.float32(0.05) * (pull + noise)).astype(np.float32)
+            self._remember(at, pull + noise)
         for _ in range(self.sequences_per_step):
             self._read_one()
         self.local_step += 1
@@ -208,6 +215,15 @@ class TinyTrainer:
         self.work_s += seconds
         self.is_stepping = False
         return loss / len(self.theta)
+
+    def _remember(self, at: int, gradient: F32) -> None:
+        """What AdamW would keep of a gradient that was clipped to 1."""
+        norm = len(self.theta) * float(np.linalg.norm(gradient))
+        clipped = (gradient / max(1.0, norm)).astype(np.float32)
+        size, kept = self.sizes[at], self.moments[at]
+        kept[:size] += np.float32(0.1) * (clipped - kept[:size])
+        kept[size : 2 * size] += np.float32(0.05) * (clipped**2 - kept[size : 2 * size])
+        kept[2 * size :] += 1.0
 
     def boundary(self) -> None:
         """Carry out what waited for the local step to end."""

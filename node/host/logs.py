@@ -22,6 +22,7 @@ LOUD = (
     trace.LinkChanged,
     trace.WeightsReady,
     trace.TrainerChanged,
+    trace.MomentsTaken,
     trace.CheckpointScored,
     trace.PhaseChanged,
 )

@@ -76,6 +76,8 @@ class NodeOptions:
     """Sequences at once on the device; None lets the trainer find out."""
     evaluates: bool = True
     """Whether this host measures held-out loss when asked."""
+    shares_moments: bool = True
+    """Whether optimizer state comes from and goes to other learners, where the project wants."""
     device: str | None = None
     """A name that torch knows, such as `cpu` or `cuda:1`; None takes the best one."""
     data: str | None = None

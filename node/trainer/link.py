@@ -140,6 +140,27 @@ class Snapshot(Struct, frozen=True, array_like=True, tag=True):
     wants_checksum: bool = False
 
 
+class CaptureMoments(Struct, frozen=True, array_like=True, tag=True):
+    """The optimizer's state of a fragment is copied into the slot. Answered by `Done`."""
+
+    job: Count
+    fragment: Count
+    slot: SlotId
+    numel: Count
+
+
+class InstallMoments(Struct, frozen=True, array_like=True, tag=True):
+    """The optimizer's state of a fragment becomes the slot's, before `Begin`. Answered by `Done`.
+
+    Once every fragment has come, local steps do without the ramp for fresh moments.
+    """
+
+    job: Count
+    fragment: Count
+    slot: SlotId
+    numel: Count
+
+
 class Blocks(Struct, frozen=True, array_like=True, tag=True):
     """Appends leased positions [start, stop) to the work queue, in this order."""
 
@@ -212,6 +233,8 @@ Command = (
     | Assign
     | Add
     | Snapshot
+    | CaptureMoments
+    | InstallMoments
     | Blocks
     | DropBlocks
     | SetProgress
@@ -265,7 +288,7 @@ class Stepped(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Done(Struct, frozen=True, array_like=True, tag=True):
-    """An `Assign`, `Add` or `Snapshot` is carried out."""
+    """A command that names a fragment is carried out."""
 
     job: Count
     local_step: Count

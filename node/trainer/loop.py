@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from node.trainer.model import Floats, FragmentView
+from node.trainer.moments import MomentsView
 from protocol.errors import InternalError
 from protocol.fragments import Layout
 from protocol.project import InnerSpec
@@ -148,8 +149,14 @@ class InnerLoop:
         self.local_step = 0
         self.tokens_total = 0
         self.progress = 0.0
+        self.is_seasoned = False
+        """The moments are another learner's: no ramp for fresh ones."""
         self._loss_sum = loss_sum or cross_entropy_sum
         self._optimizer = _optimizer(self.model, inner)
+
+    def moments(self, layout: Layout) -> MomentsView:
+        """The optimizer's state as fragments."""
+        return MomentsView(self.model, self._optimizer, layout)
 
     @property
     def can_step(self) -> bool:
@@ -161,7 +168,9 @@ class InnerLoop:
         started = time.monotonic()
         batch = self.reader.take(self.inner.batch_sequences)
         tokens = batch.shape[0] * (batch.shape[1] - 1)
-        rate = learning_rate(self.inner, progress=self.progress, local_step=self.local_step)
+        inner = self.inner
+        ramp_step = max(self.local_step, inner.fresh_moment_steps if self.is_seasoned else 0)
+        rate = learning_rate(inner, progress=self.progress, local_step=ramp_step)
         loss = 0.0
         for first in range(0, len(batch), self.micro_batch):
             piece = torch.from_numpy(batch[first : first + self.micro_batch]).to(self.device)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from node.trainer.data import Corpus
     from node.trainer.loop import InnerLoop
     from node.trainer.model import Floats, FragmentView
+    from node.trainer.moments import MomentsView
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -67,6 +68,7 @@ class Workshop:
         )
         # After the move to the device: the view holds the tensors that are trained.
         self.view: FragmentView = model.FragmentView(network, self.layout)
+        self.moments: MomentsView = self.loop.moments(self.layout)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -133,6 +135,7 @@ class Session:
         self._shop: Workshop
         self._slots: dict[int, link.Slot] = {}
         self._assigned: set[int] = set()
+        self._seasoned: set[int] = set()
         self._has_begun = False
         self._is_paused = False
         self._said_starved = False
@@ -145,6 +148,8 @@ class Session:
             link.Assign: self._assign,
             link.Add: self._add,
             link.Snapshot: self._snapshot,
+            link.CaptureMoments: self._capture_moments,
+            link.InstallMoments: self._install_moments,
             link.Blocks: self._blocks,
             link.DropBlocks: self._drop_blocks,
             link.SetProgress: self._set_progress,
@@ -258,6 +263,22 @@ class Session:
         slot = self._slot(command.slot, command.numel)
         self._shop.view.read(command.fragment, slot.values)
         self._done(command.job, started, slot.checksum() if command.wants_checksum else None)
+
+    def _capture_moments(self, command: link.CaptureMoments) -> None:
+        started = time.monotonic()
+        slot = self._slot(command.slot, command.numel)
+        self._shop.moments.read(command.fragment, slot.values)
+        self._done(command.job, started)
+
+    def _install_moments(self, command: link.InstallMoments) -> None:
+        started = time.monotonic()
+        if self._has_begun:
+            raise InternalError("moments came after the first local step")
+        slot = self._slot(command.slot, command.numel)
+        self._shop.moments.write(command.fragment, slot.values)
+        self._seasoned.add(command.fragment)
+        self._shop.loop.is_seasoned = len(self._seasoned) == len(self._shop.layout.fragments)
+        self._done(command.job, started)
 
     def _done(self, job: int, started: float, checksum: link.Checksum = None) -> None:
         loop = self._shop.loop

@@ -154,6 +154,12 @@ class TrainerProcess:
         if len(free) < FREE_SLOTS_MAX:
             free.append(slot)
             return
+        self.drop(slot)
+
+    def drop(self, slot: link.Slot) -> None:
+        """As `release`, for a slot that nobody will need again."""
+        if self._slots.get(slot.identity) is not slot:
+            return  # Of a trainer that ended meanwhile.
         del self._slots[slot.identity]
         slot.close()
         self.send(link.DropSlot(slot.identity))

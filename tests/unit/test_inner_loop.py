@@ -324,6 +324,8 @@ def test_commands_that_make_no_sense_end_the_session(tmp_path, monkeypatch):
     for command, words in (
         (link.Begin(), r"fragments \[0, 1, 2\]"),
         (link.Assign(1, 0, 5, 8), "no slot 5"),
+        (link.CaptureMoments(1, 0, 5, 8), "no slot 5"),
+        (link.InstallMoments(1, 0, 5, 8), "no slot 5"),
         (configure(genesis, tmp_path), "Configure makes no sense"),
         (link.Blocks(((3, 3),)), "no range"),
     ):

@@ -18,6 +18,8 @@ COMMANDS = [
     link.Assign(7, 0, 1, 128, bytes(32)),
     link.Add(8, 0, 1, 128),
     link.Snapshot(9, 0, 1, 128, True),
+    link.CaptureMoments(4, 2, 1, 1000),
+    link.InstallMoments(5, 2, 1, 1000),
     link.Blocks(((3, 5), (9, 10)), 2),
     link.DropBlocks(),
     link.SetProgress(0.25),

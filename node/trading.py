@@ -1,0 +1,64 @@
+"""Optimizer state between learners: routes what peers say to the asking and the giving side."""
+
+from __future__ import annotations
+
+from node.donating import Donating
+from node.jobs import CaptureMoments
+from node.keeping import Keeping
+from node.rejoining import Rejoining
+from node.shared import Shared
+from protocol.errors import RemoteError
+from protocol.ids import JobId
+from protocol.machine import Job
+from protocol.messages import AskMoments, Message, MomentsReady, MomentsRefused
+from protocol.trace import PeerMisbehaved
+
+
+class Trading:
+    """Both sides of one learner."""
+
+    def __init__(self, shared: Shared, keeping: Keeping, rejoining: Rejoining) -> None:
+        self.shared = shared
+        self.rejoining = rejoining
+        self.donating = Donating(shared, keeping, rejoining)
+
+    def on_peer_up(self, peer: bytes) -> None:
+        self.rejoining.on_peer_up(peer)
+
+    def on_peer_down(self, peer: bytes, reason: str) -> None:
+        self.donating.on_peer_down(peer)
+        self.rejoining.on_peer_down(peer, reason)
+
+    def on_message(self, peer: bytes, message: Message) -> None:
+        """What another learner says; whatever else strangers say is not heard."""
+        match message:
+            case AskMoments():
+                self.donating.on_ask(peer, message)
+            case MomentsReady():
+                try:
+                    self.rejoining.on_ready(peer, message)
+                except RemoteError as error:
+                    self._blame(peer, error)
+            case MomentsRefused():
+                self.rejoining.on_refused(peer, message)
+            case _:
+                pass
+
+    def on_job(self, number: JobId, job: Job, result: object) -> None:
+        if isinstance(job, CaptureMoments):
+            self.donating.on_job(number, result)
+        else:
+            self.rejoining.on_job(number, job, result)
+
+    def look(self) -> None:
+        self.rejoining.look()
+        self.donating.look()
+
+    def deadlines_s(self) -> list[float | None]:
+        return [self.rejoining.deadline_s(), self.donating.deadline_s()]
+
+    def _blame(self, peer: bytes, error: RemoteError) -> None:
+        faults = self.shared.tally.faults
+        faults[error.reason] = faults.get(error.reason, 0) + 1
+        self.shared.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
+        self.rejoining.on_fault(peer, str(error))  # It hangs up.
