@@ -376,14 +376,24 @@ class SimSyncer(Host):
                 return [bytes(part) for part in parts]
         return None
 
+    def _find_payload(self, name: bytes) -> bytes | None:
+        """From this disk, somebody's shelf, or another syncer's disk, which it serves too."""
+        own = self.disk.payloads.get(name)
+        if own is not None:
+            return own
+        found = self._find(name)
+        if found is not None:
+            return found[0]
+        disks = (host.disk for host in self._peers() if isinstance(host, SimSyncer))
+        return next((disk.payloads[name] for disk in disks if name in disk.payloads), None)
+
     def _fetch_from_peers(self, job: FetchPayload | FetchWeights | RepairFragment) -> object:
         match job:
             case FetchPayload():
-                payload = self.disk.payloads.get(job.merged.payload)
-                found = [payload] if payload is not None else self._find(job.merged.payload)
-                if found is None:
+                payload = self._find_payload(job.merged.payload)
+                if payload is None:
                     return Failed("nobody has the payload")
-                self.disk.payloads[job.merged.payload] = found[0]
+                self.disk.payloads[job.merged.payload] = payload
                 return PayloadKept()
             case FetchWeights():
                 self.disk.has_weights = True  # The simulator's are the same everywhere.

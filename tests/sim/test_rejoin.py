@@ -14,8 +14,6 @@ from simulator import scenario
 from simulator.checkers import (
     Violation,
     check_local_steps_count_once,
-    committed_records,
-    merges,
 )
 from simulator.scenario import afflict, build_swarm
 
@@ -161,18 +159,18 @@ def test_a_host_that_is_back_within_a_moment_replaces_its_own_session():
     swarm.world.run(KILLED_S - 1.0)
     former = victim.life
     swarm.world.run(KILLED_S + 1.0)
-    session = swarm.syncer.syncer.members.sessions[victim.key]
+    session = swarm.syncer.syncer.seat.members.sessions[victim.key]
     assert session.incarnation == victim.life > former
     swarm.world.run(80.0)
     returned = {
         record.body.incarnation
-        for record in committed_records(swarm.syncer)
+        for record in swarm.ledger.records
         if isinstance(record.body, BlocksReturned) and record.body.learner == victim.key
     }
     assert returned == {former}
     lives = [
         part.incarnation
-        for body in merges(swarm.syncer)
+        for body in swarm.ledger.merges
         for part in body.contributions
         if part.learner == victim.key
     ]
@@ -424,11 +422,11 @@ def test_a_step_handed_in_twice_is_noticed():
     swarm = build()
     swarm.world.run(40.0)
     learner = swarm.learners[0]
-    check_local_steps_count_once(swarm.syncer, swarm.learners)
+    check_local_steps_count_once(swarm.ledger, swarm.learners)
     for key, (trainer, step) in learner.captures.items():
         learner.captures[key] = (trainer, step - 4)
     with pytest.raises(Violation, match="twice"):
-        check_local_steps_count_once(swarm.syncer, swarm.learners)
+        check_local_steps_count_once(swarm.ledger, swarm.learners)
 
 
 def test_tiny_moments_are_honest_ones():
