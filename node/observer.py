@@ -21,9 +21,11 @@ from typing import Any
 
 import msgspec
 
+from node import news
 from node.host import keystore
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
+from node.host.feed import Feed
 from node.host.joinlink import JoinLink, parse_link
 from node.host.life import Stopper, background, live, tidying
 from node.host.seat import learners_topic, seat_topic
@@ -36,6 +38,7 @@ from protocol.snapshot import SyncerStatus
 
 PR_SET_PDEATHSIG = 1
 RETRY_S = 2.0
+NEWS_PER_REPORT_MAX = 200
 log = logging.getLogger("shoal.observer")
 
 
@@ -47,6 +50,7 @@ class Observer:
         self.transport = transport
         self.trouble = "looking for the syncer"
         self.status: SyncerStatus | None = None
+        self.feed = Feed()
         self.locator = Locator(
             transport,
             link.project,
@@ -66,24 +70,33 @@ class Observer:
                     async with asyncio.timeout(limits.GONE_AFTER_S):
                         self._take(await stream.recv())
             except TimeoutError:
-                self.trouble = f"the syncer was not heard for {limits.GONE_AFTER_S:.0f} s"
+                self._lose(f"the syncer was not heard for {limits.GONE_AFTER_S:.0f} s")
             except (TransientError, RemoteError) as error:
-                self.trouble = str(error)
+                self._lose(str(error))
             await asyncio.sleep(RETRY_S)
+
+    def _lose(self, trouble: str) -> None:
+        if self.status is not None and not self.trouble:
+            self.feed.keep("LinkChanged", f"no reports: {trouble}", "warning", is_fault=True)
+        self.trouble = trouble
 
     def _take(self, frame: bytes) -> None:
         message = wire.decode_message(frame)
         match message:
             case Report(status):
                 try:
-                    self.status = msgspec.msgpack.decode(status, type=SyncerStatus)
-                    self.trouble = ""
+                    self._tell(msgspec.msgpack.decode(status, type=SyncerStatus))
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     self.trouble = f"the syncer's report cannot be read: {error}"
             case Refused(_, text, _) | Goodbye(text):
                 raise TransientError(f"the syncer said: {text}")
             case _:
                 pass  # What members are told is not for lookers-on.
+
+    def _tell(self, status: SyncerStatus) -> None:
+        for one in news.between(self.status, status)[:NEWS_PER_REPORT_MAX]:
+            self.feed.keep(one.kind, one.text, one.level, is_fault=one.is_fault)
+        self.status, self.trouble = status, ""
 
     def answer(self, _: dict[str, Any]) -> dict[str, Any]:
         """The control verb `status`. TransientError while there is nothing to show."""
@@ -110,7 +123,10 @@ async def _main(link: JoinLink, socket: Path, stopper: Stopper) -> int:
                 raise TransientError(f"Not in the swarm yet: {trouble[0]}.")
             return holder[0].answer(request)
 
-        control = ControlServer(socket, {"status": status, "events": _no_events})
+        def events(request: dict[str, Any]) -> dict[str, Any]:
+            return holder[0].feed.answer(request) if holder else {"events": [], "last": 0}
+
+        control = ControlServer(socket, {"status": status, "events": events})
         await control.start()
         try:
             await transport.start_with_retry(lambda reason, _: trouble.__setitem__(0, reason))
@@ -134,10 +150,6 @@ async def _genesis(link: JoinLink, transport: Transport, trouble: list[str]) -> 
             except (TransientError, RemoteError) as error:
                 trouble[0] = str(error)
         await asyncio.sleep(RETRY_S)
-
-
-def _no_events(_: dict[str, Any]) -> dict[str, Any]:
-    return {"events": [], "last": 0}
 
 
 def _tell(state: TransportState) -> None:

@@ -11,13 +11,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import node
 from node.host import control_client
-from node.host.home import Daemon, Home
+from node.host.home import Home
 from node.host.joinlink import parse_link
 from protocol.errors import UserError
 from shoal.exit_codes import ExitCode
@@ -92,14 +91,9 @@ def _source(home: Home, looks: Looks, stack: contextlib.ExitStack) -> Source:
     elif looks.hosts:
         find = _named(home, looks.hosts)
     else:
-        find = partial(_with_a_model, home)
+        find = home.daemons
     source: Source = LiveSource(find, control_client.call)
     return source if looks.record is None else RecordingSource(source, looks.record)
-
-
-def _with_a_model(home: Home) -> list[Daemon]:
-    """The daemons that the screens can show; a witness has no model to look at."""
-    return [daemon for daemon in home.daemons() if daemon.role != "witness"]
 
 
 def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndpoint]]:
@@ -107,7 +101,7 @@ def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndp
     from tui.sources import Endpoint
 
     def find() -> list[DaemonEndpoint]:
-        here = _with_a_model(home)
+        here = home.daemons()
         found: list[DaemonEndpoint] = []
         for host in hosts:
             if host.endswith(".sock"):

@@ -120,8 +120,9 @@ def drain(home: Home, *, instance: str) -> int:
             said = status.sentence
             print(said, flush=True)
     failures.complain(
-        f"No other syncer leads after {DRAIN_S:g} s. {called} goes on trying to hand the seat "
-        "over; `shoal status` says what it waits for, and a restart takes the request back."
+        f"No other syncer leads after {DRAIN_S:g} s. {called} goes on trying; `shoal status` says "
+        "what it waits for. A standby that was drained itself takes the seat only after a restart. "
+        f"To take the request back, restart {called}."
     )
     return ExitCode.NOT_REACHABLE
 

@@ -216,9 +216,10 @@ class ShoalApp(TapeApp):
     def _draw_peers(self, now: Scene, where: str, wanted: str) -> None:
         every = peers.peer_lines(now)
         shown = peers.pick(every, wanted, is_faults=self.is_faults)
-        note = now.stale(now.syncer) or peers.note(
+        note = now.stale(now.leader) or peers.note(
             len(shown), len(every), wanted, is_faults=self.is_faults
         )
+        note = note or peers.left_note(shown)
         self.query_one(where, Roster).show(shown, now.paint, note=note, empty=peers.empty_note(now))
 
     # What keys do.
@@ -376,7 +377,7 @@ class ShoalApp(TapeApp):
             reason = f"Read only: {verb} is switched off by --readonly."
         elif now.is_recording:
             reason = f"This is a recording: there is nothing to {verb}."
-        elif verb == "stop" or isinstance(now.status, NodeStatus):
+        elif verb == "stop" or isinstance(now.told, NodeStatus):
             return now.attached.label if now.attached is not None else ""
         else:
             learners = [

@@ -101,7 +101,8 @@ def _merges(syncer: SyncerStatus) -> str:
 def _quorum(syncer: SyncerStatus) -> str:
     training = sum(peer.state == "training" for peer in syncer.peers)
     needs = words.plural(syncer.project.quorum, "learner")
-    return f"a merge needs {needs}; {training} of {len(syncer.peers)} training"
+    here = sum(peer.state != "left" for peer in syncer.peers)
+    return f"a merge needs {needs}; {training} of {here} training"
 
 
 def _learners(learners: Sequence[LearnerLine]) -> Table:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from protocol.snapshot import EventRow, NodeStatus, Status, SyncerStatus
+from protocol.snapshot import DaemonStatus, EventRow, NodeStatus, SyncerStatus, WitnessStatus
 
 STALE_AFTER_S = 2.5
 """Answers come twice a second; after this long without one a daemon counts as silent."""
@@ -49,7 +49,7 @@ class Frame(Struct, kw_only=True):
 
     at_s: float
     """Wall clock, Unix seconds."""
-    statuses: tuple[Status, ...] = ()
+    statuses: tuple[DaemonStatus, ...] = ()
     events: tuple[Told, ...] = ()
     """Those that came since the frame before."""
     trouble: str = ""
@@ -71,15 +71,17 @@ class Frame(Struct, kw_only=True):
             for status in self.statuses
         )
 
-    def status(self, key: str) -> Status | None:
+    def status(self, key: str) -> DaemonStatus | None:
         """The status of the daemon with this key."""
         return next((one for one in self.statuses if one.key == key), None) if key else None
 
 
-def label_of(status: Status) -> str:
+def label_of(status: DaemonStatus) -> str:
     """How a daemon is called on screen, from its own words."""
     match status:
         case SyncerStatus():
             return f"syncer {status.name}"
+        case WitnessStatus():
+            return f"witness {status.name}"
         case NodeStatus():
             return f"learner {status.name}"

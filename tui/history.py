@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from protocol.snapshot import NodeStatus, Status, SyncerStatus
+from protocol.snapshot import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
 from tui.frames import Frame, Told
 
 SAMPLES_MAX = 3600
@@ -30,6 +30,8 @@ class Reading(NamedTuple):
     """Committed by the swarm."""
     tokens_per_s: float
     """Trained just now: by all learners for a syncer, by itself for a learner."""
+    is_leaderless: bool = False
+    """No leader was known to it."""
 
 
 class Sample(NamedTuple):
@@ -54,13 +56,18 @@ def sample(frame: Frame) -> Sample:
     return Sample(frame.at_s, readings, frame.events, frozenset(silent))
 
 
-def _reading(status: Status, at_s: float) -> Reading:
+def _reading(status: DaemonStatus, at_s: float) -> Reading:
+    seat = None if isinstance(status, NodeStatus) else status.seat
+    is_leaderless = seat is not None and not seat.leader
     match status:
+        case WitnessStatus():
+            return Reading(at_s, 0, 0, 0.0, is_leaderless)
         case SyncerStatus():
             speed = sum(one.tokens_per_s for one in status.peers if one.state == "training")
         case NodeStatus():
             speed = status.tokens_per_s if status.state in ("training", "adrift") else 0.0
-    return Reading(at_s, status.swarm.global_step, status.swarm.tokens, speed)
+    swarm = status.swarm
+    return Reading(at_s, swarm.global_step, swarm.tokens, speed, is_leaderless)
 
 
 class History:
@@ -73,6 +80,7 @@ class History:
         self._readings: dict[str, deque[Reading]] = {}
         self._moved_s: dict[str, float] = {}
         self._step: dict[str, int] = {}
+        self._leaderless_from_s: dict[str, float] = {}
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> History:
@@ -97,6 +105,10 @@ class History:
         if self._step.get(key) != reading.global_step:
             self._step[key] = reading.global_step
             self._moved_s[key] = reading.at_s
+        if reading.is_leaderless:
+            self._leaderless_from_s.setdefault(key, reading.at_s)
+        else:
+            self._leaderless_from_s.pop(key, None)
         if not kept or reading.at_s - kept[-1].at_s >= SAMPLE_GAP_S:
             kept.append(reading)
 
@@ -122,6 +134,11 @@ class History:
         """For how long, at least, no global step came."""
         moved_s = self._moved_s.get(key)
         return 0.0 if moved_s is None else max(now_s - moved_s, 0.0)
+
+    def leaderless_s(self, key: str, now_s: float) -> float | None:
+        """For how long, at least, no leader was known to this daemon; None while one is."""
+        from_s = self._leaderless_from_s.get(key)
+        return None if from_s is None else max(now_s - from_s, 0.0)
 
     def _recent(self, key: str, now_s: float) -> list[Reading]:
         picked = []

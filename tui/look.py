@@ -32,9 +32,11 @@ class Paint:
 
     def state(self, word: str) -> str:
         """Style of a learner's or daemon's state."""
-        if word in ("training", "up", "ended"):
+        if word in ("training", "up", "ended", "leads", "here"):
             return self.good
-        return self.bad if word in ("gone", "silent", "down", "adrift") else self.warn
+        if word == "left":
+            return self.quiet
+        return self.bad if word in ("gone", "silent", "down", "adrift", "not here") else self.warn
 
     def level(self, word: str) -> str:
         """Style of a verdict's word."""

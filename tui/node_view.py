@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from protocol.snapshot import NodeStatus
-from tui import rows, words
+from tui import parts, rows, words
 
 
 def render(status: NodeStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
@@ -51,7 +51,8 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[rows.Row]:
 def _link(status: NodeStatus) -> str:
     detail = f" ({words.clean(status.link_detail, 200)})" if status.link_detail else ""
     heard = "" if status.heard_s is None else f", heard {words.duration(status.heard_s)} ago"
-    return f"{words.clean(status.link, 20)}{detail}{heard}"
+    way = parts.way(status.path, status.rtt_s)
+    return f"{words.clean(status.link, 20)}{detail}{heard}{way}"
 
 
 def _weights(status: NodeStatus) -> str:
@@ -107,12 +108,12 @@ def _handed_in(status: NodeStatus) -> str:
 
 
 def _discarded(status: NodeStatus) -> str:
-    parts = []
+    thrown = []
     if status.discarded_steps:
-        parts.append(f"{words.plural(status.discarded_steps, 'local step')} overwritten")
+        thrown.append(f"{words.plural(status.discarded_steps, 'local step')} overwritten")
     if status.lost_steps:
-        parts.append(f"{words.plural(status.lost_steps, 'local step')} lost with a trainer")
-    return ", ".join(parts) or "nothing"
+        thrown.append(f"{words.plural(status.lost_steps, 'local step')} lost with a trainer")
+    return ", ".join(thrown) or "nothing"
 
 
 def _measured(status: NodeStatus) -> str:

@@ -8,12 +8,13 @@ import time
 
 from rich.text import Text
 
+from protocol.snapshot import NodeStatus, WitnessStatus
 from tui import look, parts, words
 from tui.frames import Frame
 from tui.history import History, sample
 from tui.scene import Scene
 from tui.sources import Source
-from tui.widgets import banner, overview, peers, this_node
+from tui.widgets import banner, overview, peers, syncer, this_node
 
 WAIT_S = 3.0
 PEERS_SHOWN = 40
@@ -28,13 +29,16 @@ def text(frame: Frame, width: int, *, is_ascii: bool = False) -> str:
     made = banner.render(now, width) + overview.render(
         now, min(width, overview.TWO_COLUMNS - 1), 24
     )
-    if now.syncer is not None and now.syncer.peers:
+    if now.leader is not None and now.leader.peers:
         made += [Text(), *_peers(now, width)]
     for other in frame.attached()[1:]:
         there = Scene(frame=frame, history=history, focus=other.label)
         made += [Text(), *banner.render(there, width)]
-        if there.status is not None and there.status is there.node:
-            made += this_node.render(there, width, 0)
+        match there.told:
+            case NodeStatus():
+                made += this_node.render(there, width, 0)
+            case WitnessStatus():
+                made += syncer.render(there, min(width, syncer.TWO_COLUMNS - 1), 0)
     if history.events:
         events = parts.event_lines(list(history.events), width, EVENTS_SHOWN, now.paint)
         made += [Text(), *events]

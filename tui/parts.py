@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus, RoundRow, Status, SyncerStatus
-from tui import lines, words
+from protocol.snapshot import DaemonStatus, NodeStatus, RoundRow, Status, SyncerStatus
+from tui import lines, seats, words
 from tui.frames import Told
 from tui.look import Paint
-from tui.scene import Scene
+from tui.scene import Scene, leads
 
 GAUGE_CELLS = 12
 MARKS = {"training": "●", "gone": "✖", "silent": "✖"}
@@ -64,6 +64,8 @@ def last_merge(status: SyncerStatus) -> str:
 def tally(status: SyncerStatus, paint: Paint) -> Text:
     """How many learners are in which state, each with a mark, a number and a word."""
     counts = Counter(peer.state for peer in status.peers)
+    if not leads(status):
+        return Text("the leader knows them; this syncer stands by", style=paint.quiet)
     if not counts:
         return Text("no learner has joined yet", style=paint.warn)
     text = Text()
@@ -74,7 +76,7 @@ def tally(status: SyncerStatus, paint: Paint) -> Text:
     return text
 
 
-def faults(status: Status, paint: Paint) -> Text:
+def faults(status: DaemonStatus, paint: Paint) -> Text:
     """Faults counted since the daemon started, or the word none."""
     text = words.tally(status.faults)
     return Text(text, style=paint.bad) if text else Text("none", style=paint.good)
@@ -83,7 +85,13 @@ def faults(status: Status, paint: Paint) -> Text:
 def link(status: NodeStatus) -> str:
     detail = f" ({words.clean(status.link_detail, 120)})" if status.link_detail else ""
     heard = "" if status.heard_s is None else f", heard {words.duration(status.heard_s)} ago"
-    return f"{words.clean(status.link, 20)}{detail}{heard}"
+    return f"{words.clean(status.link, 20)}{detail}{heard}{way(status.path, status.rtt_s)}"
+
+
+def way(path: str, rtt_s: float | None) -> str:
+    """How a host is reached and how fast it answers, with a comma before; empty if unknown."""
+    told = [words.clean(path, 12), "" if rtt_s is None else f"answers in {words.rtt(rtt_s)}"]
+    return "".join(f", {one}" for one in told if one)
 
 
 def trainer(status: NodeStatus) -> str:
@@ -137,7 +145,7 @@ def news(scene: Scene) -> list[Told]:
     return picked
 
 
-def aged(scene: Scene, status: Status, width: int, body: Sequence[Text]) -> list[Text]:
+def aged(scene: Scene, status: DaemonStatus, width: int, body: Sequence[Text]) -> list[Text]:
     """The lines as they are; if they are not of now, without colour and with a warning on top."""
     warning = scene.stale(status)
     if not warning:
@@ -146,9 +154,13 @@ def aged(scene: Scene, status: Status, width: int, body: Sequence[Text]) -> list
     return [*lines.wrap(Text(warning, style=scene.paint.bad), width), *faded]
 
 
-def seat(status: Status) -> str:
+def seat(scene: Scene, status: Status) -> str:
     """Who sits in the syncer's seat."""
     leader = status.swarm.leader
+    if isinstance(status, SyncerStatus) and status.seat is not None:
+        leader = status.seat.leader
+        if not leader:
+            return "nobody: no leader is elected"
     if leader == status.key and leader:
         return "this syncer"
-    return words.clean(leader, 64)[:8] or "nobody that is known"
+    return seats.name(leader, scene.names) if leader else "nobody that is known"

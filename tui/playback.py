@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from protocol.errors import UserError
-from tui.frames import Frame
+from tui.frames import Attached, Frame
 from tui.history import SAMPLES_MAX, History, Sample, sample
 from tui.tape import Tape
 
@@ -23,15 +25,108 @@ GAP_S_MAX = 5.0
 """A pause in the recording is not sat out."""
 
 
+HISTORY_BYTES_MAX = 48 << 20
+"""So much of the recording is read, at most, to tell what led to a frame that was jumped to."""
+
+SCAN_FIRST_S = 0.1
+"""A tape of minutes is searched for faults at once, a longer one while it is watched."""
+
+KEPT_MAX = 3 * SAMPLES_MAX
+SCAN_BATCH = 64
+SCAN_REST_S = 0.004
+"""The search leaves time for the screen."""
+
+
+class Mark(Struct, kw_only=True):
+    """What the search for faults looks at in an event."""
+
+    is_fault: bool = False
+
+
+class Glance(Struct, kw_only=True):
+    """What the search for faults looks at in a frame; nothing else of it is decoded."""
+
+    at_s: float
+    events: tuple[Mark, ...] = ()
+    daemons: tuple[Attached, ...] = ()
+
+
+class FaultScan:
+    """Finds the frames that bring a fault, or with which a daemon falls silent, in order."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.faults: list[int] = []
+        """Numbers of frames; grows while the search goes on."""
+        self.is_done = False
+        self.trouble = ""
+        """Why it ended early."""
+        self._tape = tape
+        self._next = 0
+        self._silent: frozenset[str] = frozenset()
+
+    def go_on(self, frames: int) -> None:
+        """Looks at so many frames more."""
+        end = min(self._next + frames, len(self._tape))
+        try:
+            for number in range(self._next, end):
+                self._look(number)
+        except UserError as error:
+            self.trouble = str(error)
+            self.is_done = True
+        self._next = end
+        self.is_done = self.is_done or end == len(self._tape)
+
+    def _look(self, number: int) -> None:
+        glance = self._tape.decode(number, Glance)
+        silent = frozenset(
+            one.label for one in glance.daemons if one.silent_s(glance.at_s) is not None
+        )
+        if silent - self._silent or any(event.is_fault for event in glance.events):
+            self.faults.append(number)
+        self._silent = silent
+
+
+class Reel:
+    """The memorable part of each frame, decoded when asked for; those nearby are kept."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._kept: dict[int, Sample] = {}
+
+    def history(self, position: int) -> History:
+        """What led to this frame, as far back as the screens look and reading is quick."""
+        samples: list[Sample] = []
+        read_bytes = 0
+        for number in range(position, max(position - SAMPLES_MAX, -1), -1):
+            if number not in self._kept:
+                read_bytes += self._tape.places[number].size
+                if read_bytes > HISTORY_BYTES_MAX and samples:
+                    break
+            try:
+                samples.append(self._sample(number))
+            except UserError:
+                break  # damaged: what lies before is not of the same story
+        if len(self._kept) > KEPT_MAX:
+            near = range(position - SAMPLES_MAX, position + SAMPLES_MAX)
+            self._kept = {number: one for number, one in self._kept.items() if number in near}
+        return History.of(reversed(samples))
+
+    def _sample(self, number: int) -> Sample:
+        kept = self._kept.get(number)
+        if kept is None:
+            kept = self._kept[number] = sample(self._tape.frame(number))
+        return kept
+
+
 class Playback:
     """The controls of one tape, and where it stands."""
 
-    def __init__(self, samples: list[Sample]) -> None:
-        """samples: what is memorable of each frame; at least one."""
-        self._samples = samples
+    def __init__(self, tape: Tape) -> None:
+        """tape: of at least one frame."""
+        self._places = tape.places
+        self._reel = Reel(tape)
         self._due = 0
-        self.faults = _faults(samples)
-        """Numbers of the frames with which something went wrong."""
+        self.scan = FaultScan(tape)
         self.position = 0
         self.speed = SPEEDS[0]
         self.is_playing = True
@@ -39,29 +134,31 @@ class Playback:
         """Set by every touch of the controls."""
 
     @property
-    def length(self) -> int:
-        """How many frames there are."""
-        return len(self._samples)
+    def faults(self) -> list[int]:
+        """Numbers of the frames with which something went wrong, as far as was searched."""
+        return self.scan.faults
 
     @property
-    def at_s(self) -> float:
-        """When the frame that is shown was recorded."""
-        return self._samples[self.position].at_s
+    def length(self) -> int:
+        """How many frames there are."""
+        return len(self._places)
+
+    def _at_s(self, number: int) -> float:
+        return self._places[number].at_s
 
     @property
     def elapsed_s(self) -> float:
         """From the first frame to the one that is shown."""
-        return self.at_s - self._samples[0].at_s
+        return self._at_s(self.position) - self._at_s(0)
 
     @property
     def length_s(self) -> float:
         """From the first frame to the last."""
-        return self._samples[-1].at_s - self._samples[0].at_s
+        return self._at_s(self.length - 1) - self._at_s(0)
 
     def history(self) -> History:
         """What led to the frame that is shown."""
-        end = self.position + 1
-        return History.of(self._samples[max(0, end - SAMPLES_MAX) : end])
+        return self._reel.history(self.position)
 
     def toggle(self) -> None:
         """Plays or pauses; at the end it plays from the beginning."""
@@ -102,7 +199,7 @@ class Playback:
         wait_s = 0.0
         target = self.position
         while target < self.length - 1 and wait_s < REFRESH_S:
-            gap_s = self._samples[target + 1].at_s - self._samples[target].at_s
+            gap_s = self._at_s(target + 1) - self._at_s(target)
             wait_s += min(max(gap_s, 0.0), GAP_S_MAX) / self.speed
             target += 1
         self._due = target
@@ -123,8 +220,10 @@ class TapeSource:
         self._tape = Tape(path)
         if not len(self._tape):
             raise UserError(f"The tape {path} holds no frame yet.")
-        samples = [sample(self._tape.frame(i)) for i in range(len(self._tape))]
-        self._playback = Playback(samples)
+        self._playback = Playback(self._tape)
+        ends_s = time.monotonic() + SCAN_FIRST_S
+        while not self._playback.scan.is_done and time.monotonic() < ends_s:
+            self._playback.scan.go_on(SCAN_BATCH)
 
     @property
     def playback(self) -> Playback:
@@ -133,11 +232,33 @@ class TapeSource:
 
     async def frames(self) -> AsyncIterator[Frame]:
         """A frame whenever the position changes, and one for each touch of the controls."""
+        searching = asyncio.create_task(self._search(), name="faults of the tape")
+        try:
+            async for frame in self._frames():
+                yield frame
+        finally:
+            searching.cancel()
+
+    async def _search(self) -> None:
+        scan = self._playback.scan
+        while not scan.is_done:
+            await asyncio.to_thread(scan.go_on, SCAN_BATCH)
+            await asyncio.sleep(SCAN_REST_S)
+        if not self._playback.is_playing:
+            self._playback.moved.set()  # so that the bar shows what was found
+
+    async def _frames(self) -> AsyncIterator[Frame]:
         shown: int | None = None
+        frame: Frame | None = None
         while True:
             playback = self._playback
             position = playback.position
-            frame = self._tape.frame(position)
+            try:
+                frame = self._tape.frame(position)
+            except UserError as error:
+                if frame is None:
+                    raise
+                frame = msgspec.structs.replace(frame, notice=str(error), events=())
             is_jump = shown is None or position != shown + 1
             shown = position
             yield msgspec.structs.replace(frame, is_jump=is_jump)
@@ -156,14 +277,3 @@ class TapeSource:
     async def command(self, verb: str, target: str, **fields: Any) -> str:
         """A recording takes no commands: always raises UserError."""
         raise UserError(f"This is a recording: {target} cannot be told to {verb}.")
-
-
-def _faults(samples: list[Sample]) -> list[int]:
-    """Frames that bring a fault, or with which a daemon falls silent."""
-    found = []
-    silent: frozenset[str] = frozenset()
-    for number, one in enumerate(samples):
-        if one.silent - silent or any(event.is_fault for event in one.events):
-            found.append(number)
-        silent = one.silent
-    return found

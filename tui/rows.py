@@ -21,6 +21,7 @@ STATE_STYLES = {
     "gone": "red",
     "down": "red",
     "adrift": "red",
+    "left": "dim",
 }
 OTHER_STATE = "yellow"
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.snapshot import (
+    DaemonStatus,
     NodeStatus,
     PeerRow,
     ProjectStatus,
     Status,
     SwarmStatus,
     SyncerStatus,
+    WitnessStatus,
 )
 from tui import words
 from tui.frames import Attached, Frame
 from tui.history import History
 from tui.look import Paint
+from tui.seats import LEADING
 
 LOST = ("gone", "silent")
+AWAY = (*LOST, "left")
 
 STANDSTILL_S_MIN = 12.0
 STANDSTILL_GAPS = 6
@@ -49,9 +53,33 @@ class Scene:
         return chosen[0] if chosen else daemons[0] if daemons else None
 
     @property
-    def status(self) -> Status | None:
+    def told(self) -> DaemonStatus | None:
         """What the daemon in focus said last."""
         return self.frame.status(self.attached.key) if self.attached else None
+
+    @property
+    def status(self) -> Status | None:
+        """The same; where that is a witness, which has no model, another of its project."""
+        told = self.told
+        if not isinstance(told, WitnessStatus):
+            return told
+        others = [
+            other
+            for other in self.frame.statuses
+            if not isinstance(other, WitnessStatus) and other.project.id == told.project.id
+        ]
+        return others[0] if others else None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the daemons of this machine are called, by key."""
+        return {one.key: one.label for one in self.frame.attached() if one.key}
+
+    @property
+    def voter(self) -> SyncerStatus | WitnessStatus | None:
+        """Whose view of the election is shown: the daemon in focus, or a syncer."""
+        told = self.told
+        return told if isinstance(told, WitnessStatus) else self.syncer
 
     @property
     def syncer(self) -> SyncerStatus | None:
@@ -63,6 +91,19 @@ class Scene:
             if isinstance(other, SyncerStatus) and other.project.id == status.project.id:
                 return other
         return None
+
+    @property
+    def leader(self) -> SyncerStatus | None:
+        """Who knows the learners: `syncer`, unless that only stands by and the leader is here."""
+        syncer = self.syncer
+        if syncer is None or leads(syncer):
+            return syncer
+        for other in self.frame.statuses:
+            if not isinstance(other, SyncerStatus) or other.project.id != syncer.project.id:
+                continue
+            if leads(other) and self.silent_s(other) is None:
+                return other
+        return syncer
 
     @property
     def best(self) -> Status | None:
@@ -96,7 +137,7 @@ class Scene:
     @property
     def project(self) -> ProjectStatus | None:
         """The project in focus."""
-        return self.status.project if self.status else None
+        return self.told.project if self.told else None
 
     @property
     def swarm(self) -> SwarmStatus | None:
@@ -109,7 +150,7 @@ class Scene:
         gap_s = self.history.step_gap_s(status.key, self.now_s)
         return still_s >= max(STANDSTILL_S_MIN, STANDSTILL_GAPS * (gap_s or 0.0))
 
-    def silent_s(self, status: Status | None) -> float | None:
+    def silent_s(self, status: DaemonStatus | None) -> float | None:
         """For how long the daemon that gave this status has not answered; None while it does."""
         if status is None:
             return None
@@ -118,7 +159,7 @@ class Scene:
                 return one.silent_s(self.now_s)
         return None
 
-    def stale(self, status: Status | None) -> str:
+    def stale(self, status: DaemonStatus | None) -> str:
         """A warning where what is shown is not of now; else empty."""
         quiet_s = self.silent_s(status)
         if status is None or quiet_s is None:
@@ -127,9 +168,14 @@ class Scene:
         return f"From {words.whole(quiet_s)} ago: {label} does not answer."
 
 
+def leads(status: SyncerStatus) -> bool:
+    """Whether this syncer has the seat; one of before there were elections always had."""
+    return status.seat is None or status.seat.role == LEADING
+
+
 def alive(status: SyncerStatus) -> list[PeerRow]:
     """Learners that the syncer hears."""
-    return [peer for peer in status.peers if peer.state not in LOST]
+    return [peer for peer in status.peers if peer.state not in AWAY]
 
 
 def lost(status: SyncerStatus) -> list[PeerRow]:

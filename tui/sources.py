@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from protocol.errors import ShoalError, UserError
-from protocol.snapshot import EventRow, Status
+from protocol.snapshot import DaemonStatus, EventRow
 from tui import words
 from tui.frames import Attached, Frame, Told
 from tui.playback import Playback, TapeSource
@@ -46,7 +46,7 @@ class DaemonEndpoint(Protocol):
 
     @property
     def role(self) -> str:
-        """syncer or learner."""
+        """syncer, witness or learner."""
 
     @property
     def instance(self) -> str:
@@ -182,10 +182,10 @@ class LiveSource:
                     watch.take(status, events, time.time())
             self._ends.wait(PERIOD_S)
 
-    def _ask_status(self, path: Path) -> Status:
+    def _ask_status(self, path: Path) -> DaemonStatus:
         answer = self._call(path, "status", timeout_s=STATUS_TIMEOUT_S)
         try:
-            return msgspec.convert(answer.get("status"), Status)  # type: ignore[no-any-return]
+            return msgspec.convert(answer.get("status"), DaemonStatus)  # type: ignore[no-any-return]
         except msgspec.ValidationError as error:
             raise UserError(f"It is of another version of Shoal ({error}); restart it.") from error
 
@@ -239,13 +239,13 @@ class _Watch:
 
     def __init__(self, label: str, endpoint: DaemonEndpoint) -> None:
         self.endpoint = endpoint
-        self.status: Status | None = None
+        self.status: DaemonStatus | None = None
         self.events: list[Told] = []
         self.last_event = 0
         self.is_forgotten = False
         self.attached = Attached(label=words.clean(label), since_s=time.time())
 
-    def take(self, status: Status, events: list[EventRow], now_s: float) -> None:
+    def take(self, status: DaemonStatus, events: list[EventRow], now_s: float) -> None:
         """The daemon answered at `now_s`."""
         self.status = status
         label = self.attached.label

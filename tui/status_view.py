@@ -10,6 +10,7 @@ from rich.text import Text
 from protocol.limits import LINK_CHARS_MAX
 from protocol.snapshot import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
 from tui import node_view, syncer_view, witness_view, words
+from tui.frames import label_of
 
 NOBODY = "No daemon answers."
 
@@ -23,15 +24,17 @@ def render(
     without it the time left is estimated from what the learners report.
     """
     parts: list[RenderableType] = []
+    names = {status.key: label_of(status) for status in statuses}
     for status in statuses:
         if parts:
             parts.append(Text())
         rate = (rates or {}).get(status.key)
         match status:
             case SyncerStatus():
-                parts.append(syncer_view.render(status, width=width, tokens_per_s=rate))
+                view = syncer_view.render(status, width=width, tokens_per_s=rate, names=names)
+                parts.append(view)
             case WitnessStatus():
-                parts.append(witness_view.render(status, width=width))
+                parts.append(witness_view.render(status, width=width, names=names))
             case NodeStatus():
                 parts.append(node_view.render(status, width=width, tokens_per_s=rate))
     return Group(*parts) if parts else Text(NOBODY)

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.snapshot import PeerRow, RoundRow, SyncerStatus
-from tui import rows, words
+from tui import rows, seats, words
+from tui.scene import AWAY, leads
 
 PEERS_SHOWN_MAX = 24
 WIDE = 110
@@ -18,8 +19,10 @@ WIDE = 110
 LEGEND = "■ newest  □ due  ▶ in flight  ! behind"
 
 
-def render(status: SyncerStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
-    """The whole view."""
+def render(
+    status: SyncerStatus, *, width: int, tokens_per_s: float | None, names: seats.Names
+) -> RenderableType:
+    """The whole view. names: what daemons of this machine are called, by key."""
     if tokens_per_s is None:
         reported = sum(peer.tokens_per_s for peer in _alive(status))
         tokens_per_s = reported or None
@@ -27,20 +30,22 @@ def render(status: SyncerStatus, *, width: int, tokens_per_s: float | None) -> R
         rows.heading(status.project, "syncer", status.name, pid=status.pid, width=width),
         Text(_sentence(status), style="bold"),
         Text(),
-        rows.grid(_facts(status, tokens_per_s)),
+        rows.grid(_facts(status, tokens_per_s, names)),
         Text(),
     ]
     if status.peers:
         parts.append(_peers(status.peers, is_wide=width >= WIDE))
         if width < WIDE:
             parts += [Text(line) for line in _refused_lines(status.peers)]
-    else:
+    elif leads(status):
         parts.append(Text("No learner has joined yet."))
+    else:
+        parts.append(Text("The learners are at the leader."))
     return Group(*parts)
 
 
 def _alive(status: SyncerStatus) -> list[PeerRow]:
-    return [peer for peer in status.peers if peer.state != "gone"]
+    return [peer for peer in status.peers if peer.state not in AWAY]
 
 
 def _sentence(status: SyncerStatus) -> str:
@@ -50,7 +55,20 @@ def _sentence(status: SyncerStatus) -> str:
     return f"{words.plural(len(_alive(status)), 'learner')} here; phase {status.phase}."
 
 
-def _facts(status: SyncerStatus, tokens_per_s: float | None) -> list[rows.Row]:
+def _seat(status: SyncerStatus, names: seats.Names) -> list[rows.Row]:
+    """The election in one line, and a line for each voter that somebody should look after."""
+    seat = status.seat
+    if seat is None:
+        return []
+    wrong = [row for row in seat.voters if seats.is_wrong(row)]
+    return [
+        ("seat", seats.line(seat, names)),
+        *(("voter", seats.voter_line(row, names)) for row in wrong),
+        ("trouble", words.clean(seat.trouble, 500)),
+    ]
+
+
+def _facts(status: SyncerStatus, tokens_per_s: float | None, names: seats.Names) -> list[rows.Row]:
     swarm, project = status.swarm, status.project
     phase = f"{words.clean(status.phase)} · up {words.duration(status.uptime_s)}"
     merges = f"{swarm.global_step:,} global steps, {status.merges_here:,} since this start"
@@ -64,11 +82,12 @@ def _facts(status: SyncerStatus, tokens_per_s: float | None) -> list[rows.Row]:
         )
     return [
         ("phase", phase),
+        *_seat(status, names),
         ("progress", rows.progress(project, swarm, tokens_per_s)),
         ("held-out", rows.heldout(swarm)),
         ("merges", merges),
         ("on average", means),
-        ("quorum", _quorum(status)),
+        ("quorum", _quorum(status) if leads(status) else ""),
         *(("round", _round(one)) for one in status.rounds),
         ("grace", _grace(status)),
         ("fragments", _strip(status)),

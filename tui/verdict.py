@@ -6,10 +6,18 @@ import dataclasses
 import re
 from typing import Literal, NamedTuple
 
-from protocol.snapshot import NodeStatus, PeerRow, Status, SyncerStatus
-from tui import words
+from protocol import limits
+from protocol.snapshot import (
+    DaemonStatus,
+    NodeStatus,
+    PeerRow,
+    SeatStatus,
+    SyncerStatus,
+    WitnessStatus,
+)
+from tui import seats, words
 from tui.frames import Attached
-from tui.scene import Scene, alive, lost
+from tui.scene import Scene, alive, leads, lost
 
 Level = Literal["WELL", "CARE", "TROUBLE", "START", "PAUSED", "DONE"]
 
@@ -18,12 +26,18 @@ NEWS_S = 600.0
 """Volunteers come and go: one who left longer ago than this is told, but is no alarm."""
 
 STANDSTILL_S_BAD = 90.0
-UNHEARD_S = 10.0
+UNHEARD_S = limits.LEADER_SUSPECT_AFTER_S
 UNHEARD_S_BAD = 60.0
+LEADERLESS_S_BAD = 10.0
+"""An election is over within seconds; one that is not will hardly end by itself."""
+
+LEADER_QUIET_S = limits.ELECTION_TIMEOUT_S_MIN
 
 _WELL = re.compile(r"^All is well\.\s*")
 _COUNT = re.compile(r"[\d,]+ learners? training\.")
 _GONE = re.compile(r"\s*Gone: [^.]*\.")
+_NOT_HERE = re.compile(r"\s*Not here: [^.]*\.")
+_NO_LEADER = re.compile(r"^No leader: (?:term \d+)?(.*?)\.?$")
 
 
 class Verdict(NamedTuple):
@@ -40,9 +54,10 @@ def judge(scene: Scene) -> Verdict:
         trouble = words.clean(scene.frame.trouble, CHARS_MAX)
         return Verdict("TROUBLE" if trouble else "START", trouble or "Looking for daemons.")
     quiet_s = attached.silent_s(scene.now_s)
-    status = scene.status
+    status = scene.told
     if quiet_s is not None:
-        is_done = status is not None and status.swarm.is_ended and attached.has_ended
+        is_over = isinstance(status, SyncerStatus | NodeStatus) and status.swarm.is_ended
+        is_done = is_over and attached.has_ended
         verdict = Verdict("DONE" if is_done else "TROUBLE", _unanswered(attached, quiet_s))
     elif status is not None:
         verdict = _own(scene, status)
@@ -51,11 +66,13 @@ def judge(scene: Scene) -> Verdict:
     return _with_others(scene, attached, verdict)
 
 
-def _own(scene: Scene, status: Status) -> Verdict:
+def _own(scene: Scene, status: DaemonStatus) -> Verdict:
     """The verdict on a daemon that answers."""
     match status:
         case SyncerStatus():
             return _syncer(scene, status)
+        case WitnessStatus():
+            return _witness(scene, status)
         case NodeStatus():
             return _node(status)
 
@@ -107,21 +124,23 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
     said = words.clean(status.sentence, CHARS_MAX) or f"The phase is {words.clean(status.phase)}."
     if status.phase == "ended" or status.swarm.is_ended:
         return Verdict("DONE", said)
-    if status.phase == "starting":
+    if status.seat is not None and not leads(status):
+        return _standby(scene, status, status.seat, said)
+    if status.phase in ("starting", "taking the seat"):
         return Verdict("START", said)
-    worst: Level = "WELL" if _WELL.match(said) else "CARE"
+    problems = _electorate(scene, status.seat)
+    worst: Level = "WELL" if _WELL.match(said) and not problems else "CARE"
     if "paused" in said.split(":")[0]:
         worst = "TROUBLE"
-    problems: list[str] = []
+    said = _NOT_HERE.sub("", said) if problems else said
     recent = [peer for peer in lost(status) if peer.heard_s < NEWS_S]
     if recent:
-        problems.append(_lost(recent, len(status.peers)))
+        among = sum(peer.state != "left" for peer in status.peers)
+        problems.insert(0, _lost(recent, among))
         worst = "CARE" if worst == "WELL" else worst
-    here = len(alive(status))
-    if status.phase == "training" and 0 < here < status.project.quorum:
-        verb = "is" if here == 1 else "are"
-        if "Waiting:" not in said:
-            problems.append(f"A round needs {status.project.quorum} learners, {here} {verb} here.")
+    short = _short_of_quorum(status)
+    if short:
+        problems += [short] if "Waiting:" not in said else []
         worst = "CARE" if worst == "WELL" else worst
     still = _standstill(scene, status)
     if still:
@@ -138,6 +157,15 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
         problems.insert(0, said)
         said = ""
     return Verdict(worst, " ".join([*problems, said]).strip())
+
+
+def _short_of_quorum(status: SyncerStatus) -> str:
+    """Whether fewer learners are here than a round needs."""
+    here = len(alive(status))
+    if status.phase != "training" or not 0 < here < status.project.quorum:
+        return ""
+    verb = "is" if here == 1 else "are"
+    return f"A round needs {status.project.quorum} learners, {here} {verb} here."
 
 
 def _lost(peers: list[PeerRow], among: int) -> str:
@@ -164,6 +192,72 @@ def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
     return Verdict("TROUBLE" if still_s > STANDSTILL_S_BAD else "CARE", f"{text}.")
 
 
+def _electorate(scene: Scene, seat: SeatStatus | None) -> list[str]:
+    """What is wrong with the voters, in sentences."""
+    if seat is None:
+        return []
+    found = [seats.away_words(seat, scene.names), seats.turned_away(seat, scene.names)]
+    if seats.lacks_standby(seat):
+        found.append("No standby holds everything.")
+    return [one for one in found if one]
+
+
+def _standby(scene: Scene, status: SyncerStatus, seat: SeatStatus, said: str) -> Verdict:
+    """A syncer that does not lead."""
+    if said.startswith(("Merging paused", "Not keeping")):
+        return Verdict("TROUBLE", said)
+    if not seat.leader and status.phase != "syncing":
+        return _no_leader(scene, status, seat, said)
+    if status.phase == "syncing":
+        return Verdict("CARE" if seat.trouble else "START", said)
+    problems = _electorate(scene, seat)
+    level: Level = "PAUSED" if seat.is_drained else "WELL"
+    if problems or (seat.leader_heard_s or 0.0) >= LEADER_QUIET_S:
+        level = "CARE"
+    leader = words.clean(seat.leader, 64)[: seats.KEY_CHARS]
+    named = said.replace(f"for {leader}", f"for {seats.name(seat.leader, scene.names)}", 1)
+    return Verdict(level, " ".join([*problems, named]))
+
+
+def _no_leader(
+    scene: Scene, status: SyncerStatus | WitnessStatus, seat: SeatStatus, said: str
+) -> Verdict:
+    """Since when nobody leads, what is done about it, and what that waits for."""
+    since_s = seat.leaderless_s
+    if since_s is None:
+        since_s = scene.history.leaderless_s(status.key, scene.now_s)
+    since = "" if since_s is None else f" since {words.whole(since_s)}"
+    does = "electing" if seat.role == "following" else words.clean(seat.role, 60)
+    match = _NO_LEADER.match(said)
+    tail = match.group(1) if match else ""
+    here = len(seat.voters) - len(seats.away(seat))
+    cannot = here < seats.majority(seat)
+    if seats.away(seat):
+        tail = seats.away_words(seat, scene.names).rstrip(".")
+    text = f"No leader{since}: {does} (term {seat.term})."
+    text += f" {tail[0].upper()}{tail[1:]}." if tail else ""
+    is_bad = cannot or (since_s or 0.0) > LEADERLESS_S_BAD
+    return Verdict("TROUBLE" if is_bad else "CARE", text)
+
+
+def _witness(scene: Scene, status: WitnessStatus) -> Verdict:
+    seat = status.seat
+    said = words.clean(status.sentence, CHARS_MAX) or "It votes and keeps the log."
+    if said.startswith("Not voting"):
+        return Verdict("TROUBLE", said)
+    if said.startswith("No leader"):
+        return _no_leader(scene, status, seat, said)
+    problems = _electorate(scene, seat)
+    is_well = bool(_WELL.match(said)) and (seat.leader_heard_s or 0.0) < LEADER_QUIET_S
+    if problems:
+        said = _WELL.sub("", _NOT_HERE.sub("", said))
+    leader = words.clean(seat.leader, 64)[: seats.KEY_CHARS]
+    if leader:
+        said = said.replace(f"with {leader}", f"with {seats.name(seat.leader, scene.names)}", 1)
+    level: Level = "WELL" if is_well and not problems else "CARE"
+    return Verdict(level, " ".join([*problems, said]))
+
+
 _NODE_LEVELS: dict[str, Level] = {
     "training": "WELL",
     "ended": "DONE",
@@ -180,8 +274,9 @@ def _node(status: NodeStatus) -> Verdict:
     unheard_s = status.heard_s or 0.0
     if status.state in ("training", "adrift", "starved") and unheard_s > UNHEARD_S:
         level = "TROUBLE" if unheard_s > UNHEARD_S_BAD else "CARE"
-        if "heard" not in said:
-            said = f"{said} The syncer was last heard {words.whole(unheard_s)} ago."
+        if "not heard for" not in said and "last heard" not in said:
+            tail = "; looking for a newly elected one" if status.state == "training" else ""
+            said = f"{said} The syncer was not heard for {words.whole(unheard_s)}{tail}."
     if "stopped" in said and level == "START":
         level = "TROUBLE"
     if status.network.state not in ("up", "") and level == "WELL":

@@ -62,6 +62,13 @@ def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 
 
+def rtt(seconds: float) -> str:
+    """0.4 ms, 12 ms, 1.2 s: how long an answer takes."""
+    if seconds < 0.00995:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
+
+
 def ago(seconds: float) -> str:
     """now, 12 s, 3 min 5 s: how long something is past, in whole seconds."""
     return "now" if seconds < 1.5 else whole(seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,8 @@ from protocol import trace
 from protocol.errors import UserError
 from protocol.snapshot import EventRow
 from protocol.trace import Fact
+
+Level = Literal["debug", "info", "warning"]
 
 EVENTS_KEPT = 2000
 EVENTS_PER_ANSWER = 500
@@ -35,15 +37,20 @@ class Feed:
         """Keep a fact, unless it is of a kind that would drown all others."""
         if isinstance(fact, QUIET):
             return
+        level: Level = "info" if isinstance(fact, logs.LOUD) else "debug"
+        self.keep(type(fact).__name__, fact.text, level, is_fault=_is_fault(fact))
+
+    def keep(self, kind: str, text: str, level: Level, *, is_fault: bool) -> None:
+        """Keep what was learned in another way than as a fact."""
         self._last += 1
         self._events.append(
             EventRow(
                 number=self._last,
                 at_s=time.time(),
-                level="info" if isinstance(fact, logs.LOUD) else "debug",
-                kind=type(fact).__name__,
-                text=fact.text,
-                is_fault=_is_fault(fact),
+                level=level,
+                kind=kind,
+                text=text,
+                is_fault=is_fault,
             )
         )
 

@@ -12,8 +12,11 @@ from protocol.snapshot import (
     PeerRow,
     ProjectStatus,
     RoundRow,
+    SeatStatus,
     SwarmStatus,
     SyncerStatus,
+    VoterRow,
+    WitnessStatus,
 )
 from tui.frames import Attached, Frame, Told
 from tui.tape import TapeWriter
@@ -341,6 +344,175 @@ def daemon_gone(seconds: int = 5) -> list[Frame]:
     ]
 
 
+SECOND, WITNESS = "reserve", "scales"
+STANDBY_LABEL, WITNESS_LABEL = "syncer reserve", "witness scales"
+
+
+def seat(leader: str, me: str, **changes: object) -> SeatStatus:
+    """Three voters, as `me` sees them; everybody is here unless said otherwise."""
+    leads = leader == me
+    voters = [
+        VoterRow(
+            key=key(name),
+            role=role,
+            priority=priority,
+            is_self=name == me,
+            is_leader=name == leader,
+            is_here=True,
+            heard_s=0.0 if name == me else 0.4,
+            lag=0 if leads else None,
+        )
+        for name, role, priority in (
+            ("syncer", "syncer", 10), (SECOND, "syncer", 5), (WITNESS, "witness", 0)
+        )
+    ]  # fmt: skip
+    made = SeatStatus(
+        role="leading" if leads else "following",
+        epoch=0,
+        term=7,
+        leader=key(leader) if leader else "",
+        leader_heard_s=(0.0 if leads else 0.4) if leader else None,
+        beat_in_s=0.6 if leads else None,
+        election_in_s=None if leads or me == WITNESS else 3.1,
+        durability="standby",
+        standbys=int(leads),
+        charter_revision=3,
+        newest_charter_revision=3,
+        voters=voters,
+    )
+    for field, value in changes.items():
+        setattr(made, field, value)
+    return made
+
+
+def leading(second: int = 0, **changes: object) -> SyncerStatus:
+    """The elected syncer with eight learners."""
+    step = 900 + int(second / STEP_S)
+    status = syncer(step, [peer(i, step) for i in range(8)], seat=seat("syncer", "syncer"))
+    for field, value in changes.items():
+        setattr(status, field, value)
+    return status
+
+
+def standing_by(seat: SeatStatus, sentence: str, **changes: object) -> SyncerStatus:
+    """The second syncer, which does not lead."""
+    status = syncer(
+        900, [], key=key(SECOND), name=SECOND, phase="standby", sentence=sentence, rounds=[],
+        merges=[], merges_here=0, outcomes={}, push_bytes=0, push_params=0, seat=seat,
+    )  # fmt: skip
+    for field, value in changes.items():
+        setattr(status, field, value)
+    return status
+
+
+def witness(seat: SeatStatus, sentence: str) -> WitnessStatus:
+    """A host that only votes."""
+    return WitnessStatus(
+        key=key(WITNESS), name=WITNESS, pid=4545, version="0.1.0", uptime_s=7200.0,
+        sentence=sentence, project=PROJECT, seat=seat, log_index=2_700, stored_from=1_201,
+        network=NETWORK,
+    )  # fmt: skip
+
+
+def voters_away(seconds: int = 30) -> list[Frame]:
+    """The witness cannot be reached and the standby is turned away; the leader leads on."""
+    frames = []
+    for second in range(seconds):
+        now = seat("syncer", "syncer", standbys=0, newest_charter_revision=4)
+        now.voters[1].trouble = "its disk was not admitted: the log does not know it"
+        now.voters[1].lag = 1_204
+        now.voters[2].is_here, now.voters[2].heard_s = False, 12.0 + second
+        now.voters[2].lag = None
+        sentence = f"All is well. 8 learners training. Not here: witness {key(WITNESS)[:8]}."
+        status = leading(second, sentence=sentence, seat=now)
+        frames.append(Frame(at_s=START_S + second, statuses=(status,)))
+    return frames
+
+
+def standby(seconds: int = 5) -> list[Frame]:
+    """A syncer that stands by for a leader elsewhere."""
+    said = f"Standing by for {key('syncer')[:8]}, heard 0 s ago."
+    return [
+        Frame(at_s=START_S + second, statuses=(standing_by(seat("syncer", SECOND), said),))
+        for second in range(seconds)
+    ]
+
+
+def election(seconds: int = 40, lost: int = 5) -> list[Frame]:
+    """The leader's machine is lost and with it the majority: nobody can be elected."""
+    frames = standby(lost)
+    for second in range(lost, seconds):
+        away_s = float(second - lost)
+        now = seat("syncer" if away_s < 3 else "", SECOND)
+        now.voters[0].is_here, now.voters[0].heard_s = False, away_s
+        now.voters[0].is_leader = away_s < 3
+        now.leader_heard_s = away_s if away_s < 3 else None
+        now.leaderless_s = None if away_s < 3 else away_s
+        now.election_in_s = max(4.0 - away_s, 0.0) if away_s < 4 else 1.5 - away_s % 1.5
+        phase = "standby" if away_s < 3 else "electing"
+        said = f"Standing by for {key('syncer')[:8]}, heard {away_s:.0f} s ago."
+        if away_s >= 3:
+            now.role = "asking whether it would be elected"
+            said = f"No leader: not here: {key('syncer')[:8]}."
+        if second >= 20:
+            now.voters[2].is_here = False
+            now.voters[2].heard_s = float(second - 20)
+            said = f"No leader: not here: {key('syncer')[:8]}, {key(WITNESS)[:8]}."
+        status = standing_by(now, said, phase=phase)
+        frames.append(Frame(at_s=START_S + second, statuses=(status,)))
+    return frames
+
+
+def two_here(seconds: int = 5) -> list[Frame]:
+    """Leader, standby and witness on one machine."""
+    frames = []
+    said = f"Standing by for {key('syncer')[:8]}, heard 0 s ago."
+    votes = f"All is well. Voting with {key('syncer')[:8]}, heard 0 s ago."
+    for second in range(seconds):
+        at_s = START_S + second
+        names = (("syncer", SYNCER), (SECOND, STANDBY_LABEL), (WITNESS, WITNESS_LABEL))
+        frames.append(
+            Frame(
+                at_s=at_s,
+                statuses=(
+                    leading(second),
+                    standing_by(seat("syncer", SECOND), said),
+                    witness(seat("syncer", WITNESS), votes),
+                ),
+                daemons=tuple(
+                    Attached(label=label, key=key(name), since_s=START_S, answered_s=at_s)
+                    for name, label in names
+                ),
+            )
+        )
+    return frames
+
+
+def witness_alone(seconds: int = 5) -> list[Frame]:
+    """Only a witness runs here."""
+    votes = f"All is well. Voting with {key('syncer')[:8]}, heard 0 s ago."
+    return [
+        Frame(at_s=START_S + second, statuses=(witness(seat("syncer", WITNESS), votes),))
+        for second in range(seconds)
+    ]
+
+
+def left(seconds: int = 5) -> list[Frame]:
+    """kestrel and wren left on purpose; osprey is reached through a relay."""
+    frames = []
+    for second in range(seconds):
+        status = leading(second, sentence="All is well. 6 learners training.")
+        for row in status.peers:
+            row.path, row.rtt_s = "direct", 0.004 + len(row.name) / 300
+        status.peers[5].path, status.peers[5].rtt_s = "relayed", 0.182
+        for place, why in ((4, "stopped by its owner"), (7, "finished")):
+            row = status.peers[place]
+            row.state, row.left, row.heard_s = "left", why, 40.0 + second
+            row.path, row.rtt_s = "", None
+        frames.append(Frame(at_s=START_S + second, statuses=(status,)))
+    return frames
+
+
 TAPES = {
     "healthy": healthy,
     "leader-silent": leader_silent,
@@ -349,6 +521,12 @@ TAPES = {
     "ended": ended,
     "thousand": thousand,
     "daemon-gone": daemon_gone,
+    "voters-away": voters_away,
+    "standby": standby,
+    "election": election,
+    "two-here": two_here,
+    "witness-alone": witness_alone,
+    "left": left,
 }
 
 

@@ -115,7 +115,7 @@ def error_of(capsys) -> str:
 def test_help_names_every_verb_and_every_exit_code(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    verbs = "project syncer join status stop export demo version"
+    verbs = "project syncer witness join status stop export demo version"
     assert all(verb in text for verb in verbs.split())
     assert "--home" in text
     for code, meaning in MEANINGS.items():
@@ -126,6 +126,9 @@ def test_help_names_every_verb_and_every_exit_code(capsys):
     "verb",
     [
         *("project create", "project sign", "project show", "syncer run", "syncer key"),
+        *("project add-syncer", "project add-witness", "project remove-voter", "project readmit"),
+        *("project ban", "project unban", "project set", "project reset-seat"),
+        *("syncer drain", "syncer readmit", "witness run", "witness key"),
         *("join", "status", "stop", "export", "demo"),
     ],
 )
@@ -159,6 +162,9 @@ def test_the_version_is_one_line(capsys):
         (["project", "create", "project.json"], "project.toml"),
         (["syncer", "run", "absent.toml"], "shoal project create"),
         (["syncer", "run", "absent.json"], ".shoal"),
+        (["witness", "run", "absent.toml"], "shoal project create"),
+        (["project", "add-syncer", "absent.shoal"], "--project"),
+        (["project", "ban", "ab" * 32, "absent.shoal"], "shoal project sign absent.toml"),
         (["export", "--to", "model"], "No syncer default"),
         (["export", "--to", "model", "--checkpoint", "worst"], "--checkpoint"),
         (["export", "--to", "."], "--to"),
@@ -245,6 +251,17 @@ def test_a_project_that_is_not_signed_cannot_be_served(home, capsys):
     main(["project", "create"])
     assert main(["syncer", "run", "project.toml"]) == 2
     assert "shoal project sign project.toml" in capsys.readouterr().err
+
+
+def test_the_witnesses_key_is_the_one_it_will_run_with(home, capsys):
+    assert main(["witness", "key"]) == 0
+    key = keystore.load_or_create(home.identity("witness")).key
+    assert capsys.readouterr().out == key.hex() + "\n"
+
+
+def test_nobody_to_drain_is_exit_code_3(home, capsys):
+    assert main(["syncer", "drain"]) == 3
+    assert "No syncer daemon called default runs in" in error_of(capsys)
 
 
 def test_the_syncers_key_is_the_one_it_will_run_with(home, capsys):

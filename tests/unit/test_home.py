@@ -26,6 +26,11 @@ def test_every_path_lies_in_the_home_and_is_told_apart_by_role_and_instance(tmp_
         home.project_file(PROJECT),
         home.syncer_store(PROJECT),
         home.syncer_store(PROJECT, "two"),
+        home.identity("witness"),
+        home.socket("witness"),
+        home.log("witness"),
+        home.witness_store(PROJECT),
+        home.witness_store(PROJECT, "two"),
         home.data_cache(),
     ]
     assert len(set(paths)) == len(paths)
@@ -44,12 +49,14 @@ def test_looking_for_daemons_makes_nothing(tmp_path):
     home = Home(tmp_path / "home")
     assert home.daemons() == []
     assert home.hosted_projects() == []
+    assert home.voter_stores(PROJECT) == []
     assert not home.root.exists()
 
 
 def test_daemons_are_listed_by_role_and_instance(tmp_path):
     home = Home(tmp_path)
-    for path in (home.socket("syncer"), home.socket("learner", "a-b"), home.socket("learner")):
+    sockets = [home.socket(role) for role in ("syncer", "learner", "witness")]
+    for path in (*sockets, home.socket("learner", "a-b")):
         path.touch()
     (tmp_path / "run" / "stranger-x.sock").touch()
     (tmp_path / "run" / "learner-BIG.sock").touch()
@@ -57,6 +64,7 @@ def test_daemons_are_listed_by_role_and_instance(tmp_path):
         ("learner", "a-b"),
         ("learner", "default"),
         ("syncer", "default"),
+        ("witness", "default"),
     ]
     assert home.daemons()[0].socket == home.socket("learner", "a-b")
 
@@ -96,3 +104,14 @@ def test_only_projects_that_a_syncer_worked_for_are_hosted(tmp_path):
     home.syncer_store(PROJECT)
     assert home.hosted_projects() == [home.project_file(PROJECT)]
     assert home.hosted_projects("other") == []
+
+
+def test_the_stores_of_all_voters_are_known(tmp_path):
+    home = Home(tmp_path)
+    stores = [
+        home.syncer_store(PROJECT),
+        home.syncer_store(PROJECT, "b"),
+        home.witness_store(PROJECT),
+    ]
+    assert home.voter_stores(PROJECT) == sorted(stores)
+    assert home.hosted_projects() == [], "a signed copy belongs to it"

@@ -8,11 +8,28 @@ import msgspec
 import pytest
 
 from node.host import keystore
-from node.host.signed_project import SignedProject, open_project, read_signed, write_signed
+from node.host.home import Home
+from node.host.signed_project import (
+    SignedProject,
+    open_project,
+    read_signed,
+    seal_project,
+    write_signed,
+)
 from protocol import wire
 from protocol.errors import BadSignature, InternalError, MalformedMessage, UserError, WrongProject
-from protocol.project import Charter, Genesis, InnerSpec, LimitSpec, OuterSpec, RoundSpec, encode
+from protocol.project import (
+    Charter,
+    Genesis,
+    InnerSpec,
+    LimitSpec,
+    Origin,
+    OuterSpec,
+    RoundSpec,
+    encode,
+)
 from protocol.signing import seal
+from shoal import governing, projects
 from shoal.project_file import parse, read_file, sign
 from shoal.project_text import SECTIONS, create_text
 from tests.tiny_project import write_text
@@ -280,6 +297,78 @@ def test_this_host_cannot_vote_twice(place):
     file = parse(small_text() + THREE_VOTERS, place / "tiny.toml")
     with pytest.raises(UserError, match="this host twice"):
         sign(file, owner=owner, this_host=b"\1" * 32, data_cache=place / "cache")
+
+
+def three_voters(place: Path, *, former=None, **changes: object) -> SignedProject:
+    owner = keystore.load_or_create(place / "owner.key")
+    file = parse(small_text(**changes) + THREE_VOTERS, place / "tiny.toml")
+    return sign(file, owner=owner, this_host=b"h" * 32, data_cache=place / "cache", former=former)
+
+
+def test_signing_again_keeps_what_is_no_matter_of_the_file(place):
+    made = three_voters(place)
+    first = open_project(made.genesis, made.charter)
+    voters = tuple(
+        msgspec.structs.replace(voter, disk=3 if voter.role == "witness" else 0)
+        for voter in reversed(first.charter.voters)
+    )
+    charter = msgspec.structs.replace(
+        first.charter, revision=8, epoch=2, origin=Origin(17, bytes(32)), voters=voters
+    )
+    sealed = seal_project(first.genesis, charter, keystore.load_or_create(place / "owner.key"))
+    former = open_project(sealed.genesis, sealed.charter)
+    assert three_voters(place, former=former) == sealed, "another order is no change"
+    again = three_voters(place, former=former, **{"seat.durability": "majority"})
+    changed = open_project(again.genesis, again.charter).charter
+    assert changed == msgspec.structs.replace(charter, revision=9, durability="majority")
+
+
+def test_one_voter_is_changed_at_a_time_and_the_message_says_how(place):
+    made = signed(place)
+    with pytest.raises(UserError) as caught:
+        three_voters(place, former=open_project(made.genesis, made.charter))
+    message = str(caught.value)
+    assert message.startswith("tiny.toml: change one voter at a time: ")
+    assert "added syncer 01010101; added witness 02020202" in message
+    assert "shoal project add-syncer" in message
+    assert "\n" not in message
+
+
+def test_signing_does_not_silently_undo_what_a_verb_changed(place, tmp_path):
+    home = Home(tmp_path / "home")
+    path = place / "undone.toml"
+    path.write_text(small_text())
+    assert projects.sign(path, home, instance="default")[-1].startswith("next: shoal syncer run")
+    governing.add_voter(path, home, key=OTHER_KEY, role="syncer", priority=1)
+    with pytest.raises(UserError, match="removed syncer abababab") as caught:
+        projects.sign(path, home, instance="default")
+    assert "shoal project sign --change-voter" in str(caught.value)
+    assert len(read_signed(path.with_suffix(".shoal")).charter.voters) == 2
+    said = projects.sign(path, home, instance="default", changes_voter=True)
+    assert "changed     removed syncer abababab" in said
+    governing.set_values(path, home, settings=["rounds.quorum=2"])
+    said = projects.sign(path, home, instance="default")
+    assert "changed     rounds.quorum = 1, was 2" in said
+    assert read_signed(path.with_suffix(".shoal")).charter.revision == 5
+
+
+def test_a_lost_signed_file_does_not_begin_the_revisions_anew(place, tmp_path):
+    home = Home(tmp_path / "home")
+    path = place / "lost.toml"
+    path.write_text(small_text(**{"project.seed": 7}))
+    projects.sign(path, home, instance="default")
+    governing.ban(path, home, key=OTHER_KEY)
+    path.with_suffix(".shoal").unlink()
+    projects.sign(path, home, instance="default")
+    assert read_signed(path.with_suffix(".shoal")).charter.revision == 3
+
+
+def test_durability_may_be_left_out_and_is_standby_then():
+    assert parse(TEXT, PATH).durability == "standby"
+    start, end = TEXT.index("# What must happen before"), TEXT.index("# Who may not take part")
+    assert parse(TEXT[:start] + TEXT[end:], PATH).durability == "standby"
+    words = 'seat.durability must be one of "leader", "majority", "standby", not "all"'
+    assert words in refusal(changed('durability = "standby"', 'durability = "all"'))
 
 
 def test_a_byte_flipped_anywhere_in_a_signed_file_is_noticed(place):

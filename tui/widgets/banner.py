@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 from textual.widget import Widget
 
-from protocol.snapshot import NodeStatus, Status, SyncerStatus
+from protocol.snapshot import NodeStatus, Status, SyncerStatus, WitnessStatus
 from tui import lines, parts, scene, words
 from tui.scene import Scene
 from tui.verdict import Verdict, judge
@@ -17,6 +17,10 @@ nothing moves when it grows."""
 PHASES = {
     "starting": "making the first weights",
     "training": "training",
+    "taking the seat": "taking the seat",
+    "standby": "standing by",
+    "electing": "electing",
+    "syncing": "fetching state",
     "draining": "finishing",
     "ended": "complete",
 }
@@ -27,6 +31,8 @@ def title(now: Scene, width: int) -> Text:
     where there is no room."""
     paint, status = now.paint, now.status
     right = Text(_focus(now, width), style=paint.quiet)
+    if isinstance(now.told, WitnessStatus):
+        return _spread(_witness(now, now.told, width), right, width)
     if status is None:
         return _spread(Text("shoal", style=paint.strong), right, width)
     project, swarm = status.project, status.swarm
@@ -53,6 +59,12 @@ def title(now: Scene, width: int) -> Text:
     while len(shown) > 1 and _wide(shown) + right.cell_len + 2 > width:
         shown.remove(min(shown, key=lambda one: one[0]))
     return _spread(lines.join([piece for _, piece in shown]), right, width)
+
+
+def _witness(now: Scene, status: WitnessStatus, width: int) -> Text:
+    name = words.clean(status.project.name, 32 if width >= ROOMY else 18)
+    said = f"term {status.seat.term}  log at record {status.log_index:,}"
+    return lines.join([Text(name, style=now.paint.strong), said])
 
 
 def _you(now: Scene) -> Text:

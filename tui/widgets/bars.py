@@ -71,6 +71,7 @@ def scrub(playback: Playback, width: int, paint: Paint) -> tuple[Text, int, int]
     clock = f" {_clock(playback.elapsed_s)} of {_clock(playback.length_s)} "
     count = f" frame {playback.position + 1:,} of {playback.length:,}"
     count += f", {words.plural(len(playback.faults), 'fault')}"
+    count += "" if playback.scan.is_done else " so far"
     text.append(clock)
     track = max(width - text.cell_len - len(count) - 1, 8)
     start = text.cell_len

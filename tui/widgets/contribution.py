@@ -28,7 +28,7 @@ class Place:
 
 def places(scene: Scene) -> list[Place]:
     """All learners, the one with most merges first."""
-    if scene.syncer is None:
+    if scene.leader is None:
         return []
     you = scene.node.key if scene.node is not None else ""
     ordered = sorted(
@@ -46,7 +46,7 @@ def key_of(place: Place) -> str:
 def summary(scene: Scene, width: int, height: int) -> list[Text]:
     """This machine's part in words."""
     paint, node = scene.paint, scene.node
-    status = scene.syncer or scene.status
+    status = scene.leader or scene.status
     if status is None:
         return [Text("No daemon has answered yet.", style=paint.quiet)]
     total = (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus, Status, SyncerStatus
+from protocol.snapshot import NodeStatus, SeatStatus, Status, SyncerStatus
 from tui import charts, lines, parts, rows, words
 from tui.lines import Pair
 from tui.look import Paint
-from tui.scene import Scene, alive, goodput
+from tui.scene import Scene, alive, goodput, leads
+from tui.widgets import syncer
 from tui.widgets.fragments import strip
 
 TWO_COLUMNS = 90
@@ -20,6 +21,8 @@ ROUND_ROWS_NARROW, ROUND_ROWS, ROUND_ROOMY = 2, 4, 66
 def render(scene: Scene, width: int, height: int) -> list[Text]:
     """The view, at most `width` wide; it may be higher than `height`, which is what there is."""
     status = scene.best
+    if status is None and scene.told is not None:
+        return syncer.render(scene, width, height)
     if status is None:
         return lines.wrap(Text(_nothing(scene), style=scene.paint.quiet), width)
     height -= 1 if scene.stale(status) else 0
@@ -51,7 +54,7 @@ def _narrow(scene: Scene, status: Status, width: int, height: int) -> list[Text]
                 [f"{_speed(scene, status):<30} ", Text(_spark0(speeds, cells), style=paint.chart)]
             ),
         ),
-        *_round_pairs(status, paint, width),
+        *_round_pairs(scene, status, width),
         ("fragments", strip(status, paint, width - lines.LABEL_CELLS)),
         *_tail_pairs(scene, status),
     ]
@@ -83,7 +86,9 @@ def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
         *_rate_panel(scene, status, left, rate_rows),
     ]
     title = "round" if isinstance(status, SyncerStatus) else "this learner"
-    here = lines.pairs(_round_pairs(status, paint, right - 4), right - 4, paint)
+    if isinstance(status, SyncerStatus) and not leads(status):
+        title = "this syncer"
+    here = lines.pairs(_round_pairs(scene, status, right - 4), right - 4, paint)
     swarm = lines.pairs(_tail_pairs(scene, status), right - 4, paint)
     words_column = lines.panel(title, here, right, paint) + lines.panel(
         "swarm", swarm, right, paint
@@ -150,6 +155,10 @@ def _speed(scene: Scene, status: Status) -> str:
     if scene.silent_s(status) is not None:
         return "not known"
     match status:
+        case SyncerStatus() if not leads(status):
+            share = None
+            rate = scene.history.committed_per_s(status.key, scene.now_s)
+            speed = "not known yet" if rate is None else f"{words.count(rate)} committed"
         case SyncerStatus():
             here = [one for one in status.peers if one.state == "training"]
             share = goodput(status)
@@ -187,8 +196,11 @@ def _flying(status: SyncerStatus, paint: Paint, width: int) -> list[Text]:
     return (made + [Text(" ")] * rows)[:rows]
 
 
-def _round_pairs(status: Status, paint: Paint, width: int) -> list[Pair]:
+def _round_pairs(scene: Scene, status: Status, width: int) -> list[Pair]:
+    paint = scene.paint
     match status:
+        case SyncerStatus(seat=SeatStatus() as seat) if not leads(status):
+            return syncer.seat_pairs(scene, seat)
         case SyncerStatus():
             pairs: list[Pair] = [("quorum", _needs(status, paint))]
             pairs += [("", line) for line in _flying(status, paint, width)]
@@ -215,7 +227,7 @@ def _needs(status: SyncerStatus, paint: Paint) -> Text:
     style = paint.good if here >= wanted else paint.warn
     text = Text()
     text.append(words.bar(share, parts.GAUGE_CELLS), style=style)
-    known = len(status.peers)
+    known = sum(one.state != "left" for one in status.peers)
     text.append(f" {here:,} of {words.plural(known, 'learner')} here; a round needs {wanted}")
     return text
 
@@ -226,7 +238,8 @@ def _tail_pairs(scene: Scene, status: Status) -> list[Pair]:
     if isinstance(status, SyncerStatus):
         pairs.append(("peers", parts.tally(status, paint)))
     swarm = status.swarm
-    seat = f"{parts.seat(status)}; epoch {swarm.epoch}, term {swarm.term}, "
+    term = status.seat.term if isinstance(status, SyncerStatus) and status.seat else swarm.term
+    seat = f"{parts.seat(scene, status)}; epoch {swarm.epoch}, term {term}, "
     seat += f"log index {swarm.log_index:,}"
     return [
         *pairs,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from protocol.snapshot import PeerRow
-from tui import lines, words
+from tui import lines, parts, seats, words
 from tui.filters import matches
 from tui.look import Paint
-from tui.scene import LOST, Scene
+from tui.scene import LOST, Scene, leads
 from tui.widgets.roster import Column
 
 MERGES_TOTAL_MIN = 1
@@ -60,7 +60,7 @@ def key_of(line: PeerLine) -> str:
 
 def peer_lines(scene: Scene) -> list[PeerLine]:
     """A line for each learner; none where no syncer is known."""
-    status = scene.syncer
+    status = scene.leader
     if status is None:
         return []
     age_s = scene.silent_s(status)
@@ -71,7 +71,10 @@ def peer_lines(scene: Scene) -> list[PeerLine]:
 def text_of(line: PeerLine) -> str:
     """What a filter looks at."""
     peer = line.peer
-    return f"{peer.name} {peer.key} {peer.device} {peer.state} {' '.join(peer.refused)}"
+    return (
+        f"{peer.name} {peer.key} {peer.device} {peer.state} {peer.path} {peer.left} "
+        f"{' '.join(peer.refused)}"
+    )
 
 
 def pick(found: Sequence[PeerLine], wanted: str, *, is_faults: bool) -> list[PeerLine]:
@@ -85,6 +88,18 @@ def pick(found: Sequence[PeerLine], wanted: str, *, is_faults: bool) -> list[Pee
 
 def _state_style(line: PeerLine, paint: Paint) -> str:
     return paint.state(line.peer.state) if line.age_s is None else paint.quiet
+
+
+def _refused(line: PeerLine) -> str:
+    """What did not count; for one that left, first why it did."""
+    told = words.tally(line.peer.refused)
+    if not line.peer.left:
+        return told or "–"
+    return f"left: {words.clean(line.peer.left, 80)}" + (f"; {told}" if told else "")
+
+
+def _rtt(line: PeerLine) -> str:
+    return "" if line.peer.rtt_s is None else words.rtt(line.peer.rtt_s)
 
 
 def _refused_style(line: PeerLine, paint: Paint) -> str:
@@ -127,7 +142,7 @@ def _column(
 
 COLUMNS: tuple[Column[PeerLine], ...] = (
     Column(
-        key="name", title="learner", width=14, importance=100, is_flexible=True,
+        key="name", title="learner", width=13, importance=100, is_flexible=True,
         say=lambda one: words.clean(one.peer.name), rank=lambda one: one.peer.name.casefold(),
     ),
     Column(
@@ -164,9 +179,15 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
         style=lambda one, paint: paint.bad if one.peer.state in LOST else "",
     ),
     Column(
+        key="path", title="path", width=7, importance=35,
+        say=lambda one: words.clean(one.peer.path, 8), rank=lambda one: one.peer.path,
+        style=lambda one, paint: paint.warn if one.peer.path == "relayed" else "",
+    ),
+    _column("rtt", "rtt", 6, _rtt, rank=lambda one: _number(one.peer.rtt_s), importance=45),
+    Column(
         key="refused", title="refused", width=22, importance=30, is_falling=True,
         is_flexible=True,
-        say=lambda one: words.tally(one.peer.refused) or "–", rank=lambda one: one.refused,
+        say=_refused, rank=lambda one: one.refused,
         style=_refused_style,
     ),
 )  # fmt: skip
@@ -198,11 +219,26 @@ def note(shown: int, found: int, wanted: str, *, is_faults: bool) -> str:
     return f"{shown:,} of {found:,} shown: {' and '.join(why)}" if why else ""
 
 
+def left_note(found: Sequence[PeerLine]) -> str:
+    """Who left on purpose and why, in a line of its own; empty if nobody did."""
+    gone = [line.peer for line in found if line.peer.left]
+    told = [f"{words.clean(one.name, 20)} ({words.clean(one.left, 60)})" for one in gone]
+    more = f" and {len(told) - 4} more" if len(told) > 4 else ""
+    return f"left on purpose: {', '.join(told[:4])}{more}" if told else ""
+
+
 def empty_note(scene: Scene) -> str:
     """Why there is no table."""
-    if scene.syncer is None:
+    status = scene.leader
+    if status is None:
         return "Only a syncer knows all learners, and none is attached here."
-    return ""
+    if leads(status):
+        return ""
+    assert status.seat is not None, "one without a seat counts as leading"
+    if not status.seat.leader:
+        return "Only the leader knows the learners, and none is elected."
+    leader = seats.name(status.seat.leader, scene.names)
+    return f"Only the leader knows the learners: {leader}, which is not on this machine."
 
 
 def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
@@ -214,7 +250,9 @@ def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
             ("name", words.clean(peer.name)),
             ("key", words.clean(peer.key, 80)),
             ("state", Text(words.clean(line.state, 20), style=paint.state(peer.state))),
+            ("left", words.clean(peer.left, 200)),
             ("heard", words.ago(line.heard_s)),
+            ("link", parts.way(peer.path, peer.rtt_s).removeprefix(", ")),
             ("device", words.clean(peer.device)),
             ("local step", f"{peer.local_step:,}, {words.duration(peer.step_s)} each"),
             ("tokens", f"{words.count(peer.tokens)}, {words.count(peer.tokens_per_s)} a second"),

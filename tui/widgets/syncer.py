@@ -1,39 +1,69 @@
-"""View 5: the seat, the log, rounds, checkpoints and traffic of the syncer."""
+"""View 5: the election, the voters, rounds, checkpoints and traffic of the syncer."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
-from protocol.snapshot import SyncerStatus
-from tui import lines, parts, rows, words
+from protocol.snapshot import SeatStatus, SyncerStatus, WitnessStatus
+from tui import lines, parts, rows, seats, words
 from tui.lines import Pair
-from tui.scene import Scene
+from tui.look import Paint
+from tui.scene import Scene, leads
 
 TWO_COLUMNS = 110
+TABLE_CELLS = 72
+"""The table of voters with names of this machine."""
+
+VOTER_COLUMNS = (
+    ("role", 7, False),
+    ("prio", 4, True),
+    ("state", 11, False),
+    ("heard", 9, True),
+    ("behind", 7, True),
+)
+"""Title, cells, and whether it stands at the right."""
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
     """The view."""
-    status, paint = scene.syncer, scene.paint
-    if status is None:
-        return lines.wrap(Text(_absent(scene), style=paint.quiet), width)
+    voter = scene.voter
+    if voter is None:
+        return lines.wrap(Text(_absent(scene), style=scene.paint.quiet), width)
     if width >= TWO_COLUMNS:
-        half = (width - 1) // 2
-        rest = width - half - 1
-        left = _box("seat", _seat(scene, status), half, scene)
-        left += _box("rounds", _rounds(scene, status), half, scene)
-        right = _box("checkpoints", _checkpoints(status), rest, scene)
-        right += _box("pushes and wire", _traffic(scene, status), rest, scene)
-        return parts.aged(scene, status, width, lines.beside(left, right, half))
-    body = []
-    for title, pairs in (
-        ("seat", _seat(scene, status)),
-        ("rounds", _rounds(scene, status)),
-        ("checkpoints", _checkpoints(status)),
-        ("pushes and wire", _traffic(scene, status)),
-    ):
-        body += _box(title, pairs, width, scene)
-    return parts.aged(scene, status, width, body)
+        room = max((width - 1) // 2, TABLE_CELLS)
+        left, right = _boxes(scene, voter, room, width - room - 1)
+        return parts.aged(scene, voter, width, lines.beside(left, right, room))
+    left, right = _boxes(scene, voter, width, width)
+    return parts.aged(scene, voter, width, left + right)
+
+
+def _boxes(
+    scene: Scene, voter: SyncerStatus | WitnessStatus, left_width: int, right_width: int
+) -> tuple[list[Text], list[Text]]:
+    """What stands on the left and on the right, or above and below."""
+    seat = voter.seat
+    left = _box(_title(voter), _seat(scene, voter), left_width, scene)
+    if seat is not None:
+        left += lines.panel(
+            "voters",
+            voters(seat, scene.names, left_width - 4, scene.paint),
+            left_width,
+            scene.paint,
+            note=f"{seats.majority(seat)} of {len(seat.voters)} elect",
+        )
+    if isinstance(voter, WitnessStatus):
+        return left, _box("log and wire", _witness(scene, voter), right_width, scene)
+    if leads(voter):
+        left += _box("rounds", _rounds(scene, voter), left_width, scene)
+    right = _box("checkpoints", _checkpoints(voter), right_width, scene)
+    right += _box("pushes and wire", _traffic(scene, voter), right_width, scene)
+    right += _box("program", _program(scene, voter), right_width, scene)
+    return left, right
+
+
+def _title(voter: SyncerStatus | WitnessStatus) -> str:
+    role = "witness" if isinstance(voter, WitnessStatus) else "syncer"
+    return f"seat, as {role} {words.clean(voter.name, 20)} sees it"
 
 
 def _absent(scene: Scene) -> str:
@@ -44,8 +74,8 @@ def _absent(scene: Scene) -> str:
     return (
         f"No syncer runs on this machine. The learner {words.clean(node.name, 20)} follows "
         f"{words.clean(node.swarm.leader, 16) or 'nobody'} (link: {words.clean(node.link, 20)}, "
-        f"heard {heard}); epoch {node.swarm.epoch}, term {node.swarm.term}, "
-        f"log index {node.swarm.log_index:,}."
+        f"heard {heard}{parts.way(node.path, node.rtt_s)}); epoch {node.swarm.epoch}, "
+        f"term {node.swarm.term}, log index {node.swarm.log_index:,}."
     )
 
 
@@ -54,14 +84,119 @@ def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
     return lines.panel(title, body, width, scene.paint)
 
 
-def _seat(scene: Scene, status: SyncerStatus) -> list[Pair]:
-    swarm = status.swarm
-    seat = parts.seat(status)
+def seat_pairs(scene: Scene, seat: SeatStatus) -> list[Pair]:
+    """The election in short, for those who do not lead."""
+    missing = seats.away_words(seat, scene.names)
+    said = Text(missing, style=scene.paint.warn) if missing else Text("all here")
     return [
-        ("seat", seat),
-        ("epoch, term", f"{swarm.epoch}, {swarm.term}"),
-        ("log index", f"{swarm.log_index:,}"),
-        ("phase", f"{words.clean(status.phase, 20)}, up {words.duration(status.uptime_s)}"),
+        ("leader", _leader(scene, seat)),
+        ("heartbeat", clock(seat, scene.paint)),
+        ("voters", lines.join([f"{len(seat.voters)},", said], " ")),
+    ]
+
+
+def _seat(scene: Scene, status: SyncerStatus | WitnessStatus) -> list[Pair]:
+    seat, paint = status.seat, scene.paint
+    if seat is None:  # a tape of before there were elections
+        assert isinstance(status, SyncerStatus)
+        swarm = status.swarm
+        return [
+            ("seat", parts.seat(scene, status)),
+            ("epoch, term", f"{swarm.epoch}, {swarm.term}"),
+            ("log index", f"{swarm.log_index:,}"),
+            ("phase", _phase(status)),
+        ]
+    place = f"{seats.role(seat)}, epoch {seat.epoch}, term {seat.term}"
+    adopts = seat.newest_charter_revision > seat.charter_revision
+    return [
+        ("this one", Text(place, style=paint.good if seat.leader else paint.bad)),
+        ("leader", _leader(scene, seat)),
+        ("heartbeat", clock(seat, paint)),
+        ("standbys", _standbys(seat, paint)),
+        ("durability", seats.durability(seat)),
+        ("charter", Text(seats.charter(seat), style=paint.warn if adopts else "")),
+        ("phase", _phase(status) if isinstance(status, SyncerStatus) else ""),
+        ("trouble", Text(words.clean(seat.trouble, 400), style=paint.bad) if seat.trouble else ""),
+    ]
+
+
+def _phase(status: SyncerStatus) -> str:
+    up = f"up {words.duration(status.uptime_s)}"
+    return f"{words.clean(status.phase, 20)}, {up}, log at record {status.swarm.log_index:,}"
+
+
+def _leader(scene: Scene, seat: SeatStatus) -> Text:
+    if not seat.leader:
+        since = "" if seat.leaderless_s is None else f" since {words.whole(seat.leaderless_s)}"
+        return Text(f"none{since}", style=scene.paint.bad)
+    if seat.role == seats.LEADING:
+        return Text("this one")
+    heard = "" if seat.leader_heard_s is None else f", heard {words.duration(seat.leader_heard_s)}"
+    return Text(f"{seats.name(seat.leader, scene.names)}{heard}{' ago' if heard else ''}")
+
+
+def clock(seat: SeatStatus, paint: Paint) -> Text:
+    """A bar that shrinks until the next beat, or until this host stands for election."""
+    due = seats.clock(seat)
+    if due is None:
+        return Text(seats.no_clock(seat), style=paint.quiet)
+    share, said = due
+    text = Text()
+    style = paint.good if seat.leader else paint.warn
+    text.append(words.bar(share, parts.GAUGE_CELLS), style=style)
+    text.append(f" {said}")
+    if seat.is_drained:
+        text.append("; drained", style=paint.warn)
+    return text
+
+
+def _standbys(seat: SeatStatus, paint: Paint) -> Text:
+    style = paint.warn if seats.lacks_standby(seat) else ""
+    return Text(seats.standbys(seat) or ("drained" if seat.is_drained else ""), style=style)
+
+
+def voters(seat: SeatStatus, names: seats.Names, width: int, paint: Paint) -> list[Text]:
+    """A line for each voter, and one more where it has a trouble to tell."""
+    rest = sum(cells + 1 for _, cells, is_right in VOTER_COLUMNS)
+    first = min(max(width - rest, 12), 28)
+    head = [lines.fit_plain("voter", first)]
+    head += [lines.fit_plain(name, cells, is_right=at) for name, cells, at in VOTER_COLUMNS]
+    made = [Text(" ".join(head).rstrip(), style=paint.quiet)]
+    for row in seat.voters:
+        state = seats.voter_state(row)
+        name = seats.name(row.key, names) + (" (this)" if row.is_self else "")
+        heard = "–" if row.heard_s is None else words.ago(row.heard_s)
+        cells = (row.role, f"{row.priority}", state, heard, seats.lag(row))
+        line = Text(lines.fit_plain(name, first))
+        for (title, wide, at), value in zip(VOTER_COLUMNS, cells, strict=True):
+            style = paint.state(state) if title == "state" else ""
+            line.append(" ")
+            line.append(lines.fit_plain(words.clean(value, 40), wide, is_right=at), style=style)
+        made.append(line)
+        if row.trouble:
+            told = Text(words.clean(row.trouble, 400), style=paint.warn)
+            for part in lines.wrap(told, width - 2):
+                indented = Text("  ")
+                indented.append_text(part)
+                made.append(indented)
+    return made
+
+
+def _witness(scene: Scene, status: WitnessStatus) -> list[Pair]:
+    kept = f", kept from {status.stored_from:,}" if status.stored_from > 1 else ""
+    return [
+        ("log", f"certified to record {status.log_index:,}{kept}"),
+        ("faults", parts.faults(status, scene.paint)),
+        ("network", rows.network(status.network)),
+        ("addresses", ", ".join(words.clean(one, 120) for one in status.network.addresses[:4])),
+        ("name", f"{words.clean(status.name)}, up {words.duration(status.uptime_s)}"),
+        ("key", words.clean(status.key, 80)),
+        ("program", f"version {words.clean(status.version, 20)}, process {status.pid}"),
+    ]
+
+
+def _program(scene: Scene, status: SyncerStatus) -> list[Pair]:
+    return [
         ("faults", parts.faults(status, scene.paint)),
         ("name", words.clean(status.name)),
         ("key", words.clean(status.key, 80)),
@@ -105,11 +240,17 @@ def _checkpoints(status: SyncerStatus) -> list[Pair]:
     ]
 
 
-def _traffic(scene: Scene, status: SyncerStatus) -> list[Pair]:
+def _settled(status: SyncerStatus) -> list[Pair]:
     return [
         ("outcomes", words.tally(status.outcomes) or "no push settled yet"),
         ("received", f"{words.bytes_of(status.push_bytes)} in merged pushes"),
         ("published", words.bytes_of(status.payload_bytes)),
+    ]
+
+
+def _traffic(scene: Scene, status: SyncerStatus) -> list[Pair]:
+    return [
+        *(_settled(status) if leads(status) or status.merges_here else []),
         ("wire", rows.wire(
             (status.push_bytes, status.push_params),
             (status.payload_bytes, status.payload_params),
