@@ -156,19 +156,24 @@ class Keeping:
         track.failures = 0
         track.skip_to(job.version)
         shared = self.shared
-        is_syncer = result.source == shared.leader
+        is_syncer = any(source == shared.leader for source, _ in result.sources)
+        for source, count in result.sources:
+            shared.tally.state_bytes[source] = shared.tally.state_bytes.get(source, 0) + count
         if is_syncer:
             shared.tally.states_from_syncer += 1
         else:
             shared.tally.states_from_peers += 1
-        source = "fetched from the syncer" if is_syncer else "fetched from a learner"
-        shared.desk.emit(FragmentAdvanced(track.index, job.version, job.state.theta, source))
+        words = "fetched from the syncer" if is_syncer else "fetched from learners"
+        shared.desk.emit(FragmentAdvanced(track.index, job.version, job.state.theta, words))
         if self.is_held and self._joining_since_s is not None:
             seconds = shared.now_s - self._joining_since_s
             self._joining_since_s = None
             shared.desk.emit(
                 WeightsReady(
-                    shared.tally.states_from_peers, shared.tally.states_from_syncer, seconds
+                    shared.tally.states_from_peers,
+                    shared.tally.states_from_syncer,
+                    seconds,
+                    tuple(shared.tally.state_bytes.items()),
                 )
             )
 

@@ -13,6 +13,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Group, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
+from node.host.options import DONATE_MBPS
 from shoal import failures
 from shoal.exit_codes import ExitCode, epilogue
 
@@ -226,6 +227,13 @@ def join(
     device: Annotated[
         str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
     ] = None,
+    donate_mbps: Annotated[
+        float,
+        Parameter(
+            help="Megabits per second at which others may fetch weights here.",
+            validator=AtLeastOne,
+        ),
+    ] = DONATE_MBPS,
     data: Annotated[
         str | None,
         Parameter(help="Where the project's text lies here, if it is in files of your own."),
@@ -248,6 +256,7 @@ def join(
         micro_batch=micro_batch,
         evaluates=evaluate,
         device=device,
+        donate_mbps=donate_mbps,
         data=data,
         log_json=log_json,
     )

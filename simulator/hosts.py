@@ -115,12 +115,12 @@ class SimSyncer(Host):
         )
         self.disk = SimDisk()
         self.merge_cache = MergeCache()
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank: MergeBank
         self.syncer: SyncerMachine
 
     def build(self) -> SyncerMachine:
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank = MergeBank(self.layout, self.tiny.charter, self.shelf)
         setup = SyncerSetup(
             project=self.tiny.project,
@@ -242,7 +242,7 @@ class SimLearner(Host):
         self.step_s = step_s
         self.layout: Layout = syncer.layout
         self.chance = random.Random(f"{name} {world.seed}")
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank: FragmentBank
         self.trainer: TinyTrainer | None = None
         self.learner: LearnerMachine
@@ -250,7 +250,7 @@ class SimLearner(Host):
         """(life, position, sequence) of everything any of its trainers read."""
 
     def build(self) -> LearnerMachine:
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank = FragmentBank(self.layout, self.shelf)
         self.trainer = None
         setup = LearnerSetup(
@@ -342,7 +342,7 @@ class SimLearner(Host):
             if theta is not None and momentum is not None:
                 values = [np.frombuffer(bytes(part), np.float32) for part in (theta, momentum)]
                 self.bank.install(job.fragment, job.version, job.state, *values)
-                return StateFetched(donor.key)
+                return StateFetched(((donor.key, 8 * values[0].size),))
         return Failed("no donor holds it")
 
     def _advance(self, job: Advance) -> object:

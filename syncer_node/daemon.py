@@ -186,7 +186,7 @@ class SyncerDaemon:
         self.ended_s: float | None = None
         self.books = Books()
         self.feed = Feed()
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=time.monotonic)
         self.shelf.put(project.id, project.genesis_bytes)
         envelope = wire.encode(project.envelope)
         self.charter_blob = (digest(envelope), len(envelope))

@@ -11,6 +11,9 @@ from node.host.joinlink import JoinLink
 SYNCER_PORT = 4100
 EVERY_ADDRESS = "0.0.0.0"
 
+DONATE_MBPS = 100.0
+"""Megabits per second given to joiners. See `benchmarks/donating.py` for what that costs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncerOptions:
@@ -53,6 +56,8 @@ class NodeOptions:
     """Whether this host measures held-out loss when asked."""
     device: str | None = None
     """A name that torch knows, such as `cpu` or `cuda:1`; None takes the best one."""
+    donate_mbps: float = DONATE_MBPS
+    """Megabits per second at which weights are given to others, all of them together."""
     data: str | None = None
     """Where the project's text lies here; None: where the project says, if that is allowed."""
     log_json: bool = False

@@ -18,7 +18,7 @@ from typing import Any
 
 from node.host import addresses, blobs, keystore, records, streams
 from node.host.addresses import PeerAddress
-from node.host.blobs import BlobLookup, Slots
+from node.host.blobs import BlobLookup, PaceLookup, Slots
 from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
 from node.host.keystore import Identity
 from node.host.seam import Loss
@@ -115,6 +115,7 @@ class Transport:
         }
         self._serve_control: ControlHandler | None = None
         self._lookup_blob: BlobLookup | None = None
+        self._pace_blob: PaceLookup | None = None
         per_peer = limits.STREAMS_PER_PEER_MAX
         self._control_slots = Slots(
             streams.CONTROL_STREAMS_MAX, streams.CONTROL_STREAMS_PER_PEER_MAX
@@ -302,9 +303,9 @@ class Transport:
         """From now on `handler` runs for each control stream a peer opens; its return ends it."""
         self._serve_control = handler
 
-    def serve_blobs(self, lookup: BlobLookup) -> None:
-        """From now on peers may fetch what `lookup` finds."""
-        self._lookup_blob = lookup
+    def serve_blobs(self, lookup: BlobLookup, pace: PaceLookup | None = None) -> None:
+        """From now on peers may fetch what `lookup` finds, as fast as `pace` allows."""
+        self._lookup_blob, self._pace_blob = lookup, pace
 
     async def _accept(
         self, engine: Engine, protocol: str, stream: Any, reader: Any, writer: Any
@@ -357,7 +358,7 @@ class Transport:
                 self._control_slots.release(wire.peer)
 
     async def _accept_blob(self, wire: Wire) -> None:
-        await blobs.serve_one(wire, self._lookup_blob, self._serve_slots)
+        await blobs.serve_one(wire, self._lookup_blob, self._serve_slots, self._pace_blob)
 
     def _standing(self, wire: Wire) -> ControlStream:
         stream = ControlStream(wire)
