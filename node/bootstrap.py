@@ -24,6 +24,10 @@ from protocol.ids import Digest, short
 IN_FLIGHT_MAX = 16
 """Requests under way in all: enough for a long fat line, few enough for the stream slots."""
 
+OPEN_MIN = 8
+"""Versions at once of which it is found out who holds them: among these the rarest goes first. A
+version that nothing was fetched of is given up for a newer one, so more would be of little use."""
+
 SOURCES_MAX = 8
 """Donors of one version at once; more would only be asked whether they hold it."""
 
@@ -200,7 +204,7 @@ class Planner:
         if want is None:
             return
         if ask.is_manifest:
-            donor.holds.add(ask.fragment)
+            donor.hold(ask.fragment)
             want.was_held = want.was_held or not donor.is_last_resort
         part = want.assembly.parts.get(ask.digest)
         if part is None:
@@ -250,10 +254,10 @@ class Planner:
     # Inside: choosing.
 
     def _open(self, now_s: float) -> None:
-        """Begin as few versions as keep everybody busy, each before it is superseded."""
+        """Look for the holders of some versions, and of as many as keep everybody busy."""
         room = IN_FLIGHT_MAX
-        for want in self._wants.values():
-            if room <= 0:
+        for at, want in enumerate(self._wants.values()):
+            if at >= OPEN_MIN and room <= 0:
                 return
             if want.opened_s is None:
                 want.opened_s = now_s
@@ -264,13 +268,16 @@ class Planner:
         # The idlest first, then who gave least: three donors are three sources.
         donors.sort(key=lambda donor: (len(donor.asks), donor.taken, self.rng.random()))
         wants = [want for want in self._wants.values() if want.opened_s is not None]
-        wants.sort(key=self._holders)
+        wants.sort(key=lambda want: self._hopes(want, now_s))
         for donor in donors:
             if len(donor.asks) >= IN_FLIGHT_PER_DONOR:
                 continue
             may = [want for want in wants if self._may_ask(donor, want, now_s)]
+            found = self._manifest(donor, may, now_s)
+            if not any(self.asked[number].is_manifest for number in donor.asks):
+                found = found or self._probe(donor, may, now_s)
             found = (
-                self._manifest(donor, may, now_s)
+                found
                 or self._chunk(donor, may)
                 or self._probe(donor, may, now_s)
                 or self._second(donor, may, now_s)
@@ -352,6 +359,14 @@ class Planner:
     def _holders(self, want: Want) -> int:
         return sum(want.assembly.fragment in donor.holds for donor in self._donors.values())
 
+    def _hopes(self, want: Want, now_s: float) -> int:
+        """How many learners hold this version or may hold it, for all that is known."""
+        fragment = want.assembly.fragment
+        return sum(
+            not donor.is_last_resort and not donor.is_shunned(now_s) and not donor.lacked(fragment)
+            for donor in self._donors.values()
+        )
+
     def _probed(self, fragment: int) -> set[bytes]:
         return {
             ask.donor for ask in self.asked.values() if ask.is_manifest and ask.fragment == fragment
@@ -380,8 +395,10 @@ class Planner:
         fragment = want.assembly.fragment
         if any(ask.fragment == fragment for ask in self.asked.values()):
             return False
+        if want.is_superseded and not want.assembly.done_bytes:
+            return True
         if want.opened_s is None:
-            return want.is_superseded
+            return False
         if any(part.failures >= PART_FAILURES_MAX for part in want.assembly.parts.values()):
             return True
         if not self._is_informed or not self._needs_last_resort(want, now_s):

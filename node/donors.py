@@ -64,6 +64,10 @@ class Donor:
         """Whether it said so just now."""
         return now_s < self._lacks.get(fragment, (0.0, 0))[0]
 
+    def lacked(self, fragment: int) -> bool:
+        """Whether it said so when it was asked last."""
+        return fragment in self._lacks
+
     # What it did.
 
     def served(self, number: int, chunk_s: float | None) -> None:
@@ -73,6 +77,11 @@ class Donor:
         if chunk_s is not None:
             former_s = chunk_s if self.chunk_s is None else self.chunk_s
             self.chunk_s = 0.7 * former_s + 0.3 * chunk_s
+
+    def hold(self, fragment: int) -> None:
+        """It holds the wanted version."""
+        self.holds.add(fragment)
+        self._lacks.pop(fragment, None)
 
     def lack(self, fragment: int, now_s: float) -> None:
         """It does not hold the wanted version."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from node.assembly import Assembly
 from node.bank import FragmentBank
 from node.host.shelf import Shelf
 from node.jobs import (
@@ -49,6 +50,7 @@ from protocol.project import encode
 from protocol.records import FragmentMerged
 from protocol.signing import seal
 from protocol.state import SwarmState
+from simulator.fetching import SimFetcher
 from simulator.tiny import (
     SimSigner,
     TinyProject,
@@ -244,6 +246,7 @@ class SimLearner(Host):
         self.chance = random.Random(f"{name} {world.seed}")
         self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank: FragmentBank
+        self.fetcher: SimFetcher
         self.trainer: TinyTrainer | None = None
         self.learner: LearnerMachine
         self.reads: list[tuple[int, int, int]] = []
@@ -253,6 +256,15 @@ class SimLearner(Host):
         self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank = FragmentBank(self.layout, self.shelf)
         self.trainer = None
+        life = self.life
+        self.fetcher = SimFetcher(
+            self.world,
+            random.Random(f"donors {self.name} {self.world.seed} {life}"),
+            is_alive=lambda: self.life == life,
+            donors=self._announced,
+            reach=self._reach,
+            newest=lambda fragment: self.learner.shared.state.fragments[fragment].version,
+        )
         setup = LearnerSetup(
             project=self.tiny.project,
             genesis=self.tiny.genesis,
@@ -283,8 +295,8 @@ class SimLearner(Host):
                 found = SeatFound(self.syncer_host.key, charter_envelope(self.tiny))
                 world.after(2 * world.delay_s(), lambda: answer(found))
             case FetchState():
-                size = 8 * self.layout.fragments[job.fragment].numel
-                world.after(2 * world.delay_s(size), lambda: answer(self._fetch_state(job)))
+                numel = self.layout.fragments[job.fragment].numel
+                self.fetcher.fetch(job, numel, lambda got: answer(self._install(job, got)))
             case Advance():
                 delay_s = 2 * world.delay_s(job.merged.payload_bytes)
                 world.after(delay_s, lambda: answer(self._advance(job)))
@@ -334,16 +346,29 @@ class SimLearner(Host):
             others.append(self.syncer_host)
         return others
 
-    def _fetch_state(self, job: FetchState) -> object:
+    def _announced(self) -> tuple[list[bytes], bytes]:
+        """Learners that say they hold weights, and the syncer."""
+        learners = [
+            host.key
+            for host in self.world.hosts.values()
+            if isinstance(host, SimLearner)
+            and host is not self
+            and host.is_up
+            and host.learner.keeping.is_held
+        ]
+        return learners, self.syncer_host.key
+
+    def _reach(self, key: bytes) -> Shelf | None:
+        host = self.world.hosts[key]
+        assert isinstance(host, SimLearner | SimSyncer)
+        return host.shelf if self.world.can_reach(self, host) else None
+
+    def _install(self, job: FetchState, got: Assembly | str) -> object:
+        if isinstance(got, str):
+            return Failed(got)
         self.bank.charter = self.learner.shared.charter
-        for donor in self._donors():
-            theta = donor.shelf.get(job.state.theta)
-            momentum = donor.shelf.get(job.state.momentum)
-            if theta is not None and momentum is not None:
-                values = [np.frombuffer(bytes(part), np.float32) for part in (theta, momentum)]
-                self.bank.install(job.fragment, job.version, job.state, *values)
-                return StateFetched(((donor.key, 8 * values[0].size),))
-        return Failed("no donor holds it")
+        self.bank.install(job.fragment, job.version, job.state, *got.arrays())
+        return StateFetched(tuple(got.sources.items()))
 
     def _advance(self, job: Advance) -> object:
         for donor in reversed(self._donors()):
