@@ -32,6 +32,12 @@ ProjectPath = Annotated[
     Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
 ]
 AtLeastOne = validators.Number(gte=1)
+DonateMbps = Annotated[
+    float,
+    Parameter(
+        help="Megabits per second at which others may fetch weights here.", validator=AtLeastOne
+    ),
+]
 
 app = App(
     name="shoal",
@@ -227,13 +233,7 @@ def join(
     device: Annotated[
         str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
     ] = None,
-    donate_mbps: Annotated[
-        float,
-        Parameter(
-            help="Megabits per second at which others may fetch weights here.",
-            validator=AtLeastOne,
-        ),
-    ] = DONATE_MBPS,
+    donate_mbps: DonateMbps = DONATE_MBPS,
     data: Annotated[
         str | None,
         Parameter(help="Where the project's text lies here, if it is in files of your own."),

@@ -116,13 +116,12 @@ class Transport:
         self._serve_control: ControlHandler | None = None
         self._lookup_blob: BlobLookup | None = None
         self._pace_blob: PaceLookup | None = None
-        per_peer = limits.STREAMS_PER_PEER_MAX
         self._control_slots = Slots(
             streams.CONTROL_STREAMS_MAX, streams.CONTROL_STREAMS_PER_PEER_MAX
         )
-        self._serve_slots = Slots(limits.STREAMS_SERVED_MAX, per_peer)
+        self._serve_slots = Slots(limits.STREAMS_SERVED_MAX, limits.STREAMS_PER_PEER_MAX)
         self._incoming_slots = Slots(INCOMING_MAX, INCOMING_PER_PEER_MAX)
-        self._fetch_slots = Slots(blobs.FETCHES_MAX, per_peer)
+        self._fetch_slots = Slots(blobs.FETCHES_MAX, limits.STREAMS_PER_PEER_MAX)
         self._expiry_s: dict[str, float] = {}
 
     # Life
