@@ -35,6 +35,9 @@ GRACE_S = 2.0
 """A version that was just committed reaches the learners within this: only then the syncer is
 asked for it."""
 
+LEARNERS_MAX = 32
+"""Learners among whom the donors of all versions are looked for."""
+
 PART_FAILURES_MAX = 12
 """Failures after which one piece lets the whole version fail, to be tried again later."""
 
@@ -142,21 +145,27 @@ class Planner:
             want.is_superseded = True
             want.trouble = "a newer version is committed"
 
-    def know(self, learners: list[bytes], last_resort: bytes | None) -> None:
-        """Who may be asked: these learners, and the syncer for what none of them has."""
+    def know(self, learners: list[bytes], last_resort: bytes | None, now_s: float) -> None:
+        """Who may be asked: some of these learners, and the syncer for what none of them has.
+
+        Whoever was asked before stays; those who come first in the list come in for them.
+        """
         self._is_informed = True
-        for key in learners:
-            self._donors.setdefault(key, Donor(key))
+        listed = set(learners)
+        known = [donor for donor in self._donors.values() if donor.key in listed]
+        # Those that are of no use now are kept in mind, but leave room for others.
+        room = LEARNERS_MAX - sum(donor.is_promising(now_s) for donor in known)
+        fresh = [key for key in learners if key not in self._donors]
+        chosen = {donor.key for donor in known} | set(fresh[: max(0, room)])
         if last_resort is not None:
-            self._donors.setdefault(last_resort, Donor(last_resort)).is_last_resort = True
-        listed = {*learners, last_resort}
-        for donor in self._donors.values():
-            donor.is_listed = donor.key in listed
-            if donor.key != last_resort:
-                donor.is_last_resort = False
-        gone = [key for key, one in self._donors.items() if not one.is_listed and not one.asks]
-        for key in gone:
-            del self._donors[key]
+            chosen.add(last_resort)
+        for key in sorted(chosen - self._donors.keys()):
+            self._donors[key] = Donor(key)
+        for donor in list(self._donors.values()):
+            donor.is_listed = donor.key in chosen
+            donor.is_last_resort = donor.key == last_resort
+            if not donor.is_listed and not donor.asks:
+                del self._donors[donor.key]
 
     # What to do.
 
@@ -323,21 +332,17 @@ class Planner:
 
     def _second(self, donor: Donor, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
         """A chunk that is slow to come from the one donor that was asked for it."""
-        patience_s = max(SLOW_S_MIN, 2 * donor.chunk_s) if donor.chunk_s is not None else SLOW_S
-        slow = [
-            (self.asked[number].asked_s, want, digest)
-            for want in wants
-            if want.assembly.fragment in donor.holds
-            for digest, part in want.assembly.parts.items()
-            if not part.is_manifest and len(part.asks) == 1
-            for number in part.asks
-            if self.asked[number].donor != donor.key
-            and now_s - self.asked[number].asked_s > patience_s
-        ]
-        if not slow:
-            return None
-        _, want, digest = min(slow, key=lambda found: found[0])
-        return want, digest
+        known_s = donor.chunk_s
+        patience_s = SLOW_S if known_s is None else max(SLOW_S_MIN, 2 * known_s)
+        may = {want.assembly.fragment: want for want in wants}
+        for ask in self.asked.values():  # The oldest first.
+            want = may.get(ask.fragment)
+            if want is None or ask.is_manifest or ask.fragment not in donor.holds:
+                continue
+            is_alone = len(want.assembly.parts[ask.digest].asks) == 1
+            if is_alone and ask.donor != donor.key and now_s - ask.asked_s > patience_s:
+                return want, ask.digest
+        return None
 
     def _ask(self, donor: Donor, want: Want, digest: Digest, now_s: float) -> Ask:
         part: Part | None = want.assembly.parts.get(digest)

@@ -68,6 +68,10 @@ class Donor:
         """Whether it said so when it was asked last."""
         return fragment in self._lacks
 
+    def is_promising(self, now_s: float) -> bool:
+        """Whether nothing speaks against asking it."""
+        return not self._lacks and not self.is_shunned(now_s)
+
     # What it did.
 
     def served(self, number: int, chunk_s: float | None) -> None:

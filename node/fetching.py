@@ -102,7 +102,8 @@ class StateFetcher:
             await self._wanted.wait()
             learners = await self._locator.donors_or_none()
             leader = self._leader()
-            self.planner.know([key for key in learners if key != leader], leader)
+            others = [key for key in learners if key != leader]
+            self.planner.know(others, leader, time.monotonic())
             self._woken.set()
             await asyncio.sleep(DONORS_FRESH_S)
             if self.planner.is_idle:

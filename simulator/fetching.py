@@ -56,7 +56,7 @@ class SimFetcher:
             return
         if self.world.now_s - self._known_s >= KNOW_EVERY_S:
             self._known_s = self.world.now_s
-            self.planner.know(*self._donors())
+            self.planner.know(*self._donors(), self.world.now_s)
         self._look()
         self.world.after(LOOK_EVERY_S, self._tick)
 

@@ -56,7 +56,7 @@ class FakeNet:
         self.learners = [donor.key for donor in donors]
         self.last_resort = last_resort.key if last_resort else None
         self.planner = Planner(random.Random(seed))
-        self.planner.know(self.learners, self.last_resort)
+        self.planner.know(self.learners, self.last_resort, 0.0)
         self.now_s = 0.0
         self.outcomes = []
         self.faults = []

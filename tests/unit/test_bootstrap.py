@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from node.assembly import Assembly
-from node.bootstrap import GRACE_S, PART_FAILURES_MAX, Planner, Trouble
+from node.bootstrap import GRACE_S, LEARNERS_MAX, PART_FAILURES_MAX, Planner, Trouble
 from protocol import limits
 from protocol.numerics import chunks
 from protocol.numerics.version import state_manifests
@@ -114,7 +114,7 @@ def test_a_second_try_goes_on_where_the_first_ended():
     helper = FakeDonor(digest_of("helper"))
     helper.hold(state)
     net.donors[helper.key] = helper
-    net.planner.know([helper.key], None)
+    net.planner.know([helper.key], None, net.now_s)
     net.planner.want(assembly)
     net.run()
     assert is_whole(assembly, state)
@@ -284,7 +284,7 @@ def test_one_piece_that_never_comes_lets_the_version_fail():
     state = state_manifests(theta, momentum).digests
     assembly = Assembly(0, 1, state, theta.size)
     planner.want(assembly)
-    planner.know([digest_of("donor", at) for at in range(2 * PART_FAILURES_MAX + 8)], None)
+    planner.know([digest_of("donor", at) for at in range(LEARNERS_MAX)], None, 0.0)
     now_s = 0.0
     while not planner.is_idle:
         now_s += 0.01
@@ -292,8 +292,26 @@ def test_one_piece_that_never_comes_lets_the_version_fail():
             planner.failed(ask.number, Trouble.WRONG, "sent something else", now_s)
         ended = planner.ended(now_s)
         assert now_s < 60
+    assert 2 * PART_FAILURES_MAX < LEARNERS_MAX
     assert ended[0][0] is assembly
     assert "sent something else" in ended[0][1]
+
+
+def test_of_very_many_learners_some_are_asked_and_liars_make_room():
+    state = a_state(44, chunks=10)
+    team = donors(3 * LEARNERS_MAX, state, lies=True)
+    team[-1].lies = False
+    net = FakeNet(team)
+    assembly = net.want(0, state)
+    while not net.planner.is_idle:
+        net.step()
+        net.planner.know(net.learners, None, net.now_s)
+        if net.outcomes and net.outcomes[-1][1] is not None:
+            net.outcomes.clear()
+            net.planner.want(assembly)
+        assert len(net.planner._donors) <= len(set(net.faults)) + LEARNERS_MAX
+    assert fetched(net, assembly, state)
+    assert set(assembly.sources) == {team[-1].key}
 
 
 def test_progress_counts_bytes_and_who_sends_them():
