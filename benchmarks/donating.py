@@ -1,6 +1,6 @@
 """What giving weights to a joiner costs the donor's inner loop.
 
-.venv/bin/python benchmarks/donating.py [--mbps 100] [--times 30] [--out FILE]
+.venv/bin/python benchmarks/donating.py [--mbps 50] [--times 60] [--out FILE]
 
 A small torch loop runs on one core, as the trainer does that leaves one core free. A donor process
 and its network engine run wherever the system puts them; a joiner on the other cores fetches from
@@ -166,19 +166,20 @@ def measure(chosen: argparse.Namespace, home: Path) -> dict:
     address = json.loads(donor.hear())[0]
     joiner.tell(parse_peer(address).key.hex())
     trainer.hear()
-    pairs, given_bytes, donor_s, given_s = [], 0, 0.0, 0.0
+    pairs, given_bytes, donor_s, joiner_s, given_s = [], 0, 0.0, 0.0, 0.0
     for number in range(chosen.times + 1):
         rates: dict[bool, tuple[float, float]] = {}
         for is_giving in (False, True) if number % 2 else (True, False):
-            cpu_s, begun_s = donor.cpu_s(), time.monotonic()
+            before = donor.cpu_s(), joiner.cpu_s(), time.monotonic()
             if is_giving:
                 joiner.tell("go")
             rates[is_giving] = speeds(trainer, chosen.window_s)
             if is_giving:
                 joiner.tell("stop")
                 given_bytes += int(joiner.hear())
-                donor_s += donor.cpu_s() - cpu_s
-                given_s += time.monotonic() - begun_s
+                donor_s += donor.cpu_s() - before[0]
+                joiner_s += joiner.cpu_s() - before[1]
+                given_s += time.monotonic() - before[2]
         if number:  # The first pair warms everything up.
             pairs.append((rates[False], rates[True]))
     for child in (donor, joiner, trainer):
@@ -194,6 +195,7 @@ def measure(chosen: argparse.Namespace, home: Path) -> dict:
         "quartiles": statistics.quantiles(ratios, n=4),
         "given_mbps": given_bytes * 8e-6 / given_s,
         "donor_cores": donor_s / given_s,
+        "joiner_cores": joiner_s / given_s,
         "pairs": pairs,
     }
 
@@ -220,7 +222,8 @@ def main() -> int:
     low, _, high = found["quartiles"]
     print(
         f"limit {found['mbps']:g} Mbit/s: gave {found['given_mbps']:.0f} Mbit/s with "
-        f"{found['donor_cores']:.2f} cores; inner loop at {found['ratio']:.3f} of its speed at "
+        f"{found['donor_cores']:.2f} cores (the joiner used {found['joiner_cores']:.2f}); "
+        f"inner loop at {found['ratio']:.3f} of its speed at "
         f"rest (quartiles {low:.3f} to {high:.3f}, {len(found['pairs'])} pairs), "
         f"{found['ratio_quiet']:.3f} where nobody else is in the way, "
         f"{found['ratio_on_cpu']:.3f} while it has its core"
