@@ -58,15 +58,21 @@ async def join(home: Path) -> None:
     ]
     count = 0
 
+    async def fetch(name: bytes, length: int) -> None:
+        former = 0
+
+        def came(held: int) -> None:
+            nonlocal count, former
+            count, former = count + held - former, held
+
+        await transport.fetch(donor, name, length, on_progress=came)
+
     async def keep_fetching(at: int) -> None:
-        nonlocal count
         while True:
-            name, length = wanted[at % len(wanted)]
             try:
-                await transport.fetch(donor, name, length)
+                await fetch(*wanted[at % len(wanted)])
             except ShoalError as error:
                 print(f"fetching from {short(donor)}: {error}", file=sys.stderr)
-            count += length
             at += STREAMS
 
     while await reader.readline():
