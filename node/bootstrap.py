@@ -19,6 +19,7 @@ from enum import Enum
 from node.assembly import Assembly, Part
 from node.donors import IN_FLIGHT_PER_DONOR, Donor
 from node.meter import Meter
+from protocol import limits
 from protocol.ids import Digest, short
 
 IN_FLIGHT_MAX = 16
@@ -208,7 +209,8 @@ class Planner:
         if ask is None:
             return
         donor = self._donors[ask.donor]
-        donor.served(ask.number, None if ask.is_manifest else now_s - ask.asked_s)
+        is_full = not ask.is_manifest and ask.length == limits.STATE_CHUNK_BYTES
+        donor.served(ask.number, now_s - ask.asked_s if is_full else None)
         want = self._wants.get(ask.fragment)
         if want is None:
             return

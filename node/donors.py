@@ -75,7 +75,7 @@ class Donor:
     # What it did.
 
     def served(self, number: int, chunk_s: float | None) -> None:
-        """It sent what was asked for, a chunk in so many seconds."""
+        """It sent what was asked for; a whole chunk in so many seconds, where it was one."""
         self.asks.discard(number)
         self._failures = self._busies = 0
         if chunk_s is not None:

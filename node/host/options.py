@@ -13,7 +13,7 @@ EVERY_ADDRESS = "0.0.0.0"
 
 DONATE_MBPS = 50.0
 """Megabits per second given to joiners: about 0.03 of a core (`benchmarks/donating.py`), so that
-even two cores that both train lose less than 2 %. Many uplinks are slower than this anyway."""
+even two cores that both train lose at most 2 %. Many uplinks are slower than this anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
