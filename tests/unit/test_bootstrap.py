@@ -10,6 +10,7 @@ import pytest
 from node.assembly import Assembly
 from node.bootstrap import GRACE_S, LEARNERS_MAX, PART_FAILURES_MAX, Planner, Trouble
 from protocol import limits
+from protocol.errors import InternalError
 from protocol.numerics import chunks
 from protocol.numerics.version import state_manifests
 from tests.builders import digest_of
@@ -62,6 +63,12 @@ def test_chunks_are_borrowed_and_cover_the_state_once():
     assert [len(part) for part in parts] == [4096, 4096, 2048]
     theta[0] += 1
     assert bytes(parts[0][:4]) == theta[:1].tobytes()
+
+
+def test_a_manifest_of_another_length_is_a_bug_of_ours():
+    theta, _ = a_state(2, chunks=3)
+    with pytest.raises(InternalError, match="a manifest of 32 bytes"):
+        list(chunks.blobs(bytes(32), theta))
 
 
 # Downloads

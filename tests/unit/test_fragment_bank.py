@@ -7,7 +7,7 @@ from node.bank import FragmentBank
 from node.host.shelf import Shelf
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
-from protocol.numerics.chunks import manifest, root
+from protocol.numerics.chunks import blobs, manifest, root
 from protocol.numerics.codecs import NonFinite, decode, encode
 from protocol.numerics.outer import digest
 from protocol.numerics.version import next_version, state_digests
@@ -102,6 +102,16 @@ def test_the_certified_payload_advances_by_one_version_and_is_offered(bank):
     assert bytes(bank.shelf.get(record.payload)) == payload
     assert bank.shelf.get(record.state.theta) is not None
     assert bank.shelf.get(former.theta) is None
+
+
+def test_a_version_that_somebody_downloads_outlives_its_successor(bank):
+    former = bank._held[0]
+    wanted = {name for name, _ in blobs(manifest(former.theta), former.theta)}
+    assert bank.shelf.get(former.state.theta) is not None
+    record, payload = next_of(bank)
+    bank.advance(record, payload)
+    assert all(bank.shelf.get(name) is not None for name in wanted)
+    assert bank.version(0) == 1
 
 
 def test_a_wrong_payload_is_corrupt_and_changes_nothing(bank):
