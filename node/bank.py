@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from node.host.shelf import Shelf
+from node.host.shelf import Offer, Shelf
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Layout
 from protocol.numerics.codecs import decode, encode
 from protocol.numerics.outer import digest, encode_with_feedback
-from protocol.numerics.version import certified_version, state_digests
+from protocol.numerics.version import StateManifests, certified_version, state_manifests
 from protocol.project import Charter
 from protocol.records import FragmentMerged, StateDigests
 
@@ -76,6 +76,7 @@ class FragmentBank:
         self.shelf = shelf
         self.charter: Charter | None = None
         self._held: list[Held | None] = [None] * count
+        self._offers: list[Offer | None] = [None] * count
         self._base: list[Held | None] = [None] * count
         self._residual: list[F32 | None] = [None] * count
         self._pending: dict[tuple[int, int], PendingPush] = {}
@@ -101,9 +102,10 @@ class FragmentBank:
         numel = self.layout.fragments[fragment].numel
         if theta.size != numel or momentum.size != numel:
             raise MalformedPayload(f"fragment {fragment} has {numel} elements, got {theta.size}")
-        if state_digests(theta, momentum) != state:
+        manifests = state_manifests(theta, momentum)
+        if manifests.digests != state:
             raise MalformedPayload(f"fragment {fragment} does not have the certified content")
-        self._hold(fragment, Held(version, theta, momentum, state))
+        self._hold(fragment, Held(version, theta, momentum, state), manifests)
 
     def advance(self, merged: FragmentMerged, payload: bytes | memoryview) -> None:
         """Take the outer step that makes this version of the one before.
@@ -114,9 +116,9 @@ class FragmentBank:
         held = self._held[fragment]
         if held is None or held.version != version - 1:
             raise CorruptState(f"fragment {fragment} is not at version {version - 1}")
-        theta, momentum = certified_version(held.theta, held.momentum, payload, merged)
+        theta, momentum, manifests = certified_version(held.theta, held.momentum, payload, merged)
         self._offer_payload(fragment, payload)
-        self._hold(fragment, Held(version, theta, momentum, merged.state))
+        self._hold(fragment, Held(version, theta, momentum, merged.state), manifests)
 
     def deliver(self, fragment: int, *, is_assign: bool, merged_sequence: int | None) -> Delivery:
         """The update for the inner loop, which from now on counts as standing on this version."""
@@ -192,14 +194,12 @@ class FragmentBank:
     def thaw(self, index: int) -> None:
         self._frozen.pop(index, None)
 
-    def _hold(self, fragment: int, held: Held) -> None:
-        former = self._held[fragment]
+    def _hold(self, fragment: int, held: Held, manifests: StateManifests) -> None:
+        former = self._offers[fragment]
         self._held[fragment] = held
-        self.shelf.put(held.state.theta, held.theta.view(np.uint8).data)
-        self.shelf.put(held.state.momentum, held.momentum.view(np.uint8).data)
+        self._offers[fragment] = self.shelf.put_group(manifests.blobs(held.theta, held.momentum))
         if former is not None:
-            self.shelf.drop(former.state.theta)
-            self.shelf.drop(former.state.momentum)
+            self.shelf.retire(former)
 
     def _offer_payload(self, fragment: int, payload: bytes | memoryview) -> None:
         name = digest(payload)

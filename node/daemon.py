@@ -18,10 +18,10 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from node import status
 from node.bank import FragmentBank
+from node.fetching import StateFetcher
 from node.host import keystore, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
@@ -30,6 +30,8 @@ from node.host.feed import Feed as EventFeed
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
 from node.host.options import NodeOptions
+from node.host.pace import Bucket
+from node.host.seam import TransportState
 from node.host.seat import (
     ANNOUNCE_EVERY_S,
     ANNOUNCE_TTL_S,
@@ -38,7 +40,7 @@ from node.host.seat import (
     seat_topic,
 )
 from node.host.shelf import Shelf
-from node.host.transport import Transport, TransportState
+from node.host.transport import Transport
 from node.jobs import (
     Advance,
     Advanced,
@@ -69,7 +71,7 @@ from node.jobs import (
     WithdrawMoments,
 )
 from node.learner import LearnerMachine
-from node.locator import Locator
+from node.locator import Locator, fetch_genesis
 from node.moments_port import MomentsPort
 from node.shared import LearnerSetup
 from node.trainer_port import TrainerPort, TrainerSettings
@@ -141,20 +143,9 @@ async def _genesis(options: NodeOptions, transport: Transport) -> bytes:
     copy = options.home.project(link.project) / "genesis"
     if copy.is_file() and digest(copy.read_bytes()) == link.project:
         return copy.read_bytes()
-    peers = [parse_peer(text).key for text in link.addresses]
-    attempt = 0
-    while True:
-        for peer in peers:
-            try:
-                genesis = bytes(await transport.fetch(peer, link.project, link.genesis_bytes))
-                copy.write_bytes(genesis)
-                return genesis
-            except (TransientError, RemoteError) as error:
-                reason = str(error)
-        pause_s = min(2.0**attempt, 30.0)
-        _tell_attempt(f"the project's description cannot be fetched yet: {reason}", pause_s)
-        await asyncio.sleep(pause_s)
-        attempt += 1
+    genesis = await fetch_genesis(transport, link, _tell_attempt)
+    copy.write_bytes(genesis)
+    return genesis
 
 
 def _data_location(options: NodeOptions, genesis: Genesis) -> str:
@@ -194,7 +185,7 @@ class NodeDaemon:
         self.payload_bytes = self.payload_params = 0
         self.push_bytes = self.push_params = 0
         self.pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=time.monotonic)
         self.shelf.put(options.link.project, genesis)
         self.bank = FragmentBank(self.layout, self.shelf)
         self.locator = Locator(
@@ -221,13 +212,24 @@ class NodeDaemon:
             note=lambda value: self.driver.take(Note(value)),
             notice=self.notice,
         )
-        self.moments = MomentsPort(
-            self.layout, self.shelf, self.locator, transport, self.trainer, self._on_fault
-        )
+        swarm = (self.locator, transport)
+        self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
-        transport.serve_blobs(lambda _, digest: self.shelf.get(digest))
+        self.fetcher = StateFetcher(
+            transport,
+            self.locator,
+            rng=random.Random(os.urandom(8)),
+            leader=lambda: self.machine.shared.leader,
+            newest=lambda fragment: self.machine.shared.state.fragments[fragment].version,
+            on_fault=self._on_fault,
+        )
+        donated = Bucket(options.donate_mbps * 1e6 / 8)
+        transport.serve_blobs(
+            lambda _, digest: self.shelf.get(digest),
+            lambda _, digest: donated if self.shelf.is_grouped(digest) else None,
+        )
 
     def _setup(self, identity: Identity) -> LearnerSetup:
         return LearnerSetup(
@@ -269,7 +271,7 @@ class NodeDaemon:
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         try:
-            async with background(self._announce, self._report):
+            async with background(self._announce, self._report, self.fetcher.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
@@ -343,18 +345,13 @@ class NodeDaemon:
         return sum(span.numel for span in self.layout.fragments[fragment].spans)
 
     async def _fetch_state(self, job: FetchState) -> JobResult:
-        """Fetch a fragment from other learners, and from the syncer only if none has it."""
-        size = 4 * self.layout.fragments[job.fragment].numel
-        sources = await self.locator.donors_or_none()
-        leader = self.machine.shared.leader
-        if leader is not None:
-            sources = [*(key for key in sources if key != leader), leader]
-        wanted = [(job.state.theta, size), (job.state.momentum, size)]
-        source, parts = await self.locator.fetch_from(sources, wanted, self._on_fault)
-        theta, momentum = (np.frombuffer(part, np.float32) for part in parts)
+        """Fetch a fragment from other learners, and from the syncer only what none of them has."""
+        numel = self.layout.fragments[job.fragment].numel
+        assembly = await self.fetcher.fetch(job, numel)
+        theta, momentum = assembly.arrays()
         install = partial(self.bank.install, job.fragment, job.version, job.state, theta, momentum)
         await asyncio.get_running_loop().run_in_executor(self.pool, install)
-        return StateFetched(source)
+        return StateFetched(tuple(assembly.sources.items()))
 
     async def _advance(self, job: Advance) -> JobResult:
         """Fetch a merged payload, from the syncer first, and take the outer step."""
@@ -371,6 +368,7 @@ class NodeDaemon:
         self.payload_params += self._params(merged.fragment)
         advance = partial(self.bank.advance, merged, bytes(parts[0]))
         await asyncio.get_running_loop().run_in_executor(self.pool, advance)
+        self.fetcher.forget(merged.fragment)
         return Advanced()
 
     def _on_fault(self, peer: bytes, error: RemoteError) -> None:

@@ -25,7 +25,7 @@ class SeatFound:
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """Fetch a fragment's global value and momentum by digest, from learners first.
+    """Fetch a fragment's global value and momentum by digest, from many learners at once.
 
     Answer: `StateFetched`; the fragment bank holds this version then.
     """
@@ -37,8 +37,8 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True)
 class StateFetched:
-    source: bytes
-    """Who sent it: the syncer or a learner."""
+    sources: tuple[tuple[bytes, int], ...]
+    """Who sent it, learners and perhaps the syncer, and how many bytes each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,19 +156,24 @@ class Keeping:
         track.failures = 0
         track.skip_to(job.version)
         shared = self.shared
-        is_syncer = result.source == shared.leader
+        is_syncer = any(source == shared.leader for source, _ in result.sources)
+        for source, count in result.sources:
+            shared.tally.state_bytes[source] = shared.tally.state_bytes.get(source, 0) + count
         if is_syncer:
             shared.tally.states_from_syncer += 1
         else:
             shared.tally.states_from_peers += 1
-        source = "fetched from the syncer" if is_syncer else "fetched from a learner"
-        shared.desk.emit(FragmentAdvanced(track.index, job.version, job.state.theta, source))
+        words = "fetched from the syncer" if is_syncer else "fetched from learners"
+        shared.desk.emit(FragmentAdvanced(track.index, job.version, job.state.theta, words))
         if self.is_held and self._joining_since_s is not None:
             seconds = shared.now_s - self._joining_since_s
             self._joining_since_s = None
             shared.desk.emit(
                 WeightsReady(
-                    shared.tally.states_from_peers, shared.tally.states_from_syncer, seconds
+                    shared.tally.states_from_peers,
+                    shared.tally.states_from_syncer,
+                    seconds,
+                    tuple(shared.tally.state_bytes.items()),
                 )
             )
 
@@ -225,11 +230,14 @@ class Keeping:
     # Inside.
 
     def _pump(self, track: FragmentTrack) -> None:
-        if track.is_busy or self.shared.now_s < track.retry_s:
+        is_waiting = self.shared.now_s < track.retry_s
+        if track.is_busy or (is_waiting and track.standing != NONE):
             return
         self._freeze(track)
         is_behind = bool(track.queue) or (track.held == NONE and self.shared.state.has_weights)
-        if is_behind and self._bring(track):
+        # Between tries an inner loop that has nothing gets what is held: better than to stand still
+        # while the only host with the newest version is away.
+        if is_behind and not is_waiting and self._bring(track):
             return
         if not self.can_deliver or track.held == NONE or track.delivering != NONE:
             return

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from node.host.addresses import parse_peer
+from node.host.joinlink import JoinLink
 from node.host.seat import (
     LearnerNotice,
     SeatNotice,
@@ -35,6 +37,7 @@ CHARTER_S_MAX = 4.0
 
 GREET_S_MAX = 2.0
 CHARTERS_KEPT = 16
+GENESIS_PAUSE_S_MAX = 30.0
 
 STRANGERS_ASKED_MAX = 8
 """Announcers that nobody vouches for; their charters are asked for side by side."""
@@ -42,6 +45,27 @@ STRANGERS_ASKED_MAX = 8
 _Ranked = tuple[tuple[int, int, int, bytes], SeatFound]
 
 log = logging.getLogger("shoal.locator")
+
+
+async def fetch_genesis(
+    transport: Transport, link: JoinLink, on_attempt: Callable[[str, float], None]
+) -> bytes:
+    """The project's genesis from a host that the link names; tries for ever, with growing pauses.
+
+    `on_attempt` gets why a try failed and the seconds until the next.
+    """
+    peers = [parse_peer(text).key for text in link.addresses]
+    attempt = 0
+    while True:
+        for peer in peers:
+            try:
+                return bytes(await transport.fetch(peer, link.project, link.genesis_bytes))
+            except (TransientError, RemoteError) as error:
+                reason = str(error)
+        pause_s = min(2.0**attempt, GENESIS_PAUSE_S_MAX)
+        on_attempt(f"the project's description cannot be fetched yet: {reason}", pause_s)
+        await asyncio.sleep(pause_s)
+        attempt += 1
 
 
 @dataclass(slots=True)

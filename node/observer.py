@@ -28,9 +28,10 @@ from node.host.control import ControlServer
 from node.host.feed import Feed
 from node.host.joinlink import JoinLink, parse_link
 from node.host.life import Stopper, background, live, tidying
+from node.host.seam import TransportState
 from node.host.seat import learners_topic, seat_topic
-from node.host.transport import Transport, TransportState
-from node.locator import Locator
+from node.host.transport import Transport
+from node.locator import Locator, fetch_genesis
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.messages import Goodbye, Refused, Report, Watch
@@ -130,7 +131,9 @@ async def _main(link: JoinLink, socket: Path, stopper: Stopper) -> int:
         await control.start()
         try:
             await transport.start_with_retry(lambda reason, _: trouble.__setitem__(0, reason))
-            genesis = await _genesis(link, transport, trouble)
+            genesis = await fetch_genesis(
+                transport, link, lambda reason, _: trouble.__setitem__(0, reason)
+            )
             holder.append(Observer(link, transport, genesis))
             async with background(holder[0].follow):
                 await asyncio.Event().wait()
@@ -139,17 +142,6 @@ async def _main(link: JoinLink, socket: Path, stopper: Stopper) -> int:
                 await control.close()
                 await transport.close()
     return 0
-
-
-async def _genesis(link: JoinLink, transport: Transport, trouble: list[str]) -> bytes:
-    peers = [parse_peer(text).key for text in link.addresses]
-    while True:
-        for peer in peers:
-            try:
-                return bytes(await transport.fetch(peer, link.project, link.genesis_bytes))
-            except (TransientError, RemoteError) as error:
-                trouble[0] = str(error)
-        await asyncio.sleep(RETRY_S)
 
 
 def _tell(state: TransportState) -> None:

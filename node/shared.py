@@ -41,6 +41,9 @@ class Tally:
     outcomes: dict[str, int] = field(default_factory=dict)
     states_from_peers: int = 0
     states_from_syncer: int = 0
+    """Fragments of which the syncer had to send at least a part."""
+    state_bytes: dict[bytes, int] = field(default_factory=dict)
+    """Bytes of weights by who sent them."""
     trainer_restarts: int = 0
     lost_steps: int = 0
     faults: dict[str, int] = field(default_factory=dict)

@@ -8,12 +8,13 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.learner import LearnerMachine, Link
 from node.tending import Inner
 from protocol import limits
 from protocol.ids import short
-from protocol.snapshot import NodeStatus
+from protocol.snapshot import DownloadStatus, NodeStatus
 
 if TYPE_CHECKING:
     from node.daemon import NodeDaemon
@@ -38,7 +39,46 @@ def words_s(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def sentence(machine: LearnerMachine, now_s: float) -> str:
+def download_status(daemon: NodeDaemon) -> DownloadStatus | None:
+    """How far the weights are that are being fetched; a joiner counts what it holds already."""
+    progress = daemon.fetcher.progress()
+    if progress is None:
+        return None
+    keeping, fragments = daemon.machine.keeping, daemon.layout.fragments
+    done_bytes, total_bytes = progress.done_bytes, progress.total_bytes
+    if not keeping.is_held:
+        sizes = [8 * fragment.numel for fragment in fragments]
+        held = [track.held >= 0 for track in keeping.tracks]
+        done_bytes += sum(size for size, is_held in zip(sizes, held, strict=True) if is_held)
+        total_bytes = sum(sizes)
+    leader = daemon.machine.shared.leader
+    left = total_bytes - done_bytes
+    return DownloadStatus(
+        done_bytes=done_bytes,
+        total_bytes=total_bytes,
+        rate=progress.rate,
+        learners=len(progress.sources - {leader}),
+        is_from_syncer=leader in progress.sources,
+        left_s=left / progress.rate if progress.rate else None,
+    )
+
+
+def fetching(download: DownloadStatus) -> str:
+    """A download as people say it."""
+    sources = []
+    if download.learners:
+        sources.append(f"{download.learners} learner{'s' if download.learners > 1 else ''}")
+    if download.is_from_syncer:
+        sources.append("the syncer")
+    left = f", {words_s(download.left_s)} left" if download.left_s is not None else ""
+    return (
+        f"Fetching weights: {100 * download.done_bytes // download.total_bytes} % of "
+        f"{download.total_bytes / 1e6:,.1f} MB from {' and '.join(sources) or 'nobody yet'}, "
+        f"{download.rate / 1e6:.1f} MB/s{left}."
+    )
+
+
+def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | None = None) -> str:
     """How things are, in words that are true now."""
     tending, keeping = machine.tending, machine.keeping
     state = node_state(machine)
@@ -50,13 +90,7 @@ def sentence(machine: LearnerMachine, now_s: float) -> str:
     if state == "adrift":
         return f"Training without a syncer: {link}. Local steps go on, nothing is lost."
     if state == "training":
-        silent_s = now_s - machine.heard_s
-        if silent_s > limits.LEADER_SUSPECT_AFTER_S:
-            return (
-                f"Training. The syncer was not heard for {silent_s:.0f} s; "
-                "looking for a newly elected one."
-            )
-        return "Training."
+        return _training(now_s - machine.heard_s)
     if state == "paused":
         until_s = tending.paused_until_s or now_s
         for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
@@ -73,10 +107,21 @@ def sentence(machine: LearnerMachine, now_s: float) -> str:
         held = sum(track.held >= 0 for track in keeping.tracks)
         if machine.link is not Link.FOLLOWING:
             return f"Not in the swarm yet: {link}."
+        if download is not None:
+            return fetching(download)
         return f"Fetching weights: {held} of {len(keeping.tracks)} fragments verified."
     if tending.inner is Inner.LOADING and machine.rejoining.is_open:
         return f"Weights are here; optimizer state: {machine.rejoining.state.value}."
     return "Weights are here; the trainer is starting."
+
+
+def _training(silent_s: float) -> str:
+    if silent_s > limits.LEADER_SUSPECT_AFTER_S:
+        return (
+            f"Training. The syncer was not heard for {silent_s:.0f} s; "
+            "looking for a newly elected one."
+        )
+    return "Training."
 
 
 def moments_in_words(machine: LearnerMachine) -> str:
@@ -96,7 +141,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
     newest = [fragment.version for fragment in shared.state.fragments]
     data, charter = daemon.genesis.data, shared.charter
     per_step = charter.inner.batch_sequences * data.sequence_tokens if charter else 0
-    step_s = stepped.step_s if stepped else 0.0
+    step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
     return NodeStatus(
         key=machine.setup.signer.key.hex(),
         name=machine.setup.name,
@@ -104,11 +149,11 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         version=version("shoal"),
         uptime_s=now_s - daemon.started_s,
         state=node_state(machine),
-        sentence=sentence(machine, now_s),
+        sentence=sentence(machine, now_s, download),
         link=machine.link.value,
         link_detail=machine.link_detail,
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
-        path=daemon.transport.paths().get(shared.leader, "") if shared.leader else "",
+        path=paths(daemon.transport.peers()).get(shared.leader, "") if shared.leader else "",
         rtt_s=daemon.transport.round_trips.of(shared.leader) if shared.leader else None,
         trainer=tending.inner.value,
         trainer_detail=tending.detail,
@@ -134,6 +179,8 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         lag=max((new - old for new, old in zip(newest, versions, strict=False)), default=0),
         weights_from_peers=tally.states_from_peers,
         weights_from_syncer=tally.states_from_syncer,
+        weights_sources={key.hex(): count for key, count in tally.state_bytes.items()},
+        download=download,
         weights_held=sum(track.held >= 0 for track in keeping.tracks),
         moments=moments_in_words(machine),
         evaluations=daemon.trainer.evaluations,

@@ -78,6 +78,10 @@ class PeerUnreachable(TransientError):
     """The peer could not be dialled, or the connection broke."""
 
 
+class PeerBusy(TransientError):
+    """The peer answers, but serves as many transfers as it may."""
+
+
 class NotHeld(TransientError):
     """The peer answers, but does not hold the blob that was asked for."""
 

@@ -17,6 +17,10 @@ BLOB_BYTES_MAX = 4 << 30
 BLOB_CHUNK_BYTES = 256 << 10
 """One write on a bulk stream; larger gains nothing, smaller costs system calls."""
 
+STATE_CHUNK_BYTES = 1 << 20
+"""What is asked of one donor at once; its digest can be checked when it arrives. Part of what a
+state's digest means: never to be changed within a wire version."""
+
 STREAMS_PER_PEER_MAX = 4
 """Parallel bulk streams to one peer; more only fight each other for the same connection."""
 

@@ -226,6 +226,22 @@ class WitnessStatus(Struct, kw_only=True, tag="witness"):
     faults: dict[str, int] = field(default_factory=dict)
 
 
+class DownloadStatus(Struct, kw_only=True):
+    """Weights that a learner is fetching."""
+
+    done_bytes: int
+    """Verified."""
+    total_bytes: int
+    rate: float
+    """Bytes per second over the last seconds."""
+    learners: int
+    """Learners that sent something in the last seconds."""
+    is_from_syncer: bool
+    """Whether the syncer did."""
+    left_s: float | None
+    """Seconds until the rest is here at this rate."""
+
+
 class NodeStatus(Struct, kw_only=True, tag="node"):
     """A learner daemon."""
 
@@ -270,8 +286,13 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     versions: list[int] = field(default_factory=list)
     lag: int = 0
     weights_from_peers: int = 0
-    """Fragments fetched from other learners and verified."""
+    """Fragments fetched from other learners alone and verified."""
     weights_from_syncer: int = 0
+    """Fragments of which the syncer had to send at least a part."""
+    weights_sources: dict[str, int] = field(default_factory=dict)
+    """Bytes of weights by who sent them; the keys are hex."""
+    download: DownloadStatus | None = None
+    """What is being fetched now."""
     weights_held: int = 0
     """Fragments held in a verified version."""
     moments: str = ""

@@ -10,6 +10,9 @@ from typing import Protocol
 
 from protocol.ids import short
 
+SHOWN_MAX = 8
+"""Hosts named in one line."""
+
 
 class Fact(Protocol):
     """Something that happened, worth telling."""
@@ -205,13 +208,23 @@ class WeightsReady:
 
     from_peers: int
     from_syncer: int
+    """Fragments of which the syncer had to send at least a part."""
     seconds: float
+    sources: tuple[tuple[bytes, int], ...] = ()
+    """Who sent how many bytes of them."""
 
     @property
     def text(self) -> str:
+        ranked = sorted(self.sources, key=lambda part: -part[1])
+        shown = [f"{count / 1e6:.1f} MB from {short(key)}" for key, count in ranked[:SHOWN_MAX]]
+        others = ranked[SHOWN_MAX:]
+        if others:
+            count = sum(part for _, part in others)
+            shown.append(f"{count / 1e6:.1f} MB from {len(others)} others")
         return (
             f"weights verified: {self.from_peers} fragments from learners, "
             f"{self.from_syncer} from the syncer, {self.seconds:.1f} s"
+            + (f"; {', '.join(shown)}" if shown else "")
         )
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Group, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
+from node.host.options import DONATE_MBPS
 from shoal import failures
 from shoal.choices import AtLeastOne, HomeHere, Instance, Listen, LogJson, Port, say
 from shoal.cli_hosting import syncer_app, witness_app
@@ -24,6 +25,16 @@ Moments = Annotated[
     Parameter(
         help="Share optimizer state with other learners where the project wants it "
         "(--no-moments: neither take nor give)."
+    ),
+]
+DataHere = Annotated[
+    str | None,
+    Parameter(help="Where the project's text lies here, if it is in files of your own."),
+]
+DonateMbps = Annotated[
+    float,
+    Parameter(
+        help="Megabits per second at which others may fetch weights here.", validator=AtLeastOne
     ),
 ]
 
@@ -128,10 +139,8 @@ def join(
     device: Annotated[
         str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
     ] = None,
-    data: Annotated[
-        str | None,
-        Parameter(help="Where the project's text lies here, if it is in files of your own."),
-    ] = None,
+    donate_mbps: DonateMbps = DONATE_MBPS,
+    data: DataHere = None,
     log_json: LogJson = False,
     home: HomeHere,
 ) -> int:
@@ -151,6 +160,7 @@ def join(
         evaluates=evaluate,
         shares_moments=moments,
         device=device,
+        donate_mbps=donate_mbps,
         data=data,
         log_json=log_json,
     )

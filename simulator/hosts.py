@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from node.assembly import Assembly
 from node.bank import FragmentBank
 from node.host.shelf import Shelf
 from node.jobs import (
@@ -46,6 +47,7 @@ from protocol.machine import Failed, Note, Start
 from protocol.numerics.codecs import NonFinite
 from protocol.project import Charter
 from protocol.records import is_elected
+from simulator.fetching import SimFetcher
 from simulator.moments import SimMoments
 from simulator.syncers import SimSyncer
 from simulator.tiny import (
@@ -81,8 +83,9 @@ class SimLearner(Host):
         self.step_s = step_s
         self.layout: Layout = syncers[0].layout
         self.chance = random.Random(f"{name} {world.seed}")
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank: FragmentBank
+        self.fetcher: SimFetcher
         self.trainer: TinyTrainer | None = None
         self.learner: LearnerMachine
         self.moments = SimMoments(self)
@@ -93,10 +96,19 @@ class SimLearner(Host):
         """(life, sequence) of a push -> the trainer's number, and its local step then."""
 
     def build(self) -> LearnerMachine:
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank = FragmentBank(self.layout, self.shelf)
         self.trainer = None
         self.moments = SimMoments(self, stall_s=self.moments.stall_s)
+        life = self.life
+        self.fetcher = SimFetcher(
+            self.world,
+            random.Random(f"donors {self.name} {self.world.seed} {life}"),
+            is_alive=lambda: self.life == life,
+            donors=self._announced,
+            reach=self._reach,
+            newest=lambda fragment: self.learner.shared.state.fragments[fragment].version,
+        )
         setup = LearnerSetup(
             project=self.tiny.project,
             genesis=self.tiny.genesis,
@@ -127,8 +139,8 @@ class SimLearner(Host):
             case FindSeat():
                 world.after(2 * world.delay_s(), lambda: answer(self._find_seat()))
             case FetchState():
-                size = 8 * self.layout.fragments[job.fragment].numel
-                world.after(2 * world.delay_s(size), lambda: answer(self._fetch_state(job)))
+                numel = self.layout.fragments[job.fragment].numel
+                self.fetcher.fetch(job, numel, lambda got: answer(self._install(job, got)))
             case Advance():
                 delay_s = 2 * world.delay_s(job.merged.payload_bytes)
                 world.after(delay_s, lambda: answer(self._advance(job)))
@@ -204,16 +216,29 @@ class SimLearner(Host):
         others: list[SimLearner | SimSyncer] = [*self.reachable()]
         return others + [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
 
-    def _fetch_state(self, job: FetchState) -> object:
+    def _announced(self) -> tuple[list[bytes], bytes | None]:
+        """Learners that say they hold weights, and the leader."""
+        learners = [
+            host.key
+            for host in self.world.hosts.values()
+            if isinstance(host, SimLearner)
+            and host is not self
+            and host.is_up
+            and host.learner.keeping.is_held
+        ]
+        return learners, self.learner.shared.leader
+
+    def _reach(self, key: bytes) -> Shelf | None:
+        host = self.world.hosts[key]
+        assert isinstance(host, SimLearner | SimSyncer)
+        return host.shelf if self.world.can_reach(self, host) else None
+
+    def _install(self, job: FetchState, got: Assembly | str) -> object:
+        if isinstance(got, str):
+            return Failed(got)
         self.bank.charter = self.learner.shared.charter
-        for donor in self._donors():
-            theta = donor.shelf.get(job.state.theta)
-            momentum = donor.shelf.get(job.state.momentum)
-            if theta is not None and momentum is not None:
-                values = [np.frombuffer(bytes(part), np.float32) for part in (theta, momentum)]
-                self.bank.install(job.fragment, job.version, job.state, *values)
-                return StateFetched(donor.key)
-        return Failed("no donor holds it")
+        self.bank.install(job.fragment, job.version, job.state, *got.arrays())
+        return StateFetched(tuple(got.sources.items()))
 
     def _advance(self, job: Advance) -> object:
         for donor in reversed(self._donors()):

@@ -15,6 +15,7 @@ from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
 from protocol.machine import Failed, Start
 from protocol.messages import Certificate, CertifiedRecord, Envelope, Vote
+from protocol.numerics import chunks
 from protocol.project import Charter, encode
 from protocol.records import FragmentMerged, Record, record_hash
 from protocol.signing import seal
@@ -169,7 +170,7 @@ class SimSyncer(Host):
         )
         self.chance = random.Random(f"{name} {world.seed}")
         self.disk = SimDisk.fresh(self.chance.randbytes(32))
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank: MergeBank
         self.syncer: SyncerMachine
 
@@ -180,7 +181,7 @@ class SimSyncer(Host):
     def build(self) -> SyncerMachine:
         envelope = self.disk.charter or charter_envelope(self.tiny)
         charter = wire.decode(envelope.payload, Charter)
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank = MergeBank(self.layout, charter, self.shelf)
         setup = SyncerSetup(
             project=self.tiny.project,
@@ -400,12 +401,20 @@ class SimSyncer(Host):
                 return PayloadKept()
             case RepairFragment():
                 state = job.newest.state
-                found = self._find(state.theta, state.momentum)
-                if found is None:
+                arrays = [self._assemble(name) for name in (state.theta, state.momentum)]
+                theta, momentum = arrays
+                if theta is None or momentum is None:
                     return Failed("nobody has the fragment")
-                theta, momentum = (as_f32(part) for part in found)
                 self.bank.initialise(job.fragment, job.newest.version, theta, momentum)
                 return Repaired()
+
+    def _assemble(self, root: bytes) -> NDArray[np.float32] | None:
+        """A state by its digest: the manifest, then the chunks that it names."""
+        manifest = self._find(root)
+        if manifest is None:
+            return None
+        parts = self._find(*chunks.digests(manifest[0]))
+        return None if parts is None else np.frombuffer(b"".join(parts), np.float32).copy()
 
     def _fetch(self, job: FetchPush) -> object:
         peer = self.world.hosts.get(job.peer)
@@ -437,10 +446,6 @@ class SimSyncer(Host):
             scales=outcome.scales,
             seconds=MERGE_S,
         )
-
-
-def as_f32(part: bytes) -> NDArray[np.float32]:
-    return np.frombuffer(part, np.float32).copy()
 
 
 def charter_envelope(tiny: TinyProject) -> Envelope:

@@ -13,14 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node.host.shelf import Shelf
+from node.host.shelf import Offer, Shelf
 from protocol import limits
 from protocol.errors import CorruptState
 from protocol.fragments import Layout
 from protocol.numerics.codecs import check
 from protocol.numerics.merge import Contribution, merge_fragment
 from protocol.numerics.outer import digest, encode_with_feedback
-from protocol.numerics.version import certified_version, next_version, state_digests
+from protocol.numerics.version import (
+    StateManifests,
+    certified_version,
+    next_version,
+    state_manifests,
+)
 from protocol.project import Charter
 from protocol.records import FragmentMerged, StateDigests
 from syncer_node.jobs import Merge, PushId
@@ -38,6 +43,7 @@ class Version:
     residual: F32 | None
     state: StateDigests
     payload: bytes | None
+    manifests: StateManifests
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class MergeBank:
         self.charter = charter
         self.shelf = shelf
         self._current: list[Version | None] = [None] * count
+        self._offers: list[Offer | None] = [None] * count
         self._candidates: dict[tuple[int, int, bytes], Version] = {}
         """By fragment, version, and payload: a former term's merge may end late."""
         self._pushes: dict[PushId, bytes | memoryview] = {}
@@ -72,8 +79,9 @@ class MergeBank:
 
     def initialise(self, fragment: int, number: int, theta: F32, momentum: F32) -> StateDigests:
         """Take this as the current version, and its digests."""
-        state = state_digests(theta, momentum)
-        self._put(fragment, Version(number, theta, momentum, None, state, None))
+        manifests = state_manifests(theta, momentum)
+        state = manifests.digests
+        self._put(fragment, Version(number, theta, momentum, None, state, None, manifests))
         return state
 
     def keep_push(self, push: PushId, fragment: int, payload: bytes | memoryview) -> None:
@@ -108,7 +116,7 @@ class MergeBank:
         )
         carried = base.residual if base.residual is not None else np.zeros_like(base.theta)
         payload, _, residual = encode_with_feedback(job.codec, merged.values, carried)
-        theta, momentum, state = next_version(
+        theta, momentum, manifests = next_version(
             base.theta,
             base.momentum,
             payload,
@@ -116,9 +124,9 @@ class MergeBank:
             learning_rate=outer.learning_rate,
             momentum_coefficient=outer.momentum,
         )
-        name = digest(payload)
+        name, state = digest(payload), manifests.digests
         self._candidates[job.fragment, job.version, name] = Version(
-            job.version, theta, momentum, residual, state, payload
+            job.version, theta, momentum, residual, state, payload, manifests
         )
         self.shelf.put(name, payload)  # Standbys store it before they sign for it.
         return MergeOutcome(payload, name, state, merged.norms, merged.scales)
@@ -144,19 +152,20 @@ class MergeBank:
         base = self.current(fragment)
         if base.number != number - 1:
             raise CorruptState(f"fragment {fragment} is at {base.number}, not {number - 1}")
-        theta, momentum = certified_version(base.theta, base.momentum, payload, merged)
-        self._put(fragment, Version(number, theta, momentum, None, merged.state, payload))
+        theta, momentum, manifests = certified_version(base.theta, base.momentum, payload, merged)
+        version = Version(number, theta, momentum, None, merged.state, payload, manifests)
+        self._put(fragment, version)
         self._offer(fragment, payload)
         self._drop_candidates(fragment, number)
 
     def _put(self, fragment: int, version: Version) -> None:
-        former = self._current[fragment]
+        former, manifests = self._offers[fragment], version.manifests
         self._current[fragment] = version
-        self.shelf.put(version.state.theta, version.theta.view(np.uint8).data)
-        self.shelf.put(version.state.momentum, version.momentum.view(np.uint8).data)
+        self._offers[fragment] = self.shelf.put_group(
+            manifests.blobs(version.theta, version.momentum)
+        )
         if former is not None:
-            self.shelf.drop(former.state.theta)
-            self.shelf.drop(former.state.momentum)
+            self.shelf.retire(former)
 
     def _offer(self, fragment: int, payload: bytes) -> None:
         name = digest(payload)

@@ -29,6 +29,7 @@ from node.host.joinlink import JoinLink, format_link
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
 from node.host.options import SyncerOptions
+from node.host.seam import TransportState
 from node.host.seat import (
     ANNOUNCE_EVERY_S,
     ANNOUNCE_TTL_S,
@@ -38,7 +39,7 @@ from node.host.seat import (
 )
 from node.host.shelf import Shelf
 from node.host.signed_project import OpenedProject, open_project, read_signed
-from node.host.transport import Transport, TransportState
+from node.host.transport import Transport
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.fragments import Layout, build_layout
@@ -187,7 +188,7 @@ class SyncerDaemon:
         self._kept_addresses: tuple[str, ...] = ()
         self.books = Books()
         self.feed = Feed()
-        self.shelf = Shelf()
+        self.shelf = Shelf(clock=time.monotonic)
         self.shelf.put(project.id, project.genesis_bytes)
         self.store = Store(options.home.syncer_store(project.id, options.instance))
         self.project = project = newest_of(project, self.store.voter.charter())

@@ -7,6 +7,7 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.host.transport import Transport
 from protocol import limits
@@ -122,12 +123,12 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
 
 
 def _add_links(rows: list[PeerRow], transport: Transport) -> None:
-    paths = transport.paths()
+    reached = paths(transport.peers())
     for row in rows:
         if row.state in ("left", "gone"):
             continue
         key = bytes.fromhex(row.key)
-        row.path = paths.get(key, "")
+        row.path = reached.get(key, "")
         row.rtt_s = transport.round_trips.of(key)
 
 

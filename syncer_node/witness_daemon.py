@@ -26,10 +26,11 @@ from node.host.feed import Feed
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
 from node.host.options import WitnessOptions
+from node.host.seam import TransportState
 from node.host.seat import learners_topic, seat_topic
 from node.host.signed_project import OpenedProject, newest_of, read_signed
 from node.host.summaries import all_faults, network_status
-from node.host.transport import Transport, TransportState
+from node.host.transport import Transport
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.ids import short

@@ -22,6 +22,7 @@ from protocol.errors import CorruptState, MalformedPayload, RemoteError, Transie
 from protocol.ids import short
 from protocol.machine import Failed, Job, JobResult
 from protocol.messages import Certificate
+from protocol.numerics import chunks
 from protocol.records import StateDigests
 from syncer_node.bank import MergeBank
 from syncer_node.disk import FIRST_WEIGHTS, Disk
@@ -47,7 +48,7 @@ from syncer_node.jobs import (
     WriteCheckpoint,
 )
 from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
-from syncer_node.store import Checkpoint, Store
+from syncer_node.store import F32, Checkpoint, Store
 
 log = logging.getLogger("shoal.syncer")
 
@@ -224,11 +225,21 @@ class Work:
 
     async def _fetch_state(
         self, sources: list[bytes], fragment: int, state: StateDigests
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[F32, F32]:
         size = 4 * self.bank.layout.fragments[fragment].numel
-        parts = await self._fetch_from(sources, [(state.theta, size), (state.momentum, size)])
-        theta, momentum = (np.frombuffer(bytes(part), np.float32) for part in parts)
+        theta = await self._fetch_array(sources, state.theta, size)
+        momentum = await self._fetch_array(sources, state.momentum, size)
         return theta, momentum
+
+    async def _fetch_array(self, sources: list[bytes], name: bytes, size: int) -> F32:
+        """An array by its digest: the manifest, then each chunk, from whoever has it."""
+        (manifest,) = await self._fetch_from(sources, [(name, chunks.manifest_bytes(size))])
+        names = chunks.digests(manifest)
+        whole = bytearray(size)
+        for chunk, (start, end) in zip(names, chunks.spans(size), strict=True):
+            (part,) = await self._fetch_from(sources, [(chunk, end - start)])
+            whole[start:end] = part
+        return np.frombuffer(whole, "<f4").astype(np.float32, copy=False)
 
     async def _sources(self, leader: bytes | None) -> list[bytes]:
         """Who might have it: the leader, the other syncers, then learners."""

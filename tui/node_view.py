@@ -66,8 +66,24 @@ def _weights(status: NodeStatus) -> str:
         if number
     ]
     fetched = f"; fetched {', '.join(sources)}" if sources else ""
+    givers = len(status.weights_sources)
+    if givers > 1:
+        total = words.bytes_of(sum(status.weights_sources.values()))
+        fetched += f" ({total} from {givers} hosts)"
     current = "current" if not status.lag else f"{words.plural(status.lag, 'version')} behind"
-    return f"{held}{fetched}; {current}"
+    return f"{held}{_arriving(status)}{fetched}; {current}"
+
+
+def _arriving(status: NodeStatus) -> str:
+    """What is being fetched now."""
+    now = status.download
+    if now is None or not now.total_bytes:
+        return ""
+    left = "" if now.left_s is None else f", {words.duration(now.left_s)} left"
+    return (
+        f"; fetching {words.percent(now.done_bytes / now.total_bytes)} of "
+        f"{words.bytes_of(now.total_bytes)} at {words.bytes_of(now.rate)}/s{left}"
+    )
 
 
 def _trainer(status: NodeStatus) -> str:

@@ -13,20 +13,24 @@ from collections.abc import Callable
 
 from blake3 import blake3
 
+from node.host.pace import PIECE_BYTES, Bucket
 from node.host.streams import StreamEnded, Wire
 from protocol import limits
 from protocol.errors import (
     MalformedMessage,
     MalformedPayload,
     NotHeld,
+    PeerBusy,
     PeerUnreachable,
-    TransientError,
 )
 from protocol.ids import Digest, NodeKey, short
 
 BlobLookup = Callable[[NodeKey, Digest], memoryview | None]
 """The bytes of a digest for this asker, or None. Called on the event loop: it must not read disks.
 The view must stay valid until the transfer has dropped it."""
+
+PaceLookup = Callable[[NodeKey, Digest], Bucket | None]
+"""What limits the rate at which a blob leaves for this asker, or None."""
 
 MAGIC = b"SHOALB" + limits.WIRE_VERSION.to_bytes(2, "big")
 REQUEST_BYTES = len(MAGIC) + 32 + 8
@@ -89,7 +93,9 @@ class Slots:
         self._freed.set()
 
 
-async def serve_one(wire: Wire, lookup: BlobLookup | None, slots: Slots) -> None:
+async def serve_one(
+    wire: Wire, lookup: BlobLookup | None, slots: Slots, pace: PaceLookup | None = None
+) -> None:
     """Answers the one request on `wire` and ends the stream. Raises what the wire raises."""
     has_slot = await _wait_for_slot(wire.peer, slots)
     try:
@@ -104,7 +110,7 @@ async def serve_one(wire: Wire, lookup: BlobLookup | None, slots: Slots) -> None
             if blob is None or offset > len(blob):
                 await _answer(wire, NOT_HELD, 0)
             else:
-                await _send(wire, blob, offset)
+                await _send(wire, blob, offset, pace(wire.peer, digest) if pace else None)
         # The receiver closes first: a sender that hangs up early can cut off its own last bytes.
         await wire.wait_ended(timeout_s=REQUEST_S)
     finally:
@@ -126,10 +132,15 @@ async def _answer(wire: Wire, status: int, total: int) -> None:
     await wire.write(bytes([status]) + total.to_bytes(8, "big"), timeout_s=WRITE_S)
 
 
-async def _send(wire: Wire, blob: memoryview, offset: int) -> None:
+async def _send(wire: Wire, blob: memoryview, offset: int, bucket: Bucket | None) -> None:
     await _answer(wire, OK, len(blob))
-    for start in range(offset, len(blob), limits.BLOB_CHUNK_BYTES):
-        await wire.write(blob[start : start + limits.BLOB_CHUNK_BYTES], timeout_s=WRITE_S)
+    clock = asyncio.get_running_loop().time
+    step = limits.BLOB_CHUNK_BYTES if bucket is None else PIECE_BYTES
+    for start in range(offset, len(blob), step):
+        piece = blob[start : start + step]
+        if bucket is not None:
+            await asyncio.sleep(bucket.take(len(piece), clock()))
+        await wire.write(piece, timeout_s=WRITE_S)
 
 
 def room_for(length: int) -> memoryview:
@@ -170,7 +181,7 @@ class Download:
     async def run(self, wire: Wire) -> None:
         """Receives the rest and checks it; the wire is closed afterwards in any case.
 
-        Raises NotHeld, TransientError (busy), PeerUnreachable (ended, stalled or too slow; bytes so
+        Raises NotHeld, PeerBusy, PeerUnreachable (ended, stalled or too slow; bytes so
         far are kept), TransportLost, MalformedPayload (wrong length or digest).
         """
         try:
@@ -201,7 +212,7 @@ class Download:
         if status == NOT_HELD:
             raise NotHeld(f"host {short(wire.peer)} does not hold {short(self._digest)}")
         if status == BUSY:
-            raise TransientError(f"host {short(wire.peer)} serves as many transfers as it may")
+            raise PeerBusy(f"host {short(wire.peer)} serves as many transfers as it may")
         if status != OK:
             raise MalformedMessage(f"host {short(wire.peer)} answered with unknown status {status}")
         if total != len(self._view):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from node.host.engine import ConnectedPeer
 from protocol.ids import NodeKey
 
 ANSWERS_KEPT = 8
@@ -43,3 +44,11 @@ def path_of(addresses: Iterable[str]) -> str:
     if not told:
         return ""
     return "relayed" if all(RELAY in one for one in told) else "direct"
+
+
+def paths(peers: Iterable[ConnectedPeer]) -> dict[NodeKey, str]:
+    """How each host that we have a connection with is reached: direct or relayed."""
+    found: dict[NodeKey, list[str]] = {}
+    for peer in peers:
+        found.setdefault(peer.key, []).extend(peer.addresses)
+    return {key: path_of(known) for key, known in found.items()}

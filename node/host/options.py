@@ -14,6 +14,10 @@ WITNESS_PORT = 4101
 
 EVERY_ADDRESS = "0.0.0.0"
 
+DONATE_MBPS = 50.0
+"""Megabits per second given to joiners: about 0.03 of a core (`benchmarks/donating.py`), so that
+even two cores that both train lose at most 2 %. Many uplinks are slower than this anyway."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncerOptions:
@@ -80,6 +84,8 @@ class NodeOptions:
     """Whether optimizer state comes from and goes to other learners, where the project wants."""
     device: str | None = None
     """A name that torch knows, such as `cpu` or `cuda:1`; None takes the best one."""
+    donate_mbps: float = DONATE_MBPS
+    """Megabits per second at which weights are given to others, all of them together."""
     data: str | None = None
     """Where the project's text lies here; None: where the project says, if that is allowed."""
     log_json: bool = False

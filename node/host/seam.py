@@ -9,12 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from protocol.errors import PeerUnreachable, ShoalError, TransportLost
 
 SETTLE_S = 0.1
 """A stream that breaks because the local engine died breaks some milliseconds before we learn of
 the death; waiting this long keeps us from blaming the peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportState:
+    """Whether the host is in the swarm; `reason` says why not."""
+
+    is_up: bool
+    reason: str = ""
 
 
 @contextmanager

@@ -13,16 +13,15 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from node.host import addresses, blobs, keystore, records, streams
 from node.host.addresses import PeerAddress
-from node.host.blobs import BlobLookup, Slots
+from node.host.blobs import BlobLookup, PaceLookup, Slots
 from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
 from node.host.keystore import Identity
-from node.host.links import RoundTrips, path_of
-from node.host.seam import Loss
+from node.host.links import RoundTrips
+from node.host.seam import Loss, TransportState
 from node.host.streams import ControlStream, Traffic, Wire
 from protocol import limits
 from protocol.errors import (
@@ -57,14 +56,6 @@ OnAttempt = Callable[[str, float], None]
 """Gets why the last try failed and the seconds until the next."""
 
 _Accept = Callable[[Wire], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class TransportState:
-    """Whether the host is in the swarm; `reason` says why not."""
-
-    is_up: bool
-    reason: str = ""
 
 
 class Transport:
@@ -117,13 +108,13 @@ class Transport:
         }
         self._serve_control: ControlHandler | None = None
         self._lookup_blob: BlobLookup | None = None
-        per_peer = limits.STREAMS_PER_PEER_MAX
+        self._pace_blob: PaceLookup | None = None
         self._control_slots = Slots(
             streams.CONTROL_STREAMS_MAX, streams.CONTROL_STREAMS_PER_PEER_MAX
         )
-        self._serve_slots = Slots(limits.STREAMS_SERVED_MAX, per_peer)
+        self._serve_slots = Slots(limits.STREAMS_SERVED_MAX, limits.STREAMS_PER_PEER_MAX)
         self._incoming_slots = Slots(INCOMING_MAX, INCOMING_PER_PEER_MAX)
-        self._fetch_slots = Slots(blobs.FETCHES_MAX, per_peer)
+        self._fetch_slots = Slots(blobs.FETCHES_MAX, limits.STREAMS_PER_PEER_MAX)
         self._expiry_s: dict[str, float] = {}
 
     # Life
@@ -304,9 +295,9 @@ class Transport:
         """From now on `handler` runs for each control stream a peer opens; its return ends it."""
         self._serve_control = handler
 
-    def serve_blobs(self, lookup: BlobLookup) -> None:
-        """From now on peers may fetch what `lookup` finds."""
-        self._lookup_blob = lookup
+    def serve_blobs(self, lookup: BlobLookup, pace: PaceLookup | None = None) -> None:
+        """From now on peers may fetch what `lookup` finds, as fast as `pace` allows."""
+        self._lookup_blob, self._pace_blob = lookup, pace
 
     async def _accept(
         self, engine: Engine, protocol: str, stream: Any, reader: Any, writer: Any
@@ -359,7 +350,7 @@ class Transport:
                 self._control_slots.release(wire.peer)
 
     async def _accept_blob(self, wire: Wire) -> None:
-        await blobs.serve_one(wire, self._lookup_blob, self._serve_slots)
+        await blobs.serve_one(wire, self._lookup_blob, self._serve_slots, self._pace_blob)
 
     def _standing(self, wire: Wire) -> ControlStream:
         stream = ControlStream(wire)
@@ -502,13 +493,6 @@ class Transport:
     def peers(self) -> list[ConnectedPeer]:
         """Hosts that we have a connection with, as of the last probe (every 10 s)."""
         return list(self._engine.connected) if self._engine is not None else []
-
-    def paths(self) -> dict[NodeKey, str]:
-        """How each host that we have a connection with is reached: direct or relayed."""
-        found: dict[NodeKey, list[str]] = {}
-        for peer in self.peers():
-            found.setdefault(peer.key, []).extend(peer.addresses)
-        return {key: path_of(known) for key, known in found.items()}
 
     def _counters(self, peer: NodeKey) -> tuple[Traffic, Traffic]:
         if peer not in self.traffic_by_peer and len(self.traffic_by_peer) >= PEERS_COUNTED_MAX:

@@ -6,21 +6,46 @@ replayer compute the same bits from the same payload.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import CorruptState
+from protocol.numerics import chunks
 from protocol.numerics.codecs import decode
-from protocol.numerics.outer import digest, outer_step
+from protocol.numerics.outer import outer_step
 from protocol.project import CodecName
 from protocol.records import FragmentMerged, StateDigests
 
 F32 = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class StateManifests:
+    """The chunk digests of one version of a fragment: what its holder hands to downloaders."""
+
+    theta: bytes
+    momentum: bytes
+
+    @property
+    def digests(self) -> StateDigests:
+        """The content hashes that a record certifies."""
+        return StateDigests(chunks.root(self.theta), chunks.root(self.momentum))
+
+    def blobs(self, theta: F32, momentum: F32) -> list[tuple[bytes, bytes | memoryview]]:
+        """Digest and bytes of all manifests and chunks; chunks are borrowed, not copied."""
+        return [*chunks.blobs(self.theta, theta), *chunks.blobs(self.momentum, momentum)]
+
+
+def state_manifests(theta: F32, momentum: F32) -> StateManifests:
+    """Hash a version, chunk by chunk."""
+    return StateManifests(chunks.manifest(theta), chunks.manifest(momentum))
+
+
 def state_digests(theta: F32, momentum: F32) -> StateDigests:
     """The content hashes that a record certifies."""
-    return StateDigests(digest(theta), digest(momentum))
+    return state_manifests(theta, momentum).digests
 
 
 def next_version(
@@ -31,8 +56,8 @@ def next_version(
     codec: CodecName,
     learning_rate: float,
     momentum_coefficient: float,
-) -> tuple[F32, F32, StateDigests]:
-    """The state after the outer step of this payload: new arrays, and their digests.
+) -> tuple[F32, F32, StateManifests]:
+    """The state after the outer step of this payload: new arrays, and their chunk digests.
 
     Raises MalformedPayload if the payload does not decode, NonFinite if the step overflows.
     """
@@ -43,17 +68,17 @@ def next_version(
         learning_rate=learning_rate,
         momentum_coefficient=momentum_coefficient,
     )
-    return moved, velocity, state_digests(moved, velocity)
+    return moved, velocity, state_manifests(moved, velocity)
 
 
 def certified_version(
     theta: F32, momentum: F32, payload: bytes | memoryview, merged: FragmentMerged
-) -> tuple[F32, F32]:
+) -> tuple[F32, F32, StateManifests]:
     """The state that a merge record certifies, computed from the one before.
 
     Raises CorruptState if it comes out differently: then the full state is needed.
     """
-    moved, velocity, state = next_version(
+    moved, velocity, manifests = next_version(
         theta,
         momentum,
         payload,
@@ -61,8 +86,8 @@ def certified_version(
         learning_rate=merged.learning_rate,
         momentum_coefficient=merged.momentum,
     )
-    if state != merged.state:
+    if manifests.digests != merged.state:
         raise CorruptState(
             f"fragment {merged.fragment} v{merged.version} came out differently than certified"
         )
-    return moved, velocity
+    return moved, velocity, manifests

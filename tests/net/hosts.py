@@ -10,8 +10,9 @@ from pathlib import Path
 import uvloop
 
 from node.host import keystore
+from node.host.seam import TransportState
 from node.host.streams import ControlStream
-from node.host.transport import Transport, TransportState
+from node.host.transport import Transport
 
 TOPICS = ("shoal/00/seat", "shoal/00/learners")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from node.jobs import FinishAsked, PauseAsked
+from protocol import limits
 from protocol.machine import Note
 from protocol.project import LimitSpec, RoundSpec
 from protocol.trace import CheckpointScored, FragmentCommitted, SessionOpened, WeightsReady
@@ -189,3 +190,19 @@ def test_the_same_seed_gives_the_same_run():
         swarm.world.run(80.0)
         traces.append([(at, key, fact.text) for at, key, fact in swarm.world.facts])
     assert traces[0] == traces[1]
+
+
+def test_a_joiner_takes_its_weights_from_many_learners_and_none_from_the_syncer(monkeypatch):
+    monkeypatch.setattr(limits, "STATE_CHUNK_BYTES", 512)
+    swarm = build_swarm(7, steps_s=(0.3, 0.3, 0.3, 0.3, 0.3))
+    victim = swarm.learners[1]
+    swarm.world.at(40.0, victim.crash)
+    swarm.world.at(45.0, victim.boot)
+    # One of the donors dies while it donates.
+    swarm.world.at(45.3, swarm.learners[2].crash)
+    swarm.world.run(80.0)
+    swarm.check()
+    ready = facts(swarm, WeightsReady, victim.key)[-1]
+    assert ready.from_syncer == 0
+    assert swarm.syncer.key not in dict(ready.sources)
+    assert len(ready.sources) >= 3

@@ -7,6 +7,7 @@ from node.bank import FragmentBank
 from node.host.shelf import Shelf
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
+from protocol.numerics.chunks import blobs, manifest, root
 from protocol.numerics.codecs import NonFinite, decode, encode
 from protocol.numerics.outer import digest
 from protocol.numerics.version import next_version, state_digests
@@ -38,7 +39,7 @@ def next_of(bank, seed=1, fragment=0):
     held = bank._held[fragment]
     values = np.random.default_rng(seed).normal(size=held.theta.size).astype(np.float32)
     payload = encode("int4", values)
-    _, _, state = next_version(
+    _, _, manifests = next_version(
         held.theta,
         held.momentum,
         payload,
@@ -51,7 +52,7 @@ def next_of(bank, seed=1, fragment=0):
         version=held.version + 1,
         payload=digest(payload),
         payload_bytes=len(payload),
-        state=state,
+        state=manifests.digests,
         learning_rate=OUTER.learning_rate,
         momentum=OUTER.momentum,
     ), payload
@@ -97,10 +98,20 @@ def test_the_certified_payload_advances_by_one_version_and_is_offered(bank):
     record, payload = next_of(bank)
     bank.advance(record, payload)
     assert bank.version(0) == 1
-    assert digest(bank.theta(0)) == record.state.theta
+    assert root(manifest(bank.theta(0))) == record.state.theta
     assert bytes(bank.shelf.get(record.payload)) == payload
     assert bank.shelf.get(record.state.theta) is not None
     assert bank.shelf.get(former.theta) is None
+
+
+def test_a_version_that_somebody_downloads_outlives_its_successor(bank):
+    former = bank._held[0]
+    wanted = {name for name, _ in blobs(manifest(former.theta), former.theta)}
+    assert bank.shelf.get(former.state.theta) is not None
+    record, payload = next_of(bank)
+    bank.advance(record, payload)
+    assert all(bank.shelf.get(name) is not None for name in wanted)
+    assert bank.version(0) == 1
 
 
 def test_a_wrong_payload_is_corrupt_and_changes_nothing(bank):

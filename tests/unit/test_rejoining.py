@@ -132,7 +132,7 @@ class RejoinBench(LearnerBench):
         """Every fragment is held and delivered."""
         effects = []
         while self.jobs(FetchState):
-            effects += self.done(FetchState, StateFetched(TWO.key))
+            effects += self.done(FetchState, StateFetched(((TWO.key, 1),)))
         while jobs := self.jobs(Deliver):
             effects += self.done(Deliver, Delivered(jobs[0].version, 0, 0))
         return effects

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from protocol.snapshot import (
+    DownloadStatus,
     MergeRow,
     NetworkStatus,
     NodeStatus,
@@ -199,6 +200,23 @@ def test_the_time_left_follows_the_rate_that_was_watched():
     ended = msgspec.structs.replace(SYNCER, swarm=SwarmStatus(tokens=20_000_000, is_ended=True))
     assert "100 %" in shown(ended)
     assert "done" in shown(ended)
+
+
+def test_a_download_is_told_with_its_rate_and_the_time_left():
+    download = DownloadStatus(
+        done_bytes=42_000_000,
+        total_bytes=100_000_000,
+        rate=8.1e6,
+        learners=3,
+        is_from_syncer=False,
+        left_s=7.2,
+    )
+    joiner = msgspec.structs.replace(
+        NODE, download=download, weights_sources={"ab": 30_000_000, "cd": 12_000_000}
+    )
+    text = " ".join(shown(joiner, width=120).split())
+    assert "fetching 42 % of 100 MB at 8.10 MB/s, 7.2 s left" in text
+    assert "(42.0 MB from 2 hosts)" in text
 
 
 def test_a_daemon_that_knows_nothing_yet_is_shown_all_the_same():

@@ -1,0 +1,67 @@
+"""A state's content address: a tree of two levels, so that any piece can be checked by itself.
+
+The bytes of a flat f32 array are cut into chunks of `STATE_CHUNK_BYTES`, the last one shorter. The
+manifest is the plain blake3 digests of the chunks, one after the other; the state's digest is the
+plain blake3 of the manifest. Manifest and chunks are therefore ordinary blobs: whoever trusts the
+digest can fetch each of them from anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol import limits
+from protocol.errors import InternalError
+from protocol.numerics.codecs import require_flat
+
+F32 = NDArray[np.float32]
+
+DIGEST_BYTES = 32
+
+
+def spans(size_bytes: int) -> list[tuple[int, int]]:
+    """Start and end of each chunk of a state of this size, in order."""
+    step = limits.STATE_CHUNK_BYTES
+    return [(start, min(start + step, size_bytes)) for start in range(0, size_bytes, step)]
+
+
+def manifest_bytes(size_bytes: int) -> int:
+    """How long the manifest of a state of this size is."""
+    return DIGEST_BYTES * -(-size_bytes // limits.STATE_CHUNK_BYTES)
+
+
+def content(values: F32) -> memoryview:
+    """The bytes that are hashed and sent: little-endian f32, borrowed where that is the host's."""
+    require_flat(values)
+    return values.astype("<f4", copy=False).view(np.uint8).data
+
+
+def manifest(values: F32) -> bytes:
+    """The digests of all chunks of an array."""
+    whole = content(values)
+    return b"".join(blake3(whole[start:end]).digest() for start, end in spans(len(whole)))
+
+
+def root(manifest: bytes) -> bytes:
+    """The digest of the state that this manifest describes."""
+    return blake3(manifest).digest()
+
+
+def digests(manifest: bytes | memoryview) -> list[bytes]:
+    """The digests in a manifest, in the order of the chunks."""
+    whole = bytes(manifest)
+    return [whole[at : at + DIGEST_BYTES] for at in range(0, len(whole), DIGEST_BYTES)]
+
+
+def blobs(manifest: bytes, values: F32) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """Digest and bytes of everything a downloader asks for; chunks are borrowed, not copied."""
+    whole = content(values)
+    if len(manifest) != manifest_bytes(len(whole)):
+        raise InternalError(f"a manifest of {len(manifest)} bytes for {len(whole)} bytes of state")
+    yield root(manifest), manifest
+    for name, (start, end) in zip(digests(manifest), spans(len(whole)), strict=True):
+        yield name, whole[start:end]
