@@ -357,6 +357,7 @@ class LearnerMachine:
             block_sequences=genesis.data.block_sequences,
             verify=self.setup.verify,
         )
+        self.shared.proofs.start(self._origins)
         self.keeping.restart_from_index()
         self.tending.on_progress()
 
@@ -378,6 +379,7 @@ class LearnerMachine:
         record = self._open(entry)
         digest = record_hash(entry.record)
         self.shared.state.apply(record, digest)
+        self.shared.proofs.add(entry, record.index, self.shared.state)
         kind = type(record.body).__name__
         self.desk.emit(RecordCommitted(record.index, record.term, digest, kind))
         match record.body:

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from node.jobs import Stepped
+from node.proofs import Proofs
 from protocol.desk import Desk
 from protocol.project import Charter, Genesis
 from protocol.signing import Signer, Verify
@@ -64,6 +65,7 @@ class Shared:
     stepped: Stepped | None = None
     """Last report of the inner loop; None while there is no trainer."""
     now_s: float = 0.0
+    proofs: Proofs = field(default_factory=Proofs)
 
     @property
     def rebases(self) -> bool:

@@ -135,11 +135,11 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
     """Everything a screen could want."""
     machine = daemon.machine
     shared, tending, keeping = machine.shared, machine.tending, machine.keeping
-    now_s = time.monotonic()
-    stepped, tally = shared.stepped, shared.tally
+    now_s, data, charter = time.monotonic(), daemon.genesis.data, shared.charter
+    stepped, tally, layout = shared.stepped, shared.tally, daemon.layout
     versions = [track.standing for track in keeping.tracks]
     newest = [fragment.version for fragment in shared.state.fragments]
-    data, charter = daemon.genesis.data, shared.charter
+    leader = shared.leader if machine.link is Link.FOLLOWING else None
     per_step = charter.inner.batch_sequences * data.sequence_tokens if charter else 0
     step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
     return NodeStatus(
@@ -153,14 +153,14 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         link=machine.link.value,
         link_detail=machine.link_detail,
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
-        path=paths(daemon.transport.peers()).get(shared.leader, "") if shared.leader else "",
-        rtt_s=daemon.transport.round_trips.of(shared.leader) if shared.leader else None,
+        path=paths(daemon.transport.peers()).get(leader, "") if leader else "",
+        rtt_s=daemon.transport.round_trips.of(leader) if leader else None,
         trainer=tending.inner.value,
         trainer_detail=tending.detail,
         trainer_pid=daemon.trainer.pid,
         device=tending.device,
         micro_batch=daemon.trainer.ready.micro_batch if daemon.trainer.ready else None,
-        project=project_status(daemon.options.link.project, daemon.genesis, daemon.layout, charter),
+        project=project_status(daemon.options.link.project, daemon.genesis, layout, charter),
         swarm=swarm_status(shared.state, charter),
         network=network_status(daemon.transport),
         local_step=stepped.local_step if stepped else 0,
@@ -169,6 +169,8 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         step_s=step_s,
         loss=stepped.loss if stepped else None,
         goodput=stepped.work_s / stepped.alive_s if stepped and stepped.alive_s else None,
+        work_s=stepped.work_s if stepped else 0.0,
+        alive_s=stepped.alive_s if stepped else 0.0,
         pushed=tally.pushed,
         merged=tally.merged,
         outcomes=dict(tally.outcomes),

@@ -1,4 +1,4 @@
-"""Optimizer state between learners: routes what peers say to the asking and the giving side."""
+"""What learners say to each other, and to the owner: optimizer state, and proofs of the log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ from node.jobs import CaptureMoments
 from node.keeping import Keeping
 from node.rejoining import Rejoining
 from node.shared import Shared
+from protocol import wire
 from protocol.errors import RemoteError
 from protocol.ids import JobId
 from protocol.machine import Job
-from protocol.messages import AskMoments, Message, MomentsReady, MomentsRefused
+from protocol.messages import (
+    AskMoments,
+    AskState,
+    IndexPart,
+    Message,
+    MomentsReady,
+    MomentsRefused,
+    StateHeld,
+)
+from protocol.pieces import in_messages
 from protocol.trace import PeerMisbehaved
+
+PROVE_EVERY_S = 1.0
+"""Whoever asks what our log says gets an answer, all together this often."""
 
 
 class Trading:
@@ -21,6 +34,7 @@ class Trading:
         self.shared = shared
         self.rejoining = rejoining
         self.donating = Donating(shared, keeping, rejoining)
+        self._proved_s = -1e9
 
     def on_peer_up(self, peer: bytes) -> None:
         self.rejoining.on_peer_up(peer)
@@ -41,8 +55,22 @@ class Trading:
                     self._blame(peer, error)
             case MomentsRefused():
                 self.rejoining.on_refused(peer, message)
+            case AskState(project) if project == self.shared.setup.project:
+                self._prove(peer)
             case _:
                 pass
+
+    def _prove(self, peer: bytes) -> None:
+        """Tell somebody what our log says, with all that proves it; not too often."""
+        shared = self.shared
+        head, origins = shared.proofs.head, shared.proofs.origins(shared.state)
+        is_due = shared.now_s - self._proved_s >= PROVE_EVERY_S
+        if head is None or origins is None or not is_due:
+            return
+        self._proved_s = shared.now_s
+        for piece in in_messages(origins):
+            shared.desk.send(peer, IndexPart(piece))
+        shared.desk.send(peer, StateHeld(head, wire.encode(shared.state.summary())))
 
     def on_job(self, number: JobId, job: Job, result: object) -> None:
         if isinstance(job, CaptureMoments):

@@ -275,6 +275,10 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     step_s: float = 0.0
     loss: float | None = None
     goodput: float | None = None
+    work_s: float = 0.0
+    """Seconds in local steps of this trainer; the rest of a throttled one counts as work."""
+    alive_s: float = 0.0
+    """Seconds that this trainer has lived, less start-up and evaluation."""
     pushed: int = 0
     merged: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)

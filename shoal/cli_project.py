@@ -158,6 +158,13 @@ def reset_seat(
     force: Annotated[
         bool, Parameter(help="Even while a majority of the voters is here.", negative="")
     ] = False,
+    from_learners: Annotated[
+        str | None,
+        Parameter(
+            help="A join link that still leads into the swarm: go on from what learners can "
+            "prove, where no syncer's disk is left."
+        ),
+    ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> int:
@@ -172,5 +179,6 @@ def reset_seat(
             instance=instance,
             is_confirmed=yes,
             is_forced=force,
+            link=from_learners,
         )
     )

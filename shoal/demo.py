@@ -59,7 +59,7 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
     """
     if report is not None and not report.absolute().parent.is_dir():
         raise UserError(f"There is no directory {report.absolute().parent} for the report.")
-    with _ended_by_signals():
+    with ended_by_signals():
         folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
         children = Children(folder, Deadline.after(60 * (minutes or MINUTES)))
         try:
@@ -67,7 +67,7 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
         except KeyboardInterrupt:
             return failures.interrupted()
         finally:
-            _tidy_up(folder, children, keep=keep)
+            tidy_up(folder, children, keep=keep)
 
 
 def _show(folder: Path, children: Children, path: Path | None) -> int:
@@ -187,7 +187,7 @@ def _write(report: Report, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Inside, the first signal that ends a program is told as KeyboardInterrupt, so that it tidies
     up; later ones are ignored, so that they do not stop the tidying.
 
@@ -211,7 +211,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _tidy_up(folder: Path, children: Children, *, keep: bool) -> None:
+def tidy_up(folder: Path, children: Children, *, keep: bool) -> None:
     """Ends every process and removes the directory, in bounded time; Ctrl-C does not stop that."""
     _ignore_signals()
     children.stop()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tui.sources import DaemonEndpoint, Source
 
 OBSERVER_STOP_S = 10.0
+WEB_DRIVER = "TEXTUAL_DRIVER"
+"""Set by the server of `--serve` for the processes that it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,8 @@ def look(home: Home, looks: Looks) -> int:
             frame = once.frame_of(source)
             print(once.text(frame, width, is_ascii=looks.is_ascii))
             return ExitCode.DONE if frame.statuses else ExitCode.NOT_REACHABLE
-        if not sys.stdout.isatty():
+        # In a browser the page is the terminal, and this process only has pipes.
+        if not sys.stdout.isatty() and WEB_DRIVER not in os.environ:
             raise UserError(
                 "The terminal UI needs a terminal. For a script: shoal tui --once, or "
                 "shoal status --json."

@@ -6,11 +6,13 @@ The owner says which record is the last that counts, and who votes from now on: 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from node.host import keystore
 from node.host.home import Home
+from node.host.joinlink import parse_link
 from node.host.keystore import Identity
 from protocol.errors import UserError
 from protocol.ids import NodeKey, short
@@ -18,6 +20,9 @@ from protocol.project import Charter, Origin, Voter
 from protocol.records import majority, record_hash
 from shoal import charters, governing
 from shoal.governing import Case
+
+if TYPE_CHECKING:
+    from shoal.rescuing import Rescued
 
 
 def reset_seat(
@@ -28,8 +33,11 @@ def reset_seat(
     instance: str,
     is_confirmed: bool,
     is_forced: bool,
+    link: str | None = None,
 ) -> list[str]:
     """Begin a new epoch behind the last certified record of this host's syncer.
+
+    link: leads to learners whose newest proven state is taken instead of this host's.
 
     UserError if a majority is here, if this host has no records, or without a confirmation: then
     the warning is in its text.
@@ -40,11 +48,46 @@ def reset_seat(
     note = charters.check_enough_votes(voters)
     if not is_forced:
         _refuse_while_alive(case)
-    origin = last_certified(case, own, instance)
+    rescued = None
+    if link is not None:
+        rescued = _rescued(case, link)
+        origin = Origin(rescued.record.index, rescued.summary.head)
+    else:
+        origin = last_certified(case, own, instance)
     if not is_confirmed:
         print("\n".join(_warning(case, voters, origin)))
         raise UserError("Nothing was changed. To do it, say the same again with --yes.")
+    if rescued is not None:
+        _keep_rescued(case, instance, rescued)
     return [*begin_epoch(case, origin, voters), *([note] if note else [])]
+
+
+def _rescued(case: Case, link: str) -> Rescued:
+    from shoal.rescuing import find_newest
+
+    rescued, count = find_newest(case.project, parse_link(link))
+    print(
+        f"{count} learners proved a state; the newest is record {rescued.record.index}, "
+        f"global step {rescued.summary.global_step}, of learner {short(rescued.donor)}"
+    )
+    return rescued
+
+
+def _keep_rescued(case: Case, instance: str, rescued: Rescued) -> None:
+    """Begin this host's store behind the state; the weights come from learners when it runs."""
+    from syncer_node.voter_files import VoterFiles
+
+    files = VoterFiles(case.home.syncer_store(case.project.id, instance))
+    try:
+        if files.last >= rescued.record.index:
+            raise UserError(
+                f"The store {files.root} already reaches record {files.last}, and the learners "
+                f"prove {rescued.record.index}. Leave --from-learners out to go on from the store."
+            )
+        files.boot()
+        files.begin_behind(rescued.entry, rescued.summary, rescued.origins)
+    finally:
+        files.close()
 
 
 def begin_epoch(case: Case, origin: Origin, voters: tuple[Voter, ...]) -> list[str]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -133,14 +134,7 @@ class SimDisk:
     def begin_behind(self, job: InstallState) -> None:
         record = wire.decode(job.entry.record, Record)
         owed = max(self.ballot.owed, self.last)
-        self.ballot = Ballot(
-            self.ballot.disk,
-            self.ballot.boot,
-            self.ballot.term,
-            self.ballot.voted_for,
-            owed,
-            self.ballot.pins,
-        )
+        self.ballot = msgspec.structs.replace(self.ballot, owed=owed, owed_epoch=job.summary.epoch)
         self.log, self.proofs = [], []
         self.floor = Floor(record.index, record.term, record_hash(job.entry.record))
         self.floor_entry, self.floor_summary = job.entry, job.summary
@@ -205,9 +199,7 @@ class SimSyncer(Host):
         """As the daemon does, from the whole log and its payloads instead of a checkpoint."""
         disk = self.disk
         held = disk.ballot
-        disk.ballot = Ballot(
-            held.disk, held.boot + 1, held.term, held.voted_for, held.owed, held.pins
-        )
+        disk.ballot = msgspec.structs.replace(held, boot=held.boot + 1)
         enter_epoch(disk, charter)
         view = scan(disk, charter, self.signer)
         for index in range(disk.certified + 1, view.certified + 1):
@@ -425,7 +417,7 @@ class SimSyncer(Host):
             return Failed("not held")
         push = (job.peer, job.header.incarnation, job.header.sequence)
         try:
-            self.bank.keep_push(push, job.header.fragment, bytes(blob))
+            self.bank.keep_push(push, job.header.fragment, bytes(blob), job.header.codec)
         except MalformedPayload as error:
             return PushRefused(error.reason, str(error))
         return PushFetched()

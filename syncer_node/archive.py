@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
-from protocol import limits, wire
+from protocol import wire
 from protocol.messages import CertifiedRecord, FragmentIndex, Hello
 from protocol.records import FragmentMerged, Record, WeightsInitialised
 from protocol.state import SwarmState
@@ -59,19 +58,3 @@ class Archive:
             head=self._state.head,
             summary=wire.encode(self._state.summary(with_accounts=False)),
         )
-
-
-def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecord, ...]]:
-    """The entries in order, in pieces that fit a frame each."""
-    piece: list[CertifiedRecord] = []
-    size = 0
-    for entry in entries:
-        cost = len(entry.record) + 512 * (1 + len(entry.certificate.votes) // 4)
-        is_full = size + cost > limits.ENTRIES_BYTES_MAX
-        if piece and (is_full or len(piece) == limits.RECORDS_PER_MESSAGE_MAX):
-            yield tuple(piece)
-            piece, size = [], 0
-        piece.append(entry)
-        size += cost
-    if piece:
-        yield tuple(piece)

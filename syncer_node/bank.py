@@ -26,7 +26,7 @@ from protocol.numerics.version import (
     next_version,
     state_manifests,
 )
-from protocol.project import Charter
+from protocol.project import Charter, CodecName
 from protocol.records import FragmentMerged, StateDigests
 from syncer_node.jobs import Merge, PushId
 
@@ -84,9 +84,11 @@ class MergeBank:
         self._put(fragment, Version(number, theta, momentum, None, state, None, manifests))
         return state
 
-    def keep_push(self, push: PushId, fragment: int, payload: bytes | memoryview) -> None:
+    def keep_push(
+        self, push: PushId, fragment: int, payload: bytes | memoryview, codec: CodecName
+    ) -> None:
         """Hold a fetched payload. Raises MalformedPayload unless it decodes to finite values."""
-        check(self.charter.rounds.up_codec, payload, self.layout.fragments[fragment].numel)
+        check(codec, payload, self.layout.fragments[fragment].numel)
         self._pushes[push] = payload
 
     def forget_push(self, push: PushId) -> None:

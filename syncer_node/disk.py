@@ -108,7 +108,7 @@ class Disk:
             log.warning(
                 "the log's last %d bytes were half written; they are cut off", files.log.cut_bytes
             )
-        ballot = files.settle(files.boot())
+        ballot = files.settle(files.boot(), self.project.charter.epoch)
         enter_epoch(files, self.project.charter)
         view = scan(files, self.project.charter, self.identity)
         if is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.desk import Desk
-from protocol.machine import Failed, Job, Stop
+from protocol.machine import Failed, Job
 from protocol.messages import CertifiedRecord
 from protocol.records import (
     CheckpointEvaluated,
@@ -177,8 +177,7 @@ class Following:
             if isinstance(result, Failed):
                 self.desk.emit(PhaseChanged("checkpoint failed", result.reason))
         elif not isinstance(result, Replayed):
-            reason = result.reason if isinstance(result, Failed) else "not replayed"
-            self.desk.out.append(Stop(f"this host cannot follow the log: {reason}", 1))
+            self._fall_back(job, result.reason if isinstance(result, Failed) else "not replayed")
             return
         if isinstance(job, LoadWeights):
             self.held = [0] * len(self.state.fragments)
@@ -189,6 +188,16 @@ class Following:
                 FragmentAdvanced(merged.fragment, merged.version, merged.state.theta, "outer step")
             )
         self._replay()
+
+    def _fall_back(self, job: Job, reason: str) -> None:
+        """What was kept is lost or damaged: fetch the fragment as a whole, as certified."""
+        self.trouble = reason
+        self.desk.emit(PhaseChanged("repairing", reason))
+        if isinstance(job, Replay):
+            self.held[job.merged.fragment] = NONE
+        else:
+            self.held = [NONE] * len(self.state.fragments)
+        self._repair()
 
     def _replay(self) -> None:
         while self._queue and self._replaying is None and not self.missing:

@@ -24,6 +24,9 @@ LENGTH_BYTES = 4
 DISK_FREE_BYTES_MIN = 256 << 20
 """Merging pauses before the disk is so full that other programs suffer."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, a quota is used up, or this process may not make so long a file."""
+
 
 class DiskFull(TransientError):
     """There is no room; merging pauses and resumes by itself."""
@@ -35,7 +38,7 @@ def writing(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_ROOM:
             raise DiskFull(
                 f"the disk is full, {what} was not written; merging resumes when space is free"
             ) from error

@@ -350,7 +350,8 @@ class Merging:
         numel = self.numels[current.fragment]
         if header.fragment != current.fragment:
             return "rejected", "wrong-fragment", f"{header.fragment}, pulled {current.fragment}"
-        if header.codec != self.spec.up_codec:
+        if header.codec not in (self.spec.up_codec, current.spec.up_codec):
+            # A round may have begun under another charter than the one in force now.
             return "rejected", "wrong-codec", f"{header.codec}, charter says {self.spec.up_codec}"
         if header.payload_bytes != payload_bytes(header.codec, numel):
             return "rejected", "malformed-payload", f"{header.payload_bytes} bytes announced"

@@ -36,6 +36,7 @@ from protocol.messages import (
     Watch,
     Welcome,
 )
+from protocol.pieces import in_messages
 from protocol.quorum import GraceWindow
 from protocol.records import (
     BlocksLeased,
@@ -60,7 +61,7 @@ from protocol.trace import (
     SessionRefused,
 )
 from syncer_node.admission import refusal
-from syncer_node.archive import Archive, in_messages
+from syncer_node.archive import Archive
 from syncer_node.evaluating import Evaluating
 from syncer_node.jobs import (
     InitialiseWeights,

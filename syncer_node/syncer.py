@@ -42,11 +42,12 @@ from protocol.messages import (
     StateOffer,
     Watch,
 )
+from protocol.pieces import in_messages
 from protocol.project import Charter
 from protocol.records import CharterAdopted, SeatTaken
 from protocol.state import SwarmSummary
 from protocol.trace import PeerMisbehaved, PhaseChanged, RecordCommitted
-from syncer_node.archive import Archive, in_messages
+from syncer_node.archive import Archive
 from syncer_node.following import Following
 from syncer_node.jobs import (
     FetchPayload,

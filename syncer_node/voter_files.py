@@ -155,7 +155,8 @@ class VoterFiles:
         """
         record = wire.decode(entry.record, Record)
         ballot = self._ballot()
-        self.save_ballot(msgspec.structs.replace(ballot, owed=max(ballot.owed, self.last)))
+        owed = max(ballot.owed, self.last)
+        self.save_ballot(msgspec.structs.replace(ballot, owed=owed, owed_epoch=summary.epoch))
         name = f"log-{record.index}"
         for path in (self.root / name, self.root / f"{name}.certificates"):
             if path.exists():
@@ -248,18 +249,24 @@ class VoterFiles:
         self.log = FrameFile(self.root / self.floor.log)
         self.certificates = FrameFile(self.root / f"{self.floor.log}.certificates")
 
-    def settle(self, ballot: Ballot) -> Ballot:
+    def settle(self, ballot: Ballot, epoch: int = 0) -> Ballot:
         """Bring log and certificates together after a start; the ballot, saved if it changed.
 
-        Certificates without their records mean that the log lost what it once had.
+        Certificates without their records mean that the log lost what it once had. `epoch`: the
+        owner's newest; what was lost in one before it is void and not owed any more.
         """
+        settled = ballot
         lost = self.floor.index + len(self.certificates)
-        if lost <= self.last:
-            return ballot
-        ballot = msgspec.structs.replace(ballot, owed=max(ballot.owed, lost))
-        self.save_ballot(ballot)
+        if lost > self.last:
+            proof = wire.decode(self.certificates.read(len(self.certificates) - 1), Certificate)
+            owed = max(ballot.owed, lost)
+            settled = msgspec.structs.replace(ballot, owed=owed, owed_epoch=proof.epoch)
+        if settled.owed and epoch > settled.owed_epoch:
+            settled = msgspec.structs.replace(settled, owed=0)
+        if settled != ballot:
+            self.save_ballot(settled)
         self.certificates.cut(len(self.log))
-        return ballot
+        return settled
 
     def cut_for_epoch(self, index: int, epoch: int) -> None:
         """The owner voided what is behind this record; a copy of it is kept for people."""

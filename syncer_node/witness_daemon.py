@@ -146,7 +146,7 @@ class WitnessDaemon:
             log.warning(
                 "the log's last %d bytes were half written; they are cut off", files.log.cut_bytes
             )
-        ballot = files.settle(files.boot())
+        ballot = files.settle(files.boot(), charter.epoch)
         enter_epoch(files, charter)
         view = scan(files, charter, self.identity)
         setup = RaftSetup(

@@ -156,7 +156,7 @@ class Work:
         push = (job.peer, header.incarnation, header.sequence)
         try:
             payload = await self.transport.fetch(job.peer, header.digest, header.payload_bytes)
-            keep = partial(self.bank.keep_push, push, header.fragment, payload)
+            keep = partial(self.bank.keep_push, push, header.fragment, payload, header.codec)
             await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
         except MalformedPayload as error:
             return PushRefused(error.reason, str(error))

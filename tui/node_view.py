@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from protocol.snapshot import NodeStatus
-from tui import parts, rows, words
+from tui import rows, words
 
 
 def render(status: NodeStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
@@ -51,7 +51,7 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[rows.Row]:
 def _link(status: NodeStatus) -> str:
     detail = f" ({words.clean(status.link_detail, 200)})" if status.link_detail else ""
     heard = "" if status.heard_s is None else f", heard {words.duration(status.heard_s)} ago"
-    way = parts.way(status.path, status.rtt_s)
+    way = words.way(status.path, status.rtt_s)
     return f"{words.clean(status.link, 20)}{detail}{heard}{way}"
 
 

@@ -88,12 +88,6 @@ def link(status: NodeStatus) -> str:
     return f"{words.clean(status.link, 20)}{detail}{heard}{way(status.path, status.rtt_s)}"
 
 
-def way(path: str, rtt_s: float | None) -> str:
-    """How a host is reached and how fast it answers, with a comma before; empty if unknown."""
-    told = [words.clean(path, 12), "" if rtt_s is None else f"answers in {words.rtt(rtt_s)}"]
-    return "".join(f", {one}" for one in told if one)
-
-
 def trainer(status: NodeStatus) -> str:
     device = f" on {words.clean(status.device, 40)}" if status.device else ""
     detail = f" ({words.clean(status.trainer_detail, 120)})" if status.trainer_detail else ""

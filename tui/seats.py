@@ -120,7 +120,10 @@ def clock(seat: SeatStatus) -> tuple[float, str] | None:
         return seat.beat_in_s / limits.BEAT_EVERY_S, f"next beat in {seat.beat_in_s:.1f} s"
     if seat.election_in_s is not None:
         share = seat.election_in_s / limits.ELECTION_TIMEOUT_S_MAX
-        return share, f"stands for election in {seat.election_in_s:.1f} s of silence"
+        if seat.leader:
+            return share, f"stands for election after {seat.election_in_s:.1f} s more of silence"
+        does = "stands for election" if seat.role == "following" else "tries again"
+        return share, f"{does} in {seat.election_in_s:.1f} s"
     return None
 
 

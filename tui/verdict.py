@@ -37,6 +37,9 @@ _WELL = re.compile(r"^All is well\.\s*")
 _COUNT = re.compile(r"[\d,]+ learners? training\.")
 _GONE = re.compile(r"\s*Gone: [^.]*\.")
 _NOT_HERE = re.compile(r"\s*Not here: [^.]*\.")
+_DIALLING = re.compile(r"\(dialling host (\w{8}): .*?\)(?=\. |\.?$)")
+"""The network library's own words on why it failed are long, and in the details."""
+
 _NO_LEADER = re.compile(r"^No leader: (?:term \d+)?(.*?)\.?$")
 
 
@@ -95,7 +98,7 @@ def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
     """The verdict, and a word on each other daemon of this machine that does not answer."""
     level, sentence = verdict
     is_silent = attached.silent_s(scene.now_s) is not None
-    for other in scene.frame.attached():
+    for other in sorted(scene.frame.attached(), key=lambda one: not _is_leader(scene, one)):
         quiet_s = other.silent_s(scene.now_s)
         if other.label == attached.label:
             continue
@@ -118,6 +121,11 @@ def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
     if scene.frame.notice:
         sentence = f"{words.clean(scene.frame.notice, CHARS_MAX)} {sentence}"
     return Verdict(level, sentence)
+
+
+def _is_leader(scene: Scene, attached: Attached) -> bool:
+    status = scene.frame.status(attached.key)
+    return isinstance(status, SyncerStatus) and leads(status)
 
 
 def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
@@ -210,6 +218,8 @@ def _standby(scene: Scene, status: SyncerStatus, seat: SeatStatus, said: str) ->
         return _no_leader(scene, status, seat, said)
     if status.phase == "syncing":
         return Verdict("CARE" if seat.trouble else "START", said)
+    if any(row.is_leader and not row.is_here for row in seat.voters):
+        return Verdict("CARE", _leader_lost(scene, seat))
     problems = _electorate(scene, seat)
     level: Level = "PAUSED" if seat.is_drained else "WELL"
     if problems or (seat.leader_heard_s or 0.0) >= LEADER_QUIET_S:
@@ -217,6 +227,19 @@ def _standby(scene: Scene, status: SyncerStatus, seat: SeatStatus, said: str) ->
     leader = words.clean(seat.leader, 64)[: seats.KEY_CHARS]
     named = said.replace(f"for {leader}", f"for {seats.name(seat.leader, scene.names)}", 1)
     return Verdict(level, " ".join([*problems, named]))
+
+
+def _leader_lost(scene: Scene, seat: SeatStatus) -> str:
+    """The stream to the leader ended, and the time until an election is running."""
+    heard = words.whole(seat.leader_heard_s or 0.0)
+    text = f"The leader {seats.name(seat.leader, scene.names)} was lost, last heard {heard} ago; "
+    if seat.election_in_s is None:
+        text += "waiting for an election."
+    else:
+        text += f"this one stands for election in {seat.election_in_s:.1f} s."
+    if len(seats.away(seat)) > 1:
+        text += f" {seats.away_words(seat, scene.names)}"
+    return text
 
 
 def _no_leader(
@@ -232,12 +255,18 @@ def _no_leader(
     tail = match.group(1) if match else ""
     here = len(seat.voters) - len(seats.away(seat))
     cannot = here < seats.majority(seat)
+    if "first election" in said:
+        return Verdict("START", f"No leader yet (term {seat.term}).{_sentence(tail)}")
     if seats.away(seat):
         tail = seats.away_words(seat, scene.names).rstrip(".")
     text = f"No leader{since}: {does} (term {seat.term})."
-    text += f" {tail[0].upper()}{tail[1:]}." if tail else ""
+    text += _sentence(tail)
     is_bad = cannot or (since_s or 0.0) > LEADERLESS_S_BAD
     return Verdict("TROUBLE" if is_bad else "CARE", text)
+
+
+def _sentence(text: str) -> str:
+    return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
 def _witness(scene: Scene, status: WitnessStatus) -> Verdict:
@@ -271,6 +300,7 @@ _NODE_LEVELS: dict[str, Level] = {
 def _node(status: NodeStatus) -> Verdict:
     level: Level = _NODE_LEVELS.get(status.state, "CARE")
     said = words.clean(status.sentence, CHARS_MAX) or f"The state is {words.clean(status.state)}."
+    said = _DIALLING.sub(r"(host \1 cannot be reached)", said)
     unheard_s = status.heard_s or 0.0
     if status.state in ("training", "adrift", "starved") and unheard_s > UNHEARD_S:
         level = "TROUBLE" if unheard_s > UNHEARD_S_BAD else "CARE"

@@ -128,3 +128,9 @@ def sparkline(values: Sequence[float], cells: int) -> str:
 def clock(at_s: float) -> str:
     """14:03:59, the local time of a Unix time."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))
+
+
+def way(path: str, rtt_s: float | None) -> str:
+    """How a host is reached and how fast it answers, with a comma before; empty if unknown."""
+    told = [clean(path, 12), "" if rtt_s is None else f"answers in {rtt(rtt_s)}"]
+    return "".join(f", {one}" for one in told if one)

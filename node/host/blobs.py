@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import time
 from collections.abc import Callable
 
 from blake3 import blake3
@@ -199,8 +200,7 @@ class Download:
 
     async def _request(self, wire: Wire) -> None:
         request = MAGIC + self._digest + self._offset.to_bytes(8, "big")
-        clock = asyncio.get_running_loop().time
-        asked_s = clock()
+        asked_s = time.monotonic()  # the loop's own clock stands still within a turn
         await wire.write(request, timeout_s=WRITE_S)
         try:
             answer = await wire.read_exactly(ANSWER_BYTES, timeout_s=self._timeout_s)
@@ -208,7 +208,7 @@ class Download:
             raise self._cut(str(error)) from error
         status, total = answer[0], int.from_bytes(answer[1:], "big")
         if self._on_answer is not None and status != BUSY:
-            self._on_answer(clock() - asked_s)
+            self._on_answer(time.monotonic() - asked_s)
         if status == NOT_HELD:
             raise NotHeld(f"host {short(wire.peer)} does not hold {short(self._digest)}")
         if status == BUSY:

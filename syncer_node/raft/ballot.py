@@ -34,6 +34,8 @@ class Ballot(Struct, frozen=True, array_like=True):
     voted_for: NodeKey | None = None
     owed: Count = 0
     """Last record that this disk once had and lost: no vote before it is here again."""
+    owed_epoch: Count = 0
+    """In which it had it; a later epoch of the owner's voids the debt."""
     pins: Annotated[tuple[Pin, ...], Meta(max_length=4 * limits.VOTERS_MAX)] = ()
 
     def pin(self, key: bytes) -> Pin | None:

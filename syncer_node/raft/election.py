@@ -156,7 +156,8 @@ class Election:
         context = self.context
         is_order = (order.epoch, order.term) == (context.epoch, context.term)
         is_follower = peer.key == context.leader and context.role is Role.FOLLOWING
-        if is_order and is_follower and context.app.can_lead() and not self.is_drained:
+        if is_order and is_follower and context.app.can_lead():
+            self.is_drained = False  # Somebody has to, and the leader wants to less.
             context.fire("handover", "asked by the leader")
             self._stand(is_handover=True)
 

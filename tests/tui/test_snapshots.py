@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tui import tapes
+from tests.tui.staged import Staged, settle
 from tui.app import ShoalApp
 from tui.sources import TapeSource
 
@@ -18,6 +20,28 @@ WELL, LEARNER_KILLED, SYNCER_KILLED = 30, 42, 50
 def _universal_time(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("tape", "place", "keys", "size"),
+    [
+        ("voters-away", 29, "5", (80, 24)),
+        ("election", 35, "1", (80, 24)),
+        ("two-here", 4, "5", (200, 60)),
+        ("left", 4, "2", (120, 34)),
+    ],
+    ids=["voters", "no-leader", "voters-wide", "left"],
+)
+def test_an_election_looks_as_it_did(snap_compare, tape, place, keys, size):
+    app = ShoalApp(Staged(tapes.TAPES[tape]()[: place + 1]))
+
+    async def look(pilot):
+        await settle(pilot)
+        await pilot.press(*keys)
+        await pilot.pause()
+        await pilot.pause()
+
+    assert snap_compare(app, terminal_size=size, run_before=look)
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,100 @@ def test_damage_inside_is_refused_with_its_offset(tmp_path):
     path = tapes.write(tmp_path / "tape", tapes.healthy(3))
     place = Tape(path).places[1]
     content = bytearray(path.read_bytes())
-    content[place.offset + 5] ^= 1
+    content[place.offset + 40] ^= 1
     path.write_bytes(content)
+    tape = Tape(path)
+    tape.frame(0)
     with pytest.raises(UserError, match=rf"tape is damaged at offset {place.offset - 12}"):
-        Tape(path)
+        tape.frame(1)
+    tape.frame(2)
+
+
+@pytest.mark.parametrize("head", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x09"])
+def test_a_damaged_length_is_refused_with_its_offset(tmp_path, head):
+    path = tapes.write(tmp_path / "tape", tapes.healthy(3))
+    start = Tape(path).places[1].offset - 12
+    content = bytearray(path.read_bytes())
+    content[start : start + 4] = head
+    path.write_bytes(content)
+    if head[0]:
+        assert len(Tape(path)) == 1, "what goes beyond the end looks torn"
+    else:
+        with pytest.raises(UserError, match=rf"tape is damaged at offset {start}\."):
+            Tape(path)
+
+
+def test_a_damaged_frame_is_told_and_the_tape_plays_on(tmp_path):
+    path = tapes.write(tmp_path / "tape", tapes.healthy(4))
+    place = Tape(path).places[1]
+    content = bytearray(path.read_bytes())
+    content[place.offset + 40] ^= 1
+    path.write_bytes(content)
+
+    async def run() -> list[Frame]:
+        source = TapeSource(path)
+        source.playback.is_playing = False
+        seen = []
+        frames = source.frames()
+        async for frame in frames:
+            seen.append(frame)
+            if len(seen) == 3:
+                await frames.aclose()
+                break
+            source.playback.step(1)
+        return seen
+
+    first, damaged, after = asyncio.run(run())
+    assert "is damaged at offset" in damaged.notice
+    assert damaged.statuses == first.statuses
+    assert (after.notice, after.at_s) == ("", tapes.START_S + 2)
+
+
+def test_opening_a_long_tape_decodes_nothing_and_faults_are_searched_meanwhile(
+    tmp_path, monkeypatch
+):
+    frames = tapes.healthy(300)
+    for place in (7, 250):
+        frames[place].events += (tapes.told(9, 1.0, "SessionClosed", "lost", is_fault=True),)
+    path = tapes.write(tmp_path / "tape", frames)
+    monkeypatch.setattr("tui.playback.SCAN_FIRST_S", 0.0)
+    decoded = []
+    decode = Tape.decode
+
+    def counted(tape, number, wanted):
+        decoded.append(wanted)
+        return decode(tape, number, wanted)
+
+    monkeypatch.setattr(Tape, "decode", counted)
+    source = TapeSource(path)
+    assert decoded == []
+    assert source.playback.length_s == 299.0
+    source.playback.seek(299)
+
+    async def run() -> None:
+        frames = source.frames()
+        async for _ in frames:
+            if source.playback.scan.is_done:
+                await frames.aclose()
+                return
+
+    asyncio.run(run())
+    assert source.playback.faults == [7, 250]
+    assert decoded.count(Frame) == 2, "the last one, once more when the search was over"
+    assert len(source.playback.history().events) == 302
+
+
+def test_a_jump_reads_no_more_of_the_past_than_is_quick(tmp_path, monkeypatch):
+    path = tapes.write(tmp_path / "tape", tapes.healthy(200))
+    source = TapeSource(path)
+    size = Tape(path).places[199].size
+    monkeypatch.setattr("tui.playback.HISTORY_BYTES_MAX", size * 50)
+    monkeypatch.setattr("tui.playback.KEPT_MAX", 60)
+    source.playback.seek(199)
+    first = source.playback.history()
+    assert 45 <= len(first.readings(tapes.key("syncer"))) <= 55
+    source.playback.seek(198)
+    assert len(source.playback.history().readings(tapes.key("syncer"))) > 60, "what is kept helps"
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"# a text file\n" * 50, bytes(100)])

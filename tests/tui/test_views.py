@@ -13,10 +13,11 @@ from tests.tui.screens import screen_lines, screen_text
 from tests.tui.staged import LARGE, SMALL, Staged, drive, settle
 from tui import once
 from tui.app import ShoalApp
+from tui.frames import Frame
 from tui.history import History, sample
 from tui.scene import Scene
-from tui.verdict import judge
-from tui.widgets import banner, contribution, fragments, overview, syncer, this_node
+from tui.verdict import Verdict, judge
+from tui.widgets import banner, contribution, fragments, overview, peers, syncer, this_node
 
 RENDERERS = {
     "overview": overview.render,
@@ -79,6 +80,15 @@ def test_the_sentence_stands_on_screen_whole(name, size):
         ("ended", -1, "DONE", "The run is complete: 6,061 global steps"),
         ("daemon-gone", -1, "TROUBLE", "No daemon runs on this machine; looking on."),
         ("thousand", -1, "WELL", "All is well. 1000 learners training."),
+        ("voters-away", -1, "CARE", "1 of 3 voters not here: witness 7363616c (last heard 41 s"),
+        ("standby", -1, "WELL", "Standing by for 73796e63, heard 0 s ago."),
+        ("election", 7, "CARE", "The leader 73796e63 was lost, last heard 2 s ago; this one"),
+        ("election", 10, "CARE", "No leader since 5 s: asking whether it would be elected (ter"),
+        ("election", 19, "TROUBLE", "No leader since 14 s: asking"),
+        ("election", 22, "TROUBLE", "No leader since 17 s: asking whether it would be elected (t"),
+        ("two-here", -1, "WELL", "All is well. 8 learners training."),
+        ("witness-alone", -1, "WELL", "All is well. Voting with 73796e63, heard 0 s ago."),
+        ("left", -1, "WELL", "All is well. 6 learners training."),
     ],
 )
 def test_the_verdict_says_what_is_wrong_first(name, place, level, says):
@@ -92,6 +102,149 @@ def test_a_learner_says_that_it_trains_without_a_syncer():
     assert verdict.level == "CARE"
     assert verdict.sentence.startswith("Training without a syncer")
     assert "The syncer default does not answer since 21 s." in verdict.sentence
+
+
+def changed_standby(phase: str, said: str, **changes: object) -> Verdict:
+    seat = tapes.seat("", tapes.SECOND, **changes)
+    status = tapes.standing_by(seat, said, phase=phase)
+    frame = Frame(at_s=tapes.START_S, statuses=(status,))
+    return judge(Scene(frame=frame, history=History.of([sample(frame)])))
+
+
+def test_the_first_election_is_no_trouble():
+    said = "No leader: the first election needs every voter once; not here: 73796e63."
+    assert changed_standby("electing", said, term=0) == (
+        "START",
+        "No leader yet (term 0). The first election needs every voter once; not here: 73796e63.",
+    )
+
+
+def test_who_was_deposed_does_not_know_since_when_but_the_screen_does():
+    frames = [
+        Frame(
+            at_s=tapes.START_S + second,
+            statuses=(tapes.standing_by(tapes.seat("", tapes.SECOND), "No leader: term 7.",
+                                        phase="electing"),),
+        )
+        for second in range(13)
+    ]  # fmt: skip
+    history = History.of(sample(one) for one in frames)
+    verdict = judge(Scene(frame=frames[-1], history=history))
+    assert verdict == ("TROUBLE", "No leader since 12 s: electing (term 7).")
+
+
+def test_a_majority_that_is_away_is_trouble_at_once():
+    seat = tapes.seat("", tapes.SECOND, leaderless_s=1.0)
+    seat.voters[0].is_here = seat.voters[2].is_here = False
+    status = tapes.standing_by(seat, "No leader: not here.", phase="electing")
+    level, sentence = judge(
+        Scene(frame=Frame(at_s=tapes.START_S, statuses=(status,)), history=History())
+    )
+    assert level == "TROUBLE"
+    assert sentence.endswith("an election needs 2, 1 is here.")
+
+
+def test_disk_trouble_drained_and_fetching():
+    assert changed_standby("standby", "Not keeping the log: No space left.")[0] == "TROUBLE"
+    assert changed_standby("syncing", "Fetching 4 fragments.")[0] == "START"
+    assert changed_standby("syncing", "Fetching 4 fragments.", trouble="refused")[0] == "CARE"
+    led = tapes.seat("syncer", tapes.SECOND, is_drained=True)
+    status = tapes.standing_by(led, "Standing by for 73796e63, heard 0 s ago. Drained.")
+    frame = Frame(at_s=tapes.START_S, statuses=(status,))
+    assert judge(Scene(frame=frame, history=History())).level == "PAUSED"
+    assert "drained" in "".join(line.plain for line in syncer.render(
+        Scene(frame=frame, history=History()), 80, 20))  # fmt: skip
+
+
+def test_a_learner_says_since_when_its_syncer_is_silent():
+    node = tapes.learner(900, heard_s=7.2)
+    frame = Frame(at_s=tapes.START_S, statuses=(node,))
+    verdict = judge(Scene(frame=frame, history=History()))
+    assert verdict.level == "CARE"
+    assert verdict.sentence.endswith(
+        "The syncer was not heard for 7 s; looking for a newly elected one."
+    )
+    node.sentence = (
+        "Training without a syncer: waiting to try again (dialling host 7cce181e: Connect failed. "
+        "msg=x (y) z). Local steps go on, nothing is lost."
+    )
+    assert (
+        "again (host 7cce181e cannot be reached). Local"
+        in judge(Scene(frame=frame, history=History())).sentence
+    )
+
+
+def view_text(name: str, width: int = 80, focus: str = "", place: int = -1) -> str:
+    now = scene_of(name, place, focus=focus)
+    return "\n".join(line.plain for line in syncer.render(now, width, 20))
+
+
+def test_the_syncer_view_shows_the_election():
+    text = view_text("voters-away")
+    for said in (
+        "leading, epoch 0, term 7",
+        "next beat in 0.6 s",
+        "none holds everything",
+        "another syncer holds it too",
+        "revision 3 in force; 4 is signed and waits",
+        "2 of 3 elect",
+        "turned away",
+        "its disk was not admitted",
+        "not here",
+        "1,204",
+    ):
+        assert said in text, said
+    assert "tries again in" in view_text("election", place=12)
+    assert "none since 7 s" in view_text("election", place=12)
+    assert "stands for election after 3.1 s more of silence" in view_text("standby")
+    assert "rounds" not in view_text("standby")
+
+
+def test_daemons_of_this_machine_go_by_their_names():
+    text = view_text("two-here", 120, focus=tapes.WITNESS_LABEL)
+    assert "seat, as witness scales sees it" in text
+    assert "syncer default" in text
+    assert "certified to record 2,700" in text
+    assert "does not stand" in text
+    overview_text = "".join(
+        line.plain for line in overview.render(scene_of("witness-alone"), 80, 20)
+    )
+    assert "seat, as witness scales sees it" in overview_text
+
+
+def test_a_standby_leaves_learners_to_the_leader():
+    alone = scene_of("standby")
+    assert "Only the leader knows the learners: 73796e63" in peers.empty_note(alone)
+    assert len(peers.peer_lines(scene_of("two-here", focus=tapes.STANDBY_LABEL))) == 8
+    told = "\n".join(line.plain for line in overview.render(alone, 80, 20))
+    assert "the leader knows them" in told
+    assert "no learner has joined" not in told
+
+
+def test_who_left_on_purpose_is_no_alarm_and_links_are_told():
+    now = scene_of("left")
+    found = peers.peer_lines(now)
+    assert peers.left_note(found) == (
+        "left on purpose: kestrel (stopped by its owner), wren (finished)"
+    )
+    assert peers.pick(found, "", is_faults=True) == [line for line in found if line.refused]
+    app = ShoalApp(Staged(tapes.left()))
+
+    async def look(pilot):
+        await pilot.press("2")
+        await settle(pilot)
+        rows = screen_lines(app)
+        assert any("osprey" in row and "relayed 182 ms" in row for row in rows)
+        assert any("kestrel" in row and "left" in row and "direct" not in row for row in rows)
+        assert "left on purpose: kestrel" in screen_text(app)
+        await pilot.resize_terminal(80, 24)
+        await settle(pilot)
+        assert "left on purpose: kestrel" in screen_text(app)
+        await pilot.press("j", "enter")
+        await settle(pilot)
+        assert "direct, answers in 24 ms" in screen_text(app)
+
+    drive(app, look, (120, 34))
 
 
 def test_what_is_not_of_now_says_so():

@@ -71,7 +71,7 @@ class Syncer:
         values = np.random.default_rng(step).normal(size=numel).astype(np.float32)
         payload = encode("int4", values)
         part = MergePart(ONE.key, push_header(sequence=step, digest=digest(payload)), 1.0)
-        self.bank.keep_push(part.push, fragment, payload)
+        self.bank.keep_push(part.push, fragment, payload, "int4")
         outcome = self.bank.merge(
             Merge(step, fragment, version, "int4", project().charter.outer, (part,))
         )

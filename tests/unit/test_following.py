@@ -231,15 +231,16 @@ def test_certified_weights_are_loaded_before_any_merge_is_replayed():
     assert len(standby.jobs(Replay)) == 1
 
 
-def test_a_bank_that_cannot_follow_the_log_does_not_go_on(standby):
+def test_a_fragment_that_cannot_follow_the_log_is_fetched_as_a_whole(standby):
     standby.commit(merge(0, 1))
     standby.commit(merge(1, 1))
-    standby.replayed(Replay, Failed("other bits than certified"))
+    standby.replayed(Replay, Failed("the payload is damaged"))
     standby.collect()
-    (stop,) = stops(standby.effects)
-    assert stop.exit_code == 1
-    assert "other bits than certified" in stop.reason
-    assert standby.jobs(Replay) == []
+    assert stops(standby.effects) == []
+    assert standby.following.missing == [0]
+    (repair,) = standby.jobs(RepairFragment)
+    assert (repair.fragment, repair.newest.version) == (0, 1)
+    assert standby.jobs(Replay) == []  # Until every fragment is here.
 
 
 def test_marks_become_checkpoints_of_exactly_that_place_between_the_replays(standby):

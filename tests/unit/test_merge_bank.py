@@ -41,7 +41,7 @@ def merge(bank, number, *, fragment=0, learners=(ONE, TWO)):
         payload = encode("int4", values)
         header = push_header(sequence=number, fragment=fragment, digest=digest(payload))
         parts.append(MergePart(learner.key, header, 1.0 + at))
-        bank.keep_push(parts[-1].push, fragment, payload)
+        bank.keep_push(parts[-1].push, fragment, payload, "int4")
     outcome = bank.merge(Merge(number, fragment, number, "int4", OUTER, tuple(parts)))
     return outcome, FragmentMerged(
         round=number,
@@ -98,7 +98,7 @@ def test_what_another_leader_merged_voids_the_candidate_here(bank):
 def test_a_merge_takes_its_codec_and_outer_step_from_the_job_and_not_from_the_charter(bank):
     payload = encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32))
     part = MergePart(ONE.key, push_header(digest=digest(payload)), 1.0)
-    bank.keep_push(part.push, 0, payload)
+    bank.keep_push(part.push, 0, payload, "int4")
     still = msgspec.structs.replace(OUTER, learning_rate=0.0, momentum=0.0)
     outcome = bank.merge(Merge(1, 0, 1, "int8", still, (part,)))
     assert len(outcome.payload) == payload_bytes("int8", LAYOUT.fragments[0].numel)
@@ -173,11 +173,11 @@ def test_what_quantising_lost_goes_into_the_next_merge(bank):
 
 def test_a_payload_that_does_not_decode_is_refused_on_arrival(bank):
     with pytest.raises(MalformedPayload):
-        bank.keep_push((ONE.key, 1, 1), 0, b"short")
+        bank.keep_push((ONE.key, 1, 1), 0, b"short", "int4")
     broken = bytearray(encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32)))
     broken[-2:] = b"\xff\x7f"  # A scale of NaN.
     with pytest.raises(MalformedPayload):
-        bank.keep_push((ONE.key, 1, 1), 0, bytes(broken))
+        bank.keep_push((ONE.key, 1, 1), 0, bytes(broken), "int4")
 
 
 def test_a_few_payloads_are_served_for_those_that_missed_one(bank):
@@ -193,7 +193,7 @@ def test_a_few_payloads_are_served_for_those_that_missed_one(bank):
 def test_a_push_let_go_is_no_longer_held(bank):
     payload = encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32))
     push = (ONE.key, 1, 1)
-    bank.keep_push(push, 0, payload)
+    bank.keep_push(push, 0, payload, "int4")
     bank.forget_push(push)
     bank.forget_push(push)
     part = MergePart(ONE.key, push_header(), 1.0)

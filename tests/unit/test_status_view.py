@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from protocol.snapshot import (
+    DaemonStatus,
     DownloadStatus,
     MergeRow,
     NetworkStatus,
@@ -14,9 +15,11 @@ from protocol.snapshot import (
     PeerRow,
     ProjectStatus,
     RoundRow,
-    Status,
+    SeatStatus,
     SwarmStatus,
     SyncerStatus,
+    VoterRow,
+    WitnessStatus,
 )
 from tui import words
 from tui.rates import Rates
@@ -127,7 +130,7 @@ NODE = NodeStatus(
 )
 
 
-def shown(*statuses: Status, width: int = 80, rates: dict[str, float] | None = None) -> str:
+def shown(*statuses: DaemonStatus, width: int = 80, rates: dict[str, float] | None = None) -> str:
     console = Console(width=width, no_color=True, force_terminal=False)
     with console.capture() as capture:
         console.print(render(statuses, width=width, rates=rates))
@@ -166,6 +169,56 @@ def test_the_sentence_comes_second_and_no_line_is_too_wide(width):
 )
 def test_a_syncer_tells_this(words_shown):
     assert words_shown in shown(SYNCER)
+
+
+def seated(**changes: object) -> SyncerStatus:
+    voters = [
+        VoterRow(key="k", role="syncer", priority=10, is_self=True, is_leader=True, is_here=True),
+        VoterRow(key="0a1b2c3d4e", role="syncer", priority=5, is_here=True, heard_s=0.2, lag=0),
+        VoterRow(key="ffeeddccbb", role="witness", priority=0, is_here=True, heard_s=0.2, lag=0),
+    ]
+    seat = SeatStatus(
+        role="leading", epoch=0, term=3, leader="k", durability="standby", standbys=1,
+        charter_revision=2, newest_charter_revision=2, voters=voters,
+    )  # fmt: skip
+    for field, value in changes.items():
+        setattr(seat, field, value)
+    return msgspec.structs.replace(SYNCER, seat=seat)
+
+
+def test_the_seat_takes_one_line_while_all_is_well():
+    text = shown(seated())
+    assert "leading term 3 · 3 voters, all here · standby durability" in text
+    assert "ffeeddcc" not in text
+
+
+def test_a_voter_has_a_line_when_something_is_wrong():
+    status = seated(standbys=0, newest_charter_revision=3)
+    status.seat.voters[2].is_here, status.seat.voters[2].heard_s = False, 42.0
+    status.seat.voters[1].trouble = "its disk was not admitted"
+    text = " ".join(shown(status, width=120).split())
+    assert "3 voters, 1 not here · standby durability · no standby" in text
+    assert "3 is signed and waits for the voters to adopt it" in text
+    assert "witness ffeeddcc, priority 0: not here, last heard 42 s ago" in text
+    assert "0a1b2c3d, priority 5: turned away, last heard 0 s ago; its disk was not adm" in text
+
+
+def test_a_standby_and_a_witness_say_whom_they_follow():
+    seat = seated().seat
+    assert seat is not None
+    seat.role, seat.voters[0].is_self = "following", False
+    standby = msgspec.structs.replace(seated(), seat=seat, key="0a1b2c3d4e", peers=[])
+    text = shown(standby)
+    assert "following k in term 3 · 3 voters, all here" in text
+    assert "The learners are at the leader." in text
+    witness = WitnessStatus(
+        key="ffeeddccbb", name="scales", pid=9, version="0.1.0", uptime_s=3.0, project=PROJECT,
+        sentence="All is well.", seat=seat, log_index=1234, stored_from=7, network=NetworkStatus(),
+    )  # fmt: skip
+    text = shown(witness, seated())
+    assert "following syncer wren in term 3" in text
+    assert "certified to record 1,234, kept from 7" in text
+    assert "voter      syncer wren, priority 10: leads" in text
 
 
 def test_learners_stay_in_the_order_of_their_names():

@@ -134,6 +134,8 @@ def _rate_panel(scene: Scene, status: Status, width: int, height: int) -> list[T
 
 
 def _rates(scene: Scene, status: Status) -> list[charts.Point]:
+    if isinstance(status, SyncerStatus) and not leads(status):
+        return []  # What learners report, only the leader hears.
     readings = scene.history.readings(status.key)
     return charts.rate_points(readings, scene.now_s, charts.span_s(readings, scene.now_s))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from protocol.snapshot import PeerRow
-from tui import lines, parts, seats, words
+from tui import lines, seats, words
 from tui.filters import matches
 from tui.look import Paint
 from tui.scene import LOST, Scene, leads
@@ -150,7 +150,7 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
         say=lambda one: words.clean(one.peer.key, 64)[:8], rank=lambda one: one.peer.key,
     ),
     Column(
-        key="device", title="device", width=12, importance=20,
+        key="device", title="device", width=11, importance=20,
         say=lambda one: words.clean(one.peer.device), rank=lambda one: one.peer.device.casefold(),
     ),
     Column(
@@ -252,7 +252,7 @@ def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
             ("state", Text(words.clean(line.state, 20), style=paint.state(peer.state))),
             ("left", words.clean(peer.left, 200)),
             ("heard", words.ago(line.heard_s)),
-            ("link", parts.way(peer.path, peer.rtt_s).removeprefix(", ")),
+            ("link", words.way(peer.path, peer.rtt_s).removeprefix(", ")),
             ("device", words.clean(peer.device)),
             ("local step", f"{peer.local_step:,}, {words.duration(peer.step_s)} each"),
             ("tokens", f"{words.count(peer.tokens)}, {words.count(peer.tokens_per_s)} a second"),

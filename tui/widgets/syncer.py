@@ -74,7 +74,7 @@ def _absent(scene: Scene) -> str:
     return (
         f"No syncer runs on this machine. The learner {words.clean(node.name, 20)} follows "
         f"{words.clean(node.swarm.leader, 16) or 'nobody'} (link: {words.clean(node.link, 20)}, "
-        f"heard {heard}{parts.way(node.path, node.rtt_s)}); epoch {node.swarm.epoch}, "
+        f"heard {heard}{words.way(node.path, node.rtt_s)}); epoch {node.swarm.epoch}, "
         f"term {node.swarm.term}, log index {node.swarm.log_index:,}."
     )
 
@@ -87,11 +87,11 @@ def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
 def seat_pairs(scene: Scene, seat: SeatStatus) -> list[Pair]:
     """The election in short, for those who do not lead."""
     missing = seats.away_words(seat, scene.names)
-    said = Text(missing, style=scene.paint.warn) if missing else Text("all here")
+    said = Text(missing, style=scene.paint.warn)
     return [
         ("leader", _leader(scene, seat)),
         ("heartbeat", clock(seat, scene.paint)),
-        ("voters", lines.join([f"{len(seat.voters)},", said], " ")),
+        ("voters", said if missing else f"{len(seat.voters)}, all here"),
     ]
 
 

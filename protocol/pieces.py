@@ -1,0 +1,24 @@
+"""Certified entries cut into messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from protocol import limits
+from protocol.messages import CertifiedRecord
+
+
+def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecord, ...]]:
+    """The entries in order, in pieces that fit a frame each."""
+    piece: list[CertifiedRecord] = []
+    size = 0
+    for entry in entries:
+        cost = len(entry.record) + 512 * (1 + len(entry.certificate.votes) // 4)
+        is_full = size + cost > limits.ENTRIES_BYTES_MAX
+        if piece and (is_full or len(piece) == limits.RECORDS_PER_MESSAGE_MAX):
+            yield tuple(piece)
+            piece, size = [], 0
+        piece.append(entry)
+        size += cost
+    if piece:
+        yield tuple(piece)
