@@ -1,7 +1,9 @@
-"""Makes docs/screenshots/*.svg from docs/screenshots/run.tape, a recording of a real swarm.
+"""Makes docs/screenshots/*.svg from the tapes beside them, recordings of real swarms.
 
-The tape was made with `shoal tui --record` beside one syncer and three learners on one machine,
+`run.tape` was made with `shoal tui --record` beside one syncer and three learners on one machine,
 while a learner and then the syncer were killed; addresses and paths in it were made neutral.
+`election.tape` was made beside `benchmarks/failover.py`, with three syncers, as the leader was
+killed.
 
 .venv/bin/python docs/make_screenshots.py
 """
@@ -21,10 +23,11 @@ from tui.app import ShoalApp  # noqa: E402
 from tui.sources import TapeSource  # noqa: E402
 
 FOLDER = ROOT / "docs" / "screenshots"
-TAPE = FOLDER / "run.tape"
+TAPE, ELECTION_TAPE = FOLDER / "run.tape", FOLDER / "election.tape"
 WIDE, USUAL, SMALL = (180, 45), (120, 34), (80, 24)
 WELL, LEARNER_KILLED, SYNCER_KILLED = 30, 42, 50
-"""Frames of the tape."""
+LEADER_KILLED, ELECTED = 4, 9
+"""Frames of the tapes."""
 
 SHOTS: tuple[tuple[str, int, str, tuple[int, int]], ...] = (
     ("overview", LEARNER_KILLED, "1", USUAL),
@@ -41,9 +44,15 @@ SHOTS: tuple[tuple[str, int, str, tuple[int, int]], ...] = (
 """File name, frame, keys, size."""
 
 
-async def shoot(frame: int, keys: str, size: tuple[int, int]) -> str:
+ELECTION_SHOTS: tuple[tuple[str, int, str, tuple[int, int]], ...] = (
+    ("election", LEADER_KILLED, "h5", SMALL),
+    ("elected", ELECTED, "h5", USUAL),
+)
+
+
+async def shoot(tape: Path, frame: int, keys: str, size: tuple[int, int]) -> str:
     """A frame of the tape, seen after these keys, as SVG."""
-    source = TapeSource(TAPE)
+    source = TapeSource(tape)
     source.playback.seek(frame)
     app = ShoalApp(source)
     async with app.run_test(size=size) as pilot:
@@ -62,10 +71,11 @@ def main() -> None:
     os.environ["TZ"] = "UTC"
     time.tzset()
     FOLDER.mkdir(exist_ok=True)
-    for name, frame, keys, size in SHOTS:
-        svg = asyncio.run(shoot(frame, keys, size))
-        (FOLDER / f"{name}.svg").write_text(svg)
-        print(FOLDER / f"{name}.svg")
+    for tape, shots in ((TAPE, SHOTS), (ELECTION_TAPE, ELECTION_SHOTS)):
+        for name, frame, keys, size in shots:
+            svg = asyncio.run(shoot(tape, frame, keys, size))
+            (FOLDER / f"{name}.svg").write_text(svg)
+            print(FOLDER / f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -131,15 +131,29 @@ def moments_in_words(machine: LearnerMachine) -> str:
     return f"{words} ({rejoining.detail})" if rejoining.detail else words
 
 
+def _way(daemon: NodeDaemon) -> tuple[str, float | None]:
+    """How the leader is reached, and how fast it answers; empty and None without one."""
+    machine, transport = daemon.machine, daemon.transport
+    leader = machine.shared.leader if machine.link is Link.FOLLOWING else None
+    if leader is None:
+        return "", None
+    return paths(transport.peers()).get(leader, ""), transport.round_trips.of(leader)
+
+
+def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
+    """What the inner loop stands on in each fragment, and how far behind the worst is."""
+    versions = [track.standing for track in machine.keeping.tracks]
+    newest = [fragment.version for fragment in machine.shared.state.fragments]
+    return versions, max((n - old for n, old in zip(newest, versions, strict=False)), default=0)
+
+
 def snapshot(daemon: NodeDaemon) -> NodeStatus:
     """Everything a screen could want."""
-    machine = daemon.machine
-    shared, tending, keeping = machine.shared, machine.tending, machine.keeping
+    machine, shared = daemon.machine, daemon.machine.shared
+    tending, keeping = machine.tending, machine.keeping
     now_s, data, charter = time.monotonic(), daemon.genesis.data, shared.charter
     stepped, tally, layout = shared.stepped, shared.tally, daemon.layout
-    versions = [track.standing for track in keeping.tracks]
-    newest = [fragment.version for fragment in shared.state.fragments]
-    leader = shared.leader if machine.link is Link.FOLLOWING else None
+    versions, lag = _versions(machine)
     per_step = charter.inner.batch_sequences * data.sequence_tokens if charter else 0
     step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
     return NodeStatus(
@@ -153,8 +167,8 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         link=machine.link.value,
         link_detail=machine.link_detail,
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
-        path=paths(daemon.transport.peers()).get(leader, "") if leader else "",
-        rtt_s=daemon.transport.round_trips.of(leader) if leader else None,
+        path=_way(daemon)[0],
+        rtt_s=_way(daemon)[1],
         trainer=tending.inner.value,
         trainer_detail=tending.detail,
         trainer_pid=daemon.trainer.pid,
@@ -178,7 +192,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         lost_steps=tally.lost_steps,
         trainer_restarts=tally.trainer_restarts,
         versions=versions,
-        lag=max((new - old for new, old in zip(newest, versions, strict=False)), default=0),
+        lag=lag,
         weights_from_peers=tally.states_from_peers,
         weights_from_syncer=tally.states_from_syncer,
         weights_sources={key.hex(): count for key, count in tally.state_bytes.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ def goodput(seen: Sequence[StepSeen], begins_s: float, ends_s: float) -> float |
     """
     inside = [one for one in seen if begins_s <= one.at_s <= ends_s]
     work_s = alive_s = 0.0
-    for before, after in zip(inside, inside[1:], strict=False):
+    for before, after in itertools.pairwise(inside):
         if after.life == before.life:
             work_s += after.work_s - before.work_s
             alive_s += after.alive_s - before.alive_s
@@ -180,7 +181,7 @@ def median_step_s(seen: Sequence[StepSeen], begins_s: float, ends_s: float) -> f
     inside = [one for one in seen if begins_s <= one.at_s <= ends_s]
     times = [
         (after.at_s - before.at_s) / (after.local_step - before.local_step)
-        for before, after in zip(inside, inside[1:], strict=False)
+        for before, after in itertools.pairwise(inside)
         if after.life == before.life and after.local_step > before.local_step
     ]
     return statistics.median(times) if times else 0.0

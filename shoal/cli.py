@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
 from node.host.options import DONATE_MBPS
+from protocol.errors import UserError
 from shoal import failures
 from shoal.choices import AtLeastOne, HomeHere, Instance, Listen, LogJson, Port, say
 from shoal.cli_hosting import syncer_app, witness_app
@@ -36,6 +37,16 @@ DonateMbps = Annotated[
     Parameter(
         help="Megabits per second at which others may fetch weights here.", validator=AtLeastOne
     ),
+]
+Chaos = Literal[
+    "kill-leader",
+    "kill-learners",
+    "stop-leader",
+    "partition",
+    "slow-link",
+    "flapping-node",
+    "disk-full",
+    "all",
 ]
 
 app = App(
@@ -292,6 +303,13 @@ def export(
 def demo(
     *,
     report: Annotated[Path | None, Parameter(help="Write what was measured to this file.")] = None,
+    chaos: Annotated[
+        Chaos | None,
+        Parameter(help="Three syncers instead of one, and this fault; a verdict at the end."),
+    ] = None,
+    json: Annotated[
+        Path | None, Parameter(help="With --chaos: write the verdict to this file.")
+    ] = None,
     minutes: Annotated[
         float | None,
         Parameter(help="End after this long at the latest.", validator=validators.Number(gt=0)),
@@ -300,7 +318,19 @@ def demo(
         bool, Parameter(help="Leave the temporary directory behind.", negative="")
     ] = False,
 ) -> int:
-    """Train a small model here with a syncer and several learners, and show how it goes."""
+    """Train a small model here with a syncer and several learners, and show how it goes.
+
+    With --chaos: do something bad to a swarm, and judge what becomes of it. Exit code 1: a
+    scenario failed.
+    """
+    if chaos is not None:
+        if report is not None:
+            raise UserError("--report is for the demo without --chaos; use --json.")
+        from shoal import chaos as disturbance
+
+        return disturbance.run(chaos, json=json, minutes=minutes, keep=keep)
+    if json is not None:
+        raise UserError("--json is for --chaos; use --report.")
     from shoal import demo as demonstration
 
     return demonstration.run(report=report, minutes=minutes, keep=keep)

@@ -11,7 +11,8 @@ from protocol.snapshot import DaemonStatus, NodeStatus, RoundRow, Status, Syncer
 from tui import lines, seats, words
 from tui.frames import Told
 from tui.look import Paint
-from tui.scene import Scene, leads
+from tui.scene import Scene
+from tui.seats import leads
 
 GAUGE_CELLS = 12
 MARKS = {"training": "●", "gone": "✖", "silent": "✖"}
@@ -85,7 +86,7 @@ def faults(status: DaemonStatus, paint: Paint) -> Text:
 def link(status: NodeStatus) -> str:
     detail = f" ({words.clean(status.link_detail, 120)})" if status.link_detail else ""
     heard = "" if status.heard_s is None else f", heard {words.duration(status.heard_s)} ago"
-    return f"{words.clean(status.link, 20)}{detail}{heard}{way(status.path, status.rtt_s)}"
+    return f"{words.clean(status.link, 20)}{detail}{heard}{words.way(status.path, status.rtt_s)}"
 
 
 def trainer(status: NodeStatus) -> str:

@@ -18,10 +18,7 @@ from tui import words
 from tui.frames import Attached, Frame
 from tui.history import History
 from tui.look import Paint
-from tui.seats import LEADING
-
-LOST = ("gone", "silent")
-AWAY = (*LOST, "left")
+from tui.seats import AWAY, LOST, leads
 
 STANDSTILL_S_MIN = 12.0
 STANDSTILL_GAPS = 6
@@ -166,11 +163,6 @@ class Scene:
             return ""
         label = next(one.label for one in self.frame.attached() if one.key == status.key)
         return f"From {words.whole(quiet_s)} ago: {label} does not answer."
-
-
-def leads(status: SyncerStatus) -> bool:
-    """Whether this syncer has the seat; one of before there were elections always had."""
-    return status.seat is None or status.seat.role == LEADING
 
 
 def alive(status: SyncerStatus) -> list[PeerRow]:

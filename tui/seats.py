@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol import limits
-from protocol.snapshot import SeatStatus, VoterRow
+from protocol.snapshot import SeatStatus, SyncerStatus, VoterRow
 from tui import words
+
+LOST = ("gone", "silent")
+AWAY = (*LOST, "left")
 
 Names = Mapping[str, str]
 """What daemons of this machine are called, by key; everybody else goes by the key's start."""
@@ -163,10 +166,10 @@ def line(seat: SeatStatus, names: Names) -> str:
 
 def voter_state(row: VoterRow) -> str:
     """One word, or two."""
-    if row.is_leader:
-        return "leads"
     if not row.is_here:
         return "not here"
+    if row.is_leader:
+        return "leads"
     return "turned away" if row.trouble else "here"
 
 
@@ -187,3 +190,8 @@ def voter_line(row: VoterRow, names: Names) -> str:
     heard = "" if row.heard_s is None else f", last heard {words.whole(row.heard_s)} ago"
     text = f"{voter_name(row, names)}, priority {row.priority}: {voter_state(row)}{heard}"
     return f"{text}; {words.clean(row.trouble, 300)}" if row.trouble else text
+
+
+def leads(status: SyncerStatus) -> bool:
+    """Whether this syncer has the seat; one of before there were elections always had."""
+    return status.seat is None or status.seat.role == LEADING

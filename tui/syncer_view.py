@@ -10,7 +10,7 @@ from rich.text import Text
 
 from protocol.snapshot import PeerRow, RoundRow, SyncerStatus
 from tui import rows, seats, words
-from tui.scene import AWAY, leads
+from tui.seats import AWAY, leads
 
 PEERS_SHOWN_MAX = 24
 WIDE = 110

@@ -17,7 +17,8 @@ from protocol.snapshot import (
 )
 from tui import seats, words
 from tui.frames import Attached
-from tui.scene import Scene, alive, leads, lost
+from tui.scene import Scene, alive, lost
+from tui.seats import leads
 
 Level = Literal["WELL", "CARE", "TROUBLE", "START", "PAUSED", "DONE"]
 
@@ -88,10 +89,10 @@ def _unanswered(attached: Attached, quiet_s: float) -> str:
     if attached.answered_s is None:
         reason = words.clean(attached.trouble, CHARS_MAX)
         return f"The {attached.label} does not answer; trying again. {reason}".strip()
-    return (
-        f"The {attached.label} does not answer since {words.whole(quiet_s)}; trying "
-        "again. What it told is from before."
-    )
+    said = f"The {attached.label} does not answer"
+    if attached.trouble.startswith("No news from the swarm"):  # what an observer says of itself
+        said = words.clean(attached.trouble, CHARS_MAX).rstrip(".")
+    return f"{said} since {words.whole(quiet_s)}; trying again. What it told is from before."
 
 
 def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:

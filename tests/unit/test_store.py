@@ -126,7 +126,7 @@ def test_a_log_is_closed_to_other_users(path):
     assert path.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_cuts_the_frame_back_and_the_next_append_works(path, monkeypatch, error):
     before = written(path)
     file = FrameFile(path)

@@ -8,7 +8,8 @@ from protocol.snapshot import NodeStatus, SeatStatus, Status, SyncerStatus
 from tui import charts, lines, parts, rows, words
 from tui.lines import Pair
 from tui.look import Paint
-from tui.scene import Scene, alive, goodput, leads
+from tui.scene import Scene, alive, goodput
+from tui.seats import leads
 from tui.widgets import syncer
 from tui.widgets.fragments import strip
 

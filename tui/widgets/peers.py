@@ -10,7 +10,8 @@ from protocol.snapshot import PeerRow
 from tui import lines, seats, words
 from tui.filters import matches
 from tui.look import Paint
-from tui.scene import LOST, Scene, leads
+from tui.scene import Scene
+from tui.seats import LOST, leads
 from tui.widgets.roster import Column
 
 MERGES_TOTAL_MIN = 1

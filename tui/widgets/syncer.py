@@ -8,7 +8,8 @@ from protocol.snapshot import SeatStatus, SyncerStatus, WitnessStatus
 from tui import lines, parts, rows, seats, words
 from tui.lines import Pair
 from tui.look import Paint
-from tui.scene import Scene, leads
+from tui.scene import Scene
+from tui.seats import leads
 
 TWO_COLUMNS = 110
 TABLE_CELLS = 72
