@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -122,7 +121,7 @@ HEADINGS: Final = (
 
 def table(outcomes: Sequence[Outcome]) -> Table:
     """A line for each scenario."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for heading in HEADINGS:
         is_word = heading in ("scenario", "verdict")
         made.add_column(heading, justify="left" if is_word else "right", no_wrap=True)
@@ -133,18 +132,22 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 def cells(outcome: Outcome) -> list[str]:
     """The figures of one scenario as people read them, less the verdict."""
-    found, losses = outcome.figures, outcome.losses
-    well = "no" if found.well_after_s is None else words.duration(found.well_after_s)
+    found = outcome.figures
+    well = "no" if found.well_after_s is None else _seconds(found.well_after_s)
     return [
         outcome.name,
-        f"{losses.merges_lost} of {losses.merges:,}",
-        words.duration(found.leaderless_longest_s),
-        words.duration(found.merging_pause_s),
-        words.duration(found.step_pause_s),
+        str(outcome.losses.merges_lost),
+        _seconds(found.leaderless_longest_s),
+        _seconds(found.merging_pause_s),
+        _seconds(found.step_pause_s),
         f"{found.goodput_kept * 100:.1f} %",
         f"{_loss(found.loss_before)} → {_loss(found.loss_after)}",
         well,
     ]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
 
 
 def _loss(value: float | None) -> str:
