@@ -231,7 +231,9 @@ class LearnerMachine:
         self.desk.out.append(Disconnect(former, "another leader was elected"))
         self._failures = 0
         self._lost(f"{short(found.leader)} leads in term {found.term}")
-        self._retry_s = self.shared.now_s
+        # Not looked for once more: with a host that is silent, looking takes seconds.
+        self._fire("retry")
+        self._seat_found(found)
 
     def _peer_up(self, peer: bytes) -> None:
         if peer != self.shared.leader or self.link is not Link.CONNECTING:

@@ -134,6 +134,7 @@ def cells(outcome: Outcome) -> list[str]:
     """The figures of one scenario as people read them, less the verdict."""
     found = outcome.figures
     well = "no" if found.well_after_s is None else _seconds(found.well_after_s)
+    well = "always" if found.well_after_s == 0 else well
     return [
         outcome.name,
         str(outcome.losses.merges_lost),
@@ -178,12 +179,13 @@ def _praise(outcome: Outcome) -> str:
         led = (
             f"{words.plural(found.terms, 'new term')}, {found.leaderless_s:.1f} s without a leader"
         )
-    step = f"{found.step_median_s * 1e3:.0f} ms"
+    well = "well all the time"
+    if found.well_after_s:
+        well = f"well {_seconds(found.well_after_end_s)} after the last act"
     return (
-        f"PASSED  {outcome.name}: {led}; all {losses.merges:,} merges of before are kept; local "
-        f"steps, {step} each, paused {words.duration(found.step_pause_s)} at most; well "
-        f"{words.duration(found.well_after_s)} after the first blow, "
-        f"{words.duration(found.well_after_end_s)} after the last act"
+        f"PASSED  {outcome.name}: {led}; all {losses.merges:,} merges of before are kept; learners "
+        f"that nobody touched paused {found.step_pause_s:.2f} s at most, with steps of "
+        f"{found.step_median_s * 1e3:.0f} ms; {well}"
     )
 
 

@@ -28,6 +28,7 @@ from syncer_node.jobs import (
     LoadWeights,
     NameBest,
     PayloadKept,
+    PayloadNotWritten,
     Repaired,
     RepairFragment,
     Replay,
@@ -37,6 +38,7 @@ from syncer_node.jobs import (
 from syncer_node.raft.log import Entry
 
 FETCH_RETRY_S = 0.5
+WRITE_RETRY_S = 2.0
 FAILURES_MAX = 5
 """Fetches for one record that fail before a whole state is asked for."""
 
@@ -145,6 +147,10 @@ class Following:
             del self._wanted[job.index]
             self._retry_s.pop(job.index, None)
             self.on_payload(job.index)
+        elif isinstance(result, PayloadNotWritten):
+            # A whole state would not fit on this disk either.
+            self.trouble = result.reason
+            self._retry_s[job.index] = self.now_s + WRITE_RETRY_S
         else:
             self.trouble = result.reason if isinstance(result, Failed) else "not fetched"
             self.failures[job.index] = self.failures.get(job.index, 0) + 1

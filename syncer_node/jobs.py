@@ -107,6 +107,13 @@ class PayloadKept:
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadNotWritten:
+    """It came, but this disk did not take it: worth another try, and nobody else could help."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadWeights:
     """Take the kept version 0 as the current one. Answer: `Replayed`."""
 

@@ -38,6 +38,7 @@ from syncer_node.jobs import (
     Merge,
     Merged,
     PayloadKept,
+    PayloadNotWritten,
     PushFetched,
     PushRefused,
     Repaired,
@@ -201,7 +202,10 @@ class Work:
             merged.payload,
             bytes(payload),
         )
-        await self._on_disk(write)
+        try:
+            await self._on_disk(write)
+        except TransientError as error:
+            return PayloadNotWritten(str(error))
         return PayloadKept()
 
     async def _fetch_weights(self, job: FetchWeights) -> JobResult:

@@ -15,6 +15,7 @@ from syncer_node.following import (
     FETCHES_MAX,
     NONE,
     REPAIR_RETRY_S,
+    WRITE_RETRY_S,
     Following,
 )
 from syncer_node.jobs import (
@@ -24,6 +25,7 @@ from syncer_node.jobs import (
     LoadWeights,
     NameBest,
     PayloadKept,
+    PayloadNotWritten,
     Repaired,
     RepairFragment,
     Replay,
@@ -199,6 +201,18 @@ def test_payloads_that_cannot_be_had_any_more_call_for_a_whole_state(standby):
     assert standby.following.is_left_behind
     standby.fetched(PayloadKept())
     assert not standby.following.is_left_behind
+
+
+def test_a_full_disk_here_calls_for_no_whole_state(standby):
+    standby.following.fetch(entry_of(merge(0, 1)))
+    for _ in range(2 * FAILURES_MAX):
+        standby.fetched(PayloadNotWritten("the disk is full"))
+        assert not standby.following.is_left_behind
+        assert standby.following.trouble == "the disk is full"
+        standby.wait(WRITE_RETRY_S)
+    standby.fetched(PayloadKept())
+    assert standby.following.trouble == ""
+    assert standby.stored == [5]
 
 
 # Replaying
