@@ -288,8 +288,8 @@ class NodeDaemon:
         """Carry out one job."""
         self.bank.charter = self.machine.shared.charter
         match job:
-            case FindSeat():
-                return await self.locator.find_seat(self.machine.shared.charter)
+            case FindSeat(after):
+                return await self.locator.find_seat(self.machine.shared.charter, after)
             case FetchState():
                 return await self._fetch_state(job)
             case Advance():

@@ -218,10 +218,12 @@ class Engine:
             owner = self._options.identity.key
             return await records.store(self._node, topic, value, owner=owner, expiry_s=expiry_s)
 
-    async def find(self, topic: str) -> dict[NodeKey, bytes]:
-        """The table's values under a topic."""
+    async def find(self, topic: str, at: NodeKey | None = None) -> dict[NodeKey, bytes]:
+        """The table's values under a topic, or those that one host holds of it."""
         async with self.limited(f"looking up {topic}", TABLE_S):
-            return await records.find(self._node, topic)
+            if at is None:
+                return await records.find(self._node, topic)
+            return await records.ask(self._node, PeerID(keystore.peer_id_bytes(at)), topic)
 
     async def greet(self, peer: PeerAddress) -> None:
         """Connects to a host at its known address, and puts it back into our part of the table.
