@@ -53,6 +53,9 @@ class Blow(NamedTuple):
     what: str
     strike: Callable[[Swarm, str, random.Random], Callable[[], None]]
     targets: Sequence[str] = TARGETS
+    needs_answer: bool = False
+    """Whether it is for daemons that are up. A limit on the length of files, unlike a full disk,
+    takes even semaphores from a program that starts."""
 
 
 def storm(swarm: Swarm, seed: int) -> None:
@@ -127,6 +130,8 @@ class Bout:
         swarm = self._swarm
         is_free = all(fault.name != name for fault in self._faults) and name in swarm.running
         if not is_free or name not in blow.targets or (blow is _DAMAGE and self._is_damaged):
+            return False
+        if blow.needs_answer and swarm.heard(name) is None:
             return False
         self._is_damaged |= blow is _DAMAGE
         if name in SYNCERS:
@@ -264,7 +269,7 @@ BLOWS: Final = (
     Blow("cut off: its network engine is stopped", _hold(0.0, LOOK_S)),
     Blow("slow: its network engine rests 350 of every 500 ms", _hold(0.15, 0.35)),
     Blow("its network engine is killed", _kill_engine),
-    Blow("it can write no file", _fill, SYNCERS),
+    Blow("it can write no file", _fill, SYNCERS, needs_answer=True),
     _DAMAGE,
     Blow("its trainer is killed", _kill_trainer, _VICTIMS),
     Blow("its trainer is stopped", _stop_trainer, _VICTIMS),
