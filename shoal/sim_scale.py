@@ -124,7 +124,9 @@ def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
         paper = _beside(100 * row.goodput, row.paper_goodput)
         table.add_row(row.setting, paper, f"{100 * row.merged:.0f}", f"{row.merge_steps:.2f}")
     console.print(table)
-    console.print("Nothing here is fitted. Steps are those of a fast learner.")
+    console.print(
+        "No number is fitted. That K = 1 never waits is assumed. Steps are a fast learner's."
+    )
     return _write(files, rows, lambda path: sim_plots.heterogeneous(rows, path))
 
 

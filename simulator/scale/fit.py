@@ -3,8 +3,8 @@
 Random search, the same chance for every candidate, over notice, shrink, grow, admit and restart
 times. A slice's return time and the slices per learner are set, not fitted: they trade off against
 the others. A candidate whose uptime at four learners does not print as 100 % is out. Then each
-column of the table is left out of the choice in turn and predicted: the error there tells how much
-of the agreement is fitting.
+column of the table is left out of the choice in turn and predicted: the error there is a lower
+bound on that of a prediction, as the search that made the candidates saw every column.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Time is in steps of a fast learner. A local step takes its kind's time, times a 
 relative deviation `variance`. With K = M every learner waits for the slowest at each global step.
 With K = 1 none waits: the syncer asks once per step of the fast ones, each answers at its next step
 boundary, and the merge takes whoever answered until the first did, or until `grace` steps later.
-Whoever is late hands its work in with the next merge. Nothing here is fitted.
+Whoever is late hands its work in with the next merge. No number is fitted; the wait at every
+step was chosen among readings of the paper because it meets its figure.
 """
 
 from __future__ import annotations
