@@ -7,11 +7,9 @@ in mind, and has to be in every syncer's log at the end.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import time
-
-import msgspec
-import psutil
 
 from node.host import keystore
 from node.host.signed_project import read_signed
@@ -40,11 +38,12 @@ STEPS_EVERY_S = 3.0
 class Voters:
     """Daemons of syncers `s0`, `s1`..., witnesses `w0`... and learners, each in its node."""
 
-    def __init__(self, lab, folder, *, learners=LEARNERS):
+    def __init__(self, lab, folder, *, syncers=None, learners=LEARNERS):
+        """`syncers`: those of the first charter, where not all nodes of that name are."""
         self.lab = lab
         self.daemons = Daemons(lab, folder)
         self.home = self.daemons.home
-        self.syncers = tuple(node for node in lab.nodes if node[0] == "s")
+        self.syncers = syncers or tuple(node for node in lab.nodes if node[0] == "s")
         self.witnesses = tuple(node for node in lab.nodes if node[0] == "w")
         self.learners = tuple(learners)
         self.unheard = set()
@@ -120,6 +119,11 @@ class Voters:
 
     def kill(self, node):
         self.daemons.kill(node)
+
+    def clone(self, node, other):
+        """A syncer's key and disk, copied as they are, for another host."""
+        shutil.copy(self.home.identity("syncer", node), self.home.identity("syncer", other))
+        shutil.copytree(self.store(node), self.store(other), dirs_exist_ok=True)
 
     def stop(self, node, number=signal.SIGSTOP):
         """A signal to the daemon alone: its network engine goes on, as in a machine that hangs."""
@@ -213,13 +217,14 @@ class Voters:
         assert all(now[node] > before[node] for node in now), (before, now)
         return now
 
-    def wait_takeover(self, former):
+    def wait_takeover(self, former, since_s=None):
         """Until another syncer leads and has merged with all learners; (seconds, node, status).
 
-        Local steps must go on all the while.
+        Local steps must go on all the while. `since_s`: when the former one was lost, if not now.
         """
-        begun_s, before = time.monotonic(), self.local_steps()
-        look_s, seconds = begun_s + STEPS_EVERY_S, None
+        now_s, before = time.monotonic(), self.local_steps()
+        begun_s = since_s or now_s
+        look_s, seconds = now_s + STEPS_EVERY_S, None
         while time.monotonic() < begun_s + TAKEOVER_S:
             if (now_s := time.monotonic()) >= look_s:
                 before, look_s = self.check_steps(before), now_s + STEPS_EVERY_S
@@ -229,8 +234,10 @@ class Voters:
                 merges = {peer.name: peer.merges for peer in found[1].peers}
                 if all(merges.get(name) for name in self.learners):
                     self.check_followed(found)
-                    print(f"another leader after {seconds:.1f} s, merged with all after "
-                          f"{now_s - begun_s:.1f} s")
+                    print(
+                        f"another leader after {seconds:.1f} s, "
+                        f"merged with all after {now_s - begun_s:.1f} s"
+                    )
                     return seconds, *found
             time.sleep(LOOK_S)
         raise AssertionError(f"nobody has taken over from {former}: {self.trouble()}")
@@ -285,17 +292,5 @@ class Voters:
         self.keep_in_mind()
 
     def check_outputs(self):
-        for node in self.lab.nodes:
+        for node in (*self.voters, *self.learners):
             assert "Traceback" not in self.daemons.output(node), node
-
-    def memory(self, node):
-        """Resident bytes of a daemon without its engine."""
-        return psutil.Process(self.daemons.running[node].pid).memory_info().rss
-
-
-def heads(voters, nodes):
-    """Of each of these syncers, what it certified: index of the last record and merges."""
-    told = {node: voters.own_words(node) for node in nodes}
-    return {
-        node: msgspec.structs.asdict(one.swarm)["log_index"] for node, one in told.items() if one
-    }

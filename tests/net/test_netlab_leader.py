@@ -55,12 +55,13 @@ def cut_off(swarm, cut):
     """Cut the leader off with `cut(leader, others)`; all that has to follow."""
     former, before = swarm.leader()
     others = [node for node in NODES if node != former]
+    cut_s = time.monotonic()
     cut(former, others)
     swarm.unheard.add(former)
     time.sleep(QUIET_S)
     swarm.keep_in_mind(former)
     alone = swarm.own_words(former).swarm.log_index
-    _, node, status = swarm.wait_takeover(former)
+    _, node, status = swarm.wait_takeover(former, cut_s)
     assert status.swarm.term > before.swarm.term
     swarm.watch(HELD_S)
     assert swarm.status(node).swarm.global_step > status.swarm.global_step
