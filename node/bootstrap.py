@@ -23,7 +23,7 @@ from protocol import limits
 from protocol.ids import Digest, short
 
 IN_FLIGHT_MAX = 32
-"""Requests under way in all: three donors on long fat lines, half of the streams that we may open."""
+"""Requests under way in all: three donors on long fat lines; half of the streams that we open."""
 
 OPEN_MIN = 8
 """Versions at once of which it is found out who holds them: among these the rarest goes first. A

@@ -378,9 +378,7 @@ class NodeDaemon:
         while True:
             leader = self.machine.shared.leader
             sources = [leader] if leader is not None else []
-            fetch = asyncio.ensure_future(
-                self.locator.fetch_from(sources, wanted, self._on_fault)
-            )
+            fetch = asyncio.ensure_future(self.locator.fetch_from(sources, wanted, self._on_fault))
             try:
                 while not fetch.done() and self.machine.shared.leader == leader:
                     await asyncio.wait({fetch}, timeout=LEADER_LOOK_S)

@@ -25,6 +25,9 @@ from tests.tiny_project import write_text
 LEARNERS = ("ada", "bob")
 DUTY = "0.2"
 WELL_S = 60.0
+OPEN_S = 90.0
+"""Seven processes that import at once, and the first weights."""
+
 TAKEOVER_S = 40.0
 """What a test waits for; how long it takes on a machine of its own, benchmarks/failover.py says."""
 
@@ -96,7 +99,7 @@ class Voters:
             self.start(node)
         for node in self.learners:
             self.start(node, *learner_options)
-        self.wait_well()
+        self.wait_well(OPEN_S)
 
     def _with_link(self):
         now = self.daemons.syncer(self.syncers[0])

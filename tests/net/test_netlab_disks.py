@@ -13,11 +13,11 @@ import time
 
 import pytest
 
+from syncer_node.frames import DISK_FREE_BYTES_MIN
 from tests.net.lab_voters import LEARNERS, TAKEOVER_S, Voters
 from tests.net.test_swarm_processes import until
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
-from syncer_node.frames import DISK_FREE_BYTES_MIN
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(180), needs_lab]
 
@@ -105,9 +105,11 @@ def test_a_leader_whose_disk_fills_stops_before_it_hurts(well, left_bytes):
     well.daemons.check()
     (store / FILLING).unlink()
     _, before = until(well.leader, timeout_s=TAKEOVER_S, what="a leader")
-    merged = lambda: (found := well.leader()) and (
-        found[1].swarm.global_step > before.swarm.global_step
-    )
+
+    def merged():
+        found = well.leader()
+        return found and found[1].swarm.global_step > before.swarm.global_step
+
     until(merged, timeout_s=TAKEOVER_S, what="merges again, by themselves")
 
 
@@ -116,7 +118,11 @@ def test_a_standby_with_a_full_disk_holds_nobody_up(well):
     victim = next(node for node in SYNCERS if node != leader)
     store = well.store(victim)
     fill(store, left_bytes=0)
-    told = lambda: (own := well.own_words(victim)) and "Not keeping the log" in own.sentence and own
+
+    def told():
+        own = well.own_words(victim)
+        return own and "disk" in own.sentence and own
+
     said = until(told, timeout_s=TAKEOVER_S, what="a word about the disk")
     print(said.sentence)
     node, before = well.leader()

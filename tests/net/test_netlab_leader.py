@@ -113,8 +113,10 @@ def test_links_that_lose_a_tenth_one_way_stop_nobody(well):
     assert lost > 0
     node, now = well.leader() or well.wait_takeover(leader)[1:]
     assert now.swarm.global_step > before.swarm.global_step
-    print(f"{lost} packets lost; {leader} led, then {node}; "
-          f"{now.swarm.global_step - before.swarm.global_step} merges in 12 s")
+    print(
+        f"{lost} packets lost; {leader} led, then {node}; "
+        f"{now.swarm.global_step - before.swarm.global_step} merges in 12 s"
+    )
 
 
 def test_a_lost_witness_stops_nobody(well):

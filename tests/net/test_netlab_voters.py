@@ -100,6 +100,12 @@ def test_all_down_and_up_in_any_order(well, order):
     well.check_steps(before)
 
 
+def readmit(swarm, key):
+    toml = swarm.path.with_suffix(".toml")
+    done = shoal(swarm.home, "project", "readmit", key, str(toml))
+    assert done.returncode == ExitCode.DONE, done.stderr
+
+
 def test_a_wiped_disk_is_turned_away_until_the_owner_readmits_it(well):
     leader, _ = well.leader()
     victim = next(node for node in reversed(SYNCERS) if node != leader)
@@ -122,8 +128,7 @@ def test_a_wiped_disk_is_turned_away_until_the_owner_readmits_it(well):
     well.watch(HELD_S)
     assert well.leader()[1].swarm.global_step > before.swarm.global_step
     assert not any(well.certified(victim)), "it was given records"
-    done = shoal(well.home, "project", "readmit", key, str(well.path.with_suffix(".toml")))
-    assert done.returncode == ExitCode.DONE, done.stderr
+    readmit(well, key)
     well.wait_well()
 
 
@@ -147,8 +152,12 @@ def test_a_cloned_key_is_turned_away(well):
     print(words[-300:])
     assert "two hosts" in words or "old copy" in words
     well.watch(HELD_S)
-    node, now = well.leader()
+    _, now = well.leader()
     assert now.swarm.global_step > before.swarm.global_step
+    # What the clone promised nobody knows: neither disk may vote again.
     well.kill(CLONE)
     well.kill(original)
+    well.keep_in_mind(original)
+    shutil.rmtree(well.store(original))
     well.start(original)
+    readmit(well, told)
