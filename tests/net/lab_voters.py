@@ -25,7 +25,7 @@ from tests.tiny_project import write_text
 LEARNERS = ("ada", "bob")
 DUTY = "0.2"
 WELL_S = 60.0
-OPEN_S = 90.0
+OPEN_S = 180.0
 """Seven processes that import at once, and the first weights."""
 
 TAKEOVER_S = 40.0

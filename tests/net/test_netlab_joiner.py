@@ -21,7 +21,7 @@ from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
 from tests.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(180), needs_lab]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300), needs_lab]
 
 SYNCER, JOINER = "syncer", "dan"
 DONORS = ADA, DIES, CYD = ("ada", "bob", "cyd")
@@ -66,7 +66,7 @@ def go_through_it(seen, daemons):
     daemons.run_syncer(SYNCER, path)
     ready = until(
         lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,
-        timeout_s=60,
+        timeout_s=120,
         what="a syncer with weights",
     )
     for name in DONORS:
@@ -77,7 +77,7 @@ def go_through_it(seen, daemons):
         found = daemons.merges(SYNCER)
         return len(found) == len(DONORS) and all(found.values())
 
-    until(all_merge, timeout_s=90, what="three learners in merges")
+    until(all_merge, timeout_s=120, what="three learners in merges")
     seen.keys = {name: daemons.learner(name).key for name in DONORS}
     for name in DONORS:
         daemons.lab.shape_one_way(name, JOINER, LINE)
@@ -89,16 +89,14 @@ def go_through_it(seen, daemons):
         is_far = found is not None and found.done_bytes > KILL_AT_FRAC * found.total_bytes
         return found if is_far else None
 
-    seen.at_kill = until(is_midway, timeout_s=60, what="a download that is under way")
+    seen.at_kill = until(is_midway, timeout_s=120, what="a download that is under way")
     daemons.kill(DIES)
     seen.joined = until(
         lambda: (s := daemons.learner(JOINER)) and s.state == "training" and s,
-        timeout_s=90,
+        timeout_s=120,
         what="a joiner that trains",
     )
-    until(
-        lambda: daemons.merges(SYNCER).get(JOINER), timeout_s=60, what="the joiner in a merge"
-    )
+    until(lambda: daemons.merges(SYNCER).get(JOINER), timeout_s=120, what="the joiner in a merge")
     seen.first_merge = daemons.learner(JOINER)
     daemons.check()
     seen.outputs = {node: daemons.output(node) for node in (SYNCER, ADA, CYD, JOINER)}

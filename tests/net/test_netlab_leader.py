@@ -14,7 +14,7 @@ from tests.net.lab_voters import LEARNERS, Voters
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(180), needs_lab]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300), needs_lab]
 
 NODES = ("s0", "s1", "w0", *LEARNERS)
 LINK = Link(latency_s=0.025, jitter_s=0.005, loss_frac=0.002)

@@ -20,7 +20,7 @@ from tests.net.test_swarm_processes import shoal, until
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(180), needs_lab]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300), needs_lab]
 
 SYNCERS = ("s0", "s1", "s2")
 CLONE = "s9"
