@@ -37,9 +37,9 @@ BOOT_S = 60.0
 
 TABLE_BOOT_S = 30.0
 TABLE_S = 15.0
-"""Reads and writes of the table: a few hosts that do not answer cost it 5 s each."""
+"""Reads and writes of the table: a few hosts that do not answer cost it 2.5 s each."""
 
-TABLE_PEER_S = 5.0
+TABLE_PEER_S = 2.5
 DIAL_S = 15.0
 ENGINE_CALL_S = 5.0
 PROBE_EVERY_S = 10.0
