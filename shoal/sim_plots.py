@@ -14,6 +14,14 @@ from simulator.scale.scavenge import Speedup
 COLOURS = ("#7f7f7f", "#d1495b", "#edae49", "#66a182", "#2e7dab", "#30475e", "#8d6a9f", "#111111")
 
 
+def short(count: int) -> str:
+    """The count as people say it: 150k, 1.2M."""
+    for unit, name in ((1_000_000, "M"), (1_000, "k")):
+        if count >= unit:
+            return f"{count / unit:g}{name}"
+    return str(count)
+
+
 def goodput(rows: Sequence[Cell], path: Path) -> None:
     """Goodput and uptime over cluster size, one line per method. Raises OSError."""
     figure, panels = _canvas(2)
@@ -35,9 +43,7 @@ def goodput(rows: Sequence[Cell], path: Path) -> None:
     sizes = sorted({row.chips for row in rows})
     for panel, name in zip(panels, ("Goodput", "Uptime"), strict=True):
         panel.set(xscale="log", xlabel="Chips", ylabel=f"{name} (%)", ylim=(0, 103), title=name)
-        panel.set_xticks(
-            sizes, [f"{size / 1000:g}k" if size >= 1000 else str(size) for size in sizes]
-        )
+        panel.set_xticks(sizes, [short(size) for size in sizes])
         panel.minorticks_off()
     panels[0].plot([], [], "o", mfc="none", color="black", label="paper")
     panels[0].legend(frameon=False, fontsize=8)

@@ -35,6 +35,9 @@ class Files:
     plot: Path | None = None
 
 
+BESIDE = " (model / paper)"
+
+
 def goodput(
     chips: Sequence[int],
     learners: Sequence[int],
@@ -54,10 +57,11 @@ def goodput(
         ("Uptime, %", 0, lambda row: (100 * row.uptime, row.paper_uptime)),
     )
     for title, digits, pair in shown:
-        table = Table(title=f"{title} (model / paper)", box=box.SIMPLE_HEAD, title_justify="left")
+        beside = BESIDE if any(pair(row)[1] is not None for row in rows) else ""
+        table = Table(title=title + beside, box=box.SIMPLE_HEAD, title_justify="left")
         table.add_column("", no_wrap=True)
         for size in chips:
-            table.add_column(_short(size), justify="right", no_wrap=True)
+            table.add_column(sim_plots.short(size), justify="right", no_wrap=True)
         for at in range(0, len(rows), len(chips)):
             line = rows[at : at + len(chips)]
             name = line[0].method + (f" M={line[0].learners}" if line[0].learners > 1 else "")
@@ -153,13 +157,6 @@ def scavenge(lent: borrowing.Borrowing, extras: Sequence[float], files: Files) -
         "(both defaults fitted to the paper's row)."
     )
     return _write(files, rows, lambda path: sim_plots.scavenge(rows, path))
-
-
-def _short(count: int) -> str:
-    for unit, name in ((1_000_000, "M"), (1_000, "k")):
-        if count >= unit:
-            return f"{count / unit:g}{name}"
-    return str(count)
 
 
 def _beside(percent: float, paper: float | None, digits: int = 1) -> str:
