@@ -23,6 +23,7 @@ from protocol.errors import CorruptState, MalformedPayload, TransientError
 from protocol.machine import Failed, Job, JobResult
 from protocol.messages import Certificate
 from protocol.numerics import chunks
+from protocol.numerics.warm import warm_up
 from protocol.records import StateDigests
 from syncer_node.bank import MergeBank
 from syncer_node.disk import FIRST_WEIGHTS, Disk
@@ -80,6 +81,7 @@ class Work:
         self.kept_marks = kept_marks
         self.other_syncers = other_syncers
         self.merge_pool = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
+        self.merge_pool.submit(warm_up)
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
 
     def close(self) -> None:
