@@ -280,6 +280,8 @@ class VoterHello(Struct, frozen=True, array_like=True, tag="voter"):
     """Where it can be reached, for join links."""
     stored: Count = 0
     """Last record that its disk has, or had and owes: fewer than it said before is an old copy."""
+    generation: Count = 0
+    """`Voter.disk` of the charter under which its disk drew its name."""
 
 
 class AskVote(Struct, frozen=True, array_like=True, tag="ask-vote"):

@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -111,10 +112,10 @@ class CouncilMachine(WitnessMachine):
         context, disk = self.raft.context, self.host.disk
         known = len(self.host.council.checker.branches[context.epoch].records)
         index = min(context.log.certified, known)  # What is applied just now comes after this.
-        held = context.log.entry(index).certified if context.log.holds(index) else disk.floor_entry
-        entry = held if index > disk.floor.index else disk.floor_entry
+        is_at_hand = context.log.holds(index)
+        entry = context.log.entry(index).certified if is_at_hand else disk.entry(index)
         if entry is None:
-            return  # As long as the log of an epoch is empty there is nothing to prove.
+            return
         state = self.host.council.state_at(index, context.epoch)
         offer = StateOffer(context.epoch, context.term, entry, wire.encode(state.summary()))
         self.desk.send(peer, offer)
@@ -177,7 +178,7 @@ class SimVoter(Host):
         charter = wire.decode(disk.charter.payload, Charter)
         machine = CouncilMachine(
             setup,
-            start=disk.start(self.signer),
+            start=disk.start(self.signer, partial(self.council.checker.on_proven_alone, self)),
             ballot=disk.ballot,
             charter_envelope=disk.charter,
             charter=charter,
@@ -411,7 +412,9 @@ class Council:
 
     def _bring(self, host: SimVoter) -> None:
         try:
-            effects = host.raft_machine.offer_charter(self.envelope, self.world.now_s + host.clock_ahead_s)
+            effects = host.raft_machine.offer_charter(
+                self.envelope, self.world.now_s + host.clock_ahead_s
+            )
         except RemoteError as error:
             raise AssertionError("the owner's charter was refused") from error
         host.carry_out(effects)

@@ -254,11 +254,17 @@ class CouncilChecker:
 
     def on_certified(self, host: SimVoter, entry: CertifiedRecord, index: int) -> None:
         """A voter applied a record."""
-        digest, epoch = record_hash(entry.record), entry.certificate.epoch
+        epoch = entry.certificate.epoch
         if epoch not in self.branches:
             raise self._fail(host, f"applied record {index} of epoch {epoch}, which nobody began")
-        branch = self.branches[epoch]
         self._check_order(host, index, epoch)
+        if isinstance(_record(entry.record).body, CharterAdopted):
+            self._check_proof(host, index)
+        self.on_proven_alone(host, entry, index)
+
+    def on_proven_alone(self, host: SimVoter, entry: CertifiedRecord, index: int) -> None:
+        """A voter found on its disk what it can prove, at a start."""
+        digest, branch = record_hash(entry.record), self.branches[entry.certificate.epoch]
         known = branch.history.get(index)
         if known is not None and known != digest:
             raise self._fail(host, f"has another certified record {index}")
@@ -271,8 +277,6 @@ class CouncilChecker:
             raise self._fail(host, f"applied record {index} unproven: {error}") from error
         if host.disk.digest_at(index) != digest:
             raise self._fail(host, f"applied record {index}, which is not on its disk")
-        if isinstance(record.body, CharterAdopted):
-            self._check_proof(host, index)
         if known is None:
             self._extend(host, branch, record, digest)
 

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from protocol.project import Origin, Voter
+from protocol.records import majority
 from simulator.council import Council, SimVoter
 
 VOTERS_MIN = 3
@@ -93,19 +94,22 @@ class Owner:
         if not self.is_settled():
             return
         council = self.council
+        epoch = council.charter.epoch
         able = [
             host
             for voter in council.charter.voters
             if (host := council.voters[voter.key]).is_syncer
             and host.is_up
-            and host.raft_machine.raft.context.epoch == council.charter.epoch
-            and host.raft_machine.raft.log.certified > council.origin_index
+            and host.raft_machine.raft.context.epoch == epoch
+            and max(council.origin_index, host.disk.floor.index) < host.disk.certified
         ]
         if not able:
             return
         host = self.chance.choice(able)
-        log = host.raft_machine.raft.log
-        origin = Origin(log.certified, log.digest_at(log.certified))
+        host.disk.proofs_synced = len(host.disk.proofs)
+        digest = host.disk.digest_at(host.disk.certified)
+        assert digest is not None, "it has its last certified record"
+        origin = Origin(host.disk.certified, digest)
         kept = [v for v in council.charter.voters if self._is_kept(host, v)]
         council.begin_epoch(origin, *kept)
 
@@ -174,9 +178,17 @@ class Owner:
         )
         if not is_admitted or not all(voter.is_up for voter in others):
             return False
-        ends = {voter.key: voter.raft_machine.raft.log.last for voter in others}
-        stored = max((voter.disk.last for voter in others if voter.is_syncer), default=0)
-        return stored == max(ends.values()) and min(ends.values()) > max(ends.values()) - 20
+        if len(others) < majority(len(others) + 1):
+            return False
+        logs = [voter.raft_machine.raft.log for voter in others]
+        ends = [(log.term_at(log.last), log.last) for log in logs]
+        stored = [
+            (log.term_at(log.stable), log.stable)
+            for voter, log in zip(others, logs, strict=True)
+            if voter.is_syncer
+        ]
+        is_near = min(last for _, last in ends) > max(last for _, last in ends) - 20
+        return bool(stored) and max(stored) == max(ends) and is_near
 
     def double(self, host: SimVoter | None) -> None:
         """The disk and key of a host run on a second one too, which is started again and again."""
@@ -188,20 +200,30 @@ class Owner:
         twin = host.clone()
         twin.disk.ballot = msgspec.structs.replace(twin.disk.ballot, boot=twin.disk.ballot.boot - 1)
         self.twins.append(twin)
-        self._start_twin(host, twin, TWIN_STARTS)
+        self._start_twin(host, twin, TWIN_STARTS, host.disk.ballot.disk)
 
-    def _start_twin(self, host: SimVoter, twin: SimVoter, starts: int) -> None:
+    def _start_twin(self, host: SimVoter, twin: SimVoter, starts: int, name: bytes) -> None:
+        """Another start, unless it met nobody: then it could overtake the first one unseen."""
         twin.crash()
-        if self.is_over or not starts:
+        has_met = starts == TWIN_STARTS or twin.disk.ballot.disk != name
+        if self.is_over or not starts or not has_met:
             self.twins.clear()
             self._is_busy = False
+            if host.disk.ballot.disk != name:
+                self.readmit(host)
             return
         twin.boot()
-        self.world.after(8.0, lambda: self._start_twin(host, twin, starts - 1))
+        self.world.after(8.0, lambda: self._start_twin(host, twin, starts - 1, name))
 
     def end(self) -> None:
-        """Nothing more happens to anybody's disk."""
+        """Nothing more happens to anybody's disk; who was turned away is readmitted."""
         self.is_over = True
+        checker = self.council.checker
+        for voter in self.council.charter.voters:
+            host, known = self.council.voters[voter.key], checker.admissions.get(voter.key)
+            is_other = known is not None and known.disk != host.disk.ballot.disk
+            if self.twins and is_other and known is not None and known.generation == voter.disk:
+                self.readmit(host)
         for twin in self.twins:
             twin.crash()
         self.twins.clear()

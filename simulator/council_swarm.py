@@ -213,7 +213,9 @@ def check_recovery(council: Council, within_s: float) -> None:
         return (
             [voter is not None and voter.role == "syncer" for voter in seats] == [True]
             and council.checker.charter == council.charter
-            and all(host.raft_machine.raft.log.certified >= target for host in voters)
+            and all(
+                host.is_up and host.raft_machine.raft.log.certified >= target for host in voters
+            )
         )
 
     council.run(within_s, stop=lambda: council.world.events % 16 == 0 and is_fine())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -58,6 +58,15 @@ class VoterDisk:
         at = index - self.floor.index - 1
         return record_hash(self.log[at]) if 0 <= at < len(self.log) else None
 
+    def entry(self, index: int) -> CertifiedRecord | None:
+        """A stored record with its proof, or the one before this log."""
+        if index == self.floor.index:
+            return self.floor_entry
+        certificate = self.certificate(index)
+        if certificate is None:
+            return None
+        return CertifiedRecord(self.log[index - self.floor.index - 1], certificate)
+
     # What recovery reads.
 
     def floor_state(self) -> tuple[Floor, SwarmSummary | None]:
@@ -78,8 +87,13 @@ class VoterDisk:
     def leave_log(self, epoch: int) -> None:
         self._begin(Floor(), None, None)
 
-    def start(self, signer: Signer) -> LogStart:
-        """What a voter's log in memory begins with, as the daemons find it."""
+    def start(
+        self, signer: Signer, on_certified: Callable[[CertifiedRecord, int], None]
+    ) -> LogStart:
+        """What a voter's log in memory begins with, as the daemons find it.
+
+        on_certified: told of what this host proved alone, record by record.
+        """
         charter = wire.decode(self.charter.payload, Charter)
         if self.ballot.owed and charter.epoch > self.ballot.owed_epoch:
             self.ballot = msgspec.structs.replace(self.ballot, owed=0)
@@ -90,6 +104,7 @@ class VoterDisk:
             entry = recertify(encoded, None, signer, view.charter.voters)
             if entry is not None:
                 self.keep(entry.certificate)
+                on_certified(entry, index)
         return log_start(self, view)
 
     # What a machine asks for.

@@ -93,11 +93,14 @@ def scan(disk: VoterDisk, newest: Charter, signer: Signer) -> LogView:
     """One pass over the stored log: charters, admissions, and where memory should begin."""
     floor, summary = disk.floor_state()
     charter, admissions = newest, dict[bytes, Admission]()
+    ruling: Charter | None = None
     if summary is not None:
-        admissions = {one.key: one for one in summary.admissions}
-        if summary.charters:
-            charter = wire.decode(summary.charters[-1].charter.payload, Charter)
-    ruling = charter if summary is not None and summary.charters else None
+        found = [wire.decode(one.charter.payload, Charter) for one in summary.charters[-1:]]
+        if found and found[-1].epoch == summary.epoch:
+            charter = ruling = found[-1]
+        if ruling is not None or summary.epoch != newest.epoch:
+            # Else the floor lies between the start of an epoch and its first charter's record.
+            admissions = {one.key: one for one in summary.admissions}
     origin = newest.origin
     lowest = max(floor.index, disk.certified - ENTRIES_KEPT, origin.index if origin else 0)
     place = floor

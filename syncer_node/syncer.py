@@ -328,7 +328,7 @@ class SyncerMachine:
 
     def offer_state(self, peer: bytes) -> None:
         newest = self.archive.newest
-        if newest is None or self.seat is None:
+        if newest is None:
             return
         for piece in in_messages(self.archive.origins()):
             self.desk.send(peer, IndexPart(piece))

@@ -42,7 +42,7 @@ class Greeting:
         for key in sorted(keys - context.peers.keys()):
             wait_s = 0.0 if context.key < key else PASSIVE_DIAL_S
             context.peers[key] = PeerVoter(key, dial_s=context.now_s + wait_s)
-        for key in context.peers.keys() - keys:
+        for key in sorted(context.peers.keys() - keys):
             del context.peers[key]
             context.desk.out.append(Disconnect(key, "no longer a voter"))
 
@@ -93,6 +93,7 @@ class Greeting:
             charter=context.charter_envelope,
             addresses=context.setup.addresses,
             stored=max(context.log.stable, context.ballot.owed),
+            generation=context.ballot.generation,
         )
         context.desk.send(key, hello)
 
@@ -130,6 +131,10 @@ class Greeting:
             self.take_charter(hello.charter)
         if key not in context.peers:
             return False  # The newer charter has other voters.
+        if hello.project == context.setup.project and hello.generation < self._generation(key):
+            # It hears from our hello that it is admitted anew, and comes again with another name.
+            context.desk.out.append(Disconnect(key, "readmitted"))
+            return False
         refused = self._refusal(key, hello)
         peer.trouble = refused.text if refused is not None else ""
         context.desk.emit(VoterGreeted(key, peer.trouble))

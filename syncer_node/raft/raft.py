@@ -327,10 +327,20 @@ class Raft:
             self._offer_seat()
 
     def _can_adopt(self, newest: Charter) -> bool:
-        """Whether those who must sign for the charter are here and have the log."""
+        """Whether those who must sign for the charter are here with the log, and can go on then.
+
+        Where a disk that is admitted anew is needed for a majority, it must have come first.
+        """
         context, log = self.context, self.context.log
         ready = {peer.key for peer in context.greeted() if peer.match >= log.committed}
-        return Electorate.change(log.charter, newest).has_enough(ready | {context.key})
+        here = {
+            peer.key
+            for peer in context.greeted()
+            if (voter := newest.voter(peer.key)) is not None
+            and log.has_admission(peer.key, voter.disk, peer.disk)
+        }
+        can_sign = Electorate.change(log.charter, newest).has_enough(ready | {context.key})
+        return can_sign and Electorate.of(newest.voters).has_enough(here | {context.key})
 
     def _admission(self, key: bytes, disk: bytes) -> Admission:
         voter = self.log.voter(key)
