@@ -81,6 +81,8 @@ class LogStart:
     """Stored records behind the floor."""
     certificates: Sequence[Certificate]
     """Of the first of them, without a gap."""
+    is_adopted: bool = False
+    """Whether a record up to the floor adopted the charter; else the log's first one will."""
 
 
 class RaftLog:
@@ -95,6 +97,7 @@ class RaftLog:
         """Certificates up to here are known to be on this disk."""
         self.entries_kept = ENTRIES_KEPT
         self._told = start.charter
+        self._is_adopted = start.is_adopted or bool(start.admissions)
         self._charters: list[tuple[int, Charter]] = [(start.floor.index, start.charter)]
         self._admissions: list[tuple[int, dict[bytes, Admission]]] = [
             (start.floor.index, dict(start.admissions))
@@ -257,7 +260,7 @@ class RaftLog:
         self._charters.append((index, charter))
 
     def _has_first_charter(self) -> bool:
-        return len(self._charters) > 1 or bool(self._admissions[0][1])
+        return len(self._charters) > 1 or self._is_adopted
 
     def cut(self, after: int) -> None:
         """Drop the records behind this one, which another leader replaced."""
@@ -385,5 +388,6 @@ class RaftLog:
             self.floor = Floor(entry.record.index, entry.record.term, entry.digest)
             while len(self._charters) > 1 and self._charters[1][0] <= self.floor.index:
                 self._charters.pop(0)
+                self._is_adopted = True
             while len(self._admissions) > 1 and self._admissions[1][0] <= self.floor.index:
                 self._admissions.pop(0)
