@@ -27,6 +27,7 @@ from syncer_node.raft.election import Election
 from syncer_node.raft.greeting import Greeting
 from syncer_node.raft.jobs import BallotSaved, SaveBallot
 from syncer_node.raft.log import RaftLog
+from syncer_node.raft.raft import Raft
 from syncer_node.raft.replication import Replication
 
 SEEDS = 60
@@ -642,3 +643,22 @@ def test_a_removal_that_cannot_finish_is_taken_on_by_readmitting_first():
         *(Voter(v.key, v.role, v.priority, int(v.key == wiped.key)) for v in three.charter.voters)
     )
     check_recovery(three, RECOVERY_S)
+
+
+def test_a_charter_whose_proof_is_not_durable_is_found(monkeypatch):
+    monkeypatch.setattr(RaftLog, "_waits_for_proof", lambda self, index: False)
+    assert finds("whose proof is not on its disk")
+
+
+def test_an_epoch_that_begins_from_nothing_is_found(monkeypatch):
+    monkeypatch.setattr(Context, "has_origin", property(lambda self: True))
+    monkeypatch.setattr(Election, "_has_origin", lambda self, ask: True)
+    with pytest.raises(Violation, match="certified record"):
+        test_an_epoch_does_not_begin_without_its_origin()
+
+
+def test_a_void_disk_that_keeps_its_name_is_found(monkeypatch):
+    """A void disk that keeps its name passes after enough starts: that is what renaming is for."""
+    monkeypatch.setattr(Raft, "_give_up_disk", lambda self, words: None)
+    with pytest.raises(AssertionError):
+        test_an_old_copy_stays_refused_however_often_it_is_started()
