@@ -216,8 +216,7 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=64)]
     text: Text
     retry_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] | None
-    nonce: Count = 0
-    """Of the voter's hello that this answers, where a voter's disk is refused for good."""
+    nonce: Count = 0  # Of the voter's hello that this answers, where its disk is refused for good.
 
 
 class Committed(Struct, frozen=True, array_like=True, tag="committed"):
@@ -280,8 +279,7 @@ class VoterHello(Struct, frozen=True, array_like=True, tag="voter"):
     """Where it can be reached, for join links."""
     stored: Count = 0
     """Last record that its disk has, or had and owes: fewer than it said before is an old copy."""
-    generation: Count = 0
-    """`Voter.disk` of the charter under which its disk drew its name."""
+    generation: Count = 0  # `Voter.disk` of the charter under which its disk drew its name.
 
 
 class AskVote(Struct, frozen=True, array_like=True, tag="ask-vote"):

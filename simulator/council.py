@@ -139,6 +139,8 @@ class SimVoter(Host):
         self.proposed_s = 0.0
         self._written_s = 0.0
         self.is_draining = False
+        self.is_gone = False
+        """Nobody starts it again."""
         self._backlog: list[Event] | None = None
         """What happened while the process was stopped; None while it runs."""
         self._writes: list[object] = []
@@ -198,7 +200,11 @@ class SimVoter(Host):
         self._writes, self._backlog, self._written_s = [], None, 0.0
         super().crash()
         if is_restart:
-            self.world.after(0.2, lambda: None if self.is_up else self.boot())
+            self.world.after(0.2, self._restart)
+
+    def _restart(self) -> None:
+        if not self.is_up and not self.is_gone:
+            self.boot()
 
     def unwritten(self) -> None:
         """Nothing of what is on its way to the disk arrives there: a crash comes now."""

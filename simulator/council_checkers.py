@@ -87,9 +87,9 @@ class CouncilChecker:
         self.elections: list[tuple[float, int, bytes]] = []
         self.disturbed_s = 0.0
         """When the last fault was planted or healed."""
-        self._certified: dict[tuple[bytes, bytes, int], int] = {}
+        self._certified: dict[tuple[str, bytes, int], int] = {}
         """(host, disk, life) -> last index that it applied."""
-        self._owned: dict[tuple[bytes, bytes, int], int] = {}
+        self._owned: dict[tuple[str, bytes, int], int] = {}
         """(host, disk, epoch) -> last index that it ever applied."""
         self._given: dict[tuple[bytes, bytes, int, int], bytes] = {}
         world.watchers.append(self._watch)
@@ -122,7 +122,7 @@ class CouncilChecker:
 
     def forget_disk(self, host: SimVoter) -> None:
         """An old copy of its disk was put back: what it lost since is not to be expected there."""
-        owner = (host.key, host.disk.ballot.disk)
+        owner = (host.name, host.disk.ballot.disk)
         for known in [one for one in self._owned if one[:2] == owner]:
             self._owned[known] = min(self._owned[known], host.disk.last)
 
@@ -286,7 +286,7 @@ class CouncilChecker:
             raise self._fail(host, f"applied charter {index}, whose proof is not on its disk")
 
     def _check_order(self, host: SimVoter, index: int, epoch: int) -> None:
-        owner = (host.key, host.disk.ballot.disk)
+        owner = (host.name, host.disk.ballot.disk)
         last = self._certified.get((*owner, host.life))
         if last is not None and index != last + 1:
             raise self._fail(host, f"applied record {index} after record {last}")
@@ -310,7 +310,7 @@ class CouncilChecker:
     def on_stored(self, host: SimVoter, job: Append) -> None:
         """A voter wrote records. What it applied is still there; witnesses do not run ahead."""
         epoch = _record(job.records[0]).epoch
-        last = min(self._owned.get((host.key, host.disk.ballot.disk, epoch), 0), job.after)
+        last = min(self._owned.get((host.name, host.disk.ballot.disk, epoch), 0), job.after)
         if host.disk.last < last:
             raise self._fail(host, f"lost record {last}, which it had applied")
         charter = self.branches[epoch].charter if epoch in self.branches else self.charter
@@ -339,7 +339,7 @@ class CouncilChecker:
         """Whatever a disk once knew to be certified is on it, as everybody else has it."""
         epoch, history = max(self.branches), self.history
         for host in hosts:
-            owned = self._owned.get((host.key, host.disk.ballot.disk, epoch), 0)
+            owned = self._owned.get((host.name, host.disk.ballot.disk, epoch), 0)
             for index in range(host.disk.floor.index + 1, owned + 1):
                 if host.disk.digest_at(index) != history[index]:
                     raise self._fail(host, f"lost the certified record {index}")

@@ -194,7 +194,8 @@ class Owner:
         """The disk and key of a host run on a second one too, which is started again and again."""
         if host is None or not host.is_up or not self.is_settled() or self.twins:
             return
-        if not self._is_known(host, host.disk.ballot.boot - 1):
+        # Of a sole voter nobody could tell.
+        if not self._others(host) or not self._is_known(host, host.disk.ballot.boot - 1):
             return
         self._is_busy = True
         twin = host.clone()
@@ -204,6 +205,7 @@ class Owner:
 
     def _start_twin(self, host: SimVoter, twin: SimVoter, starts: int, name: bytes) -> None:
         """Another start, unless it met nobody: then it could overtake the first one unseen."""
+        twin.is_gone = True
         twin.crash()
         has_met = starts == TWIN_STARTS or twin.disk.ballot.disk != name
         if self.is_over or not starts or not has_met:
@@ -212,6 +214,7 @@ class Owner:
             if host.disk.ballot.disk != name:
                 self.readmit(host)
             return
+        twin.is_gone = False
         twin.boot()
         self.world.after(8.0, lambda: self._start_twin(host, twin, starts - 1, name))
 
@@ -225,6 +228,7 @@ class Owner:
             if self.twins and is_other and known is not None and known.generation == voter.disk:
                 self.readmit(host)
         for twin in self.twins:
+            twin.is_gone = True
             twin.crash()
         self.twins.clear()
 
