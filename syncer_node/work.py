@@ -49,7 +49,14 @@ from syncer_node.jobs import (
     WeightsMade,
     WriteCheckpoint,
 )
-from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.raft.jobs import (
+    Append,
+    Appended,
+    BallotSaved,
+    KeepProofs,
+    ProofsKept,
+    SaveBallot,
+)
 from syncer_node.store import F32, Checkpoint, Store
 
 log = logging.getLogger("shoal.syncer")
@@ -128,6 +135,9 @@ class Work:
             case Append(after, records):
                 files.append(after, records)
                 return Appended(after + len(records))
+            case KeepProofs(certificates):
+                files.keep_proofs(certificates)
+                return ProofsKept()
             case InstallState(entry, summary, origins):
                 files.begin_behind(entry, summary, origins)
                 return Installed()
