@@ -19,6 +19,8 @@ from simulator import runs, scenarios, sweeping
 from simulator.ledger import Ledger
 
 FAILURES_SHOWN_MAX = 20
+TELL_EVERY = 50
+"""Seeds between two lines of progress where the output is no terminal."""
 
 
 def list_scenarios() -> int:
@@ -133,6 +135,8 @@ def sweep(*, seeds: int, first: int, jobs: int, scenario: str | None) -> int:
                 progress.console.print(
                     f"seed {result.seed}: {result.violation}", markup=False, soft_wrap=True
                 )
+            elif done % TELL_EVERY == 0 and not console.is_terminal:
+                print(f"{done} of {seeds} seeds, {len(failed)} broken", flush=True)
             progress.update(task, advance=1, description=f"seeds, {len(failed)} broken")
     wall_s = time.perf_counter() - began_s
     print(

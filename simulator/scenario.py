@@ -17,7 +17,7 @@ from simulator.provenance import ProvenanceChecker
 from simulator.syncers import Notice, SimSyncer
 from simulator.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
 from simulator.witnesses import SimWitness
-from simulator.world import World
+from simulator.world import Host, World
 
 FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "cut-syncers", "disk-full")
 
@@ -99,7 +99,6 @@ def build_swarm(
         for signer, name in zip(signers, names, strict=True)
     ]
     models = speeds or tuple(SpeedModel(step_s) for step_s in steps_s)
-    apart_s = 0.5 if join_s is None else join_s / len(models)
     checker = SafetyChecker(world, ledger)
     learners = [
         SimLearner(world, tiny, hosts, number=number, speed=speed, backend=tensors)
@@ -109,11 +108,17 @@ def build_swarm(
         SimWitness(world, tiny, signer, ledger=ledger, name=f"witness-{number}")
         for number, signer in enumerate(watching)
     ]
-    for host in (*hosts, *voters):
-        host.boot()
-    for number, learner in enumerate(learners):
-        world.after(1.0 + apart_s * number, learner.boot)
+    _boot([*hosts, *voters], learners, join_s)
     return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
+
+
+def _boot(voters: list[Host], learners: list[SimLearner], join_s: float | None) -> None:
+    """Start the voters at once, and the learners one after the other."""
+    for host in voters:
+        host.boot()
+    apart_s = 0.5 if join_s is None else join_s / len(learners)
+    for number, learner in enumerate(learners):
+        learner.world.after(1.0 + apart_s * number, learner.boot)
 
 
 def afflict(swarm: Swarm, seed: int, *, until_s: float, every_s: float = 12.0) -> list[str]:
