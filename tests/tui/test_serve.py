@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 
-from tests.tui import tapes
+from tests.tui import recordings
 
 
 def test_the_screen_runs_for_a_browser(tmp_path):
-    tape = tapes.write(tmp_path / "tape", tapes.healthy(3))
-    command = [sys.executable, "-m", "shoal", "tui", "--readonly", "--replay", str(tape)]
+    recording = recordings.write(tmp_path / "recording", recordings.healthy(3))
+    command = [sys.executable, "-m", "shoal", "tui", "--readonly", "--replay", str(recording)]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
