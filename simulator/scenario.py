@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from simulator.ledger import Ledger
 from simulator.syncers import Notice, SimSyncer
 from simulator.tiny import SimSigner, tiny_project
 from simulator.world import NetworkModel, World
+from syncer_node.recording import Sink
 
 FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "cut-syncers", "disk-full")
 
@@ -54,8 +56,12 @@ def build_swarm(
     network: NetworkModel | None = None,
     durability: Durability = "standby",
     moments: Literal["fresh", "peer"] = "fresh",
+    tape: Callable[[SimSyncer], Sink] | None = None,
 ) -> Swarm:
-    """Booted syncers, and one learner for each local-step time, joining one after the other."""
+    """Booted syncers, and one learner for each local-step time, joining one after the other.
+
+    tape: makes the tape of each life of a syncer.
+    """
     world = World(seed, network)
     names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
     signers = [SimSigner(name) for name in names]
@@ -82,6 +88,7 @@ def build_swarm(
         for number, step_s in enumerate(steps_s)
     ]
     for host in hosts:
+        host.tape = tape
         host.boot()
     for number, learner in enumerate(learners):
         world.after(1.0 + 0.5 * number, learner.boot)

@@ -49,6 +49,7 @@ from syncer_node.jobs import (
     WriteCheckpoint,
 )
 from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.recording import PayloadTape
 from syncer_node.store import F32, Checkpoint, Store
 
 log = logging.getLogger("shoal.syncer")
@@ -71,6 +72,7 @@ class Work:
         project: bytes,
         kept_marks: Callable[[], set[int]],
         other_syncers: Callable[[], list[bytes]],
+        payloads: PayloadTape | None = None,
     ) -> None:
         self.transport = transport
         self.store = store
@@ -79,6 +81,7 @@ class Work:
         self.project = project
         self.kept_marks = kept_marks
         self.other_syncers = other_syncers
+        self.payloads = payloads
         self.merge_pool = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
 
@@ -161,10 +164,14 @@ class Work:
             await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
         except MalformedPayload as error:
             return PushRefused(error.reason, str(error))
+        if self.payloads is not None:
+            self.payloads.keep_push(job, payload)
         return PushFetched()
 
     async def _merge(self, job: Merge) -> JobResult:
         started_s = time.monotonic()
+        if self.payloads is not None:
+            self.payloads.keep_base(job.fragment, self.bank)
         try:
             outcome = await asyncio.get_running_loop().run_in_executor(
                 self.merge_pool, self.bank.merge, job
