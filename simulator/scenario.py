@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ from simulator.syncers import Notice, SimSyncer
 from simulator.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
 from simulator.witnesses import SimWitness
 from simulator.world import Host, World
+from syncer_node.recording import Sink
 
 FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "cut-syncers", "disk-full")
 
@@ -68,10 +70,12 @@ def build_swarm(
     fragments: int = 4,
     join_s: float | None = None,
     witnesses: int = 0,
+    tape: Callable[[SimSyncer], Sink] | None = None,
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
     join_s: within this time, else one every half second.
+    tape: makes the tape of each life of a syncer.
     """
     world = World(seed, network)
     names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
@@ -108,6 +112,8 @@ def build_swarm(
         SimWitness(world, tiny, signer, ledger=ledger, name=f"witness-{number}")
         for number, signer in enumerate(watching)
     ]
+    for host in hosts:
+        host.tape = tape
     _boot([*hosts, *voters], learners, join_s)
     return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
 

@@ -285,6 +285,7 @@ class Stepped(Struct, frozen=True, array_like=True, tag=True):
     sequence: Count
     """Sequences of that block that are read; equal to the block's size when it is finished."""
     learning_rate: float
+    progress: float = 0.0
 
 
 class Done(Struct, frozen=True, array_like=True, tag=True):

@@ -218,6 +218,7 @@ class Session:
                 position=loop.reader.position,
                 sequence=loop.reader.sequence,
                 learning_rate=done.learning_rate,
+                progress=loop.progress,
             )
         )
 
