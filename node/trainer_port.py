@@ -146,13 +146,20 @@ class TrainerPort:
         process = self._live()
         delivery = await self._in_pool(
             lambda: self.bank.deliver(
-                job.fragment, is_assign=job.is_assign, merged_sequence=job.merged_sequence
+                job.fragment,
+                is_assign=job.is_assign,
+                merged_sequence=job.merged_sequence,
+                kept_frac=job.kept_frac,
             )
         )
         slot = process.slot(delivery.values.size)
         await self._in_pool(lambda: np.copyto(slot.values, delivery.values))
-        kind = link.Assign if delivery.is_assign else link.Add
-        done = await self._ask(lambda n: kind(n, job.fragment, slot.identity, slot.numel))
+        to = (job.fragment, slot.identity, slot.numel)
+        if delivery.is_assign:
+            kept_frac = delivery.kept_frac
+            done = await self._ask(lambda n: link.Assign(n, *to, kept_frac=kept_frac))
+        else:
+            done = await self._ask(lambda n: link.Add(n, *to))
         process.release(slot)
         if not isinstance(done, link.Done):
             return Failed("the trainer ended")

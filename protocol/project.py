@@ -19,7 +19,7 @@ from protocol.ids import Count, Digest, NodeKey
 CodecName = Literal["f32", "bf16", "int8", "int4"]
 MergeRule = Literal["rda", "mean"]
 FragmentStrategy = Literal["balanced", "tensor", "layer"]
-ApplyRule = Literal["overwrite", "rebase"]
+ApplyRule = Literal["overwrite", "blend", "rebase"]
 Durability = Literal["leader", "standby", "majority"]
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
@@ -166,6 +166,13 @@ class RoundSpec(Struct, frozen=True, array_like=True):
     apply: ApplyRule
     up_codec: CodecName
     down_codec: CodecName
+    alpha: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5
+    """With `blend`: the share of its local value that a learner keeps when a merge comes."""
+
+    @property
+    def kept_frac(self) -> float:
+        """Share of the local value that outlives the delivery of a new version."""
+        return self.alpha if self.apply == "blend" else 0.0
 
 
 class LimitSpec(Struct, frozen=True, array_like=True):

@@ -276,10 +276,16 @@ class SimLearner(Host):
 
     def _deliver(self, job: Deliver, trainer: TinyTrainer) -> object:
         delivery = self.bank.deliver(
-            job.fragment, is_assign=job.is_assign, merged_sequence=job.merged_sequence
+            job.fragment,
+            is_assign=job.is_assign,
+            merged_sequence=job.merged_sequence,
+            kept_frac=job.kept_frac,
         )
         local = trainer.theta[job.fragment]
-        if delivery.is_assign or local is None:
+        if local is not None and delivery.kept_frac:
+            kept = np.float32(delivery.kept_frac)
+            trainer.theta[job.fragment] = kept * local + (np.float32(1) - kept) * delivery.values
+        elif delivery.is_assign or local is None:
             trainer.theta[job.fragment] = delivery.values.copy()
         else:
             trainer.theta[job.fragment] = local + delivery.values

@@ -201,6 +201,20 @@ class FragmentView:
         for span in self.layout.fragments[fragment].spans:
             self._flat[span.name].copy_(_tensor(values[span.offset : span.offset + span.numel]))
 
+    def blend(self, fragment: int, values: Floats, kept_frac: float) -> None:
+        """A fragment becomes kept_frac * itself + (1 - kept_frac) * `values`, in f32.
+
+        kept_frac: [0, 1); with 0 the values are taken as they are. Padding is ignored.
+        """
+        self._check(fragment, values)
+        for span in self.layout.fragments[fragment].spans:
+            flat = self._flat[span.name]
+            piece = _tensor(values[span.offset : span.offset + span.numel]).to(flat.device)
+            if kept_frac:
+                flat.mul_(kept_frac).add_(piece, alpha=1.0 - kept_frac)
+            else:
+                flat.copy_(piece)
+
     def add(self, fragment: int, values: Floats) -> None:
         """Adds `values`, f32 [numel], to a fragment; padding is ignored."""
         self._check(fragment, values)

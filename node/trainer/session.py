@@ -248,7 +248,7 @@ class Session:
     def _assign(self, command: link.Assign) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
-        self._shop.view.write(command.fragment, slot.values)
+        self._shop.view.blend(command.fragment, slot.values, command.kept_frac)
         self._assigned.add(command.fragment)
         self._done(command.job, started)
 

@@ -115,6 +115,23 @@ def test_fragments_survive_a_round_trip_and_padding_stays_zero(genesis):
         np.testing.assert_array_equal(doubled, values + values)
 
 
+def test_a_blend_keeps_its_share_of_the_weights_and_one_of_nothing_replaces_them(genesis):
+    layout = layout_of(genesis)
+    target = FragmentView(build_model(genesis.model, seed=2), layout)
+    for fragment in layout.fragments:
+        former, values = (np.zeros(fragment.numel, np.float32) for _ in range(2))
+        target.read(fragment.index, former)
+        for span in fragment.spans:
+            values[span.offset : span.offset + span.numel] = 3.0
+        target.blend(fragment.index, values, 0.25)
+        after = np.empty_like(values)
+        target.read(fragment.index, after)
+        np.testing.assert_allclose(after, 0.25 * former + 0.75 * values, rtol=0, atol=1e-6)
+        target.blend(fragment.index, values, 0.0)
+        target.read(fragment.index, after)
+        np.testing.assert_array_equal(after, values)
+
+
 def test_all_fragments_can_be_written_from_one_buffer(genesis):
     layout = layout_of(genesis)
     model = build_model(genesis.model, seed=3)

@@ -122,6 +122,7 @@ def test_other_values_are_written_where_asked():
             "momentum = 1.0",
             "outer.momentum must be a number of at least 0 and below 1",
         ),
+        ("alpha = 0.5", "alpha = 1", "rounds.alpha must be a number of at least 0 and below 1"),
         (
             "patience_s = 20.0",
             "patience_s = 0",
@@ -130,8 +131,8 @@ def test_other_values_are_written_where_asked():
         ("grad_norm_max = 1.0", "grad_norm_max = nan", "training.grad_norm_max must be a number"),
         (
             'apply = "overwrite"',
-            'apply = "blend"',
-            'must be one of "overwrite", "rebase", not "blend"',
+            'apply = "mix"',
+            'must be one of "blend", "overwrite", "rebase", not "mix"',
         ),
         (
             'optimizer = "adamw"',
