@@ -18,6 +18,7 @@ from protocol.ids import Count, Digest, NodeKey
 
 CodecName = Literal["f32", "bf16", "int8", "int4"]
 MergeRule = Literal["rda", "mean"]
+WeightRule = Literal["quality", "tokens", "equal"]
 FragmentStrategy = Literal["balanced", "tensor", "layer"]
 ApplyRule = Literal["overwrite", "blend", "rebase"]
 Durability = Literal["leader", "standby", "majority"]
@@ -38,7 +39,7 @@ class TensorSpec(Struct, frozen=True, array_like=True):
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     shape: Annotated[tuple[Positive, ...], Meta(max_length=8)]
     rule: MergeRule
-    """Embeddings are merged by weighted mean, everything else radially (RDA)."""
+    """By weighted mean, as is usual for embeddings, or radially (RDA), as for everything else."""
 
     @property
     def numel(self) -> int:
@@ -46,6 +47,17 @@ class TensorSpec(Struct, frozen=True, array_like=True):
         for size in self.shape:
             count *= size
         return count
+
+
+class MergeRules(Struct, frozen=True):
+    """How each class of tensors is merged; the genesis holds what becomes of it, per tensor."""
+
+    embeddings: MergeRule = "mean"
+    """Tables from tokens or positions to vectors, and from vectors to tokens."""
+    matrices: MergeRule = "rda"
+    """Everything else of two or more dimensions."""
+    vectors: MergeRule = "rda"
+    """Norms and biases."""
 
 
 class ModelSpec(Struct, frozen=True, array_like=True):
@@ -138,12 +150,14 @@ class InnerSpec(Struct, frozen=True, array_like=True):
 
 
 class OuterSpec(Struct, frozen=True, array_like=True):
-    """What a merge does: Nesterov SGD on the decoded merged displacement."""
+    """What a merge does: SGD with momentum on the decoded merged displacement."""
 
     learning_rate: Rate
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
     clip_to_median: Annotated[float, Meta(ge=1.0, le=1e6)]
     """A push whose norm exceeds this multiple of the group's median is scaled down to it."""
+    nesterov: bool = True
+    """Look ahead along the new momentum; otherwise plain momentum. Without momentum no matter."""
 
 
 class RoundSpec(Struct, frozen=True, array_like=True):
@@ -168,6 +182,8 @@ class RoundSpec(Struct, frozen=True, array_like=True):
     down_codec: CodecName
     alpha: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5
     """With `blend`: the share of its local value that a learner keeps when a merge comes."""
+    weights: WeightRule = "quality"
+    """What a push weighs: tokens times tokens per local step, its tokens, or as much as any."""
 
     @property
     def kept_frac(self) -> float:

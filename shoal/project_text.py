@@ -66,6 +66,15 @@ SECTIONS = (
         ),
     ),
     Section(
+        "model.merge",
+        "How pushes become one, by class of tensor: by weighted mean, or radially (rda).",
+        (
+            Line("embeddings", "mean", "tables from tokens or positions to vectors, and back"),
+            Line("matrices", "rda", "all else of two or more dimensions; rda keeps its length"),
+            Line("vectors", "rda", "norms and biases"),
+        ),
+    ),
+    Section(
         "model.config",
         "Values for the architecture's configuration, as `transformers` names them.",
         (
@@ -122,7 +131,7 @@ SECTIONS = (
     ),
     Section(
         "outer",
-        "What a merge does with the learners' movement: Nesterov momentum.",
+        "What a merge does with the learners' movement.",
         (
             Line("learning_rate", 0.7, "share of the merged movement that is taken"),
             Line("momentum", 0.5, "0 switches it off"),
@@ -131,6 +140,7 @@ SECTIONS = (
                 3.0,
                 "a push longer than this many times the median push is scaled down to it",
             ),
+            Line("nesterov", True, "look ahead along the momentum; false: plain momentum"),
         ),
     ),
     Section(
@@ -153,6 +163,11 @@ SECTIONS = (
             Line("up_codec", "int4", "learner to syncer: int4, int8, bf16 or f32"),
             Line("down_codec", "int4", "syncer to learner: int4, int8, bf16 or f32"),
             Line("alpha", 0.5, "for blend: share of its own weights that a learner keeps"),
+            Line(
+                "weights",
+                "quality",
+                "what a push weighs: quality (tokens x tokens per local step), tokens, or equal",
+            ),
         ),
     ),
     Section(

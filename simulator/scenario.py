@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.project import Durability, LimitSpec, OuterSpec, RoundSpec, Voter
+from protocol.project import Durability, FragmentStrategy, LimitSpec, OuterSpec, RoundSpec, Voter
 from simulator.checkers import RejoinChecker, SafetyChecker, check_all
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger
@@ -54,6 +54,7 @@ def build_swarm(
     network: NetworkModel | None = None,
     durability: Durability = "standby",
     moments: Literal["fresh", "peer"] = "fresh",
+    strategy: FragmentStrategy = "balanced",
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time, joining one after the other."""
     world = World(seed, network)
@@ -69,6 +70,7 @@ def build_swarm(
         ),
         durability=durability,
         moments=moments,
+        strategy=strategy,
     )
     ledger = Ledger(tiny.charter)
     notices: dict[bytes, Notice] = {}

@@ -24,6 +24,7 @@ from protocol.project import (
     Charter,
     DataSpec,
     Durability,
+    FragmentStrategy,
     Genesis,
     InnerSpec,
     LimitSpec,
@@ -83,6 +84,7 @@ def tiny_project(
     voters: tuple[Voter, ...] | None = None,
     durability: Durability = "standby",
     moments: Literal["fresh", "peer"] = "fresh",
+    strategy: FragmentStrategy = "balanced",
 ) -> TinyProject:
     """A project of `TENSORS` tensors whose only voter is `syncer`, or with these voters."""
     owner = SimSigner("owner")
@@ -107,7 +109,7 @@ def tiny_project(
             digest=bytes(32),
         ),
         seed=seed,
-        strategy="balanced",
+        strategy=strategy,
         fragments=fragments,
     )
     genesis_bytes = encode(genesis)

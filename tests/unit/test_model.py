@@ -24,7 +24,7 @@ from node.trainer.model import (
 )
 from node.trainer.vocabulary import ByteVocabulary
 from protocol.errors import InternalError, UserError
-from protocol.project import encode
+from protocol.project import MergeRules, encode
 from tests.tiny_project import CONFIG, data_spec, tiny_genesis
 
 GPT2 = {"vocab_size": 257, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 2}
@@ -63,6 +63,19 @@ def test_tables_are_merged_by_mean_and_the_rest_radially():
         "transformer.wte.weight",
         "transformer.wpe.weight",
     }
+
+
+def test_a_project_says_how_each_class_of_tensor_is_merged_and_still_builds():
+    rules = MergeRules(embeddings="rda", matrices="mean", vectors="rda")
+    spec = describe_model("LlamaForCausalLM", CONFIG, rules)
+    by_rule = {one.name: one.rule for one in spec.tensors}
+    assert by_rule["model.embed_tokens.weight"] == "rda"
+    assert by_rule["model.layers.0.self_attn.q_proj.weight"] == "mean"
+    assert by_rule["model.layers.0.input_layernorm.weight"] == "rda"
+    build_model(spec, seed=1)
+    other = msgspec.structs.replace(spec, tensors=spec.tensors[1:])
+    with pytest.raises(UserError, match="tensor table"):
+        build_model(other, seed=1)
 
 
 @pytest.mark.parametrize(
