@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from protocol import limits
 from protocol.ids import Count, Digest, NodeKey
 
-CodecName = Literal["f32", "bf16", "int8", "int4"]
+CodecName = Literal["f32", "bf16", "int8", "int4", "int2", "int1"]
 MergeRule = Literal["rda", "mean"]
 WeightRule = Literal["quality", "tokens", "equal"]
 FragmentStrategy = Literal["balanced", "tensor", "layer"]

@@ -160,8 +160,8 @@ SECTIONS = (
                 "what a learner does with merged weights: overwrite takes them; blend keeps a "
                 "share of its own; rebase keeps all it has not handed in",
             ),
-            Line("up_codec", "int4", "learner to syncer: int4, int8, bf16 or f32"),
-            Line("down_codec", "int4", "syncer to learner: int4, int8, bf16 or f32"),
+            Line("up_codec", "int4", "learner to syncer: f32, bf16, int8, int4, int2 or int1"),
+            Line("down_codec", "int4", "syncer to learner: f32, bf16, int8, int4, int2 or int1"),
             Line("alpha", 0.5, "for blend: share of its own weights that a learner keeps"),
             Line(
                 "weights",

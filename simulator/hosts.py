@@ -94,6 +94,8 @@ class SimLearner(Host):
         """(life, position, sequence) of everything any of its trainers read."""
         self.captures: dict[tuple[int, int], tuple[int, int]] = {}
         """(life, sequence) of a push -> the trainer's number, and its local step then."""
+        self.pushed: list[tuple[int, int]] = []
+        """Fragment and payload bytes of every push that was encoded."""
 
     def build(self) -> LearnerMachine:
         self.shelf = Shelf(clock=lambda: self.world.now_s)
@@ -299,6 +301,7 @@ class SimLearner(Host):
             push = self.bank.push(job.fragment, job.sequence, local)
         except NonFinite:
             return Failed("non-finite")
+        self.pushed.append((job.fragment, push.payload_bytes))
         self.captures[self.life, job.sequence] = (self.trainers, trainer.local_step)
         return Captured(
             base_version=push.base_version,

@@ -59,6 +59,30 @@ def test_a_swarm_trains_with_each_share_that_a_blend_keeps(alpha):
     trained(rounds=rounds(apply="blend", alpha=alpha))
 
 
+@pytest.mark.parametrize(
+    ("codec", "bits_per_parameter"),
+    [("f32", 32), ("bf16", 16), ("int8", 8.125), ("int4", 4.125), ("int2", 2.125), ("int1", 1.125)],
+)
+@pytest.mark.parametrize("apply", ["overwrite", "rebase"])
+@pytest.mark.parametrize("way", ["up_codec", "down_codec"])
+def test_a_swarm_trains_with_each_codec_each_way(apply, way, codec, bits_per_parameter):
+    swarm = trained(rounds=rounds(apply=apply, **{way: codec}))
+    sizes = [fragment.numel for fragment in swarm.learners[0].layout.fragments]
+    if way == "down_codec":
+        seen = {(one.fragment, 8 * one.payload_bytes) for one in swarm.ledger.merges}
+    else:
+        seen = {
+            (fragment, 8 * pushed)
+            for learner in swarm.learners
+            for fragment, pushed in learner.pushed
+        }
+    assert seen == {(at, size * bits_per_parameter) for at, size in enumerate(sizes)}
+
+
+def test_a_swarm_trains_with_one_bit_both_ways():
+    trained(rounds=rounds(up_codec="int1", down_codec="int1"))
+
+
 @pytest.mark.parametrize("strategy", ["balanced", "tensor", "layer"])
 def test_a_swarm_trains_with_each_way_to_cut_a_model(strategy):
     trained(strategy=strategy)

@@ -8,7 +8,7 @@ from protocol.numerics.outer import digest, encode_with_feedback, outer_step
 from tests import oracle
 from tests.oracle import wave
 
-CODECS = ("f32", "bf16", "int8", "int4")
+CODECS = ("f32", "bf16", "int8", "int4", "int2", "int1")
 
 
 def full(value, numel=128):
