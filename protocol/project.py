@@ -122,7 +122,7 @@ class Origin(Struct, frozen=True, array_like=True):
 class InnerSpec(Struct, frozen=True, array_like=True):
     """What a learner's local steps do."""
 
-    optimizer: Literal["adamw"]
+    optimizer: Literal["adamw", "muon"]
     learning_rate: Rate
     weight_decay: Rate
     beta1: Fraction
@@ -138,11 +138,16 @@ class InnerSpec(Struct, frozen=True, array_like=True):
     """Local steps over which a learner with fresh optimizer moments ramps up."""
     moments: Literal["fresh", "peer"] = "fresh"
     """What a (re)started learner's optimizer begins with: nothing, or the state of another."""
+    muon_momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.95
+    """With `muon`: memory of the gradients of hidden matrices."""
 
     @property
     def bounds_moments(self) -> bool:
-        """Whether second moments bound first ones, so that a stranger's state can be judged."""
-        return self.beta1**2 < self.beta2 < 1.0
+        """Whether second moments bound first ones, so that a stranger's state can be judged.
+
+        Muon keeps no second moments: nothing would bound what it is given.
+        """
+        return self.optimizer == "adamw" and self.beta1**2 < self.beta2 < 1.0
 
     def trains_as(self, other: InnerSpec) -> bool:
         """Whether local steps are the same; where moments come from matters at a start only."""

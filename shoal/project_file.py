@@ -250,6 +250,11 @@ def check_together(
             f"must be at most model.fragments ({fragments}), not {rounds.overlap_steps}; "
             "rounds in flight are on different fragments"
         )
+    if inner.moments == "peer" and inner.optimizer != "adamw":
+        raise place.below("training.moments").error(
+            f'can be "peer" only with the optimizer adamw: {inner.optimizer} keeps nothing that '
+            "would tell a possible state of another learner from an impossible one"
+        )
     if inner.moments == "peer" and not inner.bounds_moments:
         raise place.below("training.moments").error(
             'can be "peer" only where beta1 x beta1 < beta2 < 1: otherwise nobody could tell '

@@ -111,7 +111,7 @@ SECTIONS = (
         "training",
         "What each learner does by itself, in its local steps.",
         (
-            Line("optimizer", "adamw", "the inner optimizer: adamw"),
+            Line("optimizer", "adamw", "adamw, or muon for hidden matrices and adamw for the rest"),
             Line("learning_rate", 0.002, "at its peak"),
             Line("weight_decay", 0.1, "0 switches it off"),
             Line("beta1", 0.9, "memory of the mean gradient"),
@@ -127,6 +127,7 @@ SECTIONS = (
                 "optimizer state of a learner that comes (back): fresh, or peer for a copy of "
                 "another learner's",
             ),
+            Line("muon_momentum", 0.95, "for muon: memory of the gradients"),
         ),
     ),
     Section(

@@ -160,15 +160,22 @@ def tensor_specs(
 
     Embeddings are the tables that map tokens or positions to vectors, or vectors to tokens.
     """
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    output = model.get_output_embeddings()
-    if output is not None:
-        tables.add(id(output.weight))
+    tables = embedding_ids(model)
     return tuple(
         TensorSpec(name, tuple(tensor.shape), _rule(tensor, id(tensor) in tables, rules))
         for name, tensor in model.named_parameters()
         if tensor.requires_grad
     )
+
+
+def embedding_ids(model: nn.Module) -> set[int]:
+    """`id` of every table that maps tokens or positions to vectors, or vectors to tokens."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    if isinstance(model, transformers.PreTrainedModel):
+        output = model.get_output_embeddings()
+        if output is not None:
+            tables.add(id(output.weight))
+    return tables
 
 
 def _rule(tensor: Tensor, is_embedding: bool, rules: MergeRules) -> MergeRule:
