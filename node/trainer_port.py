@@ -150,21 +150,21 @@ class TrainerPort:
         process = self._live()
         delivery = await self._in_pool(
             lambda: self.bank.deliver(
-                job.fragment, is_assign=job.is_assign, merged_sequence=job.merged_sequence
+                job.fragment,
+                is_assign=job.is_assign,
+                merged_sequence=job.merged_sequence,
+                kept_frac=job.kept_frac,
             )
         )
         slot = process.slot(delivery.values.size)
         await self._in_pool(lambda: np.copyto(slot.values, delivery.values))
-        kind = link.Assign if delivery.is_assign else link.Add
-        mark = applied(
-            job.fragment,
-            delivery.version,
-            is_assign=delivery.is_assign,
-            merged_sequence=job.merged_sequence,
-        )
-        done = await self._ask(
-            lambda n: kind(n, job.fragment, slot.identity, slot.numel), mark=mark
-        )
+        mark = applied(job.fragment, delivery, job.merged_sequence)
+        to = (job.fragment, slot.identity, slot.numel)
+        if delivery.is_assign:
+            kept_frac = delivery.kept_frac
+            done = await self._ask(lambda n: link.Assign(n, *to, kept_frac=kept_frac), mark=mark)
+        else:
+            done = await self._ask(lambda n: link.Add(n, *to), mark=mark)
         process.release(slot)
         if not isinstance(done, link.Done):
             return Failed("the trainer ended")

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from node.bank import Delivery
 from protocol.project import Charter, InnerSpec, encode
 from protocol.tape import (
     CharterInForce,
@@ -129,10 +130,13 @@ class TrainerTape:
 
 
 def applied(
-    fragment: int, number: int, *, is_assign: bool, merged_sequence: int | None
+    fragment: int, delivery: Delivery, merged_sequence: int | None
 ) -> Callable[[int], Frame]:
     """The mark of a delivery."""
-    return lambda step: VersionApplied(fragment, number, step, is_assign, merged_sequence)
+    number, is_assign, kept_frac = delivery.version, delivery.is_assign, delivery.kept_frac
+    return lambda step: VersionApplied(
+        fragment, number, step, is_assign, merged_sequence, kept_frac
+    )
 
 
 def snapshot(fragment: int) -> Callable[[int], Frame]:

@@ -197,6 +197,8 @@ class VersionApplied(Struct, frozen=True, array_like=True, tag="applied"):
     local_step: Seq
     is_assign: bool
     merged_sequence: int | None
+    kept_frac: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """Share that the inner loop kept of its own value."""
 
 
 class SnapshotTaken(Struct, frozen=True, array_like=True, tag="snapshot"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.project import Durability, LimitSpec, OuterSpec, RoundSpec, Voter
+from protocol.project import Durability, FragmentStrategy, LimitSpec, OuterSpec, RoundSpec, Voter
 from simulator.backends import Backend, TinyBackend
 from simulator.checkers import RejoinChecker, SafetyChecker, check_all
 from simulator.hosts import SimLearner
@@ -71,6 +71,7 @@ def build_swarm(
     join_s: float | None = None,
     witnesses: int = 0,
     tape: Callable[[SimSyncer], Sink] | None = None,
+    strategy: FragmentStrategy = "balanced",
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
@@ -94,6 +95,7 @@ def build_swarm(
         moments=moments,
         fragments=fragments,
         tensors_of=tensors_of,
+        strategy=strategy,
     )
     tensors = backend or TinyBackend()
     ledger = Ledger(tiny.charter)

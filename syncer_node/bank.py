@@ -143,6 +143,7 @@ class MergeBank:
             codec=job.codec,
             learning_rate=outer.learning_rate,
             momentum_coefficient=outer.momentum,
+            nesterov=outer.nesterov,
         )
         name, state = digest(payload), manifests.digests
         self._candidates[job.fragment, job.version, name] = Version(

@@ -202,10 +202,13 @@ class Retrainer:
         state = state_manifests(theta, momentum).digests
         bank.install(frame.fragment, frame.version, state, theta, momentum)
         delivery = bank.deliver(
-            frame.fragment, is_assign=frame.is_assign, merged_sequence=frame.merged_sequence
+            frame.fragment,
+            is_assign=frame.is_assign,
+            merged_sequence=frame.merged_sequence,
+            kept_frac=frame.kept_frac,
         )
         if delivery.is_assign:
-            shop.view.write(frame.fragment, delivery.values)
+            shop.view.blend(frame.fragment, delivery.values, delivery.kept_frac)
         else:
             shop.view.add(frame.fragment, delivery.values)
 
