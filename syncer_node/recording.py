@@ -391,5 +391,6 @@ _RESULTS: Final[dict[str, Any]] = {
         jobs.CheckpointWritten,
         raft_jobs.Appended,
         raft_jobs.BallotSaved,
+        raft_jobs.ProofsKept,
     )
 }

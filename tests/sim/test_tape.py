@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,9 @@ from simulator.replay.diverging import Diverged
 from simulator.replay.stories import record_story
 from simulator.replay.whole import Whole, replay
 from simulator.scenario import build_swarm
+from syncer_node import jobs, recording
 from syncer_node.jobs import Keep, Merge
+from syncer_node.raft import jobs as raft_jobs
 from syncer_node.recording import read_decision
 from tests import builders
 from tests.taping import alter, record_swarm
@@ -307,3 +310,12 @@ def test_what_the_log_says_is_enough_to_explain_a_round_led_elsewhere() -> None:
     merged = builders.merged()
     story = record_story(merged)
     assert set(story.parts) == {one.learner for one in merged.contributions}
+
+
+def test_every_answer_that_a_job_names_can_be_read_from_a_tape():
+    kinds = [*vars(jobs).values(), *vars(raft_jobs).values()]
+    words = " ".join(kind.__doc__ or "" for kind in kinds if isinstance(kind, type))
+    answers = set(re.findall(r"[Aa]nswer: `(\w+)`(?:, or `(\w+)`)?", words))
+    named = {name for pair in answers for name in pair if name}
+    assert len(named) > 8
+    assert named <= set(recording._RESULTS)
