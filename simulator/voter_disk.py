@@ -80,6 +80,7 @@ class VoterDisk:
 
     def cut_for_epoch(self, index: int, epoch: int) -> None:
         self._cut(index)
+        self.proofs_synced = len(self.proofs)
 
     def leave_log(self, epoch: int) -> None:
         self._begin(Floor(), None, None)

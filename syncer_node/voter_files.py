@@ -285,6 +285,7 @@ class VoterFiles:
             shutil.copy2(self.log.path, self.log.path.with_name(f"log.before-epoch-{epoch}"))
         self.log.cut(max(0, index - self.floor.index))
         self.certificates.cut(max(0, index - self.floor.index))
+        self.certificates.flush()  # Nobody signs for records before the origin again.
 
     def close(self) -> None:
         self.log.close()
