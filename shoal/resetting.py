@@ -113,7 +113,7 @@ def begin_epoch(case: Case, origin: Origin, voters: tuple[Voter, ...]) -> list[s
 
 def last_certified(case: Case, own: Identity, instance: str) -> Origin:
     """The last record in this host's store that is proven to be committed."""
-    from syncer_node.recovery import scan
+    from syncer_node.recovery import recertify, scan
     from syncer_node.voter_files import VoterFiles
 
     stores = {root.name: root for root in case.home.voter_stores(case.project.id)}
@@ -126,13 +126,19 @@ def last_certified(case: Case, own: Identity, instance: str) -> Origin:
         )
     files = VoterFiles(root)
     try:
-        index = scan(files, case.project.charter, own).certified
+        view = scan(files, case.project.charter, own)
+        index = view.certified
         if index == 0:
             raise UserError(
                 f"The store {root} has no certified record yet, so nothing can be lost: delete "
                 f"{case.target} and sign the project again with other voters."
             )
-        files.certificates.flush()  # What a new epoch rests on stays provable.
+        # What a new epoch rests on stays provable.
+        for at in range(files.certified + 1, index + 1):
+            entry = recertify(files.record(at), None, own, view.charter.voters)
+            if entry is not None:
+                files.keep_certificate(entry.certificate)
+        files.certificates.flush()
         if index == files.floor.index:
             return Origin(index, files.floor.head)
         return Origin(index, record_hash(files.record(index)))

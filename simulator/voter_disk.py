@@ -35,8 +35,7 @@ class VoterDisk:
     ballot: Ballot
     charter: Envelope
     log: list[bytes] = field(default_factory=list)
-    proofs: list[Certificate | None] = field(default_factory=list)
-    """None where the owner's word stands in for a certificate that was lost."""
+    proofs: list[Certificate] = field(default_factory=list)
     proofs_synced: int = 0
     """So many of them survive a power loss."""
     payloads: set[bytes] = field(default_factory=set)
@@ -81,7 +80,6 @@ class VoterDisk:
 
     def cut_for_epoch(self, index: int, epoch: int) -> None:
         self._cut(index)
-        self.proofs += [None] * (len(self.log) - len(self.proofs))
         self.proofs_synced = len(self.proofs)
 
     def leave_log(self, epoch: int) -> None:

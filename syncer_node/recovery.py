@@ -68,7 +68,11 @@ class LogView:
 
 
 def enter_epoch(disk: VoterDisk, charter: Charter) -> None:
-    """Drop what the owner voided by beginning a new epoch, if this log has any of it."""
+    """Drop what the owner voided by beginning a new epoch, if this log has any of it.
+
+    A log that cannot prove all up to the origin is left too: a leader must be able to bring others
+    there. Whoever can prove it hands the state over.
+    """
     origin = charter.origin
     floor, summary = disk.floor_state()
     if origin is None or disk.last == 0:
@@ -85,7 +89,7 @@ def enter_epoch(disk: VoterDisk, charter: Charter) -> None:
             break
         index, previous = record.index, record_hash(encoded)
         is_ours = is_ours or (index, previous) == (origin.index, origin.head)
-    if is_ours:
+    if is_ours and disk.certified >= origin.index:
         disk.cut_for_epoch(origin.index, charter.epoch)
     else:
         disk.leave_log(charter.epoch)

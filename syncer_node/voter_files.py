@@ -21,9 +21,6 @@ from syncer_node.frames import FrameFile, require_space, sync, write_atomically,
 from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
 from syncer_node.raft.log import Floor
 
-NO_PROOF = b""
-"""In place of a certificate that was lost, of a record that an owner's new epoch is based on."""
-
 
 class StoredFloor(Struct, frozen=True, array_like=True):
     """Where this disk's log begins, and what was in force there."""
@@ -156,10 +153,7 @@ class VoterFiles:
         at = index - self.floor.index - 1
         if not 0 <= at < min(len(self.certificates), len(self.log)):
             return None
-        content = self.certificates.read(at)
-        if content == NO_PROOF:
-            return None
-        certificate = wire.decode(content, Certificate)
+        certificate = wire.decode(self.certificates.read(at), Certificate)
         return certificate if certificate.record == record_hash(self.record(index)) else None
 
     def begin_behind(
@@ -276,9 +270,8 @@ class VoterFiles:
         settled = ballot
         lost = self.floor.index + len(self.certificates)
         if lost > self.last:
-            content = self.certificates.read(len(self.certificates) - 1)
-            lost_epoch = wire.decode(content, Certificate).epoch if content != NO_PROOF else epoch
-            settled = ballot.owing(lost, lost_epoch)
+            proof = wire.decode(self.certificates.read(len(self.certificates) - 1), Certificate)
+            settled = ballot.owing(lost, proof.epoch)
         if settled.owed and epoch > settled.owed_epoch:
             settled = msgspec.structs.replace(settled, owed=0)
         if settled != ballot:
@@ -292,9 +285,7 @@ class VoterFiles:
             shutil.copy2(self.log.path, self.log.path.with_name(f"log.before-epoch-{epoch}"))
         self.log.cut(max(0, index - self.floor.index))
         self.certificates.cut(max(0, index - self.floor.index))
-        if missing := len(self.log) - len(self.certificates):
-            # The owner's word proves them. What follows must find its place.
-            self.certificates.append_all([NO_PROOF] * missing)
+        self.certificates.flush()  # Nobody signs for records before the origin again.
 
     def close(self) -> None:
         self.log.close()

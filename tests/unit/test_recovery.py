@@ -222,15 +222,22 @@ def test_in_the_first_epoch_nothing_is_cut():
 
 def test_a_new_epoch_cuts_what_lies_behind_its_origin_and_all_before_it_counts():
     log = founded(weights(), merged(), merged(fragment=1, global_step=2))
-    disk = on_disk(log, 2)
+    disk = on_disk(log, 5)
     newest = next_epoch(log, 4)
     enter_epoch(disk, newest)
-    assert (disk.log, disk.certified) == (log.encoded[:4], 2)
-    disk.proofs = [entry.certificate for entry in log.entries[:4]]
+    assert (disk.log, disk.certified) == (log.encoded[:4], 4)
     view = scan(disk, newest, STRANGER)
     assert (view.certified, view.charter) == (4, newest)
     start = log_start(disk, view)
     assert (start.floor, start.charter, start.admissions) == (place(log, 4), newest, {})
+
+
+def test_a_log_that_cannot_prove_the_origin_is_left():
+    """Who leads from there must be able to bring others there."""
+    log = founded(weights(), merged())
+    disk = on_disk(log, 3)
+    enter_epoch(disk, next_epoch(log, 4))
+    assert (disk.last, disk.log) == (0, [])
 
 
 def test_a_log_that_forks_before_the_origin_is_left():

@@ -365,12 +365,3 @@ def test_proofs_are_kept_with_all_before_them(files, monkeypatch):
     assert files.certified == 0
     files.keep_proofs(proofs)
     assert again(files).certified == 4
-
-
-def test_certificates_behind_an_origin_find_their_place(files):
-    log = filled(files, certificates=1)
-    files.cut_for_epoch(3, 1)
-    assert (files.certified, files.certificate(2)) == (3, None)
-    files.append(3, log.encoded[3:])
-    files.keep_certificate(log.entries[3].certificate)
-    assert again(files).certificate(4) == log.entries[3].certificate
