@@ -252,9 +252,14 @@ class SimLearner(Host):
         return Failed("no donor holds the payload")
 
     def _start_trainer(self) -> object:
-        inner, data = self.tiny.charter.inner, self.tiny.genesis.data
         self.trainers += 1
-        self.trainer = TinyTrainer(
+        self.trainer = self.make_trainer()
+        return TrainerReady("virtual", self.tiny.charter.inner.batch_sequences)
+
+    def make_trainer(self) -> TinyTrainer:
+        """A trainer as it starts; a comparison puts one with a real model here."""
+        inner, data = self.tiny.charter.inner, self.tiny.genesis.data
+        return TinyTrainer(
             sizes=[fragment.numel for fragment in self.layout.fragments],
             tokens_per_step=inner.batch_sequences * data.sequence_tokens,
             sequences_per_step=inner.batch_sequences,
@@ -262,7 +267,6 @@ class SimLearner(Host):
             step_s=self.step_s,
             chance=random.Random(self.chance.random()),
         )
-        return TrainerReady("virtual", inner.batch_sequences)
 
     def command(
         self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]

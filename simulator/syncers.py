@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from node.host.shelf import Shelf
 from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
-from protocol.fragments import build_layout
+from protocol.fragments import Fragment, build_layout
 from protocol.machine import Failed, Start
 from protocol.messages import Certificate, CertifiedRecord, Envelope, Vote
 from protocol.numerics import chunks
@@ -253,10 +253,14 @@ class SimSyncer(Host):
     def _initialise(self) -> WeightsMade:
         made = []
         for fragment in self.layout.fragments:
-            theta = tiny_weights(fragment.numel, fragment.index)
+            theta = self.first_weights(fragment)
             made.append(self.bank.initialise(fragment.index, 0, theta, np.zeros_like(theta)))
         self.disk.has_weights = True
         return WeightsMade(tuple(made))
+
+    def first_weights(self, fragment: Fragment) -> NDArray[np.float32]:
+        """Version 0 of a fragment."""
+        return tiny_weights(fragment.numel, fragment.index)
 
     # Jobs.
 

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +141,14 @@ def tiny_target(numel: int, fragment: int) -> F32:
     return values
 
 
+class Weights(Protocol):
+    """A model's fragments by index; None before the first assignment."""
+
+    def __getitem__(self, fragment: int, /) -> F32 | None: ...
+
+    def __setitem__(self, fragment: int, values: F32, /) -> None: ...
+
+
 @dataclass(slots=True)
 class TinyTrainer:
     """An inner loop in virtual time: local steps, and commands carried out at their boundaries."""
@@ -151,7 +159,7 @@ class TinyTrainer:
     block_sequences: int
     step_s: float
     chance: random.Random
-    theta: list[F32 | None] = field(default_factory=list)
+    theta: Weights = field(default_factory=list)
     moments: list[F32] = field(default_factory=list)
     """As in `node.moments`: honest ones, which nothing here makes use of."""
     local_step: int = 0
@@ -200,7 +208,8 @@ class TinyTrainer:
     def end_step(self, seconds: float) -> float:
         """Finish the running local step: its loss. Then the waiting commands are carried out."""
         loss = 0.0
-        for at, values in enumerate(self.theta):
+        for at in range(len(self.sizes)):
+            values = self.theta[at]
             assert values is not None
             pull = values - tiny_target(values.size, at)
             loss += float(np.mean(pull * pull))
@@ -208,17 +217,25 @@ class TinyTrainer:
             noise.reshape(-1, 128)[:, TENSOR_ELEMENTS:] = 0.0
             self.theta[at] = (values - np.float32(0.05) * (pull + noise)).astype(np.float32)
             self._remember(at, pull + noise)
+        self.read_batch()
+        self.count_step(seconds)
+        return loss / len(self.sizes)
+
+    def read_batch(self) -> None:
+        """Note the sequences of one local step as read."""
         for _ in range(self.sequences_per_step):
             self._read_one()
+
+    def count_step(self, seconds: float) -> None:
+        """Book a local step that took so long."""
         self.local_step += 1
         self.tokens += self.tokens_per_step
         self.work_s += seconds
         self.is_stepping = False
-        return loss / len(self.theta)
 
     def _remember(self, at: int, gradient: F32) -> None:
         """What AdamW would keep of a gradient that was clipped to 1."""
-        norm = len(self.theta) * float(np.linalg.norm(gradient))
+        norm = len(self.sizes) * float(np.linalg.norm(gradient))
         clipped = (gradient / max(1.0, norm)).astype(np.float32)
         size, kept = self.sizes[at], self.moments[at]
         kept[:size] += np.float32(0.1) * (clipped - kept[:size])
