@@ -55,13 +55,11 @@ def compare(
             validator=NotNegative,
         ),
     ] = 600.0,
-    away: Annotated[
-        float, Parameter(help="Seconds until it is back.", validator=Positive)
-    ] = 60.0,
+    away: Annotated[float, Parameter(help="Seconds until it is back.", validator=Positive)] = 60.0,
     project: Annotated[
         Path | None, Parameter(help="A project file to compare on, instead of the built-in one.")
     ] = None,
-    set: Annotated[  # noqa: A002 -- what it is called
+    set: Annotated[
         tuple[str, ...],
         Parameter(
             help="KEY=VALUE: change the built-in project, as in rounds.local_steps=8; repeatable.",

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 NAME = "comparison"
 CHANGES: Mapping[str, Value] = {
-    "model.config.hidden_size": 96,
-    "model.config.intermediate_size": 256,
-    "model.config.num_hidden_layers": 3,
+    "model.config.hidden_size": 64,
+    "model.config.intermediate_size": 168,
+    "model.config.num_hidden_layers": 2,
     "data.sequence_tokens": 64,
     "limits.heldout_sequences": 1024,
 }
@@ -93,9 +93,7 @@ class _Planned:
     key: str
 
 
-def _plan(
-    asked: Comparison, algorithms: Sequence[Algorithm], home: Home
-) -> Iterator[_Planned]:
+def _plan(asked: Comparison, algorithms: Sequence[Algorithm], home: Home) -> Iterator[_Planned]:
     """Seed by seed, so that a comparison that is cut short has whole seeds."""
     for seed in range(asked.setting.seed, asked.setting.seed + asked.seeds):
         setting = replace(asked.setting, seed=seed)
@@ -159,9 +157,7 @@ def _do(one: _Planned, folder: Folder, home: Home, tell: Callable[[float], None]
 
 
 @contextmanager
-def _progress(
-    console: Console, runs: int
-) -> Iterator[Callable[[str], Callable[[float], None]]]:
+def _progress(console: Console, runs: int) -> Iterator[Callable[[str], Callable[[float], None]]]:
     """Bars on a terminal, a line for each run elsewhere; gives a function that announces a run."""
     if not console.is_terminal:
         done = 0

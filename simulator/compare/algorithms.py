@@ -78,7 +78,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     for one in (
         Algorithm(name="dp", says="data parallel, nobody fails", kind="rigid"),
         Algorithm(
-            name="dp-failing", says="data parallel, waits for whoever fails", kind="rigid", fails=True
+            name="dp-failing",
+            says="data parallel, waits for the lost",
+            kind="rigid",
+            fails=True,
         ),
         Algorithm(
             name="elastic-dp-failing",
@@ -123,9 +126,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             kind="decoupled",
             rounds={"grace_safety": 0.0},
         ),
-        Algorithm(
-            name="decoupled-mean", says="mean instead of RDA", kind="decoupled", rule="mean"
-        ),
+        Algorithm(name="decoupled-mean", says="mean instead of RDA", kind="decoupled", rule="mean"),
         Algorithm(
             name="decoupled-overwrite",
             says="merged weights replace local ones",

@@ -38,7 +38,7 @@ class JoinedReader(BlockReader):
 
     def take(self, count: int) -> Sequences:
         """Each active learner's next batch, the last one cut so that there are `count` in all."""
-        pieces = []
+        pieces: list[Sequences] = []
         for learner in self.active:
             wanted = min(self._batch, count - self._batch * len(pieces))
             if wanted > 0:

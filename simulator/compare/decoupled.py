@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -53,15 +54,16 @@ class Allowance:
 class CountingWorld(World):
     """Counts bytes, and lets payloads take as long as the clock's model size asks.
 
-    Payloads get a learners' share of one link, as if all of them always passed through the
-    syncer's at once; control messages are as small as they are.
+    Payloads get a learner's share of one link, as if all of them always passed through the syncer's
+    at once; control messages are as small as they are.
     """
 
     def __init__(self, setting: Setting, parameters: int) -> None:
         network = NetworkModel(setting.latency_s, setting.latency_s / 10, setting.link_bytes_per_s)
         super().__init__(setting.seed, network)
         self.bytes = 0
-        self._payload_factor = setting.clock_bytes(setting.learners, parameters)
+        # The simulator's hosts charge a transfer for its way there and for its way back.
+        self._payload_factor = setting.clock_bytes(setting.learners, parameters) / 2
         self._is_message = False
 
     def send(self, sender: Host, peer: bytes, message: Message) -> None:
@@ -166,7 +168,7 @@ class RealTrainer(TinyTrainer):
             view.write(index, values)
         self.loop.is_seasoned = True
 
-    moments = property(get_moments, set_moments)  # type: ignore[assignment]
+    moments = property(get_moments, set_moments)
 
 
 class RealLearner(SimLearner):
@@ -294,7 +296,7 @@ class Decoupled:
             return
         horizon_s = PATIENCE_FACTOR * self.setting.steps * self.setting.step_s
         for at_s, number in failures_until(self.setting, horizon_s):
-            self.world.at(time_s + at_s, lambda who=self.learners[number]: self._interrupt(who))
+            self.world.at(time_s + at_s, partial(self._interrupt, self.learners[number]))
 
     def resume_others(self) -> None:
         """A local step was given back: whoever waits with text may take it."""

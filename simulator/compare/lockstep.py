@@ -107,7 +107,9 @@ class Lockstep:
             in_flight = {flight.fragment for flight in self._flights}
             return [index for index in range(count) if index not in in_flight]
         offsets = [-(-(index + 1) * period // count) for index in range(count)]
-        return [at for at, first in enumerate(offsets) if step >= first and not (step - first) % period]
+        return [
+            at for at, first in enumerate(offsets) if step >= first and not (step - first) % period
+        ]
 
     def _depart(self, fragment: int, step: int) -> None:
         spec, numel = self.spec, self.theta[fragment].size

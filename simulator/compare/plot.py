@@ -37,4 +37,6 @@ def draw(lines: Sequence[Summary], file: Path) -> None:
     try:
         figure.savefig(file, dpi=150)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be drawn ({error}). A PNG is written to NAME.png.") from error
+        raise UserError(
+            f"{file} cannot be drawn ({error}). A PNG is written to NAME.png."
+        ) from error

@@ -69,15 +69,22 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 def fingerprint(algorithm: Algorithm, genesis: Genesis, charter: Charter, setting: Setting) -> str:
-    """Changes with whatever changes the outcome of a run, the code itself excepted."""
-    facts = (
+    """Changes with whatever decides the outcome of a run, the code itself excepted."""
+    genesis, charter = algorithm.genesis(genesis), algorithm.charter(charter)
+    facts: list[object] = [
         algorithm.kind,
         algorithm.fails,
         algorithm.lockstep,
-        msgspec.structs.replace(algorithm.genesis(genesis), owner=bytes(32)),
-        msgspec.structs.replace(algorithm.charter(charter), project=bytes(32), voters=()),
+        genesis.model,
+        genesis.data,
+        charter.inner,
+        charter.limits.heldout_sequences,
         setting,
-    )
+    ]
+    if algorithm.kind in ("lockstep", "decoupled"):
+        facts += [genesis.fragments, genesis.strategy]
+    if algorithm.kind == "decoupled":
+        facts += [charter.outer, charter.rounds, charter.limits, charter.durability]
     return blake3(msgspec.msgpack.encode(facts)).hexdigest()[:16]
 
 

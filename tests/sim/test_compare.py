@@ -83,9 +83,7 @@ def test_the_same_seed_gives_the_same_outcome(project, name):
 
 
 def test_data_parallel_is_one_learner_with_the_whole_batch(project):
-    run = DataParallel(
-        bench_of(project, ALGORITHMS["dp"]), SETTING, fails=False, is_elastic=False
-    )
+    run = DataParallel(bench_of(project, ALGORITHMS["dp"]), SETTING, fails=False, is_elastic=False)
     run.run(lambda share: None)
     bench, batch = run.bench, LEARNERS * INNER.batch_sequences
     twin = DataParallel(bench, SETTING, fails=False, is_elastic=False)
