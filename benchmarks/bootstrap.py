@@ -43,6 +43,7 @@ PROJECT = bytes(32)
 FRAGMENTS = 8
 DONORS = 3
 BLOCK = 128
+LOOPBACK = "127.0.0.1"
 
 
 def states(megabytes: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -55,35 +56,38 @@ def states(megabytes: int) -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
-def host(home: Path, bootstrap: list[str]) -> Transport:
+def host(home: Path, bootstrap: list[str], listen: str = LOOPBACK) -> Transport:
     return Transport(
         keystore.load_or_create(home / "key"),
         port=0,
         bootstrap=bootstrap,
         topics=(learners_topic(PROJECT),),
-        listen_host="127.0.0.1",
+        listen_host=listen,
         on_state=lambda _: None,
     )
 
 
-async def donate(home: Path, bootstrap: list[str], sizes: list[int], mbps: float) -> None:
-    """Serve until standard input ends."""
-    shelf, bucket = Shelf(), Bucket(mbps * 1e6 / 8)
-    kept = [states(size) for size in sizes]
+async def donate(chosen: argparse.Namespace) -> None:
+    """Serve until standard input ends; without weights only be in the table."""
+    home = chosen.donor
+    shelf, bucket = Shelf(), Bucket(chosen.mbps * 1e6 / 8)
+    kept = [states(size) for size in chosen.sizes]
     for model in kept:
         for theta, momentum in model:
             shelf.put_group(state_manifests(theta, momentum).blobs(theta, momentum))
-    transport = host(home, bootstrap)
+    transport = host(home, chosen.bootstrap, chosen.listen)
     transport.serve_blobs(lambda _, name: shelf.get(name), lambda *_: bucket)
     await transport.start()
     notice = wire.encode(LearnerNotice(home.name, "training", 1))
-    await transport.announce(learners_topic(PROJECT), notice, 300.0)
+    if kept:
+        await transport.announce(learners_topic(PROJECT), notice, 300.0)
     print(json.dumps(transport.addresses()), flush=True)
     loop = asyncio.get_running_loop()
     ended = loop.run_in_executor(None, sys.stdin.read)
     while not ended.done():
         await asyncio.wait([ended], timeout=60)
-        await transport.announce(learners_topic(PROJECT), notice, 300.0)
+        if kept:
+            await transport.announce(learners_topic(PROJECT), notice, 300.0)
     await transport.close()
 
 
@@ -160,16 +164,20 @@ async def measure(chosen: argparse.Namespace, home: Path) -> list[dict]:
 def main() -> int:
     """Prints the median ratio of each size and writes everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [int(part) for part in text.split(",") if part],
+        default=[10, 100],
+    )
     parser.add_argument("--mbps", type=float, default=40.0, help="uplink of each donor")
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--donor", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--bootstrap", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--listen", default=LOOPBACK, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    chosen.sizes = chosen.sizes or [10, 100]
     if chosen.donor:
-        uvloop.run(donate(chosen.donor, chosen.bootstrap, chosen.sizes, chosen.mbps))
+        uvloop.run(donate(chosen))
         return 0
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as home:
         results = uvloop.run(measure(chosen, Path(home)))

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from node.assembly import Assembly, Part
-from node.donors import IN_FLIGHT_PER_DONOR, Donor
+from node.donors import Donor
 from node.meter import Meter
 from protocol import limits
 from protocol.ids import Digest, short
 
-IN_FLIGHT_MAX = 16
-"""Requests under way in all: enough for a long fat line, few enough for the stream slots."""
+IN_FLIGHT_MAX = 32
+"""Requests under way in all: three donors on long fat lines; half of the streams that we open."""
 
 OPEN_MIN = 8
 """Versions at once of which it is found out who holds them: among these the rarest goes first. A
@@ -281,7 +281,7 @@ class Planner:
         wants = [want for want in self._wants.values() if want.opened_s is not None]
         wants.sort(key=lambda want: self._hopes(want, now_s))
         for donor in donors:
-            if len(donor.asks) >= IN_FLIGHT_PER_DONOR:
+            if len(donor.asks) >= donor.depth:
                 continue
             may = [want for want in wants if self._may_ask(donor, want, now_s)]
             found = self._manifest(donor, may, now_s)

@@ -86,6 +86,7 @@ from protocol.trace import Fact
 
 log = logging.getLogger("shoal.node")
 
+LEADER_LOOK_S = 0.25
 PROGRESS_EVERY_S = 15.0
 PAUSE_S_MAX = 365 * 86_400.0
 POOL_THREADS = 2
@@ -288,8 +289,8 @@ class NodeDaemon:
         """Carry out one job."""
         self.bank.charter = self.machine.shared.charter
         match job:
-            case FindSeat():
-                return await self.locator.find_seat(self.machine.shared.charter)
+            case FindSeat(after):
+                return await self.locator.find_seat(self.machine.shared.charter, after)
             case FetchState():
                 return await self._fetch_state(job)
             case Advance():
@@ -355,12 +356,10 @@ class NodeDaemon:
 
     async def _advance(self, job: Advance) -> JobResult:
         """Fetch a merged payload, from the syncer first, and take the outer step."""
-        leader = self.machine.shared.leader
         merged = job.merged
         wanted = [(merged.payload, merged.payload_bytes)]
-        sources = [leader] if leader is not None else []
         try:
-            _, parts = await self.locator.fetch_from(sources, wanted, self._on_fault)
+            parts = await self._fetch_from_leader(wanted)
         except TransientError:
             donors = await self.locator.donors_or_none()
             _, parts = await self.locator.fetch_from(donors, wanted, self._on_fault)
@@ -370,6 +369,24 @@ class NodeDaemon:
         await asyncio.get_running_loop().run_in_executor(self.pool, advance)
         self.fetcher.forget(merged.fragment)
         return Advanced()
+
+    async def _fetch_from_leader(self, wanted: list[tuple[bytes, int]]) -> list[memoryview]:
+        """What the syncer that leads sends, begun anew when another one leads.
+
+        A transfer from one that was cut off would only end after `blobs.READ_S`.
+        """
+        while True:
+            leader = self.machine.shared.leader
+            sources = [leader] if leader is not None else []
+            fetch = asyncio.ensure_future(self.locator.fetch_from(sources, wanted, self._on_fault))
+            try:
+                while not fetch.done() and self.machine.shared.leader == leader:
+                    await asyncio.wait({fetch}, timeout=LEADER_LOOK_S)
+                if fetch.done():
+                    return fetch.result()[1]
+            finally:
+                fetch.cancel()
+                await asyncio.wait({fetch})
 
     def _on_fault(self, peer: bytes, error: RemoteError) -> None:
         self.machine.fault(peer, error)

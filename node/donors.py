@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-IN_FLIGHT_PER_DONOR = 3
-"""Below the streams that a host serves to one peer; the last one is for merged payloads."""
+IN_FLIGHT_MIN = 3
+"""Requests under way at one donor where more would only wait for each other."""
+
+IN_FLIGHT_FIRST = 6
+"""... and at one of which nothing is known yet."""
+
+IN_FLIGHT_PER_DONOR_MAX = 10
+"""Below the streams that a host serves to one peer: the others are for merged payloads."""
+
+QUICK_S = 1.5
+"""A donor that takes less over a chunk is asked for more at once. Every chunk waits for some round
+trips, in which the line is idle unless other chunks are under way."""
+
+SLUGGISH_S = 3.0
+"""One that takes longer is asked for fewer: its line is full."""
 
 ASK_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """A donor that lacked a version may be about to have it."""
@@ -39,6 +52,8 @@ class Donor:
     """Chunks asked of it so far."""
     chunk_s: float | None = None
     """About how long it takes over a chunk."""
+    depth: int = IN_FLIGHT_FIRST
+    """Requests that may be under way at once."""
     _lacks: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Fragment -> (when to ask again, how often it was asked in vain)."""
     _rest_until_s: float = 0.0
@@ -81,6 +96,13 @@ class Donor:
         if chunk_s is not None:
             former_s = chunk_s if self.chunk_s is None else self.chunk_s
             self.chunk_s = 0.7 * former_s + 0.3 * chunk_s
+            self._deepen(chunk_s)
+
+    def _deepen(self, chunk_s: float) -> None:
+        if chunk_s < QUICK_S:
+            self.depth = min(self.depth + 1, IN_FLIGHT_PER_DONOR_MAX)
+        elif chunk_s > SLUGGISH_S:
+            self.depth = max(self.depth - 1, IN_FLIGHT_MIN)
 
     def hold(self, fragment: int) -> None:
         """It holds the wanted version."""
@@ -95,6 +117,7 @@ class Donor:
 
     def busy(self, now_s: float) -> None:
         """It serves as many as it may."""
+        self.depth = IN_FLIGHT_MIN
         if now_s < self._rest_until_s:
             return  # Several requests, one cause.
         self._rest_until_s = now_s + _step(BUSY_S, self._busies)

@@ -13,6 +13,9 @@ from protocol.records import FragmentMerged, Span, StateDigests
 class FindSeat:
     """Find who holds the seat, and the newest charter. Answer: `SeatFound`."""
 
+    after: tuple[int, int] = (0, 0)
+    """Epoch and term of the leader that is silent: a newer one, proven, is answer enough."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeatFound:

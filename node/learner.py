@@ -192,7 +192,7 @@ class LearnerMachine:
 
     def _seek(self) -> None:
         self._fire("retry")
-        self.desk.start(FindSeat())
+        self.desk.start(FindSeat(self._seat))
 
     def _lost(self, reason: str, retry_after_s: float | None = None) -> None:
         """No link for now: try again after a growing, spread-out pause."""
@@ -430,7 +430,7 @@ class LearnerMachine:
         if is_quiet and is_due and self.link is Link.FOLLOWING and not self._is_looking:
             # Perhaps another one was elected; until that is known we stay where we are.
             self._found_s, self._is_looking = self.shared.now_s, True
-            self.desk.start(FindSeat())
+            self.desk.start(FindSeat(self._seat))
         if self.link is Link.WAITING and self.shared.now_s >= self._retry_s:
             self._seek()
         self.keeping.look()

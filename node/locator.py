@@ -36,6 +36,10 @@ CHARTER_S_MAX = 4.0
 """A host that announces itself and does not answer must not delay finding the one that leads."""
 
 GREET_S_MAX = 2.0
+ASK_S_MAX = 3.0
+ASK_EVERY_S = 1.0
+"""Another leader is elected within seconds; the voters are asked again so often meanwhile."""
+
 CHARTERS_KEPT = 16
 GENESIS_PAUSE_S_MAX = 30.0
 
@@ -85,8 +89,53 @@ class Locator:
     _charters: dict[bytes, Envelope] = field(default_factory=dict)
     """By content address; what is in one is checked each time."""
 
-    async def find_seat(self, known: Charter | None) -> SeatFound:
+    async def find_seat(self, known: Charter | None, after: tuple[int, int] = (0, 0)) -> SeatFound:
         """Who may be asked to lead, and the newest charter that says so. Raises TransientError.
+
+        after: epoch and term of a leader that is silent. The other syncers of the charter are
+        asked directly meanwhile, and the first proof of a later term is the answer: a silent host
+        costs a search of the whole table many seconds.
+        """
+        search = asyncio.ensure_future(self._search(known))
+        direct = asyncio.ensure_future(self._ask_voters(known, after))
+        try:
+            await asyncio.wait((search, direct), return_when=asyncio.FIRST_COMPLETED)
+            return await (search if search.done() else direct)
+        finally:
+            for task in (search, direct):
+                task.cancel()
+            await asyncio.gather(search, direct, return_exceptions=True)
+
+    async def _ask_voters(self, known: Charter | None, after: tuple[int, int]) -> SeatFound:
+        """A proof of a later term, once a syncer of the charter holds one. For ever, if none."""
+        syncers = [v.key for v in known.voters if v.role == "syncer"] if known is not None else []
+        while True:
+            asked = [asyncio.ensure_future(self._ask_voter(key)) for key in syncers]
+            try:
+                for answer in asyncio.as_completed(asked, timeout=ASK_S_MAX):
+                    found = await answer
+                    if found is not None and (found.epoch, found.term) > after:
+                        return found
+            except TimeoutError:
+                log.info("a syncer does not say who leads")
+            finally:
+                for task in asked:
+                    task.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.sleep(ASK_EVERY_S)
+
+    async def _ask_voter(self, key: bytes) -> SeatFound | None:
+        try:
+            found = await self.transport.lookup(seat_topic(self.project), at=key)
+        except TransientError as error:
+            log.info("%s cannot be asked who leads: %s", short(key), error)
+            return None
+        notice = read_notice(found[key], self.project) if key in found else None
+        seat = await self._seat(key, notice) if notice is not None else None
+        return None if seat is None else seat[1]
+
+    async def _search(self, known: Charter | None) -> SeatFound:
+        """The same from the whole table.
 
         Hosts that the charter at hand or the join link names are asked first, so that forged
         notices cost nothing; of what several say, the highest revision wins.

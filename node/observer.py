@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import logging
 import os
 import random
@@ -28,6 +27,7 @@ from node.host.control import ControlServer
 from node.host.feed import Feed
 from node.host.joinlink import JoinLink, parse_link
 from node.host.life import Stopper, background, live, tidying
+from node.host.orphans import end_with_parent
 from node.host.seam import TransportState
 from node.host.seat import learners_topic, seat_topic
 from node.host.transport import Transport
@@ -37,7 +37,6 @@ from protocol.errors import RemoteError, TransientError, UserError
 from protocol.messages import Goodbye, Refused, Report, Watch
 from protocol.snapshot import SyncerStatus
 
-PR_SET_PDEATHSIG = 1
 RETRY_S = 2.0
 NEWS_PER_REPORT_MAX = 200
 log = logging.getLogger("shoal.observer")
@@ -154,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("link")
     parser.add_argument("socket", type=Path)
     given = parser.parse_args(arguments)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     try:
         link = parse_link(given.link)
     except UserError as error:

@@ -7,6 +7,7 @@ however it ends.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +21,7 @@ from shoal import failures
 from shoal.chaos_project import LEARNERS, NAME, SETTINGS, SYNCERS, with_voters
 from shoal.chaos_record import Window, figures
 from shoal.chaos_report import NOTE, Losses, Outcome, as_json, compare, sentences, table
-from shoal.chaos_scenarios import NAMES, SCENARIOS, Scenario, now_s
+from shoal.chaos_scenarios import NAMES, SCENARIOS, STORM, Scenario, stormy
 from shoal.chaos_swarm import Swarm, check_settled
 from shoal.demo import ended_by_signals, tidy_up
 from shoal.demo_children import Children, Deadline, DemoFailed, shown
@@ -41,22 +42,34 @@ MEASURED_S: Final = 15.0
 """How long a held-out loss of after the fault is waited for."""
 
 
-def chosen(scenario: str) -> Sequence[Scenario]:
-    """The scenarios of this name. UserError if there is none."""
+def chosen(scenario: str, seed: int = 0) -> Sequence[Scenario]:
+    """The scenarios of this name. UserError if there is none. seed: of a storm."""
     if scenario == ALL:
         return SCENARIOS
+    if scenario == STORM:
+        return (stormy(seed),)
     found = [one for one in SCENARIOS if one.name == scenario]
     if not found:
-        raise UserError(f"There is no scenario {scenario!r}. There are {', '.join(NAMES)}, {ALL}.")
+        raise UserError(
+            f"There is no scenario {scenario!r}. There are {', '.join((*NAMES, STORM))}, {ALL}."
+        )
     return found
 
 
-def run(scenario: str, *, json: Path | None, minutes: float | None, keep: bool = False) -> int:
+def run(
+    scenario: str,
+    *,
+    json: Path | None,
+    minutes: float | None,
+    seed: int = 0,
+    keep: bool = False,
+) -> int:
     """Plays it; DONE only if every scenario passed.
 
-    json: a file to write. minutes: give up after this long. keep: leave the directory.
+    json: a file to write. minutes: give up after this long; a storm lasts nearly until then. seed:
+    of a storm. keep: leave the directory.
     """
-    scenarios = chosen(scenario)
+    scenarios = chosen(scenario, seed)
     if json is not None and not json.absolute().parent.is_dir():
         raise UserError(f"There is no directory {json.absolute().parent} for the report.")
     with ended_by_signals():
@@ -153,20 +166,20 @@ class Chaos:
         self._screen.tell(f"{scenario.name}: {scenario.what}", style="bold")
         is_well = swarm.until(swarm.is_well, "waiting for the swarm", patience_s=WELL_S)
         check_settled(is_well, swarm)
-        began_s = now_s()
+        began_s = time.monotonic()
         swarm.go_on(BEFORE_S, "watching")
         found = swarm.leader()
         check_settled(found is not None, swarm)
         assert found is not None
         swarm.keep_in_mind(found[0])
         backs, gone = record.steps_back, record.losses_gone
-        window = Window(began_s, struck_s=now_s())
+        window = Window(began_s, struck_s=time.monotonic())
         scenario.act(swarm)
-        window.ended_s = now_s()
+        window.ended_s = time.monotonic()
         if swarm.until(swarm.is_well, "waiting for the swarm", patience_s=WELL_S):
             window.well_s = swarm.well_since_s
         trouble = swarm.trouble()
-        window.closed_s = now_s()
+        window.closed_s = time.monotonic()
         self._measure(window)
         return Outcome(
             name=scenario.name,

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-import psutil
-
+from shoal.chaos_harm import LOOK_S, NETWORK_ENGINE, disk_full, engine_held
 from shoal.chaos_project import EVALUATOR, LEARNERS
+from shoal.chaos_storm import storm
 from shoal.chaos_swarm import Swarm
 from shoal.demo_children import DemoFailed
 
-NETWORK_ENGINE: Final = "p2pd"
 AWAY_S: Final = 3.0
 """What was killed is started again after this."""
 
@@ -29,7 +24,6 @@ FLAPS: Final = 5
 FLAP_S: Final = 5.0
 SLOW_ON_S: Final = 0.15
 SLOW_OFF_S: Final = 0.35
-ENGINE_LOOK_S: Final = 0.2
 
 
 class Scenario(NamedTuple):
@@ -97,7 +91,7 @@ def _partition(swarm: Swarm) -> None:
     name = _leader(swarm)
     swarm.screen.tell(f"cutting off {swarm.called(name)}: its network engine is stopped")
     swarm.cut.add(name)
-    with _engine_held(swarm, name, on_s=0.0, off_s=ENGINE_LOOK_S):
+    with engine_held(swarm.process(name), on_s=0.0, off_s=LOOK_S):
         swarm.go_on(HELD_S, "watching")
     swarm.screen.tell("the network engine goes on", style="bold")
     swarm.go_on(1.0, "watching")
@@ -112,14 +106,9 @@ def _fill_disk(swarm: Swarm) -> None:
         f"prlimit --fsize=1: --pid {process.pid}",
         style="bold red",
     )
-    _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
-    process.rlimit(psutil.RLIMIT_FSIZE, (1, hard))
-    try:
+    with disk_full(process):
         swarm.go_on(HELD_S, "watching")
-    finally:
-        swarm.screen.tell("the limit is lifted", style="bold")
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.rlimit(psutil.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
+    swarm.screen.tell("the limit is lifted", style="bold")
 
 
 # Learners.
@@ -150,47 +139,9 @@ def _slow_link(swarm: Swarm) -> None:
         f"{SLOW_OFF_S * 1e3:.0f} ms, again and again",
         style="bold red",
     )
-    with _engine_held(swarm, name, on_s=SLOW_ON_S, off_s=SLOW_OFF_S):
+    with engine_held(swarm.process(name), on_s=SLOW_ON_S, off_s=SLOW_OFF_S):
         swarm.go_on(HELD_S, "watching")
     swarm.screen.tell("the network engine runs all the time again", style="bold")
-
-
-@contextlib.contextmanager
-def _engine_held(swarm: Swarm, name: str, *, on_s: float, off_s: float) -> Iterator[None]:
-    """Inside, the network engine of this daemon runs `on_s` and rests `off_s`, again and again.
-
-    A daemon that finds its engine hanging starts another one: that one is held too.
-    """
-    is_over = threading.Event()
-    held = threading.Thread(
-        target=_hold, args=(swarm.process(name), is_over, on_s, off_s), daemon=True
-    )
-    held.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        held.join(5.0)
-
-
-def _hold(daemon: psutil.Process, is_over: threading.Event, on_s: float, off_s: float) -> None:
-    try:
-        while not is_over.is_set():
-            _each_engine(daemon, psutil.Process.suspend)
-            if is_over.wait(off_s) or not on_s:
-                continue
-            _each_engine(daemon, psutil.Process.resume)
-            is_over.wait(on_s)
-    finally:
-        _each_engine(daemon, psutil.Process.resume)
-
-
-def _each_engine(daemon: psutil.Process, act: Callable[[psutil.Process], None]) -> None:
-    with contextlib.suppress(psutil.Error):
-        for process in daemon.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if process.name() == NETWORK_ENGINE:
-                    act(process)
 
 
 SCENARIOS: Final = (
@@ -241,8 +192,15 @@ SCENARIOS: Final = (
     ),
 )
 NAMES: Final = tuple(one.name for one in SCENARIOS)
+STORM: Final = "storm"
 
 
-def now_s() -> float:
-    """The clock of all recordings."""
-    return time.monotonic()
+def stormy(seed: int) -> Scenario:
+    """Everything at once and at random, for as long as the demo may take."""
+    return Scenario(
+        STORM,
+        "every process but one learner is killed, frozen, cut off, slowed down, and its disk "
+        f"filled or damaged, at random (seed {seed})",
+        lambda swarm: storm(swarm, seed),
+        survivors=(EVALUATOR,),
+    )

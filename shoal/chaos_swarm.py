@@ -308,9 +308,13 @@ class Swarm:
 
     # The log on a disk.
 
+    def store(self, name: str) -> Path:
+        """Where this syncer keeps its files."""
+        return self._home.syncer_store(self.project_id, name)
+
     def certified(self, name: str) -> dict[int, Certified]:
         """Every record on this syncer's disk that is certified there, by index."""
-        files = VoterFiles(self._home.syncer_store(self.project_id, name))
+        files = VoterFiles(self.store(name))
         floor, count = files.floor.index, files.certified - files.floor.index
         found = {}
         for at, frame in enumerate(files.log.frames()):
@@ -327,7 +331,7 @@ class Swarm:
 
     def floor(self, name: str) -> int:
         """The index behind which this syncer's log begins: what is before it is in its state."""
-        return VoterFiles(self._home.syncer_store(self.project_id, name)).floor.index
+        return VoterFiles(self.store(name)).floor.index
 
 
 def _everybody() -> tuple[str, ...]:

@@ -47,6 +47,7 @@ Chaos = Literal[
     "slow-link",
     "flapping-node",
     "disk-full",
+    "storm",
     "all",
 ]
 
@@ -314,8 +315,12 @@ def demo(
     ] = None,
     minutes: Annotated[
         float | None,
-        Parameter(help="End after this long at the latest.", validator=validators.Number(gt=0)),
+        Parameter(
+            help="End after this long at the latest; a storm lasts nearly until then.",
+            validator=validators.Number(gt=0),
+        ),
     ] = None,
+    seed: Annotated[int, Parameter(help="Of a storm: the same blows in the same order.")] = 0,
     keep: Annotated[
         bool, Parameter(help="Leave the temporary directory behind.", negative="")
     ] = False,
@@ -330,7 +335,7 @@ def demo(
             raise UserError("--report is for the demo without --chaos; use --json.")
         from shoal import chaos as disturbance
 
-        return disturbance.run(chaos, json=json, minutes=minutes, keep=keep)
+        return disturbance.run(chaos, json=json, minutes=minutes, seed=seed, keep=keep)
     if json is not None:
         raise UserError("--json is for --chaos; use --report.")
     from shoal import demo as demonstration

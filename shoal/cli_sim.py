@@ -1,18 +1,221 @@
-"""The verbs of `shoal sim`: what a swarm would do, in virtual time."""
+"""The verbs of `shoal sim`: what a cluster would do, reckoned here and now."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter, validators
 
 from shoal.choices import AtLeastOne, HomeHere
 
-sim_app = App(name="sim", help="Try things out in virtual time, without a network.")
+sim_app = App(name="sim", help="Simulate: clusters under failures, links, mixed speeds, borrowing.")
 
 Positive = validators.Number(gt=0)
 NotNegative = validators.Number(gte=0)
+JsonFile = Annotated[Path | None, Parameter(name="--json", help="Also write the rows as JSON.")]
+CsvFile = Annotated[Path | None, Parameter(name="--csv", help="Also write the rows as CSV.")]
+PlotFile = Annotated[Path | None, Parameter(name="--plot", help="Also draw them, as a PNG.")]
+Seed = Annotated[int, Parameter(help="Same seed, same rows.", validator=NotNegative)]
+Slices = Annotated[
+    int | None,
+    Parameter(help="Groups of chips per learner that fail as one.", validator=AtLeastOne),
+]
+NoticeS = Annotated[
+    float | None, Parameter(help="From a failure to the stop.", validator=NotNegative)
+]
+ShrinkS = Annotated[
+    float | None, Parameter(help="Stop to go on with fewer slices.", validator=NotNegative)
+]
+GrowS = Annotated[
+    float | None, Parameter(help="Stop to take slices back in.", validator=NotNegative)
+]
+ReturnS = Annotated[
+    float | None, Parameter(help="Until a failed slice is back.", validator=NotNegative)
+]
+AdmitS = Annotated[
+    float | None, Parameter(help="Wait for more slices to come back.", validator=NotNegative)
+]
+RestartS = Annotated[
+    float | None, Parameter(help="Restart without elasticity.", validator=NotNegative)
+]
+Codec = Literal["bf16", "int8", "int4", "int2", "int1"]
+
+
+@sim_app.command
+def goodput(
+    *,
+    chips: Annotated[
+        tuple[int, ...],
+        Parameter(help="Cluster sizes.", validator=AtLeastOne, negative="", consume_multiple=True),
+    ] = (150_000, 300_000, 600_000, 1_200_000, 2_400_000),
+    learners: Annotated[
+        tuple[int, ...],
+        Parameter(
+            help="Numbers of learners.", validator=AtLeastOne, negative="", consume_multiple=True
+        ),
+    ] = (1, 2, 4, 8, 16),
+    mtbi_days: Annotated[
+        float, Parameter(help="Mean days between failures of one chip.", validator=Positive)
+    ] = 365.25,
+    slices: Slices = None,
+    notice_s: NoticeS = None,
+    shrink_s: ShrinkS = None,
+    grow_s: GrowS = None,
+    return_s: ReturnS = None,
+    admit_s: AdmitS = None,
+    restart_s: RestartS = None,
+    checkpoint_s: Annotated[
+        float | None,
+        Parameter(
+            help="Between checkpoints; work since is lost without elasticity.",
+            validator=NotNegative,
+        ),
+    ] = None,
+    quorum: Annotated[
+        int, Parameter(help="Learners that must step to count as up.", validator=AtLeastOne)
+    ] = 1,
+    seed: Seed = 0,
+    json: JsonFile = None,
+    csv: CsvFile = None,
+    plot: PlotFile = None,
+) -> int:
+    """Goodput and uptime under failures, beside the paper's table 1."""
+    from dataclasses import replace
+
+    from shoal import sim_scale
+    from simulator.scale.failing import FITTED
+
+    given: dict[str, Any] = {
+        "slices": slices,
+        "notice_s": notice_s,
+        "shrink_s": shrink_s,
+        "grow_s": grow_s,
+        "return_s": return_s,
+        "admit_s": admit_s,
+        "restart_s": restart_s,
+        "checkpoint_s": checkpoint_s,
+    }
+    costs = replace(FITTED, **{name: value for name, value in given.items() if value is not None})
+    return sim_scale.goodput(
+        chips, learners, mtbi_days * 86_400, costs, quorum, seed, sim_scale.Files(json, csv, plot)
+    )
+
+
+@sim_app.command
+def bandwidth(
+    *,
+    parameters: Annotated[
+        float, Parameter(help="Parameters of the model.", validator=Positive)
+    ] = 5.05e9,
+    learners: Annotated[
+        int, Parameter(help="How many learners.", validator=validators.Number(gte=2))
+    ] = 2,
+    step_s: Annotated[float, Parameter(help="Seconds per local step.", validator=Positive)] = 1.0,
+    sync_every: Annotated[
+        int, Parameter(help="Local steps between merges of a fragment (H).", validator=AtLeastOne)
+    ] = 24,
+    fragments: Annotated[int, Parameter(help="Fragments (P).", validator=AtLeastOne)] = 24,
+    overlap: Annotated[
+        int, Parameter(help="Steps in which a fragment may travel (tau).", validator=AtLeastOne)
+    ] = 2,
+    codecs: Annotated[
+        tuple[Codec, ...],
+        Parameter(help="Formats on the wire.", negative="", consume_multiple=True),
+    ] = ("bf16", "int8", "int4"),
+    utilisation: Annotated[
+        tuple[float, ...],
+        Parameter(
+            help="Shares of time that must be work.",
+            validator=validators.Number(gt=0, lt=1),
+            negative="",
+            consume_multiple=True,
+        ),
+    ] = (0.5, 0.75, 0.9, 0.95, 0.99),
+    link_gbps: Annotated[
+        float | None, Parameter(help="Your link: what fits is marked.", validator=Positive)
+    ] = None,
+    json: JsonFile = None,
+    csv: CsvFile = None,
+    plot: PlotFile = None,
+) -> int:
+    """The link that each method needs, beside the paper's table 13."""
+    from shoal import sim_scale
+    from simulator.scale.bandwidth import Link
+
+    link = Link(parameters, learners, step_s, sync_every, fragments, overlap)
+    return sim_scale.bandwidth(
+        link, codecs, utilisation, link_gbps, sim_scale.Files(json, csv, plot)
+    )
+
+
+@sim_app.command
+def heterogeneous(
+    *,
+    fast: Annotated[int, Parameter(help="Fast learners.", validator=AtLeastOne)] = 4,
+    slow: Annotated[int, Parameter(help="Slow learners.", validator=NotNegative)] = 4,
+    gap: Annotated[
+        float, Parameter(help="How much longer a slow step takes.", validator=NotNegative)
+    ] = 0.18,
+    variance: Annotated[
+        float,
+        Parameter(help="Relative deviation of a step.", validator=validators.Number(gte=0, lte=1)),
+    ] = 0.10,
+    grace: Annotated[
+        float, Parameter(help="Steps that a merge waits for more.", validator=NotNegative)
+    ] = 0.9,
+    seed: Seed = 0,
+    json: JsonFile = None,
+    csv: CsvFile = None,
+    plot: PlotFile = None,
+) -> int:
+    """Learners of two speeds: K = M, K = 1, K = 1 with grace."""
+    from shoal import sim_scale
+    from simulator.scale.heterogeneous import Mix
+
+    mix = Mix(fast, slow, gap, variance, grace)
+    return sim_scale.heterogeneous(mix, seed, sim_scale.Files(json, csv, plot))
+
+
+@sim_app.command
+def scavenge(
+    *,
+    extra: Annotated[
+        tuple[float, ...],
+        Parameter(
+            help="Extra machines; 1 is as many again.",
+            validator=NotNegative,
+            negative="",
+            consume_multiple=True,
+        ),
+    ] = (0.0, 0.25, 0.5, 1.0, 3.0),
+    share: Annotated[
+        float,
+        Parameter(
+            help="Share of the tokens trained with them.", validator=validators.Number(gte=0, lte=1)
+        ),
+    ] = 0.5,
+    change_s: Annotated[
+        float,
+        Parameter(help="Seconds between changes, with as many again borrowed.", validator=Positive),
+    ] = 7.5,
+    stop_s: Annotated[
+        float, Parameter(help="Stop of data parallel at a change.", validator=NotNegative)
+    ] = 18.4,
+    notice_s: Annotated[
+        float, Parameter(help="Changes this close share a stop.", validator=NotNegative)
+    ] = 10.0,
+    json: JsonFile = None,
+    csv: CsvFile = None,
+    plot: PlotFile = None,
+) -> int:
+    """Training time with borrowed machines."""
+    from shoal import sim_scale
+    from simulator.scale.scavenge import Borrowing
+
+    return sim_scale.scavenge(
+        Borrowing(share, change_s, stop_s, notice_s), extra, sim_scale.Files(json, csv, plot)
+    )
 
 
 @sim_app.command
@@ -69,9 +272,9 @@ def compare(
     results: Annotated[
         Path, Parameter(help="Folder of finished runs; those in it are not done again.")
     ] = Path("comparison"),
-    json: Annotated[Path | None, Parameter(help="Write all rows to this file.")] = None,
-    csv: Annotated[Path | None, Parameter(help="Write all rows to this file.")] = None,
-    plot: Annotated[Path | None, Parameter(help="Draw a PNG: loss over virtual time.")] = None,
+    json: JsonFile = None,
+    csv: CsvFile = None,
+    plot: PlotFile = None,
     home: HomeHere,
 ) -> int:
     """Train one real model in several ways, and compare held-out loss, bytes and virtual time.
@@ -79,7 +282,7 @@ def compare(
     Same text, same inner loop, equal tokens, paired seeds. Every finished run is kept in the folder
     of results: after an interruption, the same command goes on where it was.
     """
-    from shoal import comparing
+    from shoal import comparing, sim_scale
     from simulator.compare.setting import Setting
 
     setting = Setting(
@@ -100,8 +303,6 @@ def compare(
         project=project,
         changes=set,
         results=results,
-        json=json,
-        csv=csv,
-        plot=plot,
+        files=sim_scale.Files(json, csv, plot),
     )
     return comparing.run(asked, home)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from rich.console import Console
@@ -20,10 +18,10 @@ from rich.table import Table
 from node.host.home import Home
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, encode, project_id
-from shoal import project_file
-from shoal.exit_codes import ExitCode
+from shoal import project_file, sim_plots
 from shoal.project_text import Value, create_text
-from simulator.compare.results import Folder, Row, Summary, fingerprint, rows_of, summaries
+from shoal.sim_scale import Files, write_rows
+from simulator.compare.results import Folder, Summary, fingerprint, rows_of, summaries
 from simulator.compare.setting import Setting
 
 if TYPE_CHECKING:
@@ -53,20 +51,15 @@ class Comparison:
     project: Path | None
     changes: tuple[str, ...]
     results: Path
-    json: Path | None
-    csv: Path | None
-    plot: Path | None
+    files: Files
 
 
 def run(asked: Comparison, home: Home) -> int:
     """Does the runs that the folder of results lacks, then shows all of them."""
     from simulator.compare.algorithms import chosen
-    from simulator.compare.plot import require_matplotlib
 
     algorithms = chosen(asked.algorithms)
-    if asked.plot is not None:
-        require_matplotlib()
-    _check_parents(asked.json, asked.csv, asked.plot)
+    _check_parents(asked.files.json, asked.files.csv, asked.files.plot)
     folder = Folder(asked.results)
     console = Console()
     plan = list(_plan(asked, algorithms, home))
@@ -77,9 +70,9 @@ def run(asked: Comparison, home: Home) -> int:
         for one in missing:
             _do(one, folder, home, watch(f"{one.algorithm.name}, seed {one.setting.seed}"))
     rows = rows_of(folder.runs[one.key] for one in plan)
-    _show(console, summaries(rows))
-    _write(asked, rows)
-    return ExitCode.DONE
+    lines = summaries(rows)
+    _show(console, lines)
+    return write_rows(asked.files, rows, lambda path: sim_plots.compare(lines, path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +131,7 @@ def _changes(settings: Sequence[str]) -> dict[str, Value]:
                 f"--set {setting}: a setting is written as in --set rounds.local_steps=8, with a"
                 " key of the project file; `shoal project create` explains them all."
             )
-        found[key] = read_setting(text)
+        found[key] = cast(Value, read_setting(text))
     return found
 
 
@@ -216,25 +209,3 @@ def _check_parents(*files: Path | None) -> None:
     for file in files:
         if file is not None and not file.absolute().parent.is_dir():
             raise UserError(f"{file} cannot be written: its folder does not exist.")
-
-
-def _write(asked: Comparison, rows: Sequence[Row]) -> None:
-    try:
-        if asked.json is not None:
-            asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
-        if asked.csv is not None:
-            asked.csv.write_text(_csv(rows), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be written ({error.strerror}).") from error
-    if asked.plot is not None:
-        from simulator.compare.plot import draw
-
-        draw(summaries(rows), asked.plot)
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, Row.__struct_fields__, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(msgspec.to_builtins(row) for row in rows)
-    return out.getvalue()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import node
 from node.host import control_client
 from node.host.home import Home
 from node.host.joinlink import parse_link
+from node.host.orphans import end_with_parent
 from protocol.errors import UserError
 from shoal.exit_codes import ExitCode
 
@@ -61,6 +63,8 @@ def look(home: Home, looks: Looks) -> int:
                 "The terminal UI needs a terminal. For a script: shoal tui --once, or "
                 "shoal status --json."
             )
+        if WEB_DRIVER in os.environ:
+            end_with_parent(signal.SIGTERM)
         from tui import app
 
         is_readonly = looks.is_readonly or looks.link is not None
@@ -79,7 +83,9 @@ def serve(home: Home, looks: Looks, *, port: int) -> int:
     if looks.replay:
         words += ["--replay", str(looks.replay)]
     print(f"open http://localhost:{port} in a browser; Ctrl-C ends it")
-    Server(shlex.join(words), host="localhost", port=port, title="Shoal").serve()
+    # It starts a shell for each browser: ours must be the server's own child, to end with it.
+    command = f"exec {shlex.join(words)}"
+    Server(command, host="localhost", port=port, title="Shoal").serve()
     return ExitCode.DONE
 
 

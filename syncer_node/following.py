@@ -89,6 +89,11 @@ class Following:
         return any(self.failures.get(index, 0) >= FAILURES_MAX for index in self._wanted)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the bytes of some record are still to come."""
+        return bool(self._wanted)
+
+    @property
     def missing(self) -> list[int]:
         """Fragments that are still to be fetched as a whole."""
         return [at for at, version in enumerate(self.held) if version == NONE]

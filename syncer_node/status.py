@@ -58,7 +58,9 @@ def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
         return f"No leader: {waiting_words(raft, now_s)}."
     heard_s = now_s - raft.context.leader_heard_s
     tail = " Drained: it does not stand for election." if raft.election.is_drained else ""
-    return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago.{tail}"
+    trouble = machine.following.trouble if machine.following.is_waiting else ""
+    but = f", but not keeping up: {trouble}" if trouble else ""
+    return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago{but}.{tail}"
 
 
 def _training_sentence(seat: Seat) -> str:

@@ -16,10 +16,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from node.host.hedging import fetch_from
 from node.host.seat import learners_topic
 from node.host.transport import Transport
-from protocol.errors import CorruptState, MalformedPayload, RemoteError, TransientError
-from protocol.ids import short
+from protocol.errors import CorruptState, MalformedPayload, TransientError
 from protocol.machine import Failed, Job, JobResult
 from protocol.messages import Certificate
 from protocol.numerics import chunks
@@ -261,10 +261,4 @@ class Work:
         self, sources: list[bytes], wanted: list[tuple[bytes, int]]
     ) -> list[memoryview]:
         """All of what is wanted from the first source that has it. Raises TransientError."""
-        trouble = "nobody is known who could have it"
-        for source in sources:
-            try:
-                return [await self.transport.fetch(source, *one) for one in wanted]
-            except (TransientError, RemoteError) as error:
-                trouble = f"{short(source)}: {error}"
-        raise TransientError(trouble)
+        return await fetch_from(self.transport, sources, wanted)

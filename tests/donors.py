@@ -10,7 +10,7 @@ import numpy as np
 
 from node.assembly import Assembly
 from node.bootstrap import IN_FLIGHT_MAX, Planner, Trouble
-from node.donors import IN_FLIGHT_PER_DONOR
+from node.donors import IN_FLIGHT_PER_DONOR_MAX
 from protocol import limits
 from protocol.numerics.version import state_manifests
 
@@ -100,7 +100,7 @@ class FakeNet:
         planner = self.planner
         assert len(planner.asked) <= IN_FLIGHT_MAX
         by_donor = [ask.donor for ask in planner.asked.values()]
-        assert all(by_donor.count(key) <= IN_FLIGHT_PER_DONOR for key in by_donor)
+        assert all(by_donor.count(key) <= IN_FLIGHT_PER_DONOR_MAX for key in by_donor)
 
     def _at(self, at_s, action):
         self._count += 1

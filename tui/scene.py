@@ -44,10 +44,11 @@ class Scene:
 
     @property
     def attached(self) -> Attached | None:
-        """The daemon in focus."""
+        """The daemon in focus; until one is chosen, the first that has ever said something."""
         daemons = self.frame.attached()
         chosen = [one for one in daemons if one.label == self.focus]
-        return chosen[0] if chosen else daemons[0] if daemons else None
+        telling = [one for one in daemons if self.frame.status(one.key) is not None]
+        return next(iter(chosen or telling or daemons), None)
 
     @property
     def told(self) -> DaemonStatus | None:

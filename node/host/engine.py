@@ -37,9 +37,9 @@ BOOT_S = 60.0
 
 TABLE_BOOT_S = 30.0
 TABLE_S = 15.0
-"""Reads and writes of the table: a few hosts that do not answer cost it 5 s each."""
+"""Reads and writes of the table: a few hosts that do not answer cost it 2.5 s each."""
 
-TABLE_PEER_S = 5.0
+TABLE_PEER_S = 2.5
 DIAL_S = 15.0
 ENGINE_CALL_S = 5.0
 PROBE_EVERY_S = 10.0
@@ -123,6 +123,15 @@ def _private_files() -> Iterator[None]:
             os.umask(_umask_before)
 
 
+class _Awaited(dict[Any, "asyncio.Future[Any]"]):
+    """hivemind's calls under way. One that was cancelled a moment ago awaits no answer any more:
+    hivemind would give it the one that comes just then, fail at that, and never read again."""
+
+    def __contains__(self, call: object) -> bool:
+        future = self.get(call)
+        return future is not None and not future.done()
+
+
 class Engine:
     """One run of the network engine, from `boot` until it is lost or closed."""
 
@@ -146,6 +155,7 @@ class Engine:
             async with self.limited("starting the network engine", BOOT_S + ENGINE_CALL_S):
                 with _sessions_of_their_own():
                     await self._create_child(texts)
+            self._p2p._client.control._pending_calls = _Awaited()
             for protocol, handler in accept.items():
                 async with self.limited("registering a protocol", ENGINE_CALL_S):
                     await self._p2p.add_binary_stream_handler(protocol, handler)
@@ -218,10 +228,12 @@ class Engine:
             owner = self._options.identity.key
             return await records.store(self._node, topic, value, owner=owner, expiry_s=expiry_s)
 
-    async def find(self, topic: str) -> dict[NodeKey, bytes]:
-        """The table's values under a topic."""
+    async def find(self, topic: str, at: NodeKey | None = None) -> dict[NodeKey, bytes]:
+        """The table's values under a topic, or those that one host holds of it."""
         async with self.limited(f"looking up {topic}", TABLE_S):
-            return await records.find(self._node, topic)
+            if at is None:
+                return await records.find(self._node, topic)
+            return await records.ask(self._node, PeerID(keystore.peer_id_bytes(at)), topic)
 
     async def greet(self, peer: PeerAddress) -> None:
         """Connects to a host at its known address, and puts it back into our part of the table.
@@ -238,13 +250,20 @@ class Engine:
 
     async def watch(self) -> str:
         """Why the engine was lost; returns when it is."""
+        control = self._p2p._client.control
+        talking = {control._read_task, control._write_task}
         while True:
+            ending = asyncio.ensure_future(self._p2p._child.wait())
             try:
-                async with asyncio.timeout(PROBE_EVERY_S):
-                    code = await self._p2p._child.wait()
-                return f"the network engine ended by itself (exit code {code})"
-            except TimeoutError:
-                pass
+                await asyncio.wait(
+                    {ending, *talking}, timeout=PROBE_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                ending.cancel()
+            if ending.done() and not ending.cancelled():
+                return f"the network engine ended by itself (exit code {ending.result()})"
+            if any(task.done() for task in talking):
+                return "the connection to the network engine broke"
             try:
                 await self._refresh()
             except TransientError as error:

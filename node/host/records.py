@@ -12,10 +12,13 @@ import math
 import struct
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hivemind.dht import DHTNode
 from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
 
 from node.host import keystore
 from node.host.keystore import Identity
@@ -90,16 +93,48 @@ def owner_of(subkey: bytes) -> NodeKey | None:
 async def store(
     node: DHTNode, topic: str, value: bytes, *, owner: NodeKey, expiry_s: float
 ) -> bool:
-    """Whether a host, possibly only this one, took the value. `expiry_s` is Unix time."""
-    return bool(await node.store(topic, value, expiry_s, subkey=owner))
+    """Whether a host, possibly only this one, took the value. `expiry_s` is Unix time.
+
+    This host holds it from the first moment on, for those who `ask` it: other hosts may be slow.
+    """
+    is_kept = _keep(node, topic, value, owner, expiry_s)
+    return bool(await node.store(topic, value, expiry_s, subkey=owner)) or is_kept
+
+
+def _keep(node: DHTNode, topic: str, value: bytes, owner: NodeKey, expiry_s: float) -> bool:
+    key, protocol = DHTID.generate(topic), node.protocol
+    subkey, bare = protocol.serializer.dumps(owner), protocol.serializer.dumps(value)
+    record = DHTRecord(key.to_bytes(), subkey, bare, expiry_s)
+    signed = replace(record, value=protocol.record_validator.sign_value(record))
+    if not protocol.record_validator.validate(signed):
+        return False
+    return bool(protocol.storage.store(key, signed.value, expiry_s, subkey=owner))
 
 
 async def find(node: DHTNode, topic: str) -> dict[NodeKey, bytes]:
     """The newest value of every host that has one under `topic`; withdrawn ones are left out."""
     found = await node.get(topic, latest=True)
     entries = found.value if found is not None and isinstance(found.value, dict) else {}
+    return _values((owner, entry.value) for owner, entry in entries.items())
+
+
+async def ask(node: DHTNode, peer: PeerID, topic: str) -> dict[NodeKey, bytes]:
+    """What one host holds under `topic`, asked directly; empty if it does not answer."""
+    key, protocol = DHTID.generate(topic), node.protocol
+    answer = await protocol.call_find(peer, [key])
+    found = answer[key][0] if answer is not None else None
+    if found is None or not isinstance(found.value, DictionaryDHTValue):
+        return {}
+    # The engine has validated every entry; what is missing is what a whole search does besides.
+    return _values(
+        (owner, protocol.serializer.loads(entry.value[:-_SIGNED_BYTES]))
+        for owner, entry in found.value.items()
+    )
+
+
+def _values(entries: Iterable[tuple[object, object]]) -> dict[NodeKey, bytes]:
     return {
-        owner: entry.value
-        for owner, entry in entries.items()
-        if isinstance(owner, bytes) and isinstance(entry.value, bytes) and entry.value
+        owner: value
+        for owner, value in entries
+        if isinstance(owner, bytes) and isinstance(value, bytes) and value
     }

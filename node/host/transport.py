@@ -457,10 +457,10 @@ class Transport:
         """Replaces our value under `topic` by an empty one, which `lookup` leaves out."""
         await self.announce(topic, b"", 1.0)
 
-    async def lookup(self, topic: str) -> dict[NodeKey, bytes]:
-        """The newest value of each host under `topic`, signatures checked; asks holders anew."""
+    async def lookup(self, topic: str, at: NodeKey | None = None) -> dict[NodeKey, bytes]:
+        """The newest signed value of each host under `topic`; asks holders anew, or only `at`."""
         self._check_topic(topic)
-        return await self._live().find(topic)
+        return await self._live().find(topic, at)
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics:

@@ -8,7 +8,6 @@ It ends with one of the exit codes in `node.trainer.link`.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import socket
@@ -17,12 +16,10 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
+from node.host.orphans import end_with_parent
 from node.trainer import link
 from node.trainer.failures import failure_of
 from node.trainer.session import Session
-
-PR_SET_PDEATHSIG: Final = 1
-"""From linux/prctl.h."""
 
 QUIET: Final = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -40,16 +37,9 @@ def be_quiet() -> None:
     os.environ.update(QUIET)
 
 
-def die_with_parent() -> None:
-    """From now on the kernel kills this process when the thread that started it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of the trainer."""
-    die_with_parent()
+    end_with_parent(signal.SIGKILL)
     # Ctrl-C reaches the whole terminal group; the daemon decides when a trainer stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="node.trainer.main", description=__doc__)

@@ -23,6 +23,10 @@ MESSAGES_AHEAD_MAX = 8
 STANDBY_PATIENCE_S = 10.0
 """A standby that makes no progress for this long is not waited for."""
 
+STANDBY_SILENT_S = 3.0
+"""Nor is one that was not heard for this long: the first record of a term must not wait
+for the leader that was lost."""
+
 UNKNOWN = -1
 PROOFS_LENT_MAX = 256
 OFFER_EVERY_S = 5.0
@@ -321,6 +325,7 @@ class Replication:
             and voter.role == "syncer"
             and peer.next > context.log.floor.index
             and context.counts(peer)
+            and context.now_s - peer.heard_s < STANDBY_SILENT_S
             and (peer.behind_s is None or context.now_s - peer.behind_s < STANDBY_PATIENCE_S)
         ]
 

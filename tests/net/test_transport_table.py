@@ -98,3 +98,27 @@ def test_an_oversize_value_is_refused_at_home(tmp_path):
                 await one.transport.announce(TOPICS[0], bytes(records.VALUE_BYTES_MAX), 60.0)
 
     run(main())
+
+
+def test_a_host_says_what_it_announced_when_asked_directly(tmp_path):
+    async def main():
+        async with swarm(tmp_path, 3) as (one, two, three):
+            key = three.identity.key
+            await three.transport.announce(TOPICS[0], b"here", 60.0)
+            assert (await one.transport.lookup(TOPICS[0], at=key))[key] == b"here"
+            assert await one.transport.lookup(TOPICS[1], at=key) == {}
+            await three.transport.announce(TOPICS[0], b"there", 60.0)
+            assert (await two.transport.lookup(TOPICS[0], at=key))[key] == b"there"
+
+    run(main())
+
+
+def test_nobody_holds_a_forged_value_of_its_own(tmp_path):
+    async def main():
+        async with swarm(tmp_path, 2) as (one, two):
+            await one.transport.announce(TOPICS[0], b"x" * (records.VALUE_BYTES_MAX // 2), 60.0)
+            with pytest.raises(TransientError, match="nobody took our value"):
+                await one.transport.announce(TOPICS[0], b"x" * records.VALUE_BYTES_MAX, 60.0)
+            assert len(await two.transport.lookup(TOPICS[0], at=one.identity.key)) == 1
+
+    run(main())

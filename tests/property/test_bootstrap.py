@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.donors import IN_FLIGHT_PER_DONOR_MAX
 from protocol import limits
 from protocol.numerics.version import state_manifests
 from tests.builders import digest_of
@@ -113,9 +114,9 @@ def test_no_chunk_that_arrived_is_fetched_again(dies_s, victim, seed):
     assert {ask.digest for ask in chunks} <= names
     arrived = sum(sum(one.sources.values()) for one in assemblies)
     again = sum(ask.length for ask in chunks) - arrived
-    in_flight_bytes = 3 * CHUNK_BYTES
+    in_flight_bytes = IN_FLIGHT_PER_DONOR_MAX * CHUNK_BYTES
     # Lost is only what was under way at the one that died; the rest is asked twice at the end.
-    assert again <= 4 * in_flight_bytes
+    assert again <= 2 * in_flight_bytes
 
 
 def manifest_blobs(theta, momentum):

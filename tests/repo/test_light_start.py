@@ -20,7 +20,14 @@ sys.exit(code)
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--help"], 0), (["join", "--help"], 0), (["status"], 3), (["stop"], 3), (["version"], 0)],
+    [
+        (["--help"], 0),
+        (["sim", "--help"], 0),
+        (["join", "--help"], 0),
+        (["status"], 3),
+        (["stop"], 3),
+        (["version"], 0),
+    ],
 )
 def test_nothing_heavy_is_imported(arguments, code, tmp_path):
     command = [sys.executable, "-c", PROGRAM, ",".join(HEAVY), "--home", str(tmp_path), *arguments]

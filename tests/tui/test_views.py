@@ -13,7 +13,7 @@ from tests.tui.screens import screen_lines, screen_text
 from tests.tui.staged import LARGE, SMALL, Staged, drive, settle
 from tui import once
 from tui.app import ShoalApp
-from tui.frames import Frame
+from tui.frames import Attached, Frame
 from tui.history import History, sample
 from tui.scene import Scene
 from tui.verdict import Verdict, judge
@@ -109,6 +109,18 @@ def changed_standby(phase: str, said: str, **changes: object) -> Verdict:
     status = tapes.standing_by(seat, said, phase=phase)
     frame = Frame(at_s=tapes.START_S, statuses=(status,))
     return judge(Scene(frame=frame, history=History.of([sample(frame)])))
+
+
+def test_a_daemon_that_never_answered_is_not_looked_at_while_another_one_speaks():
+    frame = scene_of("healthy").frame
+    spoken = frame.attached()[0]
+    mute = Attached(label="learner mute", key="", since_s=frame.at_s - 9)
+    frame.daemons = (mute, *frame.attached())
+    now = Scene(frame=frame, history=History())
+    assert now.attached == spoken
+    assert Scene(frame=frame, history=History(), focus="learner mute").attached == mute
+    frame.statuses = ()
+    assert now.attached == mute
 
 
 def test_the_first_election_is_no_trouble():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import tomllib
 import typing
 
 import msgspec
+import psutil
 import pytest
 from rich.console import Console
 
@@ -14,6 +16,7 @@ from node.host.home import Home
 from protocol.errors import UserError
 from shoal import chaos, cli, project_file
 from shoal.__main__ import main
+from shoal.chaos_harm import disk_full
 from shoal.chaos_project import EVALUATOR, LEARNERS, SETTINGS, SYNCERS, with_voters
 from shoal.chaos_record import (
     LeaderSeen,
@@ -29,7 +32,8 @@ from shoal.chaos_record import (
     median_step_s,
 )
 from shoal.chaos_report import Losses, Outcome, as_json, compare, reasons, sentences, table
-from shoal.chaos_scenarios import NAMES, SCENARIOS
+from shoal.chaos_scenarios import NAMES, SCENARIOS, STORM
+from shoal.chaos_storm import BLOWS, TARGETS, damageable
 from shoal.demo_project import edited
 from shoal.project_text import create_text
 
@@ -259,10 +263,40 @@ def test_the_learner_that_measures_is_never_touched():
 
 
 def test_the_verb_offers_every_scenario(capsys):
-    assert set(typing.get_args(cli.Chaos)) == {*NAMES, chaos.ALL}
+    assert set(typing.get_args(cli.Chaos)) == {*NAMES, STORM, chaos.ALL}
     assert main(["demo", "--help"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in NAMES)
+
+
+def test_a_storm_spares_the_learner_that_measures():
+    (scenario,) = chaos.chosen(STORM, 7)
+    assert "seed 7" in scenario.what
+    assert scenario.survivors == (EVALUATOR,)
+    assert EVALUATOR not in TARGETS
+    assert all(EVALUATOR not in blow.targets for blow in BLOWS)
+
+
+def test_a_storm_damages_tensors_and_the_log_but_no_ballot(tmp_path):
+    kept = ["payloads/0-1-ab", "checkpoints/12/theta.safetensors", "log", "log.certificates"]
+    left = ["ballot", "charter", "floor", "checkpoints/best"]
+    for name in (*kept, *left, "checkpoints/12/empty"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"" if name.endswith("empty") else b"x")
+    assert {str(path.relative_to(tmp_path)) for path in damageable(tmp_path)} == set(kept)
+
+
+def test_a_full_disk_is_full_only_inside():
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    process = psutil.Process(child.pid)
+    before = process.rlimit(psutil.RLIMIT_FSIZE)
+    with disk_full(process):
+        assert process.rlimit(psutil.RLIMIT_FSIZE)[0] == 1
+    assert process.rlimit(psutil.RLIMIT_FSIZE) == before
+    child.communicate()
+    with pytest.raises(psutil.NoSuchProcess), disk_full(process):
+        raise AssertionError
 
 
 @pytest.mark.parametrize(

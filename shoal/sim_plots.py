@@ -1,0 +1,165 @@
+"""The pictures of `shoal sim`: model as lines or bars, the paper's values as rings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from simulator.compare.results import Summary
+from simulator.scale.bandwidth import Need
+from simulator.scale.goodput import Cell
+from simulator.scale.heterogeneous import Setting
+from simulator.scale.scavenge import Speedup
+
+COLOURS = ("#7f7f7f", "#d1495b", "#edae49", "#66a182", "#2e7dab", "#30475e", "#8d6a9f", "#111111")
+
+
+def short(count: int) -> str:
+    """The count as people say it: 150k, 1.2M."""
+    for unit, name in ((1_000_000, "M"), (1_000, "k")):
+        if count >= unit:
+            return f"{count / unit:g}{name}"
+    return str(count)
+
+
+def goodput(rows: Sequence[Cell], path: Path) -> None:
+    """Goodput and uptime over cluster size, one line per method. Raises OSError."""
+    figure, panels = _canvas(2)
+    names = list(dict.fromkeys((row.method, row.learners) for row in rows))
+    for at, (method, learners) in enumerate(names):
+        line = sorted(
+            (row for row in rows if (row.method, row.learners) == (method, learners)),
+            key=lambda row: row.chips,
+        )
+        colour = COLOURS[at % len(COLOURS)]
+        sizes = [row.chips for row in line]
+        label = method if learners == 1 else f"{method}, M = {learners}"
+        panels[0].plot(sizes, [100 * row.goodput for row in line], ".-", color=colour, label=label)
+        panels[1].plot(sizes, [100 * row.uptime for row in line], ".-", color=colour)
+        known = [row for row in line if row.paper_goodput is not None]
+        _rings(
+            panels[0], [row.chips for row in known], [row.paper_goodput for row in known], colour
+        )
+    sizes = sorted({row.chips for row in rows})
+    for panel, name in zip(panels, ("Goodput", "Uptime"), strict=True):
+        panel.set(xscale="log", xlabel="Chips", ylabel=f"{name} (%)", ylim=(0, 103), title=name)
+        panel.set_xticks(sizes, [short(size) for size in sizes])
+        panel.minorticks_off()
+    panels[0].plot([], [], "o", mfc="none", color="black", label="paper")
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, format="png")
+
+
+def bandwidth(rows: Sequence[Need], link_gbps: float | None, path: Path) -> None:
+    """Gb/s over utilisation, logarithmic, one line per method and codec. Raises OSError."""
+    figure, (panel,) = _canvas(1)
+    names = list(dict.fromkeys((row.method, row.codec) for row in rows))
+    methods = list(dict.fromkeys(method for method, _ in names))
+    codecs = list(dict.fromkeys(codec for _, codec in names))
+    for method, codec in names:
+        line = sorted(
+            (row for row in rows if (row.method, row.codec) == (method, codec)),
+            key=lambda row: row.utilisation,
+        )
+        colour = ("#d1495b", "#edae49", "#66a182", "#2e7dab")[methods.index(method)]
+        style = ("-", "--", ":", "-.", (0, (1, 3)))[codecs.index(codec)]
+        shares = [100 * row.utilisation for row in line]
+        needs = [row.gbps for row in line]
+        panel.plot(shares, needs, ls=style, marker=".", color=colour, label=f"{method}, {codec}")
+        known = [row for row in line if row.paper_gbps is not None]
+        _rings(
+            panel,
+            [100 * row.utilisation for row in known],
+            [row.paper_gbps for row in known],
+            colour,
+        )
+    if link_gbps is not None:
+        panel.axhline(link_gbps, color="black", lw=1, label=f"your link, {link_gbps:g} Gb/s")
+    panel.plot([], [], "o", mfc="none", color="black", label="paper")
+    panel.set(yscale="log", xlabel="Utilisation (%)", ylabel="Needed per learner (Gb/s)")
+    panel.legend(frameon=False, fontsize=8, bbox_to_anchor=(1.02, 1), loc="upper left")
+    figure.savefig(path, format="png")
+
+
+def heterogeneous(rows: Sequence[Setting], path: Path) -> None:
+    """Goodput and learners per merge of each setting. Raises OSError."""
+    figure, (panel,) = _canvas(1)
+    places = range(len(rows))
+    panel.bar(
+        [at - 0.2 for at in places],
+        [100 * row.goodput for row in rows],
+        0.38,
+        color="#2e7dab",
+        label="goodput",
+    )
+    panel.bar(
+        [at + 0.2 for at in places],
+        [100 * row.merged for row in rows],
+        0.38,
+        color="#edae49",
+        label="learners in a merge",
+    )
+    known = [(at - 0.2, row.paper_goodput) for at, row in enumerate(rows) if row.paper_goodput]
+    _rings(panel, [at for at, _ in known], [value for _, value in known], "black")
+    panel.plot([], [], "o", mfc="none", color="black", label="paper's goodput")
+    panel.set_xticks(list(places), [row.setting for row in rows])
+    panel.set(ylabel="Share (%)", ylim=(0, 110))
+    panel.legend(frameon=False, fontsize=8, bbox_to_anchor=(1.02, 1), loc="upper left")
+    figure.savefig(path, format="png")
+
+
+def scavenge(rows: Sequence[Speedup], path: Path) -> None:
+    """Training time over extra machines. Raises OSError."""
+    figure, (panel,) = _canvas(1)
+    ordered = sorted(rows, key=lambda row: row.extra)
+    extra = [100 * row.extra for row in ordered]
+    panel.plot(extra, [row.dp for row in ordered], ".-", color="#d1495b", label="DP")
+    panel.plot(extra, [row.decoupled for row in ordered], ".-", color="#2e7dab", label="Decoupled")
+    known = [row for row in ordered if row.paper_dp is not None]
+    at = [100 * row.extra for row in known]
+    _rings(panel, at, [row.paper_dp for row in known], "#d1495b")
+    _rings(panel, at, [row.paper_decoupled for row in known], "#2e7dab")
+    panel.plot([], [], "o", mfc="none", color="black", label="paper")
+    panel.set(xlabel="Extra machines (%)", ylabel="Training time (1 = none extra)")
+    panel.set_ylim(bottom=0)
+    panel.legend(frameon=False, fontsize=8)
+    figure.savefig(path, format="png")
+
+
+def _rings(panel: Any, across: Sequence[Any], up: Sequence[Any], colour: str) -> None:
+    panel.plot(across, up, "o", mfc="none", ms=7, color=colour)
+
+
+def compare(lines: Sequence[Summary], path: Path) -> None:
+    """Held-out loss over virtual time, one dot for each algorithm. Raises OSError."""
+    figure, (panel,) = _canvas(1)
+    for at, line in enumerate(lines):
+        panel.errorbar(
+            line.virtual_wall_s,
+            line.eval_loss,
+            line.eval_loss_spread or None,
+            fmt="os^D"[at // len(COLOURS) % 4],
+            color=COLOURS[at % len(COLOURS)],
+            label=line.algorithm,
+        )
+    panel.set_xscale("log")
+    panel.set_xlabel("virtual seconds")
+    panel.set_ylabel("held-out loss, nats per token")
+    figure.set_size_inches(9.0, 4.8)
+    figure.legend(loc="outside right upper", fontsize="small", frameon=False)
+    figure.savefig(path)
+
+
+def _canvas(panels: int) -> tuple[Any, Any]:
+    # A figure without pyplot: no window system, no state shared with others.
+    from matplotlib.figure import Figure
+
+    figure = Figure(
+        figsize=(5.2 * panels if panels > 1 else 7.0, 4.2), dpi=150, layout="constrained"
+    )
+    places = figure.subplots(1, panels, squeeze=False)[0]
+    for panel in places:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+    return figure, places

@@ -1,0 +1,145 @@
+"""A joiner behind slow lines loses one of its three donors in the middle of the weights.
+
+A syncer and three learners train a Llama of 1.7 million parameters, each process in a network of
+its own. It happens once; the tests look at what was seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from node.donors import IN_FLIGHT_PER_DONOR_MAX
+from protocol import limits
+from shoal import projects
+from shoal.project_text import create_text
+from tests.net.lab_daemons import Daemons
+from tests.net.test_swarm_processes import CHANGES, until
+from tests.netlab import Lab, Link
+from tests.netlab.marks import needs_lab
+from tests.tiny_project import write_text
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(300), needs_lab]
+
+SYNCER, JOINER = "syncer", "dan"
+DONORS = ADA, DIES, CYD = ("ada", "bob", "cyd")
+NODES = (SYNCER, *DONORS, JOINER)
+LATENCY_S = 0.025
+LINE = Link(latency_s=LATENCY_S, rate_bytes_per_s=5e5)
+"""From each donor to the joiner."""
+
+SIZE = {
+    "model.fragments": 4,
+    "model.config.hidden_size": 256,
+    "model.config.intermediate_size": 704,
+    "model.config.num_hidden_layers": 2,
+    "model.config.num_attention_heads": 4,
+    "model.config.num_key_value_heads": 4,
+    "rounds.local_steps": 32,
+    "rounds.pull_timeout_s": 20.0,
+}
+KILL_AT_FRAC = 0.25
+
+
+@dataclass
+class Seen:
+    """What was seen on the way."""
+
+    at_kill: Any = None
+    """The joiner's download when a donor was killed."""
+    joined: Any = None
+    """The joiner's status when it had all weights."""
+    first_merge: Any = None
+    """... and when a merge had it in."""
+    merges: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+def go_through_it(seen, daemons):
+    path = daemons.folder / "joiner.toml"
+    changes = {**CHANGES, **SIZE, "data.location": str(daemons.folder / "text.txt")}
+    path.write_text(create_text("joiner", changes={**changes, "limits.tokens": 10**9}))
+    projects.sign(path, daemons.home, instance=SYNCER)
+    daemons.run_syncer(SYNCER, path)
+    ready = until(
+        lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,
+        timeout_s=120,
+        what="a syncer with weights",
+    )
+    for name in DONORS:
+        daemons.join(name, ready.join_link, "--no-evaluate", "--duty", "0.2")
+
+    def all_merge():
+        daemons.check()
+        found = daemons.merges(SYNCER)
+        return len(found) == len(DONORS) and all(found.values())
+
+    until(all_merge, timeout_s=120, what="three learners in merges")
+    seen.keys = {name: daemons.learner(name).key for name in DONORS}
+    for name in DONORS:
+        daemons.lab.shape_one_way(name, JOINER, LINE)
+    daemons.join(JOINER, ready.join_link, "--no-evaluate", "--duty", "0.2")
+
+    def is_midway():
+        node = daemons.learner(JOINER)
+        found = node.download if node else None
+        is_far = found is not None and found.done_bytes > KILL_AT_FRAC * found.total_bytes
+        return found if is_far else None
+
+    seen.at_kill = until(is_midway, timeout_s=120, what="a download that is under way")
+    daemons.kill(DIES)
+    seen.joined = until(
+        lambda: (s := daemons.learner(JOINER)) and s.state == "training" and s,
+        timeout_s=120,
+        what="a joiner that trains",
+    )
+    until(lambda: daemons.merges(SYNCER).get(JOINER), timeout_s=120, what="the joiner in a merge")
+    seen.first_merge = daemons.learner(JOINER)
+    daemons.check()
+    seen.outputs = {node: daemons.output(node) for node in (SYNCER, ADA, CYD, JOINER)}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("joiner")
+    write_text(folder / "text.txt", chars=60_000)
+    seen = Seen()
+    with Lab(NODES, link=Link(latency_s=LATENCY_S), seed=6) as lab:
+        daemons = Daemons(lab, folder)
+        try:
+            go_through_it(seen, daemons)
+        except BaseException:
+            daemons.print_ends()
+            raise
+    return seen
+
+
+def test_the_donor_died_in_the_middle(seen):
+    done, total = seen.at_kill.done_bytes, seen.at_kill.total_bytes
+    print(f"{done / total:.0%} of {total / 1e6:.0f} MB, {seen.at_kill.learners} learners sending")
+    assert KILL_AT_FRAC < done / total < 1
+    assert seen.at_kill.learners == len(DONORS)
+
+
+def test_the_rest_came_from_the_other_learners(seen):
+    sources = seen.joined.weights_sources
+    assert {seen.keys[ADA], seen.keys[CYD]} <= sources.keys()
+    assert set(sources) <= set(seen.keys.values()), "the syncer had to give weights"
+
+
+def test_what_had_arrived_is_not_fetched_again(seen):
+    arrived = sum(seen.joined.weights_sources.values())
+    under_way = IN_FLIGHT_PER_DONOR_MAX * limits.STATE_CHUNK_BYTES
+    assert seen.joined.network.bytes_down < arrived + under_way
+
+
+def test_the_joiner_is_in_merges(seen):
+    assert seen.first_merge.merged > 0
+
+
+def test_nobody_prints_a_traceback(seen):
+    for node, output in seen.outputs.items():
+        assert "Traceback" not in output, node
