@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -73,27 +73,30 @@ def _changed(spec: Spec, changes: Mapping[str, Value]) -> Spec:
     return msgspec.structs.replace(spec, **changes)
 
 
+_LARGE_BATCH = {"learning_rate": 0.003, "beta2": 0.95}
+"""The inner settings that suit the joint batch of data parallelism best (docs/comparison.md)."""
+
+
+def _decoupled(name: str, says: str, **rest: Any) -> Algorithm:
+    return Algorithm(name=f"decoupled{name}", says=says, kind="decoupled", **rest)
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     one.name: one
     for one in (
-        Algorithm(name="dp", says="data parallel, nobody fails", kind="rigid"),
-        Algorithm(
-            name="dp-failing",
-            says="data parallel, waits for the lost",
-            kind="rigid",
-            fails=True,
-        ),
+        Algorithm(name="dp", says="data parallel", kind="rigid", inner=_LARGE_BATCH),
         Algorithm(
             name="elastic-dp-failing",
-            says="data parallel, goes on with fewer",
+            says="data parallel; goes on with fewer when one fails",
             kind="elastic",
             fails=True,
+            inner=_LARGE_BATCH,
         ),
         Algorithm(
             name="fedavg",
-            says="mean of whole models every 16 local steps",
+            says="mean of the whole models as often as the project merges",
             kind="lockstep",
-            lockstep=LockstepSpec(local_steps=16),
+            lockstep=LockstepSpec(),
             fragments=1,
             rule="mean",
         ),
@@ -107,7 +110,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ),
         Algorithm(
             name="streaming-diloco",
-            says="fragments in turn, 1 step of overlap, alpha 0.5, int4",
+            says="each fragment every 16 local steps, 0.4 and 0.9, alpha 0.5, int4, 1 step overlap",
             kind="lockstep",
             lockstep=LockstepSpec(
                 local_steps=16,
@@ -119,37 +122,31 @@ ALGORITHMS: dict[str, Algorithm] = {
             ),
             rule="mean",
         ),
-        Algorithm(name="decoupled", says="the project as it is", kind="decoupled"),
-        Algorithm(
-            name="decoupled-no-grace",
-            says="K = 1 and nobody is waited for",
-            kind="decoupled",
-            rounds={"grace_safety": 0.0},
+        _decoupled("", "the project as it is"),
+        _decoupled("-failing", "learners fail and come back", fails=True),
+        _decoupled("-no-grace", "a merge waits for nobody", rounds={"grace_safety": 0.0}),
+        _decoupled(
+            "-mean", "mean instead of RDA, outer rate 1", rule="mean", outer={"learning_rate": 1.0}
         ),
-        Algorithm(name="decoupled-mean", says="mean instead of RDA", kind="decoupled", rule="mean"),
-        Algorithm(
-            name="decoupled-overwrite",
-            says="merged weights replace local ones",
-            kind="decoupled",
-            rounds={"apply": "overwrite"},
+        _decoupled(
+            "-overwrite", "merged weights replace local ones", rounds={"apply": "overwrite"}
         ),
-        Algorithm(
-            name="decoupled-rebase",
-            says="local movement lives on",
-            kind="decoupled",
-            rounds={"apply": "rebase"},
+        _decoupled(
+            "-h16",
+            "merges four times as rare, so a quarter of the bytes",
+            rounds={"local_steps": 16},
         ),
-        Algorithm(
-            name="decoupled-bf16",
-            says="bf16 both ways instead of int4",
-            kind="decoupled",
+        _decoupled(
+            "-bf16",
+            "bf16 both ways instead of int4",
             rounds={"up_codec": "bf16", "down_codec": "bf16"},
         ),
         Algorithm(
-            name="decoupled-failing",
-            says="learners are interrupted and come back",
-            kind="decoupled",
+            name="dp-failing",
+            says="data parallel; everybody waits for who failed",
+            kind="rigid",
             fails=True,
+            inner=_LARGE_BATCH,
         ),
     )
 }

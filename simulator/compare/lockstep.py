@@ -31,8 +31,8 @@ NO_CLIPPING = 1e6
 class LockstepSpec:
     """What tells one of them from another."""
 
-    local_steps: int
-    """H: between two merges of the same fragment."""
+    local_steps: int | None = None
+    """H: between two merges of the same fragment; the project's if None."""
     overlap_steps: int = 0
     """Local steps that go on while a merge is on its way; 0 waits for it."""
     learning_rate: float = 1.0
@@ -102,7 +102,8 @@ class Lockstep:
 
     def _due(self, step: int) -> list[int]:
         """Fragments whose merge begins behind this step; all of them behind the last one."""
-        count, period = len(self.theta), self.spec.local_steps
+        count = len(self.theta)
+        period = self.spec.local_steps or self.bench.charter.rounds.local_steps
         if step == self.setting.steps:
             in_flight = {flight.fragment for flight in self._flights}
             return [index for index in range(count) if index not in in_flight]

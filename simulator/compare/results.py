@@ -82,7 +82,7 @@ def fingerprint(algorithm: Algorithm, genesis: Genesis, charter: Charter, settin
         setting,
     ]
     if algorithm.kind in ("lockstep", "decoupled"):
-        facts += [genesis.fragments, genesis.strategy]
+        facts += [genesis.fragments, genesis.strategy, charter.rounds.local_steps]
     if algorithm.kind == "decoupled":
         facts += [charter.outer, charter.rounds, charter.limits, charter.durability]
     return blake3(msgspec.msgpack.encode(facts)).hexdigest()[:16]
