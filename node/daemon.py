@@ -80,6 +80,7 @@ from protocol.errors import RemoteError, TransientError, UserError
 from protocol.fragments import build_layout
 from protocol.machine import Job, JobResult, Note, StopAsked
 from protocol.numerics.outer import digest
+from protocol.numerics.warm import warm_up
 from protocol.project import Genesis
 from protocol.signing import verify_ed25519
 from protocol.trace import Fact
@@ -186,6 +187,7 @@ class NodeDaemon:
         self.payload_bytes = self.payload_params = 0
         self.push_bytes = self.push_params = 0
         self.pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
+        self.pool.submit(warm_up)
         self.shelf = Shelf(clock=time.monotonic)
         self.shelf.put(options.link.project, genesis)
         self.bank = FragmentBank(self.layout, self.shelf)

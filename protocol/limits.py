@@ -36,6 +36,8 @@ FRAGMENTS_MAX = 1024
 NAME_CHARS_MAX = 64
 TEXT_CHARS_MAX = 2_000
 VOTERS_MAX = 15
+VOTES_MAX = 2 * VOTERS_MAX
+"""Signatures in one certificate: while the charter changes, voters of before and of now sign."""
 
 RECORDS_PER_MESSAGE_MAX = 512
 ENTRIES_BYTES_MAX = FRAME_BYTES_MAX // 2

@@ -68,7 +68,7 @@ class Certificate(Struct, frozen=True, array_like=True):
     term: Count
     index: Count
     record: Digest
-    votes: Annotated[tuple[Vote, ...], Meta(max_length=limits.VOTERS_MAX)]
+    votes: Annotated[tuple[Vote, ...], Meta(max_length=limits.VOTES_MAX)]
 
 
 class CertifiedRecord(Struct, frozen=True, array_like=True):
@@ -216,6 +216,7 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=64)]
     text: Text
     retry_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] | None
+    nonce: Count = 0  # Of the voter's hello that this answers, where its disk is refused for good.
 
 
 class Committed(Struct, frozen=True, array_like=True, tag="committed"):
@@ -276,6 +277,9 @@ class VoterHello(Struct, frozen=True, array_like=True, tag="voter"):
         tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=limits.ADDRESSES_MAX)
     ]
     """Where it can be reached, for join links."""
+    stored: Count = 0
+    """Last record that its disk has, or had and owes: fewer than it said before is an old copy."""
+    generation: Count = 0  # `Voter.disk` of the charter under which its disk drew its name.
 
 
 class AskVote(Struct, frozen=True, array_like=True, tag="ask-vote"):

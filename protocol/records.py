@@ -217,6 +217,11 @@ def majority(voters: int) -> int:
     return voters // 2 + 1
 
 
+def _meeting(voters: int) -> int:
+    """Votes that have one in common with every majority."""
+    return voters - majority(voters) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Electorate:
     """Who must sign for something to count: majorities of one or two groups of voters."""
@@ -240,16 +245,20 @@ class Electorate:
     def change(cls, former: Charter, charter: Charter) -> Electorate:
         """For the record by which a charter replaces another: a majority of each.
 
-        A voter whose disk is admitted anew has no say in it: its former disk's votes are void, so
-        the others must hold everything by themselves.
+        A voter whose disk is admitted anew has no say in it: its former disk's votes are void, and
+        its new disk holds nothing. So the others must hold everything by themselves, and be so
+        many that they meet every majority of before and of after, also with empty disks in it.
         """
         before = {voter.key: voter.disk for voter in former.voters}
         renewed = {v.key for v in charter.voters if before.get(v.key, v.disk) != v.disk}
-        groups = tuple(frozenset(voter.key for voter in one.voters) for one in (former, charter))
-        return cls(
-            tuple(group - renewed for group in groups),
-            tuple(majority(len(group)) for group in groups),
-        )
+        groups = [frozenset(voter.key for voter in one.voters) for one in (former, charter)]
+        needed = (_meeting(len(g)) if g & renewed else majority(len(g)) for g in groups)
+        return cls(tuple(group - renewed for group in groups), tuple(needed))
+
+    @property
+    def members(self) -> frozenset[bytes]:
+        """Everybody whose signature matters."""
+        return frozenset().union(*self.groups)
 
     def has_enough(self, keys: Iterable[bytes]) -> bool:
         """Whether these keys together decide."""
@@ -295,15 +304,18 @@ def _proven(
 ) -> Record:
     """The record, if enough voters signed it.
 
-    A majority of the charter in force signs every record, so that is checked before any decoding.
+    Nothing counts without the fewest that could ever be enough, so that is checked before any
+    decoding.
     """
     counted = signers(entry.certificate, digest, project, verify)
-    if not Electorate.of(charter.voters).has_enough(counted):
-        given = sum(voter.key in counted for voter in charter.voters)
-        raise BadSignature(f"{given} valid votes of {len(charter.voters)} voters")
+    given = sum(voter.key in counted for voter in charter.voters)
+    words = f"{given} valid votes of {len(charter.voters)} voters"
+    if given < _meeting(len(charter.voters)):
+        raise BadSignature(words)
     record = wire.decode(entry.record, Record)
     if not electorate(record.body, charter).has_enough(counted):
-        raise BadSignature("too few votes for a change of the charter")
+        is_change = isinstance(record.body, CharterAdopted)
+        raise BadSignature(f"{words}, too few{' for a change of the charter' * is_change}")
     return record
 
 

@@ -29,6 +29,7 @@ from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import NodeKey, short
 from protocol.project import Charter, Voter
+from protocol.records import majority
 from protocol.snapshot import SeatStatus
 from shoal import charters, handing, projects
 from shoal.project_file import check_together
@@ -78,6 +79,7 @@ def remove_voter(path: Path, home: Home, *, key: str) -> list[str]:
     """One voter less."""
     case = open_case(path, home)
     wanted = _voter_key(case, key)
+    _check_enough_here(case, wanted)
     lines = _change_voters(case, lambda voters: tuple(one for one in voters if one.key != wanted))
     return [*lines, "its daemon can be stopped once that revision is in force"]
 
@@ -92,12 +94,19 @@ def readmit(path: Path, home: Home, *, key: str) -> list[str]:
             f"from a backup, or begin a new epoch: shoal project reset-seat {case.target}"
         )
 
+    if len(case.project.charter.voters) == 2:
+        raise UserError(
+            "Of two voters, one that lost its disk cannot be readmitted: the other one alone is no "
+            f"majority. On the other one's host: shoal project reset-seat {case.target}; then add "
+            "this one again: shoal project add-syncer KEY, or add-witness."
+        )
+
     def renewed(voters: tuple[Voter, ...]) -> tuple[Voter, ...]:
         return tuple(
             msgspec.structs.replace(one, disk=one.disk + (one.key == wanted)) for one in voters
         )
 
-    return _change_voters(case, renewed, is_in_file=False)
+    return _change_voters(case, renewed, is_in_file=False, is_remedy=True)
 
 
 def ban(path: Path, home: Home, *, key: str) -> list[str]:
@@ -262,11 +271,14 @@ def _change_voters(
     change: Callable[[tuple[Voter, ...]], tuple[Voter, ...]],
     *,
     is_in_file: bool = True,
+    is_remedy: bool = False,
 ) -> list[str]:
+    """Sign other voters. `is_remedy`: what is on its way may wait for just this."""
     former = case.project.charter
     charter = msgspec.structs.replace(former, voters=change(former.voters))
     note = charters.check_enough_votes(charter.voters)
-    _check_settled(case, charter)
+    if not is_remedy:
+        _check_settled(case, charter)
     lines = revise(case, lambda _: charter)
     if note:
         lines.append(note)
@@ -277,6 +289,25 @@ def _change_voters(
         heading = "# in place of every [[voters]] table that is there"
         lines += to_paste(case, [heading, *charters.voter_tables(charter)])
     return lines
+
+
+def _check_enough_here(case: Case, leaving: NodeKey) -> None:
+    """UserError if those who stay could not go on: the removal would never be in force."""
+    for seat in seats(case):
+        staying = [row for row in seat.voters if row.key != leaving.hex()]
+        away = [row for row in staying if not row.is_here]
+        if not staying or len(staying) - len(away) >= majority(len(staying)):
+            continue
+        row = next((one for one in away if one.trouble), away[0])
+        what = f"{row.role} {row.key[:8]}"
+        if row.trouble:
+            remedy = f"Readmit it first ({row.trouble}): shoal project readmit {row.key}"
+        else:
+            remedy = f"Start it first, or if its disk is lost: shoal project readmit {row.key}"
+        raise UserError(
+            f"Without that voter the others would be too few: {what} is not here, and "
+            f"{len(staying) - len(away)} of {len(staying)} are no majority. {remedy} {case.target}"
+        )
 
 
 def _check_settled(case: Case, charter: Charter) -> None:

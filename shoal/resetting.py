@@ -132,6 +132,7 @@ def last_certified(case: Case, own: Identity, instance: str) -> Origin:
                 f"The store {root} has no certified record yet, so nothing can be lost: delete "
                 f"{case.target} and sign the project again with other voters."
             )
+        files.certificates.flush()  # What a new epoch rests on stays provable.
         if index == files.floor.index:
             return Origin(index, files.floor.head)
         return Origin(index, record_hash(files.record(index)))

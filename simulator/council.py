@@ -9,35 +9,34 @@ import copy
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from protocol import wire
 from protocol.errors import RemoteError
 from protocol.machine import Effect, Event, Failed, Send, Start
-from protocol.messages import Certificate, Certified, Cursor, Envelope, GiveVote, StateOffer
-from protocol.project import Charter, Durability, Voter, encode
+from protocol.messages import Certified, Cursor, GiveVote, StateOffer
+from protocol.project import Charter, Durability, Origin, Voter, encode
 from protocol.records import (
-    Admission,
     CharterAdopted,
     Contribution,
     FragmentMerged,
-    Record,
     StateDigests,
     VotersAdmitted,
-    record_hash,
 )
 from protocol.signing import seal
 from protocol.state import AdoptedCharter, SwarmState
 from simulator.council_checkers import CouncilChecker
 from simulator.tiny import SimSigner, TinyProject, sim_verify, tiny_project
+from simulator.voter_disk import VoterDisk
 from simulator.world import Host, World
-from syncer_node.jobs import Installed, InstallState, Keep, KeepCharter
+from syncer_node.jobs import Keep, KeepCharter
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import RaftSetup
-from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
-from syncer_node.raft.log import Entry, Floor, LogStart
+from syncer_node.raft.jobs import Append
+from syncer_node.raft.log import ENTRIES_KEPT, Entry
 from syncer_node.witness import RESTART_EXIT, WitnessMachine
 
 FSYNC_S = 0.005
@@ -58,67 +57,6 @@ class FetchBytes:
 @dataclass(frozen=True, slots=True)
 class BytesKept:
     """The payload is on this disk."""
-
-
-@dataclass(slots=True)
-class VoterDisk:
-    """What survives a crash of a voter."""
-
-    ballot: Ballot
-    charter: Envelope
-    log: list[bytes] = field(default_factory=list)
-    proofs: list[Certificate] = field(default_factory=list)
-    payloads: set[bytes] = field(default_factory=set)
-    floor: Floor = field(default_factory=Floor)
-    floor_charter: Charter | None = None
-    floor_admissions: dict[bytes, Admission] = field(default_factory=dict)
-    is_full: bool = False
-
-    @property
-    def last(self) -> int:
-        return self.floor.index + len(self.log)
-
-    def digest_at(self, index: int) -> bytes | None:
-        """Hash of a stored record; None where the disk begins behind it or ends before it."""
-        at = index - self.floor.index - 1
-        return record_hash(self.log[at]) if 0 <= at < len(self.log) else None
-
-    def write(self, job: object) -> object:
-        """Carry out a job and answer it."""
-        if self.is_full:
-            return Failed("disk full")
-        match job:
-            case SaveBallot(ballot):
-                self.ballot = ballot
-                return BallotSaved(ballot)
-            case Append(after, records):
-                del self.log[after - self.floor.index :]
-                del self.proofs[after - self.floor.index :]
-                self.log.extend(records)
-                return Appended(self.last)
-            case InstallState():
-                self._install(job)
-                return Installed()
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
-
-    def keep(self, certificate: Certificate) -> None:
-        """Store a proof, not durably."""
-        if certificate.index == self.floor.index + len(self.proofs) + 1:
-            self.proofs.append(certificate)
-
-    def start(self) -> LogStart:
-        """What a voter's log in memory begins with."""
-        charter = self.floor_charter or wire.decode(self.charter.payload, Charter)
-        return LogStart(self.floor, charter, self.floor_admissions, self.log, self.proofs)
-
-    def _install(self, job: InstallState) -> None:
-        record, summary = wire.decode(job.entry.record, Record), job.summary
-        owed = max(self.ballot.owed, self.last)
-        self.ballot = msgspec.structs.replace(self.ballot, owed=owed)
-        self.log, self.proofs = [], []
-        self.floor = Floor(record.index, record.term, record_hash(job.entry.record))
-        self.floor_charter = wire.decode(summary.charters[-1].charter.payload, Charter)
-        self.floor_admissions = {one.key: one for one in summary.admissions}
 
 
 class CouncilMachine(WitnessMachine):
@@ -171,10 +109,14 @@ class CouncilMachine(WitnessMachine):
 
     def offer_state(self, peer: bytes) -> None:
         """As a syncer does, with a summary folded from what the council knows to be certified."""
-        context = self.raft.context
-        index = context.log.certified
-        entry = context.log.entry(index).certified
-        state = self.host.council.state_at(index)
+        context, disk = self.raft.context, self.host.disk
+        known = len(self.host.council.checker.branches[context.epoch].records)
+        index = min(context.log.certified, known)  # What is applied just now comes after this.
+        is_at_hand = context.log.holds(index)
+        entry = context.log.entry(index).certified if is_at_hand else disk.entry(index)
+        if entry is None:
+            return
+        state = self.host.council.state_at(index, context.epoch)
         offer = StateOffer(context.epoch, context.term, entry, wire.encode(state.summary()))
         self.desk.send(peer, offer)
 
@@ -195,7 +137,10 @@ class SimVoter(Host):
         self.propose_every_s = PROPOSE_EVERY_S
         self.wall_offset_s = 1.7e9
         self.proposed_s = 0.0
+        self._written_s = 0.0
         self.is_draining = False
+        self.is_gone = False
+        """Nobody starts it again."""
         self._backlog: list[Event] | None = None
         """What happened while the process was stopped; None while it runs."""
         self._writes: list[object] = []
@@ -235,12 +180,13 @@ class SimVoter(Host):
         charter = wire.decode(disk.charter.payload, Charter)
         machine = CouncilMachine(
             setup,
-            start=disk.start(),
+            start=disk.start(self.signer, partial(self.council.checker.on_proven_alone, self)),
             ballot=disk.ballot,
             charter_envelope=disk.charter,
             charter=charter,
         )
         machine.host = self
+        machine.raft.log.entries_kept = self.council.entries_kept
         return machine
 
     # Faults.
@@ -250,12 +196,15 @@ class SimVoter(Host):
         if self.is_up:
             for job in self._writes:
                 self._tear(job)
-            lost = self.chance.choice((0, 0, 1, 5))
-            self.disk.proofs = self.disk.proofs[: max(0, len(self.disk.proofs) - lost)]
-        self._writes, self._backlog = [], None
+            self.disk.lose_power(self.chance.choice((0, 0, 1, 5)))
+        self._writes, self._backlog, self._written_s = [], None, 0.0
         super().crash()
         if is_restart:
-            self.world.after(0.2, lambda: None if self.is_up else self.boot())
+            self.world.after(0.2, self._restart)
+
+    def _restart(self) -> None:
+        if not self.is_up and not self.is_gone:
+            self.boot()
 
     def unwritten(self) -> None:
         """Nothing of what is on its way to the disk arrives there: a crash comes now."""
@@ -335,7 +284,9 @@ class SimVoter(Host):
                 self.council.checker.on_stored(self, job)
             answer(result)
 
-        self.world.after(self.fsync_s, finish)
+        # One thread writes, in the order it was asked to.
+        self._written_s = max(self._written_s, self.world.now_s) + self.fsync_s
+        self.world.at(self._written_s, finish)
 
     def _fetch(self, job: FetchBytes, answer: Callable[[object], None]) -> None:
         def finish() -> None:
@@ -405,6 +356,7 @@ class Council:
         self.charter = self.tiny.charter
         self.envelope = seal("charter", self.tiny.project, encode(self.charter), self.tiny.owner)
         self.merges = 0
+        self.entries_kept = ENTRIES_KEPT
         self.voters: dict[bytes, SimVoter] = {}
         self.checker = CouncilChecker(self.world, self.charter)
         for name, signer in signers.items():
@@ -443,6 +395,20 @@ class Council:
         self.envelope = seal("charter", self.tiny.project, encode(charter), self.tiny.owner)
         self.bring_charter()
 
+    @property
+    def origin_index(self) -> int:
+        """Where the newest epoch began."""
+        return self.charter.origin.index if self.charter.origin is not None else 0
+
+    def begin_epoch(self, origin: Origin, *voters: Voter) -> None:
+        """The owner voids what lies behind this record and names who votes from now on."""
+        charter = msgspec.structs.replace(self.charter, epoch=self.charter.epoch + 1, origin=origin)
+        self.checker.begin_epoch(
+            msgspec.structs.replace(charter, revision=charter.revision + 1, voters=voters)
+        )
+        self.charter = charter
+        self.revise(*voters)
+
     def bring_charter(self) -> None:
         for host in self.voters.values():
             if not host.is_up:
@@ -452,20 +418,23 @@ class Council:
 
     def _bring(self, host: SimVoter) -> None:
         try:
-            effects = host.raft_machine.offer_charter(self.envelope, self.world.now_s)
+            effects = host.raft_machine.offer_charter(
+                self.envelope, self.world.now_s + host.clock_ahead_s
+            )
         except RemoteError as error:
             raise AssertionError("the owner's charter was refused") from error
         host.carry_out(effects)
 
-    def state_at(self, index: int) -> SwarmState:
+    def state_at(self, index: int, epoch: int) -> SwarmState:
         """The part of the state at a certified record that a voter needs."""
         state = SwarmState(self.tiny.genesis.data.block_sequences)
-        for record in self.checker.records[:index]:
+        branch = self.checker.branches[epoch]
+        for record in branch.records[:index]:
             match record.body:
                 case CharterAdopted(envelope):
                     state.charters.append(AdoptedCharter(record.index, envelope))
                 case VotersAdmitted(voters):
                     state.admissions.update({one.key: one for one in voters})
-            state.index, state.term = record.index, record.term
-        state.head = self.checker.history[index]
+            state.index, state.term, state.epoch = record.index, record.term, record.epoch
+        state.head = branch.history[index]
         return state

@@ -7,13 +7,11 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from typing import Literal
-
-import msgspec
 
 from protocol.errors import ShoalError
-from protocol.project import Durability, Voter
+from protocol.project import Durability
 from simulator.council import FSYNC_S, Council, SimVoter
+from simulator.council_owner import Owner
 from simulator.ledger import Violation
 
 FAULTS_S = 90.0
@@ -21,7 +19,8 @@ SETTLE_S = 120.0
 """Includes the half minute after which a voter that was turned away tries again."""
 
 CALM_S = 60.0
-VOTERS_MIN = 3
+ENTRIES_KEPT = (8, 40, 10_000)
+"""Records at hand for those left behind: with few, they must take a state."""
 
 
 class Unrest:
@@ -32,10 +31,7 @@ class Unrest:
         self.world = council.world
         self.chance = random.Random(f"unrest {council.world.seed}")
         self.is_over = False
-        self.generations = dict.fromkeys(council.voters, 0)
-        """Disks that each host has had."""
-        self._is_busy = False
-        """A lost disk waits for the owner."""
+        self.owner = Owner(council, self.chance)
         self._kinds: list[tuple[int, Callable[[], None]]] = [
             (6, self._crash),
             (3, self._pause),
@@ -46,9 +42,13 @@ class Unrest:
             (2, self._slow_disk),
             (2, self._full_disk),
             (1, self._clock),
+            (1, self._leap),
             (2, self._hand_over),
-            (2, self._revise),
-            (2, self._wipe),
+            (2, self.owner.revise),
+            (2, lambda: self.owner.wipe(self._host())),
+            (2, lambda: self.owner.restore(self._host())),
+            (1, lambda: self.owner.double(self._host())),
+            (1, self.owner.reset_seat),
         ]
 
     def start(self) -> None:
@@ -116,6 +116,12 @@ class Unrest:
         if host is not None:
             host.wall_offset_s += self.chance.uniform(-1e6, 1e6)
 
+    def _leap(self) -> None:
+        """The clock by which a host waits runs ahead: every one of its deadlines has passed."""
+        host = self._host()
+        if host is not None:
+            host.clock_ahead_s += self.chance.choice((1.0, 5.0, 60.0, 1e5))
+
     def _hand_over(self) -> None:
         leaders = self.council.leaders()
         if leaders:
@@ -160,96 +166,13 @@ class Unrest:
     def _unslow(self, pair: frozenset[bytes]) -> None:
         self.world.slow_s.pop(pair, None)
 
-    # The owner.
-
-    def is_settled_charter(self) -> bool:
-        """Whether the newest charter is in force; the owner waits for that before another."""
-        council = self.council
-        is_adopted = bool(council.checker.history) and not self._is_busy
-        return is_adopted and council.checker.charter == council.charter
-
-    def _revise(self) -> None:
-        """Add a host to the voters, or remove one."""
-        if not self.is_settled_charter():
-            return
-        council = self.council
-        voters = council.charter.voters
-        outside = [
-            host for host in council.voters.values() if council.charter.voter(host.key) is None
-        ]
-        syncers = [voter for voter in voters if voter.role == "syncer"]
-        if outside and (len(voters) == VOTERS_MIN or self.chance.random() < 0.5):
-            host = self.chance.choice(outside)
-            role: Literal["syncer", "witness"]
-            role = "witness" if "witness" in host.name else "syncer"
-            priority = self.chance.randint(0, 100)
-            added = Voter(host.key, role, priority, self.generations[host.key])
-            council.revise(*voters, added)
-        elif len(voters) > VOTERS_MIN:
-            leaving = self.chance.choice(voters)
-            if leaving.role == "witness" or len(syncers) > 2:
-                council.revise(*(voter for voter in voters if voter.key != leaving.key))
-
-    def _wipe(self) -> None:
-        """A disk is lost; the owner readmits the host a little later."""
-        if not self.is_settled_charter():
-            return
-        host = self._host()
-        if host is None:
-            return
-        host.crash()
-        self._is_busy = True
-        self.world.after(5.0, lambda: self._lose(host))
-
-    def _lose(self, host: SimVoter) -> None:
-        """By now, whatever was under way arrived."""
-        if self.is_over or host.is_up or not self._can_lose(host):
-            self._is_busy = False
-            self._boot(host)
-            return
-        host.wipe()
-        self.generations[host.key] += 1
-        self._later(lambda: self._boot(host))
-        self._later(lambda: self._readmit(host))
-
-    def _can_lose(self, host: SimVoter) -> bool:
-        """Whether nothing is lost with one disk: all the others are up and nearly up to date.
-
-        Above all some other syncer has whatever a witness has: payloads are on syncers only.
-        """
-        council = self.council
-        voters = [council.voters[voter.key] for voter in council.charter.voters]
-        others = [voter for voter in voters if voter is not host]
-        admitted = council.checker.admissions
-        is_admitted = all(
-            voter.key in admitted and admitted[voter.key].disk == voter.disk.ballot.disk
-            for voter in others
-        )
-        if not is_admitted or not all(voter.is_up for voter in others):
-            return False
-        ends = {voter.key: voter.raft_machine.raft.log.last for voter in others}
-        stored = max((voter.disk.last for voter in others if voter.is_syncer), default=0)
-        return stored == max(ends.values()) and min(ends.values()) > max(ends.values()) - 20
-
-    def _readmit(self, host: SimVoter) -> None:
-        council = self.council
-        self._is_busy = False
-        if council.charter.voter(host.key) is None:
-            return
-        generation = self.generations[host.key]
-        council.revise(
-            *(
-                msgspec.structs.replace(voter, disk=generation) if voter.key == host.key else voter
-                for voter in council.charter.voters
-            )
-        )
-
     # The end.
 
     def heal(self) -> None:
         """Every fault is over."""
         world, council = self.world, self.council
         self.is_over = True
+        self.owner.end()
         world.cut.clear()
         world.cut_ways.clear()
         world.slow_s.clear()
@@ -269,6 +192,7 @@ def run_seed(seed: int, *, faults_s: float = FAULTS_S) -> Council:
     syncers, witnesses = chance.choice(((3, 0), (2, 1), (5, 0), (3, 2), (4, 1)))
     durability: Durability = chance.choice(("leader", "standby", "majority"))
     council = Council(seed, syncers=syncers, witnesses=witnesses, spares=1, durability=durability)
+    council.entries_kept = chance.choice(ENTRIES_KEPT)
     unrest = Unrest(council)
     council.boot()
     unrest.start()
@@ -289,7 +213,9 @@ def check_recovery(council: Council, within_s: float) -> None:
         return (
             [voter is not None and voter.role == "syncer" for voter in seats] == [True]
             and council.checker.charter == council.charter
-            and all(host.raft_machine.raft.log.certified >= target for host in voters)
+            and all(
+                host.is_up and host.raft_machine.raft.log.certified >= target for host in voters
+            )
         )
 
     council.run(within_s, stop=lambda: council.world.events % 16 == 0 and is_fine())

@@ -52,7 +52,14 @@ from syncer_node.jobs import (
     WriteCheckpoint,
 )
 from syncer_node.raft.ballot import Ballot
-from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.raft.jobs import (
+    Append,
+    Appended,
+    BallotSaved,
+    KeepProofs,
+    ProofsKept,
+    SaveBallot,
+)
 from syncer_node.raft.log import Floor
 from syncer_node.recovery import LogView, enter_epoch, log_start, recertify, refold, scan
 from syncer_node.setup import Recovered, SyncerSetup
@@ -294,6 +301,10 @@ class SimSyncer(Host):
                     return Failed(f"record {after + 1} waits for record {disk.last + 1}")
                 disk.append(after, records)
                 return Appended(after + len(records))
+            case KeepProofs(certificates):
+                for certificate in certificates:
+                    disk.keep(certificate)
+                return ProofsKept()
             case LoadWeights():
                 self._initialise()
                 return Replayed()

@@ -206,6 +206,8 @@ class Host(ABC):
         self.machine: Machine | None = None
         self.streams: dict[bytes, Stream] = {}
         self.stopped: Stop | None = None
+        self.clock_ahead_s = 0.0
+        """Its clock is so far ahead of the others'; it never goes back."""
         self._wake = 0
         world.hosts[key] = self
 
@@ -246,7 +248,7 @@ class Host(ABC):
         """Feed the machine, and carry out what it asks for."""
         if not self.is_up or self.machine is None:
             return
-        for effect in self.machine.handle(event, self.world.now_s):
+        for effect in self.machine.handle(event, self.world.now_s + self.clock_ahead_s):
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
@@ -263,7 +265,7 @@ class Host(ABC):
             case WakeAt(at_s):
                 self._wake += 1
                 token, life = self._wake, self.life
-                world.at(at_s, lambda: self._woke(token, life))
+                world.at(at_s - self.clock_ahead_s, lambda: self._woke(token, life))
             case Start():
                 life = self.life
                 self.run_job(effect, lambda result: self._done(effect, result, life))

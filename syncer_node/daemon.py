@@ -38,7 +38,7 @@ from node.host.seat import (
     seat_topic,
 )
 from node.host.shelf import Shelf
-from node.host.signed_project import OpenedProject, open_project, read_signed
+from node.host.signed_project import OpenedProject, newest_of, read_signed
 from node.host.transport import Transport
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
@@ -98,18 +98,6 @@ def _require_seat(identity: Identity, voters: tuple[Voter, ...], options: Syncer
         f'the project on this host, or add key = "{identity.key.hex()}" under [[voters]] in the '
         "project file and sign it again."
     )
-
-
-def newest_of(project: OpenedProject, kept: Envelope | None) -> OpenedProject:
-    """The project under the newer of two charters: the file's, and the one this disk keeps."""
-    if kept is None:
-        return project
-    try:
-        opened = open_project(project.genesis_bytes, kept)
-    except RemoteError as error:
-        log.warning("the charter kept on disk is not used: %s", error)
-        return project
-    return opened if opened.charter.revision > project.charter.revision else project
 
 
 async def _main(

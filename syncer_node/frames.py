@@ -52,8 +52,11 @@ class FrameFile:
         self.path = path
         self._offsets: list[int] = []
         self._end = 0
+        self._synced = 0
+        """Frames that an fsync, or an earlier run, left on the disk."""
         self._handle: BinaryIO | None = None
         self.cut_bytes = self._scan()
+        self._synced = len(self._offsets)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -80,6 +83,23 @@ class FrameFile:
                 raise
         self._offsets.append(self._end)
         self._end += len(frame)
+        if durable:
+            self._synced = len(self._offsets)
+
+    def flush(self) -> None:
+        """On return everything appended is on disk; after a failure what was not is gone."""
+        with writing(self.path.name):
+            try:
+                os.fsync(self._open().fileno())
+            except OSError:
+                self.close()
+                if self._synced < len(self._offsets):
+                    self._end = self._offsets[self._synced]
+                    del self._offsets[self._synced :]
+                with contextlib.suppress(OSError):
+                    os.truncate(self.path, self._end)
+                raise
+        self._synced = len(self._offsets)
 
     def read(self, at: int) -> bytes:
         """The frame at this position, counted from 0."""
@@ -112,6 +132,7 @@ class FrameFile:
         self.close()
         self._end = self._offsets[count]
         del self._offsets[count:]
+        self._synced = min(self._synced, count)
         with writing(self.path.name):
             os.truncate(self.path, self._end)
             sync(self.path)

@@ -63,6 +63,8 @@ class LogView:
     """Where the part begins that is worth keeping in memory."""
     start_charter: Charter
     start_admissions: dict[bytes, Admission]
+    is_adopted: bool
+    """Whether the start's charter is in the log before it, not only told by the owner."""
 
 
 def enter_epoch(disk: VoterDisk, charter: Charter) -> None:
@@ -93,33 +95,38 @@ def scan(disk: VoterDisk, newest: Charter, signer: Signer) -> LogView:
     """One pass over the stored log: charters, admissions, and where memory should begin."""
     floor, summary = disk.floor_state()
     charter, admissions = newest, dict[bytes, Admission]()
+    ruling: Charter | None = None
     if summary is not None:
-        admissions = {one.key: one for one in summary.admissions}
-        if summary.charters:
-            charter = wire.decode(summary.charters[-1].charter.payload, Charter)
-    ruling = charter if summary is not None and summary.charters else None
+        found = [wire.decode(one.charter.payload, Charter) for one in summary.charters[-1:]]
+        if found and found[-1].epoch == summary.epoch:
+            charter = ruling = found[-1]
+        if ruling is not None or summary.epoch != newest.epoch:
+            # Else the floor lies between the start of an epoch and its first charter's record.
+            admissions = {one.key: one for one in summary.admissions}
     origin = newest.origin
     lowest = max(floor.index, disk.certified - ENTRIES_KEPT, origin.index if origin else 0)
     place = floor
-    start = (place, charter, dict(admissions))
+    is_adopted = ruling is not None
+    start = (place, charter, dict(admissions), is_adopted)
     for encoded in disk.records(floor.index):
         if place.index <= lowest:
-            start = (place, charter, dict(admissions))
+            start = (place, charter, dict(admissions), is_adopted)
         record = wire.decode(encoded, Record)
         place = Floor(record.index, record.term, record_hash(encoded))
         match record.body:
             case CharterAdopted(envelope):
                 charter = wire.decode(envelope.payload, Charter)
+                is_adopted = True
                 ruling = charter if place.index <= disk.certified else ruling
             case VotersAdmitted(voters):
                 admissions.update({one.key: one for one in voters})
             case _:
                 pass
     if place.index <= lowest:
-        start = (place, charter, dict(admissions))
+        start = (place, charter, dict(admissions), is_adopted)
     if origin is not None and start[0].index == origin.index:
         # A new epoch begins here: the owner says who votes, and all are admitted anew.
-        start = (start[0], newest if charter.epoch < newest.epoch else charter, {})
+        start = (start[0], newest if charter.epoch < newest.epoch else charter, {}, False)
         charter = start[1]
     certified = disk.certified
     if origin is not None and place.index >= origin.index:
@@ -167,6 +174,7 @@ def log_start(disk: VoterDisk, view: LogView) -> LogStart:
         admissions=view.start_admissions,
         records=list(disk.records(view.start.index)),
         certificates=certificates,
+        is_adopted=view.is_adopted,
     )
 
 

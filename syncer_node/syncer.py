@@ -64,7 +64,7 @@ from syncer_node.jobs import (
     Replay,
     WriteCheckpoint,
 )
-from syncer_node.raft.jobs import Append, SaveBallot
+from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import Entry
 from syncer_node.raft.raft import Raft
 from syncer_node.seat import Seat
@@ -328,7 +328,7 @@ class SyncerMachine:
 
     def offer_state(self, peer: bytes) -> None:
         newest = self.archive.newest
-        if newest is None or self.seat is None:
+        if newest is None:
             return
         for piece in in_messages(self.archive.origins()):
             self.desk.send(peer, IndexPart(piece))
@@ -340,7 +340,7 @@ class SyncerMachine:
         summary = wire.decode(offer.summary, SwarmSummary)
         if self.is_installing or summary.index <= self.state.index:
             return
-        self.is_installing = True
+        self.is_installing = self.raft.replication.is_held = True
         self.desk.start(InstallState(offer.entry, summary, tuple(origins)))
 
     def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
@@ -397,6 +397,8 @@ class SyncerMachine:
                 self.raft.on_saved(job, result, self._now_s)
             case Append():
                 self.raft.on_appended(job, result, self._now_s)
+            case KeepProofs():
+                self.raft.on_kept(job, result, self._now_s)
             case FetchPayload() | FetchWeights():
                 self.following.on_fetched(job, result)
             case RepairFragment():
@@ -433,5 +435,6 @@ class SyncerMachine:
             words = f"the log was left behind; it goes on behind record {job.summary.index}"
             self.desk.out.append(Stop(words, RESTART_EXIT))
         else:
+            self.raft.replication.release()
             reason = result.reason if isinstance(result, Failed) else "not installed"
             self.desk.emit(PhaseChanged(self.phase, f"the state was not taken: {reason}"))

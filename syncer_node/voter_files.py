@@ -18,10 +18,11 @@ from protocol.messages import Certificate, CertifiedRecord, Envelope
 from protocol.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
 from protocol.state import AdoptedCharter, SwarmState, SwarmSummary
 from syncer_node.frames import FrameFile, require_space, sync, write_atomically, writing
-from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
 from syncer_node.raft.log import Floor
 
-DISK_NAME_BYTES = 32
+NO_PROOF = b""
+"""In place of a certificate that was lost, of a record that an owner's new epoch is based on."""
 
 
 class StoredFloor(Struct, frozen=True, array_like=True):
@@ -46,6 +47,8 @@ class VoterFiles:
         self.floor = self._read_floor()
         self.log = FrameFile(root / self.floor.log)
         self.certificates = FrameFile(root / f"{self.floor.log}.certificates")
+        self._debt = (0, 0)
+        """Records that this disk gave up since its ballot was read, and their epoch."""
 
     # The ballot.
 
@@ -74,8 +77,9 @@ class VoterFiles:
             ) from error
 
     def save_ballot(self, ballot: Ballot) -> None:
-        """Keep the ballot durably."""
-        write_atomically(self.root / "ballot", msgspec.msgpack.encode(ballot))
+        """Keep the ballot durably; with what this disk came to owe since it gave the ballot out."""
+        owing = ballot.owing(*self._debt)
+        write_atomically(self.root / "ballot", msgspec.msgpack.encode(owing))
 
     # The charter.
 
@@ -126,9 +130,21 @@ class VoterFiles:
         return list(self.log.frames(after - self.floor.index))
 
     def keep_certificate(self, certificate: Certificate) -> None:
-        """Store a proof beside the log; one that is lost is made again or asked for."""
+        """Store a proof beside the log, some time; one that is lost is made again or asked for."""
         if certificate.index == self.floor.index + len(self.certificates) + 1:
             self.certificates.append(wire.encode(certificate), durable=False)
+
+    def keep_proofs(self, certificates: Sequence[Certificate]) -> None:
+        """Store these proofs durably, with all before them. TransientError if that is impossible.
+
+        What a certificate is lost for may be beyond making again: who signed for a charter may be
+        no voter under it.
+        """
+        for certificate in certificates:
+            self.keep_certificate(certificate)
+        self.certificates.flush()
+        if self.certified < certificates[-1].index:
+            raise TransientError(f"the proof of record {certificates[-1].index} does not follow")
 
     @property
     def certified(self) -> int:
@@ -140,7 +156,10 @@ class VoterFiles:
         at = index - self.floor.index - 1
         if not 0 <= at < min(len(self.certificates), len(self.log)):
             return None
-        certificate = wire.decode(self.certificates.read(at), Certificate)
+        content = self.certificates.read(at)
+        if content == NO_PROOF:
+            return None
+        certificate = wire.decode(content, Certificate)
         return certificate if certificate.record == record_hash(self.record(index)) else None
 
     def begin_behind(
@@ -154,9 +173,8 @@ class VoterFiles:
         Records that this disk may have signed beyond are owed: no vote before they are back.
         """
         record = wire.decode(entry.record, Record)
-        ballot = self._ballot()
-        owed = max(ballot.owed, self.last)
-        self.save_ballot(msgspec.structs.replace(ballot, owed=owed, owed_epoch=summary.epoch))
+        self._debt = (self.last, summary.epoch)
+        self.save_ballot(self._ballot())
         name = f"log-{record.index}"
         for path in (self.root / name, self.root / f"{name}.certificates"):
             if path.exists():
@@ -258,9 +276,9 @@ class VoterFiles:
         settled = ballot
         lost = self.floor.index + len(self.certificates)
         if lost > self.last:
-            proof = wire.decode(self.certificates.read(len(self.certificates) - 1), Certificate)
-            owed = max(ballot.owed, lost)
-            settled = msgspec.structs.replace(ballot, owed=owed, owed_epoch=proof.epoch)
+            content = self.certificates.read(len(self.certificates) - 1)
+            lost_epoch = wire.decode(content, Certificate).epoch if content != NO_PROOF else epoch
+            settled = ballot.owing(lost, lost_epoch)
         if settled.owed and epoch > settled.owed_epoch:
             settled = msgspec.structs.replace(settled, owed=0)
         if settled != ballot:
@@ -274,6 +292,9 @@ class VoterFiles:
             shutil.copy2(self.log.path, self.log.path.with_name(f"log.before-epoch-{epoch}"))
         self.log.cut(max(0, index - self.floor.index))
         self.certificates.cut(max(0, index - self.floor.index))
+        if missing := len(self.log) - len(self.certificates):
+            # The owner's word proves them. What follows must find its place.
+            self.certificates.append_all([NO_PROOF] * missing)
 
     def close(self) -> None:
         self.log.close()

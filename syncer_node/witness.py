@@ -42,7 +42,7 @@ from protocol.trace import PeerMisbehaved, PhaseChanged, RecordCommitted
 from syncer_node.jobs import Installed, InstallState, Keep, KeepCharter
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import RaftSetup
-from syncer_node.raft.jobs import Append, SaveBallot
+from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import Entry, LogStart
 from syncer_node.raft.raft import Raft
 
@@ -160,7 +160,7 @@ class WitnessMachine:
         summary = wire.decode(offer.summary, SwarmSummary)
         if self.is_installing or summary.index <= self.raft.log.certified:
             return
-        self.is_installing = True
+        self.is_installing = self.raft.replication.is_held = True
         self.desk.start(InstallState(offer.entry, summary, tuple(origins)))
 
     def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
@@ -204,6 +204,8 @@ class WitnessMachine:
                 self.raft.on_saved(job, result, self._now_s)
             case Append():
                 self.raft.on_appended(job, result, self._now_s)
+            case KeepProofs():
+                self.raft.on_kept(job, result, self._now_s)
             case InstallState():
                 self._installed(job, result)
             case _:
@@ -219,5 +221,6 @@ class WitnessMachine:
             words = f"the log was left behind; it goes on behind record {job.summary.index}"
             self.desk.out.append(Stop(words, RESTART_EXIT))
         else:
+            self.raft.replication.release()
             reason = result.reason if isinstance(result, Failed) else "not installed"
             self.desk.emit(PhaseChanged(self.phase, f"the floor was not taken: {reason}"))

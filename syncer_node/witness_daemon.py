@@ -41,7 +41,14 @@ from protocol.snapshot import ProjectStatus, WitnessStatus
 from protocol.trace import Fact
 from syncer_node.jobs import Installed, InstallState, Keep, KeepCharter
 from syncer_node.raft.context import RaftSetup
-from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.raft.jobs import (
+    Append,
+    Appended,
+    BallotSaved,
+    KeepProofs,
+    ProofsKept,
+    SaveBallot,
+)
 from syncer_node.recovery import enter_epoch, log_start, scan
 from syncer_node.voter_files import VoterFiles, kept_addresses
 from syncer_node.voting_status import seat_status, waiting_words
@@ -208,6 +215,9 @@ class WitnessDaemon:
             case Append(after, records):
                 self.files.append(after, records)
                 return Appended(after + len(records))
+            case KeepProofs(certificates):
+                self.files.keep_proofs(certificates)
+                return ProofsKept()
             case InstallState(entry, summary, origins):
                 self.files.begin_behind(entry, summary, origins)
                 return Installed()

@@ -23,6 +23,7 @@ from protocol.errors import CorruptState, MalformedPayload, TransientError
 from protocol.machine import Failed, Job, JobResult
 from protocol.messages import Certificate
 from protocol.numerics import chunks
+from protocol.numerics.warm import warm_up
 from protocol.records import StateDigests
 from syncer_node.bank import MergeBank
 from syncer_node.disk import FIRST_WEIGHTS, Disk
@@ -48,7 +49,14 @@ from syncer_node.jobs import (
     WeightsMade,
     WriteCheckpoint,
 )
-from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.raft.jobs import (
+    Append,
+    Appended,
+    BallotSaved,
+    KeepProofs,
+    ProofsKept,
+    SaveBallot,
+)
 from syncer_node.store import F32, Checkpoint, Store
 
 log = logging.getLogger("shoal.syncer")
@@ -80,6 +88,7 @@ class Work:
         self.kept_marks = kept_marks
         self.other_syncers = other_syncers
         self.merge_pool = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
+        self.merge_pool.submit(warm_up)
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
 
     def close(self) -> None:
@@ -126,6 +135,9 @@ class Work:
             case Append(after, records):
                 files.append(after, records)
                 return Appended(after + len(records))
+            case KeepProofs(certificates):
+                files.keep_proofs(certificates)
+                return ProofsKept()
             case InstallState(entry, summary, origins):
                 files.begin_behind(entry, summary, origins)
                 return Installed()

@@ -83,7 +83,14 @@ from syncer_node.jobs import (
     WriteCheckpoint,
 )
 from syncer_node.raft.ballot import Ballot
-from syncer_node.raft.jobs import Append, Appended, BallotSaved, SaveBallot
+from syncer_node.raft.jobs import (
+    Append,
+    Appended,
+    BallotSaved,
+    KeepProofs,
+    ProofsKept,
+    SaveBallot,
+)
 from syncer_node.raft.log import Floor, LogStart
 from syncer_node.seat import Seat
 from syncer_node.setup import Recovered, SyncerSetup
@@ -444,6 +451,8 @@ class SyncerBench(Bench):
         match job:
             case InitialiseWeights():
                 return WeightsMade(weights().fragments)
+            case KeepProofs():
+                return ProofsKept()
             case SaveBallot(ballot):
                 return BallotSaved(ballot)
             case Append(after, records):

@@ -24,7 +24,7 @@ from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from node.host import addresses, keystore, records
+from node.host import addresses, keystore, leftovers, records
 from node.host.addresses import PeerAddress
 from node.host.keystore import Identity
 from node.host.seam import Loss, translated
@@ -150,6 +150,7 @@ class Engine:
     ) -> None:
         """Starts the child, registers the handlers, then joins the table. On failure: `close`."""
         _allow_many_descriptors()
+        await asyncio.to_thread(leftovers.sweep)
         texts = [peer.text for peer in peers]
         with _private_files():
             async with self.limited("starting the network engine", BOOT_S + ENGINE_CALL_S):

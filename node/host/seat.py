@@ -33,7 +33,7 @@ class SeatNotice(Struct, frozen=True, array_like=True):
     charter: Digest
     """Content address of the signed charter's envelope."""
     charter_bytes: Count
-    votes: Annotated[tuple[Vote, ...], Meta(max_length=limits.VOTERS_MAX)]
+    votes: Annotated[tuple[Vote, ...], Meta(max_length=limits.VOTES_MAX)]
     """Of the voters that elected it: the proof that it leads in this term."""
 
 

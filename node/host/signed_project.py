@@ -7,6 +7,7 @@ works for the project. Nothing is trusted in it but the owner's signature.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -26,6 +27,8 @@ from protocol.errors import (
 )
 from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, encode, project_id
+
+log = logging.getLogger("shoal.project")
 
 SUFFIX = ".shoal"
 FORMAT_VERSION = 1
@@ -93,10 +96,13 @@ def newest_of(project: OpenedProject, *kept: Envelope | None) -> OpenedProject:
     for envelope in kept:
         if envelope is None:
             continue
-        with contextlib.suppress(RemoteError):
+        try:
             opened = open_project(project.genesis_bytes, envelope)
-            if opened.charter.revision > project.charter.revision:
-                project = opened
+        except RemoteError as error:
+            log.warning("a charter that was kept is not used: %s", error)
+            continue
+        if opened.charter.revision > project.charter.revision:
+            project = opened
     return project
 
 

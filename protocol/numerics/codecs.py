@@ -9,7 +9,9 @@ Layout of int8 and int4, little endian: all codes, then all scales. An int4 byte
 element i in its low and element i + 64 in its high nibble, each as code + 8. The int4 scale is
 minus an eighth of the element of largest magnitude, sign included: all 16 codes are used.
 
-Everything works in chunks; nothing but input and output grows with the array. Framework-free.
+Everything works in chunks; nothing but input and output grows with the array. The loops of int8 and
+int4 are compiled where numba is installed (`protocol.numerics.kernels`); the NumPy code here is
+what they must agree with, bit for bit, and what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from numpy.typing import NDArray
 
 from protocol.errors import InternalError, MalformedPayload, ShoalError
 from protocol.fragments import BLOCK
+from protocol.numerics import kernels
+from protocol.numerics.kernels import SCALE_MAX, SCALE_MIN
 from protocol.project import CodecName
 
 F32: TypeAlias = NDArray[np.float32]
@@ -38,10 +42,6 @@ SCALE_BYTES: dict[CodecName, int] = {"f32": 0, "bf16": 0, "int8": 2, "int4": 2}
 """For each block."""
 
 _EXPONENT = np.uint32(0x7F80_0000)
-_SCALE_MIN = np.uint16(0x0D80)
-"""2^-100 as bf16 bits."""
-_SCALE_MAX = np.uint16(0x7180)
-"""2^100 as bf16 bits; Inf and NaN are above it."""
 _INT8_MAX = np.float32(127)
 _INT4_MAX = np.float32(7)
 _INT4_OFFSET = np.float32(8)
@@ -69,19 +69,41 @@ def encode(codec: CodecName, values: F32) -> bytes:
     array has another shape or type.
     """
     require_flat(values)
-    size = payload_bytes(codec, values.size)
-    encode_chunk = _ENCODERS[codec]
-    # A BytesIO hands over its own buffer at the end; a bytearray would have to be copied whole.
-    sink = io.BytesIO()
-    planes: list[bytes] = []
+    sink = Sink(codec, values.size)
     for start in range(0, values.size, CHUNK):
-        codes, scales = encode_chunk(values[start : start + CHUNK])
-        sink.write(codes)
-        planes.append(scales)
-    sink.writelines(planes)
-    payload = sink.getvalue()
-    assert len(payload) == size
-    return payload
+        sink.write(values[start : start + CHUNK])
+    return sink.payload()
+
+
+class Sink:
+    """A payload that is made chunk by chunk."""
+
+    def __init__(self, codec: CodecName, numel: int) -> None:
+        self._codec = codec
+        self._bytes = payload_bytes(codec, numel)
+        # A BytesIO hands over its own buffer at the end; a bytearray would have to be copied whole.
+        self._codes = io.BytesIO()
+        self._scales: list[bytes] = []
+
+    def write(self, values: F32, decoded: F32 | None = None) -> None:
+        """Encodes the next elements, at most CHUNK; fills `decoded` with what they decode to.
+
+        Raises: NonFinite as `encode`.
+        """
+        codes, scales = _ENCODERS[self._codec](values)
+        self._codes.write(codes)
+        self._scales.append(scales)
+        if decoded is not None:
+            sent = np.frombuffer(scales, dtype="<u2").astype(np.uint16, copy=False)
+            plane = np.frombuffer(codes, dtype=np.uint8)
+            _DECODERS[self._codec](plane, _from_bf16(sent), decoded)
+
+    def payload(self) -> bytes:
+        """Everything that was written."""
+        self._codes.writelines(self._scales)
+        made = self._codes.getvalue()
+        assert len(made) == self._bytes
+        return made
 
 
 def decode(codec: CodecName, payload: Payload, numel: int) -> F32:
@@ -99,18 +121,25 @@ def decode_range(codec: CodecName, payload: Payload, numel: int, start: int, sto
     Only that range is looked at beyond the length.
     Raises: MalformedPayload as `decode`; InternalError if the range is off the block borders.
     """
-    view = _checked_view(codec, payload, numel)
-    if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= numel:
-        raise InternalError(f"elements {start} to {stop} of {numel} are not whole blocks")
+    _require_borders(numel, start, stop)
     out = np.empty(stop - start, dtype=np.float32)
     decode_chunk = _DECODERS[codec]
-    bits = CODE_BITS[codec]
     for begin in range(start, stop, CHUNK):
         end = min(begin + CHUNK, stop)
-        codes = view[begin * bits // 8 : end * bits // 8]
-        scales = _scales(codec, view, numel, begin, end)
+        codes, scales = planes(codec, payload, numel, begin, end)
         decode_chunk(codes, scales, out[begin - start : end - start])
     return out
+
+
+def planes(codec: CodecName, payload: Payload, numel: int, start: int, stop: int) -> tuple[U8, F32]:
+    """Codes, as bytes, and scales of elements `start` to `stop` of a payload, both on block
+    borders; no scales for a codec without.
+
+    Raises: as `decode_range`.
+    """
+    _require_borders(numel, start, stop)
+    view, bits = _checked_view(codec, payload, numel), CODE_BITS[codec]
+    return view[start * bits // 8 : stop * bits // 8], _scales(codec, view, numel, start, stop)
 
 
 def check(codec: CodecName, payload: Payload, numel: int) -> None:
@@ -128,6 +157,9 @@ def check(codec: CodecName, payload: Payload, numel: int) -> None:
 
 def flush(values: F32) -> None:
     """Turns subnormals and negative zeros of `values` into +0, in place; the array is flat."""
+    if kernels.IS_COMPILED:
+        kernels.flush(values)
+        return
     for start in range(0, values.size, CHUNK):
         bits = values[start : start + CHUNK].view(np.uint32)
         # On the bits, because a float comparison depends on the CPU's denormals-are-zero mode.
@@ -140,6 +172,11 @@ def require_flat(values: F32) -> None:
         raise InternalError(f"expected a flat float32 array, got {values.ndim}-d {values.dtype}")
     if values.size % BLOCK:
         raise InternalError(f"{values.size} elements are not a whole number of blocks of {BLOCK}")
+
+
+def _require_borders(numel: int, start: int, stop: int) -> None:
+    if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= numel:
+        raise InternalError(f"elements {start} to {stop} of {numel} are not whole blocks")
 
 
 def _checked_view(codec: CodecName, payload: Payload, numel: int) -> U8:
@@ -158,10 +195,18 @@ def _scales(codec: CodecName, view: U8, numel: int, start: int, stop: int) -> F3
     plane = numel * CODE_BITS[codec] // 8
     first, last = plane + start // BLOCK * width, plane + stop // BLOCK * width
     bits = view[first:last].view("<u2").astype(np.uint16, copy=False)
-    magnitude = bits & np.uint16(0x7FFF)
-    if ((magnitude != 0) & ((magnitude < _SCALE_MIN) | (magnitude > _SCALE_MAX))).any():
+    if kernels.IS_COMPILED:
+        found = np.empty(bits.size, dtype=np.float32)
+        is_sound = kernels.scales(bits, found)
+    else:
+        magnitude = bits & np.uint16(0x7FFF)
+        is_sound = not (
+            (magnitude != 0) & ((magnitude < SCALE_MIN) | (magnitude > SCALE_MAX))
+        ).any()
+        found = _from_bf16(bits)
+    if not is_sound:
         raise MalformedPayload(f"{codec} payload has a scale outside 0 or [2^-100, 2^100]")
-    return _from_bf16(bits)
+    return found
 
 
 def _to_bf16(values: F32) -> U16:
@@ -193,9 +238,9 @@ def _scale_of(wanted: F32) -> tuple[F32, bytes]:
     _require_finite(wanted)
     bits = _to_bf16(wanted)
     magnitude = bits & np.uint16(0x7FFF)
-    if (magnitude > _SCALE_MAX).any():
+    if (magnitude > SCALE_MAX).any():
         raise NonFinite("a value is too large for an int4 or int8 scale")
-    bits *= magnitude >= _SCALE_MIN
+    bits *= magnitude >= SCALE_MIN
     divisors = _from_bf16(bits)
     divisors[bits == 0] = 1
     return divisors, bits.astype("<u2", copy=False).tobytes()
@@ -268,15 +313,43 @@ def _decode_int4(codes: U8, scales: F32, out: F32) -> None:
     out += np.float32(0)
 
 
-_ENCODERS: dict[CodecName, Callable[[F32], tuple[bytes, bytes]]] = {
+def _compiled_encode_int8(values: F32) -> tuple[Payload, bytes]:
+    extremes = np.empty(values.size // BLOCK, dtype=np.float32)
+    kernels.extremes(values, extremes)
+    np.abs(extremes, out=extremes)
+    divisors, scales = _scale_of(extremes / _INT8_MAX)
+    codes = np.empty(values.size, dtype=np.int8)
+    kernels.codes_int8(values, divisors, codes)
+    return codes.data, scales
+
+
+def _compiled_encode_int4(values: F32) -> tuple[Payload, bytes]:
+    extremes = np.empty(values.size // BLOCK, dtype=np.float32)
+    kernels.extremes(values, extremes)
+    divisors, scales = _scale_of(extremes / -_INT4_OFFSET)
+    codes = np.empty(values.size // 2, dtype=np.uint8)
+    kernels.codes_int4(values, divisors, codes)
+    return codes.data, scales
+
+
+def _compiled_decode_int8(codes: U8, scales: F32, out: F32) -> None:
+    kernels.decode_int8(codes.view(np.int8), scales, out)
+
+
+TWIN_ENCODERS: dict[CodecName, Callable[[F32], tuple[Payload, bytes]]] = {
     "f32": _encode_f32,
     "bf16": _encode_bf16,
     "int8": _encode_int8,
     "int4": _encode_int4,
 }
-_DECODERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {
+TWIN_DECODERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {
     "f32": _decode_f32,
     "bf16": _decode_bf16,
     "int8": _decode_int8,
     "int4": _decode_int4,
 }
+
+_ENCODERS, _DECODERS = dict(TWIN_ENCODERS), dict(TWIN_DECODERS)
+if kernels.IS_COMPILED:
+    _ENCODERS |= {"int8": _compiled_encode_int8, "int4": _compiled_encode_int4}
+    _DECODERS |= {"int8": _compiled_decode_int8, "int4": kernels.decode_int4}

@@ -23,16 +23,27 @@ Source: Decoupled DiLoCo, arXiv 2604.21428. Decided by us, where it is silent:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import InternalError
 from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics.codecs import CHUNK, F32, Payload, decode_range, flush, require_flat
+from protocol.numerics import kernels
+from protocol.numerics.codecs import (
+    CHUNK,
+    F32,
+    U8,
+    Payload,
+    decode_range,
+    flush,
+    planes,
+    require_flat,
+)
 from protocol.project import CodecName
 
 CLIP_PUSHES_MIN = 3
@@ -154,8 +165,8 @@ def _norms(contribution: Contribution, fragment: Fragment) -> tuple[float, tuple
     for span in fragment.spans:
         first = span.offset // BLOCK
         for start, stop in _chunks(span):
-            values = _decoded(contribution, fragment, span, start, stop)
-            sums[first + start // BLOCK : first + stop // BLOCK] = _block_sums(values)
+            here = sums[first + start // BLOCK : first + stop // BLOCK]
+            _sum_squares(contribution, fragment, span, start, here)
     by_span = tuple(
         _root(sums[span.offset // BLOCK : (span.offset + span.padded) // BLOCK])
         for span in fragment.spans
@@ -203,6 +214,9 @@ def _radial(parts: Sequence[_Part], fragment: Fragment, index: int, out: F32) ->
     radius = math.fsum(part.share * part.scale * part.span_norms[index] for part in parts)
     for start, stop in _chunks(span):
         chunk = out[start:stop]
+        if kernels.IS_COMPILED:
+            kernels.stretch(chunk, radius / length, _LARGEST)
+            continue
         stretched = chunk.astype(np.float64)
         stretched *= radius / length
         # A radius is a norm and can exceed what one float32 element can hold.
@@ -221,9 +235,7 @@ def _weighted_sum(
     for start, stop in _chunks(span):
         total = np.zeros(stop - start, dtype=np.float64)
         for part, factor in zip(parts, factors, strict=True):
-            term = _decoded(part.source, fragment, span, start, stop).astype(np.float64)
-            term *= factor
-            total += term
+            _add(part.source, fragment, span, start, factor, total)
         # A mean exceeds its largest term by float64 rounding at most: it cannot overflow.
         out[start:stop] = total
 
@@ -248,9 +260,81 @@ def _decoded(
     return values
 
 
+def _whole(span: TensorSpan, start: int, count: int) -> int:
+    """How many of the `count` elements from `start` on are in blocks without padding."""
+    return min(count, max(span.numel // BLOCK * BLOCK - start, 0))
+
+
+def _sum_squares(
+    contribution: Contribution,
+    fragment: Fragment,
+    span: TensorSpan,
+    start: int,
+    sums: NDArray[np.float64],
+) -> None:
+    """Fills `sums` with the sum of squares of the span's blocks from element `start` on."""
+    stop, kernel = start + sums.size * BLOCK, _SQUARES.get(contribution.codec)
+    middle = start + (_whole(span, start, stop - start) if kernel is not None else 0)
+    if kernel is not None and middle > start:
+        codes, scales = _planes(contribution, fragment, span, start, middle)
+        kernel(codes, scales, sums[: (middle - start) // BLOCK])
+    if stop > middle:
+        values = _decoded(contribution, fragment, span, middle, stop)
+        sums[(middle - start) // BLOCK :] = _block_sums(values)
+
+
+def _add(
+    contribution: Contribution,
+    fragment: Fragment,
+    span: TensorSpan,
+    start: int,
+    factor: float,
+    total: NDArray[np.float64],
+) -> None:
+    """Adds factor times the span's elements from `start` on to `total`."""
+    stop, kernel = start + total.size, _ADDERS.get(contribution.codec)
+    middle = start + (_whole(span, start, stop - start) if kernel is not None else 0)
+    if kernel is not None and middle > start:
+        codes, scales = _planes(contribution, fragment, span, start, middle)
+        kernel(codes, scales, factor, total[: middle - start])
+    if stop > middle:
+        term = _decoded(contribution, fragment, span, middle, stop).astype(np.float64)
+        term *= factor
+        total[middle - start :] += term
+
+
+def _planes(
+    contribution: Contribution, fragment: Fragment, span: TensorSpan, start: int, stop: int
+) -> tuple[U8, F32]:
+    codes, scales = planes(
+        contribution.codec,
+        contribution.payload,
+        fragment.numel,
+        span.offset + start,
+        span.offset + stop,
+    )
+    return (codes.view(np.int8) if contribution.codec == "int8" else codes), scales
+
+
+_SQUARES: dict[CodecName, Callable[[Any, F32, NDArray[np.float64]], None]] = {
+    "int4": kernels.squares_int4,
+    "int8": kernels.squares_int8,
+}
+_ADDERS: dict[CodecName, Callable[[Any, F32, float, NDArray[np.float64]], None]] = {
+    "int4": kernels.add_int4,
+    "int8": kernels.add_int8,
+}
+if not kernels.IS_COMPILED:
+    _SQUARES.clear()
+    _ADDERS.clear()
+
+
 def _block_sums(values: F32) -> NDArray[np.float64]:
     """The sum of squares of each block, in float64."""
     sums = np.empty(values.size // BLOCK, dtype=np.float64)
+    if kernels.IS_COMPILED:
+        kernels.squares(values, sums, np.empty(BLOCK, dtype=np.float64))
+        return sums
     for start in range(0, values.size, CHUNK):
         blocks = values[start : start + CHUNK].reshape(-1, BLOCK)
         # One row per place in the block: each fold is then a long addition of whole rows.
@@ -265,4 +349,11 @@ def _block_sums(values: F32) -> NDArray[np.float64]:
 
 
 def _root(block_sums: NDArray[np.float64]) -> float:
-    return math.sqrt(math.fsum(block_sums.tolist()))
+    """Of their exact sum, rounded once."""
+    if not kernels.IS_COMPILED or not np.isfinite(block_sums).all():
+        return math.sqrt(math.fsum(block_sums.tolist()))
+    limbs = np.zeros(kernels.LIMBS, dtype=np.int64)
+    kernels.add_exactly(block_sums, limbs)
+    exact = sum(limb << (kernels.LIMB_BITS * place) for place, limb in enumerate(limbs.tolist()))
+    # A quotient of two integers is correctly rounded.
+    return math.sqrt(exact / (1 << kernels.LIMB_UNIT_BITS))

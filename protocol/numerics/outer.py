@@ -14,13 +14,13 @@ import numpy as np
 from blake3 import blake3
 
 from protocol.errors import InternalError
+from protocol.numerics import kernels
 from protocol.numerics.codecs import (
     CHUNK,
     F32,
     NonFinite,
     Payload,
-    decode,
-    encode,
+    Sink,
     flush,
     require_flat,
 )
@@ -46,6 +46,10 @@ def outer_step(
         for start in range(0, theta.size, CHUNK):
             here = slice(start, start + CHUNK)
             buffer, moved = momentum_next[here], theta_next[here]
+            if kernels.IS_COMPILED:
+                if not kernels.outer(theta[here], momentum[here], g[here], eta, mu, moved, buffer):
+                    raise NonFinite("the outer step left the range of float32")
+                continue
             np.multiply(momentum[here], mu, out=buffer)
             flush(buffer)
             buffer += g[here]
@@ -71,14 +75,18 @@ def encode_with_feedback(codec: CodecName, values: F32, residual: F32) -> tuple[
     Raises: NonFinite if the sum is not finite or too large for the codec.
     """
     _require_equal(values, residual)
-    with np.errstate(over="ignore", invalid="ignore"):
-        wanted = values + residual
-    flush(wanted)
-    payload = encode(codec, wanted)
-    decoded = decode(codec, payload, wanted.size)
-    wanted -= decoded
-    flush(wanted)
-    return payload, decoded, wanted
+    sink = Sink(codec, values.size)
+    decoded, left = np.empty_like(values), np.empty_like(values)
+    for start in range(0, values.size, CHUNK):
+        here = slice(start, start + CHUNK)
+        wanted, told = left[here], decoded[here]
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(values[here], residual[here], out=wanted)
+        flush(wanted)
+        sink.write(wanted, told)
+        wanted -= told
+        flush(wanted)
+    return sink.payload(), decoded, left
 
 
 def digest(content: F32 | Payload) -> bytes:

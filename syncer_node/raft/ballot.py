@@ -10,6 +10,8 @@ from msgspec import Meta, Struct
 from protocol import limits
 from protocol.ids import Count, Digest, NodeKey
 
+DISK_NAME_BYTES = 32
+
 
 class Pin(Struct, frozen=True, array_like=True):
     """What another voter's disk said of itself when it was last heard.
@@ -37,6 +39,8 @@ class Ballot(Struct, frozen=True, array_like=True):
     owed_epoch: Count = 0
     """In which it had it; a later epoch of the owner's voids the debt."""
     pins: Annotated[tuple[Pin, ...], Meta(max_length=4 * limits.VOTERS_MAX)] = ()
+    generation: Count = 0
+    """`Voter.disk` of the charter under which this disk drew its name."""
 
     def pin(self, key: bytes) -> Pin | None:
         """What is remembered of this voter."""
@@ -47,6 +51,16 @@ class Ballot(Struct, frozen=True, array_like=True):
         others = tuple(one for one in self.pins if one.key != pin.key)
         kept = (*others, pin)[-2 * limits.VOTERS_MAX :]
         return msgspec.structs.replace(self, pins=kept)
+
+    def renamed(self, disk: bytes, generation: int) -> Ballot:
+        """This ballot on what counts as another disk: no vote of the former name is its own."""
+        return msgspec.structs.replace(self, disk=disk, generation=generation)
+
+    def owing(self, index: int, epoch: int) -> Ballot:
+        """This ballot, with no smaller debt than that of these records."""
+        if index <= self.owed:
+            return self
+        return msgspec.structs.replace(self, owed=index, owed_epoch=epoch)
 
     def in_term(self, term: int, voted_for: bytes | None) -> Ballot:
         """This ballot in another term, or with a vote given."""

@@ -10,17 +10,19 @@ from typing import Protocol
 
 from protocol import limits
 from protocol.desk import Desk
-from protocol.machine import Failed
+from protocol.machine import Disconnect, Failed
 from protocol.messages import CertifiedRecord, Envelope, Message, StateOffer
 from protocol.project import Charter
 from protocol.records import Electorate
 from protocol.signing import Signer, Verify
 from protocol.trace import RoleChanged
-from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
 from syncer_node.raft.jobs import BallotSaved, SaveBallot
 from syncer_node.raft.log import Entry, RaftLog
 
 SAVE_RETRY_S = 1.0
+HELD_MAX = 512
+"""Messages that wait for the ballot, for one voter: with more its stream begins anew."""
 
 
 class Role(Enum):
@@ -119,6 +121,8 @@ class PeerVoter:
     """Last record that it has stored and that agrees with ours, in this term."""
     proven: int = 0
     """Last record whose certificate was sent to it."""
+    kept: int = 0
+    """Last committed record that its disk, as we know it, said to have stored."""
     head: int = 0
     """Newest committed record that was proven to it ahead of older ones' own certificates."""
     sent: int = 0
@@ -147,9 +151,11 @@ class Context:
     now_s: float = 0.0
     is_saved: bool = True
     save_retry_s: float | None = None
+    saved_disk: bytes = b""
+    """The name that the ballot on disk gives it."""
     _saving: Ballot | None = None
-    _held_back: list[tuple[int, bytes, Message]] = field(default_factory=list)
-    """What may be said once the ballot is on disk: (term, peer, message)."""
+    _held_back: dict[bytes, list[tuple[int, Message]]] = field(default_factory=dict)
+    """What may be said to each voter once the ballot is on disk: (term, message)."""
 
     @property
     def key(self) -> bytes:
@@ -162,6 +168,11 @@ class Context:
     @property
     def epoch(self) -> int:
         return self.log.charter.epoch
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the disk would still have its name after a crash: before, nobody is told it."""
+        return self.saved_disk == self.ballot.disk
 
     @property
     def is_leading(self) -> bool:
@@ -177,6 +188,15 @@ class Context:
         """Whether nobody has led in this epoch yet, as far as this log knows."""
         origin = self.log.charter.origin
         return self.log.last == (origin.index if origin is not None else 0)
+
+    @property
+    def has_origin(self) -> bool:
+        """Whether this log begins where the owner said that its epoch does.
+
+        A log that was cut there or begun behind it is the only kind that is not empty.
+        """
+        origin = self.log.charter.origin
+        return origin is None or self.log.stable >= origin.index
 
     @property
     def is_whole(self) -> bool:
@@ -223,7 +243,22 @@ class Context:
         if self.is_saved:
             self.desk.send(peer, message)
         else:
-            self._held_back.append((self.term, peer, message))
+            held = self._held_back.setdefault(peer, [])
+            held.append((self.term, message))
+            if len(held) > HELD_MAX:
+                # A gap in what it hears would be taken for another log: begin anew.
+                self.forget_held(peer)
+                self.desk.out.append(Disconnect(peer, "the ballot cannot be written"))
+
+    def forget_held(self, peer: bytes) -> None:
+        """The stream that this was meant for has ended."""
+        self._held_back.pop(peer, None)
+
+    def rename_disk(self, generation: int) -> None:
+        """This disk counts as another one from now on; its former votes are void for good."""
+        self._held_back.clear()
+        name = self.setup.rng.randbytes(DISK_NAME_BYTES)
+        self.remember(self.ballot.renamed(name, generation))
 
     def on_saved(self, job: SaveBallot, result: object) -> bool:
         """Whether everything that was to be remembered is on disk now."""
@@ -233,14 +268,16 @@ class Context:
             self.desk.emit(RoleChanged("silent: its ballot cannot be written", self.term, reason))
             self.save_retry_s = self.now_s + SAVE_RETRY_S
             return False
+        self.saved_disk = job.ballot.disk
         if job.ballot != self.ballot:
             self._save()
             return False
         self.is_saved = True
-        held, self._held_back = self._held_back, []
-        for term, peer, message in held:
-            if term == self.term:
-                self.desk.send(peer, message)
+        held, self._held_back = self._held_back, {}
+        for peer, messages in held.items():
+            for term, message in messages:
+                if term == self.term:
+                    self.desk.send(peer, message)
         return True
 
     def look(self) -> None:

@@ -85,19 +85,37 @@ class Election:
             return
         is_stable = ask.is_handover or not context.is_leader_alive()
         may_lead = is_stable and self._is_up_to_date(ask) and self._is_syncer(peer.key)
-        may_lead = may_lead and context.is_whole
+        may_lead = may_lead and context.is_whole and self._has_origin(ask)
         if ask.is_trial:
             is_granted = may_lead and ask.term > context.term
             self._answer(peer, ask, is_granted=is_granted)
             return
         if is_stable:
             self.on_term(ask.term)
+        if (ask.term, peer.key) == (context.term, context.leader):
+            self._acknowledge(peer, ask)
+            return
         is_free = context.ballot.voted_for in (None, peer.key)
         is_granted = may_lead and ask.term == context.term and is_free and not context.is_leading
         if is_granted:
             context.remember(context.ballot.in_term(ask.term, peer.key))
             self.deadline_s = context.now_s + self._timeout_s()
         self._answer(peer, ask, is_granted=is_granted)
+
+    def _acknowledge(self, peer: PeerVoter, ask: AskVote) -> None:
+        """Sign for the leader of this term, whomever this voter wanted.
+
+        It leads, so a majority elected it: no other candidate of this term can have one, and this
+        signature, which names the leader, helps none. Learners need it where the charter changed.
+        """
+        context = self.context
+        if context.ballot.voted_for is None:
+            context.remember(context.ballot.in_term(ask.term, peer.key))
+        self._answer(peer, ask, is_granted=True)
+
+    def _has_origin(self, ask: AskVote) -> bool:
+        origin = self.context.log.charter.origin
+        return origin is None or ask.last_index >= origin.index
 
     def _answer(self, peer: PeerVoter, ask: AskVote, *, is_granted: bool) -> None:
         context = self.context
@@ -122,13 +140,17 @@ class Election:
     # As a candidate.
 
     def _may_stand(self) -> bool:
+        return self._is_fit() and not self.is_drained
+
+    def _is_fit(self) -> bool:
+        """Whether this disk may be voted for: admitted, whole, and of this epoch."""
         context = self.context
         is_admitted = context.is_forming or context.log.is_admitted(
             context.key, context.ballot.disk
         )
         voter = context.log.voter(context.key)
-        is_fit = voter is not None and voter.role == "syncer" and context.app.can_lead()
-        return is_admitted and is_fit and context.is_whole and not self.is_drained
+        can_lead = voter is not None and voter.role == "syncer" and context.app.can_lead()
+        return is_admitted and can_lead and context.is_whole and context.has_origin
 
     def _try(self) -> None:
         """Ask everybody whether they would vote for this host."""
@@ -156,7 +178,7 @@ class Election:
         context = self.context
         is_order = (order.epoch, order.term) == (context.epoch, context.term)
         is_follower = peer.key == context.leader and context.role is Role.FOLLOWING
-        if is_order and is_follower and context.app.can_lead():
+        if is_order and is_follower and self._is_fit():
             self.is_drained = False  # Somebody has to, and the leader wants to less.
             context.fire("handover", "asked by the leader")
             self._stand(is_handover=True)
@@ -223,7 +245,9 @@ class Election:
             context.app.on_elected()
 
     def _keep_proof(self) -> None:
-        self.seat_votes = tuple(self._votes[key] for key in sorted(self._votes))
+        log = self.context.log
+        keys = [key for key in sorted(self._votes) if log.voter(key) is not None]
+        self.seat_votes = tuple(self._votes[key] for key in keys)
 
     def _renew_proof(self) -> None:
         """Ask voters that joined since the election to sign for it too.
@@ -263,6 +287,16 @@ class Election:
         self.deadline_s = context.now_s + self._timeout_s()
         context.fire("deposed", reason)
         context.app.on_deposed(reason)
+
+    def withdraw(self, reason: str) -> None:
+        """This voter's disk may not vote: what it was in this term is over."""
+        context = self.context
+        if context.is_leading:
+            self.depose(reason)
+        elif context.role is not Role.FOLLOWING:
+            context.fire("leader", reason)
+        context.leader = None
+        self._votes, self._given = {}, set()
 
     def _check_reach(self) -> None:
         """A leader that cannot reach a majority says so, and learners look elsewhere."""

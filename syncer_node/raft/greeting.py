@@ -20,6 +20,9 @@ PASSIVE_DIAL_S = 8.0
 """One of two voters dials; after this long without a stream the other one tries too."""
 
 REFUSED_DIAL_S = 30.0
+STALE_DISK = "stale-disk"
+"""Why a disk is refused that was put back, or that runs on two hosts: it may vote no more."""
+
 SILENT_S = 5.0
 """A voter's stream on which nothing came for this long is opened anew."""
 
@@ -39,7 +42,7 @@ class Greeting:
         for key in sorted(keys - context.peers.keys()):
             wait_s = 0.0 if context.key < key else PASSIVE_DIAL_S
             context.peers[key] = PeerVoter(key, dial_s=context.now_s + wait_s)
-        for key in context.peers.keys() - keys:
+        for key in sorted(context.peers.keys() - keys):
             del context.peers[key]
             context.desk.out.append(Disconnect(key, "no longer a voter"))
 
@@ -56,7 +59,7 @@ class Greeting:
         """Dial whom we have no stream to; give up streams on which nothing comes."""
         now_s = self.context.now_s
         for peer in self.context.peers.values():
-            if not peer.is_up and now_s >= peer.dial_s:
+            if not peer.is_up and now_s >= peer.dial_s and self.context.is_named:
                 peer.dial_s = now_s + 10.0
                 self.context.desk.out.append(Connect(peer.key))
             elif peer.is_up and now_s - peer.heard_s > SILENT_S:
@@ -74,6 +77,9 @@ class Greeting:
     def on_up(self, key: bytes) -> None:
         """A stream to a voter is open: say who we are."""
         context, peer = self.context, self.context.peers[key]
+        if not context.is_named:
+            context.desk.out.append(Disconnect(key, "the disk's name is being written"))
+            return
         peer.is_up, peer.is_greeted = True, False
         peer.heard_s = context.now_s
         hello = VoterHello(
@@ -86,12 +92,15 @@ class Greeting:
             term=context.term,
             charter=context.charter_envelope,
             addresses=context.setup.addresses,
+            stored=max(context.log.stable, context.ballot.owed),
+            generation=context.ballot.generation,
         )
         context.desk.send(key, hello)
 
     def on_down(self, key: bytes) -> None:
         peer = self.context.peers[key]
         peer.is_up = peer.is_greeted = False
+        self.context.forget_held(key)
         pause_s = DIAL_S[min(peer.failures, len(DIAL_S) - 1)]
         if peer.refusal or peer.trouble:
             pause_s = REFUSED_DIAL_S
@@ -101,10 +110,19 @@ class Greeting:
         spread = self.context.setup.rng.uniform(0.8, 1.2)
         peer.dial_s = self.context.now_s + pause_s * spread
 
-    def on_refused(self, key: bytes, refused: Refused) -> None:
-        """The other voter does not want us; its word is shown to people."""
-        self.context.peers[key].refusal = refused.text
-        self.context.desk.out.append(Disconnect(key, refused.reason))
+    def on_refused(self, key: bytes, refused: Refused) -> bool:
+        """Whether it is this disk that is refused, and for good; the words are shown to people."""
+        context = self.context
+        context.peers[key].refusal = refused.text
+        context.desk.out.append(Disconnect(key, refused.reason))
+        return refused.reason == STALE_DISK and refused.nonce == context.setup.nonce
+
+    def begin_anew(self, reason: str) -> None:
+        """End every stream, and greet again: what was said of this host holds no more."""
+        for key, peer in self.context.peers.items():
+            if peer.is_up:
+                self.context.desk.out.append(Disconnect(key, reason))
+                self.on_down(key)
 
     def on_hello(self, key: bytes, hello: VoterHello) -> bool:
         """Whether the voter is let in."""
@@ -113,6 +131,10 @@ class Greeting:
             self.take_charter(hello.charter)
         if key not in context.peers:
             return False  # The newer charter has other voters.
+        if hello.project == context.setup.project and hello.generation < self._generation(key):
+            # It hears from our hello that it is admitted anew, and comes again with another name.
+            context.desk.out.append(Disconnect(key, "readmitted"))
+            return False
         refused = self._refusal(key, hello)
         peer.trouble = refused.text if refused is not None else ""
         context.desk.emit(VoterGreeted(key, peer.trouble))
@@ -124,7 +146,7 @@ class Greeting:
         context.remember(context.ballot.with_pin(pin))
         peer.is_greeted, peer.failures, peer.refusal = True, 0, ""
         if peer.disk != hello.disk:
-            peer.match = 0
+            peer.match = peer.kept = 0
         peer.disk, peer.addresses = hello.disk, hello.addresses
         peer.heard_s = context.now_s
         return True
@@ -179,11 +201,14 @@ class Greeting:
             return Refused("wire-version", text, None)
         if hello.project != context.setup.project:
             return Refused("wrong-project", "this voter serves another project", None)
-        words = self._disk_trouble(key, hello)
-        return Refused("disk", words, None) if words else None
+        words = self._other_disk(key, hello)
+        if words:
+            return Refused("disk", words, None)
+        words = self._stale_disk(key, hello)
+        return Refused(STALE_DISK, words, None, hello.nonce) if words else None
 
-    def _disk_trouble(self, key: bytes, hello: VoterHello) -> str:
-        """Why this disk's votes cannot be trusted, or nothing."""
+    def _other_disk(self, key: bytes, hello: VoterHello) -> str:
+        """Words for a disk that is not the one of before, or nothing."""
         context = self.context
         pin = context.ballot.pin(key)
         generation = self._generation(key)
@@ -193,6 +218,17 @@ class Greeting:
             return ""
         if pin.disk != hello.disk:
             return "this voter had another disk before: the owner can readmit its key"
+        return ""
+
+    def _stale_disk(self, key: bytes, hello: VoterHello) -> str:
+        """Words for a disk that forgot what it did, or that is in use twice, or nothing."""
+        context, peer = self.context, self.context.peers[key]
+        pin = context.ballot.pin(key)
+        if pin is None or pin.disk != hello.disk:
+            return ""
+        is_same_epoch = hello.epoch == context.epoch
+        if is_same_epoch and peer.disk == hello.disk and hello.stored < peer.kept:
+            return "this voter's disk is an old copy: the owner can readmit its key"
         if hello.boot < pin.boot:
             return "this voter's disk is an old copy: the owner can readmit its key"
         if hello.boot == pin.boot and hello.nonce != pin.nonce:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.messages import Certificate
 from syncer_node.raft.ballot import Ballot
 
 
@@ -17,6 +18,19 @@ class SaveBallot:
 @dataclass(frozen=True, slots=True)
 class BallotSaved:
     ballot: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class KeepProofs:
+    """Write those of these certificates that are not there yet, and fsync. Answer: `ProofsKept`."""
+
+    certificates: tuple[Certificate, ...]
+    """In log order without a gap, from the first record at hand on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofsKept:
+    """The certificates are on disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ class LogStart:
     """Stored records behind the floor."""
     certificates: Sequence[Certificate]
     """Of the first of them, without a gap."""
+    is_adopted: bool = False
+    """Whether a record up to the floor adopted the charter; else the log's first one will."""
 
 
 class RaftLog:
@@ -91,7 +93,11 @@ class RaftLog:
         self.floor = start.floor
         self.entries: deque[Entry] = deque()
         self.stable = self.certified = self.committed = start.floor.index
+        self.proofs_kept = start.floor.index
+        """Certificates up to here are known to be on this disk."""
+        self.entries_kept = ENTRIES_KEPT
         self._told = start.charter
+        self._is_adopted = start.is_adopted or bool(start.admissions)
         self._charters: list[tuple[int, Charter]] = [(start.floor.index, start.charter)]
         self._admissions: list[tuple[int, dict[bytes, Admission]]] = [
             (start.floor.index, dict(start.admissions))
@@ -101,7 +107,7 @@ class RaftLog:
         self.stable = self.last
         for certificate in start.certificates:
             self.entry(certificate.index).certificate = certificate
-            self.certified = self.committed = certificate.index
+            self.certified = self.committed = self.proofs_kept = certificate.index
 
     # Looking.
 
@@ -254,7 +260,7 @@ class RaftLog:
         self._charters.append((index, charter))
 
     def _has_first_charter(self) -> bool:
-        return len(self._charters) > 1 or bool(self._admissions[0][1])
+        return len(self._charters) > 1 or self._is_adopted
 
     def cut(self, after: int) -> None:
         """Drop the records behind this one, which another leader replaced."""
@@ -305,6 +311,8 @@ class RaftLog:
             if self.entry(index).certificate is None and not self._has_enough(index):
                 break
             self.prove(index)
+            if self._waits_for_proof(index):
+                break
             self.certified = index
             certified.append(self.entry(index))
         return certified
@@ -314,7 +322,9 @@ class RaftLog:
         entry = self.entry(index)
         if entry.certificate is None:
             assert self._has_enough(index), f"record {index} lacks votes"
-            entry.certificate = certify(entry.record, entry.digest, entry.votes.values())
+            needed = self.electorate(index).members
+            votes = sorted(entry.votes.values(), key=lambda vote: vote.voter not in needed)
+            entry.certificate = certify(entry.record, entry.digest, votes[: limits.VOTES_MAX])
         return entry.certificate
 
     def _commits(self, index: int) -> bool:
@@ -348,18 +358,36 @@ class RaftLog:
         certified = []
         while self.certified < self.stable and self.holds(self.certified + 1):
             following = self.entry(self.certified + 1)
-            if following.certificate is None:
+            if following.certificate is None or self._waits_for_proof(self.certified + 1):
                 break
             self.certified += 1
             certified.append(following)
         return certified
 
+    def _waits_for_proof(self, index: int) -> bool:
+        """Whether this record's certificate must be on disk before anything relies on it.
+
+        Those who signed for a charter may be no voters under it: it could not be proven again.
+        """
+        body = self.entry(index).record.body
+        return index > self.proofs_kept and isinstance(body, CharterAdopted)
+
+    def unkept_proofs(self) -> tuple[Certificate, ...]:
+        """Certificates that are to be on disk before the next record is applied."""
+        index = self.certified + 1
+        if index > self.stable or not self._waits_for_proof(index):
+            return ()
+        found = [self.entry(at).certificate for at in range(self.floor.index + 1, index + 1)]
+        return tuple(one for one in found if one is not None) if found[-1] is not None else ()
+
     def forget_old(self) -> None:
         """Let the floor rise: what is certified long since is at hand no more."""
-        while len(self.entries) > ENTRIES_KEPT and self.floor.index < self.certified - ENTRIES_KEPT:
+        kept = self.entries_kept
+        while len(self.entries) > kept and self.floor.index < self.certified - kept:
             entry = self.entries.popleft()
             self.floor = Floor(entry.record.index, entry.record.term, entry.digest)
             while len(self._charters) > 1 and self._charters[1][0] <= self.floor.index:
                 self._charters.pop(0)
+                self._is_adopted = True
             while len(self._admissions) > 1 and self._admissions[1][0] <= self.floor.index:
                 self._admissions.pop(0)

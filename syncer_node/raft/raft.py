@@ -36,7 +36,7 @@ from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import Context, PeerVoter, RaftApp, RaftSetup
 from syncer_node.raft.election import Election
 from syncer_node.raft.greeting import Greeting
-from syncer_node.raft.jobs import Append, SaveBallot
+from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import LogStart, RaftLog
 from syncer_node.raft.replication import Replication
 
@@ -71,6 +71,7 @@ class Raft:
             app=app,
             charter_envelope=charter_envelope,
             newest_charter=newest_charter,
+            saved_disk=ballot.disk,
         )
         self.greeting = Greeting(self.context)
         self.election = Election(self.context)
@@ -104,11 +105,13 @@ class Raft:
         self.context.now_s = now_s
         self.greeting.follow_charter()
         self.election.start()
+        self._renew_disk()
 
     def look(self, now_s: float) -> None:
         """Time passes."""
         self.context.now_s = now_s
         self.context.look()
+        self._renew_disk()
         self.greeting.look()
         self.election.look()
         self.replication.look()
@@ -144,6 +147,10 @@ class Raft:
         self.context.now_s = now_s
         self.replication.on_appended(job, result)
 
+    def on_kept(self, job: KeepProofs, result: object, now_s: float) -> None:
+        self.context.now_s = now_s
+        self.replication.on_kept(job, result)
+
     def payload_here(self, index: int, now_s: float) -> None:
         self.context.now_s = now_s
         self.replication.payload_here(index)
@@ -160,7 +167,8 @@ class Raft:
                     self._greeted(peer)
                 return
             case Refused():
-                self.greeting.on_refused(key, message)
+                if self.greeting.on_refused(key, message):
+                    self._give_up_disk(message.text)
                 return
             case Goodbye() | Alive():
                 return  # That it was heard is all it says.
@@ -173,6 +181,27 @@ class Raft:
         self.election.on_greeted(peer)
         if self.is_leading:
             self.replication.look()
+
+    def _give_up_disk(self, words: str) -> None:
+        """Another voter knows more of this disk than the disk itself: it may not vote any more.
+
+        Under its former name it would be as good as new after enough starts.
+        """
+        self._rename_disk(words, self.context.ballot.generation)
+
+    def _renew_disk(self) -> None:
+        """The owner admitted this host's disk anew: no vote of the former one is this one's.
+
+        A log that does not know of it yet would count them together.
+        """
+        voter = self.context.newest_charter.voter(self.context.key)
+        if voter is not None and voter.disk > self.context.ballot.generation:
+            self._rename_disk("its disk is admitted anew", voter.disk)
+
+    def _rename_disk(self, words: str, generation: int) -> None:
+        self.election.withdraw(words)
+        self.context.rename_disk(generation)
+        self.greeting.begin_anew(words)
 
     def _dispatch(self, peer: PeerVoter, message: Message) -> None:
         match message:
@@ -298,10 +327,20 @@ class Raft:
             self._offer_seat()
 
     def _can_adopt(self, newest: Charter) -> bool:
-        """Whether those who must sign for the charter are here and have the log."""
+        """Whether those who must sign for the charter are here with the log, and can go on then.
+
+        Where a disk that is admitted anew is needed for a majority, it must have come first.
+        """
         context, log = self.context, self.context.log
         ready = {peer.key for peer in context.greeted() if peer.match >= log.committed}
-        return Electorate.change(log.charter, newest).has_enough(ready | {context.key})
+        here = {
+            peer.key
+            for peer in context.greeted()
+            if (voter := newest.voter(peer.key)) is not None
+            and log.has_admission(peer.key, voter.disk, peer.disk)
+        }
+        can_sign = Electorate.change(log.charter, newest).has_enough(ready | {context.key})
+        return can_sign and Electorate.of(newest.voters).has_enough(here | {context.key})
 
     def _admission(self, key: bytes, disk: bytes) -> Admission:
         voter = self.log.voter(key)

@@ -14,8 +14,9 @@ from protocol.messages import Certified, RecordVote, Replicate, Replicated, Vote
 from protocol.records import CharterAdopted, majority, sign_record, verify_vote
 from protocol.signing import open_envelope
 from syncer_node.raft.context import Context, PeerVoter
-from syncer_node.raft.jobs import Append, Appended
+from syncer_node.raft.jobs import Append, Appended, KeepProofs
 from syncer_node.raft.log import Entry
+from syncer_node.raft.proofs import Proofs
 
 MESSAGES_AHEAD_MAX = 8
 """Unanswered messages with records to one voter."""
@@ -39,11 +40,13 @@ class Replication:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.store_trouble = ""
-        """Why the log cannot be written, in words; empty when it can."""
+        self._trouble = ""
         self.wants_state = False
         """A record's bytes cannot be had: ask the leader for a whole state."""
+        self.is_held = False
+        """The disk is about to begin elsewhere: nothing more is written to this log."""
         self._appending: Append | None = None
+        self._proofs = Proofs(context)
         self._store_retry_s: float | None = None
         self._lacking: set[int] = set()
         """Records that wait for bytes outside the log."""
@@ -54,6 +57,11 @@ class Replication:
         self._beat = 0
 
     # Both.
+
+    @property
+    def store_trouble(self) -> str:
+        """Why the log cannot be written, in words; empty when it can."""
+        return self._trouble or self._proofs.trouble
 
     def new_term(self) -> None:
         """Another leader, or none: what was agreed with the former means nothing."""
@@ -87,7 +95,7 @@ class Replication:
 
     def persist(self) -> None:
         """Write what can be written; one write at a time, everything waiting in one of them."""
-        if self._appending is not None or self._store_retry_s is not None:
+        if self._appending is not None or self._store_retry_s is not None or self.is_held:
             return
         log, size = self.context.log, 0
         records: list[bytes] = []
@@ -107,12 +115,25 @@ class Replication:
         context = self.context
         if not isinstance(result, Appended):
             reason = result.reason if isinstance(result, Failed) else "append failed"
-            self.store_trouble = reason
+            self._trouble = reason
             self._store_retry_s = context.now_s + STORE_RETRY_S
             return
-        self.store_trouble = ""
+        self._trouble = ""
         context.log.stored(job.after, job.records)
         self._after_storing()
+        self.persist()
+
+    def on_kept(self, job: KeepProofs, result: object) -> None:
+        """The disk answered: what waited for a certificate on it may be applied."""
+        self._proofs.on_kept(job, result)
+        if self.context.is_leading:
+            self._certify()
+        else:
+            self._apply(self.context.log.advance())
+
+    def release(self) -> None:
+        """The disk stays where it was: write on."""
+        self.is_held = False
         self.persist()
 
     def _after_storing(self) -> None:
@@ -131,6 +152,7 @@ class Replication:
         if self._store_retry_s is not None and context.now_s >= self._store_retry_s:
             self._store_retry_s = None
             self.persist()
+        self._proofs.look()
         if context.is_leading:
             is_due = context.now_s - self._said_s >= limits.BEAT_EVERY_S
             if is_due:
@@ -139,7 +161,7 @@ class Replication:
                 self._pump(peer, is_beat=is_due)
 
     def deadline_s(self) -> float:
-        times = [1e18]
+        times = [self._proofs.deadline_s()]
         if self._store_retry_s is not None:
             times.append(self._store_retry_s)
         if self.context.is_leading and self.context.peers:
@@ -151,6 +173,8 @@ class Replication:
             self._signed.discard(entry.record.index)
             self.context.app.on_certified(entry)
         self.context.log.forget_old()
+        if not self.is_held:
+            self._proofs.keep()
 
     def _sign(self) -> list[RecordVote]:
         """Our signatures under what may be signed now and was not yet, in this term."""
@@ -344,6 +368,7 @@ class Replication:
         elif answer.index <= log.last:
             if answer.index > peer.match:
                 peer.match, peer.behind_s = answer.index, context.now_s
+            peer.kept = max(peer.kept, min(answer.index, log.committed))
             if peer.match == log.last:
                 peer.behind_s = None
             peer.next = max(peer.next, peer.match + 1)

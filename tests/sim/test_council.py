@@ -18,9 +18,10 @@ from protocol.records import (
     record_hash,
     sign_record,
 )
-from simulator.council import Council, SimVoter, VoterDisk
+from simulator.council import Council, SimVoter
 from simulator.council_swarm import check_calm, check_recovery, run_seed
 from simulator.ledger import Violation
+from simulator.voter_disk import VoterDisk
 from syncer_node.raft.context import Context
 from syncer_node.raft.election import Election
 from syncer_node.raft.greeting import Greeting
@@ -469,7 +470,8 @@ def test_a_record_applied_before_its_certificate_is_found(monkeypatch):
 
 def test_the_vote_of_a_wiped_disk_is_found(monkeypatch):
     """Every disk is let in and counted: what a majority held may be forgotten."""
-    monkeypatch.setattr(Greeting, "_disk_trouble", lambda self, key, hello: "")
+    monkeypatch.setattr(Greeting, "_other_disk", lambda self, key, hello: "")
+    monkeypatch.setattr(Greeting, "_stale_disk", lambda self, key, hello: "")
     monkeypatch.setattr(Context, "counts", lambda self, peer: True)
     monkeypatch.setattr(RaftLog, "is_admitted", lambda self, key, disk: True)
     assert finds("certified record", lose_two_copies)

@@ -274,6 +274,7 @@ def test_a_standby_with_a_full_disk_holds_nobody_up_for_good(swarm):
     full.disk.is_full = False
     swarm.world.run(100.0)
     assert full.syncer.state.index >= swarm.syncer.syncer.state.index - 2
+    swarm.world.run(105.0, stop=lambda: full.syncer.following.is_idle)
     assert held(full) == versions(full)
     swarm.check()
 

@@ -88,11 +88,12 @@ def test_a_record_that_is_applied_without_proof_is_found(monkeypatch):
 def test_a_certificate_by_somebody_else_is_refused_by_everybody(monkeypatch, syncers):
     swarm = build_swarm(4, syncers=syncers)
     swarm.world.run(30.0)
+    forged(monkeypatch)
+    monkeypatch.setattr(swarm.ledger, "_check", lambda who, entry: None)
+    swarm.world.run(32.0)  # What was proven before arrives.
     step = [learner.learner.shared.state.global_step for learner in swarm.learners]
     leader = swarm.syncer
     behind = [one.syncer.state.index for one in swarm.syncers if one is not leader]
-    forged(monkeypatch)
-    monkeypatch.setattr(swarm.ledger, "_check", lambda who, entry: None)
     swarm.world.run(45.0)
     for learner, before in zip(swarm.learners, step, strict=True):
         assert learner.learner.shared.state.global_step == before

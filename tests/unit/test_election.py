@@ -8,14 +8,15 @@ import msgspec
 
 from protocol.desk import Desk
 from protocol.limits import WIRE_VERSION
-from protocol.machine import Failed, Send
-from protocol.messages import AskVote, GiveVote, VoterHello
+from protocol.machine import Disconnect, Failed, Send
+from protocol.messages import AskVote, GiveVote, Refused, Replicate, VoterHello
 from protocol.project import Voter, encode
+from protocol.records import NO_RECORD, RunEnding
 from protocol.signing import seal
 from simulator.tiny import SimSigner, sim_verify, tiny_project
 from syncer_node.raft.ballot import Ballot
-from syncer_node.raft.context import RaftSetup, Role
-from syncer_node.raft.jobs import BallotSaved, SaveBallot
+from syncer_node.raft.context import HELD_MAX, RaftSetup, Role
+from syncer_node.raft.jobs import Append, BallotSaved, SaveBallot
 from syncer_node.raft.log import Floor, LogStart
 from syncer_node.raft.raft import Raft
 
@@ -191,3 +192,72 @@ def test_a_stream_on_which_no_hello_comes_is_given_up():
     bench.raft.on_up(A.key, 2.0)
     bench.raft.look(8.0)
     assert not bench.raft.context.peers[A.key].is_up
+
+
+def test_a_leader_that_was_elected_is_acknowledged_by_who_wanted_another():
+    bench = Bench(ballot=Ballot(B.key, 1, 1, B.key))
+    bench.hear(A, Replicate(0, 1, 0, NO_RECORD, (), 0, 1))
+    bench.save()
+    bench.answers()
+    bench.hear(A, ask(is_handover=True))
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [True]
+    assert bench.raft.context.ballot.voted_for == B.key
+    bench.hear(C, ask(is_handover=True))
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [False]
+
+
+def test_what_waits_for_a_ballot_that_cannot_be_written_is_bounded():
+    bench = Bench()
+    context = bench.raft.context
+    bench.hear(A, ask())
+    bench.save(Failed("disk full"))
+    for _ in range(3 * HELD_MAX):
+        context.say(A.key, ask())
+    gone = [one for one in context.desk.drain() if isinstance(one, Disconnect)]
+    assert gone
+    assert gone[0].peer == A.key
+    assert sum(len(held) for held in context._held_back.values()) <= HELD_MAX
+
+
+def test_a_refused_disk_gives_up_its_name_and_says_nothing_before_that_is_written():
+    bench = Bench()
+    context = bench.raft.context
+    context.desk.drain()
+    stale = Refused("stale-disk", "this voter's disk is an old copy", None, nonce=1)
+    bench.hear(A, msgspec.structs.replace(stale, nonce=9))
+    assert context.ballot.disk == B.key, "of another start"
+    bench.hear(A, stale)
+    assert context.ballot.disk != B.key
+    assert not bench.raft.greeting.context.greeted()
+    bench.raft.on_up(C.key, 1.0)
+    assert not [e for e in context.desk.drain() if isinstance(e, Send)]
+    bench.save()
+    bench.raft.on_up(C.key, 2.0)
+    (hello,) = [e.message for e in context.desk.drain() if isinstance(e, Send)]
+    assert hello.disk == context.ballot.disk
+
+
+def test_a_readmitted_disk_draws_a_new_name():
+    bench = Bench()
+    voters = (VOTERS[0], msgspec.structs.replace(VOTERS[1], disk=1), VOTERS[2])
+    charter = msgspec.structs.replace(TINY.charter, revision=2, voters=voters)
+    sealed = seal("charter", TINY.project, encode(charter), TINY.owner)
+    bench.raft.greeting.take_charter(sealed)
+    bench.raft.look(1.0)
+    assert bench.raft.context.ballot.disk != B.key
+    assert bench.raft.context.ballot.generation == 1
+
+
+def test_nothing_is_written_to_a_log_that_is_about_to_be_left():
+    bench = Bench()
+    replication, log = bench.raft.replication, bench.raft.log
+    replication.is_held = True
+    log.propose(RunEnding("owner"), epoch=0, term=1, at_s=0.0)
+    replication.persist()
+    jobs = bench.raft.context.desk.jobs.values()
+    assert not [job for job in jobs if isinstance(job, Append)]
+    replication.release()
+    jobs = bench.raft.context.desk.jobs.values()
+    assert [job.after for job in jobs if isinstance(job, Append)] == [0]

@@ -337,6 +337,33 @@ def test_one_voter_is_changed_at_a_time(target, home, voter, capsys):
     assert main(["project", "remove-voter", B.hex(), str(target)]) == 0, "it is taken back"
 
 
+def test_a_removal_that_could_never_be_in_force_is_refused_with_the_way_out(
+    target, home, voter, capsys
+):
+    make_three(target)
+    capsys.readouterr()
+    running = voter(seat(own_key(home), B, W, revision=3))
+    running.status.seat.voters[2].is_here = False
+    running.status.seat.voters[2].trouble = "this voter had another disk before"
+    assert main(["project", "remove-voter", "bbbbbbbb", str(target)]) == 2
+    said = error_of(capsys)
+    assert "1 of 2 are no majority" in said
+    assert (
+        f"Readmit it first (this voter had another disk before): shoal project readmit {W.hex()}"
+        in said
+    )
+    assert charter_at(target).revision == 3
+    running.status.seat.charter_revision = 2
+    assert main(["project", "readmit", W.hex(), str(target)]) == 0
+
+
+def test_of_two_voters_none_is_readmitted(target, capsys):
+    assert main(["project", "add-syncer", B.hex(), str(target)]) == 0
+    capsys.readouterr()
+    assert main(["project", "readmit", B.hex(), str(target)]) == 2
+    assert "the other one alone is no majority" in error_of(capsys)
+
+
 def test_it_goes_on_from_the_newest_revision_that_this_machine_knows(target, home, capsys):
     old = target.read_bytes()
     assert main(["project", "ban", LEARNER, str(target)]) == 0

@@ -40,7 +40,9 @@ def admission(*signers: SimSigner) -> VotersAdmitted:
 
 
 def empty(of: Charter) -> RaftLog:
-    return RaftLog(TINY.project, LogStart(Floor(), of, {}, [], []))
+    log = RaftLog(TINY.project, LogStart(Floor(), of, {}, [], []))
+    log.proofs_kept = 1 << 30  # The disk keeps every certificate at once.
+    return log
 
 
 def formed(*signers: SimSigner) -> RaftLog:
@@ -212,3 +214,17 @@ def test_proven_records_are_applied_in_order_and_once_stored():
     assert [entry.record.index for entry in log.advance()] == [1, 2, 3]
     log.stored(3, [last.encoded])
     assert [entry.record.index for entry in log.advance()] == [4]
+
+
+def test_a_log_that_begins_between_its_charter_and_its_voters_knows_its_charter():
+    """Else the next charter would hold from the start, and need nobody of before to be signed."""
+    log = formed(A, B, C)
+    for index in (1, 2, 3):
+        sign(log, index, A, B)
+    log.certify(1)
+    floor = Floor(2, 1, log.digest_at(2))
+    late = RaftLog(TINY.project, LogStart(floor, charter(A, B, C), {}, [], [], is_adopted=True))
+    late.add(Entry.read(log.entry(3).encoded))
+    change = late.propose(adoption(charter(A, D, E, revision=2)), epoch=0, term=1, at_s=0.0)
+    assert late.charter_before(change.record.index).revision == 1
+    assert not late.electorate(change.record.index).has_enough({A.key, D.key})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocol import wire
+from protocol import limits, wire
 from protocol.errors import BadSignature, MalformedMessage, WrongProject
 from protocol.messages import CertifiedRecord, Vote
 from protocol.project import Origin, Voter
@@ -220,6 +220,34 @@ def test_a_voter_whose_disk_is_renewed_has_no_say_in_that():
 def test_two_of_three_voters_cannot_be_renewed_at_once():
     change = Electorate.change(charter_of(A, B, C), charter_of(A, B, C, renewed=(B, C)))
     assert not change.has_enough(keys(A, B, C))
+
+
+def test_with_two_renewed_disks_the_others_still_meet_every_majority():
+    """Of five, three may have signed; two of them are lost, so two others might know nothing."""
+    five = charter_of(A, B, C, D, E)
+    one = Electorate.change(five, charter_of(A, B, C, D, E, renewed=(E,)))
+    assert one.has_enough(keys(A, B, C))
+    assert not one.has_enough(keys(A, B))
+    two = Electorate.change(five, charter_of(A, B, C, D, E, renewed=(D, E)))
+    assert two.has_enough(keys(A, B, C))
+    assert not two.has_enough(keys(A, B, D, E))
+
+
+def test_everybody_proves_a_renewal_as_the_voters_do():
+    """Half of an even number is enough with one that is renewed, for learners too."""
+    former = charter_of(A, B, C, D)
+    change = record(adoption(charter_of(A, B, C, D, revision=3, renewed=(D,))))
+    assert opened(certified(change, A, B), former) == change
+    with pytest.raises(BadSignature, match="2 valid votes of 4 voters, too few"):
+        opened(certified(record(), A, B), former)
+    with pytest.raises(BadSignature, match="1 valid votes"):
+        opened(certified(change, A), former)
+
+
+def test_a_joint_certificate_of_all_voters_fits():
+    names = [SimSigner(f"voter {at}") for at in range(2 * limits.VOTERS_MAX)]
+    change = certified(record(), *names)
+    assert wire.decode(wire.encode(change), CertifiedRecord) == change
 
 
 def test_only_a_charter_of_the_same_epoch_is_a_change():

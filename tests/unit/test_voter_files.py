@@ -343,3 +343,34 @@ def test_leaving_a_log_that_began_behind_a_state_forgets_the_state_too(files):
     files.leave_log(1)
     assert files.floor_state() == (Floor(), None)
     assert again(files).floor_state() == (Floor(), None)
+
+
+def test_a_debt_is_not_forgotten_by_a_ballot_that_was_read_before_it(files):
+    filled(files)
+    before = files.boot()
+    short = Log(SeatTaken(SYNCER.key), weights())
+    files.begin_behind(short.entries[-1], short.state.summary(), short.origins())
+    files.save_ballot(before.in_term(9, None))
+    kept = again(files).boot()
+    assert (kept.term, kept.owed) == (9, 4)
+
+
+def test_proofs_are_kept_with_all_before_them(files, monkeypatch):
+    log = filled(files, certificates=1)
+    proofs = tuple(entry.certificate for entry in log.entries)
+    monkeypatch.setattr(os, "fsync", fail(errno.EIO))
+    with pytest.raises(TransientError):
+        files.keep_proofs(proofs)
+    monkeypatch.undo()
+    assert files.certified == 0
+    files.keep_proofs(proofs)
+    assert again(files).certified == 4
+
+
+def test_certificates_behind_an_origin_find_their_place(files):
+    log = filled(files, certificates=1)
+    files.cut_for_epoch(3, 1)
+    assert (files.certified, files.certificate(2)) == (3, None)
+    files.append(3, log.encoded[3:])
+    files.keep_certificate(log.entries[3].certificate)
+    assert again(files).certificate(4) == log.entries[3].certificate

@@ -1,0 +1,34 @@
+"""Compiling the kernels before they are needed: the first call of each takes a moment."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocol.fragments import BLOCK, Fragment, TensorSpan
+from protocol.numerics import kernels
+from protocol.numerics.codecs import decode
+from protocol.numerics.merge import Contribution, merge_fragment
+from protocol.numerics.outer import encode_with_feedback, outer_step
+from protocol.project import CodecName
+
+_CODECS: tuple[CodecName, ...] = ("int8", "int4")
+
+
+def warm_up() -> None:
+    """Calls every kernel once on one block; returns at once where nothing is compiled.
+
+    Takes seconds the first time on a machine, and a fraction of one later: what was compiled is
+    kept beside the sources, or where numba keeps it for this user. Gives the interpreter's lock
+    free for a part of that time only, so call it before there is anything urgent.
+    """
+    if not kernels.IS_COMPILED:
+        return
+    values = np.linspace(-1.0, 1.0, BLOCK, dtype=np.float32)
+    for codec in _CODECS:
+        payload, decoded, _ = encode_with_feedback(codec, values, np.zeros_like(values))
+        parts = [Contribution((bytes(32), 0, at), payload, codec, 1.0) for at in range(2)]
+        for rule in ("rda", "mean"):
+            span = TensorSpan("warm", (BLOCK,), BLOCK, rule, 0)
+            merge_fragment(parts, Fragment(0, (span,), BLOCK), 10.0)
+        g = decode(codec, payload, BLOCK)
+        outer_step(values, decoded, g, learning_rate=0.5, momentum_coefficient=0.5)
