@@ -73,8 +73,8 @@ def _changed(spec: Spec, changes: Mapping[str, Value]) -> Spec:
     return msgspec.structs.replace(spec, **changes)
 
 
-_LARGE_BATCH = {"learning_rate": 0.003, "beta2": 0.95}
-"""The inner settings that suit the joint batch of data parallelism best (docs/comparison.md)."""
+_LARGE_BATCH = {"learning_rate": 0.003}
+"""What suits the joint batch of data parallelism best (docs/comparison.md)."""
 
 
 def _decoupled(name: str, says: str, **rest: Any) -> Algorithm:
