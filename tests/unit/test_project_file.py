@@ -118,7 +118,7 @@ def test_other_values_are_written_where_asked():
         ("quorum = 1 ", "quorm = 1 ", "rounds.quorm is not a known key; did you mean quorum?"),
         ("[outer]", "[outre]", "outre is not a known key; did you mean outer?"),
         (
-            "momentum = 0.5",
+            "momentum = 0.0",
             "momentum = 1.0",
             "outer.momentum must be a number of at least 0 and below 1",
         ),
@@ -129,7 +129,7 @@ def test_other_values_are_written_where_asked():
         ),
         ("grad_norm_max = 1.0", "grad_norm_max = nan", "training.grad_norm_max must be a number"),
         (
-            'apply = "overwrite"',
+            'apply = "rebase"',
             'apply = "blend"',
             'must be one of "overwrite", "rebase", not "blend"',
         ),
@@ -149,7 +149,7 @@ def test_other_values_are_written_where_asked():
             "rounds.quorum must be at most limits.learners (256), not 300",
         ),
         (
-            "overlap_steps = 4",
+            "overlap_steps = 2",
             "overlap_steps = 9",
             "rounds.overlap_steps must be at most model.fragments",
         ),
