@@ -19,6 +19,7 @@ from shoal import failures
 from shoal.choices import AtLeastOne, HomeHere, Instance, Listen, LogJson, Port, say
 from shoal.cli_hosting import syncer_app, witness_app
 from shoal.cli_project import project_app
+from shoal.cli_runs import add_runs
 from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
@@ -61,9 +62,10 @@ app = App(
     result_action="return_value",
 )
 app.command(project_app)
+add_runs(sim_app)
+app.command(sim_app)
 app.command(syncer_app)
 app.command(witness_app)
-app.command(sim_app)
 app.register_install_completion_command(help="Install completion for this shell.")
 app.meta.group_parameters = Group("Everywhere", sort_key=0)
 

@@ -45,12 +45,10 @@ class SafetyChecker:
     def _check_version(
         self, now_s: float, host: Host, fragment: int, version: int, theta: bytes
     ) -> None:
-        for merged in self.ledger.merges:
-            if (merged.fragment, merged.version) == (fragment, version):
-                if merged.state.theta != theta:
-                    raise Violation(f"{now_s:.2f}: {host.name} has other bits in {fragment}")
-                return
-        if version != 0:
+        merged = self.ledger.versions.get((fragment, version))
+        if merged is not None and merged.state.theta != theta:
+            raise Violation(f"{now_s:.2f}: {host.name} has other bits in {fragment}")
+        if merged is None and version != 0:
             raise Violation(f"{now_s:.2f}: {host.name} holds an uncommitted version {version}")
 
 
@@ -161,6 +159,7 @@ class RejoinChecker:
 
 def check_all(ledger: Ledger, learners: list[SimLearner]) -> None:
     """Everything that can be judged at the end of a run."""
+    ledger.check_whole()
     check_pushes_count_once(ledger)
     check_tokens_balance(ledger, learners)
     check_leases_do_not_overlap(ledger, learners)

@@ -21,6 +21,7 @@ class SimFetcher:
     def __init__(
         self,
         world: World,
+        key: bytes,
         rng: random.Random,
         *,
         is_alive: Callable[[], bool],
@@ -28,8 +29,11 @@ class SimFetcher:
         reach: Callable[[bytes], Shelf | None],
         newest: Callable[[int], int],
     ) -> None:
-        """`donors` names learners and the syncer; `reach` gives what a host offers, if it is up."""
+        """These are the downloads of `key`. `donors` names learners and the syncer; `reach` gives
+        what a host offers, if it is up.
+        """
         self.world = world
+        self.key = key
         self.planner = Planner(rng)
         self._is_alive = is_alive
         self._donors = donors
@@ -72,7 +76,8 @@ class SimFetcher:
             self.world.after(0.0, _telling(answer, assembly if trouble is None else trouble))
         planner.cancelled()
         for ask in planner.asks(now_s):
-            self.world.after(2 * self.world.delay_s(ask.length), _finishing(self._finish, ask))
+            delay_s = self.world.transfer_s(ask.donor, self.key, ask.length)
+            self.world.after(delay_s, _finishing(self._finish, ask))
 
     def _finish(self, ask: Ask) -> None:
         if not self._is_alive():

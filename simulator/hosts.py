@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from node.assembly import Assembly
 from node.bank import FragmentBank
 from node.host.shelf import Shelf
@@ -47,15 +44,16 @@ from protocol.machine import Failed, Note, Start
 from protocol.numerics.codecs import NonFinite
 from protocol.project import Charter
 from protocol.records import is_elected
+from simulator.backends import Backend
 from simulator.fetching import SimFetcher
 from simulator.moments import SimMoments
+from simulator.nodes import Speed, SpeedModel
 from simulator.syncers import SimSyncer
 from simulator.tiny import (
     SimSigner,
     TinyProject,
     TinyTrainer,
     sim_verify,
-    tiny_target,
 )
 from simulator.world import Host, World
 
@@ -72,7 +70,8 @@ class SimLearner(Host):
         syncers: list[SimSyncer],
         *,
         number: int,
-        step_s: float,
+        speed: SpeedModel,
+        backend: Backend,
     ) -> None:
         name = f"learner-{number}"
         signer = SimSigner(name)
@@ -80,7 +79,12 @@ class SimLearner(Host):
         self.tiny = tiny
         self.syncer_hosts = syncers
         self.signer = signer
-        self.step_s = step_s
+        self.backend = backend
+        self.speed = Speed(speed, random.Random(f"speed {name} {world.seed}"))
+        self.on_capture: list[Callable[[SimLearner, int, int, int, bytes], None]] = []
+        """Told host, fragment, sequence, base version and payload of every push."""
+        self.on_assign: list[Callable[[SimLearner, int], None]] = []
+        """Told host and fragment when the inner loop restarts from a global value."""
         self.layout: Layout = syncers[0].layout
         self.chance = random.Random(f"{name} {world.seed}")
         self.shelf = Shelf(clock=lambda: self.world.now_s)
@@ -95,6 +99,11 @@ class SimLearner(Host):
         self.captures: dict[tuple[int, int], tuple[int, int]] = {}
         """(life, sequence) of a push -> the trainer's number, and its local step then."""
 
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a local step."""
+        return self.speed.mean_s
+
     def build(self) -> LearnerMachine:
         self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank = FragmentBank(self.layout, self.shelf)
@@ -103,6 +112,7 @@ class SimLearner(Host):
         life = self.life
         self.fetcher = SimFetcher(
             self.world,
+            self.key,
             random.Random(f"donors {self.name} {self.world.seed} {life}"),
             is_alive=lambda: self.life == life,
             donors=self._announced,
@@ -142,8 +152,7 @@ class SimLearner(Host):
                 numel = self.layout.fragments[job.fragment].numel
                 self.fetcher.fetch(job, numel, lambda got: answer(self._install(job, got)))
             case Advance():
-                delay_s = 2 * world.delay_s(job.merged.payload_bytes)
-                world.after(delay_s, lambda: answer(self._advance(job)))
+                self._fetch_payload(job, answer)
             case StartTrainer():
                 world.after(TRAINER_START_S, lambda: answer(self._start_trainer()))
             case Deliver():
@@ -240,33 +249,41 @@ class SimLearner(Host):
         self.bank.install(job.fragment, job.version, job.state, *got.arrays())
         return StateFetched(tuple(got.sources.items()))
 
-    def _advance(self, job: Advance) -> object:
-        for donor in reversed(self._donors()):
-            payload = donor.shelf.get(job.merged.payload)
-            if payload is not None:
-                try:
-                    self.bank.advance(job.merged, bytes(payload))
-                except CorruptState as error:
-                    return Failed(str(error))
-                return Advanced()
-        return Failed("no donor holds the payload")
+    def _fetch_payload(self, job: Advance, answer: Callable[[object], None]) -> None:
+        """From the leader, then other syncers, then learners: as the daemon asks."""
+        world, merged = self.world, job.merged
+        donors = reversed(self._donors())
+        donor = next((d for d in donors if d.shelf.get(merged.payload) is not None), None)
+        if donor is None:
+            failed = Failed("no donor holds the payload")
+            world.after(2 * world.delay_s(), lambda: answer(failed))
+            return
+        delay_s = world.transfer_s(donor.key, self.key, merged.payload_bytes)
+        world.after(delay_s, lambda: answer(self._advance(job, donor)))
+
+    def _advance(self, job: Advance, donor: SimLearner | SimSyncer) -> object:
+        payload = donor.shelf.get(job.merged.payload)
+        if payload is None or not self.world.can_dial(self, donor):
+            return Failed("the donor is gone")
+        try:
+            self.bank.advance(job.merged, bytes(payload))
+        except CorruptState as error:
+            return Failed(str(error))
+        return Advanced()
 
     def _start_trainer(self) -> object:
-        self.trainers += 1
-        self.trainer = self.make_trainer()
-        return TrainerReady("virtual", self.tiny.charter.inner.batch_sequences)
-
-    def make_trainer(self) -> TinyTrainer:
-        """A trainer as it starts; a comparison puts one with a real model here."""
         inner, data = self.tiny.charter.inner, self.tiny.genesis.data
-        return TinyTrainer(
+        self.trainers += 1
+        trainer = TinyTrainer(
             sizes=[fragment.numel for fragment in self.layout.fragments],
             tokens_per_step=inner.batch_sequences * data.sequence_tokens,
             sequences_per_step=inner.batch_sequences,
             block_sequences=data.block_sequences,
-            step_s=self.step_s,
+            speed=self.speed,
             chance=random.Random(self.chance.random()),
         )
+        self.trainer = self.backend.adopt(trainer, self.key)
+        return TrainerReady("virtual", inner.batch_sequences)
 
     def command(
         self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
@@ -285,6 +302,8 @@ class SimLearner(Host):
         local = trainer.theta[job.fragment]
         if delivery.is_assign or local is None:
             trainer.theta[job.fragment] = delivery.values.copy()
+            for look in self.on_assign:
+                look(self, job.fragment)
         else:
             trainer.theta[job.fragment] = local + delivery.values
         return Delivered(delivery.version, trainer.local_step, trainer.tokens)
@@ -298,6 +317,11 @@ class SimLearner(Host):
         except NonFinite:
             return Failed("non-finite")
         self.captures[self.life, job.sequence] = (self.trainers, trainer.local_step)
+        if self.on_capture:
+            payload = self.shelf.get(push.digest)
+            assert payload is not None, "it was just put there"
+            for look in self.on_capture:
+                look(self, job.fragment, job.sequence, push.base_version, bytes(payload))
         return Captured(
             base_version=push.base_version,
             digest=push.digest,
@@ -308,7 +332,7 @@ class SimLearner(Host):
         )
 
     def _evaluate(self, job: Evaluate) -> object:
-        loss = distance(self.bank.frozen(job.index))
+        loss = self.backend.loss(self.bank.frozen(job.index))
         return EvaluatedLoss(loss, 128, 1.0)
 
     def _step(self) -> None:
@@ -319,7 +343,7 @@ class SimLearner(Host):
             if trainer.is_begun and not trainer.is_held:
                 self.take(Note(Starved()))
             return
-        seconds, life = trainer.begin_step(), self.life
+        seconds, life = trainer.begin_step(self.world.now_s), self.life
 
         def end() -> None:
             if self.life != life or self.trainer is not trainer:
@@ -344,10 +368,3 @@ class SimLearner(Host):
             self._step()
 
         self.world.after(seconds, end)
-
-
-def distance(fragments: list[NDArray[np.float32]]) -> float:
-    """Mean squared distance of a model to the target: the held-out loss of tiny models."""
-    return float(
-        np.mean([np.mean((v - tiny_target(v.size, at)) ** 2) for at, v in enumerate(fragments)])
-    )

@@ -107,7 +107,9 @@ class SimMoments:
         donor = world.hosts[job.donor]
         size = sum(values.nbytes for values in host.trainer.moments) if host.trainer else 8192
         stall_s = donor.moments.stall_s if isinstance(donor, type(host)) else 0.0
-        world.after(2 * world.delay_s(size) + stall_s, lambda: answer(self._arrive(job)))
+        world.after(
+            world.transfer_s(job.donor, host.key, size) + stall_s, lambda: answer(self._arrive(job))
+        )
 
     def _arrive(self, job: FetchMoments) -> object:
         host = self.host

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.project import Durability, LimitSpec, OuterSpec, RoundSpec, Voter
+from simulator.backends import Backend, TinyBackend
 from simulator.checkers import RejoinChecker, SafetyChecker, check_all
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger
+from simulator.network import NetworkModel
+from simulator.nodes import SpeedModel
+from simulator.provenance import ProvenanceChecker
 from simulator.syncers import Notice, SimSyncer
-from simulator.tiny import SimSigner, tiny_project
-from simulator.world import NetworkModel, World
+from simulator.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
+from simulator.witnesses import SimWitness
+from simulator.world import Host, World
 
 FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "cut-syncers", "disk-full")
 
@@ -27,6 +32,9 @@ class Swarm:
     checker: SafetyChecker
     ledger: Ledger
     rejoins: RejoinChecker
+    witnesses: list[SimWitness]
+    sets: ProvenanceChecker | None = None
+    """Who compares sets of local steps, where weights are that."""
 
     @property
     def syncer(self) -> SimSyncer:
@@ -54,11 +62,21 @@ def build_swarm(
     network: NetworkModel | None = None,
     durability: Durability = "standby",
     moments: Literal["fresh", "peer"] = "fresh",
+    speeds: tuple[SpeedModel, ...] | None = None,
+    backend: Backend | None = None,
+    tensors_of: tuple[int, int] = (TENSORS, TENSOR_ELEMENTS),
+    fragments: int = 4,
+    join_s: float | None = None,
+    witnesses: int = 0,
 ) -> Swarm:
-    """Booted syncers, and one learner for each local-step time, joining one after the other."""
+    """Booted syncers, and one learner for each local-step time or speed, joining in turn.
+
+    join_s: within this time, else one every half second.
+    """
     world = World(seed, network)
     names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
     signers = [SimSigner(name) for name in names]
+    watching = [SimSigner(f"witness-{number}") for number in range(witnesses)]
     tiny = tiny_project(
         signers[0].key,
         rounds=rounds,
@@ -66,26 +84,41 @@ def build_swarm(
         limits=limits,
         voters=tuple(
             Voter(signer.key, "syncer", 50 - number) for number, signer in enumerate(signers)
-        ),
+        )
+        + tuple(Voter(signer.key, "witness", 0) for signer in watching),
         durability=durability,
         moments=moments,
+        fragments=fragments,
+        tensors_of=tensors_of,
     )
+    tensors = backend or TinyBackend()
     ledger = Ledger(tiny.charter)
     notices: dict[bytes, Notice] = {}
     hosts = [
-        SimSyncer(world, tiny, signer, ledger=ledger, notices=notices, name=name)
+        SimSyncer(world, tiny, signer, ledger=ledger, notices=notices, backend=tensors, name=name)
         for signer, name in zip(signers, names, strict=True)
     ]
+    models = speeds or tuple(SpeedModel(step_s) for step_s in steps_s)
     checker = SafetyChecker(world, ledger)
     learners = [
-        SimLearner(world, tiny, hosts, number=number, step_s=step_s)
-        for number, step_s in enumerate(steps_s)
+        SimLearner(world, tiny, hosts, number=number, speed=speed, backend=tensors)
+        for number, speed in enumerate(models)
     ]
-    for host in hosts:
+    voters = [
+        SimWitness(world, tiny, signer, ledger=ledger, name=f"witness-{number}")
+        for number, signer in enumerate(watching)
+    ]
+    _boot([*hosts, *voters], learners, join_s)
+    return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
+
+
+def _boot(voters: list[Host], learners: list[SimLearner], join_s: float | None) -> None:
+    """Start the voters at once, and the learners one after the other."""
+    for host in voters:
         host.boot()
+    apart_s = 0.5 if join_s is None else join_s / len(learners)
     for number, learner in enumerate(learners):
-        world.after(1.0 + 0.5 * number, learner.boot)
-    return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world))
+        learner.world.after(1.0 + apart_s * number, learner.boot)
 
 
 def afflict(swarm: Swarm, seed: int, *, until_s: float, every_s: float = 12.0) -> list[str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from node.host.shelf import Shelf
 from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
-from protocol.fragments import Fragment, build_layout
+from protocol.fragments import build_layout
 from protocol.machine import Failed, Start
 from protocol.messages import Certificate, CertifiedRecord, Envelope, Vote
 from protocol.numerics import chunks
@@ -21,8 +21,9 @@ from protocol.project import Charter, encode
 from protocol.records import FragmentMerged, Record, record_hash
 from protocol.signing import seal
 from protocol.state import SwarmState, SwarmSummary
+from simulator.backends import Backend
 from simulator.ledger import Ledger
-from simulator.tiny import SimSigner, TinyProject, sim_verify, tiny_weights
+from simulator.tiny import SimSigner, TinyProject, sim_verify
 from simulator.world import Host, World
 from syncer_node.bank import MergeBank
 from syncer_node.following import NONE
@@ -159,6 +160,7 @@ class SimSyncer(Host):
         *,
         ledger: Ledger,
         notices: dict[bytes, Notice],
+        backend: Backend,
         name: str = "syncer",
     ) -> None:
         super().__init__(world, signer.key, name)
@@ -166,6 +168,9 @@ class SimSyncer(Host):
         self.signer = signer
         self.ledger = ledger
         self.notices = notices
+        self.backend = backend
+        self.wall_offset_s = 1.7e9
+        """A clock that was set: the daemon takes note when it starts."""
         self.layout = build_layout(
             tiny.genesis.model.tensors, tiny.genesis.strategy, tiny.genesis.fragments
         )
@@ -183,7 +188,7 @@ class SimSyncer(Host):
         envelope = self.disk.charter or charter_envelope(self.tiny)
         charter = wire.decode(envelope.payload, Charter)
         self.shelf = Shelf(clock=lambda: self.world.now_s)
-        self.bank = MergeBank(self.layout, charter, self.shelf)
+        self.bank = MergeBank(self.layout, charter, self.shelf, merge=self.backend.merge)
         setup = SyncerSetup(
             project=self.tiny.project,
             genesis=self.tiny.genesis,
@@ -193,7 +198,7 @@ class SimSyncer(Host):
             numels=tuple(fragment.numel for fragment in self.layout.fragments),
             signer=self.signer,
             verify=sim_verify,
-            wall_offset_s=1.7e9,
+            wall_offset_s=self.wall_offset_s,
             rng=random.Random(f"{self.name} {self.world.seed} {self.life}"),
             nonce=self.chance.getrandbits(56),
         )
@@ -217,7 +222,17 @@ class SimSyncer(Host):
         state, versions = self._fold(view)
         recovered = Recovered(state, log_start(disk, view), disk.ballot, versions)
         self._collect(recovered)
+        self._tell(recovered.state.index)
         return recovered
+
+    def _tell(self, index: int) -> None:
+        """What a sole voter finds on its disk is committed, though nobody heard of it before."""
+        disk = self.disk
+        for at in range(max(disk.floor.index, len(self.ledger.records)) + 1, index + 1):
+            certificate = disk.certificate(at)
+            if certificate is not None:
+                entry = CertifiedRecord(disk.log[at - disk.floor.index - 1], certificate)
+                self.ledger.add(self.name, entry, at, self._find_payload)
 
     def _fold(self, view: LogView) -> tuple[SwarmState, list[int]]:
         disk, block = self.disk, self.tiny.genesis.data.block_sequences
@@ -260,14 +275,10 @@ class SimSyncer(Host):
     def _initialise(self) -> WeightsMade:
         made = []
         for fragment in self.layout.fragments:
-            theta = self.first_weights(fragment)
+            theta = self.backend.weights(fragment.numel, fragment.index)
             made.append(self.bank.initialise(fragment.index, 0, theta, np.zeros_like(theta)))
         self.disk.has_weights = True
         return WeightsMade(tuple(made))
-
-    def first_weights(self, fragment: Fragment) -> NDArray[np.float32]:
-        """Version 0 of a fragment."""
-        return tiny_weights(fragment.numel, fragment.index)
 
     # Jobs.
 
@@ -278,7 +289,7 @@ class SimSyncer(Host):
             case InitialiseWeights():
                 world.after(2.0, lambda: answer(self._initialise()))
             case FetchPush():
-                delay_s = 2 * world.delay_s(job.header.payload_bytes)
+                delay_s = world.transfer_s(job.peer, self.key, job.header.payload_bytes)
                 world.after(delay_s, lambda: answer(self._fetch(job)))
             case FetchPayload() | FetchWeights() | RepairFragment():
                 world.after(2 * world.delay_s(4096), lambda: answer(self._fetch_from_peers(job)))
@@ -329,7 +340,7 @@ class SimSyncer(Host):
                 for push in pushes:
                     self.bank.forget_push(push)
             case Keep(entry, index):
-                self.ledger.add(self.name, entry, index)
+                self.ledger.add(self.name, entry, index, self._find_payload)
                 if self.chance.random() < 0.98:  # Not fsynced: a crash may lose some.
                     self.disk.keep(entry.certificate)
             case KeepCharter(envelope):
@@ -425,7 +436,7 @@ class SimSyncer(Host):
 
     def _fetch(self, job: FetchPush) -> object:
         peer = self.world.hosts.get(job.peer)
-        if peer is None or not self.world.can_reach(self, peer):
+        if peer is None or not self.world.can_dial(self, peer):
             return Failed("unreachable")
         blob = getattr(peer, "shelf").get(job.header.digest)  # noqa: B009 -- learners have one
         if blob is None:

@@ -11,7 +11,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from functools import cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ from protocol.project import (
     project_id,
 )
 from protocol.records import Span
+from simulator.nodes import Speed
 
 F32 = NDArray[np.float32]
 START = Cursor(0, 0)
@@ -83,12 +85,16 @@ def tiny_project(
     voters: tuple[Voter, ...] | None = None,
     durability: Durability = "standby",
     moments: Literal["fresh", "peer"] = "fresh",
+    tensors_of: tuple[int, int] = (TENSORS, TENSOR_ELEMENTS),
 ) -> TinyProject:
-    """A project of `TENSORS` tensors whose only voter is `syncer`, or with these voters."""
+    """A project whose only voter is `syncer`, or with these voters.
+
+    tensors_of: how many tensors, and elements in each.
+    """
     owner = SimSigner("owner")
     tensors = tuple(
-        TensorSpec(f"layers.{at}.weight", (TENSOR_ELEMENTS,), "mean" if at == 0 else "rda")
-        for at in range(TENSORS)
+        TensorSpec(f"layers.{at}.weight", (tensors_of[1],), "mean" if at == 0 else "rda")
+        for at in range(tensors_of[0])
     )
     genesis = Genesis(
         wire_version=WIRE_VERSION,
@@ -134,19 +140,12 @@ def tiny_weights(numel: int, fragment: int) -> F32:
     return values
 
 
+@cache
 def tiny_target(numel: int, fragment: int) -> F32:
     """Where training leads."""
     values = np.random.default_rng(1000 + fragment).normal(0.0, 1.0, numel).astype(np.float32)
     values.reshape(-1, 128)[:, TENSOR_ELEMENTS:] = 0.0
     return values
-
-
-class Weights(Protocol):
-    """A model's fragments by index; None before the first assignment."""
-
-    def __getitem__(self, fragment: int, /) -> F32 | None: ...
-
-    def __setitem__(self, fragment: int, values: F32, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -157,9 +156,9 @@ class TinyTrainer:
     tokens_per_step: int
     sequences_per_step: int
     block_sequences: int
-    step_s: float
+    speed: Speed
     chance: random.Random
-    theta: Weights = field(default_factory=list)
+    theta: list[F32 | None] = field(default_factory=list)
     moments: list[F32] = field(default_factory=list)
     """As in `node.moments`: honest ones, which nothing here makes use of."""
     local_step: int = 0
@@ -200,42 +199,40 @@ class TinyTrainer:
         unread = sum((s.stop - s.start) * self.block_sequences - s.skip for s in self.spans)
         return unread >= self.sequences_per_step
 
-    def begin_step(self) -> float:
+    def begin_step(self, now_s: float) -> float:
         """Seconds that the local step now running takes."""
         self.is_stepping = True
-        return self.step_s * self.chance.uniform(0.9, 1.1)
+        return self.speed.step_s(now_s)
 
     def end_step(self, seconds: float) -> float:
         """Finish the running local step: its loss. Then the waiting commands are carried out."""
-        loss = 0.0
-        for at in range(len(self.sizes)):
-            values = self.theta[at]
-            assert values is not None
-            pull = values - tiny_target(values.size, at)
-            loss += float(np.mean(pull * pull))
-            noise = self._noise.normal(0.0, 0.5, values.size).astype(np.float32)
-            noise.reshape(-1, 128)[:, TENSOR_ELEMENTS:] = 0.0
-            self.theta[at] = (values - np.float32(0.05) * (pull + noise)).astype(np.float32)
-            self._remember(at, pull + noise)
-        self.read_batch()
-        self.count_step(seconds)
-        return loss / len(self.sizes)
-
-    def read_batch(self) -> None:
-        """Note the sequences of one local step as read."""
+        loss = self.learn()
         for _ in range(self.sequences_per_step):
             self._read_one()
-
-    def count_step(self, seconds: float) -> None:
-        """Book a local step that took so long."""
         self.local_step += 1
         self.tokens += self.tokens_per_step
         self.work_s += seconds
         self.is_stepping = False
+        return loss
 
-    def _remember(self, at: int, gradient: F32) -> None:
+    def learn(self) -> float:
+        """What the local step does to the weights: its loss."""
+        loss = 0.0
+        for at, values in enumerate(self.theta):
+            assert values is not None
+            pull = values - tiny_target(values.size, at)
+            loss += float(pull @ pull) / values.size
+            noise = self._noise.standard_normal(values.size, np.float32)
+            noise *= np.float32(0.5)
+            noise.reshape(-1, BLOCK)[:, TENSOR_ELEMENTS:] = 0.0
+            gradient = pull + noise
+            self.theta[at] = values - np.float32(0.05) * gradient
+            self.remember(at, gradient)
+        return loss / len(self.theta)
+
+    def remember(self, at: int, gradient: F32) -> None:
         """What AdamW would keep of a gradient that was clipped to 1."""
-        norm = len(self.sizes) * float(np.linalg.norm(gradient))
+        norm = len(self.theta) * float(np.linalg.norm(gradient))
         clipped = (gradient / max(1.0, norm)).astype(np.float32)
         size, kept = self.sizes[at], self.moments[at]
         kept[:size] += np.float32(0.1) * (clipped - kept[:size])

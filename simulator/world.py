@@ -34,18 +34,10 @@ from protocol.machine import (
 )
 from protocol.messages import Message
 from protocol.trace import Fact
+from simulator.network import Network, NetworkModel
 
 RESET_S = 0.5
 """Time until a broken connection is noticed by the other end."""
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkModel:
-    """How long bytes take between two hosts."""
-
-    latency_s: float = 0.03
-    jitter_s: float = 0.01
-    bytes_per_s: float = 2e6
 
 
 @dataclass(slots=True)
@@ -69,12 +61,12 @@ class World:
         self.seed = seed
         self.network = network or NetworkModel()
         self.chance = random.Random(f"network {seed}")
+        self.wires = Network(self.network, self.chance)
         self.hosts: dict[bytes, Host] = {}
         self.cut: set[frozenset[bytes]] = set()
         self.cut_ways: set[tuple[bytes, bytes]] = set()
         """(sender, receiver) of links that are cut in one direction only."""
-        self.slow_s: dict[frozenset[bytes], float] = {}
-        """More latency than usual between two hosts."""
+        self.slow_s = self.wires.slow_s
         self.facts: list[tuple[float, bytes, Fact]] = []
         self.watchers: list[Callable[[float, Host, Fact], None]] = []
         self.events = 0
@@ -102,13 +94,14 @@ class World:
         self.now_s = max(self.now_s, until_s)
 
     def delay_s(self, size_bytes: int = 0) -> float:
-        """One way, with jitter."""
+        """One way, with jitter, between hosts that do not matter."""
         model = self.network
-        return (
-            model.latency_s
-            + self.chance.uniform(0.0, model.jitter_s)
-            + size_bytes / model.bytes_per_s
-        )
+        jitter_s = self.chance.random() * model.jitter_s
+        return model.latency_s + jitter_s + size_bytes / model.bytes_per_s
+
+    def transfer_s(self, source: bytes, target: bytes, size_bytes: int) -> float:
+        """Seconds until one host has so many bytes of another, on the bulk lane, asking now."""
+        return self.wires.transfer_s(source, target, size_bytes, self.now_s)
 
     def can_reach(self, one: Host, other: Host) -> bool:
         return one.is_up and other.is_up and frozenset((one.key, other.key)) not in self.cut
@@ -126,6 +119,12 @@ class World:
         for stream in [s for s in first.streams.values() if second in (s.dialler, s.listener)]:
             self.after(RESET_S, lambda s=stream: self.close(s, "connection lost"))  # type: ignore[misc]
         self.after(for_s, lambda: self.cut.discard(pair))
+
+    def clog(self, one: bytes, other: bytes, *, for_s: float) -> None:
+        """Hold back everything between two hosts for a while; no stream breaks."""
+        pair = frozenset((one, other))
+        until = self.wires.clogged_until_s
+        until[pair] = max(until.get(pair, 0.0), self.now_s + for_s)
 
     def cut_one_way(self, sender: bytes, receiver: bytes, *, for_s: float) -> None:
         """Let nothing arrive from one host at another. Their stream stays open, as with TCP."""
@@ -163,7 +162,8 @@ class World:
             listener.take(PeerUp(dialler.key))
             dialler.take(PeerUp(peer))
 
-        self.after(2 * self.delay_s(), arrive)
+        wires = self.wires
+        self.after(wires.latency_s(dialler.key, peer) + wires.latency_s(peer, dialler.key), arrive)
 
     def send(self, sender: Host, peer: bytes, message: Message) -> None:
         stream = sender.streams.get(peer)
@@ -171,9 +171,12 @@ class World:
             return
         frame = wire.encode(message)
         receiver = stream.listener if stream.dialler is sender else stream.dialler
-        slow_s = self.slow_s.get(frozenset((sender.key, peer)), 0.0)
-        arrival_s = self.now_s + slow_s + self.delay_s(len(frame))
-        arrival_s = max(arrival_s, stream.last_arrival_s.get(peer, 0.0))
+        due_s = self.wires.message_s(sender.key, peer, len(frame), self.now_s)
+        if due_s is None:
+            self.after(RESET_S, lambda: self.close(stream, "too many segments were lost"))
+            stream.muted.add(sender.key)
+            return
+        arrival_s = max(due_s, stream.last_arrival_s.get(peer, 0.0))
         stream.last_arrival_s[peer] = arrival_s
 
         def arrive() -> None:
@@ -208,6 +211,8 @@ class Host(ABC):
         self.stopped: Stop | None = None
         self.clock_ahead_s = 0.0
         """Its clock is so far ahead of the others'; it never goes back."""
+        self.clock_rate = 1.0
+        """Seconds of this host's monotonic clock in a second."""
         self._wake = 0
         world.hosts[key] = self
 
@@ -244,11 +249,16 @@ class Host(ABC):
             self.streams.pop(other.key, None)
             self.world.after(RESET_S, lambda s=stream: self.world.close(s, "connection reset"))  # type: ignore[misc]
 
+    @property
+    def clock_s(self) -> float:
+        """This host's monotonic clock."""
+        return self.world.now_s * self.clock_rate + self.clock_ahead_s
+
     def take(self, event: Event) -> None:
         """Feed the machine, and carry out what it asks for."""
         if not self.is_up or self.machine is None:
             return
-        for effect in self.machine.handle(event, self.world.now_s + self.clock_ahead_s):
+        for effect in self.machine.handle(event, self.clock_s):
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
@@ -265,7 +275,8 @@ class Host(ABC):
             case WakeAt(at_s):
                 self._wake += 1
                 token, life = self._wake, self.life
-                world.at(at_s - self.clock_ahead_s, lambda: self._woke(token, life))
+                at_s = (at_s - self.clock_ahead_s) / self.clock_rate
+                world.at(at_s, lambda: self._woke(token, life))
             case Start():
                 life = self.life
                 self.run_job(effect, lambda result: self._done(effect, result, life))

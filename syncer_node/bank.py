@@ -8,6 +8,7 @@ merge of that fragment; a new leader, or a restarted one, starts without it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 from node.host.shelf import Offer, Shelf
 from protocol import limits
 from protocol.errors import CorruptState
-from protocol.fragments import Layout
+from protocol.fragments import Fragment, Layout
 from protocol.numerics.codecs import check
-from protocol.numerics.merge import Contribution, merge_fragment
+from protocol.numerics.merge import Contribution, MergeResult, merge_fragment
 from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.numerics.version import (
     StateManifests,
@@ -31,6 +32,7 @@ from protocol.records import FragmentMerged, StateDigests
 from syncer_node.jobs import Merge, PushId
 
 F32 = NDArray[np.float32]
+MergeFunction = Callable[[Sequence[Contribution], Fragment, float], MergeResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,20 @@ class MergeOutcome:
 class MergeBank:
     """All fragments of one syncer."""
 
-    def __init__(self, layout: Layout, charter: Charter, shelf: Shelf) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        charter: Charter,
+        shelf: Shelf,
+        *,
+        merge: MergeFunction = merge_fragment,
+    ) -> None:
+        """`merge`: how pushes become one displacement; the simulator may have another one."""
         count = len(layout.fragments)
         self.layout = layout
         self.charter = charter
         self.shelf = shelf
+        self._merge = merge
         self._current: list[Version | None] = [None] * count
         self._offers: list[Offer | None] = [None] * count
         self._candidates: dict[tuple[int, int, bytes], Version] = {}
@@ -103,7 +114,7 @@ class MergeBank:
             )
         fragment = self.layout.fragments[job.fragment]
         outer = job.outer
-        merged = merge_fragment(
+        merged = self._merge(
             [
                 Contribution(
                     key=part.push,

@@ -133,7 +133,7 @@ class Seat:
             outer=charter.outer,
             numels=setup.numels,
             tokens_per_step=charter.inner.batch_sequences * setup.genesis.data.sequence_tokens,
-            wall_offset_s=setup.wall_offset_s,
+            wall_offset_s=_wall_offset_s(setup, state, now_s),
             propose=propose,
             pace=Pace(rounds, setup.genesis.fragments),
             window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
@@ -411,3 +411,13 @@ class Seat:
         else:
             reason = result.reason if isinstance(result, Failed) else "unknown"
             self.desk.out.append(Stop(f"the first weights could not be made: {reason}", 1))
+
+
+def _wall_offset_s(setup: SyncerSetup, state: SwarmState, now_s: float) -> float:
+    """From this host's monotonic clock to the time by which leases are dated.
+
+    A lease from the future means that the clock was set back, here or at a former leader's host;
+    whoever went by it would call every claim false until that time came again.
+    """
+    latest_s = max(state.leases.since_s.values(), default=0.0)
+    return max(setup.wall_offset_s, latest_s - now_s)

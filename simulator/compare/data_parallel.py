@@ -100,7 +100,7 @@ class DataParallel:
     def _time_passes(self) -> bool:
         """Let one step pass on the clock; False if an interruption spoils it."""
         active = len(self.reader.active)
-        compute_s, work_s = self.clock.step(active)
+        compute_s, work_s = self.clock.step(self.reader.active)
         parameters = self.bench.layout.parameters
         sent = GRADIENT_BYTES * parameters
         reduce_s = self.setting.all_reduce_s(sent, parameters, learners=active)

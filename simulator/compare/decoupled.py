@@ -6,21 +6,23 @@ and returns are virtual; local steps, payloads, merges and records are what real
 
 from __future__ import annotations
 
-import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import cast
 
 import msgspec
 import numpy as np
 
-from node.jobs import Evaluate, EvaluatedLoss, SetProgress
+from node.jobs import SetProgress
 from node.moments import moments_numel
 from node.trainer.loop import BlockReader, InnerLoop, Sequences
 from node.trainer.model import FragmentView
+from protocol import wire
 from protocol.errors import InternalError
-from protocol.fragments import Fragment
 from protocol.messages import Message
+from protocol.numerics.merge import merge_fragment
 from protocol.project import Voter, encode, project_id
 from protocol.trace import FragmentCommitted
 from simulator.compare.bench import F32, Bench
@@ -28,9 +30,11 @@ from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting, failures_until
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger
+from simulator.network import NetworkModel
 from simulator.syncers import SimSyncer
 from simulator.tiny import SimSigner, TinyProject, TinyTrainer
-from simulator.world import Host, NetworkModel, World
+from simulator.world import Host, World
+from syncer_node.bank import MergeFunction
 
 LEARNERS_START_S = 1.0
 
@@ -54,36 +58,37 @@ class Allowance:
 class CountingWorld(World):
     """Counts bytes, and lets payloads take as long as the clock's model size asks.
 
-    Payloads get a learner's share of one link, as if all of them always passed through the syncer's
-    at once; control messages are as small as they are.
+    Both from the first local step on: how the first weights come to everybody is not compared.
     """
 
     def __init__(self, setting: Setting, parameters: int) -> None:
         network = NetworkModel(setting.latency_s, setting.latency_s / 10, setting.link_bytes_per_s)
         super().__init__(setting.seed, network)
         self.bytes = 0
-        # The simulator's hosts charge a transfer for its way there and for its way back.
-        self._payload_factor = setting.clock_bytes(setting.learners, parameters) / 2
-        self._is_message = False
+        self._payload_factor = 1.0
+        self._factor_begun = setting.clock_bytes(1.0, parameters)
+
+    def begin(self) -> None:
+        """Local steps begin."""
+        self.bytes = 0
+        self._payload_factor = self._factor_begun
 
     def send(self, sender: Host, peer: bytes, message: Message) -> None:
-        self._is_message = True
+        self.bytes += len(wire.encode(message))
         super().send(sender, peer, message)
-        self._is_message = False
 
-    def delay_s(self, size_bytes: int = 0) -> float:
+    def transfer_s(self, source: bytes, target: bytes, size_bytes: int) -> float:
         self.bytes += size_bytes
-        factor = 1.0 if self._is_message else self._payload_factor
-        return super().delay_s(round(size_bytes * factor))
+        return super().transfer_s(source, target, round(size_bytes * self._payload_factor))
 
 
 class _BatchReader(BlockReader):
-    """Sequences of the leased positions that the simulated trainer noted as read."""
+    """Sequences of the leased positions that the simulated trainer reads next."""
 
     batch: list[tuple[int, int]]
 
     def take(self, count: int) -> Sequences:
-        rows = [self._read(position)[sequence] for position, sequence in self.batch[-count:]]
+        rows = [self._read(position)[sequence] for position, sequence in self.batch[:count]]
         return np.stack(rows)
 
 
@@ -109,45 +114,51 @@ class _Weights:
 class RealTrainer(TinyTrainer):
     """The daemons' inner loop where the tiny model was."""
 
-    __slots__ = ("host", "loop", "swarm", "weights")
+    __slots__ = ("host", "loop", "reader", "swarm", "weights")
 
-    def __init__(self, host: RealLearner) -> None:
+    def __init__(self, former: TinyTrainer, host: RealLearner) -> None:
         bench = host.swarm.bench
-        inner, data = bench.charter.inner, bench.genesis.data
-        reader = _BatchReader(bench.corpus, block_sequences=data.block_sequences)
         self.host, self.swarm = host, host.swarm
-        self.loop = bench.loop(reader, inner)
+        self.reader = _BatchReader(bench.corpus, block_sequences=former.block_sequences)
+        self.loop = bench.loop(self.reader)
         self.weights = _Weights(self.loop, bench)
         super().__init__(
-            sizes=[fragment.numel for fragment in bench.layout.fragments],
-            tokens_per_step=inner.batch_sequences * data.sequence_tokens,
-            sequences_per_step=inner.batch_sequences,
-            block_sequences=data.block_sequences,
-            step_s=host.step_s,
-            chance=random.Random(host.chance.random()),
+            sizes=former.sizes,
+            tokens_per_step=former.tokens_per_step,
+            sequences_per_step=former.sequences_per_step,
+            block_sequences=former.block_sequences,
+            speed=former.speed,
+            chance=former.chance,
         )
-        reader.batch = self.read
 
     def __post_init__(self) -> None:
-        self.theta = self.weights
+        self.theta = cast("list[F32 | None]", self.weights)
 
     def can_step(self) -> bool:
         return self.swarm.allowance.left > 0 and super().can_step()
 
-    def begin_step(self) -> float:
+    def begin_step(self, now_s: float) -> float:
         allowance = self.swarm.allowance
         if allowance.left == allowance.steps and allowance.first_s < 0:
-            self.swarm.begun(self.host.world.now_s)
+            self.swarm.begun(now_s)
         allowance.left -= 1
-        return super().begin_step()
+        return super().begin_step(now_s)
 
     def end_step(self, seconds: float) -> float:
-        self.read_batch()
-        loss = self.loop.step().loss
-        self.count_step(seconds)
         self.host.tokens += self.tokens_per_step
         self.host.work_s += seconds
-        return loss
+        return super().end_step(seconds)
+
+    def learn(self) -> float:
+        self.reader.batch = list(islice(self._unread(), self.sequences_per_step))
+        return self.loop.step().loss
+
+    def _unread(self) -> Iterator[tuple[int, int]]:
+        for span in self.spans:
+            for position in range(span.start, span.stop):
+                first = span.skip if position == span.start else 0
+                for sequence in range(first, self.block_sequences):
+                    yield position, sequence
 
     def get_moments(self) -> list[F32]:
         """The optimizer's state, one array for each fragment."""
@@ -171,13 +182,39 @@ class RealTrainer(TinyTrainer):
     moments = property(get_moments, set_moments)
 
 
+class RealBackend:
+    """The simulator's port for a real model."""
+
+    merge: MergeFunction = staticmethod(merge_fragment)
+
+    def __init__(self, bench: Bench, learners: dict[bytes, RealLearner]) -> None:
+        self._bench, self._learners = bench, learners
+
+    def weights(self, numel: int, fragment: int) -> F32:
+        """Version 0 of a fragment."""
+        return self._bench.first[fragment].copy()
+
+    def adopt(self, trainer: TinyTrainer, learner: bytes) -> TinyTrainer:
+        """A trainer with a real model in place of this one."""
+        return RealTrainer(trainer, self._learners[learner])
+
+    def loss(self, fragments: list[F32]) -> float:
+        """Held-out loss of a model."""
+        return self._bench.heldout_loss(self._bench.loop(), fragments)
+
+
 class RealLearner(SimLearner):
     """A volunteer in virtual time that trains a real model."""
 
-    def __init__(
-        self, world: World, project: TinyProject, syncer: SimSyncer, run: Decoupled, number: int
-    ) -> None:
-        super().__init__(world, project, [syncer], number=number, step_s=run.setting.step_s)
+    def __init__(self, run: Decoupled, project: TinyProject, number: int) -> None:
+        super().__init__(
+            run.world,
+            project,
+            [run.syncer],
+            number=number,
+            speed=run.setting.speed,
+            backend=run.backend,
+        )
         self.swarm = run
         self.work_s = 0.0
         """In local steps, those of lost trainers included."""
@@ -192,9 +229,6 @@ class RealLearner(SimLearner):
         if self.is_up:
             self._step()
 
-    def make_trainer(self) -> TinyTrainer:
-        return RealTrainer(self)
-
     def act(self, action: object) -> None:
         if isinstance(action, SetProgress):
             if self.trainer is not None:
@@ -202,27 +236,12 @@ class RealLearner(SimLearner):
             return
         super().act(action)
 
-    def _evaluate(self, job: Evaluate) -> object:
-        loop, bench = cast(RealTrainer, self.trainer).loop, self.swarm.bench
-        loss = bench.heldout_loss(loop, self.bank.frozen(job.index))
-        return EvaluatedLoss(loss, bench.heldout.size, 1.0)
-
     def crash(self) -> None:
         is_lost = self.is_stepping
         super().crash()
         if is_lost:
             self.swarm.allowance.left += 1
             self.swarm.resume_others()
-
-
-class RealSyncer(SimSyncer):
-    """The leader, with a real version 0."""
-
-    bench: Bench
-
-    def first_weights(self, fragment: Fragment) -> F32:
-        """Version 0 of a fragment."""
-        return self.bench.first[fragment.index].copy()
 
 
 def _project(bench: Bench, syncer: SimSigner) -> TinyProject:
@@ -247,12 +266,13 @@ class Decoupled:
         signer = SimSigner("syncer")
         project = _project(bench, signer)
         ledger = Ledger(project.charter)
-        self.syncer = RealSyncer(self.world, project, signer, ledger=ledger, notices={})
-        self.syncer.bench = bench
-        self.learners = [
-            RealLearner(self.world, project, self.syncer, self, number)
-            for number in range(setting.learners)
-        ]
+        by_key: dict[bytes, RealLearner] = {}
+        self.backend = RealBackend(bench, by_key)
+        self.syncer = SimSyncer(
+            self.world, project, signer, ledger=ledger, notices={}, backend=self.backend
+        )
+        self.learners = [RealLearner(self, project, at) for at in range(setting.learners)]
+        by_key.update((learner.key, learner) for learner in self.learners)
         self.syncer.boot()
         for learner in self.learners:
             self.world.after(LEARNERS_START_S, learner.boot)
@@ -292,6 +312,7 @@ class Decoupled:
     def begun(self, time_s: float) -> None:
         """The first local step begins: the clock of the run starts, and with it misfortune."""
         self.allowance.first_s = time_s
+        self.world.begin()
         if not self._fails:
             return
         horizon_s = PATIENCE_FACTOR * self.setting.steps * self.setting.step_s
@@ -311,8 +332,7 @@ class Decoupled:
 
     def _loss(self) -> float:
         bank = self.syncer.bank
-        fragments = [bank.current(at).theta for at in range(len(self.bench.first))]
-        return self.bench.heldout_loss(self.bench.loop(), fragments)
+        return self.backend.loss([bank.current(at).theta for at in range(len(self.bench.first))])
 
     def _useful_s(self) -> float:
         """Seconds of local steps whose outcome is in the global model."""

@@ -84,7 +84,7 @@ class Lockstep:
             for loop in self.loops:
                 loop.progress = (step - 1) / steps
                 loop.step()
-            compute_s, work_s = self.clock.step(len(self.loops))
+            compute_s, work_s = self.clock.step(range(len(self.loops)))
             self.now_s += compute_s
             self.work_s += work_s
             for fragment in self._due(step):

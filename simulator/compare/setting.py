@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-SPEED_SPREAD = 0.1
-"""A local step takes this share less or more than usual, drawn anew for each."""
+from simulator.nodes import Speed, SpeedModel
+
+STEP_JITTER = 0.1
+"""Standard deviation of the logarithm of a local step's time."""
 
 OVERLAP_FRAC = 2 / 3
 """Share of a step, its backward pass, behind which data parallelism hides its all-reduce."""
@@ -41,6 +43,11 @@ class Setting:
     """Elastic data parallelism: everybody's pause when learners are admitted."""
     restart_s: float = 26.0
     """Rigid data parallelism: from the learner's return until the job steps again."""
+
+    @property
+    def speed(self) -> SpeedModel:
+        """Of every learner."""
+        return SpeedModel(self.step_s, jitter=STEP_JITTER)
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -86,14 +93,15 @@ def failures_until(setting: Setting, until_s: float) -> list[tuple[float, int]]:
 
 
 class StepClock:
-    """How long local steps take; the same draws for every algorithm in lock-step."""
+    """How long local steps take; the same draws as the simulator's learners get."""
 
     def __init__(self, setting: Setting) -> None:
-        self._step_s = setting.step_s
-        self._chance = random.Random(f"steps {setting.seed}")
+        self._speeds = [
+            Speed(setting.speed, random.Random(f"speed learner-{number} {setting.seed}"))
+            for number in range(setting.learners)
+        ]
 
-    def step(self, learners: int) -> tuple[float, float]:
-        """Seconds until the slowest of so many is done, and seconds of work in all of them."""
-        low, high = 1 - SPEED_SPREAD, 1 + SPEED_SPREAD
-        each = [self._step_s * self._chance.uniform(low, high) for _ in range(learners)]
+    def step(self, learners: Sequence[int]) -> tuple[float, float]:
+        """Seconds until the slowest of these is done, and seconds of work in all of them."""
+        each = [self._speeds[learner].step_s(0.0) for learner in learners]
         return max(each), sum(each)

@@ -137,6 +137,19 @@ def test_a_full_disk_pauses_merging_and_frees_itself():
     assert swarm.merges > merges + 10
 
 
+def test_a_syncer_whose_clock_was_set_back_by_a_day_merges_on():
+    swarm = build_swarm(10)
+    swarm.world.run(30.0)
+    syncer, merges = swarm.syncer, swarm.merges
+    syncer.crash()
+    syncer.wall_offset_s -= 86_400.0
+    syncer.boot()
+    swarm.world.run(60.0)
+    swarm.check()
+    assert swarm.merges > merges + 10
+    assert "false-claim" not in syncer.syncer.seat.merging.outcomes
+
+
 def test_a_paused_learner_stays_current_and_goes_on_by_itself():
     swarm = build_swarm(11)
     swarm.world.run(30.0)

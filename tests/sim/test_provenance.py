@@ -1,0 +1,285 @@
+"""Sets of local steps: what was counted, how often; and faults in the machines that must be found.
+
+A table of faults planted in what the daemons run, each with the checker that sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from node.bank import FragmentBank, PendingPush
+from node.keeping import Keeping
+from protocol.leases import LeaseBook
+from protocol.numerics.merge import token_weight
+from protocol.numerics.outer import digest, encode_with_feedback
+from protocol.project import RoundSpec
+from protocol.records import Span
+from simulator.ledger import Violation
+from simulator.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
+from simulator.scenario import Swarm, build_swarm
+from syncer_node import merging
+from syncer_node.bank import MergeBank
+from syncer_node.merging import Merging
+from syncer_node.raft.jobs import Append, Appended
+
+CAPACITY = 2048
+
+
+def make(seed=1, *, apply="rebase", is_uneven=False, codec="int4", syncers=1) -> Swarm:
+    """Three learners, two fragments of sets."""
+    backend = ProvenanceBackend(CAPACITY, is_uneven=is_uneven)
+    swarm = build_swarm(
+        seed,
+        syncers=syncers,
+        rounds=RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, apply, codec, codec),
+        outer=OUTER,
+        backend=backend,
+        fragments=2,
+        tensors_of=(2, CAPACITY),
+    )
+    swarm.sets = ProvenanceChecker(swarm.ledger, backend, swarm.learners)
+    return swarm
+
+
+def restarts(swarm, *, trainers=False):
+    """Learners that die and come back, or their trainers."""
+    for number, learner in enumerate(swarm.learners * 3):
+        at_s = 30.0 + 7.0 * number
+        if trainers:
+            swarm.world.at(at_s, learner.lose_trainer)
+        else:
+            swarm.world.at(at_s, learner.crash)
+            swarm.world.at(at_s + 2.0, lambda host=learner: host.is_up or host.boot())
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("apply", ["overwrite", "rebase"])
+def test_every_codec_carries_sets_exactly(codec, apply):
+    swarm = make(2, apply=apply, codec=codec)
+    restarts(swarm)
+    swarm.world.run(60.0)
+    swarm.check()
+    assert swarm.sets.compared > 30
+    assert swarm.merges > 15
+
+
+def broadcast_before_commit(patch, swarm):
+    """(a) The leader's log is in memory only when it says that it is stored."""
+    swarm.world.run(30.0)
+    host = swarm.syncer
+    honest = type(host).run_job
+
+    def in_memory(start, answer):
+        if isinstance(start.job, Append):
+            last = start.job.after + len(start.job.records)
+            swarm.world.after(0.001, lambda: answer(Appended(last)))
+        else:
+            honest(host, start, answer)
+
+    patch.setattr(host, "run_job", in_memory)
+    swarm.world.run(45.0)
+    patch.delattr(host, "run_job")
+    host.crash()
+    host.boot()
+
+
+def participants_by_learner(patch, swarm):
+    """(b) Participants are no push ids: a merge counts for whatever push is open."""
+    honest = Keeping.on_committed
+
+    def by_learner(self, merged):
+        mine, setup = self.tracks[merged.fragment].push, self.shared.setup
+        for part in merged.contributions:
+            if part.learner != setup.signer.key and mine is not None:
+                self._resolve(self.tracks[merged.fragment], mine.sequence, "merged", "")
+        honest(self, merged)
+
+    patch.setattr(Keeping, "on_committed", by_learner)
+    lose_answers(swarm)
+
+
+def lose_answers(swarm):
+    """Streams break while pushes are out."""
+    for number in range(12):
+        learner = swarm.learners[number % 3]
+        at_s = 25.0 + 3.1 * number
+        swarm.world.at(
+            at_s,
+            lambda h=learner: swarm.world.partition(h.key, swarm.syncer.key, for_s=1.0),
+        )
+
+
+def two_unresolved_pushes(patch, swarm):
+    """(c) A learner hands in again before it knows what became of the last push."""
+    honest = Keeping.on_captured
+
+    def forgetful(self, job, result):
+        honest(self, job, result)
+        self.tracks[job.fragment].push = None
+
+    patch.setattr(Keeping, "on_captured", forgetful)
+
+
+def separate_error_feedback(patch, swarm):
+    """(d) Rebase keeps what the codec left out, and feeds it back a second time."""
+    honest = FragmentBank.push
+    carried = {}
+
+    def twice(self, fragment, sequence, local):
+        made = honest(self, fragment, sequence, local)
+        base = self._base[fragment]
+        key = (id(self), fragment)
+        wanted = base.theta - local
+        residual = carried.get(key, wanted * 0)
+        payload, decoded, carried[key] = encode_with_feedback("int4", wanted, residual)
+        name = self._pending[fragment, sequence].digest
+        self.shelf.drop(name)
+        name = digest(payload)
+        self.shelf.put(name, payload)
+        self._pending[fragment, sequence] = PendingPush(name, decoded, None)
+        return replace(made, digest=name)
+
+    patch.setattr(FragmentBank, "push", twice)
+
+
+def restart_with_displacement(patch, swarm):
+    """(e) A new trainer is given the displacement of the one that died."""
+    kept = {}
+    honest_push, honest_deliver = FragmentBank.push, FragmentBank.deliver
+
+    def push(self, fragment, sequence, local):
+        kept[id(self), fragment] = self._base[fragment].theta - local
+        return honest_push(self, fragment, sequence, local)
+
+    def deliver(self, fragment, *, is_assign, merged_sequence):
+        made = honest_deliver(self, fragment, is_assign=is_assign, merged_sequence=merged_sequence)
+        left = kept.pop((id(self), fragment), None)
+        if made.is_assign and left is not None:
+            return replace(made, values=made.values - left)
+        return made
+
+    patch.setattr(FragmentBank, "push", push)
+    patch.setattr(FragmentBank, "deliver", deliver)
+    restarts(swarm, trainers=True)
+
+
+def counters_not_reset(patch, swarm):
+    """A merged push does not set its steps and tokens back."""
+    honest = Keeping._resolve
+
+    def keep_counting(self, track, sequence, outcome, reason):
+        marked = (track.marked_step, track.marked_tokens)
+        honest(self, track, sequence, outcome, reason)
+        track.marked_step, track.marked_tokens = marked
+
+    patch.setattr(Keeping, "_resolve", keep_counting)
+
+
+def displacement_not_reduced(patch, swarm):
+    """The bank does not give a merged push back to the inner loop."""
+    patch.setattr(FragmentBank, "_forget_merged", lambda self, fragment, sequence: None)
+
+
+def displacement_lost(patch, swarm):
+    """A push that was not merged is taken off the displacement all the same."""
+    honest = Keeping._resolve
+
+    def always_merged(self, track, sequence, outcome, reason):
+        honest(self, track, sequence, "merged", reason)
+
+    patch.setattr(Keeping, "_resolve", always_merged)
+    lose_answers(swarm)
+
+
+def lease_to_two(patch, swarm):
+    """Blocks are handed out that somebody has."""
+    patch.setattr(LeaseBook, "_take", lambda self, span: None)
+    patch.setattr(LeaseBook, "pick", lambda self, blocks: (Span(0, blocks, 0),))
+
+
+def tokens_not_capped(patch, swarm):
+    """A learner claims tenfold, and the syncer believes it."""
+    honest_seal = Keeping._seal
+
+    def boast(self, push, captured, steps, tokens):
+        return honest_seal(self, push, captured, steps, 10 * tokens)
+
+    patch.setattr(Keeping, "_seal", boast)
+    patch.setattr(Merging, "_judge", lambda *_: None)
+
+
+def push_dropped_from_merge(patch, swarm):
+    """The payload leaves out a push that the record names."""
+    honest = MergeBank.merge
+
+    def merge(self, job):
+        made = honest(self, replace(job, parts=job.parts[:1]))
+        count = len(job.parts)
+        return replace(made, norms=made.norms * count, scales=made.scales * count)
+
+    patch.setattr(MergeBank, "merge", merge)
+
+
+FAULTS = {
+    "a-broadcast-before-commit": (broadcast_before_commit, {}, "another record"),
+    "b-participants-by-learner": (participants_by_learner, {}, "lacks"),
+    "c-two-unresolved-pushes": (two_unresolved_pushes, {}, "merged before"),
+    "d-separate-error-feedback": (
+        separate_error_feedback,
+        {"is_uneven": True},
+        "not the displacement",
+    ),
+    "e-restart-with-displacement": (restart_with_displacement, {}, "a trainer that is gone"),
+    "counters-not-reset": (counters_not_reset, {}, "claims"),
+    "displacement-not-reduced": (displacement_not_reduced, {}, "merged before"),
+    "displacement-lost": (displacement_lost, {}, "lacks"),
+    "lease-to-two": (lease_to_two, {}, "leased twice"),
+    "tokens-not-capped": (tokens_not_capped, {}, "tokens of"),
+    "push-dropped-from-merge": (push_dropped_from_merge, {}, "not what was handed in"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(monkeypatch, fault):
+    plant, settings, words = FAULTS[fault]
+    swarm = make(1, **settings)
+
+    def play():
+        plant(monkeypatch, swarm)
+        swarm.world.run(110.0)
+        swarm.check()
+
+    with pytest.raises(Violation, match=words):
+        play()
+
+
+@pytest.mark.parametrize("settings", [{}, {"is_uneven": True}, {"syncers": 3}])
+def test_without_a_fault_nothing_is_found(settings):
+    swarm = make(1, **settings)
+    lose_answers(swarm)
+    restarts(swarm, trainers=True)
+    swarm.world.run(110.0)
+    swarm.check()
+
+
+def test_a_stale_push_that_counts_fully_is_found(monkeypatch):
+    swarm = make(1)
+    honest = merging.MergePart
+    monkeypatch.setattr(
+        merging,
+        "MergePart",
+        lambda peer, header, weight: honest(
+            peer, header, token_weight(header.tokens, header.steps)
+        ),
+    )
+    honest_seal = Keeping._seal
+
+    def behind(self, push, captured, steps, tokens):
+        base = max(0, captured.base_version - 1)
+        return honest_seal(self, push, replace(captured, base_version=base), steps, tokens)
+
+    monkeypatch.setattr(Keeping, "_seal", behind)
+    with pytest.raises(Violation, match="versions behind the weight"):
+        swarm.world.run(110.0)
