@@ -145,7 +145,7 @@ SECTIONS = (
             Line("patience_s", 20.0, "seconds before a round settles for those who are alive"),
             Line("pull_timeout_s", 20.0, "seconds after which a learner is late for its round"),
             Line(
-                "apply", "rebase", "what a learner does with merged weights: overwrite, rebase"
+                "apply", "overwrite", "what a learner does with merged weights: overwrite, rebase"
             ),
             Line("up_codec", "int4", "learner to syncer: int4, int8, bf16 or f32"),
             Line("down_codec", "int4", "syncer to learner: int4, int8, bf16 or f32"),

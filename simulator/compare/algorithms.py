@@ -129,7 +129,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "-mean", "mean instead of RDA, outer rate 1", rule="mean", outer={"learning_rate": 1.0}
         ),
         _decoupled(
-            "-overwrite", "merged weights replace local ones", rounds={"apply": "overwrite"}
+            "-rebase", "local steps that are not handed in live on", rounds={"apply": "rebase"}
         ),
         _decoupled(
             "-h16",

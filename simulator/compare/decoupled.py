@@ -146,7 +146,7 @@ class RealTrainer(TinyTrainer):
 
     def end_step(self, seconds: float) -> float:
         self.host.tokens += self.tokens_per_step
-        self.host.work_s += seconds
+        self.host.kept_s += seconds
         return super().end_step(seconds)
 
     def learn(self) -> float:
@@ -216,13 +216,20 @@ class RealLearner(SimLearner):
             backend=run.backend,
         )
         self.swarm = run
-        self.work_s = 0.0
-        """In local steps, those of lost trainers included."""
         self.tokens = 0
+        self.kept_s = 0.0
+        """In local steps, but for those that an interruption took with it."""
+        self._handed_in = [0] * len(self.layout.fragments)
+        """Of each fragment, the local step of this life's last push."""
+        self.on_capture.append(self._note_push)
 
     @property
     def is_stepping(self) -> bool:
         return self.is_up and self.trainer is not None and self.trainer.is_stepping
+
+    def _note_push(self, host: SimLearner, fragment: int, *_: object) -> None:
+        assert self.trainer is not None
+        self._handed_in[fragment] = self.trainer.local_step
 
     def look_for_work(self) -> None:
         """Take a local step if one is left."""
@@ -238,6 +245,11 @@ class RealLearner(SimLearner):
 
     def crash(self) -> None:
         is_lost = self.is_stepping
+        if self.is_up and self.trainer is not None:
+            step = self.trainer.local_step
+            lost = sum(step - handed for handed in self._handed_in) / len(self._handed_in)
+            self.kept_s -= lost * self.step_s
+            self._handed_in = [0] * len(self._handed_in)
         super().crash()
         if is_lost:
             self.swarm.allowance.left += 1
@@ -306,7 +318,7 @@ class Decoupled:
             tokens=sum(learner.tokens for learner in self.learners),
             bytes=world.bytes,
             virtual_wall_s=wall_s,
-            goodput=self._useful_s() / (len(self.learners) * wall_s),
+            goodput=sum(one.kept_s for one in self.learners) / (len(self.learners) * wall_s),
         )
 
     def begun(self, time_s: float) -> None:
@@ -333,9 +345,3 @@ class Decoupled:
     def _loss(self) -> float:
         bank = self.syncer.bank
         return self.backend.loss([bank.current(at).theta for at in range(len(self.bench.first))])
-
-    def _useful_s(self) -> float:
-        """Seconds of local steps whose outcome is in the global model."""
-        committed = self.syncer.syncer.state.tokens
-        taken = sum(learner.tokens for learner in self.learners)
-        return sum(learner.work_s for learner in self.learners) * committed / taken

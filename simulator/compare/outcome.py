@@ -22,4 +22,4 @@ class Outcome:
     virtual_wall_s: float
     """From the first local step until the result stands."""
     goodput: float
-    """Share of all learners' virtual time that went into local steps that counted."""
+    """Share of all learners' virtual time in local steps that no interruption destroyed."""

@@ -129,7 +129,7 @@ def test_other_values_are_written_where_asked():
         ),
         ("grad_norm_max = 1.0", "grad_norm_max = nan", "training.grad_norm_max must be a number"),
         (
-            'apply = "rebase"',
+            'apply = "overwrite"',
             'apply = "blend"',
             'must be one of "overwrite", "rebase", not "blend"',
         ),
