@@ -1,9 +1,9 @@
-"""Makes docs/screenshots/*.svg from the tapes beside them, recordings of real swarms.
+"""Makes docs/screenshots/*.svg from the recordings beside them, recordings of real swarms.
 
-`run.tape` was made with `shoal tui --record` beside one syncer and three learners on one machine,
-while a learner and then the syncer were killed; addresses and paths in it were made neutral.
-`election.tape` was made beside `benchmarks/failover.py`, with three syncers, as the leader was
-killed.
+`run.recording` was made with `shoal tui --record` beside one syncer and three learners on one
+machine, while a learner and then the syncer were killed; addresses and paths in it were made
+neutral. `election.recording` was made beside `benchmarks/failover.py`, with three syncers, as the
+leader was killed.
 
 .venv/bin/python docs/make_screenshots.py
 """
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tui.app import ShoalApp  # noqa: E402
-from tui.sources import TapeSource  # noqa: E402
+from tui.sources import PlaybackSource  # noqa: E402
 
 FOLDER = ROOT / "docs" / "screenshots"
-TAPE, ELECTION_TAPE = FOLDER / "run.tape", FOLDER / "election.tape"
+RECORDING, ELECTION_RECORDING = FOLDER / "run.recording", FOLDER / "election.recording"
 WIDE, USUAL, SMALL = (180, 45), (120, 34), (80, 24)
 WELL, LEARNER_KILLED, SYNCER_KILLED = 30, 42, 50
 LEADER_KILLED, ELECTED = 4, 9
-"""Frames of the tapes."""
+"""Frames of the recordings."""
 
 SHOTS: tuple[tuple[str, int, str, tuple[int, int]], ...] = (
     ("overview", LEARNER_KILLED, "1", USUAL),
@@ -50,9 +50,9 @@ ELECTION_SHOTS: tuple[tuple[str, int, str, tuple[int, int]], ...] = (
 )
 
 
-async def shoot(tape: Path, frame: int, keys: str, size: tuple[int, int]) -> str:
-    """A frame of the tape, seen after these keys, as SVG."""
-    source = TapeSource(tape)
+async def shoot(recording: Path, frame: int, keys: str, size: tuple[int, int]) -> str:
+    """A frame of the recording, seen after these keys, as SVG."""
+    source = PlaybackSource(recording)
     source.playback.seek(frame)
     app = ShoalApp(source)
     async with app.run_test(size=size) as pilot:
@@ -71,9 +71,9 @@ def main() -> None:
     os.environ["TZ"] = "UTC"
     time.tzset()
     FOLDER.mkdir(exist_ok=True)
-    for tape, shots in ((TAPE, SHOTS), (ELECTION_TAPE, ELECTION_SHOTS)):
+    for recording, shots in ((RECORDING, SHOTS), (ELECTION_RECORDING, ELECTION_SHOTS)):
         for name, frame, keys, size in shots:
-            svg = asyncio.run(shoot(tape, frame, keys, size))
+            svg = asyncio.run(shoot(recording, frame, keys, size))
             (FOLDER / f"{name}.svg").write_text(svg)
             print(FOLDER / f"{name}.svg")
 

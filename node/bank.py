@@ -7,6 +7,12 @@ With `overwrite` the inner loop restarts from the global value, and the quantisa
 merged push is fed back into the next one. With `rebase` the local displacement lives on: the local
 value moves by what the global value moved, plus what of our own push was merged, so that the
 displacement shrinks by exactly the part that was handed in, and needs no error feedback.
+
+`blend` (Streaming DiLoCo, arXiv 2501.18512) lies between: the local value becomes alpha times
+itself plus 1 - alpha times the global one, and the anchor is the global value as it came. A share
+alpha of the displacement, handed in or not, so stays and is part of the next push too; what
+quantisation lost is fed back with the share 1 - alpha that the blend took away. With alpha 0 it is
+`overwrite`, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from node.host.shelf import Offer, Shelf
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Layout
-from protocol.numerics.codecs import decode, encode
+from protocol.numerics.codecs import decode, encode, flush
 from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.numerics.version import StateManifests, certified_version, state_manifests
 from protocol.project import Charter
@@ -60,11 +66,13 @@ class EncodedPush:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What the inner loop is to do with its fragment: assign `values`, or add them."""
+    """What the inner loop is to do with its fragment: assign `values`, blend, or add them."""
 
     version: int
     is_assign: bool
     values: F32
+    kept_frac: float = 0.0
+    """Of an assignment: share of the local value that stays."""
 
 
 class FragmentBank:
@@ -120,7 +128,14 @@ class FragmentBank:
         self._offer_payload(fragment, payload)
         self._hold(fragment, Held(version, theta, momentum, merged.state), manifests)
 
-    def deliver(self, fragment: int, *, is_assign: bool, merged_sequence: int | None) -> Delivery:
+    def deliver(
+        self,
+        fragment: int,
+        *,
+        is_assign: bool,
+        merged_sequence: int | None,
+        kept_frac: float = 0.0,
+    ) -> Delivery:
         """The update for the inner loop, which from now on counts as standing on this version."""
         held, base = self._held[fragment], self._base[fragment]
         if held is None:
@@ -128,7 +143,9 @@ class FragmentBank:
         self._base[fragment] = held
         if is_assign or base is None:
             self._forget_merged(fragment, merged_sequence)
-            return Delivery(held.version, True, held.theta)
+            # An inner loop that never had this fragment has nothing to keep a share of.
+            kept_frac = 0.0 if base is None else kept_frac
+            return Delivery(held.version, True, held.theta, kept_frac)
         moved = held.theta - base.theta
         pending = self._forget_merged(fragment, merged_sequence)
         if pending is not None:
@@ -146,13 +163,16 @@ class FragmentBank:
         rounds = self.charter.rounds
         displacement = base.theta - local
         residual: F32 | None = None
-        if rounds.apply == "overwrite":
+        if rounds.apply != "rebase":
             carried = self._residual[fragment]
             if carried is None:
                 carried = np.zeros_like(displacement)
             payload, decoded, residual = encode_with_feedback(
                 rounds.up_codec, displacement, carried
             )
+            if rounds.kept_frac:
+                residual = residual * np.float32(1.0 - rounds.kept_frac)
+                flush(residual)
         else:
             payload = encode(rounds.up_codec, displacement)
             decoded = decode(rounds.up_codec, payload, displacement.size)

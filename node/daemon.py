@@ -40,6 +40,8 @@ from node.host.seat import (
     seat_topic,
 )
 from node.host.shelf import Shelf
+from node.host.tape_file import TapeLabel, TapeRecorder
+from node.host.taping import NoTape, begin_tape
 from node.host.transport import Transport
 from node.jobs import (
     Advance,
@@ -75,6 +77,7 @@ from node.locator import Locator, fetch_genesis
 from node.moments_port import MomentsPort
 from node.shared import LearnerSetup
 from node.trainer_port import TrainerPort, TrainerSettings
+from node.trainer_tape import TrainerTape
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.fragments import build_layout
@@ -198,7 +201,10 @@ class NodeDaemon:
             random.Random(os.urandom(8)),
             frozenset(parse_peer(text).key for text in options.link.addresses),
         )
-        self.machine = LearnerMachine(self._setup(identity))
+        # Grows with every start, also across a restart of the machine.
+        incarnation = time.time_ns() // 1_000_000
+        self.tape = self._begin_tape(identity)
+        self.machine = LearnerMachine(self._setup(identity, incarnation))
         self.trainer = TrainerPort(
             settings=TrainerSettings(
                 genesis=genesis,
@@ -214,6 +220,7 @@ class NodeDaemon:
             pool=self.pool,
             note=lambda value: self.driver.take(Note(value)),
             notice=self.notice,
+            tape=TrainerTape(self.tape, incarnation),
         )
         swarm = (self.locator, transport)
         self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
@@ -228,21 +235,29 @@ class NodeDaemon:
             newest=lambda fragment: self.machine.shared.state.fragments[fragment].version,
             on_fault=self._on_fault,
         )
-        donated = Bucket(options.donate_mbps * 1e6 / 8)
-        transport.serve_blobs(
+        self._give(options.donate_mbps)
+
+    def _begin_tape(self, identity: Identity) -> TapeRecorder | NoTape:
+        options = self.options
+        label = TapeLabel(options.link.project, "learner", identity.key, options.name)
+        return begin_tape(options.tape, options.home, label, options.instance, self.on_fact)
+
+    def _give(self, mbps: float) -> None:
+        """Serve what the shelf has; weights to joiners no faster than this."""
+        donated = Bucket(mbps * 1e6 / 8)
+        self.transport.serve_blobs(
             lambda _, digest: self.shelf.get(digest),
             lambda _, digest: donated if self.shelf.is_grouped(digest) else None,
         )
 
-    def _setup(self, identity: Identity) -> LearnerSetup:
+    def _setup(self, identity: Identity, incarnation: int) -> LearnerSetup:
         return LearnerSetup(
             project=self.options.link.project,
             genesis=self.genesis,
             layout_digest=self.layout.digest,
             name=self.options.name,
             agent=f"shoal {version('shoal')}",
-            # Grows with every start, also across a restart of the machine.
-            incarnation=time.time_ns() // 1_000_000,
+            incarnation=incarnation,
             evaluates=self.options.evaluates,
             shares_moments=self.options.shares_moments,
             micro_batch=self.options.micro_batch,
@@ -282,6 +297,7 @@ class NodeDaemon:
             with tidying("the trainer"):
                 await self.trainer.stop()
             self.pool.shutdown(wait=False, cancel_futures=True)
+            self.tape.close()
         log.info("%s", stop.reason)
         return stop.exit_code
 
@@ -290,6 +306,7 @@ class NodeDaemon:
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job."""
         self.bank.charter = self.machine.shared.charter
+        self.trainer.under_charter()
         match job:
             case FindSeat(after):
                 return await self.locator.find_seat(self.machine.shared.charter, after)
@@ -322,7 +339,7 @@ class NodeDaemon:
             case Thaw(index):
                 self.bank.thaw(index)
             case Settle(fragment, sequence, outcome):
-                self.bank.settle(fragment, sequence, is_merged=outcome == "merged")
+                self.trainer.settle(fragment, sequence, is_merged=outcome == "merged")
             case Feed():
                 self.trainer.feed(action)
             case BeginSteps():

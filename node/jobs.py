@@ -76,9 +76,11 @@ class Deliver:
     fragment: int
     version: int
     is_assign: bool
-    """Overwrite the local value; otherwise rebase: add what the global value moved by."""
+    """Overwrite the local value, or blend it; otherwise rebase: add what the global value moved."""
     merged_sequence: int | None
     """Own push merged since the last delivery; a rebase gives its displacement back."""
+    kept_frac: float = 0.0
+    """Share of the local value that an assignment leaves in place; above 0 it is a blend."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,8 +266,9 @@ class Keeping:
 
     def _deliver(self, track: FragmentTrack) -> None:
         is_assign = track.must_assign or not self.shared.rebases
+        kept_frac = 0.0 if track.must_assign else self.shared.kept_frac
         track.delivering = track.held
-        job = Deliver(track.index, track.held, is_assign, track.merged_sequence)
+        job = Deliver(track.index, track.held, is_assign, track.merged_sequence, kept_frac)
         track.must_assign, track.merged_sequence = False, None
         self.shared.desk.start(job)
 

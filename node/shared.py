@@ -70,3 +70,8 @@ class Shared:
     @property
     def rebases(self) -> bool:
         return self.charter is not None and self.charter.rounds.apply == "rebase"
+
+    @property
+    def kept_frac(self) -> float:
+        """Share of the local value that outlives a delivery."""
+        return self.charter.rounds.kept_frac if self.charter is not None else 0.0

@@ -36,10 +36,12 @@ from node.jobs import (
 )
 from node.trainer import link
 from node.trainer.supervisor import ExitReason, TrainerProcess
+from node.trainer_tape import TrainerTape, applied, replay_class, snapshot
 from protocol.errors import TransientError
 from protocol.machine import Failed, JobResult
 from protocol.messages import Cursor
 from protocol.project import InnerSpec
+from protocol.tape import Frame
 
 START = Cursor(0, 0)
 READY_TIMEOUT_S = 600.0
@@ -86,6 +88,7 @@ class TrainerPort:
     pool: Executor
     note: Callable[[object], None]
     notice: Callable[[str], None]
+    tape: TrainerTape | None = None
     process: TrainerProcess | None = None
     ready: link.Ready | None = None
     clock: Clock = field(default_factory=Clock)
@@ -134,6 +137,7 @@ class TrainerPort:
             await process.stop()
             return Failed("the model here has other tensors than the project; update transformers")
         self.ready = event
+        self._tape_began(inner, event)
         if not event.corpus_matches:
             self.notice(
                 "the training text on this machine differs from the project's (another Python "
@@ -146,13 +150,21 @@ class TrainerPort:
         process = self._live()
         delivery = await self._in_pool(
             lambda: self.bank.deliver(
-                job.fragment, is_assign=job.is_assign, merged_sequence=job.merged_sequence
+                job.fragment,
+                is_assign=job.is_assign,
+                merged_sequence=job.merged_sequence,
+                kept_frac=job.kept_frac,
             )
         )
         slot = process.slot(delivery.values.size)
         await self._in_pool(lambda: np.copyto(slot.values, delivery.values))
-        kind = link.Assign if delivery.is_assign else link.Add
-        done = await self._ask(lambda n: kind(n, job.fragment, slot.identity, slot.numel))
+        mark = applied(job.fragment, delivery, job.merged_sequence)
+        to = (job.fragment, slot.identity, slot.numel)
+        if delivery.is_assign:
+            kept_frac = delivery.kept_frac
+            done = await self._ask(lambda n: link.Assign(n, *to, kept_frac=kept_frac), mark=mark)
+        else:
+            done = await self._ask(lambda n: link.Add(n, *to), mark=mark)
         process.release(slot)
         if not isinstance(done, link.Done):
             return Failed("the trainer ended")
@@ -163,12 +175,17 @@ class TrainerPort:
         process = self._live()
         numel = self.bank.layout.fragments[job.fragment].numel
         slot = process.slot(numel)
-        done = await self._ask(lambda n: link.Snapshot(n, job.fragment, slot.identity, numel))
+        done = await self._ask(
+            lambda n: link.Snapshot(n, job.fragment, slot.identity, numel),
+            mark=snapshot(job.fragment),
+        )
         if not isinstance(done, link.Done):
             return Failed("the trainer ended")
         cursor = self._cursor
         push = await self._in_pool(lambda: self.bank.push(job.fragment, job.sequence, slot.values))
         process.release(slot)
+        if self.tape is not None:
+            self.tape.captured(job.sequence, job.fragment, push.base_version, push.digest)
         return Captured(
             base_version=push.base_version,
             digest=push.digest,
@@ -203,6 +220,8 @@ class TrainerPort:
     async def install_moments(self, fragment: int, values: F32) -> bool:
         """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""
         process = self._live()
+        if self.tape is not None:
+            self.tape.inexact("its moments came from another learner")
         slot = process.slot(values.size)
         await self._in_pool(lambda: np.copyto(slot.values, values))
         done = await self._ask(
@@ -247,6 +266,19 @@ class TrainerPort:
         if self.process is not None:
             for span in feed.spans:
                 self.process.send(link.Blocks(((span.start, span.stop),), span.skip))
+                if self.tape is not None:
+                    self.tape.fed(span.start, span.stop, span.skip)
+
+    def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
+        """The fate of a push is known."""
+        self.bank.settle(fragment, sequence, is_merged=is_merged)
+        if self.tape is not None:
+            self.tape.closed(fragment, sequence, is_merged=is_merged)
+
+    def under_charter(self) -> None:
+        """Pushes are made under the bank's charter from now on."""
+        if self.tape is not None:
+            self.tape.under(self.bank.charter)
 
     def begin(self) -> None:
         if self.process is not None:
@@ -282,12 +314,32 @@ class TrainerPort:
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
-    def _ask(self, command: Callable[[int], link.Command]) -> Awaitable[link.Event]:
+    def _tape_began(self, inner: InnerSpec, ready: link.Ready) -> None:
+        charter = self.bank.charter
+        if self.tape is not None and charter is not None:
+            settings = self.settings
+            self.tape.began(
+                genesis=settings.genesis,
+                charter=charter,
+                inner=inner,
+                micro_batch=ready.micro_batch,
+                seed_salt=settings.salt,
+                replay_class=replay_class(ready.device, settings.threads, ready.corpus_digest),
+            )
+
+    def _ask(
+        self,
+        command: Callable[[int], link.Command],
+        *,
+        mark: Callable[[int], Frame] | None = None,
+    ) -> Awaitable[link.Event]:
         """Send a command under a new number; its answer, or `Failed` when the trainer ends."""
         self._job += 1
         number = self._job
         future: asyncio.Future[link.Event] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
+        if self.tape is not None and mark is not None:
+            self.tape.expect(number, mark)
         if not self._live().send(command(number)):
             self._fail_open("the trainer is gone")
         return future
@@ -299,6 +351,8 @@ class TrainerPort:
             case link.Starved():
                 self.note(Starved())
             case link.Done() | link.Evaluated() | link.Generated():
+                if self.tape is not None and isinstance(event, link.Done):
+                    self.tape.answered(event.job, event.local_step)
                 future = self._waiting.pop(event.job, None)
                 if future is not None and not future.done():
                     future.set_result(event)
@@ -308,6 +362,8 @@ class TrainerPort:
 
     def _stepped(self, event: link.Stepped) -> None:
         self._cursor = Cursor(event.position, event.sequence)
+        if self.tape is not None:
+            self.tape.stepped(event.local_step, event.progress)
         # A throttled device is a slower device: the sleep that belongs to a step counts as step.
         self.clock.work_s += event.work_s / self.settings.duty_frac
         is_finite = abs(event.loss) < 1e300

@@ -16,10 +16,11 @@ from msgspec import Meta, Struct
 from protocol import limits
 from protocol.ids import Count, Digest, NodeKey
 
-CodecName = Literal["f32", "bf16", "int8", "int4"]
+CodecName = Literal["f32", "bf16", "int8", "int4", "int2", "int1"]
 MergeRule = Literal["rda", "mean"]
+WeightRule = Literal["quality", "tokens", "equal"]
 FragmentStrategy = Literal["balanced", "tensor", "layer"]
-ApplyRule = Literal["overwrite", "rebase"]
+ApplyRule = Literal["overwrite", "blend", "rebase"]
 Durability = Literal["leader", "standby", "majority"]
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
@@ -38,7 +39,7 @@ class TensorSpec(Struct, frozen=True, array_like=True):
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     shape: Annotated[tuple[Positive, ...], Meta(max_length=8)]
     rule: MergeRule
-    """Embeddings are merged by weighted mean, everything else radially (RDA)."""
+    """By weighted mean, as is usual for embeddings, or radially (RDA), as for everything else."""
 
     @property
     def numel(self) -> int:
@@ -46,6 +47,17 @@ class TensorSpec(Struct, frozen=True, array_like=True):
         for size in self.shape:
             count *= size
         return count
+
+
+class MergeRules(Struct, frozen=True):
+    """How each class of tensors is merged; the genesis holds what becomes of it, per tensor."""
+
+    embeddings: MergeRule = "mean"
+    """Tables from tokens or positions to vectors, and from vectors to tokens."""
+    matrices: MergeRule = "rda"
+    """Everything else of two or more dimensions."""
+    vectors: MergeRule = "rda"
+    """Norms and biases."""
 
 
 class ModelSpec(Struct, frozen=True, array_like=True):
@@ -110,7 +122,7 @@ class Origin(Struct, frozen=True, array_like=True):
 class InnerSpec(Struct, frozen=True, array_like=True):
     """What a learner's local steps do."""
 
-    optimizer: Literal["adamw"]
+    optimizer: Literal["adamw", "muon"]
     learning_rate: Rate
     weight_decay: Rate
     beta1: Fraction
@@ -126,11 +138,16 @@ class InnerSpec(Struct, frozen=True, array_like=True):
     """Local steps over which a learner with fresh optimizer moments ramps up."""
     moments: Literal["fresh", "peer"] = "fresh"
     """What a (re)started learner's optimizer begins with: nothing, or the state of another."""
+    muon_momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.95
+    """With `muon`: memory of the gradients of hidden matrices."""
 
     @property
     def bounds_moments(self) -> bool:
-        """Whether second moments bound first ones, so that a stranger's state can be judged."""
-        return self.beta1**2 < self.beta2 < 1.0
+        """Whether second moments bound first ones, so that a stranger's state can be judged.
+
+        Muon keeps no second moments: nothing would bound what it is given.
+        """
+        return self.optimizer == "adamw" and self.beta1**2 < self.beta2 < 1.0
 
     def trains_as(self, other: InnerSpec) -> bool:
         """Whether local steps are the same; where moments come from matters at a start only."""
@@ -138,12 +155,14 @@ class InnerSpec(Struct, frozen=True, array_like=True):
 
 
 class OuterSpec(Struct, frozen=True, array_like=True):
-    """What a merge does: Nesterov SGD on the decoded merged displacement."""
+    """What a merge does: SGD with momentum on the decoded merged displacement."""
 
     learning_rate: Rate
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
     clip_to_median: Annotated[float, Meta(ge=1.0, le=1e6)]
     """A push whose norm exceeds this multiple of the group's median is scaled down to it."""
+    nesterov: bool = True
+    """Look ahead along the new momentum; otherwise plain momentum. Without momentum no matter."""
 
 
 class RoundSpec(Struct, frozen=True, array_like=True):
@@ -166,6 +185,15 @@ class RoundSpec(Struct, frozen=True, array_like=True):
     apply: ApplyRule
     up_codec: CodecName
     down_codec: CodecName
+    alpha: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5
+    """With `blend`: the share of its local value that a learner keeps when a merge comes."""
+    weights: WeightRule = "quality"
+    """What a push weighs: tokens times tokens per local step, its tokens, or as much as any."""
+
+    @property
+    def kept_frac(self) -> float:
+        """Share of the local value that outlives the delivery of a new version."""
+        return self.alpha if self.apply == "blend" else 0.0
 
 
 class LimitSpec(Struct, frozen=True, array_like=True):

@@ -110,6 +110,8 @@ class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
     contributions: Annotated[
         tuple[Contribution, ...], Meta(min_length=1, max_length=limits.LEARNERS_MAX)
     ]
+    nesterov: bool = True
+    """As `momentum`: how this very version was made."""
 
 
 class BlocksLeased(Struct, frozen=True, array_like=True, tag="leased"):

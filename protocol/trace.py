@@ -74,6 +74,18 @@ class PeerMisbehaved:
 
 
 @dataclass(frozen=True, slots=True)
+class TapeStopped:
+    """Nothing is recorded any more; everything else goes on."""
+
+    role: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        return f"the tape stopped: {self.reason}; the {self.role} goes on without it"
+
+
+@dataclass(frozen=True, slots=True)
 class RoundOpened:
     round: int
     fragment: int

@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from node.host.home import Home
+from node.host.options import TapeOptions
 from shoal.exit_codes import ExitCode
 
 HomeHere = Annotated[Home, Parameter(parse=False)]
@@ -47,6 +48,21 @@ Link = Annotated[
         help="The project's join link, where other hosts of it run already.",
     ),
 ]
+TapeAt = Annotated[
+    str,
+    Parameter(
+        name="--tape",
+        help="Directory to record to what `shoal replay` needs; on: in the home; off: nowhere.",
+    ),
+]
+TapeMib = Annotated[
+    int,
+    Parameter(
+        name="--tape-mib-max",
+        help="Room for the tape, in MiB; the oldest goes first.",
+        validator=validators.Number(gte=4),
+    ),
+]
 Key = Annotated[str, Parameter(help="The voter's key; its first 8 digits are enough.")]
 WholeKey = Annotated[str, Parameter(help="The whole key, 64 hex digits.")]
 
@@ -55,3 +71,10 @@ def say(lines: Sequence[str]) -> int:
     """Prints the lines; the exit code of what went well."""
     print("\n".join(lines))
     return ExitCode.DONE
+
+
+def tape_options(tape: str, mib_max: int) -> TapeOptions:
+    """What `--tape` and `--tape-mib-max` mean together."""
+    if tape in ("on", "off"):
+        return TapeOptions(is_on=tape == "on", mib_max=mib_max)
+    return TapeOptions(folder=Path(tape).absolute(), mib_max=mib_max)

@@ -13,10 +13,20 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Group, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
-from node.host.options import DONATE_MBPS
+from node.host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX
 from protocol.errors import UserError
 from shoal import failures
-from shoal.choices import AtLeastOne, HomeHere, Instance, Listen, LogJson, Port, say
+from shoal.choices import (
+    AtLeastOne,
+    HomeHere,
+    Instance,
+    Listen,
+    LogJson,
+    Port,
+    TapeAt,
+    say,
+    tape_options,
+)
 from shoal.cli_hosting import syncer_app, witness_app
 from shoal.cli_project import project_app
 from shoal.cli_runs import add_runs
@@ -157,6 +167,7 @@ def join(
     ] = None,
     donate_mbps: DonateMbps = DONATE_MBPS,
     data: DataHere = None,
+    tape: TapeAt = "on",
     log_json: LogJson = False,
     home: HomeHere,
 ) -> int:
@@ -178,6 +189,7 @@ def join(
         device=device,
         donate_mbps=donate_mbps,
         data=data,
+        tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),
         log_json=log_json,
     )
 
@@ -206,8 +218,10 @@ def tui(
         Parameter(help="An instance or a control socket; more than one may be given."),
     ] = (),
     link: Annotated[str | None, Parameter(help="Look on in a swarm by its join link.")] = None,
-    replay: Annotated[Path | None, Parameter(help="Show a recorded tape.")] = None,
-    record: Annotated[Path | None, Parameter(help="Also write what is shown to a tape.")] = None,
+    replay: Annotated[Path | None, Parameter(help="Show a recording.")] = None,
+    record: Annotated[
+        Path | None, Parameter(help="Also write what is shown to a recording.")
+    ] = None,
     serve: Annotated[
         bool, Parameter(help="Show it in a browser on this machine, read-only.", negative="")
     ] = False,
@@ -302,6 +316,47 @@ def export(
     from shoal import exporting
 
     return say(exporting.export(project, home, to=to, checkpoint=checkpoint, instance=instance))
+
+
+@app.command
+def replay(
+    tape: Annotated[Path, Parameter(help="A tape, or a directory with those of several daemons.")],
+    *,
+    until: Annotated[
+        int | None, Parameter(help="Look at nothing behind this round.", validator=AtLeastOne)
+    ] = None,
+    explain: Annotated[
+        int | None,
+        Parameter(
+            help="Tell of this round: who was in, with which weight, who was late and why.",
+            validator=AtLeastOne,
+        ),
+    ] = None,
+    level: Annotated[
+        Literal["audit", "merge", "retrain"], Parameter(help="Go up to this level.")
+    ] = "retrain",
+    project: Annotated[
+        Path | None, Parameter(help="A signed project, whose tapes they must be.")
+    ] = None,
+    json: Annotated[Path | None, Parameter(help="Write the figures to this file.")] = None,
+    home: HomeHere,
+) -> int:
+    """Run again what a tape recorded, and say whether it comes to the same.
+
+    Exit code 0: all that was tried came out as recorded. 1: something did not; the first event
+    is named. 2: the tape cannot be read, or is another project's.
+    """
+    from shoal import replaying
+
+    return replaying.run(
+        tape,
+        home,
+        project=project,
+        until=until,
+        explain=explain,
+        level=level,
+        json=json,
+    )
 
 
 @app.command

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from node.host.home import DEFAULT_INSTANCE
+from node.host.options import TAPE_MIB_MAX
 from shoal.choices import (
     Announce,
     Bootstrap,
@@ -18,7 +19,10 @@ from shoal.choices import (
     LogJson,
     Port,
     ProjectPath,
+    TapeAt,
+    TapeMib,
     say,
+    tape_options,
 )
 
 syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.")
@@ -38,6 +42,8 @@ def run_syncer(
     exit_when_done: Annotated[
         bool, Parameter(help="End when the token budget is reached.", negative="")
     ] = False,
+    tape: TapeAt = "on",
+    tape_mib_max: TapeMib = TAPE_MIB_MAX,
     log_json: LogJson = False,
     home: HomeHere,
 ) -> int:
@@ -54,6 +60,7 @@ def run_syncer(
         bootstrap=bootstrap,
         link=join,
         exit_when_done=exit_when_done,
+        tape=tape_options(tape, tape_mib_max),
         log_json=log_json,
     )
 

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from node.host.home import Home
+from node.host.home import TAPES, Home
 from node.host.signed_project import SUFFIX, read_signed
 from protocol.errors import UserError
 from protocol.project import encode
@@ -83,10 +83,27 @@ def _show(folder: Path, children: Children, path: Path | None) -> int:
     if path is not None:
         _write(made, path)
         screen.console.print(f"\nwrote {path}")
+    _offer_replay(screen, folder)
     wrong = missed(made)
     for sentence in wrong:
         failures.complain(sentence)
     return ExitCode.FAILED if wrong else ExitCode.DONE
+
+
+def _offer_replay(screen: Screen, folder: Path) -> None:
+    """Keeps the tapes in place of those of the last demo, and says how to replay them."""
+    kept = Home().demo_tape()
+    shutil.rmtree(kept, ignore_errors=True)
+    try:
+        shutil.copytree(folder / "home" / TAPES, kept)
+    except OSError as error:
+        failures.complain(f"The tapes of this demo were not kept: {error}.")
+        return
+    screen.console.print(
+        "\nAll of it is on tape, until the next demo. To merge and train it again, bit for bit:"
+        f"\n\n    {shown('shoal', 'replay', os.fspath(kept))}",
+        soft_wrap=True,
+    )
 
 
 class Demo:

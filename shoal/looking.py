@@ -90,11 +90,11 @@ def serve(home: Home, looks: Looks, *, port: int) -> int:
 
 
 def _source(home: Home, looks: Looks, stack: contextlib.ExitStack) -> Source:
-    from tui.sources import LiveSource, TapeSource
-    from tui.tape import RecordingSource
+    from tui.recording import RecordingSource
+    from tui.sources import LiveSource, PlaybackSource
 
     if looks.replay is not None:
-        return TapeSource(looks.replay)
+        return PlaybackSource(looks.replay)
     if looks.link is not None:
         find = _observed(stack.enter_context(_observer(looks.link)))
     elif looks.hosts:

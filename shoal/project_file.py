@@ -28,6 +28,7 @@ from protocol.project import (
     Genesis,
     InnerSpec,
     LimitSpec,
+    MergeRules,
     ModelSpec,
     OuterSpec,
     RoundSpec,
@@ -62,6 +63,7 @@ class ProjectFile(Struct, frozen=True):
     seed: int
     architecture: str
     config: dict[str, ConfigValue]
+    rules: MergeRules
     fragments: int
     strategy: FragmentStrategy
     data: DataSpec
@@ -139,7 +141,7 @@ def _name(value: object, place: Place) -> str:
 
 def _model(value: object, place: Place) -> dict[str, Any]:
     table = as_table(value, place)
-    check_keys(table, ("architecture", "fragments", "strategy", "config"), place)
+    check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
     architecture = {field.name: field.type for field in msgspec.structs.fields(ModelSpec)}
     config = as_table(table["config"], place.below("config"))
     return {
@@ -150,6 +152,7 @@ def _model(value: object, place: Place) -> dict[str, Any]:
             key: read_value(setting, ConfigValue, place.below("config").below(key))
             for key, setting in config.items()
         },
+        "rules": MergeRules(**read_table(table["merge"], MergeRules, place.below("merge"))),
         "fragments": read_value(
             table["fragments"], _GENESIS["fragments"], place.below("fragments")
         ),
@@ -247,6 +250,11 @@ def check_together(
             f"must be at most model.fragments ({fragments}), not {rounds.overlap_steps}; "
             "rounds in flight are on different fragments"
         )
+    if inner.moments == "peer" and inner.optimizer != "adamw":
+        raise place.below("training.moments").error(
+            f'can be "peer" only with the optimizer adamw: {inner.optimizer} keeps nothing that '
+            "would tell a possible state of another learner from an impossible one"
+        )
     if inner.moments == "peer" and not inner.bounds_moments:
         raise place.below("training.moments").error(
             'can be "peer" only where beta1 x beta1 < beta2 < 1: otherwise nobody could tell '
@@ -272,7 +280,7 @@ def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Gene
     from protocol.fragments import build_layout
 
     try:
-        model = describe_model(file.architecture, file.config)
+        model = describe_model(file.architecture, file.config, file.rules)
         build_layout(model.tensors, file.strategy, file.fragments)
         check_fits(model, file.data, load_vocabulary(file.data.tokenizer).size)
         counted = describe_corpus(file.data, cache=data_cache)

@@ -66,6 +66,15 @@ SECTIONS = (
         ),
     ),
     Section(
+        "model.merge",
+        "How pushes become one, by class of tensor: by weighted mean, or radially (rda).",
+        (
+            Line("embeddings", "mean", "tables from tokens or positions to vectors, and back"),
+            Line("matrices", "rda", "all else of two or more dimensions; rda keeps its length"),
+            Line("vectors", "rda", "norms and biases"),
+        ),
+    ),
+    Section(
         "model.config",
         "Values for the architecture's configuration, as `transformers` names them.",
         (
@@ -102,7 +111,7 @@ SECTIONS = (
         "training",
         "What each learner does by itself, in its local steps.",
         (
-            Line("optimizer", "adamw", "the inner optimizer: adamw"),
+            Line("optimizer", "adamw", "adamw, or muon for hidden matrices and adamw for the rest"),
             Line("learning_rate", 0.004, "at its peak"),
             Line("weight_decay", 0.1, "0 switches it off"),
             Line("beta1", 0.9, "memory of the mean gradient"),
@@ -118,11 +127,12 @@ SECTIONS = (
                 "optimizer state of a learner that comes (back): fresh, or peer for a copy of "
                 "another learner's",
             ),
+            Line("muon_momentum", 0.95, "for muon: memory of the gradients"),
         ),
     ),
     Section(
         "outer",
-        "What a merge does with the learners' movement: Nesterov momentum.",
+        "What a merge does with the learners' movement.",
         (
             Line("learning_rate", 0.5, "share of the merged movement that is taken"),
             Line("momentum", 0.0, "0 switches it off"),
@@ -131,6 +141,7 @@ SECTIONS = (
                 3.0,
                 "a push longer than this many times the median push is scaled down to it",
             ),
+            Line("nesterov", True, "look ahead along the momentum; false: plain momentum"),
         ),
     ),
     Section(
@@ -145,10 +156,19 @@ SECTIONS = (
             Line("patience_s", 20.0, "seconds before a round settles for those who are alive"),
             Line("pull_timeout_s", 20.0, "seconds after which a learner is late for its round"),
             Line(
-                "apply", "overwrite", "what a learner does with merged weights: overwrite, rebase"
+                "apply",
+                "overwrite",
+                "what a learner does with merged weights: overwrite takes them; blend keeps a "
+                "share of its own; rebase keeps all it has not handed in",
             ),
-            Line("up_codec", "int4", "learner to syncer: int4, int8, bf16 or f32"),
-            Line("down_codec", "int4", "syncer to learner: int4, int8, bf16 or f32"),
+            Line("up_codec", "int4", "learner to syncer: f32, bf16, int8, int4, int2 or int1"),
+            Line("down_codec", "int4", "syncer to learner: f32, bf16, int8, int4, int2 or int1"),
+            Line("alpha", 0.5, "for blend: share of its own weights that a learner keeps"),
+            Line(
+                "weights",
+                "quality",
+                "what a push weighs: quality (tokens x tokens per local step), tokens, or equal",
+            ),
         ),
     ),
     Section(

@@ -140,7 +140,8 @@ def show(path: Path) -> list[str]:
         f"tokens      {charter.limits.tokens:,}",
         f"inner       {charter.inner.optimizer}, learning rate {charter.inner.learning_rate:g}, "
         f"{charter.inner.batch_sequences} sequences per local step",
-        f"outer       learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}",
+        f"outer       learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}"
+        + (" (Nesterov)" if outer.momentum and outer.nesterov else ""),
         f"rounds      every {rounds.local_steps} local steps, quorum {rounds.quorum}, at most "
         f"{rounds.overlap_steps} in flight, {rounds.apply}, {rounds.up_codec} up, "
         f"{rounds.down_codec} down",

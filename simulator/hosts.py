@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
+
 from node.assembly import Assembly
 from node.bank import FragmentBank
 from node.host.shelf import Shelf
@@ -98,6 +100,8 @@ class SimLearner(Host):
         """(life, position, sequence) of everything any of its trainers read."""
         self.captures: dict[tuple[int, int], tuple[int, int]] = {}
         """(life, sequence) of a push -> the trainer's number, and its local step then."""
+        self.pushed: list[tuple[int, int]] = []
+        """Fragment and payload bytes of every push that was encoded."""
 
     @property
     def step_s(self) -> float:
@@ -297,10 +301,16 @@ class SimLearner(Host):
 
     def _deliver(self, job: Deliver, trainer: TinyTrainer) -> object:
         delivery = self.bank.deliver(
-            job.fragment, is_assign=job.is_assign, merged_sequence=job.merged_sequence
+            job.fragment,
+            is_assign=job.is_assign,
+            merged_sequence=job.merged_sequence,
+            kept_frac=job.kept_frac,
         )
         local = trainer.theta[job.fragment]
-        if delivery.is_assign or local is None:
+        if local is not None and delivery.kept_frac:
+            kept = np.float32(delivery.kept_frac)
+            trainer.theta[job.fragment] = kept * local + (np.float32(1) - kept) * delivery.values
+        elif delivery.is_assign or local is None:
             trainer.theta[job.fragment] = delivery.values.copy()
             for look in self.on_assign:
                 look(self, job.fragment)
@@ -316,6 +326,7 @@ class SimLearner(Host):
             push = self.bank.push(job.fragment, job.sequence, local)
         except NonFinite:
             return Failed("non-finite")
+        self.pushed.append((job.fragment, push.payload_bytes))
         self.captures[self.life, job.sequence] = (self.trainers, trainer.local_step)
         if self.on_capture:
             payload = self.shelf.get(push.digest)

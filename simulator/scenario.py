@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.project import Durability, LimitSpec, OuterSpec, RoundSpec, Voter
+from protocol.project import Durability, FragmentStrategy, LimitSpec, OuterSpec, RoundSpec, Voter
 from simulator.backends import Backend, TinyBackend
 from simulator.checkers import RejoinChecker, SafetyChecker, check_all
 from simulator.hosts import SimLearner
@@ -18,6 +19,7 @@ from simulator.syncers import Notice, SimSyncer
 from simulator.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
 from simulator.witnesses import SimWitness
 from simulator.world import Host, World
+from syncer_node.recording import Sink
 
 FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "cut-syncers", "disk-full")
 
@@ -68,10 +70,13 @@ def build_swarm(
     fragments: int = 4,
     join_s: float | None = None,
     witnesses: int = 0,
+    tape: Callable[[SimSyncer], Sink] | None = None,
+    strategy: FragmentStrategy = "balanced",
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
     join_s: within this time, else one every half second.
+    tape: makes the tape of each life of a syncer.
     """
     world = World(seed, network)
     names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
@@ -90,6 +95,7 @@ def build_swarm(
         moments=moments,
         fragments=fragments,
         tensors_of=tensors_of,
+        strategy=strategy,
     )
     tensors = backend or TinyBackend()
     ledger = Ledger(tiny.charter)
@@ -108,6 +114,8 @@ def build_swarm(
         SimWitness(world, tiny, signer, ledger=ledger, name=f"witness-{number}")
         for number, signer in enumerate(watching)
     ]
+    for host in hosts:
+        host.tape = tape
     _boot([*hosts, *voters], learners, join_s)
     return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
 

@@ -62,6 +62,7 @@ from syncer_node.raft.jobs import (
     SaveBallot,
 )
 from syncer_node.raft.log import Floor
+from syncer_node.recording import PayloadTape, RecordedMachine, Sink
 from syncer_node.recovery import LogView, enter_epoch, log_start, recertify, refold, scan
 from syncer_node.setup import Recovered, SyncerSetup
 from syncer_node.syncer import RESTART_EXIT, SyncerMachine
@@ -179,16 +180,20 @@ class SimSyncer(Host):
         self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank: MergeBank
         self.syncer: SyncerMachine
+        self.tape: Callable[[SimSyncer], Sink] | None = None
+        """Makes the tape of each life; None records nothing."""
+        self._payloads: PayloadTape | None = None
 
     def wipe(self) -> None:
         """The disk is lost; the key is not."""
         self.disk = SimDisk.fresh(self.chance.randbytes(32))
 
-    def build(self) -> SyncerMachine:
+    def build(self) -> SyncerMachine | RecordedMachine:
         envelope = self.disk.charter or charter_envelope(self.tiny)
         charter = wire.decode(envelope.payload, Charter)
         self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank = MergeBank(self.layout, charter, self.shelf, merge=self.backend.merge)
+        seed = f"{self.name} {self.world.seed} {self.life}".encode()
         setup = SyncerSetup(
             project=self.tiny.project,
             genesis=self.tiny.genesis,
@@ -199,11 +204,18 @@ class SimSyncer(Host):
             signer=self.signer,
             verify=sim_verify,
             wall_offset_s=self.wall_offset_s,
-            rng=random.Random(f"{self.name} {self.world.seed} {self.life}"),
+            rng=random.Random(seed),
             nonce=self.chance.getrandbits(56),
         )
-        self.syncer = SyncerMachine(setup, self._recover(charter))
-        return self.syncer
+        recovered = self._recover(charter)
+        if self.tape is None:
+            self.syncer = SyncerMachine(setup, recovered)
+            return self.syncer
+        sink = self.tape(self)
+        self._payloads = PayloadTape(sink)
+        recorded = RecordedMachine(setup, recovered, seed, sink, "simulator")
+        self.syncer = recorded.inner
+        return recorded
 
     # The disk.
 
@@ -446,11 +458,15 @@ class SimSyncer(Host):
             self.bank.keep_push(push, job.header.fragment, bytes(blob), job.header.codec)
         except MalformedPayload as error:
             return PushRefused(error.reason, str(error))
+        if self._payloads is not None:
+            self._payloads.keep_push(job, blob)
         return PushFetched()
 
     def _merge(self, job: Merge) -> object:
         if self.disk.is_full:
             return Failed("disk full")
+        if self._payloads is not None:
+            self._payloads.keep_base(job.fragment, self.bank)
         try:
             outcome = self.bank.merge(job)
         except (CorruptState, KeyError) as error:

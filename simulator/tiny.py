@@ -25,6 +25,7 @@ from protocol.project import (
     Charter,
     DataSpec,
     Durability,
+    FragmentStrategy,
     Genesis,
     InnerSpec,
     LimitSpec,
@@ -86,6 +87,7 @@ def tiny_project(
     durability: Durability = "standby",
     moments: Literal["fresh", "peer"] = "fresh",
     tensors_of: tuple[int, int] = (TENSORS, TENSOR_ELEMENTS),
+    strategy: FragmentStrategy = "balanced",
 ) -> TinyProject:
     """A project whose only voter is `syncer`, or with these voters.
 
@@ -113,7 +115,7 @@ def tiny_project(
             digest=bytes(32),
         ),
         seed=seed,
-        strategy="balanced",
+        strategy=strategy,
         fragments=fragments,
     )
     genesis_bytes = encode(genesis)

@@ -88,11 +88,18 @@ class MergeBank:
             raise CorruptState(f"fragment {fragment} has no version yet")
         return version
 
-    def initialise(self, fragment: int, number: int, theta: F32, momentum: F32) -> StateDigests:
+    def initialise(
+        self,
+        fragment: int,
+        number: int,
+        theta: F32,
+        momentum: F32,
+        residual: F32 | None = None,
+    ) -> StateDigests:
         """Take this as the current version, and its digests."""
         manifests = state_manifests(theta, momentum)
         state = manifests.digests
-        self._put(fragment, Version(number, theta, momentum, None, state, None, manifests))
+        self._put(fragment, Version(number, theta, momentum, residual, state, None, manifests))
         return state
 
     def keep_push(
@@ -136,6 +143,7 @@ class MergeBank:
             codec=job.codec,
             learning_rate=outer.learning_rate,
             momentum_coefficient=outer.momentum,
+            nesterov=outer.nesterov,
         )
         name, state = digest(payload), manifests.digests
         self._candidates[job.fragment, job.version, name] = Version(

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -39,6 +40,8 @@ from node.host.seat import (
 )
 from node.host.shelf import Shelf
 from node.host.signed_project import OpenedProject, newest_of, read_signed
+from node.host.tape_file import TapeLabel
+from node.host.taping import begin_tape
 from node.host.transport import Transport
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
@@ -57,10 +60,11 @@ from syncer_node.bank import MergeBank
 from syncer_node.disk import Disk
 from syncer_node.jobs import Adopt, Forget, Keep, KeepCharter, NameBest, TellWatchers
 from syncer_node.raft.context import PeerVoter
+from syncer_node.recording import RecordedMachine, payload_tape
 from syncer_node.seat import Phase
 from syncer_node.setup import SyncerSetup
 from syncer_node.store import Store
-from syncer_node.syncer import RESTART_EXIT, SyncerMachine
+from syncer_node.syncer import RESTART_EXIT
 from syncer_node.voter_files import kept_addresses
 from syncer_node.work import Work
 
@@ -163,7 +167,7 @@ class SyncerDaemon:
         identity: Identity,
         transport: Transport,
     ) -> None:
-        genesis, charter = project.genesis, project.charter
+        genesis = project.genesis
         self.options = options
         self.project = project
         self.identity = identity
@@ -183,7 +187,36 @@ class SyncerDaemon:
         genesis, charter = project.genesis, project.charter
         self.bank = MergeBank(self.layout, charter, self.shelf)
         self.disk = Disk(self.store, self.bank, project, identity)
-        self.machine = SyncerMachine(
+        self.recorded = self._recorded_machine()
+        self.machine = self.recorded.inner
+        self.work = Work(
+            transport=transport,
+            store=self.store,
+            bank=self.bank,
+            disk=self.disk,
+            project=project.id,
+            kept_marks=lambda: set(self.machine.state.marks),
+            other_syncers=self._other_syncers,
+            payloads=payload_tape(self.tape, options.tape.mib_max, self.layout.parameters),
+        )
+        self.driver = Driver(
+            self.recorded, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
+        )
+        transport.serve_blobs(self._find_blob)
+
+    def _recorded_machine(self) -> RecordedMachine:
+        """The machine, as the disk has it, with a tape around it."""
+        options, identity, project = self.options, self.identity, self.project
+        genesis, charter = project.genesis, project.charter
+        rng_seed = os.urandom(8)
+        self.tape = begin_tape(
+            options.tape,
+            options.home,
+            TapeLabel(project.id, "syncer", identity.key, f"syncer {options.instance}"),
+            options.instance,
+            self.on_fact,
+        )
+        return RecordedMachine(
             SyncerSetup(
                 project=project.id,
                 genesis=genesis,
@@ -194,25 +227,15 @@ class SyncerDaemon:
                 signer=identity,
                 verify=verify_ed25519,
                 wall_offset_s=time.time() - time.monotonic(),
-                rng=random.Random(os.urandom(8)),
+                rng=random.Random(rng_seed),
                 nonce=int.from_bytes(os.urandom(7)),
-                addresses=tuple(transport.addresses())[: limits.ADDRESSES_MAX],
+                addresses=tuple(self.transport.addresses())[: limits.ADDRESSES_MAX],
             ),
             self.disk.recover(),
+            rng_seed,
+            self.tape,
+            software=f"shoal {version('shoal')}",
         )
-        self.work = Work(
-            transport=transport,
-            store=self.store,
-            bank=self.bank,
-            disk=self.disk,
-            project=project.id,
-            kept_marks=lambda: set(self.machine.state.marks),
-            other_syncers=self._other_syncers,
-        )
-        self.driver = Driver(
-            self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
-        )
-        transport.serve_blobs(self._find_blob)
 
     def _find_blob(self, peer: bytes, name: bytes) -> memoryview | None:
         """What is offered under this digest; other voters also get payloads from the disk."""
@@ -269,6 +292,7 @@ class SyncerDaemon:
             with tidying("the control socket"):
                 await control.close()
             self.work.close()
+            self.tape.close()
         log.info("%s", stop.reason)
         return stop.exit_code
 
@@ -450,14 +474,14 @@ class SyncerDaemon:
                 "No standby is here that has everything, so the seat stays. Start another syncer "
                 "of this project, or see `shoal status` for why it lags."
             )
-        self.driver.carry_out(machine.drain(time.monotonic()))
+        self.driver.carry_out(self.recorded.drain(time.monotonic()))
         return {"was_leading": machine.raft.is_leading, "standbys": [p.key.hex() for p in others]}
 
     def _take_charter(self, request: dict[str, Any]) -> dict[str, Any]:
         """Take a newer charter, signed by the owner, and see to its being adopted."""
         try:
             envelope = wire.decode(bytes.fromhex(str(request.get("envelope"))), Envelope)
-            self.driver.carry_out(self.machine.offer_charter(envelope, time.monotonic()))
+            self.driver.carry_out(self.recorded.offer_charter(envelope, time.monotonic()))
         except (RemoteError, ValueError) as error:
             raise UserError(f"The charter was not taken: {error}") from error
         return {"revision": self.machine.raft.context.newest_charter.revision}

@@ -11,7 +11,7 @@ from protocol.machine import Failed
 from protocol.membership import Membership, Session
 from protocol.messages import Decline, Outcome, Pull, PushHeader, Settled
 from protocol.numerics.codecs import payload_bytes
-from protocol.numerics.merge import token_weight
+from protocol.numerics.merge import push_weight
 from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.records import Body, Contribution, FragmentMerged
@@ -173,6 +173,7 @@ class Merging:
                 codec=job.codec,
                 learning_rate=job.outer.learning_rate,
                 momentum=job.outer.momentum,
+                nesterov=job.outer.nesterov,
                 state=result.state,
                 contributions=tuple(
                     Contribution(
@@ -317,7 +318,7 @@ class Merging:
         parts = []
         for peer, header in current.arrived:
             lag = current.version - 1 - header.base_version
-            weight = token_weight(header.tokens, header.steps) / (1 + lag)
+            weight = push_weight(self.spec.weights, header.tokens, header.steps) / (1 + lag)
             parts.append(MergePart(peer, header, weight))
         current.fire("close")
         current.closed_s = now_s

@@ -57,6 +57,7 @@ from syncer_node.raft.jobs import (
     ProofsKept,
     SaveBallot,
 )
+from syncer_node.recording import PayloadTape
 from syncer_node.store import F32, Checkpoint, Store
 
 log = logging.getLogger("shoal.syncer")
@@ -79,6 +80,7 @@ class Work:
         project: bytes,
         kept_marks: Callable[[], set[int]],
         other_syncers: Callable[[], list[bytes]],
+        payloads: PayloadTape | None = None,
     ) -> None:
         self.transport = transport
         self.store = store
@@ -87,6 +89,7 @@ class Work:
         self.project = project
         self.kept_marks = kept_marks
         self.other_syncers = other_syncers
+        self.payloads = payloads
         self.merge_pool = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
         self.merge_pool.submit(warm_up)
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
@@ -173,10 +176,14 @@ class Work:
             await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
         except MalformedPayload as error:
             return PushRefused(error.reason, str(error))
+        if self.payloads is not None:
+            self.payloads.keep_push(job, payload)
         return PushFetched()
 
     async def _merge(self, job: Merge) -> JobResult:
         started_s = time.monotonic()
+        if self.payloads is not None:
+            self.payloads.keep_base(job.fragment, self.bank)
         try:
             outcome = await asyncio.get_running_loop().run_in_executor(
                 self.merge_pool, self.bank.merge, job

@@ -52,10 +52,12 @@ def merge(pushes, weights, spans, clip_to_median):
     return merged
 
 
-def outer_step(theta, momentum, g, learning_rate, momentum_coefficient):
-    """Nesterov SGD in float64: the ideal that the float32 step approximates."""
+def outer_step(theta, momentum, g, learning_rate, momentum_coefficient, nesterov=True):
+    """SGD with momentum in float64: the ideal that the float32 step approximates."""
     theta, momentum, g = (np.asarray(a, dtype=np.float64) for a in (theta, momentum, g))
     momentum = momentum_coefficient * momentum + g
+    if not nesterov:
+        return theta - learning_rate * momentum, momentum
     return theta - learning_rate * (g + momentum_coefficient * momentum), momentum
 
 
@@ -69,13 +71,13 @@ def rounded(value):
     return single if abs(single) >= 2.0**-126 else 0.0
 
 
-def outer_step_exact(theta, momentum, g, learning_rate, momentum_coefficient):
+def outer_step_exact(theta, momentum, g, learning_rate, momentum_coefficient, nesterov=True):
     """The outer step element by element in Python floats, rounded after each operation."""
     eta, mu = float(np.float32(learning_rate)), float(np.float32(momentum_coefficient))
     thetas, buffers = [], []
     for t, b, d in zip(theta.tolist(), momentum.tolist(), g.tolist(), strict=True):
         buffer = rounded(rounded(mu * b) + d)
-        ahead = rounded(d + rounded(mu * buffer))
+        ahead = rounded(d + rounded(mu * buffer)) if nesterov else buffer
         thetas.append(rounded(t - rounded(eta * ahead)))
         buffers.append(buffer)
     return np.array(thetas, dtype=np.float32), np.array(buffers, dtype=np.float32)

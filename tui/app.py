@@ -24,11 +24,11 @@ from tui.frames import Frame, label_of
 from tui.history import History, sample
 from tui.look import THEME, THEMES, AsciiFilter, Paint, paint_of
 from tui.messages import Entered, FrameCame, ViewWanted
+from tui.recording_keys import RECORDING_ACTIONS, RECORDING_BINDINGS, RecordingApp
 from tui.scene import Scene
 from tui.screens import help as help_page
 from tui.screens.dialogs import Confirm, Page, PauseMenu
 from tui.sources import Source
-from tui.tape_keys import TAPE_ACTIONS, TAPE_BINDINGS, TapeApp
 from tui.widgets import contribution, fragments, overview, peers, syncer, this_node
 from tui.widgets import events as event_view
 from tui.widgets.banner import Banner
@@ -44,11 +44,11 @@ PAGE_WIDTH = 72
 TABLES = ("peers", "events", "contribution")
 """Views that can be filtered."""
 
-_OWN_KEYS = {"focus_next_daemon", *TAPE_ACTIONS}
+_OWN_KEYS = {"focus_next_daemon", *RECORDING_ACTIONS}
 """Actions whose keys come before those of the widget in focus."""
 
 
-class ShoalApp(TapeApp):
+class ShoalApp(RecordingApp):
     """The screen. Its result is an exit code."""
 
     CSS_PATH = "app.tcss"
@@ -102,7 +102,7 @@ class ShoalApp(TapeApp):
         return [*super().get_line_filters(), *own]
 
     def compose(self) -> ComposeResult:
-        """Banner, views, place on the tape, prompt, keys."""
+        """Banner, views, place on the recording, prompt, keys."""
         yield Banner()
         yield ViewBar()
         with ContentSwitcher(initial="overview", id="body"):
@@ -306,11 +306,11 @@ class ShoalApp(TapeApp):
         """All keys."""
         groups: list[help_page.Group] = [("Everywhere", self.BINDINGS)]
         if self.source.playback is not None:
-            groups.append(("Recording", TAPE_BINDINGS))
+            groups.append(("Recording", RECORDING_BINDINGS))
         groups += [("Tables", Roster.BINDINGS), ("Pages", Sheet.BINDINGS)]
-        has_tape = self.source.playback is not None
+        has_recording = self.source.playback is not None
         self.push_screen(
-            Page("Keys", lambda: help_page.page(groups, self.paint, has_tape=has_tape))
+            Page("Keys", lambda: help_page.page(groups, self.paint, has_recording=has_recording))
         )
 
     def action_leave(self) -> None:

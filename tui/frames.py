@@ -1,6 +1,6 @@
 """What the screens draw: one frame is all that was known about the daemons at one moment.
 
-Frames are plain values, so that a live swarm, a tape and a test look the same to every widget.
+Frames are plain values, so that a live swarm, a recording and a test look the same to every widget.
 """
 
 from __future__ import annotations

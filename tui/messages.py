@@ -22,7 +22,7 @@ class ViewWanted(Message):
 
 
 class Sought(Message):
-    """A place of the tape was asked for, with the mouse."""
+    """A place of the recording was asked for, with the mouse."""
 
     def __init__(self, share: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Plays a tape: at its own pace or faster, step by step, from fault to fault."""
+"""Plays a recording: at its own pace or faster, step by step, from fault to fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 from protocol.errors import UserError
 from tui.frames import Attached, Frame
 from tui.history import SAMPLES_MAX, History, Sample, sample
-from tui.tape import Tape
+from tui.recording import Recording
 
 SPEEDS = (1, 2, 5, 20, 100)
 REFRESH_S = 0.1
@@ -29,7 +29,7 @@ HISTORY_BYTES_MAX = 48 << 20
 """So much of the recording is read, at most, to tell what led to a frame that was jumped to."""
 
 SCAN_FIRST_S = 0.1
-"""A tape of minutes is searched for faults at once, a longer one while it is watched."""
+"""A recording of minutes is searched for faults at once, a longer one while it is watched."""
 
 KEPT_MAX = 3 * SAMPLES_MAX
 SCAN_BATCH = 64
@@ -54,19 +54,19 @@ class Glance(Struct, kw_only=True):
 class FaultScan:
     """Finds the frames that bring a fault, or with which a daemon falls silent, in order."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, recording: Recording) -> None:
         self.faults: list[int] = []
         """Numbers of frames; grows while the search goes on."""
         self.is_done = False
         self.trouble = ""
         """Why it ended early."""
-        self._tape = tape
+        self._recording = recording
         self._next = 0
         self._silent: frozenset[str] = frozenset()
 
     def go_on(self, frames: int) -> None:
         """Looks at so many frames more."""
-        end = min(self._next + frames, len(self._tape))
+        end = min(self._next + frames, len(self._recording))
         try:
             for number in range(self._next, end):
                 self._look(number)
@@ -74,10 +74,10 @@ class FaultScan:
             self.trouble = str(error)
             self.is_done = True
         self._next = end
-        self.is_done = self.is_done or end == len(self._tape)
+        self.is_done = self.is_done or end == len(self._recording)
 
     def _look(self, number: int) -> None:
-        glance = self._tape.decode(number, Glance)
+        glance = self._recording.decode(number, Glance)
         silent = frozenset(
             one.label for one in glance.daemons if one.silent_s(glance.at_s) is not None
         )
@@ -89,8 +89,8 @@ class FaultScan:
 class Reel:
     """The memorable part of each frame, decoded when asked for; those nearby are kept."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._kept: dict[int, Sample] = {}
 
     def history(self, position: int) -> History:
@@ -99,7 +99,7 @@ class Reel:
         read_bytes = 0
         for number in range(position, max(position - SAMPLES_MAX, -1), -1):
             if number not in self._kept:
-                read_bytes += self._tape.places[number].size
+                read_bytes += self._recording.places[number].size
                 if read_bytes > HISTORY_BYTES_MAX and samples:
                     break
             try:
@@ -114,19 +114,19 @@ class Reel:
     def _sample(self, number: int) -> Sample:
         kept = self._kept.get(number)
         if kept is None:
-            kept = self._kept[number] = sample(self._tape.frame(number))
+            kept = self._kept[number] = sample(self._recording.frame(number))
         return kept
 
 
 class Playback:
-    """The controls of one tape, and where it stands."""
+    """The controls of one recording, and where it stands."""
 
-    def __init__(self, tape: Tape) -> None:
-        """tape: of at least one frame."""
-        self._places = tape.places
-        self._reel = Reel(tape)
+    def __init__(self, recording: Recording) -> None:
+        """recording: of at least one frame."""
+        self._places = recording.places
+        self._reel = Reel(recording)
         self._due = 0
-        self.scan = FaultScan(tape)
+        self.scan = FaultScan(recording)
         self.position = 0
         self.speed = SPEEDS[0]
         self.is_playing = True
@@ -212,15 +212,15 @@ class Playback:
             self.is_playing = False
 
 
-class TapeSource:
-    """The frames of a tape, as its playback shows them."""
+class PlaybackSource:
+    """The frames of a recording, as its playback shows them."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError if this is no readable tape, or one without frames."""
-        self._tape = Tape(path)
-        if not len(self._tape):
-            raise UserError(f"The tape {path} holds no frame yet.")
-        self._playback = Playback(self._tape)
+        """Raises UserError if this is no readable recording, or one without frames."""
+        self._recording = Recording(path)
+        if not len(self._recording):
+            raise UserError(f"The recording {path} holds no frame yet.")
+        self._playback = Playback(self._recording)
         ends_s = time.monotonic() + SCAN_FIRST_S
         while not self._playback.scan.is_done and time.monotonic() < ends_s:
             self._playback.scan.go_on(SCAN_BATCH)
@@ -232,7 +232,7 @@ class TapeSource:
 
     async def frames(self) -> AsyncIterator[Frame]:
         """A frame whenever the position changes, and one for each touch of the controls."""
-        searching = asyncio.create_task(self._search(), name="faults of the tape")
+        searching = asyncio.create_task(self._search(), name="faults of the recording")
         try:
             async for frame in self._frames():
                 yield frame
@@ -254,7 +254,7 @@ class TapeSource:
             playback = self._playback
             position = playback.position
             try:
-                frame = self._tape.frame(position)
+                frame = self._recording.frame(position)
             except UserError as error:
                 if frame is None:
                     raise

@@ -35,7 +35,7 @@ class Scene:
     """Label of the daemon the viewer looks at; empty for the first."""
     paint: Paint = field(default_factory=Paint)
     is_recording: bool = False
-    """It is played from a tape: not now."""
+    """It is played from a recording: not now."""
 
     @property
     def now_s(self) -> float:

@@ -19,9 +19,9 @@ from protocol.errors import ShoalError, UserError
 from protocol.snapshot import DaemonStatus, EventRow
 from tui import words
 from tui.frames import Attached, Frame, Told
-from tui.playback import Playback, TapeSource
+from tui.playback import Playback, PlaybackSource
 
-__all__ = ["DaemonEndpoint", "Endpoint", "Frame", "LiveSource", "Source", "TapeSource"]
+__all__ = ["DaemonEndpoint", "Endpoint", "Frame", "LiveSource", "PlaybackSource", "Source"]
 
 PERIOD_S = 0.5
 STATUS_TIMEOUT_S = 2.0

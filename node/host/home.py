@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from protocol.errors import UserError
 
@@ -18,6 +18,9 @@ DaemonRole = Literal["syncer", "witness", "learner"]
 VoterRole = Literal["syncer", "witness"]
 
 HOME_VARIABLE = "SHOAL_HOME"
+TAPES: Final = "tapes"
+"""Directory of all tapes in a home."""
+
 DEFAULT_INSTANCE = "default"
 
 _INSTANCE = re.compile(r"[a-z0-9-]{1,32}")
@@ -85,6 +88,15 @@ class Home:
         """Directories of all voters of this project that have worked here. Makes no directory."""
         place = self.root / "projects" / project_id.hex()
         return sorted([*place.glob("syncer-*"), *place.glob("witness-*")])
+
+    def tape(self, project_id: bytes, role: str, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Directory of a daemon's tape. Makes only what is above it."""
+        name = f"{role}-{checked_instance(instance)}"
+        return self._directory(TAPES, project_id.hex()) / name
+
+    def demo_tape(self) -> Path:
+        """Directory of what the newest demo recorded. Makes only what is above it."""
+        return self._directory("demo") / "newest"
 
     def data_cache(self) -> Path:
         """Directory of tokenised text, shared by all daemons of this home."""

@@ -83,7 +83,7 @@ def set_up(path: Path, *, is_json: bool) -> None:
 
 def tell(fact: Fact) -> None:
     """Log a fact at the level it deserves."""
-    if isinstance(fact, trace.PeerMisbehaved):
+    if isinstance(fact, trace.PeerMisbehaved | trace.TapeStopped):
         level = logging.WARNING
     else:
         level = logging.INFO if isinstance(fact, LOUD) else logging.DEBUG

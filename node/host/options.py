@@ -19,6 +19,26 @@ DONATE_MBPS = 50.0
 even two cores that both train lose at most 2 %. Many uplinks are slower than this anyway."""
 
 
+TAPE_MIB_MAX = 1024
+"""Room for a tape: half for events, half for the newest pushes."""
+
+LEARNER_TAPE_MIB_MAX = 64
+"""It holds no tensors: months of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapeOptions:
+    """Whether and where a daemon records what it is told and decides."""
+
+    folder: Path | None = None
+    """None: in the home."""
+    mib_max: int = TAPE_MIB_MAX
+    is_on: bool = True
+
+
+TAPE_ON = TapeOptions()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncerOptions:
     """How to run a syncer."""
@@ -38,6 +58,7 @@ class SyncerOptions:
     """Hosts known from before, which need not answer."""
     exit_when_done: bool = False
     log_json: bool = False
+    tape: TapeOptions = TAPE_ON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +110,4 @@ class NodeOptions:
     data: str | None = None
     """Where the project's text lies here; None: where the project says, if that is allowed."""
     log_json: bool = False
+    tape: TapeOptions = TAPE_ON

@@ -111,13 +111,14 @@ class DropSlot(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Assign(Struct, frozen=True, array_like=True, tag=True):
-    """theta_p becomes the slot's values. Answered by `Done`."""
+    """theta_p becomes the slot's values, but for the share it keeps. Answered by `Done`."""
 
     job: Count
     fragment: Count
     slot: SlotId
     numel: Count
     checksum: Checksum = None
+    kept_frac: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
 
 
 class Add(Struct, frozen=True, array_like=True, tag=True):
@@ -285,6 +286,7 @@ class Stepped(Struct, frozen=True, array_like=True, tag=True):
     sequence: Count
     """Sequences of that block that are read; equal to the block's size when it is finished."""
     learning_rate: float
+    progress: float = 0.0
 
 
 class Done(Struct, frozen=True, array_like=True, tag=True):

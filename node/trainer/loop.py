@@ -1,4 +1,4 @@
-"""The inner loop: local steps of AdamW on leased blocks, and held-out loss of another model.
+"""The inner loop: local steps on leased blocks, and held-out loss of another model.
 
 Every local step reads exactly `batch_sequences` sequences, in the order of the leased positions,
 whatever the micro-batch: gradients of micro-batches add up to that of the whole batch. Weights and
@@ -33,6 +33,7 @@ from torch.nn import functional
 
 from node.trainer.model import Floats, FragmentView
 from node.trainer.moments import MomentsView
+from node.trainer.optimizers import make_optimizer
 from protocol.errors import InternalError
 from protocol.fragments import Layout
 from protocol.project import InnerSpec
@@ -152,7 +153,7 @@ class InnerLoop:
         self.is_seasoned = False
         """The moments are another learner's: no ramp for fresh ones."""
         self._loss_sum = loss_sum or cross_entropy_sum
-        self._optimizer = _optimizer(self.model, inner)
+        self._optimizer = make_optimizer(self.model, inner)
 
     def moments(self, layout: Layout) -> MomentsView:
         """The optimizer's state as fragments."""
@@ -258,19 +259,3 @@ def seed_random_stream(seed: int, salt: int) -> None:
     material = seed.to_bytes(8, "little") + salt.to_bytes(8, "little")
     drawn = blake3(material, derive_key_context="shoal 1 trainer random stream").digest(8)
     torch.manual_seed(int.from_bytes(drawn, "little") >> 1)
-
-
-def _optimizer(model: nn.Module, inner: InnerSpec) -> torch.optim.Optimizer:
-    """AdamW; norms and biases, the one-dimensional tensors, do not decay."""
-    trained = [one for one in model.parameters() if one.requires_grad]
-    groups = [
-        {"params": [one for one in trained if one.dim() > 1], "weight_decay": inner.weight_decay},
-        {"params": [one for one in trained if one.dim() <= 1], "weight_decay": 0.0},
-    ]
-    kinds = {one.device.type for one in trained}
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=inner.learning_rate,
-        betas=(inner.beta1, inner.beta2),
-        fused=kinds <= {"cpu", "cuda"},
-    )

@@ -22,9 +22,20 @@ from node.trainer.failures import is_out_of_memory
 from protocol import limits
 from protocol.errors import InternalError, UserError
 from protocol.fragments import Layout, build_layout
-from protocol.project import ConfigValue, DataSpec, Genesis, ModelSpec, TensorSpec
+from protocol.project import (
+    ConfigValue,
+    DataSpec,
+    Genesis,
+    MergeRule,
+    MergeRules,
+    ModelSpec,
+    TensorSpec,
+)
 
 Floats = NDArray[np.float32]
+
+PAPER_RULES: Final = MergeRules()
+"""As published: embeddings by mean, all else radially."""
 
 LAYERS_MAX: Final = 1024
 """Even without weights a model is built layer by layer; more is a mistake or an attack."""
@@ -106,7 +117,7 @@ def build_model(spec: ModelSpec, *, seed: int) -> transformers.PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _construct(spec)
-    if spec.tensors and tensor_specs(model) != spec.tensors:
+    if spec.tensors and _shapes(tensor_specs(model)) != _shapes(spec.tensors):
         raise UserError(
             "The tensor table of the project is not the one that this version of transformers"
             f" ({transformers.__version__}) builds for {spec.architecture}. Install the version"
@@ -115,11 +126,13 @@ def build_model(spec: ModelSpec, *, seed: int) -> transformers.PreTrainedModel:
     return model
 
 
-def describe_model(architecture: str, config: Mapping[str, ConfigValue]) -> ModelSpec:
+def describe_model(
+    architecture: str, config: Mapping[str, ConfigValue], rules: MergeRules = PAPER_RULES
+) -> ModelSpec:
     """The model's tensor table, without allocating its weights. UserError as in `build_model`."""
     bare = ModelSpec(architecture, dict(config), ())
     with torch.device("meta"):
-        tensors = tensor_specs(_construct(bare))
+        tensors = tensor_specs(_construct(bare), rules)
     return ModelSpec(architecture, dict(config), tensors)
 
 
@@ -140,20 +153,40 @@ def check_fits(model: ModelSpec, data: DataSpec, vocabulary_size: int) -> None:
         )
 
 
-def tensor_specs(model: transformers.PreTrainedModel) -> tuple[TensorSpec, ...]:
+def tensor_specs(
+    model: transformers.PreTrainedModel, rules: MergeRules = PAPER_RULES
+) -> tuple[TensorSpec, ...]:
     """Every trainable tensor once, tied ones under their first name, in the model's own order.
 
-    Tables that map tokens or positions to vectors, or vectors to tokens, are merged by mean.
+    Embeddings are the tables that map tokens or positions to vectors, or vectors to tokens.
     """
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    output = model.get_output_embeddings()
-    if output is not None:
-        tables.add(id(output.weight))
+    tables = embedding_ids(model)
     return tuple(
-        TensorSpec(name, tuple(tensor.shape), "mean" if id(tensor) in tables else "rda")
+        TensorSpec(name, tuple(tensor.shape), _rule(tensor, id(tensor) in tables, rules))
         for name, tensor in model.named_parameters()
         if tensor.requires_grad
     )
+
+
+def embedding_ids(model: nn.Module) -> set[int]:
+    """`id` of every table that maps tokens or positions to vectors, or vectors to tokens."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    if isinstance(model, transformers.PreTrainedModel):
+        output = model.get_output_embeddings()
+        if output is not None:
+            tables.add(id(output.weight))
+    return tables
+
+
+def _rule(tensor: Tensor, is_embedding: bool, rules: MergeRules) -> MergeRule:
+    if is_embedding:
+        return rules.embeddings
+    return rules.matrices if tensor.dim() > 1 else rules.vectors
+
+
+def _shapes(tensors: tuple[TensorSpec, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """What the model decides; how its tensors are merged is for the project to say."""
+    return [(tensor.name, tensor.shape) for tensor in tensors]
 
 
 def layout_of(genesis: Genesis) -> Layout:
@@ -200,6 +233,20 @@ class FragmentView:
         self._check(fragment, values)
         for span in self.layout.fragments[fragment].spans:
             self._flat[span.name].copy_(_tensor(values[span.offset : span.offset + span.numel]))
+
+    def blend(self, fragment: int, values: Floats, kept_frac: float) -> None:
+        """A fragment becomes kept_frac * itself + (1 - kept_frac) * `values`, in f32.
+
+        kept_frac: [0, 1); with 0 the values are taken as they are. Padding is ignored.
+        """
+        self._check(fragment, values)
+        for span in self.layout.fragments[fragment].spans:
+            flat = self._flat[span.name]
+            piece = _tensor(values[span.offset : span.offset + span.numel]).to(flat.device)
+            if kept_frac:
+                flat.mul_(kept_frac).add_(piece, alpha=1.0 - kept_frac)
+            else:
+                flat.copy_(piece)
 
     def add(self, fragment: int, values: Floats) -> None:
         """Adds `values`, f32 [numel], to a fragment; padding is ignored."""

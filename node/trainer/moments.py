@@ -8,14 +8,19 @@ from torch import Tensor, nn
 
 from node.moments import moments_numel
 from node.trainer.model import Floats
+from node.trainer.optimizers import InnerOptimizer, MuonAndAdamW
 from protocol.errors import InternalError
 from protocol.fragments import Fragment, Layout
 
 
 class MomentsView:
-    """AdamW's state in the layout of `node.moments`; nothing is kept here."""
+    """The optimizer's state in the layout of `node.moments`; nothing is kept here.
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
+    A tensor that Muon moves has a momentum in place of the first moment, zeros in place of the
+    second, and counts 1 once it has moved.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: InnerOptimizer, layout: Layout) -> None:
         self.layout = layout
         self._optimizer = optimizer
         self._tensors = dict(model.named_parameters())
@@ -25,15 +30,17 @@ class MomentsView:
         cut = self._check(fragment, out)
         n = cut.numel
         out[:] = 0.0
+        kept = self._optimizer.state
         for number, span in enumerate(cut.spans):
-            state = self._optimizer.state.get(self._tensors[span.name])
+            state = kept.get(self._tensors[span.name])
             if not state:
                 continue
             end = span.offset + span.numel
-            for key, base in (("exp_avg", 0), ("exp_avg_sq", n)):
-                target = torch.from_numpy(out[base + span.offset : base + end])
-                target.copy_(state[key].detach().reshape(-1))
-            out[2 * n + number] = float(state["step"])
+            for key, base in (("momentum_buffer", 0), ("exp_avg", 0), ("exp_avg_sq", n)):
+                if key in state:
+                    target = torch.from_numpy(out[base + span.offset : base + end])
+                    target.copy_(state[key].detach().reshape(-1))
+            out[2 * n + number] = float(state.get("step", 1.0))
 
     def write(self, fragment: int, values: Floats) -> None:
         """Replaces a fragment's moments and step counters; padding is ignored."""
@@ -45,11 +52,18 @@ class MomentsView:
                 _like(tensor, values[base + span.offset : base + span.offset + span.numel])
                 for base in (0, n)
             )
+            if isinstance(self._optimizer, MuonAndAdamW):
+                home = self._optimizer.home_of(tensor)
+                if self._optimizer.has_in_muon(tensor):
+                    home[tensor] = {"momentum_buffer": first} if values[2 * n + number] else {}
+                    continue
+            else:
+                home = self._optimizer.state
             # The fused kernel wants its counter where the tensor is.
             steps = torch.tensor(
                 float(values[2 * n + number]), dtype=torch.float32, device=tensor.device
             )
-            self._optimizer.state[tensor] = {"step": steps, "exp_avg": first, "exp_avg_sq": second}
+            home[tensor] = {"step": steps, "exp_avg": first, "exp_avg_sq": second}
 
     def _check(self, fragment: int, values: Floats) -> Fragment:
         if not 0 <= fragment < len(self.layout.fragments):

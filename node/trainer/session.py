@@ -59,13 +59,14 @@ class Workshop:
             self.layout = model.layout_of(genesis)
             self._positions = int(network.config.max_position_embeddings)
         loop.seed_random_stream(genesis.seed, configure.seed_salt)
-        self.loop: InnerLoop = loop.InnerLoop(
-            network,
-            loop.BlockReader(self.corpus, block_sequences=genesis.data.block_sequences),
-            inner,
-            accelerator=accelerator,
-            micro_batch=configure.micro_batch,
-        )
+        with failing_as("model"):
+            self.loop: InnerLoop = loop.InnerLoop(
+                network,
+                loop.BlockReader(self.corpus, block_sequences=genesis.data.block_sequences),
+                inner,
+                accelerator=accelerator,
+                micro_batch=configure.micro_batch,
+            )
         # After the move to the device: the view holds the tensors that are trained.
         self.view: FragmentView = model.FragmentView(network, self.layout)
         self.moments: MomentsView = self.loop.moments(self.layout)
@@ -218,6 +219,7 @@ class Session:
                 position=loop.reader.position,
                 sequence=loop.reader.sequence,
                 learning_rate=done.learning_rate,
+                progress=loop.progress,
             )
         )
 
@@ -248,7 +250,7 @@ class Session:
     def _assign(self, command: link.Assign) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
-        self._shop.view.write(command.fragment, slot.values)
+        self._shop.view.blend(command.fragment, slot.values, command.kept_frac)
         self._assigned.add(command.fragment)
         self._done(command.job, started)
 

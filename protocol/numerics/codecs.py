@@ -1,13 +1,14 @@
-"""Float32 arrays to wire payloads and back: f32, bf16, int8 and int4.
+"""Float32 arrays to wire payloads and back: f32, bf16, int8, int4, int2 and int1.
 
 Decoding is part of the replicated state: every holder of the same payload gets the same bits, on
-any CPU. int8 and int4 have one bf16 scale for each block of 128 elements, so that code times scale
-has at most 16 significant bits and is exact in float32; scales are 0 or lie in [2^-100, 2^100], so
-that no product is subnormal or overflows. Decoded arrays hold no subnormal and no negative zero.
+any CPU. The intN have one bf16 scale for each block of 128 elements, so that code times scale has
+at most 16 significant bits and is exact in float32; scales are 0 or lie in [2^-100, 2^100], so that
+no product is subnormal or overflows. Decoded arrays hold no subnormal and no negative zero.
 
-Layout of int8 and int4, little endian: all codes, then all scales. An int4 byte of a block holds
+Layout of the intN, little endian: all codes, then all scales. An int4 byte of a block holds
 element i in its low and element i + 64 in its high nibble, each as code + 8. The int4 scale is
-minus an eighth of the element of largest magnitude, sign included: all 16 codes are used.
+minus an eighth of the element of largest magnitude, sign included: all 16 codes are used. int2 and
+int1 are described in `protocol.numerics.coarse`.
 
 Everything works in chunks; nothing but input and output grows with the array. The loops of int8 and
 int4 are compiled where numba is installed (`protocol.numerics.kernels`); the NumPy code here is
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import InternalError, MalformedPayload, ShoalError
 from protocol.fragments import BLOCK
-from protocol.numerics import kernels
+from protocol.numerics import coarse, kernels
 from protocol.numerics.kernels import SCALE_MAX, SCALE_MIN
 from protocol.project import CodecName
 
@@ -37,8 +39,22 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 CHUNK = 1 << 17
 """Elements handled at a time: their temporaries fit a second-level cache. A multiple of BLOCK."""
 
-CODE_BITS: dict[CodecName, int] = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
-SCALE_BYTES: dict[CodecName, int] = {"f32": 0, "bf16": 0, "int8": 2, "int4": 2}
+CODE_BITS: dict[CodecName, int] = {
+    "f32": 32,
+    "bf16": 16,
+    "int8": 8,
+    "int4": 4,
+    "int2": 2,
+    "int1": 1,
+}
+SCALE_BYTES: dict[CodecName, int] = {
+    "f32": 0,
+    "bf16": 0,
+    "int8": 2,
+    "int4": 2,
+    "int2": 2,
+    "int1": 2,
+}
 """For each block."""
 
 _EXPONENT = np.uint32(0x7F80_0000)
@@ -148,7 +164,7 @@ def check(codec: CodecName, payload: Payload, numel: int) -> None:
     Raises: MalformedPayload as `decode`.
     """
     view = _checked_view(codec, payload, numel)
-    if SCALE_BYTES[codec]:
+    if codec in ("int8", "int4"):  # Any code of theirs is good.
         _scales(codec, view, numel, 0, numel)
         return
     for start in range(0, numel, CHUNK):
@@ -239,7 +255,7 @@ def _scale_of(wanted: F32) -> tuple[F32, bytes]:
     bits = _to_bf16(wanted)
     magnitude = bits & np.uint16(0x7FFF)
     if (magnitude > SCALE_MAX).any():
-        raise NonFinite("a value is too large for an int4 or int8 scale")
+        raise NonFinite("a value is too large for the scale of a block")
     bits *= magnitude >= SCALE_MIN
     divisors = _from_bf16(bits)
     divisors[bits == 0] = 1
@@ -281,6 +297,19 @@ def _encode_int4(values: F32) -> tuple[bytes, bytes]:
     quotients += _INT4_OFFSET
     codes = quotients.astype(np.uint8)
     return (codes[:, : BLOCK // 2] | (codes[:, BLOCK // 2 :] << np.uint8(4))).tobytes(), scales
+
+
+def _encode_coarse(values: F32, bits: coarse.Bits) -> tuple[bytes, bytes]:
+    _require_finite(values)
+    codes, wanted = coarse.quantise(values.reshape(-1, BLOCK), bits)
+    _, scales = _scale_of(wanted)
+    codes[np.frombuffer(scales, "<u2") == 0] = 0
+    return coarse.pack(codes, bits), scales
+
+
+def _decode_coarse(codes: U8, scales: F32, out: F32, bits: coarse.Bits) -> None:
+    coarse.restore(coarse.unpack(codes, bits), scales, bits, out.reshape(-1, BLOCK))
+    out += np.float32(0)
 
 
 def _decode_f32(codes: U8, _scales: F32, out: F32) -> None:
@@ -341,12 +370,16 @@ TWIN_ENCODERS: dict[CodecName, Callable[[F32], tuple[Payload, bytes]]] = {
     "bf16": _encode_bf16,
     "int8": _encode_int8,
     "int4": _encode_int4,
+    "int2": partial(_encode_coarse, bits=2),
+    "int1": partial(_encode_coarse, bits=1),
 }
 TWIN_DECODERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {
     "f32": _decode_f32,
     "bf16": _decode_bf16,
     "int8": _decode_int8,
     "int4": _decode_int4,
+    "int2": partial(_decode_coarse, bits=2),
+    "int1": partial(_decode_coarse, bits=1),
 }
 
 _ENCODERS, _DECODERS = dict(TWIN_ENCODERS), dict(TWIN_DECODERS)

@@ -248,18 +248,19 @@ def outer(
     g: F32,
     eta: np.float32,
     mu: np.float32,
+    nesterov: bool,
     theta_next: F32,
     momentum_next: F32,
 ) -> bool:
-    """Nesterov's step on one chunk, all float32; whether every result is finite.
+    """One outer step on one chunk, all float32; whether every result is finite.
 
     Each product and each sum is rounded, and flushed if it is subnormal.
     """
     for i in range(theta.size):
         buffer = _flushed(_flushed(momentum[i] * mu) + g[i])
-        moved = _flushed(_flushed(_flushed(buffer * mu) + g[i]) * eta)
+        ahead = _flushed(_flushed(buffer * mu) + g[i]) if nesterov else buffer
         momentum_next[i] = buffer
-        theta_next[i] = _flushed(theta[i] - moved)
+        theta_next[i] = _flushed(theta[i] - _flushed(ahead * eta))
     return _is_finite(theta_next) and _is_finite(momentum_next)
 
 

@@ -44,7 +44,7 @@ from protocol.numerics.codecs import (
     planes,
     require_flat,
 )
-from protocol.project import CodecName
+from protocol.project import CodecName, WeightRule
 
 CLIP_PUSHES_MIN = 3
 """Fewer pushes have no majority whose median could say which one is the outlier."""
@@ -64,7 +64,7 @@ class Contribution:
     payload: Payload
     codec: CodecName
     weight: float
-    """Finite, not negative; see `token_weight`."""
+    """Finite, not negative; see `push_weight`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +109,18 @@ def token_weight(tokens: int, steps: int) -> float:
     if tokens <= 0 or steps <= 0:
         return 0.0
     return tokens * tokens / steps
+
+
+def push_weight(rule: WeightRule, tokens: int, steps: int) -> float:
+    """How much a push of so many tokens in so many steps counts; 0 without tokens or steps.
+
+    `quality`: `token_weight`; `tokens`: its tokens, as FedAvg (arXiv 1602.05629) weighs its
+    clients; `equal`: 1, as DiLoCo (arXiv 2311.08105) averages its workers.
+    """
+    quality = token_weight(tokens, steps)
+    if not quality or rule == "quality":
+        return quality
+    return float(tokens) if rule == "tokens" else 1.0
 
 
 def merge_fragment(

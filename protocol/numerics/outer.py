@@ -1,9 +1,10 @@
 """The outer step that every replica repeats, and quantisation with error feedback.
 
-The outer step is Nesterov SGD on the decoded merged displacement. Whoever holds the same weights,
-momentum and payload computes the same next state bit for bit: each product and each sum is rounded
-to float32 on its own (a fused multiply-add would round once for two), and each result that is
-subnormal becomes +0, so a CPU that flushes subnormals agrees with one that does not.
+The outer step is SGD with Nesterov or plain momentum on the decoded merged displacement. Whoever
+holds the same weights, momentum and payload computes the same next state bit for bit: each product
+and each sum is rounded to float32 on its own (a fused multiply-add would round once for two), and
+each result that is subnormal becomes +0, so a CPU that flushes subnormals agrees with one that does
+not.
 
 Source: Decoupled DiLoCo, arXiv 2604.21428; the rounding rules are ours.
 """
@@ -28,12 +29,19 @@ from protocol.project import CodecName
 
 
 def outer_step(
-    theta: F32, momentum: F32, g: F32, *, learning_rate: float, momentum_coefficient: float
+    theta: F32,
+    momentum: F32,
+    g: F32,
+    *,
+    learning_rate: float,
+    momentum_coefficient: float,
+    nesterov: bool = True,
 ) -> tuple[F32, F32]:
     """The next weights and the next momentum, as new arrays.
 
     `g` is a displacement "old minus new": moving along it goes back. B' = mu B + g, then
-    theta' = theta - eta (g + mu B'), with mu and eta rounded to float32.
+    theta' = theta - eta (g + mu B'), with mu and eta rounded to float32; without `nesterov`
+    theta' = theta - eta B'. Both are torch's SGD without dampening.
     All arrays are flat float32 of one length, a whole number of blocks.
     Raises: NonFinite if a result overflows or an input was not finite; InternalError for another
     shape or type.
@@ -47,18 +55,22 @@ def outer_step(
             here = slice(start, start + CHUNK)
             buffer, moved = momentum_next[here], theta_next[here]
             if kernels.IS_COMPILED:
-                if not kernels.outer(theta[here], momentum[here], g[here], eta, mu, moved, buffer):
+                values = theta[here], momentum[here], g[here]
+                if not kernels.outer(*values, eta, mu, nesterov, moved, buffer):
                     raise NonFinite("the outer step left the range of float32")
                 continue
             np.multiply(momentum[here], mu, out=buffer)
             flush(buffer)
             buffer += g[here]
             flush(buffer)
-            np.multiply(buffer, mu, out=moved)
-            flush(moved)
-            moved += g[here]
-            flush(moved)
-            moved *= eta
+            if nesterov:
+                np.multiply(buffer, mu, out=moved)
+                flush(moved)
+                moved += g[here]
+                flush(moved)
+                moved *= eta
+            else:
+                np.multiply(buffer, eta, out=moved)
             flush(moved)
             np.subtract(theta[here], moved, out=moved)
             flush(moved)

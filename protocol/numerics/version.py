@@ -56,6 +56,7 @@ def next_version(
     codec: CodecName,
     learning_rate: float,
     momentum_coefficient: float,
+    nesterov: bool = True,
 ) -> tuple[F32, F32, StateManifests]:
     """The state after the outer step of this payload: new arrays, and their chunk digests.
 
@@ -67,6 +68,7 @@ def next_version(
         decode(codec, payload, theta.size),
         learning_rate=learning_rate,
         momentum_coefficient=momentum_coefficient,
+        nesterov=nesterov,
     )
     return moved, velocity, state_manifests(moved, velocity)
 
@@ -85,6 +87,7 @@ def certified_version(
         codec=merged.codec,
         learning_rate=merged.learning_rate,
         momentum_coefficient=merged.momentum,
+        nesterov=merged.nesterov,
     )
     if manifests.digests != merged.state:
         raise CorruptState(

@@ -141,6 +141,15 @@ ALGORITHMS: dict[str, Algorithm] = {
             "bf16 both ways instead of int4",
             rounds={"up_codec": "bf16", "down_codec": "bf16"},
         ),
+        _decoupled("-blend", "a learner keeps half of its own value", rounds={"apply": "blend"}),
+        _decoupled("-int2", "2 bits up, 4 down", rounds={"up_codec": "int2"}),
+        _decoupled("-muon", "Muon inside", inner={"optimizer": "muon"}),
+        Algorithm(
+            name="dp-muon",
+            says="data parallel, Muon inside",
+            kind="rigid",
+            inner=_LARGE_BATCH | {"optimizer": "muon"},
+        ),
         Algorithm(
             name="dp-failing",
             says="data parallel; everybody waits for who failed",

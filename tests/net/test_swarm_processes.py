@@ -25,7 +25,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from node.host.addresses import parse_peer
-from node.host.home import Home
+from node.host.home import TAPES, Home
 from node.host.joinlink import parse_link
 from node.host.signed_project import read_signed
 from protocol import wire
@@ -336,7 +336,7 @@ def shoal(home, *arguments):
         [sys.executable, "-m", "shoal", "--home", str(home.root), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
 
@@ -398,6 +398,19 @@ def test_a_killed_syncer_goes_on_from_its_last_committed_record(seen):
 def test_learners_outlive_their_syncer_and_lose_nothing(seen):
     assert seen.trainers_after == seen.trainers
     assert all(steps > 0 for steps in seen.steps_away.values())
+
+
+def test_all_of_it_is_on_tape_and_replays(seen, tmp_path):
+    """Three starts of the syncer, one of them ended with kill -9, and four learners' lives."""
+    figures = tmp_path / "figures.json"
+    tapes = seen.home.root / TAPES
+    done = shoal(seen.home, "replay", str(tapes), "--json", str(figures))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text())
+    assert found["rounds"] > 10
+    assert found["audit"] == found["merge"] == found["rounds"]
+    assert found["pushes_again"] >= 0.9 * found["pushes"], found["untried"]
+    assert found["retrain"] >= 0.8 * found["rounds"], found["untried"]
 
 
 def test_a_stopped_syncer_leaves_well(seen):

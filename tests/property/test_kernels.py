@@ -94,10 +94,19 @@ def test_a_sum_is_exact_and_rounded_once(sums):
 
 
 @UNHURRIED
-@given(theta=values(), momentum=values(), g=values(), eta=st.floats(0, 2), mu=st.floats(0, 0.99))
-def test_the_outer_step_is_that_of_the_twin(theta, momentum, g, eta, mu):
+@given(
+    theta=values(),
+    momentum=values(),
+    g=values(),
+    eta=st.floats(0, 2),
+    mu=st.floats(0, 0.99),
+    nesterov=st.booleans(),
+)
+def test_the_outer_step_is_that_of_the_twin(theta, momentum, g, eta, mu, nesterov):
     def step():
-        result = outer.outer_step(theta, momentum, g, learning_rate=eta, momentum_coefficient=mu)
+        result = outer.outer_step(
+            theta, momentum, g, learning_rate=eta, momentum_coefficient=mu, nesterov=nesterov
+        )
         return [part.tobytes() for part in result]
 
     compiled = outcome(step)

@@ -13,7 +13,7 @@ from protocol.permutation import block_at, permuted
 from protocol.project import TensorSpec
 from tests import oracle
 
-CODECS = ("f32", "bf16", "int8", "int4")
+CODECS = ("f32", "bf16", "int8", "int4", "int2", "int1")
 modest = settings(max_examples=60, deadline=None)
 
 # Ordinary numbers, zeros of both signs, subnormals, and magnitudes at the edges of the scales.
@@ -73,6 +73,33 @@ def test_the_error_of_an_element_is_bounded_by_the_largest_of_its_block(
     largest = np.abs(values).reshape(-1, 128).max(axis=1).astype(np.float64)
     # Subnormals, and blocks whose scale would be under the smallest, are dropped whole.
     assert (error.max(axis=1) <= np.maximum(largest * share, floor)).all()
+
+
+@pytest.mark.parametrize("codec", ["int2", "int1"])
+@given(values=arrays())
+@modest
+def test_a_coarse_block_is_never_further_from_the_original_than_zero_would_be(codec, values):
+    wide = values.astype(np.float64).reshape(-1, 128)
+    back = decode(codec, encode(codec, values), values.size).reshape(-1, 128)
+    error = np.linalg.norm(back - wide, axis=1)
+    # Nor is it for a rounded scale; blocks under the smallest scale are dropped whole.
+    assert (error <= np.linalg.norm(wide, axis=1) * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("codec", ["int2", "int1"])
+@given(seed=st.integers(0, 2**32), used=st.integers(1, 127))
+@modest
+def test_coarse_feedback_stays_bounded_and_out_of_the_padding(codec, seed, used):
+    values = dense(seed, 128, 0)
+    values[used:] = 0.0
+    residual, said = np.zeros_like(values), np.zeros(128)
+    for _ in range(64):
+        _, decoded, residual = encode_with_feedback(codec, values, residual)
+        said += decoded
+    assert not residual[used:].any()
+    assert not said[used:].any()
+    norm_of = np.linalg.norm
+    assert norm_of(said / 64 - values) <= 0.5 * norm_of(values)
 
 
 @given(seed=st.integers(0, 2**32), spread=st.integers(0, 60))

@@ -100,7 +100,7 @@ def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatc
     def sgd(model, inner):
         return torch.optim.SGD(model.parameters(), lr=inner.learning_rate)
 
-    monkeypatch.setattr(inner_loop, "_optimizer", sgd)
+    monkeypatch.setattr(inner_loop, "make_optimizer", sgd)
     genesis, charter, cache = project
     inner = msgspec.structs.replace(INNER, learning_rate=0.3, grad_norm_max=1e6)
     charter = msgspec.structs.replace(charter, inner=inner)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from node.keeping import Keeping
 from protocol.messages import Certificate, Vote
 from protocol.records import Span
 from simulator.checkers import Violation
@@ -14,6 +15,7 @@ from simulator.scenario import build_swarm
 from syncer_node.merging import Merging
 from syncer_node.raft import log as raft_log
 from syncer_node.raft.jobs import Append, Appended
+from tests.builders import rounds
 
 
 def test_broadcasting_before_the_fsync_is_found_when_the_syncer_dies(monkeypatch):
@@ -62,6 +64,20 @@ def test_merging_a_push_twice_is_found(monkeypatch):
     # The repeated push is also older than its weight says: that is seen first.
     with pytest.raises(Violation, match="versions behind"):
         swarm.world.run(40.0)
+
+
+@pytest.mark.parametrize("apply", ["overwrite", "blend"])
+def test_a_delivery_that_leaves_the_counters_standing_is_found(monkeypatch, apply):
+    honest = Keeping.on_delivered
+
+    def forget_to_reset(self, job, result):
+        honest(self, replace(job, is_assign=False), result)
+
+    monkeypatch.setattr(Keeping, "on_delivered", forget_to_reset)
+    swarm = build_swarm(5, rounds=rounds(apply=apply))
+    swarm.world.run(40.0)
+    with pytest.raises(Violation, match="handed in"):
+        swarm.check()
 
 
 def forged(monkeypatch):

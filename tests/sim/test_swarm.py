@@ -13,13 +13,14 @@ from simulator.scenario import afflict, build_swarm
 
 OVERWRITE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
 REBASE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "rebase", "int4", "int4")
+BLEND = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "blend", "int4", "int4", 0.5)
 
 
 def facts(swarm, kind, host=None):
     return [f for _, key, f in swarm.world.facts if isinstance(f, kind) and host in (None, key)]
 
 
-@pytest.mark.parametrize("rounds", [OVERWRITE, REBASE], ids=["overwrite", "rebase"])
+@pytest.mark.parametrize("rounds", [OVERWRITE, REBASE, BLEND], ids=["overwrite", "rebase", "blend"])
 def test_a_swarm_learns_and_its_checkpoints_show_it(rounds):
     swarm = build_swarm(1, rounds=rounds)
     swarm.world.run(90.0)
@@ -183,7 +184,7 @@ def test_a_finishing_learner_hands_in_what_it_did_and_leaves():
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("rounds", [OVERWRITE, REBASE], ids=["overwrite", "rebase"])
+@pytest.mark.parametrize("rounds", [OVERWRITE, REBASE, BLEND], ids=["overwrite", "rebase", "blend"])
 def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):
     swarm = build_swarm(seed, rounds=rounds)
     afflict(swarm, seed, until_s=120.0)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import UserError
-from tests.tui import tapes
+from tests.tui import recordings
 from tui.app import ShoalApp
 from tui.frames import Frame
-from tui.sources import TapeSource
+from tui.sources import PlaybackSource
 
 SMALL, LARGE = (80, 24), (200, 60)
 
@@ -39,9 +39,9 @@ class Staged:
         return f"{target}: {verb} done"
 
 
-def replay(path: Path, frames: list[Frame]) -> TapeSource:
+def replay(path: Path, frames: list[Frame]) -> PlaybackSource:
     """A paused recording of the frames, at its start."""
-    source = TapeSource(tapes.write(path, frames))
+    source = PlaybackSource(recordings.write(path, frames))
     source.playback.is_playing = False
     return source
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from textual.binding import Binding
 
-from tests.tui import tapes
+from tests.tui import recordings
 from tests.tui.screens import screen_lines, screen_text
 from tests.tui.staged import LARGE, Staged, drive, notices, replay, settle
 from tui.app import ShoalApp
@@ -16,7 +16,7 @@ from tui.widgets.roster import Roster
 
 
 def app_of(*frames, **options) -> ShoalApp:
-    return ShoalApp(Staged(frames or [tapes.frame(3)]), **options)
+    return ShoalApp(Staged(frames or [recordings.frame(3)]), **options)
 
 
 def test_digits_and_clicks_choose_the_view():
@@ -59,7 +59,7 @@ def test_a_filter_is_kept_across_frames_and_cleared_with_escape():
         await pilot.press("2", "slash", *"osp", "enter")
         await settle(pilot)
         assert "1 of 8 shown" in screen_text(app)
-        app.source.waiting.put_nowait(tapes.frame(4))
+        app.source.waiting.put_nowait(recordings.frame(4))
         await settle(pilot)
         rows = "\n".join(screen_lines(app)[5:])
         assert "osprey" in rows
@@ -80,8 +80,8 @@ def test_sorting_and_cursor_are_kept_across_frames():
         table.sort_by("merges")
         await pilot.press("down", "down")
         chosen = table.cursor_key
-        assert chosen == tapes.key("curlew")
-        second = tapes.frame(4)
+        assert chosen == recordings.key("curlew")
+        second = recordings.frame(4)
         second.statuses[0].peers[1].merges = 1
         second.statuses[0].peers.reverse()
         app.source.waiting.put_nowait(second)
@@ -126,7 +126,7 @@ def test_enter_shows_all_of_a_learner_and_follows_it():
         await settle(pilot)
         assert isinstance(app.screen, Page)
         assert "wren" in screen_text(app)
-        late = tapes.frame(4)
+        late = recordings.frame(4)
         late.statuses[0].peers[7].state = "gone"
         app.source.waiting.put_nowait(late)
         await settle(pilot)
@@ -138,7 +138,7 @@ def test_enter_shows_all_of_a_learner_and_follows_it():
 
 
 def test_faults_only():
-    app = ShoalApp(Staged(tapes.learner_killed()))
+    app = ShoalApp(Staged(recordings.learner_killed()))
 
     async def look(pilot):
         await pilot.press("6", "x")
@@ -155,14 +155,14 @@ def test_faults_only():
 
 
 def test_new_events_do_not_move_what_is_read():
-    app = ShoalApp(Staged(tapes.healthy(80)))
+    app = ShoalApp(Staged(recordings.healthy(80)))
 
     async def look(pilot):
         await pilot.press("6", "pagedown", "pagedown", "pagedown")
         await settle(pilot)
         before = [row[:70] for row in screen_lines(app)[5:15]]
-        app.source.waiting.put_nowait(tapes.frame(81))
-        app.source.waiting.put_nowait(tapes.frame(82))
+        app.source.waiting.put_nowait(recordings.frame(81))
+        app.source.waiting.put_nowait(recordings.frame(82))
         await settle(pilot)
         assert [row[:70] for row in screen_lines(app)[5:15]] == before
 
@@ -181,7 +181,7 @@ def test_pause_asks_for_how_long(keys, seconds):
         assert isinstance(app.screen, PauseMenu)
         await pilot.press(keys[1])
         await settle(pilot)
-        assert app.source.commands == [("pause", tapes.LEARNER, {"seconds": seconds})]
+        assert app.source.commands == [("pause", recordings.LEARNER, {"seconds": seconds})]
         assert "pause done" in notices(app)
 
     drive(app, look)
@@ -193,7 +193,7 @@ def test_pause_can_be_given_up_and_resume_needs_no_question():
     async def look(pilot):
         await pilot.press("p", "escape", "r")
         await settle(pilot)
-        assert app.source.commands == [("resume", tapes.LEARNER, {})]
+        assert app.source.commands == [("resume", recordings.LEARNER, {})]
 
     drive(app, look)
 
@@ -211,7 +211,7 @@ def test_finish_asks_first_and_enter_alone_does_no_harm():
         assert app.source.commands == []
         await pilot.press("f", "y")
         await settle(pilot)
-        assert app.source.commands == [("finish", tapes.LEARNER, {})]
+        assert app.source.commands == [("finish", recordings.LEARNER, {})]
 
     drive(app, look)
 
@@ -248,9 +248,9 @@ def test_readonly_refuses_with_a_word(keys):
         ("events", "events", []),
         ("frag", "fragments", []),
         ("7", "contribution", []),
-        ("pause 2h", "overview", [("pause", tapes.LEARNER, {"seconds": 7200.0})]),
-        ("pause", "overview", [("pause", tapes.LEARNER, {"seconds": None})]),
-        ("resume", "overview", [("resume", tapes.LEARNER, {})]),
+        ("pause 2h", "overview", [("pause", recordings.LEARNER, {"seconds": 7200.0})]),
+        ("pause", "overview", [("pause", recordings.LEARNER, {"seconds": None})]),
+        ("resume", "overview", [("resume", recordings.LEARNER, {})]),
     ],
 )
 def test_the_command_line(typed, view, commands):
@@ -295,7 +295,7 @@ def test_other_commands():
             await pilot.press("colon", *(("space" if c == " " else c) for c in typed), "enter")
             await settle(pilot)
         assert app.theme == "daylight"
-        assert app.daemon == tapes.LEARNER
+        assert app.daemon == recordings.LEARNER
         table = app.query_one("#peers", Roster)
         assert [row.peer.name for row in table.rows] == ["wren"]
         assert table.sort == "merges"
@@ -315,7 +315,7 @@ def test_stop_names_the_daemon_and_asks():
         assert "syncer default is stopped" in screen_text(app)
         await pilot.press("y")
         await settle(pilot)
-        assert app.source.commands == [("stop", tapes.SYNCER, {})]
+        assert app.source.commands == [("stop", recordings.SYNCER, {})]
 
     drive(app, look)
 
@@ -367,11 +367,11 @@ def test_frames_coalesce_and_no_event_is_lost():
     app = ShoalApp(Staged())
 
     async def look(pilot):
-        for frame in tapes.healthy(200):
+        for frame in recordings.healthy(200):
             app.source.waiting.put_nowait(frame)
         await settle(pilot)
         assert app.frame is not None
-        assert app.frame.at_s == tapes.START_S + 199
+        assert app.frame.at_s == recordings.START_S + 199
         assert len(app.history.events) == 200
         assert app.drawn < 100
 
@@ -379,7 +379,7 @@ def test_frames_coalesce_and_no_event_is_lost():
 
 
 def test_a_thousand_learners_scroll_and_stay_where_they_are():
-    app = ShoalApp(Staged(tapes.thousand(1)))
+    app = ShoalApp(Staged(recordings.thousand(1)))
 
     async def look(pilot):
         await pilot.press("2", "G")
@@ -387,7 +387,7 @@ def test_a_thousand_learners_scroll_and_stay_where_they_are():
         table = app.query_one("#peers", Roster)
         assert table.cursor == 999
         before = [row.split()[0] for row in screen_lines(app)[5:20]]
-        app.source.waiting.put_nowait(tapes.thousand(2)[1])
+        app.source.waiting.put_nowait(recordings.thousand(2)[1])
         await settle(pilot)
         assert table.cursor == 999
         assert [row.split()[0] for row in screen_lines(app)[5:20]] == before
@@ -396,7 +396,7 @@ def test_a_thousand_learners_scroll_and_stay_where_they_are():
 
 
 def test_replay_controls(tmp_path):
-    app = ShoalApp(replay(tmp_path / "tape", tapes.learner_killed()))
+    app = ShoalApp(replay(tmp_path / "recording", recordings.learner_killed()))
     playback = app.source.playback
 
     async def look(pilot):
@@ -407,7 +407,7 @@ def test_replay_controls(tmp_path):
             await pilot.press(key)
             await settle(pilot)
             assert playback.position == position, key
-            assert app.frame.at_s == tapes.START_S + position
+            assert app.frame.at_s == recordings.START_S + position
             assert f"frame {position + 1} of 60" in screen_text(app)
         assert "No fault before this." in notices(app)
         await pilot.press("right_square_bracket", "right_square_bracket")
@@ -426,7 +426,7 @@ def test_replay_controls(tmp_path):
 
 
 def test_a_recording_plays_to_its_end_and_knows_its_past(tmp_path):
-    app = ShoalApp(replay(tmp_path / "tape", tapes.healthy(40)))
+    app = ShoalApp(replay(tmp_path / "recording", recordings.healthy(40)))
     playback = app.source.playback
 
     async def look(pilot):
@@ -445,7 +445,7 @@ def test_a_recording_plays_to_its_end_and_knows_its_past(tmp_path):
 
 
 def test_going_back_takes_later_events_away(tmp_path):
-    app = ShoalApp(replay(tmp_path / "tape", tapes.healthy(40)))
+    app = ShoalApp(replay(tmp_path / "recording", recordings.healthy(40)))
 
     async def look(pilot):
         await pilot.press("end")

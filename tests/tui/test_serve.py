@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from node.host.addresses import claim_port
-from tests.tui import tapes
+from tests.tui import recordings
 
 
 def test_the_screen_runs_for_a_browser(tmp_path):
-    tape = tapes.write(tmp_path / "tape", tapes.healthy(3))
-    command = [sys.executable, "-m", "shoal", "tui", "--readonly", "--replay", str(tape)]
+    recording = recordings.write(tmp_path / "recording", recordings.healthy(3))
+    command = [sys.executable, "-m", "shoal", "tui", "--readonly", "--replay", str(recording)]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -49,7 +49,7 @@ def test_the_screen_runs_for_a_browser(tmp_path):
 
 @pytest.mark.net
 def test_what_a_browser_looks_at_ends_with_the_server(tmp_path):
-    tape = tapes.write(tmp_path / "tape", tapes.healthy(3))
+    tape = recordings.write(tmp_path / "tape", recordings.healthy(3))
     port = claim_port("127.0.0.1", 0)
     command = [sys.executable, "-m", "shoal", "tui", "--replay", str(tape)]
     server = subprocess.Popen(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.tui import tapes
+from tests.tui import recordings
 from tests.tui.staged import Staged, settle
 from tui.app import ShoalApp
-from tui.sources import TapeSource
+from tui.sources import PlaybackSource
 
-TAPE = Path(__file__).parents[2] / "docs" / "screenshots" / "run.tape"
+RECORDING = Path(__file__).parents[2] / "docs" / "screenshots" / "run.recording"
 WELL, LEARNER_KILLED, SYNCER_KILLED = 30, 42, 50
 
 
@@ -23,7 +23,7 @@ def _universal_time(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tape", "place", "keys", "size"),
+    ("recording", "place", "keys", "size"),
     [
         ("voters-away", 29, "5", (80, 24)),
         ("election", 35, "1", (80, 24)),
@@ -32,8 +32,8 @@ def _universal_time(monkeypatch):
     ],
     ids=["voters", "no-leader", "voters-wide", "left"],
 )
-def test_an_election_looks_as_it_did(snap_compare, tape, place, keys, size):
-    app = ShoalApp(Staged(tapes.TAPES[tape]()[: place + 1]))
+def test_an_election_looks_as_it_did(snap_compare, recording, place, keys, size):
+    app = ShoalApp(Staged(recordings.RECORDINGS[recording]()[: place + 1]))
 
     async def look(pilot):
         await settle(pilot)
@@ -55,7 +55,7 @@ def test_an_election_looks_as_it_did(snap_compare, tape, place, keys, size):
     ids=["well", "syncer-killed", "peers", "syncer-view"],
 )
 def test_a_screen_looks_as_it_did(snap_compare, frame, keys, size):
-    source = TapeSource(TAPE)
+    source = PlaybackSource(RECORDING)
     source.playback.seek(frame)
     app = ShoalApp(source)
 

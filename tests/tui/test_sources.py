@@ -1,4 +1,4 @@
-"""Tapes on disk, and daemons that come, hang, die and come back."""
+"""Recordings on disk, and daemons that come, hang, die and come back."""
 
 from __future__ import annotations
 
@@ -11,85 +11,89 @@ import msgspec
 import pytest
 
 from protocol.errors import TransientError, UserError
-from tests.tui import tapes
+from tests.tui import recordings
 from tui.frames import Frame
 from tui.history import History
+from tui.recording import Recording, RecordingSource, RecordingWriter
 from tui.scene import Scene
-from tui.sources import Endpoint, LiveSource, TapeSource
-from tui.tape import RecordingSource, Tape, TapeWriter
+from tui.sources import Endpoint, LiveSource, PlaybackSource
 from tui.verdict import judge
 
 SYNCER = Endpoint("syncer", "default", Path("syncer.sock"))
 LEARNER = Endpoint("learner", "heron", Path("learner.sock"))
 
 
-def test_a_tape_gives_back_what_was_written(tmp_path):
-    frames = tapes.leader_silent()
-    tape = Tape(tapes.write(tmp_path / "tape", frames))
-    assert [tape.frame(i) for i in range(len(tape))] == frames
+def test_a_recording_gives_back_what_was_written(tmp_path):
+    frames = recordings.leader_silent()
+    recording = Recording(recordings.write(tmp_path / "recording", frames))
+    assert [recording.frame(i) for i in range(len(recording))] == frames
 
 
-def test_a_tape_is_written_once_a_second_and_loses_no_event(tmp_path):
-    path = tmp_path / "tape"
-    with TapeWriter(path) as writer:
-        for number, frame in enumerate(tapes.healthy(10)):
-            frame.at_s = tapes.START_S + number / 2
+def test_a_recording_is_written_once_a_second_and_loses_no_event(tmp_path):
+    path = tmp_path / "recording"
+    with RecordingWriter(path) as writer:
+        for number, frame in enumerate(recordings.healthy(10)):
+            frame.at_s = recordings.START_S + number / 2
             writer.write(frame)
-    tape = Tape(path)
-    assert len(tape) == 5
-    events = [event.number for i in range(5) for event in tape.frame(i).events]
+    recording = Recording(path)
+    assert len(recording) == 5
+    events = [event.number for i in range(5) for event in recording.frame(i).events]
     assert events == list(range(1, 10))
 
 
 @pytest.mark.parametrize("cut", [1, 8, 11, 12, 13, 500])
-def test_a_torn_end_is_cut_and_the_tape_goes_on(tmp_path, cut):
-    path = tapes.write(tmp_path / "tape", tapes.healthy(3))
+def test_a_torn_end_is_cut_and_the_recording_goes_on(tmp_path, cut):
+    path = recordings.write(tmp_path / "recording", recordings.healthy(3))
     whole = path.read_bytes()
-    last = Tape(path).places[-1].offset - 12
+    last = Recording(path).places[-1].offset - 12
     path.write_bytes(whole[: last + cut])
-    assert len(Tape(path)) == 2
-    with TapeWriter(path) as writer:
-        writer.write(tapes.frame(7))
-    tape = Tape(path)
-    assert [tape.frame(i).at_s - tapes.START_S for i in range(len(tape))] == [0, 1, 7]
+    assert len(Recording(path)) == 2
+    with RecordingWriter(path) as writer:
+        writer.write(recordings.frame(7))
+    recording = Recording(path)
+    assert [recording.frame(i).at_s - recordings.START_S for i in range(len(recording))] == [
+        0,
+        1,
+        7,
+    ]
 
 
 def test_damage_inside_is_refused_with_its_offset(tmp_path):
-    path = tapes.write(tmp_path / "tape", tapes.healthy(3))
-    place = Tape(path).places[1]
+    path = recordings.write(tmp_path / "recording", recordings.healthy(3))
+    place = Recording(path).places[1]
     content = bytearray(path.read_bytes())
     content[place.offset + 40] ^= 1
     path.write_bytes(content)
-    tape = Tape(path)
-    tape.frame(0)
-    with pytest.raises(UserError, match=rf"tape is damaged at offset {place.offset - 12}"):
-        tape.frame(1)
-    tape.frame(2)
+    recording = Recording(path)
+    recording.frame(0)
+    with pytest.raises(UserError, match=rf"recording is damaged at offset {place.offset - 12}"):
+        recording.frame(1)
+    recording.frame(2)
 
 
 @pytest.mark.parametrize("head", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x09"])
 def test_a_damaged_length_is_refused_with_its_offset(tmp_path, head):
-    path = tapes.write(tmp_path / "tape", tapes.healthy(3))
-    start = Tape(path).places[1].offset - 12
+    path = recordings.write(tmp_path / "recording", recordings.healthy(3))
+    start = Recording(path).places[1].offset - 12
     content = bytearray(path.read_bytes())
     content[start : start + 4] = head
     path.write_bytes(content)
     if head[0]:
-        assert len(Tape(path)) == 1, "what goes beyond the end looks torn"
+        assert len(Recording(path)) == 1, "what goes beyond the end looks torn"
     else:
-        with pytest.raises(UserError, match=rf"tape is damaged at offset {start}\."):
-            Tape(path)
+        with pytest.raises(UserError, match=rf"recording is damaged at offset {start}\."):
+            Recording(path)
 
 
-def test_a_damaged_frame_is_told_and_the_tape_plays_on(tmp_path):
-    path = tapes.write(tmp_path / "tape", tapes.healthy(4))
-    place = Tape(path).places[1]
+def test_a_damaged_frame_is_told_and_the_recording_plays_on(tmp_path):
+    path = recordings.write(tmp_path / "recording", recordings.healthy(4))
+    place = Recording(path).places[1]
     content = bytearray(path.read_bytes())
     content[place.offset + 40] ^= 1
     path.write_bytes(content)
 
     async def run() -> list[Frame]:
-        source = TapeSource(path)
+        source = PlaybackSource(path)
         source.playback.is_playing = False
         seen = []
         frames = source.frames()
@@ -104,26 +108,26 @@ def test_a_damaged_frame_is_told_and_the_tape_plays_on(tmp_path):
     first, damaged, after = asyncio.run(run())
     assert "is damaged at offset" in damaged.notice
     assert damaged.statuses == first.statuses
-    assert (after.notice, after.at_s) == ("", tapes.START_S + 2)
+    assert (after.notice, after.at_s) == ("", recordings.START_S + 2)
 
 
-def test_opening_a_long_tape_decodes_nothing_and_faults_are_searched_meanwhile(
+def test_opening_a_long_recording_decodes_nothing_and_faults_are_searched_meanwhile(
     tmp_path, monkeypatch
 ):
-    frames = tapes.healthy(300)
+    frames = recordings.healthy(300)
     for place in (7, 250):
-        frames[place].events += (tapes.told(9, 1.0, "SessionClosed", "lost", is_fault=True),)
-    path = tapes.write(tmp_path / "tape", frames)
+        frames[place].events += (recordings.told(9, 1.0, "SessionClosed", "lost", is_fault=True),)
+    path = recordings.write(tmp_path / "recording", frames)
     monkeypatch.setattr("tui.playback.SCAN_FIRST_S", 0.0)
     decoded = []
-    decode = Tape.decode
+    decode = Recording.decode
 
-    def counted(tape, number, wanted):
+    def counted(recording, number, wanted):
         decoded.append(wanted)
-        return decode(tape, number, wanted)
+        return decode(recording, number, wanted)
 
-    monkeypatch.setattr(Tape, "decode", counted)
-    source = TapeSource(path)
+    monkeypatch.setattr(Recording, "decode", counted)
+    source = PlaybackSource(path)
     assert decoded == []
     assert source.playback.length_s == 299.0
     source.playback.seek(299)
@@ -142,36 +146,38 @@ def test_opening_a_long_tape_decodes_nothing_and_faults_are_searched_meanwhile(
 
 
 def test_a_jump_reads_no_more_of_the_past_than_is_quick(tmp_path, monkeypatch):
-    path = tapes.write(tmp_path / "tape", tapes.healthy(200))
-    source = TapeSource(path)
-    size = Tape(path).places[199].size
+    path = recordings.write(tmp_path / "recording", recordings.healthy(200))
+    source = PlaybackSource(path)
+    size = Recording(path).places[199].size
     monkeypatch.setattr("tui.playback.HISTORY_BYTES_MAX", size * 50)
     monkeypatch.setattr("tui.playback.KEPT_MAX", 60)
     source.playback.seek(199)
     first = source.playback.history()
-    assert 45 <= len(first.readings(tapes.key("syncer"))) <= 55
+    assert 45 <= len(first.readings(recordings.key("syncer"))) <= 55
     source.playback.seek(198)
-    assert len(source.playback.history().readings(tapes.key("syncer"))) > 60, "what is kept helps"
+    assert len(source.playback.history().readings(recordings.key("syncer"))) > 60, (
+        "what is kept helps"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"# a text file\n" * 50, bytes(100)])
-def test_a_file_that_is_no_tape_is_refused(tmp_path, content):
+def test_a_file_that_is_no_recording_is_refused(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"notes\.txt is no tape .*offset 0"):
-        TapeSource(path)
+    with pytest.raises(UserError, match=r"notes\.txt is no recording .*offset 0"):
+        PlaybackSource(path)
     if content:
-        with pytest.raises(UserError, match="is no tape"):
-            TapeWriter(path)
+        with pytest.raises(UserError, match="is no recording"):
+            RecordingWriter(path)
         assert path.read_bytes() == content
 
 
-def test_a_tape_that_is_missing_or_empty_is_told(tmp_path):
+def test_a_recording_that_is_missing_or_empty_is_told(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
-        TapeSource(tmp_path / "nowhere")
-    TapeWriter(tmp_path / "tape").close()
+        PlaybackSource(tmp_path / "nowhere")
+    RecordingWriter(tmp_path / "recording").close()
     with pytest.raises(UserError, match="no frame yet"):
-        TapeSource(tmp_path / "tape")
+        PlaybackSource(tmp_path / "recording")
 
 
 class Machine:
@@ -194,7 +200,7 @@ class Machine:
             threading.Event().wait(3.0)
             raise TransientError("did not answer")
         if verb == "status":
-            status = tapes.frame(5).statuses[path == LEARNER.socket]
+            status = recordings.frame(5).statuses[path == LEARNER.socket]
             if path == SYNCER.socket:
                 status.pid = self.pid
             return {"status": msgspec.to_builtins(status)}
@@ -202,7 +208,7 @@ class Machine:
             if path == LEARNER.socket:
                 raise UserError("there is no verb events")
             numbers = range(fields["since"] + 1, self.told + 1)
-            events = [tapes.told(i, 1.0 * i, "Kind", f"{self.pid}:{i}") for i in numbers]
+            events = [recordings.told(i, 1.0 * i, "Kind", f"{self.pid}:{i}") for i in numbers]
             rows = [{k: v for k, v in msgspec.to_builtins(e).items() if k != "daemon"}
                     for e in events]  # fmt: skip
             return {"events": rows, "last": self.told}
@@ -271,7 +277,7 @@ def test_a_daemon_that_dies_keeps_its_last_status_and_is_tried_again():
         frame for frame in frames if frame.daemons and is_answered(frame) and is_down(frame)
     )
     assert "No daemon answers at syncer.sock" in down.daemons[0].trouble
-    assert down.statuses[0].key == tapes.key("syncer")
+    assert down.statuses[0].key == recordings.key("syncer")
     assert down.daemons[0].silent_s(down.at_s) is not None
     assert frames[-1].daemons[0].silent_s(frames[-1].at_s) is None
 
@@ -356,11 +362,11 @@ def test_what_is_seen_is_recorded(tmp_path):
 
     async def run() -> None:
         live = LiveSource(lambda: machine.endpoints, machine.call)
-        source = RecordingSource(live, tmp_path / "tape")
+        source = RecordingSource(live, tmp_path / "recording")
         async for frame in source.frames():
             if is_answered(frame):
                 return
 
     asyncio.run(run())
-    tape = Tape(tmp_path / "tape")
-    assert len(tape) >= 1
+    recording = Recording(tmp_path / "recording")
+    assert len(recording) >= 1

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.tui import tapes
+from tests.tui import recordings
 from tests.tui.screens import screen_lines, screen_text
 from tests.tui.staged import LARGE, SMALL, Staged, drive, settle
 from tui import once
@@ -26,12 +26,12 @@ RENDERERS = {
     "syncer": syncer.render,
     "contribution": contribution.summary,
 }
-SMALL_TAPES = [name for name in tapes.TAPES if name != "thousand"]
+SMALL_RECORDINGS = [name for name in recordings.RECORDINGS if name != "thousand"]
 
 
 def scene_of(name: str, place: int = -1, focus: str = "") -> Scene:
-    """How things look at this place of a tape, for somebody who saw all before."""
-    frames = tapes.TAPES[name]()
+    """How things look at this place of a recording, for somebody who saw all before."""
+    frames = recordings.RECORDINGS[name]()
     seen = frames[: place + 1] if place >= 0 else frames
     history = History.of(sample(one) for one in seen)
     return Scene(frame=seen[-1], history=history, focus=focus)
@@ -43,9 +43,9 @@ def squeezed(text: str) -> str:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-@pytest.mark.parametrize("name", tapes.TAPES)
+@pytest.mark.parametrize("name", recordings.RECORDINGS)
 def test_no_line_is_wider_than_the_terminal(name, width):
-    for focus in ("", tapes.LEARNER):
+    for focus in ("", recordings.LEARNER):
         now = scene_of(name, focus=focus)
         for view, render in RENDERERS.items():
             for line in [*render(now, width, 20), *banner.render(now, width)]:
@@ -53,9 +53,9 @@ def test_no_line_is_wider_than_the_terminal(name, width):
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-@pytest.mark.parametrize("name", SMALL_TAPES)
+@pytest.mark.parametrize("name", SMALL_RECORDINGS)
 def test_the_sentence_stands_on_screen_whole(name, size):
-    frames = tapes.TAPES[name]()
+    frames = recordings.RECORDINGS[name]()
     app = ShoalApp(Staged(frames))
 
     async def look(pilot):
@@ -98,16 +98,16 @@ def test_the_verdict_says_what_is_wrong_first(name, place, level, says):
 
 
 def test_a_learner_says_that_it_trains_without_a_syncer():
-    verdict = judge(scene_of("leader-silent", 30, focus=tapes.LEARNER))
+    verdict = judge(scene_of("leader-silent", 30, focus=recordings.LEARNER))
     assert verdict.level == "CARE"
     assert verdict.sentence.startswith("Training without a syncer")
     assert "The syncer default does not answer since 21 s." in verdict.sentence
 
 
 def changed_standby(phase: str, said: str, **changes: object) -> Verdict:
-    seat = tapes.seat("", tapes.SECOND, **changes)
-    status = tapes.standing_by(seat, said, phase=phase)
-    frame = Frame(at_s=tapes.START_S, statuses=(status,))
+    seat = recordings.seat("", recordings.SECOND, **changes)
+    status = recordings.standing_by(seat, said, phase=phase)
+    frame = Frame(at_s=recordings.START_S, statuses=(status,))
     return judge(Scene(frame=frame, history=History.of([sample(frame)])))
 
 
@@ -132,25 +132,25 @@ def test_the_first_election_is_no_trouble():
 
 
 def test_who_was_deposed_does_not_know_since_when_but_the_screen_does():
+    seat = recordings.seat("", recordings.SECOND)
     frames = [
         Frame(
-            at_s=tapes.START_S + second,
-            statuses=(tapes.standing_by(tapes.seat("", tapes.SECOND), "No leader: term 7.",
-                                        phase="electing"),),
+            at_s=recordings.START_S + second,
+            statuses=(recordings.standing_by(seat, "No leader: term 7.", phase="electing"),),
         )
         for second in range(13)
-    ]  # fmt: skip
+    ]
     history = History.of(sample(one) for one in frames)
     verdict = judge(Scene(frame=frames[-1], history=history))
     assert verdict == ("TROUBLE", "No leader since 12 s: electing (term 7).")
 
 
 def test_a_majority_that_is_away_is_trouble_at_once():
-    seat = tapes.seat("", tapes.SECOND, leaderless_s=1.0)
+    seat = recordings.seat("", recordings.SECOND, leaderless_s=1.0)
     seat.voters[0].is_here = seat.voters[2].is_here = False
-    status = tapes.standing_by(seat, "No leader: not here.", phase="electing")
+    status = recordings.standing_by(seat, "No leader: not here.", phase="electing")
     level, sentence = judge(
-        Scene(frame=Frame(at_s=tapes.START_S, statuses=(status,)), history=History())
+        Scene(frame=Frame(at_s=recordings.START_S, statuses=(status,)), history=History())
     )
     assert level == "TROUBLE"
     assert sentence.endswith("an election needs 2, 1 is here.")
@@ -160,17 +160,17 @@ def test_disk_trouble_drained_and_fetching():
     assert changed_standby("standby", "Not keeping the log: No space left.")[0] == "TROUBLE"
     assert changed_standby("syncing", "Fetching 4 fragments.")[0] == "START"
     assert changed_standby("syncing", "Fetching 4 fragments.", trouble="refused")[0] == "CARE"
-    led = tapes.seat("syncer", tapes.SECOND, is_drained=True)
-    status = tapes.standing_by(led, "Standing by for 73796e63, heard 0 s ago. Drained.")
-    frame = Frame(at_s=tapes.START_S, statuses=(status,))
+    led = recordings.seat("syncer", recordings.SECOND, is_drained=True)
+    status = recordings.standing_by(led, "Standing by for 73796e63, heard 0 s ago. Drained.")
+    frame = Frame(at_s=recordings.START_S, statuses=(status,))
     assert judge(Scene(frame=frame, history=History())).level == "PAUSED"
     assert "drained" in "".join(line.plain for line in syncer.render(
         Scene(frame=frame, history=History()), 80, 20))  # fmt: skip
 
 
 def test_a_learner_says_since_when_its_syncer_is_silent():
-    node = tapes.learner(900, heard_s=7.2)
-    frame = Frame(at_s=tapes.START_S, statuses=(node,))
+    node = recordings.learner(900, heard_s=7.2)
+    frame = Frame(at_s=recordings.START_S, statuses=(node,))
     verdict = judge(Scene(frame=frame, history=History()))
     assert verdict.level == "CARE"
     assert verdict.sentence.endswith(
@@ -213,7 +213,7 @@ def test_the_syncer_view_shows_the_election():
 
 
 def test_daemons_of_this_machine_go_by_their_names():
-    text = view_text("two-here", 120, focus=tapes.WITNESS_LABEL)
+    text = view_text("two-here", 120, focus=recordings.WITNESS_LABEL)
     assert "seat, as witness scales sees it" in text
     assert "syncer default" in text
     assert "certified to record 2,700" in text
@@ -227,7 +227,7 @@ def test_daemons_of_this_machine_go_by_their_names():
 def test_a_standby_leaves_learners_to_the_leader():
     alone = scene_of("standby")
     assert "Only the leader knows the learners: 73796e63" in peers.empty_note(alone)
-    assert len(peers.peer_lines(scene_of("two-here", focus=tapes.STANDBY_LABEL))) == 8
+    assert len(peers.peer_lines(scene_of("two-here", focus=recordings.STANDBY_LABEL))) == 8
     told = "\n".join(line.plain for line in overview.render(alone, 80, 20))
     assert "the leader knows them" in told
     assert "no learner has joined" not in told
@@ -240,7 +240,7 @@ def test_who_left_on_purpose_is_no_alarm_and_links_are_told():
         "left on purpose: kestrel (stopped by its owner), wren (finished)"
     )
     assert peers.pick(found, "", is_faults=True) == [line for line in found if line.refused]
-    app = ShoalApp(Staged(tapes.left()))
+    app = ShoalApp(Staged(recordings.left()))
 
     async def look(pilot):
         await pilot.press("2")
@@ -263,7 +263,7 @@ def test_what_is_not_of_now_says_so():
     now = scene_of("leader-silent", 30)
     assert overview.render(now, 80, 20)[0].plain.startswith("From 21 s ago")
     assert "phase was training" in banner.title(now, 120).plain
-    live = scene_of("leader-silent", 30, focus=tapes.LEARNER)
+    live = scene_of("leader-silent", 30, focus=recordings.LEARNER)
     assert not overview.render(live, 80, 20)[0].plain.startswith("From")
 
 
@@ -274,9 +274,9 @@ def test_time_left_is_told_only_where_it_is_known():
     assert "ETA done" in banner.title(scene_of("ended"), 120).plain
 
 
-@pytest.mark.parametrize("name", SMALL_TAPES)
+@pytest.mark.parametrize("name", SMALL_RECORDINGS)
 def test_every_view_can_be_drawn_and_ascii_is_ascii(name):
-    app = ShoalApp(Staged(tapes.TAPES[name]()), is_ascii=True)
+    app = ShoalApp(Staged(recordings.RECORDINGS[name]()), is_ascii=True)
 
     async def look(pilot):
         for digit in "1234567":
@@ -292,7 +292,7 @@ def test_every_view_can_be_drawn_and_ascii_is_ascii(name):
 
 
 def test_names_of_other_machines_do_not_break_ascii_or_columns():
-    frame = tapes.frame(5)
+    frame = recordings.frame(5)
     frame.statuses[0].peers[0].name = "鯨の群れ\x1b[31m"
     app = ShoalApp(Staged([frame]), is_ascii=True)
 
@@ -308,7 +308,7 @@ def test_names_of_other_machines_do_not_break_ascii_or_columns():
 
 
 def test_a_wide_terminal_shows_learners_beside_the_overview():
-    app = ShoalApp(Staged(tapes.healthy(30)))
+    app = ShoalApp(Staged(recordings.healthy(30)))
 
     async def look(pilot):
         assert any("held-out" in row and "learner" in row for row in screen_lines(app))
@@ -327,9 +327,9 @@ def test_charts_have_axes_and_a_curve():
     assert re.search("[\u2801-\u28ff]", drawn)
 
 
-@pytest.mark.parametrize("name", tapes.TAPES)
+@pytest.mark.parametrize("name", recordings.RECORDINGS)
 def test_once_says_the_same_as_text(name):
-    frame = tapes.TAPES[name]()[-1]
+    frame = recordings.RECORDINGS[name]()[-1]
     text = once.text(frame, 100)
     assert f"[{judge(Scene(frame=frame, history=History())).level}]" in text
     assert all(len(line) <= 100 for line in text.splitlines())

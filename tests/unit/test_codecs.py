@@ -4,10 +4,11 @@ import pytest
 from protocol.errors import InternalError, MalformedPayload
 from protocol.numerics import codecs
 from protocol.numerics.codecs import NonFinite, check, decode, decode_range, encode, payload_bytes
+from protocol.numerics.outer import digest
 from tests.oracle import wave
 
-CODECS = ("f32", "bf16", "int8", "int4")
-SCALED = ("int8", "int4")
+CODECS = ("f32", "bf16", "int8", "int4", "int2", "int1")
+SCALED = ("int8", "int4", "int2", "int1")
 
 
 def block(*values, size=128):
@@ -31,7 +32,8 @@ def same_bits(left, right):
 
 
 @pytest.mark.parametrize(
-    ("codec", "size"), [("f32", 1024), ("bf16", 512), ("int8", 260), ("int4", 132)]
+    ("codec", "size"),
+    [("f32", 1024), ("bf16", 512), ("int8", 260), ("int4", 132), ("int2", 68), ("int1", 36)],
 )
 def test_two_blocks_take_the_documented_number_of_bytes(codec, size):
     assert payload_bytes(codec, 256) == size
@@ -71,11 +73,60 @@ def test_int4_gives_the_positive_of_two_equal_extremes_the_exact_code():
     assert back[:2].tolist() == [-7.0, 8.0]
 
 
+def test_int2_fits_a_scale_to_codes_on_both_sides_of_the_threshold():
+    # Root mean square 2.24: 3 is beyond it and 1 is not. Scale 1.0 (bf16 3f80), codes 3 2 1 0.
+    values = np.tile(np.array([3.0, 1.0, -1.0, -3.0], np.float32), 32)
+    payload = encode("int2", values)
+    assert payload.hex() == "ffaa5500" * 8 + "803f"
+    assert same_bits(decode("int2", payload, 128), values)
+
+
+def test_int1_is_signs_and_the_mean_magnitude():
+    values = np.tile(np.array([1.0, -3.0], np.float32), 64)
+    payload = encode("int1", values)
+    assert payload.hex() == "ff00" * 8 + "0040"
+    assert decode("int1", payload, 128)[:4].tolist() == [2.0, -2.0, 2.0, -2.0]
+
+
+@pytest.mark.parametrize("codec", ["int2", "int1"])
+@pytest.mark.parametrize("used", [0, 1, 2, 64, 127, 128])
+def test_coarse_codes_leave_padding_exactly_zero_and_everything_else_not(codec, used):
+    values = gaussian(128)
+    values[used:] = 0.0
+    back = decode(codec, encode(codec, values), 128)
+    assert not back[used:].any()
+    assert (np.sign(back[:used]) == np.sign(values[:used])).all()
+
+
+@pytest.mark.parametrize(("codec", "size"), [("int2", 32), ("int1", 16)])
+def test_a_coarse_block_that_ends_in_zeros_and_does_not_say_where_is_malformed(codec, size):
+    good = bytes(size - 1) + b"\x80" + bytes.fromhex("80bf")
+    assert not decode(codec, good, 128)[-1]
+    for reader in (decode, check):
+        with pytest.raises(MalformedPayload, match="does not say where"):
+            reader(codec, bytes(size) + bytes.fromhex("80bf"), 128)
+
+
+@pytest.mark.parametrize("codec", ["int2", "int1"])
+def test_coarse_codes_have_the_same_bits_on_every_machine(codec):
+    payload = encode(codec, wave(1024))
+    known = {
+        "int2": "0b064a0e1aba4bbf",
+        "int1": "ff63eb709bf58b08",
+    }[codec]
+    assert digest(payload).hex()[:16] == known
+
+
 @pytest.mark.parametrize("codec", SCALED)
 def test_scales_follow_all_codes(codec):
     values = np.concatenate([block(127.0 * 2), block(8.0 * 4)])
     scales = encode(codec, values)[-4:]
-    expected = {"int8": [2.0, 0.251953125], "int4": [-31.75, -4.0]}[codec]
+    expected = {
+        "int8": [2.0, 0.251953125],
+        "int4": [-31.75, -4.0],
+        "int2": [-84.5, -10.6875],
+        "int1": [-254.0, -32.0],
+    }[codec]
     bits = np.frombuffer(scales, "<u2").astype(np.uint32) << np.uint32(16)
     assert bits.view(np.float32).tolist() == expected
 
@@ -93,7 +144,14 @@ def test_payloads_written_by_hand_decode_to_known_values():
 
 @pytest.mark.parametrize(
     ("codec", "low", "high"),
-    [("f32", 0, 0), ("bf16", 1e-4, 0.002), ("int8", 0.004, 0.01), ("int4", 0.095, 0.11)],
+    [
+        ("f32", 0, 0),
+        ("bf16", 1e-4, 0.002),
+        ("int8", 0.004, 0.01),
+        ("int4", 0.095, 0.11),
+        ("int2", 0.33, 0.36),
+        ("int1", 0.59, 0.61),
+    ],
 )
 def test_the_error_on_gaussian_values_is_as_documented(codec, low, high):
     assert low <= relative_error(codec, gaussian(1 << 15)) <= high
@@ -157,8 +215,8 @@ def test_a_block_with_a_scale_under_the_smallest_becomes_plain_zeros(codec, step
 @pytest.mark.parametrize("codec", CODECS)
 def test_zeros_and_negative_zeros_decode_to_positive_zeros(codec):
     values = np.full(128, -0.0, dtype=np.float32)
-    values[0] = 8 * 127
-    assert same_bits(decode(codec, encode(codec, values), 128), block(8 * 127))
+    values[0] = exact = 3 * 8 if codec == "int2" else 8 * 127
+    assert same_bits(decode(codec, encode(codec, values), 128), block(exact))
 
 
 @pytest.mark.parametrize("codec", ["f32", "bf16"])

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from node.host.home import HOME_VARIABLE, TAPES
 from protocol.errors import InternalError, UserError
 from protocol.snapshot import (
     NetworkStatus,
@@ -37,6 +38,7 @@ from shoal.demo_report import (
     make_report,
     rows,
 )
+from shoal.demo_screen import Screen
 from shoal.project_text import create_text
 from tui.demo_view import DemoNow, LearnerLine, line, render, results
 
@@ -324,3 +326,19 @@ def test_a_join_link_is_shortened_where_commands_are_shown():
 def test_a_report_that_cannot_be_written_is_noticed_before_anything_starts(tmp_path):
     with pytest.raises(UserError, match="There is no directory"):
         demo.run(report=tmp_path / "missing" / "report.json", minutes=None)
+
+
+def test_the_tapes_outlive_the_demo_and_the_command_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "own"))
+    tape = tmp_path / "demo" / "home" / TAPES / "project" / "syncer-default" / "one.tape"
+    tape.parent.mkdir(parents=True)
+    tape.write_bytes(b"content")
+    former = tmp_path / "own" / "demo" / "newest" / "former.tape"
+    former.parent.mkdir(parents=True)
+    former.touch()
+    with Screen() as screen:
+        demo._offer_replay(screen, tmp_path / "demo")
+    kept = tmp_path / "own" / "demo" / "newest"
+    assert (kept / "project" / "syncer-default" / "one.tape").read_bytes() == b"content"
+    assert not former.exists()
+    assert f"shoal replay {kept}" in capsys.readouterr().out

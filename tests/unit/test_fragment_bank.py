@@ -19,9 +19,9 @@ NUMEL = LAYOUT.fragments[0].numel
 OUTER = project().charter.outer
 
 
-def a_bank(apply="overwrite", up_codec="int4"):
+def a_bank(apply="overwrite", up_codec="int4", **changes):
     bank = FragmentBank(LAYOUT, Shelf())
-    bank.charter = project(rounds(apply=apply, up_codec=up_codec)).charter
+    bank.charter = project(rounds(apply=apply, up_codec=up_codec, **changes)).charter
     for fragment in LAYOUT.fragments:
         theta = tiny_weights(fragment.numel, fragment.index)
         momentum = np.zeros_like(theta)
@@ -271,6 +271,64 @@ def test_a_rebase_over_several_versions_moves_by_all_of_them():
     delivery = bank.deliver(0, is_assign=False, merged_sequence=None)
     assert delivery.version == 3
     np.testing.assert_array_equal(delivery.values, bank.theta(0) - start)
+
+
+# Blending
+
+
+def blended(local, delivery):
+    kept = np.float32(delivery.kept_frac)
+    return kept * local + (1 - kept) * delivery.values
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_a_blend_leaves_the_share_alpha_of_the_displacement_and_no_counter(is_merged):
+    bank = a_bank("blend", alpha=0.25)
+    assign(bank)
+    local = moved(bank)
+    bank.push(0, 1, local)
+    bank.settle(0, 1, is_merged=is_merged)
+    bank.advance(*next_of(bank))
+    delivery = bank.deliver(
+        0, is_assign=True, merged_sequence=1 if is_merged else None, kept_frac=0.25
+    )
+    assert (delivery.version, delivery.is_assign, delivery.kept_frac) == (1, True, 0.25)
+    after = blended(local, delivery)
+    np.testing.assert_allclose(
+        bank.theta(0) - after, 0.25 * (bank.theta(0) - local), rtol=0, atol=1e-6
+    )
+    push = bank.push(0, 2, after)
+    assert push.base_version == 1
+
+
+def test_a_blend_feeds_back_what_it_took_away_of_the_quantisation_error(bank):
+    blending = a_bank("blend", alpha=0.25)
+    for each in (bank, blending):
+        assign(each)
+        each.push(0, 1, moved(each))
+        each.settle(0, 1, is_merged=True)
+    np.testing.assert_allclose(blending._residual[0], 0.75 * bank._residual[0], rtol=1e-6)
+
+
+def test_a_blend_that_keeps_nothing_is_an_overwrite_bit_for_bit(bank):
+    blending = a_bank("blend", alpha=0.0)
+    digests = []
+    for each in (bank, blending):
+        assign(each)
+        for sequence in (1, 2, 3):
+            digests.append(each.push(0, sequence, moved(each, sequence)).digest)
+            each.settle(0, sequence, is_merged=True)
+            each.advance(*next_of(each, sequence))
+            each.deliver(0, is_assign=True, merged_sequence=None, kept_frac=0.0)
+    assert digests[:3] == digests[3:]
+
+
+def test_after_a_lost_trainer_even_a_blend_keeps_nothing():
+    bank = a_bank("blend", alpha=0.25)
+    assign(bank)
+    bank.trainer_lost()
+    delivery = bank.deliver(0, is_assign=True, merged_sequence=None, kept_frac=0.25)
+    assert delivery.kept_frac == 0.0
 
 
 # Checkpoints

@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import InternalError, MalformedPayload
 from protocol.fragments import build_layout
 from protocol.numerics.codecs import CHUNK, decode, encode
-from protocol.numerics.merge import Contribution, merge_fragment, norm, token_weight
+from protocol.numerics.merge import Contribution, merge_fragment, norm, push_weight, token_weight
 from protocol.project import TensorSpec
 from tests import oracle
 from tests.oracle import wave
@@ -71,6 +71,12 @@ MIXED = one_fragment((300, "rda"), (77, "mean"), (1, "rda"), (1000, "rda"), (129
 )
 def test_a_push_weighs_its_tokens_times_tokens_per_step(tokens, steps, weight):
     assert token_weight(tokens, steps) == weight
+
+
+def test_a_push_may_also_weigh_its_tokens_or_as_much_as_any():
+    assert [push_weight("tokens", 512, steps) for steps in (0, 1, 2)] == [0.0, 512.0, 512.0]
+    assert [push_weight("equal", tokens, 4) for tokens in (0, 1, 512)] == [0.0, 1.0, 1.0]
+    assert push_weight("quality", 512, 4) == token_weight(512, 4)
 
 
 def test_the_weight_of_a_very_long_run_is_still_finite():

@@ -32,7 +32,7 @@ def bank():
     return a_bank()
 
 
-def merge(bank, number, *, fragment=0, learners=(ONE, TWO)):
+def merge(bank, number, *, fragment=0, learners=(ONE, TWO), outer=OUTER):
     """Pushes of these learners, merged into version `number`; what a record would say."""
     parts = []
     for at, learner in enumerate(learners):
@@ -42,7 +42,7 @@ def merge(bank, number, *, fragment=0, learners=(ONE, TWO)):
         header = push_header(sequence=number, fragment=fragment, digest=digest(payload))
         parts.append(MergePart(learner.key, header, 1.0 + at))
         bank.keep_push(parts[-1].push, fragment, payload, "int4")
-    outcome = bank.merge(Merge(number, fragment, number, "int4", OUTER, tuple(parts)))
+    outcome = bank.merge(Merge(number, fragment, number, "int4", outer, tuple(parts)))
     return outcome, FragmentMerged(
         round=number,
         global_step=number,
@@ -103,6 +103,20 @@ def test_a_merge_takes_its_codec_and_outer_step_from_the_job_and_not_from_the_ch
     outcome = bank.merge(Merge(1, 0, 1, "int8", still, (part,)))
     assert len(outcome.payload) == payload_bytes("int8", LAYOUT.fragments[0].numel)
     assert outcome.state.theta == bank.current(0).state.theta
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_a_replay_steps_as_the_record_says_with_nesterov_or_without(bank, nesterov):
+    other = a_bank()
+    outer = msgspec.structs.replace(OUTER, nesterov=nesterov)
+    for number in (1, 2):
+        outcome, body = merge(bank, number, outer=outer)
+        bank.adopt(0, number, outcome.payload_digest)
+        other.replay(msgspec.structs.replace(body, nesterov=nesterov), outcome.payload)
+    assert other.current(0).state == bank.current(0).state
+    outcome, body = merge(bank, 3, outer=outer)
+    with pytest.raises(CorruptState):
+        other.replay(msgspec.structs.replace(body, nesterov=not nesterov), outcome.payload)
 
 
 def test_an_adopted_version_is_served_under_the_digests_of_its_record(bank):

@@ -24,7 +24,7 @@ from node.trainer.model import (
 )
 from node.trainer.vocabulary import ByteVocabulary
 from protocol.errors import InternalError, UserError
-from protocol.project import encode
+from protocol.project import MergeRules, encode
 from tests.tiny_project import CONFIG, data_spec, tiny_genesis
 
 GPT2 = {"vocab_size": 257, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 2}
@@ -63,6 +63,19 @@ def test_tables_are_merged_by_mean_and_the_rest_radially():
         "transformer.wte.weight",
         "transformer.wpe.weight",
     }
+
+
+def test_a_project_says_how_each_class_of_tensor_is_merged_and_still_builds():
+    rules = MergeRules(embeddings="rda", matrices="mean", vectors="rda")
+    spec = describe_model("LlamaForCausalLM", CONFIG, rules)
+    by_rule = {one.name: one.rule for one in spec.tensors}
+    assert by_rule["model.embed_tokens.weight"] == "rda"
+    assert by_rule["model.layers.0.self_attn.q_proj.weight"] == "mean"
+    assert by_rule["model.layers.0.input_layernorm.weight"] == "rda"
+    build_model(spec, seed=1)
+    other = msgspec.structs.replace(spec, tensors=spec.tensors[1:])
+    with pytest.raises(UserError, match="tensor table"):
+        build_model(other, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +126,23 @@ def test_fragments_survive_a_round_trip_and_padding_stays_zero(genesis):
         doubled = np.empty_like(values)
         target.read(fragment.index, doubled)
         np.testing.assert_array_equal(doubled, values + values)
+
+
+def test_a_blend_keeps_its_share_of_the_weights_and_one_of_nothing_replaces_them(genesis):
+    layout = layout_of(genesis)
+    target = FragmentView(build_model(genesis.model, seed=2), layout)
+    for fragment in layout.fragments:
+        former, values = (np.zeros(fragment.numel, np.float32) for _ in range(2))
+        target.read(fragment.index, former)
+        for span in fragment.spans:
+            values[span.offset : span.offset + span.numel] = 3.0
+        target.blend(fragment.index, values, 0.25)
+        after = np.empty_like(values)
+        target.read(fragment.index, after)
+        np.testing.assert_allclose(after, 0.25 * former + 0.75 * values, rtol=0, atol=1e-6)
+        target.blend(fragment.index, values, 0.0)
+        target.read(fragment.index, after)
+        np.testing.assert_array_equal(after, values)
 
 
 def test_all_fragments_can_be_written_from_one_buffer(genesis):

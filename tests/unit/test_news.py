@@ -9,11 +9,11 @@ from node.host.links import RoundTrips, path_of
 from node.news import between
 from protocol.snapshot import PeerRow, SyncerStatus
 from protocol.trace import SessionClosed
-from tests.tui import tapes
+from tests.tui import recordings
 
 
 def report(*peers: PeerRow, step: int = 100, **changes: object) -> SyncerStatus:
-    return tapes.syncer(step, list(peers), **changes)
+    return recordings.syncer(step, list(peers), **changes)
 
 
 def texts(before: SyncerStatus, now: SyncerStatus) -> list[str]:
@@ -21,7 +21,7 @@ def texts(before: SyncerStatus, now: SyncerStatus) -> list[str]:
 
 
 def row(number: int, **changes: object) -> PeerRow:
-    return tapes.peer(number, 100, **changes)
+    return recordings.peer(number, 100, **changes)
 
 
 def test_the_first_report_says_how_things_are():
@@ -49,7 +49,7 @@ def test_learners_come_leave_are_lost_and_come_back():
         ("heron is not listed any more", False),
     ]
     assert texts(report(row(2, state="silent")), report(row(2))) == [
-        f"dunlin ({tapes.key('dunlin')[:8]}) is heard again"
+        f"dunlin ({recordings.key('dunlin')[:8]}) is heard again"
     ]
 
 
@@ -70,9 +70,9 @@ def test_merges_losses_phases_and_faults():
 
 def test_another_leader_takes_nobody_for_lost():
     before = report(row(0), row(1), faults={"stale": 3})
-    now = report(key=tapes.key("reserve"), faults={"stale": 9})
-    now.swarm.leader, now.swarm.term = tapes.key("reserve"), 8
-    assert texts(before, now) == [f"{tapes.key('reserve')[:8]} leads in term 8"]
+    now = report(key=recordings.key("reserve"), faults={"stale": 9})
+    now.swarm.leader, now.swarm.term = recordings.key("reserve"), 8
+    assert texts(before, now) == [f"{recordings.key('reserve')[:8]} leads in term 8"]
 
 
 def test_rows_of_before_have_no_link_and_did_not_leave():

@@ -8,7 +8,7 @@ from protocol.numerics.outer import digest, encode_with_feedback, outer_step
 from tests import oracle
 from tests.oracle import wave
 
-CODECS = ("f32", "bf16", "int8", "int4")
+CODECS = ("f32", "bf16", "int8", "int4", "int2", "int1")
 
 
 def full(value, numel=128):
@@ -35,16 +35,62 @@ def test_one_learner_without_momentum_at_rate_one_lands_on_its_weights():
     np.testing.assert_allclose(theta, learner, atol=2.0**-22)
 
 
+@pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize(("rate", "mu"), [(0.7, 0.9), (0.4, 0.5), (1.0, 0.0), (0.1, 0.99)])
-def test_every_product_and_sum_is_rounded_on_its_own(rate, mu):
+def test_every_product_and_sum_is_rounded_on_its_own(rate, mu, nesterov):
     theta, momentum, g = wave(512, 1), wave(512, 9), wave(512, 77)
     for _ in range(3):
-        expected = oracle.outer_step_exact(theta, momentum, g, rate, mu)
+        expected = oracle.outer_step_exact(theta, momentum, g, rate, mu, nesterov)
         theta, momentum = outer_step(
-            theta, momentum, g, learning_rate=rate, momentum_coefficient=mu
+            theta, momentum, g, learning_rate=rate, momentum_coefficient=mu, nesterov=nesterov
         )
         assert bits(theta) == bits(expected[0])
         assert bits(momentum) == bits(expected[1])
+
+
+def test_plain_momentum_moves_by_the_momentum_and_without_any_both_are_one():
+    theta, momentum = outer_step(
+        full(10.0),
+        full(2.0),
+        full(1.0),
+        learning_rate=0.5,
+        momentum_coefficient=0.5,
+        nesterov=False,
+    )
+    assert set(theta.tolist()) == {9.0}
+    assert set(momentum.tolist()) == {2.0}
+    both = [
+        outer_step(
+            wave(256, 1),
+            full(0, 256),
+            wave(256, 2),
+            learning_rate=0.7,
+            momentum_coefficient=0.0,
+            nesterov=nesterov,
+        )
+        for nesterov in (True, False)
+    ]
+    assert bits(both[0][0]) == bits(both[1][0])
+
+
+def test_the_outer_step_is_the_one_of_torch():
+    torch = pytest.importorskip("torch")
+    for nesterov in (True, False):
+        theta, momentum = wave(256, 1), full(0, 256)
+        weights = torch.nn.Parameter(torch.from_numpy(theta.copy()))
+        sgd = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=nesterov)
+        for seed in (2, 3, 4):
+            weights.grad = torch.from_numpy(wave(256, seed))
+            sgd.step()
+            theta, momentum = outer_step(
+                theta,
+                momentum,
+                wave(256, seed),
+                learning_rate=0.7,
+                momentum_coefficient=0.9,
+                nesterov=nesterov,
+            )
+        np.testing.assert_allclose(theta, weights.detach().numpy(), atol=1e-5)
 
 
 def test_a_fused_multiply_add_would_give_another_result():

@@ -122,6 +122,7 @@ def test_other_values_are_written_where_asked():
             "momentum = 1.0",
             "outer.momentum must be a number of at least 0 and below 1",
         ),
+        ("alpha = 0.5", "alpha = 1", "rounds.alpha must be a number of at least 0 and below 1"),
         (
             "patience_s = 20.0",
             "patience_s = 0",
@@ -130,13 +131,13 @@ def test_other_values_are_written_where_asked():
         ("grad_norm_max = 1.0", "grad_norm_max = nan", "training.grad_norm_max must be a number"),
         (
             'apply = "overwrite"',
-            'apply = "blend"',
-            'must be one of "overwrite", "rebase", not "blend"',
+            'apply = "mix"',
+            'must be one of "blend", "overwrite", "rebase", not "mix"',
         ),
         (
             'optimizer = "adamw"',
-            'optimizer = "muon"',
-            'training.optimizer must be "adamw", not "muon"',
+            'optimizer = "lion"',
+            'training.optimizer must be one of "adamw", "muon", not "lion"',
         ),
         ("seed = 1 ", "seed = -1 ", "project.seed must be an integer from 0"),
         ('name = "harbour"', 'name = ""', "project.name must be text of 1 to 64 characters"),
@@ -183,6 +184,19 @@ def test_a_missing_section_is_named_and_admission_may_be_left_out():
     assert "rounds is missing" in refusal(TEXT[:start] + TEXT[end:])
     start, end = TEXT.index("[admission]"), TEXT.index("[[voters]]")
     assert parse(TEXT[:start] + TEXT[end:], PATH).banned == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training.optimizer": "muon"}, "only with the optimizer adamw: muon keeps nothing"),
+        ({"training.beta2": 0.5}, "only where beta1 x beta1 < beta2 < 1"),
+    ],
+)
+def test_optimizer_state_of_others_is_refused_where_nobody_could_judge_it(changes, words):
+    text = create_text("n", changes={"training.moments": "peer", **changes})
+    assert f'training.moments can be "peer" {words}' in refusal(text)
+    assert parse(create_text("n", changes=changes), PATH).inner.moments == "fresh"
 
 
 def test_two_voters_are_refused_and_three_are_welcome():

@@ -260,22 +260,41 @@ def test_a_push_that_cannot_count_is_told_so_and_the_others_merge(changes, outco
     assert merged_parts(bench) == [TWO.key]
 
 
-def test_a_push_against_too_old_a_version_is_stale():
-    log = Log(SeatTaken(SYNCER.key), weights(), tiny=DUO)
+def at_version_three(tiny=DUO):
+    """Two learners that stand on version 3 and were asked for a fragment."""
+    log = Log(SeatTaken(SYNCER.key), weights(), tiny=tiny)
     for version in range(1, 4):
         for fragment in range(4):
             log.add(_merge(fragment, version))
-    bench = SyncerBench(DUO, recovered=log.recovered()).start(ONE, TWO)
+    bench = SyncerBench(tiny, recovered=log.recovered()).start(ONE, TWO)
     bench.lease(ONE, TWO)
     for learner in (ONE, TWO):
         bench.beat(learner, versions=(3,) * 4)
     bench.wait(0.1)
+    return bench
+
+
+def test_a_push_against_too_old_a_version_is_stale():
+    bench = at_version_three()
     pull = bench.last(ONE.key, Pull)
     assert pull.version == 3
     bench.push(ONE, pull, base_version=0)
     assert bench.last(ONE.key, Settled).outcome == "stale"
     bench.push(TWO, bench.last(TWO.key, Pull), base_version=1)
     assert bench.last(TWO.key, Settled) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight"), [("quality", 256 * 32.0), ("tokens", 256.0), ("equal", 1.0)]
+)
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_a_push_weighs_less_for_each_version_that_it_lags_behind(rule, weight, lag):
+    bench = at_version_three(project(rounds(quorum=2, weights=rule)))
+    bench.push(ONE, bench.last(ONE.key, Pull), base_version=3 - lag)
+    bench.push(TWO, bench.last(TWO.key, Pull))
+    (body,) = committed(bench, TWO.key, FragmentMerged)
+    weights = {part.learner: part.weight for part in body.contributions}
+    assert weights == {ONE.key: weight / (1 + lag), TWO.key: weight}
 
 
 def _merge(fragment, version):

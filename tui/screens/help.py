@@ -30,7 +30,7 @@ COMMANDS = {
 Group = tuple[str, Iterable[BindingType]]
 
 
-def page(groups: Sequence[Group], paint: Paint, *, has_tape: bool) -> list[Text]:
+def page(groups: Sequence[Group], paint: Paint, *, has_recording: bool) -> list[Text]:
     """All keys by group, then the commands."""
     made: list[Text] = []
     for title, bindings in groups:
@@ -41,7 +41,7 @@ def page(groups: Sequence[Group], paint: Paint, *, has_tape: bool) -> list[Text]
         made.append(Text())
     made.append(Text("Commands, after :", style=f"bold {paint.accent}"))
     made += [_row(name, words, paint) for name, words in COMMANDS.items()]
-    if not has_tape:
+    if not has_recording:
         made += [Text(), Text("Keys of a recording work with --replay FILE.", style=paint.quiet)]
     return made
 

@@ -1,4 +1,4 @@
-"""Bars of one line: the views, and the place on a tape."""
+"""Bars of one line: the views, and the place on a recording."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ViewBar(Widget):
 
 
 def scrub(playback: Playback, width: int, paint: Paint) -> tuple[Text, int, int]:
-    """The bar of a tape: what it does, how fast, where; and where its track starts and ends."""
+    """The bar of a recording: what it does, how fast, where; and its track's start and end."""
     text = Text(no_wrap=True)
     text.append("playing" if playback.is_playing else "paused ", style=paint.accent)
     text.append(f" x{playback.speed} ")
@@ -97,7 +97,7 @@ def _clock(seconds: float) -> str:
 
 
 class ScrubBar(Widget):
-    """Shows the place on a tape; a click goes there."""
+    """Shows the place on a recording; a click goes there."""
 
     def __init__(self, playback: Playback) -> None:
         super().__init__(id="scrub")
@@ -106,7 +106,7 @@ class ScrubBar(Widget):
         self._track = (0, 1)
 
     def show(self, paint: Paint) -> None:
-        """Draws where the tape is now."""
+        """Draws where the recording is now."""
         self._paint = paint
         self.refresh()
 

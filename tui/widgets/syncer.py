@@ -98,7 +98,7 @@ def seat_pairs(scene: Scene, seat: SeatStatus) -> list[Pair]:
 
 def _seat(scene: Scene, status: SyncerStatus | WitnessStatus) -> list[Pair]:
     seat, paint = status.seat, scene.paint
-    if seat is None:  # a tape of before there were elections
+    if seat is None:  # a recording of before there were elections
         assert isinstance(status, SyncerStatus)
         swarm = status.swarm
         return [

@@ -19,7 +19,7 @@ from protocol.snapshot import (
     WitnessStatus,
 )
 from tui.frames import Attached, Frame, Told
-from tui.tape import TapeWriter
+from tui.recording import RecordingWriter
 
 START_S = 1_790_000_000.0
 NAMES = ("avocet", "curlew", "dunlin", "heron", "kestrel", "osprey", "plover", "wren")
@@ -513,7 +513,7 @@ def left(seconds: int = 5) -> list[Frame]:
     return frames
 
 
-TAPES = {
+RECORDINGS = {
     "healthy": healthy,
     "leader-silent": leader_silent,
     "learner-killed": learner_killed,
@@ -531,8 +531,8 @@ TAPES = {
 
 
 def write(path: Path, frames: list[Frame]) -> Path:
-    """The frames as a tape."""
-    with TapeWriter(path) as writer:
+    """The frames as a recording."""
+    with RecordingWriter(path) as writer:
         for one in frames:
             writer.write(one)
     return path

@@ -1,7 +1,7 @@
 """Recordings of a swarm: frames on disk, to look at later what happened.
 
-A tape only grows, by entries of a 4-byte big-endian length, the first 8 bytes of the content's
-BLAKE3, and the content as MessagePack. The first entry says that this is a tape. A crash can
+A recording only grows, by entries of a 4-byte big-endian length, the first 8 bytes of the content's
+BLAKE3, and the content as MessagePack. The first entry says that this is a recording. A crash can
 tear the last entry: readers leave it out, writers cut it off and go on. Anything else that does
 not check is refused, with the offset.
 """
@@ -23,6 +23,7 @@ from blake3 import blake3
 from msgspec import Struct
 
 from protocol.errors import UserError
+from protocol.tape import MAGIC as TAPE_MAGIC
 from tui.frames import Frame, Told
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ Decoded = TypeVar("Decoded")
 class _Title(Struct, kw_only=True, forbid_unknown_fields=True):
     """The first entry."""
 
-    shoal_tape: int
+    shoal_recording: int
 
 
 class Place(NamedTuple):
@@ -64,7 +65,7 @@ class Place(NamedTuple):
 
 
 class Places(Sequence[Place]):
-    """The places of all frames, in 24 bytes each: a tape of a day has a hundred thousand."""
+    """The places of all frames, in 24 bytes each: a recording of a day has a hundred thousand."""
 
     def __init__(self) -> None:
         self._offsets = array("Q")
@@ -101,12 +102,12 @@ def entry(content: bytes) -> bytes:
     return len(content).to_bytes(4, "big") + blake3(content).digest(8) + content
 
 
-class Tape:
-    """A tape that is read. Opening looks at the heads of its entries only; what is asked for
+class Recording:
+    """A recording that is read. Opening looks at the heads of its entries only; what is asked for
     later is checked and decoded then."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError if the file cannot be read, is no tape, or its entries do not chain."""
+        """Raises UserError if the file cannot be read, is no recording, or does not chain."""
         self.path = path
         with _said(path, "read"):
             self._file = path.open("rb")
@@ -168,13 +169,18 @@ def _index(file: int, path: Path) -> tuple[Places, int]:
 
 
 def _read_title(file: int, path: Path, size_all: int) -> int:
-    """Length of the first entry. Raises UserError unless it says that this is a tape."""
+    """Length of the first entry. Raises UserError unless it says that this is a recording."""
     if not size_all:
-        raise UserError(f"{path} is no tape of Shoal: it is empty (offset 0).")
+        raise UserError(f"{path} is no recording of Shoal: it is empty (offset 0).")
     size = int.from_bytes(os.pread(file, 4, 0), "big")
+    if os.pread(file, len(TAPE_MAGIC), 0) == TAPE_MAGIC:
+        raise UserError(
+            f"{path} is a tape of a daemon's events, not a recording of what was shown. Run it "
+            f"again with: shoal replay {path}"
+        )
     content = _content(file, 0, size) if size <= TITLE_BYTES_MAX else None
     if content is None:
-        raise UserError(f"{path} is no tape of Shoal: its first entry is not (offset 0).")
+        raise UserError(f"{path} is no recording of Shoal: its first entry is not (offset 0).")
     _check_title(content, path)
     return size
 
@@ -206,7 +212,7 @@ def _stamp(head: bytes) -> float:
 
 def _damaged(path: Path, offset: int) -> UserError:
     return UserError(
-        f"The tape {path} is damaged at offset {offset}. What lies before can be saved "
+        f"The recording {path} is damaged at offset {offset}. What lies before can be saved "
         f"with `head -c {offset}`."
     )
 
@@ -215,10 +221,11 @@ def _check_title(content: bytes, path: Path) -> None:
     try:
         title = msgspec.msgpack.decode(content, type=_Title)
     except msgspec.MsgspecError as error:
-        raise UserError(f"{path} is no tape of Shoal: {error} (offset 0).") from error
-    if title.shoal_tape != VERSION:
+        raise UserError(f"{path} is no recording of Shoal: {error} (offset 0).") from error
+    if title.shoal_recording != VERSION:
         raise UserError(
-            f"The tape {path} is of version {title.shoal_tape}, this Shoal reads version {VERSION}."
+            f"The recording {path} is of version {title.shoal_recording}, this Shoal reads "
+            f"version {VERSION}."
         )
 
 
@@ -227,28 +234,28 @@ def _decode(content: bytes, path: Path, offset: int, wanted: type[Decoded]) -> D
         return msgspec.msgpack.decode(content, type=wanted)
     except msgspec.MsgspecError as error:
         raise UserError(
-            f"The tape {path} holds no frame at offset {offset}: {error}. It may come from "
+            f"The recording {path} holds no frame at offset {offset}: {error}. It may come from "
             "another version of Shoal."
         ) from error
 
 
-class TapeWriter:
-    """Appends frames to a tape; a new file is begun, a torn end is cut off first."""
+class RecordingWriter:
+    """Appends frames to a recording; a new file is begun, a torn end is cut off first."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError if the file cannot be written, or is something else than a tape."""
+        """Raises UserError if the file cannot be written, or is something else than a recording."""
         self.path = path
         is_new = not path.exists() or path.stat().st_size == 0
         bytes_good = 0
         if not is_new:
-            former = Tape(path)
+            former = Recording(path)
             bytes_good = former.bytes_good
             former.close()
         with _said(path, "written"):
             self._file = path.open("ab")
             self._file.truncate(bytes_good)
             if is_new:
-                self._append(msgspec.msgpack.encode(_Title(shoal_tape=VERSION)))
+                self._append(msgspec.msgpack.encode(_Title(shoal_recording=VERSION)))
         self._written_s: float | None = None
         self._held: list[Told] = []
 
@@ -290,17 +297,17 @@ def _said(path: Path, verb: str) -> Any:
         yield
     except OSError as error:
         raise UserError(
-            f"The tape {path} cannot be {verb}: {error.strerror}. Name another file."
+            f"The recording {path} cannot be {verb}: {error.strerror}. Name another file."
         ) from error
 
 
 class RecordingSource:
-    """A source that also writes what passes through it to a tape."""
+    """A source that also writes what passes through it to a recording."""
 
     def __init__(self, source: Source, path: Path) -> None:
-        """Raises what `TapeWriter` raises."""
+        """Raises what `RecordingWriter` raises."""
         self._source = source
-        self._writer = TapeWriter(path)
+        self._writer = RecordingWriter(path)
 
     @property
     def playback(self) -> Playback | None:
@@ -308,7 +315,7 @@ class RecordingSource:
         return self._source.playback
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """The frames of the source; if the tape can take no more, they go on and say so."""
+        """The frames of the source; if the recording can take no more, they go on and say so."""
         trouble = ""
         async for frame in self._source.frames():
             if not trouble:

@@ -8,28 +8,40 @@ from textual.binding import Binding, BindingType
 from tui.messages import Sought
 from tui.sources import Source
 
-TAPE_ACTIONS = ("play", "step", "speed", "seek_end", "fault")
+RECORDING_ACTIONS = ("play", "step", "speed", "seek_end", "fault")
 
-TAPE_BINDINGS: list[BindingType] = [
-    Binding("space", "play", "Play", tooltip="Play or pause", id="tape.play", priority=True),
-    Binding("left", "step(-1)", "Frame back", show=False, id="tape.back", priority=True),
-    Binding("right", "step(1)", "Frame on", show=False, id="tape.on", priority=True),
-    Binding("shift+left", "step(-10)", "Ten back", show=False, id="tape.back10", priority=True),
-    Binding("shift+right", "step(10)", "Ten on", show=False, id="tape.on10", priority=True),
+RECORDING_BINDINGS: list[BindingType] = [
+    Binding("space", "play", "Play", tooltip="Play or pause", id="recording.play", priority=True),
+    Binding("left", "step(-1)", "Frame back", show=False, id="recording.back", priority=True),
+    Binding("right", "step(1)", "Frame on", show=False, id="recording.on", priority=True),
     Binding(
-        "left_square_bracket", "speed(-1)", "Slower", key_display="[", show=False, id="tape.slower"
+        "shift+left", "step(-10)", "Ten back", show=False, id="recording.back10", priority=True
+    ),
+    Binding("shift+right", "step(10)", "Ten on", show=False, id="recording.on10", priority=True),
+    Binding(
+        "left_square_bracket",
+        "speed(-1)",
+        "Slower",
+        key_display="[",
+        show=False,
+        id="recording.slower",
     ),
     Binding(
-        "right_square_bracket", "speed(1)", "Faster", key_display="]", show=False, id="tape.faster"
+        "right_square_bracket",
+        "speed(1)",
+        "Faster",
+        key_display="]",
+        show=False,
+        id="recording.faster",
     ),
-    Binding("home", "seek_end(0)", "Start", show=False, id="tape.start", priority=True),
-    Binding("end", "seek_end(1)", "End", show=False, id="tape.end", priority=True),
-    Binding("n", "fault(1)", "Next fault", id="tape.fault"),
-    Binding("N", "fault(-1)", "Fault before", show=False, id="tape.fault-back"),
+    Binding("home", "seek_end(0)", "Start", show=False, id="recording.start", priority=True),
+    Binding("end", "seek_end(1)", "End", show=False, id="recording.end", priority=True),
+    Binding("n", "fault(1)", "Next fault", id="recording.fault"),
+    Binding("N", "fault(-1)", "Fault before", show=False, id="recording.fault-back"),
 ]
 
 
-class TapeApp(App[int]):
+class RecordingApp(App[int]):
     """An app that has these keys if its source is a recording."""
 
     def __init__(self, source: Source) -> None:
@@ -37,7 +49,7 @@ class TapeApp(App[int]):
         self.source = source
         if source.playback is not None:
             # Only here, so that neither footer nor help names keys that do nothing.
-            for binding in TAPE_BINDINGS:
+            for binding in RECORDING_BINDINGS:
                 assert isinstance(binding, Binding)
                 self._bindings.key_to_bindings.setdefault(binding.key, []).insert(0, binding)
 

@@ -1,0 +1,1 @@
+"""Replays tapes: the recorded daemon's own machines, banks and trainers, fed what was recorded."""

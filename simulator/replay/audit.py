@@ -1,0 +1,306 @@
+"""The audit: certificates proven anew, and the very machine re-run on what it was told.
+
+Needs no key and no disk. Every input of the tape goes to a `SyncerMachine` built from what the
+tape's first frame says; what it makes of each must have the recorded digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from node.host.tape_file import TapeLife
+from protocol import wire
+from protocol.errors import MalformedMessage, RemoteError, UserError
+from protocol.ids import short
+from protocol.machine import Effect, JobDone
+from protocol.project import Charter, Genesis, project_id
+from protocol.records import (
+    CharterAdopted,
+    FragmentMerged,
+    Record,
+    open_record,
+)
+from protocol.signing import Verify, verify_ed25519
+from protocol.tape import Began, Frame, Input, Preface, TapeDamaged, TapeEnded
+from simulator.replay.diverging import Diverged, difference, name_of
+from simulator.replay.stories import Stories
+from simulator.tiny import sim_verify
+from syncer_node.jobs import Keep, Merge, Merged
+from syncer_node.recording import (
+    CHARTER,
+    DRAIN,
+    FAULT,
+    Seeds,
+    built_from,
+    digest_of,
+    read_decision,
+    read_event,
+    read_external,
+    read_seeds,
+)
+from syncer_node.syncer import SyncerMachine
+
+BUGS = (AssertionError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
+"""What a machine that is wrong may raise."""
+
+
+class ReplayedFault(RemoteError):
+    """An offence that was found while reading a peer's bytes, before it came to the machine."""
+
+
+class ReplaySigner:
+    """Gives out recorded signatures, each only for what it really signs."""
+
+    def __init__(self, key: bytes, verify: Verify) -> None:
+        self._key = key
+        self._verify = verify
+        self._left: list[bytes] = []
+
+    @property
+    def key(self) -> bytes:
+        return self._key
+
+    def hand(self, signatures: tuple[bytes, ...]) -> None:
+        """What was signed while the next input was handled."""
+        self._left = list(signatures)
+
+    @property
+    def left(self) -> int:
+        return len(self._left)
+
+    def sign(self, message: bytes) -> bytes:
+        if not self._left or not self._verify(self._key, message, self._left[0]):
+            raise NotSigned
+        return self._left.pop(0)
+
+
+class NotSigned(Exception):
+    """The replay signs something that the recorded machine did not."""
+
+
+@dataclass(slots=True)
+class AuditedMerge:
+    """A merge that was decided, and what came of it."""
+
+    job: Merge
+    result: Merged | None = None
+    record: FragmentMerged | None = None
+    """Once it was certified."""
+    index: int = 0
+    place: str = ""
+
+
+@dataclass(slots=True)
+class Audit:
+    """What an audit of one life found."""
+
+    preface: Preface
+    genesis: Genesis | None = None
+    genesis_bytes: bytes = b""
+    seeds: Seeds | None = None
+    events: int = 0
+    records: dict[int, bytes] = field(default_factory=dict)
+    """Hash of every certified record, by index."""
+    rounds: dict[int, FragmentMerged] = field(default_factory=dict)
+    """Committed rounds by log index, whoever led."""
+    merges: list[AuditedMerge] = field(default_factory=list)
+    """Merges of this host, in the order in which they were decided."""
+    stories: Stories = field(default_factory=Stories)
+    ended: str = ""
+    """Why the tape stopped before the daemon did."""
+    is_cut_short: bool = False
+    """The rounds behind `--until` were not looked at."""
+
+
+def verifier(preface: Preface) -> Verify:
+    """How signatures on this tape are checked."""
+    return verify_ed25519 if preface.scheme == "ed25519" else sim_verify
+
+
+def audit(
+    life: TapeLife,
+    *,
+    until: int | None = None,
+    on_event: Callable[[int], None] = lambda _: None,
+) -> Audit:
+    """Re-run one life of a syncer. Raises Diverged, TapeDamaged or UserError.
+
+    until: stop once this round is committed. on_event: told now and then how far it is.
+    """
+    return _Auditor(life, until, on_event).run()
+
+
+class _Auditor:
+    def __init__(self, life: TapeLife, until: int | None, on_event: Callable[[int], None]) -> None:
+        self.life = life
+        self.until = until
+        self.on_event = on_event
+        self.verify = verifier(life.preface)
+        self.found = Audit(life.preface)
+        self.signer = ReplaySigner(life.preface.key, self.verify)
+        self.machine: SyncerMachine
+        self.charter: Charter
+        """In force behind the newest certified record."""
+        self.asked: dict[int, AuditedMerge] = {}
+        """Merges by job number."""
+
+    def run(self) -> Audit:
+        frames = self.life.frames("events")
+        self._begin(*next(frames, ("", TapeEnded("nothing is on it"))))
+        for place, frame in frames:
+            if isinstance(frame, TapeEnded):
+                self.found.ended = frame.reason
+                continue
+            if not isinstance(frame, Input):
+                raise TapeDamaged(f"{place}: {type(frame).__name__} does not belong there")
+            self._input(place, frame)
+            if self.found.events % 1000 == 0:
+                self.on_event(self.found.events)
+            if self._is_far_enough():
+                self.found.is_cut_short = True
+                break
+        return self.found
+
+    def _begin(self, place: str, frame: Frame) -> None:
+        if not isinstance(frame, Began):
+            raise TapeDamaged(f"{place or self.life.preface.name}: the tape has no beginning")
+        found, preface = self.found, self.life.preface
+        try:
+            seeds = read_seeds(frame.setup)
+            found.genesis = msgspec.msgpack.decode(frame.genesis, type=Genesis)
+        except (MalformedMessage, msgspec.DecodeError) as error:
+            raise TapeDamaged(f"{place}: its beginning means nothing: {error}") from error
+        if not project_id(frame.genesis) == seeds.project == preface.project:
+            raise UserError(
+                f"{place}: the tape says it is of project {short(preface.project)}, but what it "
+                "was recorded of is another project."
+            )
+        found.seeds, found.genesis_bytes = seeds, frame.genesis
+        self.signer.hand(frame.signatures)
+        setup, recovered = built_from(seeds, found.genesis, self.signer, self.verify)
+        charters = seeds.summary.charters
+        self.charter = setup.charter
+        if charters:
+            self.charter = wire.decode(charters[-1].charter.payload, Charter)
+        self.machine = SyncerMachine(setup, recovered)
+
+    def _input(self, place: str, one: Input) -> None:
+        found = self.found
+        found.events += 1
+        name = name_of(found.events, one)
+        for kind, content in one.decided:
+            if kind == "Keep":
+                self._prove(name, place, content)
+        self.signer.hand(one.signatures)
+        try:
+            made = self._handle(one)
+        except NotSigned:
+            raise Diverged(
+                name, place, "the replay signs something that was not signed then"
+            ) from None
+        except MalformedMessage as error:
+            raise TapeDamaged(f"{place}: {name} means nothing: {error}") from error
+        outcome, decided = digest_of(made)
+        told = difference(one.decided, decided)
+        if not told and outcome != one.outcome:
+            words = made if isinstance(made, str) else f"{len(made)} effects"
+            told = f"what it set in motion is not what was recorded (the replay: {words})"
+        if not told and self.signer.left:
+            told = f"{self.signer.left} recorded signatures were not made"
+        if told:
+            raise Diverged(name, place, told)
+        if not isinstance(made, str):
+            self._note(one, made, decided, place)
+
+    def _handle(self, one: Input) -> list[Effect] | str:
+        """What the machine makes of it, or the name of the error that it raises."""
+        machine = self.machine
+        try:
+            if one.kind == FAULT:
+                told = read_external(one.kind, one.content)
+                assert isinstance(told, tuple)
+                error = ReplayedFault(told[2])
+                error.reason = told[1]
+                return machine.fault(told[0], error)
+            if one.kind == DRAIN:
+                return machine.drain(one.at_s)
+            if one.kind == CHARTER:
+                envelope = read_external(one.kind, one.content)
+                assert not isinstance(envelope, tuple)
+                assert envelope is not None
+                return self._offer(machine, envelope, one.at_s)
+            event = read_event(one.kind, one.content)
+        except msgspec.MsgspecError as error:
+            raise MalformedMessage(str(error)) from error
+        try:
+            return machine.handle(event, one.at_s)
+        except BUGS as error:
+            # The recorded machine may have failed in just this way: the digests tell.
+            return type(error).__name__
+
+    def _offer(self, machine: SyncerMachine, envelope: object, at_s: float) -> list[Effect] | str:
+        try:
+            return machine.offer_charter(envelope, at_s)  # type: ignore[arg-type]
+        except RemoteError as error:
+            return type(error).__name__
+
+    def _prove(self, name: str, place: str, content: bytes) -> None:
+        """A recorded certificate, checked without the machine."""
+        kept = read_decision("Keep", content)
+        assert isinstance(kept, Keep)
+        trouble = None
+        for charter in (self.charter, self.machine.setup.charter):
+            try:
+                record = open_record(kept.entry, self.life.preface.project, charter, self.verify)
+                break
+            except RemoteError as error:
+                trouble = error
+        else:
+            raise Diverged(name, place, f"record {kept.index} is not certified: {trouble}")
+        self.found.records[record.index] = hashlib.blake2b(
+            kept.entry.record, digest_size=16
+        ).digest()
+        if isinstance(record.body, CharterAdopted):
+            self.charter = wire.decode(record.body.charter.payload, Charter)
+        if isinstance(record.body, FragmentMerged):
+            self._certified(record, record.body, place)
+
+    def _certified(self, record: Record, merged: FragmentMerged, place: str) -> None:
+        self.found.rounds[record.index] = merged
+        for one in reversed(self.found.merges):
+            result = one.result
+            if result is not None and one.record is None and result.payload == merged.payload:
+                one.record, one.index, one.place = merged, record.index, place
+                return
+
+    def _note(
+        self, one: Input, made: list[Effect], decided: tuple[tuple[str, bytes], ...], place: str
+    ) -> None:
+        """What is needed later: merges with their results, and the story of each round."""
+        event = None
+        if one.kind in ("Received", "JobDone"):
+            event = read_event(one.kind, one.content)
+        if isinstance(event, JobDone) and isinstance(event.result, Merged):
+            asked = self.asked.pop(event.id, None)
+            if asked is not None:
+                asked.result = event.result
+        for effect in made:
+            job = getattr(effect, "job", None)
+            if isinstance(job, Merge):
+                merge = AuditedMerge(job, place=place)
+                self.asked[getattr(effect, "id")] = merge  # noqa: B009 -- a Start has one
+                self.found.merges.append(merge)
+        self.found.stories.note(one.at_s, event, made, self.machine)
+
+    def _is_far_enough(self) -> bool:
+        until = self.until
+        return until is not None and any(merged.round >= until for merged in self._newest_rounds())
+
+    def _newest_rounds(self) -> Iterator[FragmentMerged]:
+        rounds = self.found.rounds
+        if rounds:
+            yield rounds[max(rounds)]

@@ -1,0 +1,192 @@
+"""The merge level: kept pushes merged again, by the same bank, to the same bits.
+
+Each merge begins from the version that the replay itself came to, or, where the kept window
+begins, from a recorded one. What it must come to is in the certified record: the digest of the
+merged displacement L_v, and those of the weights and momentum that follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.host.shelf import Shelf
+from node.host.tape_file import TapeLife
+from protocol import wire
+from protocol.errors import CorruptState, MalformedPayload
+from protocol.fragments import build_layout
+from protocol.ids import short
+from protocol.numerics.outer import digest
+from protocol.project import Charter
+from protocol.tape import Base, Frame, PushPayload, TapeDamaged
+from simulator.replay.audit import Audit, AuditedMerge
+from simulator.replay.diverging import Diverged
+from syncer_node.bank import MergeBank, Version
+from syncer_node.jobs import PushId
+
+F32 = NDArray[np.float32]
+Place = tuple[int, int]
+"""Fragment and version."""
+
+
+@dataclass(slots=True)
+class Merges:
+    """What merging again came to."""
+
+    merged: set[int] = field(default_factory=set)
+    """Log indices of the rounds that came to the same bits."""
+    untried: dict[str, int] = field(default_factory=dict)
+    """Rounds that could not be merged again, by reason."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a tape's payload files have, found in a first pass."""
+
+    pushes: set[PushId] = field(default_factory=set)
+    bases: dict[Place, set[str]] = field(default_factory=dict)
+
+
+class MergeReplay:
+    """Merges one life's rounds again."""
+
+    def __init__(
+        self,
+        life: TapeLife,
+        audit: Audit,
+        on_version: Callable[[int, Version], None] = lambda fragment, version: None,
+        on_round: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        """on_version: told every fragment's version that was computed or begun from."""
+        assert audit.genesis is not None
+        assert audit.seeds is not None
+        genesis = audit.genesis
+        self.life = life
+        self.audit = audit
+        self.layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+        charter = wire.decode(audit.seeds.charter.payload, Charter)
+        self.bank = MergeBank(self.layout, charter, Shelf(clock=lambda: 0.0))
+        self.on_version = on_version
+        self.on_round = on_round
+        self.found = Merges()
+        self._at: dict[int, int] = {}
+        """Version of each fragment that the bank stands at."""
+        self._kept = _Kept()
+        self._pushes: dict[PushId, PushPayload] = {}
+        self._bases: dict[Place, dict[str, Base]] = {}
+        self._frames: Iterator[tuple[str, Frame]] = iter(())
+        self._place = ""
+
+    def run(self) -> Merges:
+        """Raises Diverged or TapeDamaged."""
+        for _, frame in self.life.frames("payloads"):
+            match frame:
+                case PushPayload():
+                    self._kept.pushes.add((frame.learner, frame.incarnation, frame.sequence))
+                case Base():
+                    parts = self._kept.bases.setdefault((frame.fragment, frame.version), set())
+                    parts.add(frame.part)
+                case _:
+                    raise TapeDamaged(f"{_}: {type(frame).__name__} does not belong there")
+        self._frames = self.life.frames("payloads")
+        for done, merge in enumerate(self.audit.merges):
+            if merge.record is not None:
+                self._merge(merge)
+            self._drop(merge)
+            self.on_round(done + 1)
+        return self.found
+
+    def _merge(self, merge: AuditedMerge) -> None:
+        job = merge.job
+        missing = sum(part.push not in self._kept.pushes for part in job.parts)
+        place = (job.fragment, job.version - 1)
+        is_there = self._at.get(job.fragment) == job.version - 1
+        has_base = self._kept.bases.get(place, set()) >= {"theta", "momentum"}
+        reason = ""
+        if missing:
+            reason = "pushes were not kept"
+        elif not is_there and not has_base:
+            reason = "the version before it was not kept"
+        if reason:
+            self.found.untried[reason] = self.found.untried.get(reason, 0) + 1
+            self._at.pop(job.fragment, None)
+            return
+        self._read_until(merge, place)
+        if has_base:
+            self._begin_from(merge, place, is_there=is_there)
+        self._merge_now(merge)
+
+    def _read_until(self, merge: AuditedMerge, place: Place) -> None:
+        """Read on until everything that this merge needs was seen."""
+        wanted = {part.push for part in merge.job.parts}
+        parts = self._kept.bases.get(place, set())
+        while wanted - self._pushes.keys() or parts - self._bases.get(place, {}).keys():
+            self._place, frame = next(self._frames)
+            if isinstance(frame, PushPayload):
+                self._pushes[frame.learner, frame.incarnation, frame.sequence] = frame
+            elif isinstance(frame, Base):
+                self._bases.setdefault((frame.fragment, frame.version), {})[frame.part] = frame
+
+    def _begin_from(self, merge: AuditedMerge, place: Place, *, is_there: bool) -> None:
+        """Take a recorded version, or compare it with the one that the replay came to."""
+        fragment, number = place
+        parts = self._bases.pop(place)
+        numel = self.layout.fragments[fragment].numel
+        arrays: dict[str, F32] = {}
+        for name, part in parts.items():
+            if len(part.content) != 4 * numel:
+                raise TapeDamaged(f"{self._place}: version {number} has another size")
+            arrays[name] = np.frombuffer(part.content, "<f4").astype(np.float32, copy=False)
+        if is_there and parts["theta"].is_chained:
+            current = self.bank.current(fragment)
+            for name, values in (("theta", current.theta), ("momentum", current.momentum)):
+                if values.tobytes() != arrays[name].tobytes():
+                    raise self._diverged(merge, f"{name} of version {number} is not as recorded")
+            return
+        self.bank.initialise(
+            fragment, number, arrays["theta"], arrays["momentum"], arrays.get("residual")
+        )
+        self._at[fragment] = number
+        self.on_version(fragment, self.bank.current(fragment))
+
+    def _merge_now(self, merge: AuditedMerge) -> None:
+        job, record = merge.job, merge.record
+        assert record is not None
+        for part in job.parts:
+            kept = self._pushes[part.push]
+            if digest(kept.content) != part.header.digest:
+                who = f"push {part.push[2]} of {short(part.learner)}"
+                raise self._diverged(merge, f"the payload of {who} is not what its header names")
+            try:
+                self.bank.keep_push(part.push, job.fragment, kept.content, part.header.codec)
+            except MalformedPayload as error:
+                raise self._diverged(merge, f"a payload is not sound: {error}") from error
+        try:
+            outcome = self.bank.merge(job)
+        except CorruptState as error:
+            raise self._diverged(merge, str(error)) from error
+        made = (outcome.payload_digest, outcome.state, outcome.norms, outcome.scales)
+        norms = tuple(one.norm for one in record.contributions)
+        scales = tuple(one.scale for one in record.contributions)
+        wanted = (record.payload, record.state, norms, scales)
+        names = ("the merged displacement", "the new weights", "the norms", "the scales")
+        for name, mine, its in zip(names, made, wanted, strict=True):
+            if mine != its:
+                raise self._diverged(merge, f"{name} came out otherwise than record {merge.index}")
+        self.bank.adopt(job.fragment, job.version, outcome.payload_digest)
+        self._at[job.fragment] = job.version
+        self.found.merged.add(merge.index)
+        self.on_version(job.fragment, self.bank.current(job.fragment))
+
+    def _drop(self, merge: AuditedMerge) -> None:
+        for part in merge.job.parts:
+            self.bank.forget_push(part.push)
+            self._pushes.pop(part.push, None)
+
+    def _diverged(self, merge: AuditedMerge, what: str) -> Diverged:
+        job = merge.job
+        name = f"the merge of round {job.round} (fragment {job.fragment}, version {job.version})"
+        return Diverged(name, self._place or merge.place, what)

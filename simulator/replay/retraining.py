@@ -1,0 +1,120 @@
+"""The retrain level: learners' local steps done again, push by push, each in its own process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+import protocol
+from node.host.tape_file import TapeLife
+from protocol.ids import short
+from simulator.replay.audit import Audit
+from simulator.replay.diverging import Diverged
+from simulator.replay.retrainer import Said, version_path
+from syncer_node.bank import Version
+from syncer_node.jobs import PushId
+
+
+@dataclass(slots=True)
+class Retrained:
+    """What training again came to."""
+
+    pushes: set[PushId] = field(default_factory=set)
+    """Those that came to the digest that their learner signed."""
+    untried: dict[str, int] = field(default_factory=dict)
+    """Pushes that could not be made again, by reason."""
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class VersionSpool:
+    """Global values on disk, for the processes that train."""
+
+    folder: Path
+
+    def keep(self, fragment: int, version: Version) -> None:
+        """Raises OSError where the disk is full."""
+        path = version_path(self.folder, fragment, version.number)
+        if not path.exists():
+            version.theta.astype("<f4", copy=False).tofile(path)
+
+
+def retrain(
+    lives: list[TapeLife],
+    audits: list[Audit],
+    spool: VersionSpool,
+    data_cache: Path,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Retrained:
+    """Repeat every learner's training. Raises Diverged.
+
+    A push counts as the same if it has the digest of its signed header, as a syncer recorded it.
+    """
+    found = Retrained()
+    signed = {
+        part.push: part.header.digest
+        for audit in audits
+        for merge in audit.merges
+        for part in merge.job.parts
+    }
+    whole = [life for life in lives if life.has_begin()]
+    if len(whole) < len(lives):
+        found.untried["the beginning of a learner's tape is gone"] = len(lives) - len(whole)
+    with ThreadPoolExecutor(min(len(whole), os.cpu_count() or 1) or 1) as pool:
+        every = pool.map(lambda one: _said(one, spool.folder, data_cache), whole)
+        for life, all_said in zip(whole, every, strict=True):
+            for said in all_said:
+                _take(found, life, said, signed)
+            tell(f"{life.preface.name} is trained again, {found.steps:,} local steps so far")
+    return found
+
+
+def _take(
+    found: Retrained,
+    life: TapeLife,
+    said: Said,
+    signed: dict[PushId, bytes],
+) -> None:
+    preface = life.preface
+    push = (preface.key, said.incarnation, said.sequence)
+    name = f"push {said.sequence} of {preface.name} ({short(preface.key)})"
+    match said.kind:
+        case "push":
+            if push in signed and signed[push].hex() != said.digest:
+                raise Diverged(name, said.place, "it is not what the learner signed")
+            if push in signed:
+                found.pushes.add(push)
+        case "untried":
+            _count(found, said.text)
+        case "diverged":
+            raise Diverged(name, said.place, said.text)
+        case "done":
+            found.steps += said.number
+
+
+def _count(found: Retrained, reason: str) -> None:
+    found.untried[reason] = found.untried.get(reason, 0) + 1
+
+
+def _said(life: TapeLife, spool: Path, data_cache: Path) -> list[Said]:
+    """All that one retrainer said; one that failed is a reason, not an end."""
+    path = life.files["events"][0].path
+    command = [sys.executable, "-P", "-m", "simulator.replay.retrainer"]
+    done = subprocess.run(
+        [*command, str(path), str(spool), str(data_cache)],
+        env={**os.environ, "PYTHONPATH": str(Path(str(protocol.__file__)).parents[1])},
+        capture_output=True,
+        check=False,
+    )
+    said = [msgspec.json.decode(line, type=Said) for line in done.stdout.splitlines()]
+    if done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        said.append(Said("untried", text=f"training again failed: {words[-1]}"))
+    return said

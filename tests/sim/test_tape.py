@@ -1,0 +1,321 @@
+"""Simulated swarms on tape: they replay to the same, and whatever is altered is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from node.host.home import Home
+from protocol.errors import UserError
+from protocol.messages import CertifiedRecord, Vote
+from protocol.tape import Base, Frame, Input, PushPayload, TapeDamaged
+from shoal import replaying
+from simulator.ledger import Ledger
+from simulator.replay.diverging import Diverged
+from simulator.replay.stories import record_story
+from simulator.replay.whole import Whole, replay
+from simulator.scenario import build_swarm
+from syncer_node import jobs, recording
+from syncer_node.jobs import Keep, Merge
+from syncer_node.raft import jobs as raft_jobs
+from syncer_node.recording import read_decision
+from tests import builders
+from tests.taping import alter, record_swarm
+from tui.recording import Recording
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger]:
+    folder = tmp_path_factory.mktemp("tapes")
+    return folder, record_swarm(folder, 11).ledger
+
+
+@pytest.fixture
+def tape(recorded: tuple[Path, Ledger], tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(recorded[0], tmp_path / "tape"))
+
+
+def again(place: Path, **choices: object) -> Whole:
+    return replay(place, place, **choices)  # type: ignore[arg-type]
+
+
+def events(place: Path) -> Path:
+    return sorted(place.rglob("*-events-*"))[0]
+
+
+def decided(one: Input, kind: str) -> list[Merge | Keep]:
+    return [read_decision(name, content) for name, content in one.decided if name == kind]
+
+
+def with_decision(one: Input, old: Merge | Keep, new: Merge | Keep) -> Input:
+    name = type(old).__name__
+    its = msgspec.msgpack.encode(new)
+    parts = tuple(
+        (kind, its if kind == name and read_decision(kind, content) == old else content)
+        for kind, content in one.decided
+    )
+    return msgspec.structs.replace(one, decided=parts)
+
+
+def change_first(
+    kind: type[Merge] | type[Keep], change: Callable[[Merge | Keep], Merge | Keep | None]
+) -> Callable[[list[Frame]], list[Frame]]:
+    """Alter the first decision of a kind for which there is something to alter."""
+
+    def changed(frames: list[Frame]) -> list[Frame]:
+        for at, frame in enumerate(frames):
+            if isinstance(frame, Input):
+                for old in decided(frame, kind.__name__):
+                    new = change(old)
+                    if new is not None:
+                        return [*frames[:at], with_decision(frame, old, new), *frames[at + 1 :]]
+        raise AssertionError("nothing was altered")
+
+    return changed
+
+
+def test_every_round_is_audited_and_merged_again(recorded: tuple[Path, Ledger]) -> None:
+    folder, ledger = recorded
+    whole = again(folder)
+    assert len(whole.audits) == 2, "two lives of the syncer"
+    assert len(whole.rounds) == len(ledger.merges) > 20
+    assert whole.audited == whole.merged == whole.rounds.keys()
+    assert not whole.untried
+
+
+def test_three_syncers_with_an_election_replay_together(tmp_path: Path) -> None:
+    swarm = record_swarm(tmp_path, 4, syncers=3)
+    whole = again(tmp_path)
+    assert len(whole.rounds) == len(swarm.ledger.merges)
+    assert whole.merged == whole.rounds.keys()
+    leaders = {done.preface.key for done in whole.audits if done.merges}
+    assert len(leaders) == 2, "the one that was away, and the one that took its seat"
+
+
+def test_recording_changes_nothing(tmp_path: Path) -> None:
+    swarm = record_swarm(tmp_path, 11)
+    other = build_swarm(11)
+    first = other.syncers[0]
+    other.world.at(30.0, first.crash)
+    other.world.at(33.0, first.boot)
+    other.world.run(60.0)
+    assert other.ledger.merges == swarm.ledger.merges
+    assert other.world.facts == swarm.world.facts
+
+
+def test_an_altered_weight_is_named(tape: Path) -> None:
+    def heavier(merge: Merge | Keep) -> Merge | None:
+        if not isinstance(merge, Merge) or merge.round != 5:
+            return None
+        part = dataclasses.replace(merge.parts[0], weight=merge.parts[0].weight * 2)
+        return dataclasses.replace(merge, parts=(part, *merge.parts[1:]))
+
+    alter(events(tape), change_first(Merge, heavier))
+    with pytest.raises(Diverged, match=r"round 5: push \d+ of \w+ has weight .* on the tape"):
+        again(tape)
+
+
+def test_a_swapped_arrival_is_named(tape: Path) -> None:
+    def swap(frames: list[Frame]) -> list[Frame]:
+        pushes = [
+            at
+            for at, one in enumerate(frames)
+            if isinstance(one, Input) and one.kind == "Received" and b"push" in one.content[32:40]
+        ]
+        one, other = pushes[20], pushes[21]
+        frames[one], frames[other] = frames[other], frames[one]
+        return frames
+
+    alter(events(tape), swap)
+    with pytest.raises(Diverged, match=r"event \d+ \(message 'push' from"):
+        again(tape)
+
+
+def test_a_forged_certificate_is_named(tape: Path) -> None:
+    def forge(keep: Merge | Keep) -> Keep | None:
+        assert isinstance(keep, Keep)
+        if keep.index != 20:
+            return None
+        proof = keep.entry.certificate
+        votes = tuple(Vote(vote.voter, bytes(64)) for vote in proof.votes)
+        entry = CertifiedRecord(keep.entry.record, msgspec.structs.replace(proof, votes=votes))
+        return Keep(entry, keep.index)
+
+    alter(events(tape), change_first(Keep, forge))
+    with pytest.raises(Diverged, match="record 20 is not certified: 0 valid votes"):
+        again(tape)
+
+
+def test_a_lost_input_is_named(tape: Path) -> None:
+    def lose(frames: list[Frame]) -> list[Frame]:
+        at = next(
+            at
+            for at, one in enumerate(frames)
+            if at > 300 and isinstance(one, Input) and one.kind == "JobDone"
+        )
+        return frames[:at] + frames[at + 1 :]
+
+    alter(events(tape), lose)
+    with pytest.raises(Diverged, match="event 3"):
+        again(tape)
+
+
+def test_an_altered_push_is_named(tape: Path) -> None:
+    def spoil(frames: list[Frame]) -> list[Frame]:
+        at = max(at for at, one in enumerate(frames) if isinstance(one, PushPayload))
+        one = frames[at]
+        assert isinstance(one, PushPayload)
+        content = bytes((one.content[0] ^ 1,)) + one.content[1:]
+        frames[at] = msgspec.structs.replace(one, content=content)
+        return frames
+
+    path = sorted(tape.rglob("*-payloads-*"))[0]
+    alter(path, spoil)
+    with pytest.raises(Diverged, match="is not what its header names"):
+        again(tape)
+
+
+def test_an_altered_base_is_named(tape: Path) -> None:
+    """The weights that a kept window begins from do not come to the certified ones."""
+
+    def spoil(frames: list[Frame]) -> list[Frame]:
+        at = next(at for at, one in enumerate(frames) if isinstance(one, Base))
+        one = frames[at]
+        assert isinstance(one, Base)
+        content = one.content[:2] + bytes((one.content[2] ^ 1,)) + one.content[3:]
+        frames[at] = msgspec.structs.replace(one, content=content)
+        return frames
+
+    alter(sorted(tape.rglob("*-payloads-*"))[0], spoil)
+    with pytest.raises(Diverged, match="the new weights came out otherwise"):
+        again(tape)
+
+
+def test_without_payloads_rounds_are_audited_only(tape: Path) -> None:
+    for path in tape.rglob("*-payloads-*"):
+        path.unlink()
+    whole = again(tape)
+    assert whole.audited == whole.rounds.keys()
+    assert not whole.merged
+    assert whole.untried["merge"] == {"pushes were not kept": len(whole.rounds)}
+
+
+def test_until_looks_at_nothing_behind_a_round(recorded: tuple[Path, Ledger]) -> None:
+    whole = again(recorded[0], until=7)
+    first = whole.audits[0]
+    assert first.is_cut_short
+    # Rounds overlap: a later one may be committed just before.
+    assert 7 <= max(merged.round for merged in first.rounds.values()) <= 9
+
+
+def test_a_round_is_explained(
+    recorded: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = replaying.run(recorded[0], Home(tmp_path), explain=9)
+    assert code == 0
+    told = capsys.readouterr().out
+    assert told.startswith("round 9: fragment ")
+    assert "committed" in told
+    for word in ("learner-0", "weight", "share", "merged"):
+        assert word in told
+
+
+def test_a_learner_that_was_late_is_explained(recorded: tuple[Path, Ledger]) -> None:
+    whole = again(recorded[0], levels=("audit",))
+    fates = {
+        part.fate
+        for done in whole.audits
+        for story in done.stories.all
+        for part in story.parts.values()
+    }
+    assert "merged" in fates
+    for done in whole.audits:
+        for story in done.stories.all:
+            in_merge = {part.learner for part in story.parts.values() if part.weight is not None}
+            merged = [one for one in done.rounds.values() if one.round == story.round]
+            if merged and story.global_step is not None:
+                assert in_merge == {one.learner for one in merged[-1].contributions}
+
+
+def test_a_tape_of_another_project_is_refused(tape: Path) -> None:
+    with pytest.raises(UserError, match=r"is a tape of project .* not of"):
+        again(tape, project=b"x" * 32)
+
+
+def test_damage_names_file_and_offset(tape: Path) -> None:
+    path = events(tape)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content + b"more")
+    with pytest.raises(TapeDamaged, match=rf"{path.name}, at byte \d+"):
+        again(tape)
+
+
+def test_the_verb_says_how_many_rounds_reached_which_level(
+    recorded: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    assert replaying.run(recorded[0], Home(tmp_path), json=figures) == 0
+    count = len(recorded[1].merges)
+    told = capsys.readouterr().out
+    words = [line.split()[:4] for line in told.splitlines()[1:4]]
+    assert words[0] == ["audit", str(count), "of", str(count)]
+    assert words[1] == ["merge", str(count), "of", str(count)]
+    found = json.loads(figures.read_text())
+    assert (found["rounds"], found["audit"], found["merge"]) == (count, count, count)
+    assert found["retrain"] == 0
+
+
+def test_the_verb_fails_where_a_tape_diverges(
+    tape: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def lose(frames: list[Frame]) -> list[Frame]:
+        return frames[:200] + frames[201:]
+
+    alter(events(tape), lose)
+    assert replaying.run(tape, Home(tmp_path)) == 1
+    assert "error: diverged at event" in capsys.readouterr().err
+
+
+def test_the_verb_refuses_a_damaged_tape_as_wrong_input(tape: Path, tmp_path: Path) -> None:
+    path = events(tape)
+    path.write_bytes(path.read_bytes()[:200] + b"x" + path.read_bytes()[201:])
+    with pytest.raises(UserError, match=r"The tape cannot be read: .*at byte"):
+        replaying.run(tape, Home(tmp_path))
+
+
+def test_the_terminal_view_says_what_a_tape_is(tape: Path) -> None:
+    with pytest.raises(UserError, match=r"is a tape of a daemon's events.* shoal replay"):
+        Recording(events(tape))
+
+
+def test_a_torn_tail_is_cut_and_told(tape: Path) -> None:
+    path = events(tape)
+    path.write_bytes(path.read_bytes()[:-7])
+    whole = again(tape)
+    ((cut, _, size),) = [one for life in whole.tapes for one in life.cuts()]
+    assert cut == path
+    assert size > 0
+
+
+def test_what_the_log_says_is_enough_to_explain_a_round_led_elsewhere() -> None:
+    merged = builders.merged()
+    story = record_story(merged)
+    assert set(story.parts) == {one.learner for one in merged.contributions}
+
+
+def test_every_answer_that_a_job_names_can_be_read_from_a_tape():
+    kinds = [*vars(jobs).values(), *vars(raft_jobs).values()]
+    words = " ".join(kind.__doc__ or "" for kind in kinds if isinstance(kind, type))
+    answers = set(re.findall(r"[Aa]nswer: `(\w+)`(?:, or `(\w+)`)?", words))
+    named = {name for pair in answers for name in pair if name}
+    assert len(named) > 8
+    assert named <= set(recording._RESULTS)
