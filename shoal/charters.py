@@ -159,7 +159,7 @@ def with_setting(charter: Charter, name: str, text: str, file: str) -> Charter:
     if name not in known:
         raise UserError(f"{file}: {_unknown(name, list(known))}")
     place = Place(file, name)
-    value = _read(text)
+    value = read_setting(text)
     if name == DURABILITY:
         return msgspec.structs.replace(charter, durability=read_value(value, Durability, place))
     section, _, key = name.partition(".")
@@ -185,7 +185,8 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"{name} is not a setting that can be changed; {advice}"
 
 
-def _read(text: str) -> object:
+def read_setting(text: str) -> object:
+    """A value as the project file has it; bare words are texts."""
     if "\n" not in text:
         try:
             return tomllib.loads(f"value = {text}")["value"]

@@ -61,7 +61,7 @@ SECTIONS = (
                 "also GPT2LMHeadModel, GPTNeoXForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
                 "Qwen3ForCausalLM",
             ),
-            Line("fragments", 8, "pieces that are merged and sent one at a time"),
+            Line("fragments", 4, "pieces that are merged and sent one at a time"),
             Line("strategy", "balanced", "how tensors are dealt out: balanced, tensor or layer"),
         ),
     ),
@@ -103,7 +103,7 @@ SECTIONS = (
             Line("text_field", "text", "column that holds the text, for parquet and hub"),
             Line("tokenizer", "bytes", "bytes, a tokenizer.json, or a hub repository with one"),
             Line("sequence_tokens", 256, "length of one training sequence"),
-            Line("block_sequences", 16, "sequences in one block, the unit leased to a learner"),
+            Line("block_sequences", 1, "neighbouring sequences that are always read together"),
             Line("heldout_frac", 0.02, "share of the texts kept apart to measure progress"),
         ),
     ),
@@ -112,10 +112,10 @@ SECTIONS = (
         "What each learner does by itself, in its local steps.",
         (
             Line("optimizer", "adamw", "adamw, or muon for hidden matrices and adamw for the rest"),
-            Line("learning_rate", 0.002, "at its peak"),
+            Line("learning_rate", 0.004, "at its peak"),
             Line("weight_decay", 0.1, "0 switches it off"),
             Line("beta1", 0.9, "memory of the mean gradient"),
-            Line("beta2", 0.95, "memory of the mean squared gradient"),
+            Line("beta2", 0.99, "memory of the mean squared gradient"),
             Line("grad_norm_max", 1.0, "a longer gradient is scaled down to this"),
             Line("batch_sequences", 8, "sequences in one local step, on every learner"),
             Line("warmup_frac", 0.05, "share of the token budget in which the rate rises"),
@@ -134,8 +134,8 @@ SECTIONS = (
         "outer",
         "What a merge does with the learners' movement.",
         (
-            Line("learning_rate", 0.7, "share of the merged movement that is taken"),
-            Line("momentum", 0.5, "0 switches it off"),
+            Line("learning_rate", 0.5, "share of the merged movement that is taken"),
+            Line("momentum", 0.0, "0 switches it off"),
             Line(
                 "clip_to_median",
                 3.0,
@@ -148,8 +148,8 @@ SECTIONS = (
         "rounds",
         "When a fragment is merged, and for whom a round waits.",
         (
-            Line("local_steps", 16, "H: local steps between two merges of the same fragment"),
-            Line("overlap_steps", 4, "rounds in flight at most, always on different fragments"),
+            Line("local_steps", 4, "H: local steps between two merges of the same fragment"),
+            Line("overlap_steps", 2, "rounds in flight at most, always on different fragments"),
             Line("quorum", 1, "K: pushes a round needs; lowered when fewer learners are alive"),
             Line("grace_safety", 0.9, "share of the spare time a round waits after its quorum"),
             Line("pace_share", 0.5, "share of the swarm's speed that must have done H steps"),
@@ -180,7 +180,7 @@ SECTIONS = (
             Line("evaluate_every", 50, "merges between two measured checkpoints"),
             Line("heldout_sequences", 64, "held-out sequences in one measurement"),
             Line("lease_s", 120.0, "seconds after which a silent learner's blocks are taken back"),
-            Line("lease_blocks", 64, "blocks leased at once"),
+            Line("lease_blocks", 1024, "blocks leased at once"),
         ),
     ),
     Section(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.compare.results import Summary
 from simulator.scale.bandwidth import Need
 from simulator.scale.goodput import Cell
 from simulator.scale.heterogeneous import Setting
@@ -128,6 +129,26 @@ def scavenge(rows: Sequence[Speedup], path: Path) -> None:
 
 def _rings(panel: Any, across: Sequence[Any], up: Sequence[Any], colour: str) -> None:
     panel.plot(across, up, "o", mfc="none", ms=7, color=colour)
+
+
+def compare(lines: Sequence[Summary], path: Path) -> None:
+    """Held-out loss over virtual time, one dot for each algorithm. Raises OSError."""
+    figure, (panel,) = _canvas(1)
+    for at, line in enumerate(lines):
+        panel.errorbar(
+            line.virtual_wall_s,
+            line.eval_loss,
+            line.eval_loss_spread or None,
+            fmt="os^D"[at // len(COLOURS) % 4],
+            color=COLOURS[at % len(COLOURS)],
+            label=line.algorithm,
+        )
+    panel.set_xscale("log")
+    panel.set_xlabel("virtual seconds")
+    panel.set_ylabel("held-out loss, nats per token")
+    figure.set_size_inches(9.0, 4.8)
+    figure.legend(loc="outside right upper", fontsize="small", frameon=False)
+    figure.savefig(path)
 
 
 def _canvas(panels: int) -> tuple[Any, Any]:

@@ -77,7 +77,7 @@ def goodput(
     off = failures.misfit(rows)
     if off is not None:
         console.print(f"Distance from the paper: rmse {off[0]:.2f}, at most {off[1]:.1f} points.")
-    return _write(files, rows, lambda path: sim_plots.goodput(rows, path))
+    return write_rows(files, rows, lambda path: sim_plots.goodput(rows, path))
 
 
 def bandwidth(
@@ -109,7 +109,7 @@ def bandwidth(
         f"{link.parameters:.3g} parameters (the default is fitted to the paper), "
         f"{link.learners} learners, {link.step_s:g} s per step."
     )
-    return _write(files, rows, lambda path: sim_plots.bandwidth(rows, link_gbps, path))
+    return write_rows(files, rows, lambda path: sim_plots.bandwidth(rows, link_gbps, path))
 
 
 def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
@@ -131,7 +131,7 @@ def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
     console.print(
         "No number is fitted. That K = 1 never waits is assumed. Steps are a fast learner's."
     )
-    return _write(files, rows, lambda path: sim_plots.heterogeneous(rows, path))
+    return write_rows(files, rows, lambda path: sim_plots.heterogeneous(rows, path))
 
 
 def scavenge(lent: borrowing.Borrowing, extras: Sequence[float], files: Files) -> int:
@@ -156,7 +156,7 @@ def scavenge(lent: borrowing.Borrowing, extras: Sequence[float], files: Files) -
         f"DP stops {lent.stop_s:g} s at a change, one each {lent.change_s:g} s at +100 % "
         "(both defaults fitted to the paper's row)."
     )
-    return _write(files, rows, lambda path: sim_plots.scavenge(rows, path))
+    return write_rows(files, rows, lambda path: sim_plots.scavenge(rows, path))
 
 
 def _beside(percent: float, paper: float | None, digits: int = 1) -> str:
@@ -169,8 +169,9 @@ def _need(row: links.Need, link_gbps: float | None) -> str:
     return f"[green]{text}[/green]" if link_gbps is not None and row.gbps <= link_gbps else text
 
 
-def _write(files: Files, rows: Sequence[Any], draw: Callable[[Path], None]) -> int:
-    lines = [asdict(row) for row in rows]
+def write_rows(files: Files, rows: Sequence[Any], draw: Callable[[Path], None]) -> int:
+    """Writes the rows wherever that was asked for; the exit code. UserError if a file cannot be."""
+    lines = [msgspec.to_builtins(row) for row in rows]
     for path, option, save in (
         (
             files.json,

@@ -60,7 +60,7 @@ def changed(old: str, new: str) -> str:
 def test_the_text_that_is_created_is_sound_and_says_what_it_says():
     file = parse(TEXT, PATH)
     assert (file.name, file.seed, file.architecture) == ("harbour", 1, "LlamaForCausalLM")
-    assert (file.fragments, file.rounds.local_steps, file.rounds.quorum) == (8, 16, 1)
+    assert (file.fragments, file.rounds.local_steps, file.rounds.quorum) == (4, 4, 1)
     assert file.limits.tokens == 20_000_000
     assert file.config["tie_word_embeddings"] is True
     assert [(line.key, line.voter.role) for line in file.voters] == [(None, "syncer")]
@@ -118,7 +118,7 @@ def test_other_values_are_written_where_asked():
         ("quorum = 1 ", "quorm = 1 ", "rounds.quorm is not a known key; did you mean quorum?"),
         ("[outer]", "[outre]", "outre is not a known key; did you mean outer?"),
         (
-            "momentum = 0.5",
+            "momentum = 0.0",
             "momentum = 1.0",
             "outer.momentum must be a number of at least 0 and below 1",
         ),
@@ -150,7 +150,7 @@ def test_other_values_are_written_where_asked():
             "rounds.quorum must be at most limits.learners (256), not 300",
         ),
         (
-            "overlap_steps = 4",
+            "overlap_steps = 2",
             "overlap_steps = 9",
             "rounds.overlap_steps must be at most model.fragments",
         ),

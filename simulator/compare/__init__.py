@@ -1,0 +1,1 @@
+"""Ways of training together, compared on a real model: same text, same inner loop, equal tokens."""

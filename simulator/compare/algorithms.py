@@ -1,0 +1,173 @@
+"""The algorithms of a comparison by name: what each changes in the project, and who runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from protocol.errors import UserError
+from protocol.project import Charter, Genesis, InnerSpec, MergeRule, OuterSpec, RoundSpec
+from simulator.compare.bench import Bench
+from simulator.compare.data_parallel import DataParallel
+from simulator.compare.decoupled import Decoupled
+from simulator.compare.lockstep import Lockstep, LockstepSpec
+from simulator.compare.outcome import Outcome, Tell
+from simulator.compare.setting import Setting
+
+Value = int | float | str
+Spec = TypeVar("Spec", InnerSpec, OuterSpec, RoundSpec)
+BASELINE = "dp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One row of the table."""
+
+    name: str
+    says: str
+    kind: Literal["rigid", "elastic", "lockstep", "decoupled"]
+    fails: bool = False
+    inner: Mapping[str, Value] = field(default_factory=dict)
+    outer: Mapping[str, Value] = field(default_factory=dict)
+    rounds: Mapping[str, Value] = field(default_factory=dict)
+    lockstep: LockstepSpec | None = None
+    fragments: int | None = None
+    rule: MergeRule | None = None
+    """For every tensor, instead of RDA with the mean for embeddings."""
+
+    def charter(self, charter: Charter) -> Charter:
+        """The project's rules with this algorithm's changes."""
+        return msgspec.structs.replace(
+            charter,
+            inner=_changed(charter.inner, self.inner),
+            outer=_changed(charter.outer, self.outer),
+            rounds=_changed(charter.rounds, self.rounds),
+        )
+
+    def genesis(self, genesis: Genesis) -> Genesis:
+        """The project's facts with this algorithm's changes."""
+        changes: dict[str, object] = {}
+        if self.fragments is not None:
+            changes["fragments"] = self.fragments
+        if self.rule is not None:
+            rule = self.rule
+            tensors = tuple(msgspec.structs.replace(t, rule=rule) for t in genesis.model.tensors)
+            changes["model"] = msgspec.structs.replace(genesis.model, tensors=tensors)
+        return msgspec.structs.replace(genesis, **changes)
+
+    def run(self, bench: Bench, setting: Setting, tell: Tell) -> Outcome:
+        """Train. The bench must be of this algorithm's genesis and charter."""
+        if self.kind == "decoupled":
+            return Decoupled(bench, setting, fails=self.fails).run(tell)
+        if self.kind == "lockstep":
+            assert self.lockstep is not None
+            return Lockstep(bench, setting, self.lockstep).run(tell)
+        elastic = self.kind == "elastic"
+        return DataParallel(bench, setting, fails=self.fails, is_elastic=elastic).run(tell)
+
+
+def _changed(spec: Spec, changes: Mapping[str, Value]) -> Spec:
+    return msgspec.structs.replace(spec, **changes)
+
+
+_LARGE_BATCH = {"learning_rate": 0.003}
+"""What suits the joint batch of data parallelism best (docs/comparison.md)."""
+
+
+def _decoupled(name: str, says: str, **rest: Any) -> Algorithm:
+    return Algorithm(name=f"decoupled{name}", says=says, kind="decoupled", **rest)
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    one.name: one
+    for one in (
+        Algorithm(name="dp", says="data parallel", kind="rigid", inner=_LARGE_BATCH),
+        Algorithm(
+            name="elastic-dp-failing",
+            says="data parallel; goes on with fewer when one fails",
+            kind="elastic",
+            fails=True,
+            inner=_LARGE_BATCH,
+        ),
+        Algorithm(
+            name="fedavg",
+            says="mean of the whole models as often as the project merges",
+            kind="lockstep",
+            lockstep=LockstepSpec(),
+            fragments=1,
+            rule="mean",
+        ),
+        Algorithm(
+            name="diloco",
+            says="whole model every 16 local steps, Nesterov 0.7 and 0.9",
+            kind="lockstep",
+            lockstep=LockstepSpec(local_steps=16, learning_rate=0.7, momentum=0.9),
+            fragments=1,
+            rule="mean",
+        ),
+        Algorithm(
+            name="streaming-diloco",
+            says="each fragment every 16 local steps, 0.4 and 0.9, alpha 0.5, int4, 1 step overlap",
+            kind="lockstep",
+            lockstep=LockstepSpec(
+                local_steps=16,
+                overlap_steps=1,
+                learning_rate=0.4,
+                momentum=0.9,
+                alpha=0.5,
+                codec="int4",
+            ),
+            rule="mean",
+        ),
+        _decoupled("", "the project as it is"),
+        _decoupled("-failing", "learners fail and come back", fails=True),
+        _decoupled("-no-grace", "a merge waits for nobody", rounds={"grace_safety": 0.0}),
+        _decoupled(
+            "-mean", "mean instead of RDA, outer rate 1", rule="mean", outer={"learning_rate": 1.0}
+        ),
+        _decoupled(
+            "-rebase", "local steps that are not handed in live on", rounds={"apply": "rebase"}
+        ),
+        _decoupled(
+            "-h16",
+            "merges four times as rare, so a quarter of the bytes",
+            rounds={"local_steps": 16},
+        ),
+        _decoupled(
+            "-bf16",
+            "bf16 both ways instead of int4",
+            rounds={"up_codec": "bf16", "down_codec": "bf16"},
+        ),
+        _decoupled("-blend", "a learner keeps half of its own value", rounds={"apply": "blend"}),
+        _decoupled("-int2", "2 bits up, 4 down", rounds={"up_codec": "int2"}),
+        _decoupled("-muon", "Muon inside", inner={"optimizer": "muon"}),
+        Algorithm(
+            name="dp-muon",
+            says="data parallel, Muon inside",
+            kind="rigid",
+            inner=_LARGE_BATCH | {"optimizer": "muon"},
+        ),
+        Algorithm(
+            name="dp-failing",
+            says="data parallel; everybody waits for who failed",
+            kind="rigid",
+            fails=True,
+            inner=_LARGE_BATCH,
+        ),
+    )
+}
+
+
+def chosen(names: Sequence[str]) -> list[Algorithm]:
+    """The algorithms of these names, in this order, each once; all of them for no names.
+
+    UserError for a name that there is none of.
+    """
+    for name in names:
+        if name not in ALGORITHMS:
+            known = ", ".join(ALGORITHMS)
+            raise UserError(f"There is no algorithm {name!r}. Choose from: {known}.")
+    return [ALGORITHMS[name] for name in dict.fromkeys(names or ALGORITHMS)]

@@ -1,0 +1,347 @@
+"""Decoupled DiLoCo in virtual time: the daemons' machines, banks and log around real inner loops.
+
+Each learner is the simulator's, with a real model where the tiny one was. Time, network, crashes
+and returns are virtual; local steps, payloads, merges and records are what real daemons produce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from node.jobs import SetProgress
+from node.moments import moments_numel
+from node.trainer.loop import BlockReader, InnerLoop, Sequences
+from node.trainer.model import FragmentView
+from protocol import wire
+from protocol.errors import InternalError
+from protocol.messages import Message
+from protocol.numerics.merge import merge_fragment
+from protocol.project import Voter, encode, project_id
+from protocol.trace import FragmentCommitted
+from simulator.compare.bench import F32, Bench
+from simulator.compare.outcome import Outcome, Tell
+from simulator.compare.setting import Setting, failures_until
+from simulator.hosts import SimLearner
+from simulator.ledger import Ledger
+from simulator.network import NetworkModel
+from simulator.syncers import SimSyncer
+from simulator.tiny import SimSigner, TinyProject, TinyTrainer
+from simulator.world import Host, World
+from syncer_node.bank import MergeFunction
+
+LEARNERS_START_S = 1.0
+
+SETTLE_S = 10.0
+"""After the last local step: for the merges still on their way."""
+
+PATIENCE_FACTOR = 50.0
+"""A run that takes so many times the work of its steps is stuck."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Local steps that all learners together may still begin: the equal budget."""
+
+    steps: int
+    left: int
+    first_s: float = -1.0
+    """When the first of them began."""
+
+
+class CountingWorld(World):
+    """Counts bytes, and lets payloads take as long as the clock's model size asks.
+
+    Both from the first local step on: how the first weights come to everybody is not compared.
+    """
+
+    def __init__(self, setting: Setting, parameters: int) -> None:
+        network = NetworkModel(setting.latency_s, setting.latency_s / 10, setting.link_bytes_per_s)
+        super().__init__(setting.seed, network)
+        self.bytes = 0
+        self._payload_factor = 1.0
+        self._factor_begun = setting.clock_bytes(1.0, parameters)
+
+    def begin(self) -> None:
+        """Local steps begin."""
+        self.bytes = 0
+        self._payload_factor = self._factor_begun
+
+    def send(self, sender: Host, peer: bytes, message: Message) -> None:
+        self.bytes += len(wire.encode(message))
+        super().send(sender, peer, message)
+
+    def transfer_s(self, source: bytes, target: bytes, size_bytes: int) -> float:
+        self.bytes += size_bytes
+        return super().transfer_s(source, target, round(size_bytes * self._payload_factor))
+
+
+class _BatchReader(BlockReader):
+    """Sequences of the leased positions that the simulated trainer reads next."""
+
+    batch: list[tuple[int, int]]
+
+    def take(self, count: int) -> Sequences:
+        rows = [self._read(position)[sequence] for position, sequence in self.batch[:count]]
+        return np.stack(rows)
+
+
+class _Weights:
+    """A model's fragments as the simulator's trainers hold them."""
+
+    def __init__(self, loop: InnerLoop, bench: Bench) -> None:
+        self.view = FragmentView(loop.model, bench.layout)
+        self._assigned = [False] * len(bench.layout.fragments)
+
+    def __getitem__(self, fragment: int) -> F32 | None:
+        if not self._assigned[fragment]:
+            return None
+        values = np.empty(self.view.numel(fragment), np.float32)
+        self.view.read(fragment, values)
+        return values
+
+    def __setitem__(self, fragment: int, values: F32) -> None:
+        self._assigned[fragment] = True
+        self.view.write(fragment, values)
+
+
+class RealTrainer(TinyTrainer):
+    """The daemons' inner loop where the tiny model was."""
+
+    __slots__ = ("host", "loop", "reader", "swarm", "weights")
+
+    def __init__(self, former: TinyTrainer, host: RealLearner) -> None:
+        bench = host.swarm.bench
+        self.host, self.swarm = host, host.swarm
+        self.reader = _BatchReader(bench.corpus, block_sequences=former.block_sequences)
+        self.loop = bench.loop(self.reader)
+        self.weights = _Weights(self.loop, bench)
+        super().__init__(
+            sizes=former.sizes,
+            tokens_per_step=former.tokens_per_step,
+            sequences_per_step=former.sequences_per_step,
+            block_sequences=former.block_sequences,
+            speed=former.speed,
+            chance=former.chance,
+        )
+
+    def __post_init__(self) -> None:
+        self.theta = cast("list[F32 | None]", self.weights)
+
+    def can_step(self) -> bool:
+        return self.swarm.allowance.left > 0 and super().can_step()
+
+    def begin_step(self, now_s: float) -> float:
+        allowance = self.swarm.allowance
+        if allowance.left == allowance.steps and allowance.first_s < 0:
+            self.swarm.begun(now_s)
+        allowance.left -= 1
+        return super().begin_step(now_s)
+
+    def end_step(self, seconds: float) -> float:
+        self.host.tokens += self.tokens_per_step
+        self.host.kept_s += seconds
+        return super().end_step(seconds)
+
+    def learn(self) -> float:
+        self.reader.batch = list(islice(self._unread(), self.sequences_per_step))
+        return self.loop.step().loss
+
+    def _unread(self) -> Iterator[tuple[int, int]]:
+        for span in self.spans:
+            for position in range(span.start, span.stop):
+                first = span.skip if position == span.start else 0
+                for sequence in range(first, self.block_sequences):
+                    yield position, sequence
+
+    def get_moments(self) -> list[F32]:
+        """The optimizer's state, one array for each fragment."""
+        view = self.loop.moments(self.swarm.bench.layout)
+        found = []
+        for fragment in self.swarm.bench.layout.fragments:
+            values = np.empty(moments_numel(fragment), np.float32)
+            view.read(fragment.index, values)
+            found.append(values)
+        return found
+
+    def set_moments(self, moments: list[F32]) -> None:
+        """Go on with another learner's."""
+        if not moments:
+            return
+        view = self.loop.moments(self.swarm.bench.layout)
+        for index, values in enumerate(moments):
+            view.write(index, values)
+        self.loop.is_seasoned = True
+
+    moments = property(get_moments, set_moments)
+
+
+class RealBackend:
+    """The simulator's port for a real model."""
+
+    merge: MergeFunction = staticmethod(merge_fragment)
+
+    def __init__(self, bench: Bench, learners: dict[bytes, RealLearner]) -> None:
+        self._bench, self._learners = bench, learners
+
+    def weights(self, numel: int, fragment: int) -> F32:
+        """Version 0 of a fragment."""
+        return self._bench.first[fragment].copy()
+
+    def adopt(self, trainer: TinyTrainer, learner: bytes) -> TinyTrainer:
+        """A trainer with a real model in place of this one."""
+        return RealTrainer(trainer, self._learners[learner])
+
+    def loss(self, fragments: list[F32]) -> float:
+        """Held-out loss of a model."""
+        return self._bench.heldout_loss(self._bench.loop(), fragments)
+
+
+class RealLearner(SimLearner):
+    """A volunteer in virtual time that trains a real model."""
+
+    def __init__(self, run: Decoupled, project: TinyProject, number: int) -> None:
+        super().__init__(
+            run.world,
+            project,
+            [run.syncer],
+            number=number,
+            speed=run.setting.speed,
+            backend=run.backend,
+        )
+        self.swarm = run
+        self.tokens = 0
+        self.kept_s = 0.0
+        """In local steps, but for those that an interruption took with it."""
+        self._handed_in = [0] * len(self.layout.fragments)
+        """Of each fragment, the local step of this life's last push."""
+        self.on_capture.append(self._note_push)
+
+    @property
+    def is_stepping(self) -> bool:
+        return self.is_up and self.trainer is not None and self.trainer.is_stepping
+
+    def _note_push(self, host: SimLearner, fragment: int, *_: object) -> None:
+        assert self.trainer is not None
+        self._handed_in[fragment] = self.trainer.local_step
+
+    def look_for_work(self) -> None:
+        """Take a local step if one is left."""
+        if self.is_up:
+            self._step()
+
+    def act(self, action: object) -> None:
+        if isinstance(action, SetProgress):
+            if self.trainer is not None:
+                cast(RealTrainer, self.trainer).loop.progress = action.fraction
+            return
+        super().act(action)
+
+    def crash(self) -> None:
+        is_lost = self.is_stepping
+        if self.is_up and self.trainer is not None:
+            step = self.trainer.local_step
+            lost = sum(step - handed for handed in self._handed_in) / len(self._handed_in)
+            self.kept_s -= lost * self.step_s
+            self._handed_in = [0] * len(self._handed_in)
+        super().crash()
+        if is_lost:
+            self.swarm.allowance.left += 1
+            self.swarm.resume_others()
+
+
+def _project(bench: Bench, syncer: SimSigner) -> TinyProject:
+    """The bench's project as the simulator's hosts know theirs, led by this syncer."""
+    owner = SimSigner("owner")
+    genesis = msgspec.structs.replace(bench.genesis, owner=owner.key)
+    genesis_bytes = encode(genesis)
+    project = project_id(genesis_bytes)
+    charter = msgspec.structs.replace(
+        bench.charter, project=project, voters=(Voter(syncer.key, "syncer", 50),)
+    )
+    return TinyProject(genesis, genesis_bytes, project, charter, owner)
+
+
+class Decoupled:
+    """One run: a syncer, learners, and interruptions of learners if it `fails`."""
+
+    def __init__(self, bench: Bench, setting: Setting, *, fails: bool) -> None:
+        self.bench, self.setting = bench, setting
+        self.world = CountingWorld(setting, bench.layout.parameters)
+        self.allowance = Allowance(*[setting.learners * setting.steps] * 2)
+        signer = SimSigner("syncer")
+        project = _project(bench, signer)
+        ledger = Ledger(project.charter)
+        by_key: dict[bytes, RealLearner] = {}
+        self.backend = RealBackend(bench, by_key)
+        self.syncer = SimSyncer(
+            self.world, project, signer, ledger=ledger, notices={}, backend=self.backend
+        )
+        self.learners = [RealLearner(self, project, at) for at in range(setting.learners)]
+        by_key.update((learner.key, learner) for learner in self.learners)
+        self.syncer.boot()
+        for learner in self.learners:
+            self.world.after(LEARNERS_START_S, learner.boot)
+        self._fails = fails
+
+    def run(self, tell: Tell) -> Outcome:
+        """Until every local step of the budget is taken and the merges on their way have landed.
+
+        The steps since a fragment's last merge are not waited for: they are lost, as when a real
+        run ends.
+        """
+        world, allowance = self.world, self.allowance
+        limit_s = PATIENCE_FACTOR * self.setting.steps * self.setting.step_s
+
+        def is_over() -> bool:
+            tell(1.0 - allowance.left / allowance.steps)
+            return not allowance.left and not any(one.is_stepping for one in self.learners)
+
+        world.run(limit_s, stop=is_over)
+        if not is_over():
+            raise InternalError(
+                f"after {world.now_s:.0f} virtual seconds {allowance.left} of {allowance.steps}"
+                " local steps are not taken yet: the swarm is stuck"
+            )
+        trained_s = world.now_s
+        world.run(trained_s + SETTLE_S)
+        merged = [at for at, _, fact in world.facts if isinstance(fact, FragmentCommitted)]
+        wall_s = max([trained_s, *merged]) - allowance.first_s
+        return Outcome(
+            eval_loss=self._loss(),
+            tokens=sum(learner.tokens for learner in self.learners),
+            bytes=world.bytes,
+            virtual_wall_s=wall_s,
+            goodput=sum(one.kept_s for one in self.learners) / (len(self.learners) * wall_s),
+        )
+
+    def begun(self, time_s: float) -> None:
+        """The first local step begins: the clock of the run starts, and with it misfortune."""
+        self.allowance.first_s = time_s
+        self.world.begin()
+        if not self._fails:
+            return
+        horizon_s = PATIENCE_FACTOR * self.setting.steps * self.setting.step_s
+        for at_s, number in failures_until(self.setting, horizon_s):
+            self.world.at(time_s + at_s, partial(self._interrupt, self.learners[number]))
+
+    def resume_others(self) -> None:
+        """A local step was given back: whoever waits with text may take it."""
+        for learner in self.learners:
+            self.world.after(0.0, learner.look_for_work)
+
+    def _interrupt(self, learner: RealLearner) -> None:
+        if not learner.is_up:
+            return
+        learner.crash()
+        self.world.after(self.setting.away_s, lambda: None if learner.is_up else learner.boot())
+
+    def _loss(self) -> float:
+        bank = self.syncer.bank
+        return self.backend.loss([bank.current(at).theta for at in range(len(self.bench.first))])

@@ -1,0 +1,182 @@
+"""Finished runs, kept one line each in a folder, and the rows that they make.
+
+A line is bound to the fingerprint of everything that decides its numbers, so that a folder can be
+gone on with, and never mixes two comparisons.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+from msgspec import Struct
+
+from protocol.errors import UserError
+from protocol.project import Charter, Genesis
+from simulator.compare.algorithms import BASELINE, Algorithm
+from simulator.compare.outcome import Outcome
+from simulator.compare.setting import Setting
+
+RUNS_FILE = "runs.jsonl"
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """One finished run as a line of the folder."""
+
+    algorithm: str
+    seed: int
+    fingerprint: str
+    eval_loss: float
+    tokens: int
+    bytes: int
+    virtual_wall_s: float
+    goodput: float
+    seconds: float
+    """What it took here."""
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One line of the table."""
+
+    algorithm: str
+    seed: int
+    eval_loss: float
+    ratio_to_dp: float | None
+    """To data parallelism with the same seed; None where that was not run."""
+    tokens: int
+    bytes: int
+    virtual_wall_s: float
+    goodput: float
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """All seeds of one algorithm."""
+
+    algorithm: str
+    seeds: int
+    eval_loss: float
+    eval_loss_spread: float
+    """Standard deviation over seeds; 0 for one."""
+    ratio_to_dp: float | None
+    """Mean of the ratios of paired seeds."""
+    tokens: int
+    bytes: int
+    virtual_wall_s: float
+    goodput: float
+
+
+def fingerprint(algorithm: Algorithm, genesis: Genesis, charter: Charter, setting: Setting) -> str:
+    """Changes with whatever decides the outcome of a run, the code itself excepted."""
+    genesis, charter = algorithm.genesis(genesis), algorithm.charter(charter)
+    facts: list[object] = [
+        algorithm.kind,
+        algorithm.fails,
+        algorithm.lockstep,
+        genesis.model,
+        genesis.data,
+        charter.inner,
+        charter.limits.heldout_sequences,
+        setting,
+    ]
+    if algorithm.kind in ("lockstep", "decoupled"):
+        facts += [genesis.fragments, genesis.strategy, charter.rounds.local_steps]
+    if algorithm.kind == "decoupled":
+        facts += [charter.outer, charter.rounds, charter.limits, charter.durability]
+    return blake3(msgspec.msgpack.encode(facts)).hexdigest()[:16]
+
+
+class Folder:
+    """A folder of finished runs."""
+
+    def __init__(self, path: Path) -> None:
+        """UserError if the folder cannot be made, or holds a line that is no run."""
+        self.file = path / RUNS_FILE
+        self.runs: dict[str, Run] = {}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lines = self.file.read_bytes().split(b"\n") if self.file.exists() else []
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be used as a folder of results ({error.strerror}). Name another"
+                " one with --results."
+            ) from error
+        torn = lines.pop() if lines else b""
+        for number, line in enumerate(lines, 1):
+            try:
+                run = msgspec.json.decode(line, type=Run)
+            except msgspec.MsgspecError as error:
+                raise UserError(
+                    f"{self.file}, line {number}, is no run ({error}). Delete that line, or name"
+                    " another folder with --results."
+                ) from error
+            self.runs[run.fingerprint] = run
+        if torn:  # The process ended within a line: that run is done again.
+            self.file.write_bytes(b"".join(line + b"\n" for line in lines))
+
+    def add(
+        self, algorithm: Algorithm, setting: Setting, key: str, outcome: Outcome, seconds: float
+    ) -> Run:
+        """Keep a finished run at once."""
+        run = Run(
+            algorithm=algorithm.name,
+            seed=setting.seed,
+            fingerprint=key,
+            eval_loss=outcome.eval_loss,
+            tokens=outcome.tokens,
+            bytes=outcome.bytes,
+            virtual_wall_s=outcome.virtual_wall_s,
+            goodput=outcome.goodput,
+            seconds=round(seconds, 1),
+        )
+        try:
+            with self.file.open("ab") as handle:
+                handle.write(msgspec.json.encode(run) + b"\n")
+        except OSError as error:
+            raise UserError(f"{self.file} cannot be written ({error.strerror}).") from error
+        self.runs[key] = run
+        return run
+
+
+def rows_of(runs: Iterable[Run]) -> list[Row]:
+    """The runs as rows, each compared with data parallelism of its seed."""
+    runs = list(runs)
+    base = {run.seed: run.eval_loss for run in runs if run.algorithm == BASELINE}
+    return [
+        Row(
+            algorithm=run.algorithm,
+            seed=run.seed,
+            eval_loss=run.eval_loss,
+            ratio_to_dp=run.eval_loss / base[run.seed] if run.seed in base else None,
+            tokens=run.tokens,
+            bytes=run.bytes,
+            virtual_wall_s=run.virtual_wall_s,
+            goodput=run.goodput,
+        )
+        for run in runs
+    ]
+
+
+def summaries(rows: Sequence[Row]) -> list[Summary]:
+    """One line for each algorithm, in the order they first occur."""
+    found = []
+    for name in dict.fromkeys(row.algorithm for row in rows):
+        own = [row for row in rows if row.algorithm == name]
+        losses = [row.eval_loss for row in own]
+        ratios = [row.ratio_to_dp for row in own if row.ratio_to_dp is not None]
+        found.append(
+            Summary(
+                algorithm=name,
+                seeds=len(own),
+                eval_loss=statistics.fmean(losses),
+                eval_loss_spread=statistics.stdev(losses) if len(own) > 1 else 0.0,
+                ratio_to_dp=statistics.fmean(ratios) if ratios else None,
+                tokens=round(statistics.fmean(row.tokens for row in own)),
+                bytes=round(statistics.fmean(row.bytes for row in own)),
+                virtual_wall_s=statistics.fmean(row.virtual_wall_s for row in own),
+                goodput=statistics.fmean(row.goodput for row in own),
+            )
+        )
+    return found

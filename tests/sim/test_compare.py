@@ -1,0 +1,164 @@
+"""Comparisons on a tiny model: each algorithm trains, and the budgets are equal to the token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from node.trainer import loop as inner_loop
+from node.trainer.model import FragmentView
+from protocol.project import (
+    Charter,
+    Genesis,
+    LimitSpec,
+    OuterSpec,
+    RoundSpec,
+    Voter,
+    encode,
+    project_id,
+)
+from simulator.compare.algorithms import ALGORITHMS, Algorithm
+from simulator.compare.bench import Bench, open_bench
+from simulator.compare.data_parallel import DataParallel, JoinedReader
+from simulator.compare.decoupled import Decoupled
+from simulator.compare.lockstep import Lockstep, LockstepSpec
+from simulator.compare.outcome import Outcome
+from simulator.compare.setting import Setting, failures_until
+from tests.tiny_project import INNER, SEQUENCE_TOKENS, tiny_genesis
+
+STEPS, LEARNERS = 24, 3
+SETTING = Setting(seed=11, learners=LEARNERS, steps=STEPS, mtbi_s=20.0, away_s=10.0)
+TOKENS = LEARNERS * STEPS * INNER.batch_sequences * SEQUENCE_TOKENS
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Genesis, Charter, Path]:
+    """A tiny project on invented text."""
+    folder = tmp_path_factory.mktemp("compare")
+    genesis = tiny_genesis(folder)
+    charter = Charter(
+        project=project_id(encode(genesis)),
+        revision=1,
+        voters=(Voter(bytes([1]) * 32, "syncer", 50),),
+        banned=(),
+        inner=INNER,
+        outer=OuterSpec(0.7, 0.3, 3.0),
+        rounds=RoundSpec(6, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
+        limits=LimitSpec(TOKENS, 16, 10**6, 8, 60.0, 64),
+    )
+    return genesis, charter, folder / "cache"
+
+
+def bench_of(project: tuple[Genesis, Charter, Path], algorithm: Algorithm) -> Bench:
+    genesis, charter, cache = project
+    return open_bench(algorithm.genesis(genesis), algorithm.charter(charter), cache)
+
+
+def outcome_of(
+    project: tuple[Genesis, Charter, Path], algorithm: Algorithm, setting: Setting = SETTING
+) -> Outcome:
+    return algorithm.run(bench_of(project, algorithm), setting, lambda share: None)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains_on_exactly_the_same_tokens(project, name):
+    bench = bench_of(project, ALGORITHMS[name])
+    before = bench.heldout_loss(bench.loop(), bench.first)
+    outcome = outcome_of(project, ALGORITHMS[name])
+    assert outcome.tokens == TOKENS
+    assert outcome.eval_loss < before - 0.3
+    assert 0.0 < outcome.goodput <= 1.0
+    assert outcome.bytes > 0
+    assert outcome.virtual_wall_s >= STEPS * SETTING.step_s * 0.9
+
+
+@pytest.mark.parametrize("name", ["decoupled-failing", "elastic-dp-failing", "fedavg"])
+def test_the_same_seed_gives_the_same_outcome(project, name):
+    assert outcome_of(project, ALGORITHMS[name]) == outcome_of(project, ALGORITHMS[name])
+
+
+def test_data_parallel_is_one_learner_with_the_whole_batch(project):
+    run = DataParallel(bench_of(project, ALGORITHMS["dp"]), SETTING, fails=False, is_elastic=False)
+    run.run(lambda share: None)
+    bench, batch = run.bench, LEARNERS * INNER.batch_sequences
+    twin = DataParallel(bench, SETTING, fails=False, is_elastic=False)
+    whole = msgspec.structs.replace(INNER, batch_sequences=batch)
+    alone = bench.loop(twin.reader, whole)
+    for step in range(STEPS):
+        alone.progress = step / STEPS
+        alone.step()
+    for one, other in zip(run.loop.model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+
+
+def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatch):
+    def sgd(model, inner):
+        return torch.optim.SGD(model.parameters(), lr=inner.learning_rate)
+
+    monkeypatch.setattr(inner_loop, "make_optimizer", sgd)
+    genesis, charter, cache = project
+    inner = msgspec.structs.replace(INNER, learning_rate=0.3, grad_norm_max=1e6)
+    charter = msgspec.structs.replace(charter, inner=inner)
+    bench = open_bench(ALGORITHMS["fedavg"].genesis(genesis), charter, cache)
+    # The same text for both: as many blocks for each learner as its batches fill.
+    setting = replace(SETTING, steps=12)
+    federated = Lockstep(bench, setting, LockstepSpec(local_steps=1))
+    federated.run(lambda share: None)
+    parallel = DataParallel(bench, setting, fails=False, is_elastic=False)
+    parallel.run(lambda share: None)
+    found = np.zeros_like(bench.first[0])
+    FragmentView(parallel.loop.model, bench.layout).read(0, found)
+    moved = np.abs(found - bench.first[0]).max()
+    assert moved > 0.01
+    np.testing.assert_allclose(federated.theta[0], found, atol=1e-3 * moved)
+
+
+def test_a_step_that_an_interruption_cuts_short_is_taken_by_somebody_else(project):
+    setting = replace(SETTING, mtbi_s=6.0)
+    run = Decoupled(bench_of(project, ALGORITHMS["decoupled"]), setting, fails=True)
+    outcome = run.run(lambda share: None)
+    assert outcome.tokens == TOKENS
+    assert sum(learner.life for learner in run.learners) > 2 * LEARNERS
+    assert outcome.goodput < 0.9
+
+
+def test_interruptions_cost_rigid_data_parallelism_most(project):
+    goodput = {
+        name: outcome_of(project, ALGORITHMS[name]).goodput
+        for name in ("dp", "dp-failing", "elastic-dp-failing")
+    }
+    assert goodput["dp"] > goodput["elastic-dp-failing"]
+    assert goodput["dp"] > goodput["dp-failing"]
+
+
+def test_a_slow_link_holds_up_data_parallelism_and_not_the_decoupled(project):
+    slow = replace(SETTING, link_mbps=200.0)
+    wall = {
+        name: outcome_of(project, ALGORITHMS[name], slow).virtual_wall_s
+        for name in ("dp", "decoupled")
+    }
+    assert wall["dp"] > 5 * STEPS
+    assert wall["decoupled"] < 1.3 * STEPS
+
+
+def test_the_last_batch_of_fewer_learners_is_cut(project):
+    bench = bench_of(project, ALGORITHMS["dp"])
+    reader = JoinedReader(bench, [bench.reader(at, 4) for at in range(3)], 4)
+    assert len(reader.take(10)) == 10
+    reader.active = [0, 2]
+    assert len(reader.take(3)) == 3
+
+
+def test_interruptions_are_the_same_for_every_algorithm_of_a_seed():
+    first = failures_until(SETTING, 500.0)
+    assert first == failures_until(SETTING, 500.0)
+    assert first != failures_until(replace(SETTING, seed=12), 500.0)
+    assert [time_s for time_s, _ in first] == sorted(time_s for time_s, _ in first)
+    # About 500 s for 3 learners that last 20 s and are away for 10.
+    assert 30 < len(first) < 75
+    assert not failures_until(replace(SETTING, mtbi_s=0.0), 500.0)
