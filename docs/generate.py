@@ -31,10 +31,18 @@ from node.tending import INNER_TRANSITIONS, Inner  # noqa: E402
 from protocol import limits, messages, project, records  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
 from shoal.exit_codes import MEANINGS  # noqa: E402
+from shoal.presets import NOT_PUBLISHED, preset_of  # noqa: E402
+from shoal.project_schema import allowed  # noqa: E402
+from shoal.project_text import SECTIONS, toml_value  # noqa: E402
 from syncer_node.raft.context import ROLE_TRANSITIONS, Role  # noqa: E402
 from syncer_node.seat import PHASE_TRANSITIONS, Phase  # noqa: E402
 
-FILES = (ROOT / "README.md", ROOT / "docs" / "protocol.md", ROOT / "docs" / "election.md")
+FILES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "protocol.md",
+    ROOT / "docs" / "election.md",
+    ROOT / "docs" / "settings.md",
+)
 MARK = re.compile(r"<!-- generated: ([a-z-]+) -->\n(.*?)<!-- end generated -->", re.DOTALL)
 
 
@@ -203,6 +211,42 @@ def exit_codes_text() -> str:
     return "\n".join([*lines, *(f"| {int(code)} | {text} |" for code, text in MEANINGS.items())])
 
 
+KINDS: dict[str, type[msgspec.Struct]] = {
+    "project": project.Genesis,
+    "model": project.Genesis,
+    "model.merge": project.MergeRules,
+    "data": project.DataSpec,
+    "training": project.InnerSpec,
+    "outer": project.OuterSpec,
+    "rounds": project.RoundSpec,
+    "limits": project.LimitSpec,
+    "seat": project.Charter,
+}
+"""Where the type of a key stands that a project file may hold; the rest has none of its own."""
+
+
+def settings_text() -> str:
+    """Every key of a project file: its range, its values, its meaning."""
+    paper = preset_of("paper")
+    parts = []
+    for section in SECTIONS:
+        kind = KINDS.get(section.name)
+        types = {one.name: one.type for one in msgspec.structs.fields(kind)} if kind else {}
+        lines = [f"**`[{section.name}]`** {section.title}", ""]
+        lines += ["| key | may be | `small` | `paper` | |", "|---|---|---|---|---|"]
+        for line in section.lines:
+            key = f"{section.name}.{line.key}"
+            usual = toml_value(line.value)
+            cell = f"`{toml_value(paper.values[key])}`" if key in paper.values else ""
+            if NOT_PUBLISHED in paper.comments.get(key, ""):
+                cell = f"{cell or f'`{usual}`'} n.p."
+            words = allowed(types[line.key]) if line.key in types else ""
+            cells = (f"`{line.key}`", words, f"`{usual}`", cell, line.comment)
+            lines.append("| " + " | ".join(one.replace("|", "\\|") for one in cells) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
     "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
@@ -217,6 +261,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "project": project_text,
     "limits": limits_text,
     "exit-codes": exit_codes_text,
+    "settings": settings_text,
 }
 
 

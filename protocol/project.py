@@ -19,6 +19,7 @@ from protocol.ids import Count, Digest, NodeKey
 CodecName = Literal["f32", "bf16", "int8", "int4", "int2", "int1"]
 MergeRule = Literal["rda", "mean"]
 WeightRule = Literal["quality", "tokens", "equal"]
+Eligibility = Literal["cycle", "step"]
 FragmentStrategy = Literal["balanced", "tensor", "layer"]
 ApplyRule = Literal["overwrite", "blend", "rebase"]
 Durability = Literal["leader", "standby", "majority"]
@@ -177,7 +178,7 @@ class RoundSpec(Struct, frozen=True, array_like=True):
     grace_safety: Fraction
     """gamma: share of the estimated slack that a round may wait after its quorum."""
     pace_share: Fraction
-    """Share of the live token rate that must have done H steps before a round opens."""
+    """Share of the live token rate that must be ready before a round opens; 0: K learners are."""
     patience_s: Seconds
     """How long a round waits for K before it settles for those alive."""
     pull_timeout_s: Seconds
@@ -189,6 +190,8 @@ class RoundSpec(Struct, frozen=True, array_like=True):
     """With `blend`: the share of its local value that a learner keeps when a merge comes."""
     weights: WeightRule = "quality"
     """What a push weighs: tokens times tokens per local step, its tokens, or as much as any."""
+    eligible: Eligibility = "cycle"
+    """Who is ready for a round: whoever has H local steps on its fragment, or one (the paper's)."""
 
     @property
     def kept_frac(self) -> float:

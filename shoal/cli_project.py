@@ -9,6 +9,7 @@ from cyclopts import App, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE
 from shoal.choices import HomeHere, Instance, Key, ProjectPath, WholeKey, say
+from shoal.presets import PresetName
 
 project_app = App(name="project", help="Create, sign and read project files; govern a project.")
 
@@ -20,11 +21,15 @@ def create(
     ),
     *,
     name: Annotated[str | None, Parameter(help="What the project is called.")] = None,
+    preset: Annotated[
+        PresetName,
+        Parameter(help="Values for a small model on few machines, or the published ones."),
+    ] = "small",
 ) -> int:
     """Write a project file with every setting explained."""
     from shoal import projects
 
-    return say(projects.create(path, name))
+    return say(projects.create(path, name, preset))
 
 
 @project_app.command

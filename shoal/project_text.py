@@ -169,6 +169,12 @@ SECTIONS = (
                 "quality",
                 "what a push weighs: quality (tokens x tokens per local step), tokens, or equal",
             ),
+            Line(
+                "eligible",
+                "cycle",
+                "who counts as ready for a round: cycle needs H local steps on the fragment, step "
+                "one",
+            ),
         ),
     ),
     Section(
@@ -218,18 +224,26 @@ VOTER_LINES = (
 )
 
 
-def create_text(name: str, *, changes: Mapping[str, Value] | None = None) -> str:
+def create_text(
+    name: str,
+    *,
+    changes: Mapping[str, Value] | None = None,
+    comments: Mapping[str, str] | None = None,
+) -> str:
     """A whole project file with every key explained.
 
     changes: other values than the usual ones, by dotted key such as `rounds.quorum`; keys below
-    `model.config` may be new, and are then written without a comment.
+    `model.config` may be new, and are then written without a comment. comments: other words.
     """
-    left = dict(changes or {})
+    left, words = dict(changes or {}), comments or {}
     left["project.name"] = name
     parts = [HEADER]
     for section in SECTIONS:
         lines = [
-            line._replace(value=left.pop(f"{section.name}.{line.key}", line.value))
+            line._replace(
+                value=left.pop(f"{section.name}.{line.key}", line.value),
+                comment=words.get(f"{section.name}.{line.key}", line.comment),
+            )
             for line in section.lines
         ]
         if section.name == "model.config":

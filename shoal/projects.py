@@ -20,18 +20,20 @@ from protocol.fragments import build_layout
 from protocol.ids import short
 from protocol.project import encode, project_id
 from shoal import charters, handing, project_file
+from shoal.presets import PresetName, preset_of
 from shoal.project_text import create_text
 
 DEFAULT_FILE = "project.toml"
 
 
-def create(path: Path, name: str | None) -> list[str]:
+def create(path: Path, name: str | None, preset: PresetName = "small") -> list[str]:
     """Writes a new project file and returns what to say. UserError if there is one already."""
     if path.is_dir():
         path = path / DEFAULT_FILE
     if path.suffix != ".toml":
         raise UserError(f"{path} does not end in .toml. Call it {path.with_suffix('.toml')}.")
-    text = create_text(name or _name_for(path))
+    chosen = preset_of(preset)
+    text = create_text(name or _name_for(path), changes=chosen.values, comments=chosen.comments)
     project_file.parse(text, path)  # a name that cannot be used must not reach the file
     try:
         with path.open("x", encoding="utf-8") as handle:

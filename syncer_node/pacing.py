@@ -4,6 +4,10 @@ Without pacing a fast network merges as often as it can and the measured H colla
 round opens once learners holding `pace_share` of the live token rate have H steps on its newest
 version, and H / P steps since the opening before. In its first cycle fragment i needs only its own
 offset, (i + 1) * H / P, so that fragments start staggered instead of all at once.
+
+With `eligible = "step"` one step on the newest version is enough, and with `pace_share = 0` only K
+learners must be ready: that is the published eligibility. The H / P steps between two openings stay
+even then; for P = H they are one, the published schedule of one fragment per step.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ class Pace:
 
     def needed(self, fragment: int, version: int) -> int:
         """Local steps a learner must have on a fragment before its round opens."""
+        if self.spec.eligible == "step":
+            return 1
         if version == 0:
             return max(1, math.ceil((fragment + 1) * self.spacing))
         return self.spec.local_steps
@@ -81,13 +87,17 @@ class Pace:
         return True
 
     def opened(self, live: list[Session]) -> None:
-        """Book H / P steps against everybody who is training."""
+        """Book H / P steps against everybody who is training.
+
+        Nobody owes more than H: when faster learners leave, those who stay open rounds again within
+        one cycle of their own.
+        """
         spacing = self.spacing
         kept = {}
         for session in live:
             done = float(session.beat.local_step) if session.beat else 0.0
             due = max(self.next_step.get(session.key, done), done - spacing)
-            kept[session.key] = due + spacing
+            kept[session.key] = min(due + spacing, done + self.spec.local_steps)
         self.next_step = kept
 
     def deadline_s(self, now_s: float) -> float | None:

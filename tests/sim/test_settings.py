@@ -86,3 +86,24 @@ def test_a_swarm_trains_with_one_bit_both_ways():
 @pytest.mark.parametrize("strategy", ["balanced", "tensor", "layer"])
 def test_a_swarm_trains_with_each_way_to_cut_a_model(strategy):
     trained(strategy=strategy)
+
+
+@pytest.mark.parametrize("steps_s", [(0.3, 0.3, 0.3), (0.2, 0.6)])
+def test_the_published_eligibility_merges_one_fragment_for_each_step_of_the_fastest(steps_s):
+    spec = rounds(local_steps=4, eligible="step", pace_share=0.0, overlap_steps=2)
+    swarm = trained(120.0, rounds=spec, steps_s=steps_s)
+    merges, steps = swarm.merges, swarm.learners[0].trainer.local_step
+    swarm.world.run(240.0)
+    done = swarm.learners[0].trainer.local_step - steps
+    assert 0.75 <= (swarm.merges - merges) / done <= 1.15
+
+
+def test_when_the_fastest_learner_leaves_the_others_go_on_within_a_cycle():
+    swarm = build_swarm(3, steps_s=(0.05, 1.0))
+    swarm.world.run(120.0)
+    swarm.learners[0].crash()
+    swarm.world.run(160.0)
+    before = swarm.merges
+    swarm.world.run(200.0)
+    swarm.check()
+    assert swarm.merges - before >= 10

@@ -93,6 +93,27 @@ def test_booked_steps_of_those_who_left_are_forgotten():
     assert set(one.next_step) == {(TWO.key, 1)}
 
 
+def test_nobody_owes_more_than_a_cycle_when_faster_learners_leave():
+    one = pace()
+    slow = learner(TWO, local_step=10)
+    for at in range(0, 200, 2):
+        one.opened([learner(ONE, local_step=at), slow])
+    assert one.next_step[slow.key] == 10 + 8
+    assert one.may_open(0, 1, [learner(TWO, local_step=18)], 0.0)
+
+
+def test_published_eligibility_is_one_step_of_k_learners_whatever_their_share():
+    one = pace(eligible="step", pace_share=0.0, quorum=1)
+    fast, slow = learner(ONE, steps=0, step_s=0.1), learner(TWO, steps=1, step_s=9.0)
+    assert not one.may_open(0, 1, [fast], 0.0)
+    assert one.may_open(0, 1, [fast, slow], 0.0)
+    assert one.may_open(3, 0, [learner(TWO, steps=1, version=0)], 0.0)
+    two = pace(eligible="step", pace_share=0.0, quorum=2)
+    assert not two.may_open(0, 1, [fast, slow], 0.0)
+    one.opened([slow])
+    assert not one.may_open(1, 1, [slow], 0.0)
+
+
 def test_a_missing_quorum_is_waited_for_no_longer_than_patience():
     one = pace(quorum=3, patience_s=20.0)
     both = [learner(ONE), learner(TWO)]

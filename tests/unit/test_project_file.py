@@ -30,6 +30,7 @@ from protocol.project import (
 )
 from protocol.signing import seal
 from shoal import governing, projects
+from shoal.presets import preset_of
 from shoal.project_file import parse, read_file, sign
 from shoal.project_text import SECTIONS, create_text
 from tests.tiny_project import write_text
@@ -82,6 +83,30 @@ def test_every_field_of_the_charter_can_be_written(section, kind):
     assert [line.key for line in written.lines] == [
         field.name for field in msgspec.structs.fields(kind)
     ]
+
+
+def test_the_paper_preset_is_sound_says_what_was_not_published_and_every_note_has_a_line():
+    paper = preset_of("paper")
+    text = create_text("paper", changes=paper.values, comments=paper.comments)
+    assert max(map(len, text.splitlines())) <= 100
+    file = parse(text, PATH)
+    assert (file.fragments, file.rounds.local_steps, file.rounds.overlap_steps) == (24, 24, 2)
+    assert (file.rounds.quorum, file.rounds.eligible, file.rounds.pace_share) == (1, "step", 0.0)
+    assert (file.inner.optimizer, file.outer.nesterov, file.rules.embeddings) == (
+        "adamw",
+        True,
+        "mean",
+    )
+    keys = {f"{section.name}.{line.key}" for section in SECTIONS for line in section.lines}
+    assert {*paper.values, *paper.comments} <= keys
+    for key in ("learning_rate = 0.7", "momentum = 0.9", "grace_safety = 0.9", "beta1 = 0.9"):
+        line = next(one for one in text.splitlines() if one.startswith(key))
+        assert "no published value known" in line
+
+
+def test_the_small_preset_is_the_text_as_it_is():
+    small = preset_of("small")
+    assert create_text("harbour", changes=small.values, comments=small.comments) == TEXT
 
 
 def test_other_values_are_written_where_asked():
