@@ -218,69 +218,78 @@ def scavenge(
     )
 
 
+Algorithms = Annotated[
+    tuple[str, ...],
+    Parameter(help="Which ones; all by default. A wrong name lists them.", negative=""),
+]
+Budget = Annotated[
+    int, Parameter(help="Local steps of each learner: the budget.", validator=AtLeastOne)
+]
+Devices = Annotated[
+    int, Parameter(help="Learners, or devices.", validator=validators.Number(gte=1, lte=64))
+]
+ClockParameters = Annotated[
+    float,
+    Parameter(
+        help="Parameters of the model that the virtual clock sends; the one that is trained is "
+        "far smaller.",
+        validator=AtLeastOne,
+    ),
+]
+Interruptions = Annotated[
+    float,
+    Parameter(
+        help="Seconds between two interruptions of a learner, for algorithms that fail; 0: none.",
+        validator=NotNegative,
+    ),
+]
+Away = Annotated[float, Parameter(help="Seconds until it is back.", validator=Positive)]
+Link = Annotated[float, Parameter(help="Megabits per second of every link.", validator=Positive)]
+Latency = Annotated[
+    float, Parameter(help="Milliseconds, one way, between any two.", validator=NotNegative)
+]
+StepTime = Annotated[float, Parameter(help="Virtual seconds of a local step.", validator=Positive)]
+ProjectHere = Annotated[
+    Path | None, Parameter(help="A project file to compare on, instead of the built-in one.")
+]
+Changes = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="KEY=VALUE: change the built-in project, as in rounds.local_steps=8; repeatable.",
+        negative="",
+    ),
+]
+Results = Annotated[
+    Path, Parameter(help="Folder of finished runs; those in it are not done again.")
+]
+
+
 @sim_app.command
 def compare(
-    algorithms: Annotated[
-        tuple[str, ...],
-        Parameter(help="Which ones; all by default. A wrong name lists them.", negative=""),
-    ] = (),
+    algorithms: Algorithms = (),
     *,
     seeds: Annotated[int, Parameter(help="Paired seeds.", validator=AtLeastOne)] = 3,
     seed: Annotated[int, Parameter(help="The first of them.", validator=NotNegative)] = 1,
-    learners: Annotated[
-        int, Parameter(help="Learners, or devices.", validator=validators.Number(gte=1, lte=64))
-    ] = 4,
-    steps: Annotated[
-        int, Parameter(help="Local steps of each learner: the budget.", validator=AtLeastOne)
-    ] = 600,
-    link_mbps: Annotated[
-        float, Parameter(help="Megabits per second of every link.", validator=Positive)
-    ] = 1000.0,
-    latency_ms: Annotated[
-        float, Parameter(help="One way, between any two.", validator=NotNegative)
-    ] = 30.0,
-    step_s: Annotated[
-        float, Parameter(help="Virtual seconds of a local step.", validator=Positive)
-    ] = 1.0,
-    clock_parameters: Annotated[
-        float,
-        Parameter(
-            help="Parameters of the model that the virtual clock sends; the one that is trained is "
-            "far smaller.",
-            validator=AtLeastOne,
-        ),
-    ] = 1e8,
-    mtbi: Annotated[
-        float,
-        Parameter(
-            help="Seconds between two interruptions of a learner, for algorithms that fail; 0: "
-            "none.",
-            validator=NotNegative,
-        ),
-    ] = 600.0,
-    away: Annotated[float, Parameter(help="Seconds until it is back.", validator=Positive)] = 60.0,
-    project: Annotated[
-        Path | None, Parameter(help="A project file to compare on, instead of the built-in one.")
-    ] = None,
-    set: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="KEY=VALUE: change the built-in project, as in rounds.local_steps=8; repeatable.",
-            negative="",
-        ),
-    ] = (),
-    results: Annotated[
-        Path, Parameter(help="Folder of finished runs; those in it are not done again.")
-    ] = Path("comparison"),
+    learners: Devices = 4,
+    steps: Budget = 600,
+    link_mbps: Link = 1000.0,
+    latency_ms: Latency = 30.0,
+    step_s: StepTime = 1.0,
+    clock_parameters: ClockParameters = 1e8,
+    mtbi: Interruptions = 600.0,
+    away: Away = 60.0,
+    project: ProjectHere = None,
+    set: Changes = (),
+    results: Results = Path("comparison"),
     json: JsonFile = None,
     csv: CsvFile = None,
     plot: PlotFile = None,
     home: HomeHere,
 ) -> int:
-    """Train one real model in several ways, and compare held-out loss, bytes and virtual time.
+    """Train one real model in several ways: loss, bytes and virtual time side by side.
 
-    Same text, same inner loop, equal tokens, paired seeds. Every finished run is kept in the folder
-    of results: after an interruption, the same command goes on where it was.
+    Same text, same inner loop, equal tokens, paired seeds. Every finished run is kept: after an
+    interruption, the same command goes on.
     """
     from shoal import comparing, sim_scale
     from simulator.compare.setting import Setting
