@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-import msgspec
 import pytest
 
-from protocol.project import LimitSpec, OuterSpec
-from protocol.trace import CheckpointScored, FragmentApplied
+from protocol.project import OuterSpec
+from protocol.trace import CheckpointScored
 from simulator.scenario import build_swarm
-from syncer_node.jobs import FetchPush
 from tests.builders import rounds
 
 
@@ -111,91 +107,3 @@ def test_when_the_fastest_learner_leaves_the_others_go_on_within_a_cycle():
     swarm.world.run(200.0)
     swarm.check()
     assert swarm.merges - before >= 10
-
-
-def slow_uplink(swarm, learner, seconds):
-    """Whatever the syncer fetches from this learner takes so much longer."""
-    honest = swarm.syncer.run_job
-
-    def run_job(start, answer):
-        if isinstance(start.job, FetchPush) and start.job.peer == learner.key:
-            swarm.world.after(seconds, lambda: honest(start, answer))
-        else:
-            honest(start, answer)
-
-    swarm.syncer.run_job = run_job
-
-
-@pytest.mark.parametrize("apply", ["overwrite", "blend", "rebase"])
-@pytest.mark.parametrize("seconds", [1.5, 4.0])
-def test_a_slow_uplink_takes_part_with_every_fragment_and_each_push_counts_once(apply, seconds):
-    swarm = build_swarm(2, steps_s=(0.3, 0.3, 0.3), rounds=rounds(apply=apply))
-    slow = swarm.learners[2]
-    slow_uplink(swarm, slow, seconds)
-    swarm.world.run(240.0)
-    swarm.check()
-    scored = losses(swarm)
-    assert scored[-1] < scored[0] / 20
-    shares = Counter()
-    lags = Counter()
-    for merged in swarm.ledger.merges:
-        for part in merged.contributions:
-            if part.learner == slow.key:
-                shares[merged.fragment] += 1
-                lags[merged.version - 1 - part.base_version] += 1
-    assert set(shares) == set(range(4))
-    assert max(shares.values()) <= 2 * min(shares.values())
-    assert set(lags) <= {0, 1, 2}
-    assert lags[1] + lags[2] > 0
-
-
-@pytest.mark.parametrize("apply", ["overwrite", "blend", "rebase"])
-def test_a_learner_that_was_away_comes_back_with_the_weight_of_all_it_did_once(apply):
-    swarm = build_swarm(4, steps_s=(0.3, 0.3, 0.3), rounds=rounds(apply=apply))
-    away = swarm.learners[1]
-    swarm.world.at(60.0, lambda: swarm.world.partition(away.key, swarm.syncer.key, for_s=12.0))
-    swarm.world.run(150.0)
-    swarm.check()
-    applied = {}
-    for _, key, fact in swarm.world.facts:
-        if key == away.key and isinstance(fact, FragmentApplied):
-            applied.setdefault(fact.fragment, []).append(fact.local_step)
-    handed = dict.fromkeys(range(4), 0)
-    largest = 0
-    for merged in swarm.ledger.merges:
-        for part in merged.contributions:
-            if part.learner != away.key:
-                continue
-            _, local_step = away.captures[part.incarnation, part.sequence]
-            if apply == "rebase":
-                since = handed[merged.fragment]
-            else:
-                since = max(step for step in applied[merged.fragment] if step <= local_step)
-            handed[merged.fragment] = local_step
-            assert part.steps == local_step - since
-            assert part.tokens == part.steps * away.trainer.tokens_per_step
-            lag = merged.version - 1 - part.base_version
-            assert part.weight == part.tokens**2 / part.steps / (1 + lag)
-            largest = max(largest, part.steps)
-    # With rebase nothing of the time away is lost; else what came meanwhile replaced it.
-    assert (largest >= 12.0 / 0.33 / 2) is (apply == "rebase")
-
-
-def test_the_learning_rate_follows_the_committed_tokens_and_never_goes_back():
-    budget = LimitSpec(60_000, 256, 20, 8, 60.0, 64)
-    swarm = build_swarm(6, limits=budget)
-    learner = swarm.learners[0]
-    swarm.world.at(40.0, learner.lose_trainer)
-    swarm.world.run(70.0)
-    machine = learner.learner
-    told = list(learner.progress)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(machine.shared.state.tokens / 60_000, abs=0.02)
-    # The owner doubles the budget, and the trainer is replaced: the schedule stays where it was.
-    raised = msgspec.structs.replace(budget, tokens=120_000)
-    machine.shared.charter = msgspec.structs.replace(machine.shared.charter, limits=raised)
-    learner.lose_trainer()
-    swarm.world.run(90.0)
-    again = learner.progress[len(told) :]
-    assert again
-    assert [*told, *again] == sorted([*told, *again])
