@@ -172,6 +172,12 @@ def _data_location(options: NodeOptions, genesis: Genesis) -> str:
     return data.location
 
 
+def _warm_pool() -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
+    pool.submit(warm_up)
+    return pool
+
+
 class NodeDaemon:
     """All parts of a running learner."""
 
@@ -189,8 +195,7 @@ class NodeDaemon:
         self.feed = EventFeed()
         self.payload_bytes = self.payload_params = 0
         self.push_bytes = self.push_params = 0
-        self.pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
-        self.pool.submit(warm_up)
+        self.pool = _warm_pool()
         self.shelf = Shelf(clock=time.monotonic)
         self.shelf.put(options.link.project, genesis)
         self.bank = FragmentBank(self.layout, self.shelf)

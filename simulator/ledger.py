@@ -7,7 +7,7 @@ from collections.abc import Callable
 from protocol import limits, wire
 from protocol.errors import RemoteError
 from protocol.messages import CertifiedRecord
-from protocol.numerics.merge import token_weight
+from protocol.numerics.merge import push_weight
 from protocol.project import Charter
 from protocol.records import CharterAdopted, FragmentMerged, Record, open_record, record_hash
 from simulator.tiny import sim_verify
@@ -85,7 +85,8 @@ class Ledger:
             lag = merged.version - 1 - part.base_version
             if not 0 <= lag <= limits.PUSH_LAG_MAX:
                 raise Violation(f"{where} counts a push that is {lag} versions behind")
-            weight = token_weight(part.tokens, part.steps) / (1 + lag)
+            rule = self._charter.rounds.weights
+            weight = push_weight(rule, part.tokens, part.steps) / (1 + lag)
             if abs(part.weight - weight) > 1e-9 * weight:
                 raise Violation(
                     f"{where} gives a push {lag} versions behind the weight "

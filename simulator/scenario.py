@@ -75,8 +75,7 @@ def build_swarm(
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
-    join_s: within this time, else one every half second.
-    tape: makes the tape of each life of a syncer.
+    join_s: within this time, else one every half second. tape: of each life of a syncer.
     """
     world = World(seed, network)
     names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
@@ -87,10 +86,7 @@ def build_swarm(
         rounds=rounds,
         outer=outer,
         limits=limits,
-        voters=tuple(
-            Voter(signer.key, "syncer", 50 - number) for number, signer in enumerate(signers)
-        )
-        + tuple(Voter(signer.key, "witness", 0) for signer in watching),
+        voters=_voters(signers, watching),
         durability=durability,
         moments=moments,
         fragments=fragments,
@@ -98,8 +94,7 @@ def build_swarm(
         strategy=strategy,
     )
     tensors = backend or TinyBackend()
-    ledger = Ledger(tiny.charter)
-    notices: dict[bytes, Notice] = {}
+    ledger, notices = Ledger(tiny.charter), dict[bytes, Notice]()
     hosts = [
         SimSyncer(world, tiny, signer, ledger=ledger, notices=notices, backend=tensors, name=name)
         for signer, name in zip(signers, names, strict=True)
@@ -118,6 +113,13 @@ def build_swarm(
         host.tape = tape
     _boot([*hosts, *voters], learners, join_s)
     return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
+
+
+def _voters(syncers: list[SimSigner], witnesses: list[SimSigner]) -> tuple[Voter, ...]:
+    return (
+        *(Voter(signer.key, "syncer", 50 - number) for number, signer in enumerate(syncers)),
+        *(Voter(signer.key, "witness", 0) for signer in witnesses),
+    )
 
 
 def _boot(voters: list[Host], learners: list[SimLearner], join_s: float | None) -> None:

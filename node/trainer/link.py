@@ -32,7 +32,6 @@ from protocol.ids import Count
 
 FRAME_BYTES_MAX: Final = limits.GENESIS_BYTES_MAX + (64 << 10)
 """A genesis travels inside `Configure`; every other message is far smaller."""
-
 LENGTH_BYTES: Final = 4
 READ_BYTES: Final = 64 << 10
 DESCRIPTORS_PER_READ_MAX: Final = 16

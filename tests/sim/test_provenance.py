@@ -153,8 +153,8 @@ def restart_with_displacement(patch, swarm):
         kept[id(self), fragment] = self._base[fragment].theta - local
         return honest_push(self, fragment, sequence, local)
 
-    def deliver(self, fragment, *, is_assign, merged_sequence):
-        made = honest_deliver(self, fragment, is_assign=is_assign, merged_sequence=merged_sequence)
+    def deliver(self, fragment, **how):
+        made = honest_deliver(self, fragment, **how)
         left = kept.pop((id(self), fragment), None)
         if made.is_assign and left is not None:
             return replace(made, values=made.values - left)

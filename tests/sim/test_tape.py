@@ -170,7 +170,8 @@ def test_a_lost_input_is_named(tape: Path) -> None:
 
 def test_an_altered_push_is_named(tape: Path) -> None:
     def spoil(frames: list[Frame]) -> list[Frame]:
-        at = max(at for at, one in enumerate(frames) if isinstance(one, PushPayload))
+        pushes = [at for at, one in enumerate(frames) if isinstance(one, PushPayload)]
+        at = pushes[len(pushes) // 2]  # The last ones may have come too late to be merged.
         one = frames[at]
         assert isinstance(one, PushPayload)
         content = bytes((one.content[0] ^ 1,)) + one.content[1:]
