@@ -36,6 +36,17 @@ class Stopper:
             self._main.cancel()
 
 
+def quiet_about_peers(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Keeps what peers do out of the terminal: one that opens a stream and goes away before the
+    first byte makes the network library fail in a callback of its own. All else is told as usual.
+    """
+    error, where = context.get("exception"), context.get("message", "")
+    if isinstance(error, asyncio.IncompleteReadError) and "client_connected_cb" in where:
+        log.debug("a stream ended before it began")
+    else:
+        loop.default_exception_handler(context)
+
+
 def live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
     """Run a daemon until it ends by itself or is asked to; its exit code."""
     code: int = uvloop.run(_live(main))
@@ -44,6 +55,7 @@ def live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
 
 async def _live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(quiet_about_peers)
     begun = asyncio.Event()
 
     async def begin() -> int:

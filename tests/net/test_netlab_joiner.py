@@ -97,6 +97,12 @@ def go_through_it(seen, daemons):
         what="a joiner that trains",
     )
     until(lambda: daemons.merges(SYNCER).get(JOINER), timeout_s=120, what="the joiner in a merge")
+    # It hears of that a moment after the syncer has counted it.
+    until(
+        lambda: (told := daemons.learner(JOINER)) is not None and told.merged > 0,
+        timeout_s=60,
+        what="the joiner that knows of its merge",
+    )
     seen.first_merge = daemons.learner(JOINER)
     daemons.check()
     seen.outputs = {node: daemons.output(node) for node in (SYNCER, ADA, CYD, JOINER)}

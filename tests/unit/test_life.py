@@ -1,0 +1,30 @@
+"""What a daemon's loop tells of errors that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from node.host.life import quiet_about_peers
+
+MESSAGE = "Unhandled exception in client_connected_cb"
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "is_told"),
+    [
+        (MESSAGE, asyncio.IncompleteReadError(b"", 1), False),
+        (MESSAGE, RuntimeError("something else"), True),
+        ("Task exception was never retrieved", asyncio.IncompleteReadError(b"", 1), True),
+    ],
+)
+def test_only_a_stream_that_ended_before_it_began_is_no_news(message, error, is_told):
+    told = []
+    loop = asyncio.new_event_loop()
+    loop.default_exception_handler = told.append
+    try:
+        quiet_about_peers(loop, {"message": message, "exception": error})
+    finally:
+        loop.close()
+    assert bool(told) is is_told
