@@ -35,7 +35,7 @@ from node.locator import Locator, fetch_genesis
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.messages import Goodbye, Refused, Report, Watch
-from protocol.snapshot import SyncerStatus
+from protocol.status import SyncerStatus
 
 PR_SET_PDEATHSIG = 1
 RETRY_S = 2.0

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from protocol.errors import InternalError, UserError
-from protocol.snapshot import (
+from protocol.status import (
     NetworkStatus,
     NodeStatus,
     PeerRow,
