@@ -31,7 +31,7 @@ from node.host.home import Home
 from node.host.signed_project import read_signed, seal_project, write_signed
 from protocol.errors import TransientError
 from protocol.project import Voter
-from protocol.snapshot import NodeStatus, SyncerStatus
+from protocol.status import NodeStatus, SyncerStatus
 from shoal import projects
 from shoal.project_text import create_text
 

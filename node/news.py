@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from protocol.snapshot import PeerRow, SyncerStatus
+from protocol.status import PeerRow, SyncerStatus
 
 AWAY = ("gone", "left")
 KEY_CHARS = 8

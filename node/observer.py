@@ -35,7 +35,7 @@ from node.locator import Locator, fetch_genesis
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.messages import Goodbye, Refused, Report, Watch
-from protocol.snapshot import SyncerStatus
+from protocol.status import SyncerStatus
 
 RETRY_S = 2.0
 NEWS_PER_REPORT_MAX = 200

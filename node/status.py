@@ -14,7 +14,7 @@ from node.learner import LearnerMachine, Link
 from node.tending import Inner
 from protocol import limits
 from protocol.ids import short
-from protocol.snapshot import DownloadStatus, NodeStatus
+from protocol.status import DownloadStatus, NodeStatus
 
 if TYPE_CHECKING:
     from node.daemon import NodeDaemon

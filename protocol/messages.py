@@ -250,7 +250,7 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
 
 
 class Report(Struct, frozen=True, array_like=True, tag="report"):
-    """How the swarm is, for watchers: an encoded `protocol.snapshot.SyncerStatus`."""
+    """How the swarm is, for watchers: an encoded `protocol.status.SyncerStatus`."""
 
     status: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX - 1024)]
 

@@ -18,7 +18,7 @@ from node.host.addresses import claim_port
 from node.host.home import Daemon, DaemonRole, Home
 from protocol.errors import TransientError
 from protocol.records import FragmentMerged, Record, record_hash
-from protocol.snapshot import DaemonStatus, NodeStatus, SyncerStatus
+from protocol.status import DaemonStatus, NodeStatus, SyncerStatus
 from protocol.wire import decode
 from shoal import daemons
 from shoal.chaos_project import DUTY, EVALUATOR, LEARNERS, SYNCERS

@@ -11,7 +11,7 @@ import msgspec
 from node.host import control_client
 from node.host.home import Daemon, DaemonRole, Home
 from protocol.errors import MalformedMessage, TransientError
-from protocol.snapshot import DaemonStatus
+from protocol.status import DaemonStatus
 
 POLL_S = 0.1
 

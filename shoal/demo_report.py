@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from protocol.snapshot import NodeStatus, SyncerStatus
+from protocol.status import NodeStatus, SyncerStatus
 from shoal.demo_project import HELDOUT_SEQUENCES
 from tui import words
 

@@ -12,7 +12,7 @@ import psutil
 
 from node.host.addresses import claim_port
 from node.host.home import Home
-from protocol.snapshot import NodeStatus, SyncerStatus
+from protocol.status import NodeStatus, SyncerStatus
 from shoal import daemons
 from shoal.demo_children import Child, Children, DemoFailed, is_alive, shown
 from shoal.demo_project import CAST, VICTIM, Learner

@@ -30,7 +30,7 @@ from protocol.errors import TransientError, UserError
 from protocol.ids import NodeKey, short
 from protocol.project import Charter, Voter
 from protocol.records import majority
-from protocol.snapshot import SeatStatus
+from protocol.status import SeatStatus
 from shoal import charters, handing, projects
 from shoal.project_file import check_together
 from shoal.project_schema import Place

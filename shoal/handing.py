@@ -11,7 +11,7 @@ from node.host.signed_project import OpenedProject, read_signed
 from protocol import wire
 from protocol.errors import RemoteError, ShoalError, UserError
 from protocol.messages import Envelope
-from protocol.snapshot import NodeStatus, SeatStatus
+from protocol.status import NodeStatus, SeatStatus
 from shoal import daemons
 
 

@@ -12,7 +12,7 @@ from node.host.joinlink import parse_link
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
-from protocol.snapshot import SyncerStatus
+from protocol.status import SyncerStatus
 from shoal import daemons, durations, failures, projects
 from shoal.exit_codes import ExitCode
 

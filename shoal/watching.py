@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from node.host.home import Home
-from protocol.snapshot import DaemonStatus
+from protocol.status import DaemonStatus
 from shoal import daemons, failures
 from shoal.exit_codes import ExitCode
 

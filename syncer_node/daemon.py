@@ -53,7 +53,7 @@ from protocol.numerics.codecs import payload_bytes
 from protocol.numerics.outer import digest
 from protocol.project import Voter
 from protocol.signing import verify_ed25519
-from protocol.snapshot import MergeRow
+from protocol.status import MergeRow
 from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node import status
 from syncer_node.bank import MergeBank

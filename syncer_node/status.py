@@ -13,7 +13,7 @@ from node.host.transport import Transport
 from protocol import limits
 from protocol.ids import short
 from protocol.membership import Session
-from protocol.snapshot import PeerRow, RoundRow, SyncerStatus
+from protocol.status import PeerRow, RoundRow, SyncerStatus
 from syncer_node.raft.raft import Raft
 from syncer_node.seat import Phase, Seat
 from syncer_node.syncer import SyncerMachine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.snapshot import SeatStatus, VoterRow
+from protocol.status import SeatStatus, VoterRow
 from syncer_node.raft.context import Role
 from syncer_node.raft.raft import Raft
 

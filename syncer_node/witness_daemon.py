@@ -37,7 +37,7 @@ from protocol.ids import short
 from protocol.machine import Job, JobResult, StopAsked
 from protocol.messages import Envelope
 from protocol.signing import verify_ed25519
-from protocol.snapshot import ProjectStatus, WitnessStatus
+from protocol.status import ProjectStatus, WitnessStatus
 from protocol.trace import Fact
 from syncer_node.jobs import Installed, InstallState, Keep, KeepCharter
 from syncer_node.raft.context import RaftSetup

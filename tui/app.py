@@ -18,7 +18,7 @@ from textual.theme import Theme
 from textual.widgets import ContentSwitcher, Footer, Input
 
 from protocol.errors import ShoalError, UserError
-from protocol.snapshot import NodeStatus, SyncerStatus
+from protocol.status import NodeStatus, SyncerStatus
 from tui import commands, words
 from tui.frames import Frame, label_of
 from tui.history import History, sample

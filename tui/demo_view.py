@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus, SyncerStatus
+from protocol.status import NodeStatus, SyncerStatus
 from tui import rows, words
 
 BAR_CELLS = 28

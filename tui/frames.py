@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from protocol.snapshot import DaemonStatus, EventRow, NodeStatus, SyncerStatus, WitnessStatus
+from protocol.status import DaemonStatus, EventRow, NodeStatus, SyncerStatus, WitnessStatus
 
 STALE_AFTER_S = 2.5
 """Answers come twice a second; after this long without one a daemon counts as silent."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from protocol.snapshot import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
+from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
 from tui.frames import Frame, Told
 
 SAMPLES_MAX = 3600

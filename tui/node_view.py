@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus
+from protocol.status import NodeStatus
 from tui import rows, words
 
 

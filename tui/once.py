@@ -8,7 +8,7 @@ import time
 
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus, WitnessStatus
+from protocol.status import NodeStatus, WitnessStatus
 from tui import look, parts, words
 from tui.frames import Frame
 from tui.history import History, sample

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from protocol.snapshot import DaemonStatus, NodeStatus, RoundRow, Status, SyncerStatus
+from protocol.status import DaemonStatus, NodeStatus, RoundRow, Status, SyncerStatus
 from tui import lines, seats, words
 from tui.frames import Told
 from tui.look import Paint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from protocol.snapshot import DaemonStatus, WitnessStatus
+from protocol.status import DaemonStatus, WitnessStatus
 
 WINDOW_S = 60.0
 """Merges come in bursts; a minute of them gives an estimate that does not jump."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from protocol.snapshot import NetworkStatus, ProjectStatus, SwarmStatus
+from protocol.status import NetworkStatus, ProjectStatus, SwarmStatus
 from tui import words
 
 BAR_CELLS = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.snapshot import (
+from protocol.status import (
     DaemonStatus,
     NodeStatus,
     PeerRow,

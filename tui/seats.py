@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol import limits
-from protocol.snapshot import SeatStatus, SyncerStatus, VoterRow
+from protocol.status import SeatStatus, SyncerStatus, VoterRow
 from tui import words
 
 LOST = ("gone", "silent")

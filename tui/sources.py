@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from protocol.errors import ShoalError, UserError
-from protocol.snapshot import DaemonStatus, EventRow
+from protocol.status import DaemonStatus, EventRow
 from tui import words
 from tui.frames import Attached, Frame, Told
 from tui.playback import Playback, PlaybackSource

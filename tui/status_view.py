@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from protocol.limits import LINK_CHARS_MAX
-from protocol.snapshot import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
+from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
 from tui import node_view, syncer_view, witness_view, words
 from tui.frames import label_of
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protocol.snapshot import PeerRow, RoundRow, SyncerStatus
+from protocol.status import PeerRow, RoundRow, SyncerStatus
 from tui import rows, seats, words
 from tui.seats import AWAY, leads
 

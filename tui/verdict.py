@@ -7,7 +7,7 @@ import re
 from typing import Literal, NamedTuple
 
 from protocol import limits
-from protocol.snapshot import (
+from protocol.status import (
     DaemonStatus,
     NodeStatus,
     PeerRow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from protocol.snapshot import WitnessStatus
+from protocol.status import WitnessStatus
 from tui import rows, seats, words
 
 

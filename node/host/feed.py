@@ -12,7 +12,7 @@ import msgspec
 from node.host import logs
 from protocol import trace
 from protocol.errors import UserError
-from protocol.snapshot import EventRow
+from protocol.status import EventRow
 from protocol.trace import Fact
 
 Level = Literal["debug", "info", "warning"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from node.host.transport import Transport
 from protocol.fragments import Layout
 from protocol.project import Charter, Genesis
-from protocol.snapshot import NetworkStatus, ProjectStatus, SwarmStatus
 from protocol.state import SwarmState
+from protocol.status import NetworkStatus, ProjectStatus, SwarmStatus
 
 
 def project_status(

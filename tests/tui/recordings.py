@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from protocol.snapshot import (
+from protocol.status import (
     MergeRow,
     NetworkStatus,
     NodeStatus,

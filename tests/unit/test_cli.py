@@ -18,7 +18,7 @@ from node.host.home import Home
 from node.host.joinlink import JoinLink, format_link
 from node.host.options import NodeOptions
 from protocol.errors import CorruptState, TransientError, UserError
-from protocol.snapshot import NetworkStatus, NodeStatus, ProjectStatus, SwarmStatus
+from protocol.status import NetworkStatus, NodeStatus, ProjectStatus, SwarmStatus
 from shoal import cli, watching
 from shoal.__main__ import foreign_package, main
 from shoal.exit_codes import MEANINGS

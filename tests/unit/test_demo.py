@@ -14,7 +14,7 @@ from rich.console import Console
 
 from node.host.home import HOME_VARIABLE, TAPES
 from protocol.errors import InternalError, UserError
-from protocol.snapshot import (
+from protocol.status import (
     NetworkStatus,
     NodeStatus,
     PeerRow,

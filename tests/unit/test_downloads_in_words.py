@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from node.status import fetching
-from protocol.snapshot import DownloadStatus
+from protocol.status import DownloadStatus
 from protocol.trace import WeightsReady
 from tests.builders import digest_of
 

@@ -33,7 +33,7 @@ from protocol.records import (
     record_hash,
     sign_record,
 )
-from protocol.snapshot import NetworkStatus, ProjectStatus, SeatStatus, VoterRow, WitnessStatus
+from protocol.status import NetworkStatus, ProjectStatus, SeatStatus, VoterRow, WitnessStatus
 from shoal.__main__ import main
 from simulator.tiny import tiny_project
 from syncer_node.voter_files import VoterFiles

@@ -19,7 +19,7 @@ from protocol import wire
 from protocol.errors import TransientError, UserError
 from protocol.machine import Do, Started, Stop, StopAsked
 from protocol.project import Voter, encode, project_id
-from protocol.snapshot import (
+from protocol.status import (
     NetworkStatus,
     ProjectStatus,
     SeatStatus,

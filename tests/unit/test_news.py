@@ -7,7 +7,7 @@ import msgspec
 from node.host.feed import Feed
 from node.host.links import RoundTrips, path_of
 from node.news import between
-from protocol.snapshot import PeerRow, SyncerStatus
+from protocol.status import PeerRow, SyncerStatus
 from protocol.trace import SessionClosed
 from tests.tui import recordings
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from protocol.snapshot import (
+from protocol.status import (
     DaemonStatus,
     DownloadStatus,
     MergeRow,

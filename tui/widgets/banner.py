@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 from textual.widget import Widget
 
-from protocol.snapshot import NodeStatus, Status, SyncerStatus, WitnessStatus
+from protocol.status import NodeStatus, Status, SyncerStatus, WitnessStatus
 from tui import lines, parts, scene, words
 from tui.scene import Scene
 from tui.verdict import Verdict, judge

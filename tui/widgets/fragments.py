@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus, Status, SyncerStatus
+from protocol.status import NodeStatus, Status, SyncerStatus
 from tui import lines, parts, words
 from tui.look import Paint
 from tui.scene import Scene

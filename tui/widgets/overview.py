@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus, SeatStatus, Status, SyncerStatus
+from protocol.status import NodeStatus, SeatStatus, Status, SyncerStatus
 from tui import charts, lines, parts, rows, words
 from tui.lines import Pair
 from tui.look import Paint

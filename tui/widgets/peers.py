@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from protocol.snapshot import PeerRow
+from protocol.status import PeerRow
 from tui import lines, seats, words
 from tui.filters import matches
 from tui.look import Paint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from protocol.snapshot import SeatStatus, SyncerStatus, WitnessStatus
+from protocol.status import SeatStatus, SyncerStatus, WitnessStatus
 from tui import lines, parts, rows, seats, words
 from tui.lines import Pair
 from tui.look import Paint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from protocol.snapshot import NodeStatus
+from protocol.status import NodeStatus
 from tui import lines, parts, rows, words
 from tui.frames import label_of
 from tui.lines import Pair
