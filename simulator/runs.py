@@ -179,7 +179,7 @@ def _await_progress(swarm: Swarm, scenario: Scenario) -> None:
     def is_fine() -> bool:
         return swarm.merges >= wanted or swarm.syncer.syncer.state.ended is not None
 
-    world.run(world.now_s + within_s, stop=lambda: world.events % 16 == 0 and is_fine())
+    world.run(world.now_s + within_s, stop=is_fine)
     if not is_fine():
         seat = swarm.syncer.syncer.seat if swarm.syncer.is_up else None
         why = seat.merging.pace.waiting or seat.merging.stalled if seat else "nobody leads"

@@ -389,7 +389,7 @@ class SimSyncer(Host):
         is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
         super().crash()
         if is_restart:
-            self.world.after(0.2, lambda: None if self.is_up else self.boot())
+            self.world.after(0.2, self.revive)
 
     def _peers(self) -> list[Host]:
         """Hosts that may have bytes for us: other syncers first."""
