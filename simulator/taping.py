@@ -21,6 +21,10 @@ class Direct:
     def is_running(self) -> bool:
         return not self.stopped
 
+    @property
+    def state_every_bytes(self) -> int:
+        return self.writer.state_every_bytes
+
     def put(self, frame: Callable[[], Frame], size: int) -> None:
         self.writer.put(frame())
 
