@@ -101,6 +101,10 @@ class TrainerTape:
         if mark is not None:
             self._put(mark(local_step))
 
+    def took(self, frame: Frame) -> None:
+        """A command took effect here and now."""
+        self._put(frame)
+
     def captured(self, sequence: int, fragment: int, base_version: int, name: bytes) -> None:
         """A push was made; on tape before anybody can have merged it, unless the disk is slow."""
         self._flush()

@@ -17,7 +17,7 @@ from node.host.tape_file import find_tapes
 from protocol.errors import UserError
 from protocol.messages import CertifiedRecord, Vote
 from protocol.project import Genesis
-from protocol.tape import Base, Frame, Input, PushPayload, Standing, TapeDamaged
+from protocol.tape import Base, Frame, Input, PushPayload, Standing, StepsDone, TapeDamaged
 from shoal import replaying
 from simulator.ledger import Ledger
 from simulator.replay.audit import ReplaySigner
@@ -53,7 +53,8 @@ def again(place: Path, **choices: object) -> Whole:
 
 
 def events(place: Path) -> Path:
-    return sorted(place.rglob("*-events-*"))[0]
+    """The first file of what the syncer was told."""
+    return sorted(place.glob("syncer*/*-events-*"))[0]
 
 
 def decided(one: Input, kind: str) -> list[Merge | Keep]:
@@ -93,7 +94,8 @@ def test_every_round_is_audited_and_merged_again(recorded: tuple[Path, Ledger]) 
     assert len(whole.audits) == 2, "two lives of the syncer"
     assert len(whole.rounds) == len(ledger.merges) > 20
     assert whole.audited == whole.merged == whole.rounds.keys()
-    assert not whole.untried.keys() - {"retrain"}, "there are no tapes of learners"
+    assert whole.retrained == whole.rounds.keys()
+    assert not whole.untried
 
 
 def test_three_syncers_with_an_election_replay_together(tmp_path: Path) -> None:
@@ -186,6 +188,19 @@ def test_an_altered_push_is_named(tape: Path) -> None:
     path = sorted(tape.rglob("*-payloads-*"))[0]
     alter(path, spoil)
     with pytest.raises(Diverged, match="is not what its header names"):
+        again(tape)
+
+
+def test_a_local_step_more_is_named(tape: Path) -> None:
+    def more(frames: list[Frame]) -> list[Frame]:
+        at = next(at for at, one in enumerate(frames) if isinstance(one, StepsDone))
+        one = frames[at]
+        assert isinstance(one, StepsDone)
+        frames[at] = msgspec.structs.replace(one, local_step=one.local_step + 1)
+        return frames
+
+    alter(sorted(tape.glob("learner-1/*-events-*"))[0], more)
+    with pytest.raises(Diverged, match=r"push \d+ of learner-1 .* came out otherwise"):
         again(tape)
 
 
@@ -298,7 +313,7 @@ def test_a_tape_that_lost_its_beginning_is_replayed_from_a_state_on_it(
     rotated: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder, ledger = rotated
-    assert not any(life.has_begin() for life in find_tapes(folder))
+    assert not any(life.has_begin() for life in find_tapes(folder / "syncer"))
     whole = again(folder)
     total = len(ledger.merges)
     assert whole.rounds_before + len(whole.rounds) == total
@@ -347,7 +362,7 @@ def test_an_altered_state_is_damage(
             for one in frames
         ]
 
-    for path in sorted(tape.rglob("*-events-*"))[1:]:
+    for path in sorted(tape.glob("syncer*/*-events-*"))[1:]:
         path.unlink()
     alter(events(tape), spoil)
     with pytest.raises(TapeDamaged, match=words):
@@ -374,7 +389,7 @@ def test_a_state_that_was_another_does_not_come_to_the_same(
         frames[at] = msgspec.structs.replace(one, machine=write_machine(machine, externals))
         return frames
 
-    for path in sorted(tape.rglob("*-events-*"))[1:]:
+    for path in sorted(tape.glob("syncer*/*-events-*"))[1:]:
         path.unlink()
     alter(events(tape), forget)
     with pytest.raises(Diverged, match="diverged at event"):
@@ -403,11 +418,12 @@ def test_the_verb_says_how_many_rounds_reached_which_level(
     count = len(recorded[1].merges)
     told = capsys.readouterr().out
     words = [line.split()[:4] for line in told.splitlines()[1:4]]
+    assert words[2] == ["retrain", str(count), "of", str(count)]
     assert words[0] == ["audit", str(count), "of", str(count)]
     assert words[1] == ["merge", str(count), "of", str(count)]
     found = json.loads(figures.read_text())
     assert (found["rounds"], found["audit"], found["merge"]) == (count, count, count)
-    assert found["retrain"] == 0
+    assert found["retrain"] == count
 
 
 def test_the_verb_fails_where_a_tape_diverges(
