@@ -199,8 +199,7 @@ class Keeping:
             return
         track.standing = result.version
         if job.is_assign:
-            used_step = max(track.marked_step, track.handed_step)
-            track.discarded_steps += max(0, result.local_step - used_step)
+            track.overwrite(result.local_step)
             track.marked_step, track.marked_tokens = result.local_step, result.tokens
         self.shared.desk.emit(FragmentApplied(track.index, result.version, result.local_step))
 
@@ -299,6 +298,8 @@ class Keeping:
         track.push = None
         if is_merged:
             track.handed_step = push.local_step
+        else:
+            track.discarded_steps += push.overwritten_steps
         if is_merged and shared.rebases:
             track.merged_sequence = sequence
             track.marked_step, track.marked_tokens = push.local_step, push.tokens

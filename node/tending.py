@@ -95,6 +95,8 @@ class Tending:
         self._beat_s = -1e9
         self._is_news = False
         self._told_progress = -1.0
+        self._furthest_progress = 0.0
+        """No trainer of this daemon is sent back, whatever the owner does to the budget."""
         self._evaluating: int | None = None
         self.paused_until_s: float | None = None
         """End of a pause, infinite when it lasts until resumed; None when there is none."""
@@ -189,6 +191,7 @@ class Tending:
         if self.shared.charter is None or self.inner in (Inner.DOWN, Inner.STARTING):
             return
         fraction = min(1.0, self.shared.state.tokens / self.shared.charter.limits.tokens)
+        fraction = self._furthest_progress = max(fraction, self._furthest_progress)
         if fraction > self._told_progress + 1e-4:
             self._told_progress = fraction
             self.shared.desk.do(SetProgress(fraction))

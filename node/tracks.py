@@ -29,6 +29,8 @@ class OpenPush:
     tokens: int = 0
     message: Push | None = None
     """What was sent; None until the capture is encoded."""
+    overwritten_steps: int = 0
+    """Local steps in it that are gone from the inner loop: lost unless it is merged."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,14 @@ class FragmentTrack:
     def steps(self, local_step: int) -> int:
         """Local steps not handed in."""
         return max(0, local_step - self.marked_step) if self.standing != NONE else 0
+
+    def overwrite(self, local_step: int) -> None:
+        """The inner loop starts over from a version: book what is in no push as discarded."""
+        used_step = max(self.marked_step, self.handed_step)
+        if self.push is not None and self.push.message is not None:
+            self.push.overwritten_steps += max(0, self.push.local_step - used_step)
+            used_step = max(used_step, self.push.local_step)
+        self.discarded_steps += max(0, local_step - used_step)
 
     def skip_to(self, version: int) -> None:
         """The bank holds this version; older merges need no work any more."""

@@ -4,7 +4,7 @@ import pytest
 
 from node.tracks import NONE, FragmentTrack, OpenPush
 from protocol.messages import Pull
-from tests.builders import merged
+from tests.builders import merged, sealed_push
 
 PULL = Pull(1, 0, 1)
 
@@ -68,3 +68,14 @@ def test_a_lost_trainer_takes_unmerged_steps_and_open_push_with_it(track):
     assert (track.standing, track.delivering, track.held) == (NONE, NONE, 1)
     assert track.must_assign
     assert (track.marked_step, track.handed_step, track.steps(20)) == (0, 0, 0)
+
+
+def test_what_is_overwritten_is_discarded_but_for_a_push_whose_fate_is_open(track):
+    track.push = OpenPush(5, PULL, local_step=15, message=sealed_push())
+    track.overwrite(20)
+    assert track.discarded_steps == 5
+    assert track.push.overwritten_steps == 7
+    track.push = None
+    track.marked_step = 20
+    track.overwrite(23)
+    assert track.discarded_steps == 8
