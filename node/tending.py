@@ -136,6 +136,10 @@ class Tending:
         if self._is_news:
             times.append(self._beat_s + BEAT_EVERY_S)
         times += [t for t in (self._restart_s, self.paused_until_s) if t is not None]
+        if self._lease_asked_s is not None:
+            times.append(self._lease_asked_s + LEASE_RETRY_S)
+        if self.finishing_until_s is not None:
+            times.append(self.finishing_until_s)
         return max(min(times), self.shared.now_s + 0.01)
 
     # From the owner of this machine.
@@ -338,7 +342,7 @@ class Tending:
         self.shared.desk.start(Evaluate(plan.index, charter.limits.heldout_sequences))
 
     def _beat(self) -> None:
-        """Say where we stand: on change, rate-limited, and at least every second."""
+        """Say where we stand: on change, rate-limited, and now and then that we live."""
         shared = self.shared
         since_s = shared.now_s - self._beat_s
         is_due = since_s >= limits.HEARTBEAT_S or (self._is_news and since_s >= BEAT_EVERY_S)

@@ -49,6 +49,8 @@ class FragmentTrack:
     """The next delivery overwrites whatever the apply rule says."""
     merged_sequence: int | None = None
     """Own push that was merged since the last delivery began."""
+    merged_version: int = 0
+    """Version that it is part of."""
     push: OpenPush | None = None
     pull: Pull | None = None
     """A pull that waits for the newest version to be applied."""
@@ -68,8 +70,15 @@ class FragmentTrack:
 
     @property
     def needs_delivery(self) -> bool:
-        """Whether the inner loop should get the held version."""
-        return self.held != NONE and (self.standing != self.held or self.must_assign)
+        """Whether the inner loop should get the held version.
+
+        Also one that it has, if it got it before our own push in it was known to be merged: what
+        was handed in must be taken off before anything is handed in again.
+        """
+        if self.held == NONE:
+            return False
+        is_counted_twice = self.merged_sequence is not None and self.standing >= self.merged_version
+        return self.standing != self.held or self.must_assign or is_counted_twice
 
     def steps(self, local_step: int) -> int:
         """Local steps not handed in."""

@@ -61,8 +61,8 @@ class PullTicket:
     """Number of the newest round when it was asked."""
 
     def is_pending(self, now_s: float, timeout_s: float) -> bool:
-        waiting = self.state in (PullState.ASKED, PullState.SENDING)
-        return waiting and now_s < self.asked_s + timeout_s
+        is_waiting = self.state is PullState.ASKED or self.state is PullState.SENDING
+        return is_waiting and now_s < self.asked_s + timeout_s
 
 
 @dataclass(slots=True)
@@ -138,7 +138,8 @@ class Round:
         """What to do now: `wait`, `quorum` (just reached, grace begins), `close` or `abandon`."""
         assert self.is_collecting
         self.live = live
-        is_pending = any(True for _ in self.pending(now_s))
+        timeout_s = self.spec.pull_timeout_s
+        is_pending = any(one.is_pending(now_s, timeout_s) for one in self.tickets.values())
         if self.state is RoundState.OPEN and self.fresh >= self.required(now_s):
             self.quorum_s = now_s
             # Nobody left to wait for means there is nothing a grace window could bring.

@@ -251,10 +251,11 @@ class Merging:
 
     def look(self, now_s: float, *, may_open: bool) -> None:
         """Move every round on, and open new ones while pace and overlap allow."""
-        training, able = self.members.training(), self.members.handing_in()
         self._expire(now_s)
-        for current in list(self.rounds.values()):
-            if current.is_collecting:
+        collecting = [current for current in self.rounds.values() if current.is_collecting]
+        if collecting:
+            able = self.members.handing_in()
+            for current in collecting:
                 self._ask(current, able, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
@@ -262,11 +263,12 @@ class Merging:
             if fragment is None:
                 break
             version = self.state.fragments[fragment].version
+            training = self.members.training()
             if not self.pace.may_open(fragment, version, training, now_s):
                 break
             if not any(self._can_ask(session, fragment, version, now_s) for session in training):
                 break  # Everybody is busy handing in another fragment; soon they are not.
-            self._open(fragment, version + 1, able, now_s)
+            self._open(fragment, version + 1, self.members.handing_in(), now_s)
 
     def deadline_s(self, now_s: float) -> float | None:
         """The next time at which something happens by itself."""
@@ -281,8 +283,10 @@ class Merging:
 
     def _next_fragment(self) -> int | None:
         """The fragment with the fewest merges that is not in flight, lowest index first."""
+        if len(self.rounds) >= self.spec.overlap_steps:
+            return None
         coming = self._coming()
-        return coming[0] if coming and len(self.rounds) < self.spec.overlap_steps else None
+        return coming[0] if coming else None
 
     def _coming(self) -> list[int]:
         """Fragments that are not in flight, in the order in which they will be."""
@@ -318,6 +322,8 @@ class Merging:
             if session.peer not in current.tickets
             and self._can_ask(session, current.fragment, current.version - 1, now_s)
         ]
+        if not fit:
+            return
         coming = [current.fragment, *self._coming()]
         turn = [session for session in fit if self.uplinks.is_turn(session.key, coming)]
         is_enough = current.hoped_for + len(turn) >= current.required(now_s)

@@ -88,7 +88,7 @@ def test_every_round_is_audited_and_merged_again(recorded: tuple[Path, Ledger]) 
     assert len(whole.audits) == 2, "two lives of the syncer"
     assert len(whole.rounds) == len(ledger.merges) > 20
     assert whole.audited == whole.merged == whole.rounds.keys()
-    assert not whole.untried
+    assert not whole.untried.keys() - {"retrain"}, "there are no tapes of learners"
 
 
 def test_three_syncers_with_an_election_replay_together(tmp_path: Path) -> None:

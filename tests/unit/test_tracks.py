@@ -79,3 +79,13 @@ def test_what_is_overwritten_is_discarded_but_for_a_push_whose_fate_is_open(trac
     track.marked_step = 20
     track.overwrite(23)
     assert track.discarded_steps == 8
+
+
+def test_a_version_is_delivered_again_if_our_push_in_it_was_not_known_of(track):
+    track.merged_sequence, track.merged_version = 4, 2
+    assert not track.needs_delivery, "what it stands on lacks the push"
+    track.held = track.standing = 2
+    assert track.needs_delivery
+    assert not track.is_current
+    track.merged_sequence = None
+    assert not track.needs_delivery
