@@ -116,9 +116,20 @@ class Pace:
     def _is_ready(self, session: Session, fragment: int, version: int, needed: int) -> bool:
         """Whether it has credit, and the local steps."""
         beat = session.beat
-        if beat is None or beat.local_step < self.next_step.get(session.key, 0.0):
+        if beat is None or beat.local_step < self._due(session.key, beat.local_step):
             return False
         return session.steps_on(fragment, version) >= needed
+
+    def _due(self, key: tuple[bytes, int], done: int) -> float:
+        """The local step from which it has credit.
+
+        Never more than H ahead: a new trainer counts from nought again, and owes nothing of what
+        the former one did.
+        """
+        due = self.next_step.get(key, 0.0)
+        if due > done + self.spec.local_steps:
+            due = self.next_step[key] = float(done + self.spec.local_steps)
+        return due
 
     def _rate_share(self, ready: list[Session], live: list[Session], now_s: float) -> float:
         """The share that those who are ready have in the rate of all."""
