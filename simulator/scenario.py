@@ -111,14 +111,13 @@ def build_swarm(
         for number, signer in enumerate(watching)
     ]
     swarm = Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
-    if tape is not None:
-        _record(swarm, tape, tensors)
+    _record(swarm, tape, tensors)
     _boot([*hosts, *voters], learners, join_s)
     return swarm
 
 
 def _record(
-    swarm: Swarm, tape: Callable[[SimSyncer | SimLearner], Direct], tensors: Backend
+    swarm: Swarm, tape: Callable[[SimSyncer | SimLearner], Direct] | None, tensors: Backend
 ) -> None:
     for host in swarm.syncers:
         host.tape = tape
