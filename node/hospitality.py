@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from node.jobs import Governed
+from node.jobs import Governed, MemoryShort
 from node.politeness.guest import Guest
 from node.politeness.politeness import Decision, TrainerFacts
 from protocol.machine import Note
@@ -43,4 +43,12 @@ def obey(daemon: NodeDaemon, decision: Decision) -> None:
     because = ruling.because if ruling.is_paused else ""
     if because != daemon.machine.tending.held_because:
         daemon.driver.take(Note(Governed(because)))
+    if decision.wants_smaller:
+        daemon.driver.take(Note(MemoryShort(decision.wants_smaller)))
     daemon.trainer.set_duty(decision.duty_frac)
+
+
+def parking_room(daemon: NodeDaemon) -> int | None:
+    """Bytes of files that a parked trainer may take; None for whatever the disk has."""
+    ceiling = daemon.guest.settings.limits.disk_bytes_max
+    return None if ceiling is None else max(0, ceiling - daemon.guest.disk_bytes)
