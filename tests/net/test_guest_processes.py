@@ -192,17 +192,3 @@ def test_a_pause_frees_the_trainers_memory_within_two_seconds_and_loses_nothing(
     assert (back.lost_steps, back.trainer_restarts) == (0, 0)
     assert back.tokens > paused.tokens > 0
     assert back.loss < before.loss + 0.5
-
-
-def test_a_paused_learner_that_finishes_hands_in_what_it_had_done(owner):
-    """Its displacement is encoded from files: no trainer is started for it."""
-    owner.trains()
-    control_client.call(owner.home.socket("learner"), "pause")
-    owner.until(lambda now: now.guest.is_parked, "a parked trainer")
-    before = until(lambda: status(owner.home, "syncer"), timeout_s=5.0, what="the syncer")
-    control_client.call(owner.home.socket("learner"), "finish")
-    assert owner.processes.running["learner"].wait(60.0) == 0
-    said = owner.processes.output("learner")
-    assert "finished: everything that could be handed in was handed in" in said
-    after = until(lambda: status(owner.home, "syncer"), timeout_s=5.0, what="the syncer")
-    assert after.merges_here > before.merges_here

@@ -170,6 +170,26 @@ def test_a_paused_learner_stays_current_and_goes_on_by_itself():
     swarm.check()
 
 
+def test_what_a_learner_did_before_a_pause_is_handed_in_during_it():
+    swarm = build_swarm(13)
+    swarm.world.run(30.0)
+    victim = swarm.learners[1]
+    keeping = victim.learner.keeping
+    victim.take(Note(PauseAsked(None)))
+    swarm.world.run(31.0)
+    done = victim.trainer.local_step
+    open_steps = sum(track.steps(done) for track in keeping.tracks)
+    assert open_steps > 0
+    discarded = sum(track.discarded_steps for track in keeping.tracks)
+    merged = victim.learner.shared.tally.merged
+    swarm.world.run(60.0)
+    assert sum(track.steps(done) for track in keeping.tracks) == 0
+    assert victim.learner.shared.tally.merged >= merged + 1
+    lost = sum(track.discarded_steps for track in keeping.tracks) - discarded
+    assert lost <= 0.1 * open_steps  # Those between a hand-in under way and its merge.
+    swarm.check()
+
+
 def test_a_finishing_learner_hands_in_what_it_did_and_leaves():
     swarm = build_swarm(12)
     swarm.world.run(30.0)
