@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+from node.host.transport import Transport
 from node.jobs import Governed, MemoryShort
+from node.politeness.budget import Allowance
 from node.politeness.guest import Guest
 from node.politeness.politeness import Decision, TrainerFacts
 from protocol.machine import Note
@@ -46,6 +49,15 @@ def obey(daemon: NodeDaemon, decision: Decision) -> None:
     if decision.wants_smaller:
         daemon.driver.take(Note(MemoryShort(decision.wants_smaller)))
     daemon.trainer.set_duty(decision.duty_frac)
+    _shape(daemon.transport, decision.allowed)
+
+
+def _shape(transport: Transport, allowed: Allowance) -> None:
+    """Keep everything that is sent and received to what is allowed."""
+    shaper, traffic, now_s = transport.shaper, transport.traffic, asyncio.get_running_loop().time()
+    shaper.limit(allowed.up_bytes_per_s, allowed.down_bytes_per_s)
+    shaper.up.book(traffic.up_bytes, now_s)
+    shaper.down.book(traffic.down_bytes, now_s)
 
 
 def parking_room(daemon: NodeDaemon) -> int | None:
