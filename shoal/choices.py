@@ -22,7 +22,13 @@ Port = Annotated[
     ),
 ]
 Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
-LogJson = Annotated[bool, Parameter(help="Write log lines as JSON.", negative="")]
+LogJson = Annotated[
+    bool | None,
+    Parameter(
+        help="Print log lines as JSON, or as text; text on a terminal, JSON otherwise.",
+        negative="--log-text",
+    ),
+]
 ProjectPath = Annotated[
     Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
 ]

@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, validators
 from node.host.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
 from node.host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX
 from protocol.errors import UserError
-from shoal import failures
+from shoal import failures, versions
 from shoal.choices import (
     AtLeastOne,
     HomeHere,
@@ -28,6 +28,7 @@ from shoal.choices import (
     tape_options,
 )
 from shoal.cli_hosting import syncer_app, witness_app
+from shoal.cli_machine import add_machine
 from shoal.cli_project import project_app
 from shoal.cli_runs import add_runs
 from shoal.cli_sim import sim_app
@@ -73,6 +74,7 @@ app = App(
 )
 app.command(project_app)
 add_runs(sim_app)
+add_machine(app)
 app.command(sim_app)
 app.command(syncer_app)
 app.command(witness_app)
@@ -110,25 +112,7 @@ def _launch(
     return command(*bound.args, **bound.kwargs)
 
 
-@app.command
-def version() -> int:
-    """Print the version of Shoal and of its protocol."""
-    return say([_version_line()])
-
-
-def _version_line() -> str:
-    from importlib import metadata
-
-    from protocol.limits import WIRE_VERSION
-
-    try:
-        number = metadata.version("shoal")
-    except metadata.PackageNotFoundError:
-        number = "from source"
-    return f"shoal {number}, protocol {WIRE_VERSION}"
-
-
-app.version = _version_line
+app.version = versions.line
 
 
 @app.command
@@ -168,7 +152,7 @@ def join(
     donate_mbps: DonateMbps = DONATE_MBPS,
     data: DataHere = None,
     tape: TapeAt = "on",
-    log_json: LogJson = False,
+    log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
     """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""

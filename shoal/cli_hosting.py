@@ -44,7 +44,7 @@ def run_syncer(
     ] = False,
     tape: TapeAt = "on",
     tape_mib_max: TapeMib = TAPE_MIB_MAX,
-    log_json: LogJson = False,
+    log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
     """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
@@ -103,7 +103,7 @@ def run_witness(
     bootstrap: Bootstrap = (),
     listen: Listen = "0.0.0.0",
     instance: Instance = DEFAULT_INSTANCE,
-    log_json: LogJson = False,
+    log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
     """Run a witness of a project, until Ctrl-C or `shoal stop`: it votes and keeps the log."""

@@ -57,7 +57,8 @@ class SyncerOptions:
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
     exit_when_done: bool = False
-    log_json: bool = False
+    log_json: bool | None = None
+    """What stderr gets; None: JSON unless it is a terminal."""
     tape: TapeOptions = TAPE_ON
 
 
@@ -78,7 +79,8 @@ class WitnessOptions:
     """Hosts of the swarm, one of which must answer; empty begins alone."""
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
-    log_json: bool = False
+    log_json: bool | None = None
+    """What stderr gets; None: JSON unless it is a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,5 +111,6 @@ class NodeOptions:
     """Megabits per second at which weights are given to others, all of them together."""
     data: str | None = None
     """Where the project's text lies here; None: where the project says, if that is allowed."""
-    log_json: bool = False
+    log_json: bool | None = None
+    """What stderr gets; None: JSON unless it is a terminal."""
     tape: TapeOptions = TAPE_ON

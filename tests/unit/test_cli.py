@@ -137,12 +137,15 @@ def test_every_verb_explains_itself(verb, capsys):
     assert verb in capsys.readouterr().out
 
 
-def test_the_version_is_one_line(capsys):
-    assert main(["version"]) == 0
+def test_the_version_is_one_line_or_a_table(capsys):
     assert main(["--version"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second
-    assert first.startswith("shoal ")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("shoal ")
+    assert main(["version"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names[:4] == ["shoal", "protocol", "engine", "torch"]
+    assert main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["protocol"] in line
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""The verbs about this machine: its logs, keys, memberships, settings and services."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import App, Parameter, validators
+
+from node.host.home import DaemonRole
+from node.host.log_lines import Level
+from shoal.choices import HomeHere, say
+
+
+def add_machine(app: App) -> None:
+    """Adds these verbs to the command."""
+    app.command(version)
+    app.command(logs)
+
+
+def version(
+    *,
+    json: Annotated[bool, Parameter(help="Print one JSON object.", negative="")] = False,
+) -> int:
+    """Print what is installed: Shoal, its protocol, the network engine, PyTorch."""
+    from shoal import versions
+
+    return say(versions.shown(as_json=json))
+
+
+def logs(
+    *,
+    follow: Annotated[
+        bool,
+        Parameter(name=["--follow", "-f"], help="Go on with what is written.", negative=""),
+    ] = False,
+    lines: Annotated[
+        int,
+        Parameter(
+            name=["--lines", "-n"],
+            help="How many of the newest lines.",
+            validator=validators.Number(gte=0),
+        ),
+    ] = 50,
+    level: Annotated[Level, Parameter(help="Leave out what is less important.")] = "info",
+    role: Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    json: Annotated[
+        bool | None,
+        Parameter(
+            help="Print JSON lines, or text; text on a terminal, JSON otherwise.",
+            negative="--text",
+        ),
+    ] = None,
+    home: HomeHere,
+) -> int:
+    """Print what the daemons of this machine wrote to their logs, also after they ended."""
+    from shoal import reading_logs
+
+    return reading_logs.show(
+        home,
+        role=role,
+        instance=instance,
+        level=level,
+        lines=lines,
+        is_following=follow,
+        is_json=json,
+    )
