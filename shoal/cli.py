@@ -28,6 +28,7 @@ from shoal.choices import (
     tape_options,
 )
 from shoal.cli_hosting import syncer_app, witness_app
+from shoal.cli_identity import identity_app
 from shoal.cli_machine import add_machine
 from shoal.cli_project import project_app
 from shoal.cli_runs import add_runs
@@ -75,6 +76,7 @@ app = App(
 app.command(project_app)
 add_runs(sim_app)
 add_machine(app)
+app.command(identity_app)
 app.command(sim_app)
 app.command(syncer_app)
 app.command(witness_app)

@@ -6,15 +6,52 @@ from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
-from node.host.home import DaemonRole
+from node.host.home import DEFAULT_INSTANCE, DaemonRole
 from node.host.log_lines import Level
-from shoal.choices import HomeHere, say
+from shoal.choices import HomeHere, Instance, LogJson, say
 
 
 def add_machine(app: App) -> None:
     """Adds these verbs to the command."""
     app.command(version)
     app.command(logs)
+    app.command(run)
+    app.command(leave)
+
+
+def run(
+    project: Annotated[
+        str | None,
+        Parameter(help="Name of a project joined here, or how its id begins; the last one else."),
+    ] = None,
+    *,
+    instance: Instance = DEFAULT_INSTANCE,
+    log_json: LogJson = None,
+    home: HomeHere,
+) -> int:
+    """Go on with what was joined here before, without its link and with the same options."""
+    from shoal import running
+
+    return running.run(home, project, instance=instance, log_json=log_json)
+
+
+def leave(
+    project: Annotated[
+        str | None,
+        Parameter(help="Name of a project joined here, or how its id begins."),
+    ] = None,
+    *,
+    purge: Annotated[
+        bool,
+        Parameter(help="Also remove its text, tape and logs; never the key.", negative=""),
+    ] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Leave a project: hand in what is done, stop, and forget that it was joined."""
+    from shoal import leaving
+
+    return leaving.leave(home, project, instance=instance, is_purging=purge)
 
 
 def version(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator, Sequence
 
@@ -76,13 +77,30 @@ def stop_and_wait(daemon: Daemon, *, timeout_s: float) -> bool:
     Raises TransientError when nobody answers in the first place.
     """
     control_client.call(daemon.socket, "stop")
+    return wait_until_gone(daemon, timeout_s=timeout_s)
+
+
+def wait_until_gone(daemon: Daemon, *, timeout_s: float) -> bool:
+    """Whether the daemon, asked to end, was gone within `timeout_s`."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:
         try:
             control_client.call(daemon.socket, "status", timeout_s=POLL_S)
         except TransientError:
             # Busy with stopping, or gone: the socket file is removed at the very end.
-            if not daemon.socket.exists():
+            if not daemon.socket.exists() or is_dead(daemon):
                 return True
         time.sleep(POLL_S)
+    return False
+
+
+def is_dead(daemon: Daemon) -> bool:
+    """Whether nobody holds the socket: the daemon was killed and left it behind."""
+    with control_client.reachable(daemon.socket) as address, socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
     return False

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
 
-from node.host import control_client
+from node.host import control_client, joined
 from node.host.home import DaemonRole, Home, VoterRole, checked_instance
 from node.host.joinlink import parse_link
+from node.host.options import LEARNER_TAPE_MIB_MAX, TapeOptions
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
 from protocol.status import SyncerStatus
 from shoal import daemons, durations, failures, projects
+from shoal.choices import tape_options
 from shoal.exit_codes import ExitCode
 
 STOP_S = 30.0
@@ -128,9 +131,11 @@ def drain(home: Home, *, instance: str) -> int:
 
 
 def join(link: str, home: Home, *, name: str | None, instance: str, **choices: Any) -> int:
-    """Runs a learner in the foreground and returns its exit code."""
+    """Runs a learner in the foreground and returns its exit code; `run` can repeat it later."""
     from node.host.options import NodeOptions
 
+    if choices.get("data") is not None:
+        choices["data"] = os.path.abspath(choices["data"])
     options = NodeOptions(
         home=home,
         link=parse_link(link),
@@ -138,12 +143,37 @@ def join(link: str, home: Home, *, name: str | None, instance: str, **choices: A
         name=_name(name, home, instance),
         **choices,
     )
+    given = {**choices, "name": name, "log_json": None, "tape": _tape_text(options.tape)}
+    joined.remember(home, joined.now_joined(link, instance, given))
     try:
         from node import daemon
 
         return daemon.run(options)
     except KeyboardInterrupt:
         return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
+
+
+def run(home: Home, project: str | None, *, instance: str, log_json: bool | None) -> int:
+    """Joins again what this learner joined last, or the project that is named, as it was then.
+
+    UserError where nothing fits.
+    """
+    found = joined.named(joined.memberships(home, instance=instance), project)
+    chosen, others = found[0], found[1:]
+    print(f"{instance} goes on with {chosen.called}")
+    for one in others:
+        print(f"joined earlier: {one.called}; shoal run {one.link.project.hex()[:8]}")
+    options: dict[str, Any] = dict(chosen.joined.options)
+    options["tape"] = tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
+    name = options.pop("name", None)
+    return join(
+        chosen.joined.link, home, name=name, instance=instance, log_json=log_json, **options
+    )
+
+
+def _tape_text(tape: TapeOptions) -> str:
+    """What `--tape` said."""
+    return str(tape.folder or "on") if tape.is_on else "off"
 
 
 def _name(name: str | None, home: Home, instance: str) -> str:

@@ -24,7 +24,12 @@ CATCHES_EVERYTHING = {
 """Files that may say `except Exception`, and how often: roots of tasks and processes, and
 libraries that raise nothing narrower. A reason stands beside each."""
 
-SLEEPS = {"shoal/daemons.py", "shoal/demo_children.py", "shoal/watching.py"}
+SLEEPS = {
+    "shoal/daemons.py",
+    "shoal/demo_children.py",
+    "shoal/reading_logs.py",
+    "shoal/watching.py",
+}
 """Files that may block on the clock: a command that waits for a daemon, or looks again."""
 
 

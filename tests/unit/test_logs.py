@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
-import time
 
 import pytest
 
@@ -194,7 +194,7 @@ def test_reading_while_a_daemon_rotates_loses_nothing(home, shoal_log, monkeypat
     def write() -> None:
         for number in range(600):
             shoal_log.info("%d", number)
-            time.sleep(0)
+            os.sched_yield()
 
     writer = threading.Thread(target=write)
     writer.start()
