@@ -22,7 +22,7 @@ import msgspec
 from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
-from node.host import keystore, logs
+from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
 from node.host.driver import Driver
@@ -105,7 +105,7 @@ def run(options: NodeOptions) -> int:
         "shoal join --instance NAME 'LINK'"
     )
     identity = keystore.load_or_create(path)
-    with keystore.lock(path, remedy=remedy):
+    with last_run.life(options.home, "learner", options.instance, remedy=remedy):
         return live(lambda stopper: _main(options, identity, stopper))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from node.host import addresses, keystore, logs
+from node.host import addresses, keystore, last_run, logs
 from node.host.control import ControlServer
 from node.host.driver import Driver
 from node.host.feed import Feed
@@ -90,7 +90,7 @@ def run(options: SyncerOptions) -> int:
     identity = keystore.load_or_create(path)
     _require_seat(identity, project.charter.voters, options)
     remedy = "Stop it first: shoal stop --role syncer"
-    with keystore.lock(path, remedy=remedy):
+    with last_run.life(options.home, "syncer", options.instance, remedy=remedy):
         return live(lambda stopper: _main(options, project, identity, stopper))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 
@@ -250,6 +251,46 @@ def test_a_bug_is_70_and_its_trace_is_in_a_file(home, capsys, monkeypatch):
     assert "ZeroDivisionError: oops" in error_of(capsys)
     (report,) = home.logs().glob("crash-*.txt")
     assert "Traceback" in report.read_text()
+
+
+def test_a_report_says_cause_versions_and_command(home, capsys, monkeypatch):
+    monkeypatch.setattr(node.daemon, "run", raising(ZeroDivisionError("oops")))
+    main(["join", LINK])
+    (report,) = home.logs().glob("crash-*.txt")
+    for word in ("cause", "ZeroDivisionError: oops", "command", "protocol", "torch", "home"):
+        assert word in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left", "/data/x"), "disk is full (/data/x). Free"),
+        (MemoryError(), "out of memory"),
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), "library torch is missing"),
+    ],
+)
+@pytest.mark.parametrize("wrap", ["bare", "group", "cause"])
+def test_what_is_wrong_with_the_machine_is_no_bug_of_ours(
+    home, error, words, wrap, capsys, monkeypatch
+):
+    outer: Exception = error
+    if wrap == "group":
+        outer = ExceptionGroup("unhandled errors", [error, ValueError("a consequence")])
+    elif wrap == "cause":
+        outer = RuntimeError("something failed")
+        outer.__cause__ = error
+    monkeypatch.setattr(node.daemon, "run", raising(outer))
+    assert main(["join", LINK]) == 1
+    assert words in error_of(capsys)
+    (report,) = home.logs().glob("crash-*.txt")
+    assert type(error).__name__ in report.read_text()
+
+
+def test_an_error_of_ours_alone_in_a_group_is_itself(home, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "run", raising(ExceptionGroup("g", [UserError("say it again")])))
+    assert main([]) == 2
+    assert error_of(capsys) == "error: say it again"
 
 
 def test_a_package_of_somebody_else_is_named_before_anything_runs(capsys, monkeypatch):
