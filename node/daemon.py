@@ -22,6 +22,7 @@ import msgspec
 from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
+from node.hospitality import guest_of
 from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
@@ -75,6 +76,8 @@ from node.jobs import (
 from node.learner import LearnerMachine
 from node.locator import Locator, fetch_genesis
 from node.moments_port import MomentsPort
+from node.politeness.budget import threads_for
+from node.politeness.governor import device_wanted
 from node.shared import LearnerSetup
 from node.trainer_port import TrainerPort, TrainerSettings
 from node.trainer_tape import TrainerTape
@@ -210,17 +213,9 @@ class NodeDaemon:
         incarnation = time.time_ns() // 1_000_000
         self.tape = self._begin_tape(identity)
         self.machine = LearnerMachine(self._setup(identity, incarnation))
+        self.guest = guest_of(self)
         self.trainer = TrainerPort(
-            settings=TrainerSettings(
-                genesis=genesis,
-                data_cache=options.home.data_cache(),
-                log_path=options.home.logs() / f"trainer-{options.instance}.log",
-                data_location=_data_location(options, self.genesis),
-                threads=options.threads or max(1, (os.cpu_count() or 2) - 1),
-                duty_frac=options.duty_frac,
-                device=options.device,
-                salt=int.from_bytes(identity.key[:6], "big"),
-            ),
+            settings=self._trainer_settings(genesis, identity),
             bank=self.bank,
             pool=self.pool,
             note=lambda value: self.driver.take(Note(value)),
@@ -241,6 +236,20 @@ class NodeDaemon:
             on_fault=self._on_fault,
         )
         self._give(options.donate_mbps)
+
+    def _trainer_settings(self, genesis: bytes, identity: Identity) -> TrainerSettings:
+        options, owner = self.options, self.guest.settings
+        return TrainerSettings(
+            genesis=genesis,
+            data_cache=options.home.data_cache(),
+            log_path=options.home.trainer_log(options.instance),
+            data_location=_data_location(options, self.genesis),
+            threads=options.threads or threads_for(owner, os.cpu_count() or 1),
+            duty_frac=options.duty_frac,
+            device=options.device or device_wanted(owner),
+            nice=owner.limits.nice,
+            salt=int.from_bytes(identity.key[:6], "big"),
+        )
 
     def _begin_tape(self, identity: Identity) -> TapeRecorder | NoTape:
         options = self.options
@@ -294,7 +303,7 @@ class NodeDaemon:
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         try:
-            async with background(self._announce, self._report, self.fetcher.run):
+            async with background(self._announce, self._report, self.fetcher.run, self.guest.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):

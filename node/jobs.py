@@ -285,6 +285,13 @@ class FinishAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Governed:
+    """What this machine's owner set allows no local steps, for this reason; empty: it does."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class HoldSteps:
     """Action: the inner loop holds at the next boundary; it still carries out commands."""
 

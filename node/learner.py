@@ -17,6 +17,7 @@ from node.jobs import (
     FetchState,
     FindSeat,
     FinishAsked,
+    Governed,
     PauseAsked,
     ResumeAsked,
     SeatFound,
@@ -458,6 +459,8 @@ class LearnerMachine:
                 self.tending.resume()
             case FinishAsked():
                 self.tending.finish()
+            case Governed(because):
+                self.tending.govern(because)
 
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.learner import LearnerMachine, Link
+from node.politeness.rows import guest_status
 from node.tending import Inner
 from protocol import limits
 from protocol.ids import short
-from protocol.status import DownloadStatus, NodeStatus
+from protocol.status import DownloadStatus, GuestStatus, NodeStatus
 
 if TYPE_CHECKING:
     from node.daemon import NodeDaemon
@@ -92,9 +93,7 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
     if state == "training":
         return _training(now_s - machine.heard_s)
     if state == "paused":
-        until_s = tending.paused_until_s or now_s
-        for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
-        return f"Paused by its owner {for_s}. The weights stay current."
+        return _paused(machine, now_s)
     if state == "finishing":
         return "Finishing: handing in what is done, then stopping."
     if state == "starved":
@@ -113,6 +112,17 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
     if tending.inner is Inner.LOADING and machine.rejoining.is_open:
         return f"Weights are here; optimizer state: {machine.rejoining.state.value}."
     return "Weights are here; the trainer is starting."
+
+
+def _paused(machine: LearnerMachine, now_s: float) -> str:
+    """Who paused it, until when, and what would not end with that."""
+    tending = machine.tending
+    until_s, because = tending.paused_until_s, tending.held_because
+    if until_s is None:
+        return f"Paused because {because}. The weights stay current."
+    for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
+    also = f" It would not train anyway, because {because}." if because else ""
+    return f"Paused by its owner {for_s}. The weights stay current.{also}"
 
 
 def _training(silent_s: float) -> str:
@@ -147,14 +157,28 @@ def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
     return versions, max((n - old for n, old in zip(newest, versions, strict=False)), default=0)
 
 
+def _step_tokens(daemon: NodeDaemon) -> int:
+    charter = daemon.machine.shared.charter
+    return charter.inner.batch_sequences * daemon.genesis.data.sequence_tokens if charter else 0
+
+
+def _guest(daemon: NodeDaemon) -> GuestStatus | None:
+    options = daemon.options
+    return guest_status(
+        daemon.guest,
+        device=daemon.machine.tending.device,
+        is_parked=False,
+        log=options.home.trainer_log(options.instance),
+    )
+
+
 def snapshot(daemon: NodeDaemon) -> NodeStatus:
     """Everything a screen could want."""
     machine, shared = daemon.machine, daemon.machine.shared
     tending, keeping = machine.tending, machine.keeping
-    now_s, data, charter = time.monotonic(), daemon.genesis.data, shared.charter
+    now_s, charter = time.monotonic(), shared.charter
     stepped, tally, layout = shared.stepped, shared.tally, daemon.layout
-    versions, lag = _versions(machine)
-    per_step = charter.inner.batch_sequences * data.sequence_tokens if charter else 0
+    (versions, lag), (path, rtt_s) = _versions(machine), _way(daemon)
     step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
     return NodeStatus(
         key=machine.setup.signer.key.hex(),
@@ -167,8 +191,8 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         link=machine.link.value,
         link_detail=machine.link_detail,
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
-        path=_way(daemon)[0],
-        rtt_s=_way(daemon)[1],
+        path=path,
+        rtt_s=rtt_s,
         trainer=tending.inner.value,
         trainer_detail=tending.detail,
         trainer_pid=daemon.trainer.pid,
@@ -179,7 +203,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         network=network_status(daemon.transport),
         local_step=stepped.local_step if stepped else 0,
         tokens=stepped.tokens if stepped else 0,
-        tokens_per_s=per_step / step_s if step_s else 0.0,
+        tokens_per_s=_step_tokens(daemon) / step_s if step_s else 0.0,
         step_s=step_s,
         loss=stepped.loss if stepped else None,
         goodput=stepped.work_s / stepped.alive_s if stepped and stepped.alive_s else None,
@@ -206,6 +230,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         payload_params=daemon.payload_params,
         faults=all_faults(daemon.transport, tally.faults),
         notices=list(daemon.notices),
+        guest=_guest(daemon),
     )
 
 

@@ -98,6 +98,8 @@ class Tending:
         self._evaluating: int | None = None
         self.paused_until_s: float | None = None
         """End of a pause, infinite when it lasts until resumed; None when there is none."""
+        self.held_because = ""
+        """Why the owner's settings allow no local steps now; empty when they do."""
         self.finishing_until_s: float | None = None
 
     @property
@@ -105,13 +107,18 @@ class Tending:
         """The word for this learner in the swarm's lists."""
         if self.finishing_until_s is not None and self.inner is Inner.HELD:
             return "finishing"
-        if self.paused_until_s is not None:
+        if self.is_paused:
             return "paused"
         if self.inner is Inner.STEPPING:
             return "training"
         if self.inner is Inner.STARVED:
             return "starved"
         return "starting" if self.keeping.is_held else "syncing"
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the owner's word or settings allow no local steps."""
+        return self.paused_until_s is not None or bool(self.held_because)
 
     def look(self) -> None:
         """Do whatever the inner loop needs next."""
@@ -147,6 +154,11 @@ class Tending:
         """Local steps again, also when this learner was about to finish."""
         self.paused_until_s = self.finishing_until_s = None
         self._is_news = True
+
+    def govern(self, because: str) -> None:
+        """The owner's settings allow no local steps for this reason; empty: they do."""
+        self._is_news = self._is_news or bool(because) != bool(self.held_because)
+        self.held_because = because
 
     def finish(self) -> None:
         """Hand in what is done, then stop."""
@@ -288,8 +300,8 @@ class Tending:
     def _hold(self) -> None:
         """Make the inner loop hold or go on, as the owner wants."""
         if self.paused_until_s is not None and self.shared.now_s >= self.paused_until_s:
-            self.resume()
-        wants_hold = self.paused_until_s is not None or self.finishing_until_s is not None
+            self.paused_until_s = None
+        wants_hold = self.is_paused or self.finishing_until_s is not None
         if wants_hold and self.inner in (Inner.STEPPING, Inner.STARVED):
             self._fire("hold", "")
             self.shared.desk.do(HoldSteps())

@@ -44,6 +44,9 @@ from protocol.project import InnerSpec
 from protocol.tape import Frame
 
 START = Cursor(0, 0)
+DUTY_STEP_FRAC = 0.02
+"""A trainer is not told of smaller changes."""
+
 READY_TIMEOUT_S = 600.0
 """A first start may tokenise a large corpus."""
 
@@ -64,6 +67,7 @@ class TrainerSettings:
     duty_frac: float
     device: str | None
     salt: int
+    nice: int = 0
 
 
 @dataclass(slots=True)
@@ -93,6 +97,8 @@ class TrainerPort:
     ready: link.Ready | None = None
     clock: Clock = field(default_factory=Clock)
     evaluations: int = 0
+    duty_frac: float = 1.0
+    """Share of the time in which the trainer works."""
     _job: int = 0
     _waiting: dict[int, asyncio.Future[link.Event]] = field(default_factory=dict)
     _replacing: str = ""
@@ -123,9 +129,10 @@ class TrainerPort:
                 data_location=settings.data_location,
                 threads=settings.threads,
                 micro_batch=job.micro_batch,
-                duty_frac=settings.duty_frac,
+                duty_frac=self.duty_frac,
                 seed_salt=settings.salt,
                 device=settings.device,
+                nice=settings.nice,
             )
         )
         async with asyncio.timeout(READY_TIMEOUT_S):
@@ -295,6 +302,15 @@ class TrainerPort:
         if self.process is not None:
             self.process.send(link.Pause() if is_held else link.Resume())
 
+    def set_duty(self, frac: float) -> None:
+        """The share of the time in which the trainer may work; never above what was asked for."""
+        frac = min(frac, self.settings.duty_frac)
+        if abs(frac - self.duty_frac) <= DUTY_STEP_FRAC * self.duty_frac:
+            return
+        self.duty_frac = frac
+        if self.process is not None:
+            self.process.send(link.SetDuty(frac))
+
     def set_progress(self, fraction: float) -> None:
         if self.process is not None:
             self.process.send(link.SetProgress(fraction))
@@ -365,7 +381,7 @@ class TrainerPort:
         if self.tape is not None:
             self.tape.stepped(event.local_step, event.progress)
         # A throttled device is a slower device: the sleep that belongs to a step counts as step.
-        self.clock.work_s += event.work_s / self.settings.duty_frac
+        self.clock.work_s += min(event.step_s, event.work_s / self.duty_frac)
         is_finite = abs(event.loss) < 1e300
         self.note(
             Stepped(

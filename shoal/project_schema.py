@@ -109,7 +109,8 @@ def allowed(annotation: Any) -> str:
         case inspect.VarTupleType(item_type=inspect.StrType()):
             return "a list of texts"
         case inspect.DictType(value_type=inspect.LiteralType(values=values)):
-            return f"a table with values out of {', '.join(shown(one) for one in sorted(values))}"
+            quoted = [shown(value) for value in sorted(map(str, values))]
+            return f"a table with values out of {', '.join(quoted)}"
         case _:
             return "a number, text, true, false, or a list of integers or texts"
 

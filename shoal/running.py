@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
 from protocol.status import SyncerStatus
-from shoal import daemons, durations, failures, projects
+from shoal import daemons, durations, failures, local_settings, projects
 from shoal.choices import tape_options
 from shoal.exit_codes import ExitCode
 
@@ -130,20 +131,33 @@ def drain(home: Home, *, instance: str) -> int:
     return ExitCode.NOT_REACHABLE
 
 
-def join(link: str, home: Home, *, name: str | None, instance: str, **choices: Any) -> int:
-    """Runs a learner in the foreground and returns its exit code; `run` can repeat it later."""
+def join(
+    link: str, home: Home, *, instance: str, flags: Mapping[str, object], **choices: Any
+) -> int:
+    """Runs a learner in the foreground and returns its exit code; `run` can repeat it later.
+
+    flags: what the command line says of the owner's settings, by key; None where it says nothing.
+    """
     from node.host.options import NodeOptions
 
+    settings = local_settings.load(flags=flags).values
+    learner = settings.learner
     if choices.get("data") is not None:
         choices["data"] = os.path.abspath(choices["data"])
     options = NodeOptions(
         home=home,
         link=parse_link(link),
         instance=checked_instance(instance),
-        name=_name(name, home, instance),
+        name=_name(learner.name, home, instance),
+        threads=learner.threads,
+        micro_batch=learner.micro_batch,
+        device=learner.device,
+        evaluates=learner.evaluate,
+        shares_moments=learner.moments,
+        settings=lambda: local_settings.load(flags=flags).values,
         **choices,
     )
-    given = {**choices, "name": name, "log_json": None, "tape": _tape_text(options.tape)}
+    given = {**flags, **choices, "log_json": None, "tape": _tape_text(options.tape)}
     joined.remember(home, joined.now_joined(link, instance, given))
     try:
         from node import daemon
@@ -165,9 +179,9 @@ def run(home: Home, project: str | None, *, instance: str, log_json: bool | None
         print(f"joined earlier: {one.called}; shoal run {one.link.project.hex()[:8]}")
     options: dict[str, Any] = dict(chosen.joined.options)
     options["tape"] = tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
-    name = options.pop("name", None)
+    flags = {name: options.pop(name) for name in list(options) if "." in name}
     return join(
-        chosen.joined.link, home, name=name, instance=instance, log_json=log_json, **options
+        chosen.joined.link, home, instance=instance, flags=flags, log_json=log_json, **options
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.host.home import DEFAULT_INSTANCE, Home
 from node.host.joinlink import JoinLink
+from node.politeness.settings import Settings
 
 SYNCER_PORT = 4100
 WITNESS_PORT = 4101
@@ -114,3 +116,5 @@ class NodeOptions:
     log_json: bool | None = None
     """What stderr gets; None: JSON unless it is a terminal."""
     tape: TapeOptions = TAPE_ON
+    settings: Callable[[], Settings] = Settings
+    """Reads what the owner of this machine allows; asked again and again."""

@@ -8,11 +8,12 @@ which the owner chose what to assume.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from node.politeness.schedule import Schedule, clock
+from node.politeness.settings import Mode, Settings
 
 CALM_S: Final = 30.0
 """A cause must have been away for so long; the schedule and the owner's idleness need no such wait:
@@ -24,8 +25,9 @@ COOLED_C: Final = 8.0
 MEMORY_BACK_FRAC: Final = 1.25
 """Free memory must be so much above its floor before training goes on."""
 
-Mode = Literal["always", "idle", "never"]
 Assumed = Literal["absent", "present"]
+Share = Literal["full", "beside", "none"]
+"""All that the owner allows; what is allowed while somebody uses the machine; nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +35,16 @@ class Rules:
     """What the owner of this machine decided."""
 
     mode: Mode = "always"
-    """`idle` trains fully only while nobody uses the machine."""
+    """`idle` trains only while nobody uses the machine."""
+    device: str = "this machine"
+    """What the mode is about, in words."""
     schedule: Schedule = field(default_factory=Schedule)
-    duty_frac: float = 1.0
-    """Share of the time in which training may run, 0 < duty <= 1."""
-    busy_duty_frac: float = 0.0
-    """In mode `idle`: the same while somebody uses the machine; 0 pauses."""
+    has_less_beside: bool = False
+    """In mode `always`: there are narrower limits while somebody uses the machine."""
     idle_after_s: float = 300.0
     """Nobody uses the machine once nothing was typed or moved for so long."""
     unknown_owner: Assumed = "absent"
-    """What counts in mode `idle` where the system does not say whether somebody is there."""
+    """What counts where the system does not say whether somebody is there."""
     trains_on_battery: bool = False
     temperature_c_max: float | None = None
     """Of the hottest part; None does not look."""
@@ -73,14 +75,13 @@ class Reading:
 class Ruling(NamedTuple):
     """What holds until the next look."""
 
-    duty_frac: float
-    """0: pause."""
-    reasons: tuple[str, ...]
+    share: Share
+    reasons: tuple[str, ...] = ()
     """Why it is less than the owner allows at best, in words, the weightiest first."""
 
     @property
     def is_paused(self) -> bool:
-        return self.duty_frac <= 0.0
+        return self.share == "none"
 
     @property
     def because(self) -> str:
@@ -98,7 +99,9 @@ class Governor:
         self._said: dict[str, str] = {}
 
     def change(self, rules: Rules) -> None:
-        """The owner decided anew; what held under the old rules holds no longer."""
+        """The owner decided anew; what held under other rules holds no longer."""
+        if rules == self.rules:
+            return
         self.rules = rules
         self._seen_s.clear()
         self._said.clear()
@@ -112,14 +115,14 @@ class Governor:
         reasons = list(self._now(reading))
         reasons += [self._lasting(cause, now_s) for cause in self._seen_s]
         if reasons:
-            return Ruling(0.0, tuple(reasons))
+            return Ruling("none", tuple(reasons))
         return self._with_owner(reading)
 
     def _now(self, reading: Reading) -> Iterator[str]:
         """Causes that end the moment they end."""
         rules = self.rules
         if rules.mode == "never":
-            yield "this machine is set to never train"
+            yield f"{rules.device} is set to never train"
         day, minute = reading.weekday, reading.minute
         if not rules.schedule.is_open(day, minute):
             ahead = rules.schedule.changes_in(day, minute)
@@ -153,25 +156,61 @@ class Governor:
 
     def _with_owner(self, reading: Reading) -> Ruling:
         rules = self.rules
-        if rules.mode != "idle":
-            return Ruling(rules.duty_frac, ())
+        if rules.mode != "idle" and not rules.has_less_beside:
+            return Ruling("full")
         idle_s = reading.owner_idle_s
         if idle_s is None:
             if rules.unknown_owner == "absent":
-                return Ruling(rules.duty_frac, ())
+                return Ruling("full")
             why = "somebody may be using it (the system cannot tell)"
         elif idle_s >= rules.idle_after_s:
-            return Ruling(rules.duty_frac, ())
+            return Ruling("full")
         else:
             why = f"somebody used it {idle_s:.0f} s ago"
-        return Ruling(min(rules.busy_duty_frac, rules.duty_frac), (why,))
+        return Ruling("none" if rules.mode == "idle" else "beside", (why,))
 
 
-def strictest(rulings: Mapping[str, Ruling]) -> Ruling:
-    """The ruling for a learner that needs all of these devices at once."""
-    least = min(rulings.values(), key=lambda ruling: ruling.duty_frac)
-    reasons = dict.fromkeys(reason for ruling in rulings.values() for reason in ruling.reasons)
-    return Ruling(least.duty_frac, tuple(reasons))
+def rules_of(settings: Settings, device: str) -> Rules:
+    """What the settings say about a learner on this device (`cpu`, `cuda:0`; empty: not known)."""
+    when, limits = settings.when, settings.limits
+    mode, named = mode_of(settings, device)
+    return Rules(
+        mode=mode,
+        device=named,
+        schedule=Schedule(when.hours),
+        has_less_beside=any(
+            getattr(settings.present, name) is not None
+            for name in settings.present.__struct_fields__
+        ),
+        idle_after_s=when.owner_idle_s,
+        unknown_owner=when.input_unknown,
+        trains_on_battery=when.on_battery == "train",
+        temperature_c_max=when.temperature_c_max,
+        apps=when.busy_programs,
+        memory_free_bytes_min=limits.ram_free_bytes_min,
+    )
+
+
+def mode_of(settings: Settings, device: str) -> tuple[Mode, str]:
+    """The mode that counts for a device, and what it was set for, in words."""
+    kind = device.partition(":")[0]
+    names = [f"{kind}:0" if device == kind else device, kind]
+    names += ["gpu"] if kind not in ("", "cpu") else []
+    for name in names:
+        mode = settings.when.devices.get(name)
+        if mode is not None:
+            return mode, name
+    return settings.when.mode, "this machine"
+
+
+def device_wanted(settings: Settings) -> str | None:
+    """The device for a new trainer: the one named, the processor where accelerators may never
+    train, otherwise None for the best there is."""
+    if settings.learner.device is not None:
+        return settings.learner.device
+    modes = settings.when.devices
+    is_gpu_barred = "never" in (modes.get("gpu"), modes.get("cuda"), modes.get("cuda:0"))
+    return "cpu" if is_gpu_barred else None
 
 
 def _gib(count: int) -> str:

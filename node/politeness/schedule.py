@@ -34,6 +34,12 @@ class Schedule:
                 for minute in range(begins, ends):
                     self._is_open[minute % WEEK_MINUTES] = True
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self.texts == other.texts
+
+    def __hash__(self) -> int:
+        return hash(self.texts)
+
     def is_open(self, weekday: int, minute: int) -> bool:
         """Whether it is allowed at this minute of this day."""
         return self._is_open[_at(weekday, minute)]

@@ -8,16 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.politeness.governor import CALM_S, Governor, Reading, Rules, Ruling, strictest
+from node.politeness.governor import (
+    CALM_S,
+    Governor,
+    Reading,
+    Rules,
+    Ruling,
+    device_wanted,
+    mode_of,
+    rules_of,
+)
 from node.politeness.schedule import Schedule
+from node.politeness.settings import (
+    LearnerSettings,
+    LimitSettings,
+    PresentSettings,
+    Settings,
+    WhenSettings,
+)
 
 QUIET = Reading(weekday=0, minute=720)
 GIB = 2**30
 
 
 def test_a_machine_that_nobody_disturbs_trains_as_its_owner_allows():
-    assert Governor(Rules()).look(QUIET, 0.0) == Ruling(1.0, ())
-    assert Governor(Rules(duty_frac=0.4)).look(QUIET, 0.0) == Ruling(0.4, ())
+    assert Governor(Rules()).look(QUIET, 0.0) == Ruling("full")
+    assert Governor(Rules(has_less_beside=True)).look(QUIET, 0.0) == Ruling("full")
 
 
 @pytest.mark.parametrize(
@@ -88,11 +104,12 @@ def test_a_schedule_and_an_idle_owner_end_without_waiting():
 
 
 def test_beside_its_owner_it_may_train_a_little():
-    governor = Governor(Rules(mode="idle", busy_duty_frac=0.25, duty_frac=0.8))
+    governor = Governor(Rules(has_less_beside=True))
     ruling = governor.look(replace(QUIET, owner_idle_s=3.0), 0.0)
-    assert (ruling.duty_frac, ruling.is_paused) == (0.25, False)
+    assert (ruling.share, ruling.is_paused) == ("beside", False)
     assert ruling.because == "somebody used it 3 s ago"
-    assert governor.look(replace(QUIET, owner_idle_s=float("inf")), 1.0) == Ruling(0.8, ())
+    assert governor.look(replace(QUIET, owner_idle_s=float("inf")), 1.0) == Ruling("full")
+    assert Governor(Rules()).look(replace(QUIET, owner_idle_s=3.0), 0.0) == Ruling("full")
 
 
 def test_several_causes_are_all_named_and_new_rules_count_at_once():
@@ -103,11 +120,43 @@ def test_several_causes_are_all_named_and_new_rules_count_at_once():
     assert not governor.look(replace(bad, apps=frozenset()), 1.0).is_paused
 
 
-def test_a_learner_on_several_devices_goes_by_the_strictest():
-    ruling = strictest(
-        {"cuda:0": Ruling(0.5, ("a",)), "cuda:1": Ruling(0.0, ("b", "a")), "cpu": Ruling(1.0, ())}
+def test_rules_come_from_settings():
+    when = WhenSettings(
+        mode="idle", hours=("sat",), on_battery="train", busy_programs=("steam",), owner_idle_s=9.0
     )
-    assert ruling == Ruling(0.0, ("a", "b"))
+    limits = LimitSettings(ram_free_bytes_min=GIB)
+    rules = rules_of(Settings(when=when, limits=limits), "cpu")
+    assert (rules.mode, rules.schedule.texts, rules.apps) == ("idle", ("sat",), ("steam",))
+    assert (rules.trains_on_battery, rules.idle_after_s) == (True, 9.0)
+    assert rules.memory_free_bytes_min == GIB
+    assert not rules.has_less_beside
+    assert rules_of(Settings(present=PresentSettings(cpu_percent=10.0)), "").has_less_beside
+    assert rules_of(Settings(), "") == rules_of(Settings(), "")
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "named"),
+    [
+        ("cuda:1", "never", "cuda:1"),
+        ("cuda", "idle", "gpu"),
+        ("xpu:0", "idle", "gpu"),
+        ("cpu", "always", "cpu"),
+        ("", "never", "this machine"),
+    ],
+)
+def test_a_device_may_have_a_mode_of_its_own(device, mode, named):
+    devices = {"cpu": "always", "gpu": "idle", "cuda:1": "never"}
+    settings = Settings(when=WhenSettings(mode="never", devices=devices))
+    assert mode_of(settings, device) == (mode, named)
+
+
+def test_the_processor_trains_where_accelerators_never_may():
+    barred = WhenSettings(devices={"gpu": "never"})
+    assert device_wanted(Settings()) is None
+    assert device_wanted(Settings(when=barred)) == "cpu"
+    assert device_wanted(Settings(when=barred, learner=LearnerSettings(device="cuda"))) == "cuda"
+    ruling = Governor(rules_of(Settings(when=barred), "cuda")).look(QUIET, 0.0)
+    assert ruling.because == "gpu is set to never train"
 
 
 readings = st.builds(
@@ -123,8 +172,6 @@ readings = st.builds(
 RULES = Rules(
     mode="idle",
     schedule=Schedule(["mon-wed 20:00-08:00"]),
-    duty_frac=0.7,
-    busy_duty_frac=0.2,
     temperature_c_max=80.0,
     apps=("a", "b"),
     memory_free_bytes_min=GIB,
@@ -137,8 +184,8 @@ def test_it_never_exceeds_what_is_allowed_always_says_why_and_never_flaps(seen):
     for reading, after_s in seen:
         now_s += after_s
         ruling = governor.look(reading, now_s)
-        assert 0.0 <= ruling.duty_frac <= RULES.duty_frac
-        assert bool(ruling.reasons) == (ruling.duty_frac < RULES.duty_frac)
+        assert ruling.share in ("full", "none")
+        assert bool(ruling.reasons) == ruling.is_paused
         hot = reading.temperature_c is not None and reading.temperature_c > 80.0
         short = reading.memory_free_bytes is not None and reading.memory_free_bytes < GIB
         if reading.on_battery or hot or short or reading.apps:

@@ -1,0 +1,46 @@
+"""What the owner of this machine allows, carried out on a running learner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from node.jobs import Governed
+from node.politeness.guest import Guest
+from node.politeness.politeness import Decision, TrainerFacts
+from protocol.machine import Note
+
+if TYPE_CHECKING:
+    from node.daemon import NodeDaemon
+
+
+def guest_of(daemon: NodeDaemon) -> Guest:
+    """The part of the daemon that looks after this machine; its machine must exist."""
+    options, traffic = daemon.options, daemon.transport.traffic
+    return Guest(
+        load=options.settings,
+        trainer=lambda: trainer_facts(daemon),
+        obey=lambda decision: obey(daemon, decision),
+        notice=daemon.notice,
+        traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
+        folders=options.home.kept_by_learners(),
+    )
+
+
+def trainer_facts(daemon: NodeDaemon) -> TrainerFacts:
+    """What politeness has to know of the trainer."""
+    ready, tending = daemon.trainer.ready, daemon.machine.tending
+    return TrainerFacts(
+        device=tending.device,
+        pid=daemon.trainer.pid,
+        micro_batch=ready.micro_batch if ready else None,
+        is_stepping=tending.state == "training",
+    )
+
+
+def obey(daemon: NodeDaemon, decision: Decision) -> None:
+    """Hold or release the inner loop, and set how much it may take."""
+    ruling = decision.ruling
+    because = ruling.because if ruling.is_paused else ""
+    if because != daemon.machine.tending.held_because:
+        daemon.driver.take(Note(Governed(because)))
+    daemon.trainer.set_duty(decision.duty_frac)
