@@ -13,10 +13,40 @@ from shoal.choices import HomeHere, Instance, LogJson, say
 
 def add_machine(app: App) -> None:
     """Adds these verbs to the command."""
+    app.command(doctor)
     app.command(version)
     app.command(logs)
     app.command(run)
     app.command(leave)
+
+
+def doctor(
+    project: Annotated[
+        str | None,
+        Parameter(help="A join link, a signed project, or the name of one joined here."),
+    ] = None,
+    *,
+    device: Annotated[str | None, Parameter(help="Try this one: cpu, cuda, cuda:1 ...")] = None,
+    port: Annotated[
+        int | None,
+        Parameter(
+            help="Port to look at; a syncer's otherwise.",
+            validator=validators.Number(gte=1, lte=65535),
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, Parameter(help="Leave out engine, swarm and training.", negative="")
+    ] = False,
+    json: Annotated[bool, Parameter(help="Print one JSON object.", negative="")] = False,
+    home: HomeHere,
+) -> int:
+    """Examine this machine, and whether it can take part in a project, before joining it.
+
+    Exit code 0: it can. 1: something is in trouble; the line says what to do.
+    """
+    from shoal import doctor as examination
+
+    return examination.run(home, project, device=device, port=port, is_quick=quick, as_json=json)
 
 
 def run(

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from node.host import addresses, keystore, last_run, logs
+from node.host import addresses, keystore, last_run, logs, sample
 from node.host.control import ControlServer
 from node.host.driver import Driver
 from node.host.feed import Feed
@@ -241,8 +241,8 @@ class SyncerDaemon:
         """What is offered under this digest; other voters also get payloads from the disk."""
         held = self.shelf.get(name)
         if held is None and self.machine.raft.is_voter(peer):
-            return self.store.find_payload(name)
-        return held
+            held = self.store.find_payload(name)
+        return sample.find(name) if held is None else held
 
     def join_link(self) -> str:
         """What people paste to take part: this host first, then the other voters."""
