@@ -27,6 +27,7 @@ from shoal.choices import (
     say,
     tape_options,
 )
+from shoal.cli_config import config_app
 from shoal.cli_hosting import syncer_app, witness_app
 from shoal.cli_identity import identity_app
 from shoal.cli_machine import add_machine
@@ -80,6 +81,7 @@ app.command(project_app)
 add_runs(sim_app)
 add_machine(app)
 app.command(identity_app)
+app.command(config_app)
 app.command(sim_app)
 app.command(syncer_app)
 app.command(witness_app)

@@ -13,11 +13,19 @@ from shoal.choices import HomeHere, Instance, LogJson, say
 
 def add_machine(app: App) -> None:
     """Adds these verbs to the command."""
+    app.command(init)
     app.command(doctor)
     app.command(version)
     app.command(logs)
     app.command(run)
     app.command(leave)
+
+
+def init(*, home: HomeHere) -> int:
+    """Make what is missing here: home, key, a settings file with everything explained."""
+    from shoal import configuring
+
+    return say(configuring.begin(home))
 
 
 def doctor(
