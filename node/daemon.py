@@ -22,7 +22,7 @@ import msgspec
 from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
-from node.hospitality import guest_of
+from node.hospitality import guest_of, parking_room
 from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
@@ -62,6 +62,7 @@ from node.jobs import (
     Freeze,
     HoldSteps,
     InstallMoments,
+    ParkTrainer,
     PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
@@ -71,11 +72,13 @@ from node.jobs import (
     StartTrainer,
     StateFetched,
     Thaw,
+    WakeTrainer,
     WithdrawMoments,
 )
 from node.learner import LearnerMachine
 from node.locator import Locator, fetch_genesis
 from node.moments_port import MomentsPort
+from node.parking_jobs import park, wake
 from node.politeness.budget import threads_for
 from node.politeness.governor import device_wanted
 from node.shared import LearnerSetup
@@ -332,6 +335,13 @@ class NodeDaemon:
                 charter = self.machine.shared.charter
                 assert charter is not None
                 return await self.trainer.start(job, charter.inner)
+            case ParkTrainer():
+                folder = self.options.home.parked(self.options.instance)
+                return await park(self.trainer, folder, parking_room(self))
+            case WakeTrainer():
+                charter = self.machine.shared.charter
+                assert charter is not None
+                return await wake(self.trainer, job, charter.inner)
             case Deliver():
                 return await self.trainer.deliver(job)
             case Capture():

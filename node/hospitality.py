@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from node.jobs import Governed
+from node.host.transport import Transport
+from node.jobs import Governed, MemoryShort
+from node.politeness.budget import Allowance
 from node.politeness.guest import Guest
 from node.politeness.politeness import Decision, TrainerFacts
 from protocol.machine import Note
@@ -43,4 +46,21 @@ def obey(daemon: NodeDaemon, decision: Decision) -> None:
     because = ruling.because if ruling.is_paused else ""
     if because != daemon.machine.tending.held_because:
         daemon.driver.take(Note(Governed(because)))
+    if decision.wants_smaller:
+        daemon.driver.take(Note(MemoryShort(decision.wants_smaller)))
     daemon.trainer.set_duty(decision.duty_frac)
+    _shape(daemon.transport, decision.allowed)
+
+
+def _shape(transport: Transport, allowed: Allowance) -> None:
+    """Keep everything that is sent and received to what is allowed."""
+    shaper, traffic, now_s = transport.shaper, transport.traffic, asyncio.get_running_loop().time()
+    shaper.limit(allowed.up_bytes_per_s, allowed.down_bytes_per_s)
+    shaper.up.book(traffic.up_bytes, now_s)
+    shaper.down.book(traffic.down_bytes, now_s)
+
+
+def parking_room(daemon: NodeDaemon) -> int | None:
+    """Bytes of files that a parked trainer may take; None for whatever the disk has."""
+    ceiling = daemon.guest.settings.limits.disk_bytes_max
+    return None if ceiling is None else max(0, ceiling - daemon.guest.disk_bytes)

@@ -16,15 +16,10 @@ from node.jobs import (
     Evaluate,
     FetchState,
     FindSeat,
-    FinishAsked,
-    Governed,
-    PauseAsked,
-    ResumeAsked,
+    ParkTrainer,
     SeatFound,
     StartTrainer,
-    Starved,
-    Stepped,
-    TrainerLost,
+    WakeTrainer,
 )
 from node.joining import prove_index, read_charter
 from node.keeping import Keeping
@@ -169,7 +164,7 @@ class LearnerMachine:
             case JobDone(number, result):
                 self._job_done(number, result)
             case Note(value):
-                self._note(value)
+                self.tending.on_note(value)
             case StopAsked(reason):
                 self._leave(reason, reason)
             case Woke():
@@ -445,23 +440,6 @@ class LearnerMachine:
             times.append(self._retry_s)
         self.desk.out.append(WakeAt(min(t for t in times if t is not None)))
 
-    def _note(self, value: object) -> None:
-        match value:
-            case Stepped():
-                self.tending.on_stepped(value)
-            case Starved():
-                self.tending.on_starved()
-            case TrainerLost():
-                self.tending.on_lost(value)
-            case PauseAsked(seconds):
-                self.tending.pause(seconds)
-            case ResumeAsked():
-                self.tending.resume()
-            case FinishAsked():
-                self.tending.finish()
-            case Governed(because):
-                self.tending.govern(because)
-
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)
         match job:
@@ -480,8 +458,8 @@ class LearnerMachine:
                 self.keeping.on_delivered(job, result)
             case Capture():
                 self.keeping.on_captured(job, result)
-            case StartTrainer():
-                self.tending.on_ready(result)
+            case StartTrainer() | ParkTrainer() | WakeTrainer():
+                self.tending.on_trainer_job(job, result)
             case Evaluate():
                 self.tending.on_evaluated(job, result)
             case None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
+from node.inner import Inner
 from node.learner import LearnerMachine, Link
 from node.politeness.rows import guest_status
-from node.tending import Inner
 from protocol import limits
 from protocol.ids import short
 from protocol.status import DownloadStatus, GuestStatus, NodeStatus
@@ -109,6 +109,14 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
         if download is not None:
             return fetching(download)
         return f"Fetching weights: {held} of {len(keeping.tracks)} fragments verified."
+    return _before_steps(machine)
+
+
+def _before_steps(machine: LearnerMachine) -> str:
+    """What is still to come once all weights are here."""
+    tending = machine.tending
+    if tending.inner in (Inner.WAKING, Inner.PARKED, Inner.PARKING):
+        return "The trainer is being started again, and takes up where it stood."
     if tending.inner is Inner.LOADING and machine.rejoining.is_open:
         return f"Weights are here; optimizer state: {machine.rejoining.state.value}."
     return "Weights are here; the trainer is starting."
@@ -167,7 +175,7 @@ def _guest(daemon: NodeDaemon) -> GuestStatus | None:
     return guest_status(
         daemon.guest,
         device=daemon.machine.tending.device,
-        is_parked=False,
+        is_parked=daemon.machine.tending.inner is Inner.PARKED,
         log=options.home.trainer_log(options.instance),
     )
 

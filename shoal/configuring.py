@@ -172,7 +172,9 @@ def _item(key: Key, text: str, value: object) -> Item:
     if key.is_amount and not text.strip().isdigit():
         return tomlkit.item(text.strip())
     if isinstance(value, tuple):
-        return tomlkit.item(list(value))
+        array = tomlkit.array()
+        array.extend(value)
+        return array
     if isinstance(value, dict):
         table = tomlkit.inline_table()
         table.update(value)

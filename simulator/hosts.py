@@ -25,6 +25,7 @@ from node.jobs import (
     FindSeat,
     Freeze,
     HoldSteps,
+    ParkTrainer,
     ReleaseSteps,
     ReplaceTrainer,
     SeatFound,
@@ -35,7 +36,9 @@ from node.jobs import (
     Stepped,
     Thaw,
     TrainerLost,
+    TrainerParked,
     TrainerReady,
+    WakeTrainer,
 )
 from node.learner import LearnerMachine
 from node.shared import LearnerSetup
@@ -60,6 +63,7 @@ from simulator.tiny import (
 from simulator.world import Host, World
 
 TRAINER_START_S = 5.0
+PARK_S = 0.5
 
 
 class SimLearner(Host):
@@ -159,6 +163,10 @@ class SimLearner(Host):
                 self._fetch_payload(job, answer)
             case StartTrainer():
                 world.after(TRAINER_START_S, lambda: answer(self._start_trainer()))
+            case ParkTrainer():
+                world.after(PARK_S, lambda: answer(self._park()))
+            case WakeTrainer():
+                world.after(TRAINER_START_S, lambda: answer(self._unpark()))
             case Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case Capture():
@@ -193,6 +201,19 @@ class SimLearner(Host):
                     self._step()
             case _:
                 self.moments.act(action)
+
+    def _park(self) -> object:
+        """The trainer stands still; what holds its state stands for the files."""
+        if self.trainer is None:
+            return Failed("the trainer ended")
+        self.trainer.is_held = True
+        return TrainerParked()
+
+    def _unpark(self) -> object:
+        if self.trainer is None:
+            return TrainerLost(False, "its parked state is gone")
+        self.trainer.is_held = False
+        return TrainerReady("virtual", 1)
 
     def _find_seat(self) -> object:
         """The newest proven leader that the table names, as the daemon's locator finds it."""

@@ -14,6 +14,7 @@ import time
 import psutil
 import pytest
 
+from node.host import control_client
 from node.host.home import Home
 from shoal import projects
 from shoal.project_text import create_text
@@ -21,6 +22,7 @@ from tests.net.test_swarm_processes import (
     CHANGES,
     Processes,
     free_port,
+    is_gone,
     start_syncer,
     status,
     until,
@@ -157,3 +159,36 @@ def test_processor_time_stays_below_its_ceiling_as_the_system_counts_it(owner):
     used = (owner.cpu_s() - begun_cpu_s) / (time.monotonic() - begun_s) / cores
     owner.decide()
     assert 0.3 * percent < 100.0 * used < 1.2 * percent
+
+
+def memory_bytes(owner):
+    """Resident memory of the learner's processes, what they share counted once."""
+    total = 0
+    for process in owner.pids:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total
+
+
+def test_a_pause_frees_the_trainers_memory_within_two_seconds_and_loses_nothing(owner):
+    before = owner.trains()
+    taken = memory_bytes(owner)
+    asked_s = time.monotonic()
+    control_client.call(owner.home.socket("learner"), "pause")
+    until(lambda: is_gone(before.trainer_pid), timeout_s=5.0, what="the trainer's end")
+    parked_s = time.monotonic() - asked_s
+    assert parked_s < 2.0
+    paused = owner.until(lambda now: now.guest.is_parked, "a parked trainer")
+    assert paused.trainer_pid is None
+    assert paused.state == "paused"
+    assert memory_bytes(owner) < 0.6 * taken
+    time.sleep(3.0)
+    later = owner.look()
+    assert later.local_step == paused.local_step >= before.local_step
+    assert later.lag == 0 or later.swarm.global_step > paused.swarm.global_step
+    control_client.call(owner.home.socket("learner"), "resume")
+    back = owner.until(lambda now: now.local_step > paused.local_step, "the next local step")
+    assert back.trainer_pid not in (None, before.trainer_pid)
+    assert (back.lost_steps, back.trainer_restarts) == (0, 0)
+    assert back.tokens > paused.tokens > 0
+    assert back.loss < before.loss + 0.5
