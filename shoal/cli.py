@@ -33,6 +33,7 @@ from shoal.cli_identity import identity_app
 from shoal.cli_machine import add_machine
 from shoal.cli_project import project_app
 from shoal.cli_runs import add_runs
+from shoal.cli_service import service_app
 from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
@@ -82,6 +83,7 @@ add_runs(sim_app)
 add_machine(app)
 app.command(identity_app)
 app.command(config_app)
+app.command(service_app)
 app.command(sim_app)
 app.command(syncer_app)
 app.command(witness_app)

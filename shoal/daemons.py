@@ -71,6 +71,14 @@ def looks(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
         time.sleep(POLL_S)
 
 
+def again(timeout_s: float) -> Iterator[None]:
+    """Time to look again, and again, until the time is over."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        time.sleep(POLL_S)
+        yield
+
+
 def stop_and_wait(daemon: Daemon, *, timeout_s: float) -> bool:
     """Asks the daemon to stop; whether it was gone within `timeout_s`.
 
