@@ -302,6 +302,7 @@ class NodeDaemon:
                 "stop": self._stop,
                 "generate": self._generate,
             },
+            monitor=self.options.monitor,
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))

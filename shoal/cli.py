@@ -22,8 +22,10 @@ from shoal.choices import (
     Instance,
     Listen,
     LogJson,
+    MonitorPlace,
     Port,
     TapeAt,
+    monitor_at,
     say,
     tape_options,
 )
@@ -37,6 +39,11 @@ from shoal.cli_service import service_app
 from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
+Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
+MicroBatch = Annotated[
+    int | None,
+    Parameter(help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne),
+]
 Moments = Annotated[
     bool | None,
     Parameter(
@@ -142,15 +149,8 @@ def join(
             validator=validators.Number(gt=0, lte=1),
         ),
     ] = 1.0,
-    threads: Annotated[
-        int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)
-    ] = None,
-    micro_batch: Annotated[
-        int | None,
-        Parameter(
-            help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne
-        ),
-    ] = None,
+    threads: Threads = None,
+    micro_batch: MicroBatch = None,
     evaluate: Evaluates = None,
     moments: Moments = None,
     device: Annotated[
@@ -159,6 +159,7 @@ def join(
     donate_mbps: DonateMbps = DONATE_MBPS,
     data: DataHere = None,
     tape: TapeAt = "on",
+    monitor: MonitorPlace = None,
     log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
@@ -183,6 +184,7 @@ def join(
         donate_mbps=donate_mbps,
         data=data,
         tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),
+        monitor=monitor_at(monitor),
         log_json=log_json,
     )
 

@@ -17,10 +17,12 @@ from shoal.choices import (
     Link,
     Listen,
     LogJson,
+    MonitorPlace,
     Port,
     ProjectPath,
     TapeAt,
     TapeMib,
+    monitor_at,
     say,
     tape_options,
 )
@@ -44,6 +46,7 @@ def run_syncer(
     ] = False,
     tape: TapeAt = "on",
     tape_mib_max: TapeMib = TAPE_MIB_MAX,
+    monitor: MonitorPlace = None,
     log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
@@ -61,6 +64,7 @@ def run_syncer(
         link=join,
         exit_when_done=exit_when_done,
         tape=tape_options(tape, tape_mib_max),
+        monitor=monitor_at(monitor),
         log_json=log_json,
     )
 
@@ -103,6 +107,7 @@ def run_witness(
     bootstrap: Bootstrap = (),
     listen: Listen = "0.0.0.0",
     instance: Instance = DEFAULT_INSTANCE,
+    monitor: MonitorPlace = None,
     log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
@@ -118,6 +123,7 @@ def run_witness(
         announce=announce,
         bootstrap=bootstrap,
         link=join,
+        monitor=monitor_at(monitor),
         log_json=log_json,
     )
 

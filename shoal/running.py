@@ -11,13 +11,13 @@ from typing import Any
 from node.host import control_client, joined
 from node.host.home import DaemonRole, Home, VoterRole, checked_instance
 from node.host.joinlink import parse_link
-from node.host.options import LEARNER_TAPE_MIB_MAX, TapeOptions
+from node.host.options import LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
 from protocol.status import SyncerStatus
 from shoal import daemons, durations, failures, local_settings, projects
-from shoal.choices import tape_options
+from shoal.choices import monitor_at, tape_options
 from shoal.exit_codes import ExitCode
 
 STOP_S = 30.0
@@ -158,6 +158,7 @@ def join(
         **choices,
     )
     given = {**flags, **choices, "log_json": None, "tape": _tape_text(options.tape)}
+    given["monitor"] = _monitor_text(options.monitor)
     joined.remember(home, joined.now_joined(link, instance, given))
     try:
         from node import daemon
@@ -179,10 +180,16 @@ def run(home: Home, project: str | None, *, instance: str, log_json: bool | None
         print(f"joined earlier: {one.called}; shoal run {one.link.project.hex()[:8]}")
     options: dict[str, Any] = dict(chosen.joined.options)
     options["tape"] = tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
+    options["monitor"] = monitor_at(options.get("monitor"))
     flags = {name: options.pop(name) for name in list(options) if "." in name}
     return join(
         chosen.joined.link, home, instance=instance, flags=flags, log_json=log_json, **options
     )
+
+
+def _monitor_text(place: MonitorAt | None) -> str | None:
+    """What `--monitor` said."""
+    return None if place is None else f"[{place.host}]:{place.port}"
 
 
 def _tape_text(tape: TapeOptions) -> str:

@@ -281,6 +281,7 @@ class SyncerDaemon:
                 "drain": self._drain,
                 "charter": self._take_charter,
             },
+            monitor=self.options.monitor,
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))

@@ -184,6 +184,7 @@ class WitnessDaemon:
                 "events": self.feed.answer,
                 "charter": self._take_charter,
             },
+            monitor=self.options.monitor,
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
