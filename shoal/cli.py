@@ -103,7 +103,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app.meta(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        failures.complain(f"{error} Ask `shoal --help`.")
+        from shoal import refusals
+
+        failures.complain(refusals.words(error))
         return ExitCode.WRONG_INPUT
     return code if isinstance(code, int) else ExitCode.DONE
 

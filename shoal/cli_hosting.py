@@ -79,6 +79,22 @@ def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
 
 
 @syncer_app.command
+def status(
+    *,
+    json: Annotated[
+        bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
+    ] = False,
+    watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
+    instance: Annotated[str | None, Parameter(help="Only the syncer called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Say how the syncers on this machine are doing: `shoal status` without the others."""
+    from shoal import watching
+
+    return watching.status(home, instance=instance, as_json=json, is_watching=watch, role="syncer")
+
+
+@syncer_app.command
 def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
     """Give the seat to a standby, before this host is taken away; wait until another one leads.
 

@@ -125,7 +125,7 @@ def change(name: str, text: str) -> list[str]:
     """Writes a value into the file and returns what to say. UserError if it is not allowed."""
     key = local_settings.known(name)
     path = local_settings.settings_path()
-    value = local_settings.read_text(name, text, Place("the command line", name))
+    value = local_settings.read_text(name, text, Place("shoal config set", name))
     if value is None:
         return drop(name)
     document = _document(path)

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,13 @@ from protocol.errors import MalformedMessage, TransientError
 from protocol.status import DaemonStatus
 
 POLL_S = 0.1
+
+STARTS: Final[dict[DaemonRole | None, str]] = {
+    None: "`shoal join LINK` or `shoal syncer run PROJECT`",
+    "learner": "`shoal join LINK` or `shoal run`",
+    "syncer": "`shoal syncer run PROJECT`",
+    "witness": "`shoal witness run PROJECT`",
+}
 
 
 def find_daemons(
@@ -29,9 +37,7 @@ def find_daemons(
     if not fitting:
         wanted = " ".join(word for word in (role or "Shoal", "daemon") if word)
         called = f" called {instance}" if instance is not None else ""
-        start = "`shoal join LINK` or `shoal syncer run PROJECT`"
-        if role == "witness":
-            start = "`shoal witness run PROJECT`"
+        start = STARTS[role]
         raise TransientError(
             f"No {wanted}{called} runs in {home.root}. Start one with {start}, or name another "
             "place with --home."

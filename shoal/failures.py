@@ -5,12 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from node.host.home import Home
 from protocol.errors import InternalError, ShoalError, TransientError, UserError
-from shoal import causes, versions
 from shoal.exit_codes import ExitCode
 
 _home: Home | None = None
@@ -35,6 +33,8 @@ def interrupted() -> int:
 
 def report(error: Exception) -> int:
     """Says what went wrong and returns the exit code for it."""
+    from shoal import causes  # Nothing here is wanted while all is well.
+
     error = causes.sole(error)
     match error:
         case UserError():
@@ -62,11 +62,15 @@ def _first_line(error: Exception) -> str:
 
 
 def _trace(error: Exception) -> str:
+    import traceback
+
     return "".join(traceback.format_exception(error))
 
 
 def _store(what: str, error: Exception) -> Path:
     """Writes what somebody needs who was not there: cause, versions, command, trace."""
+    from shoal import versions
+
     directory = (_home or Home()).logs()
     path = directory / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 10**6}.txt"
     facts = [

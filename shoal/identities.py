@@ -189,8 +189,9 @@ def _chosen(home: Home, role: Role | None, instance: str | None) -> KeyFile:
         return fitting[0]
     known = ", ".join(one.called for one in found) or "none"
     if not fitting:
-        wanted = " ".join(word for word in (role, instance) if word) or "any"
-        raise UserError(f"There is no key of {wanted} in {home.root}; there are: {known}.")
+        wanted = " ".join(word for word in (role, instance) if word)
+        of = f"of {wanted} " if wanted else ""
+        raise UserError(f"There is no key {of}in {home.root}; there is: {known}.")
     raise UserError(
         f"Several keys fit: {', '.join(one.called for one in fitting)}. Name one with --role and "
         "--instance."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
 
-from node.host import control_client, joined
+from node.host import control_client, joined, keystore
 from node.host.home import TAPES, Daemon, Home
 from node.host.joined import Membership
 from protocol.errors import TransientError, UserError
@@ -14,6 +15,7 @@ from protocol.status import NodeStatus
 from shoal import daemons
 from shoal.exit_codes import ExitCode
 
+END_S = 30.0
 HAND_IN_S = 90.0
 """`finish` promises a minute; stopping takes seconds more."""
 
@@ -29,7 +31,7 @@ def leave(home: Home, project: str | None, *, instance: str, is_purging: bool) -
         raise UserError(f"Several projects have been joined here. Name one of them: {known}.")
     membership = found[0]
     running = _running(home, membership)
-    if running is not None and not _hand_in(running):
+    if running is not None and not (_hand_in(running) and _is_over(home, instance)):
         raise TransientError(
             f"learner {instance} was asked to finish and still runs after {HAND_IN_S:g} s; nothing "
             f"was forgotten. Stop it with `shoal stop --instance {instance}`, then leave again."
@@ -68,6 +70,18 @@ def _hand_in(daemon: Daemon) -> bool:
     return daemons.wait_until_gone(daemon, timeout_s=HAND_IN_S)
 
 
+def _is_over(home: Home, instance: str) -> bool:
+    """Whether the process has ended too: it says goodbye to others after its socket is gone."""
+    key = home.identity("learner", instance)
+    for _ in daemons.again(END_S):
+        try:
+            with keystore.lock(key, remedy=""):
+                return True
+        except UserError:
+            continue
+    return False
+
+
 def _purge(home: Home, membership: Membership) -> str:
     """Removes what only this learner in this project needed; a line that says what stays.
 
@@ -77,7 +91,7 @@ def _purge(home: Home, membership: Membership) -> str:
     places = [
         home.root / TAPES / project.hex() / f"learner-{instance}",
         home.logs() / f"trainer-{instance}.log",
-        *sorted(home.logs().glob(f"learner-{instance}.log*")),
+        *sorted(home.logs().glob(f"learner-{instance}.*")),
     ]
     stays = [f"the key {home.identity('learner', instance)}"]
     if joined.others(home, project) or home.voter_stores(project):
@@ -89,6 +103,8 @@ def _purge(home: Home, membership: Membership) -> str:
     else:
         places.append(home.root / "cache")
     freed = sum(_remove(place) for place in places)
+    with contextlib.suppress(OSError):  # Others of this home may have tapes of it.
+        (home.root / TAPES / project.hex()).rmdir()
     return f"removed {freed / 1e6:,.1f} MB; kept: {', '.join(stays)}"
 
 

@@ -175,7 +175,7 @@ def run(home: Home, project: str | None, *, instance: str, log_json: bool | None
     """
     found = joined.named(joined.memberships(home, instance=instance), project)
     chosen, others = found[0], found[1:]
-    print(f"{instance} goes on with {chosen.called}")
+    print(f"learner {instance} goes on with {chosen.called}", flush=True)
     for one in others:
         print(f"joined earlier: {one.called}; shoal run {one.link.project.hex()[:8]}")
     options: dict[str, Any] = dict(chosen.joined.options)

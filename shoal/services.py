@@ -70,6 +70,8 @@ def install(
     it is neither, if systemd does not run here, or if a system unit is wanted and we are not root.
     """
     checked_instance(instance)
+    if role != "learner" and work is None:
+        raise UserError(f"Name the signed project that the {role} is to work for.")
     if not is_only_printing:
         _require_systemd(is_system=is_system)
     place = _home_of_unit(home, is_system=is_system)
@@ -178,8 +180,9 @@ def _require_systemd(*, is_system: bool) -> None:
         with contextlib.suppress(OSError):
             first = Path("/proc/1/comm").read_text().strip()
         raise UserError(
-            f"systemd does not run on this machine (process 1 is {first}). Start `shoal run` with "
-            "whatever supervises programs here, or see the unit with --print."
+            f"systemd does not run on this machine (process 1 is {first}). Start the daemon "
+            "with whatever supervises programs here (`shoal run`, `shoal syncer run PROJECT`), or "
+            "see the unit with --print."
         )
     _require_right(SYSTEM_UNITS, is_system=is_system)
 
@@ -208,8 +211,7 @@ def _command(
     else:
         from shoal import projects
 
-        if work is None:
-            raise UserError(f"Name the signed project that the {role} is to work for.")
+        assert work is not None, "it was asked for"
         words = [role, "run", str(projects.signed_path(Path(work)).absolute()), *options]
     words += named
     _check(words)
@@ -246,7 +248,9 @@ def _check(words: list[str]) -> None:
     try:
         app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise UserError(f"{error} Ask `shoal {words[0]} --help`.") from error
+        from shoal import refusals
+
+        raise UserError(refusals.words(error)) from error
 
 
 def _environment(home: Path, *, is_system: bool) -> dict[str, str]:

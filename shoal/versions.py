@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from importlib import metadata
-
-import msgspec
-
 from protocol.limits import WIRE_VERSION
 
 ENGINE = "hivemind"
@@ -22,6 +17,8 @@ def line() -> str:
 
 def table() -> list[tuple[str, str]]:
     """Name and version of what a report about this machine should name."""
+    import platform
+
     return [
         ("shoal", _number("shoal") or "from source"),
         ("protocol", str(WIRE_VERSION)),
@@ -35,6 +32,8 @@ def table() -> list[tuple[str, str]]:
 def shown(*, as_json: bool) -> list[str]:
     """The lines of the verb."""
     if as_json:
+        import msgspec
+
         return [msgspec.json.encode(dict(table())).decode()]
     notes = {"protocol": "  (hosts of other versions are refused)"}
     return [f"{name:<{COLUMN}}{text}{notes.get(name, '')}" for name, text in table()]
@@ -42,6 +41,8 @@ def shown(*, as_json: bool) -> list[str]:
 
 def _number(distribution: str) -> str:
     """The version of an installed distribution; empty if there is none."""
+    from importlib import metadata
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -97,3 +97,17 @@ def sleeps(tree: ast.Module) -> bool:
 def test_nobody_sleeps_but_where_it_is_allowed():
     found = {name for name, tree, _ in sources(*PACKAGES, "tests") if sleeps(tree)}
     assert {name for name in found if not name.startswith("tests/net/")} <= SLEEPS
+
+
+ASKING = {"input", "getpass.getpass", "Prompt.ask", "Confirm.ask", "IntPrompt.ask"}
+"""Calls that wait for somebody at a keyboard. The full screen reads keys, and is asked for."""
+
+
+def test_nobody_asks_questions():
+    found = {
+        f"{name}: {ast.unparse(node.func)}"
+        for name, tree, _ in sources(*PACKAGES)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ASKING
+    }
+    assert found == set()

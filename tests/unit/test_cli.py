@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -58,7 +60,11 @@ def test_help_names_every_verb_and_every_exit_code(capsys):
         *("project create", "project sign", "project show", "syncer run", "syncer key"),
         *("project add-syncer", "project add-witness", "project remove-voter", "project readmit"),
         *("project ban", "project unban", "project set", "project reset-seat"),
-        *("syncer drain", "syncer readmit", "witness run", "witness key"),
+        *("syncer drain", "syncer readmit", "witness run", "witness key", "syncer status"),
+        *("init", "doctor", "run", "leave", "logs", "version", "pause", "resume", "finish", "tui"),
+        *("identity show", "identity export", "identity import", "project invite"),
+        *("config list", "config get", "config set", "config unset", "config explain"),
+        *("config path", "service install", "service status", "service uninstall"),
         *("join", "status", "stop", "export", "demo"),
     ],
 )
@@ -83,7 +89,16 @@ def test_the_version_is_one_line_or_a_table(capsys):
     [
         (["statsu"], 'Did you mean "status"'),
         (["status", "--jsn"], "--jsn"),
-        (["join"], "--link"),
+        (["status", "x"], "`shoal status` takes nothing more, but there is 'x'"),
+        (["stats", "run"], "Ask `shoal --help`"),
+        (["project", "shw"], "Ask `shoal project --help`"),
+        (["config", "set", "limits.nice"], "`shoal config set` needs VALUE"),
+        (["export"], "--to needs a value: Directory"),
+        (["join", LINK, "--monitor"], "--monitor needs a value: Port"),
+        (["join", LINK, "--log-json", "--log-text"], "--log-text is given more than once"),
+        (["logs", "--lines", "-1"], "--lines"),
+        (["service", "install", "--role", "syncer"], "Name the signed project"),
+        (["join"], "`shoal join` needs LINK: The join link"),
         (["join", LINK, "--duty", "0"], "--duty"),
         (["join", LINK, "--threads", "two"], "--threads"),
         (["join", LINK, "--port", "70000"], "--port"),
@@ -96,7 +111,7 @@ def test_the_version_is_one_line_or_a_table(capsys):
         (["syncer", "run", "absent.toml"], "shoal project create"),
         (["syncer", "run", "absent.json"], ".shoal"),
         (["witness", "run", "absent.toml"], "shoal project create"),
-        (["project", "add-syncer", "absent.shoal"], "--project"),
+        (["project", "add-syncer", "absent.shoal"], "needs PROJECT"),
         (["project", "ban", "ab" * 32, "absent.shoal"], "shoal project sign absent.toml"),
         (["export", "--to", "model"], "No syncer default"),
         (["export", "--to", "model", "--checkpoint", "worst"], "--checkpoint"),
@@ -108,6 +123,34 @@ def test_wrong_input_is_one_line_and_exit_code_2(home, tmp_path, arguments, word
     (tmp_path / "here").touch()
     assert main(arguments) == 2
     assert words in error_of(capsys)
+
+
+def test_only_syncers_where_syncers_are_asked(home, daemon, capsys):
+    assert main(["syncer", "status"]) == 3
+    assert "No syncer daemon" in error_of(capsys)
+
+
+BASH = shutil.which("bash")
+
+
+@pytest.mark.skipif(BASH is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["shoal", "doc"], "doctor"),
+        (["shoal", "config", "exp"], "explain"),
+        (["shoal", "join", "--mon"], "--monitor"),
+        (["shoal", "logs", "--level", "war"], "warning"),
+    ],
+)
+def test_bash_completes_verbs_options_and_choices(typed, offered, tmp_path):
+    assert main(["--install-completion", "--shell", "bash", "--output", str(tmp_path / "x")]) == 0
+    program = (
+        f"source {tmp_path / 'x'}; COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}; "
+        'COMP_LINE="${COMP_WORDS[*]}"; _shoal; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run([BASH, "-c", program], capture_output=True, text=True, check=False)
+    assert offered in done.stdout.split(), done.stderr
 
 
 @pytest.mark.parametrize("verb", ["status", "stop"])
