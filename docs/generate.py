@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
 from node.host.metrics import metrics_of  # noqa: E402
 from node.inner import INNER_TRANSITIONS, Inner  # noqa: E402
-from node.learner import LINK_TRANSITIONS, Link  # noqa: E402
+from node.linking import LINK_TRANSITIONS, Link  # noqa: E402
 from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
 from protocol import limits, messages, project, records, status  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402

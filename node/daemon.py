@@ -22,7 +22,7 @@ import msgspec
 from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
-from node.hospitality import guest_of, parking_room
+from node.hospitality import guest_of, parking_room, trainer_room
 from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
@@ -224,6 +224,7 @@ class NodeDaemon:
             note=lambda value: self.driver.take(Note(value)),
             notice=self.notice,
             tape=TrainerTape(self.tape, incarnation),
+            ram_room=lambda: trainer_room(self.guest),
         )
         swarm = (self.locator, transport)
         self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
@@ -251,6 +252,7 @@ class NodeDaemon:
             duty_frac=options.duty_frac,
             device=options.device or device_wanted(owner),
             nice=owner.limits.nice,
+            gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
             salt=int.from_bytes(identity.key[:6], "big"),
         )
 

@@ -64,3 +64,12 @@ def parking_room(daemon: NodeDaemon) -> int | None:
     """Bytes of files that a parked trainer may take; None for whatever the disk has."""
     ceiling = daemon.guest.settings.limits.disk_bytes_max
     return None if ceiling is None else max(0, ceiling - daemon.guest.disk_bytes)
+
+
+def trainer_room(guest: Guest) -> int | None:
+    """Bytes of memory that a new trainer may hold beside this process; None for no limit."""
+    ceiling = guest.settings.limits.ram_bytes_max
+    if ceiling is None:
+        return None
+    taken = guest.look.own.memory_bytes if guest.look else 0
+    return max(0, ceiling - taken)

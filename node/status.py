@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.inner import Inner
-from node.learner import LearnerMachine, Link
+from node.learner import LearnerMachine
+from node.linking import Link
 from node.politeness.rows import guest_status
 from protocol import limits
 from protocol.ids import short
@@ -165,6 +166,13 @@ def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
     return versions, max((n - old for n, old in zip(newest, versions, strict=False)), default=0)
 
 
+def _with_less(said: str, guest: GuestStatus | None) -> str:
+    """The sentence, with the reason why less is done than the owner allows at best."""
+    if guest is None or not guest.is_beside or said != "Training.":
+        return said
+    return f"Training with less, because {guest.because}."
+
+
 def _step_tokens(daemon: NodeDaemon) -> int:
     charter = daemon.machine.shared.charter
     return charter.inner.batch_sequences * daemon.genesis.data.sequence_tokens if charter else 0
@@ -186,7 +194,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
     tending, keeping = machine.tending, machine.keeping
     now_s, charter = time.monotonic(), shared.charter
     stepped, tally, layout = shared.stepped, shared.tally, daemon.layout
-    (versions, lag), (path, rtt_s) = _versions(machine), _way(daemon)
+    (versions, lag), (path, rtt_s), guest = _versions(machine), _way(daemon), _guest(daemon)
     step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
     return NodeStatus(
         key=machine.setup.signer.key.hex(),
@@ -195,7 +203,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         version=version("shoal"),
         uptime_s=now_s - daemon.started_s,
         state=node_state(machine),
-        sentence=sentence(machine, now_s, download),
+        sentence=_with_less(sentence(machine, now_s, download), guest),
         link=machine.link.value,
         link_detail=machine.link_detail,
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
@@ -238,7 +246,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         payload_params=daemon.payload_params,
         faults=all_faults(daemon.transport, tally.faults),
         notices=list(daemon.notices),
-        guest=_guest(daemon),
+        guest=guest,
     )
 
 

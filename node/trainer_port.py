@@ -70,6 +70,7 @@ class TrainerSettings:
     device: str | None
     salt: int
     nice: int = 0
+    gpu_memory_frac: float = 1.0
 
 
 @dataclass(slots=True)
@@ -92,6 +93,8 @@ class TrainerPort:
     """There is no process, or one that has not got its state back yet."""
     gate: Gate = field(default_factory=Gate)
     """Passed by whatever needs the trainer's weights; closed while they move."""
+    ram_room: Callable[[], int | None] = lambda: None
+    """Memory that a new trainer may hold; None for no limit."""
     progress: float | None = None
     """Of the schedule, as last told."""
     _job: int = 0
@@ -140,6 +143,8 @@ class TrainerPort:
                 seed_salt=settings.salt,
                 device=settings.device,
                 nice=settings.nice,
+                gpu_memory_frac=settings.gpu_memory_frac,
+                ram_bytes_max=self.ram_room(),
             )
         )
         async with asyncio.timeout(READY_TIMEOUT_S):

@@ -91,6 +91,10 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
     data_location: str | None = None
     """Where the text lies on this machine, if not where the genesis says."""
+    gpu_memory_frac: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the accelerator's memory that the trainer may take."""
+    ram_bytes_max: Count | None = None
+    """Memory of the machine that the trainer may hold."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,10 +56,11 @@ class Workshop:
         with self._phase("import"):
             import torch
 
-            from node.trainer import loop, model
+            from node.trainer import ceilings, loop, model
         torch.set_num_threads(configure.threads)
         with self._phase("device"), _failing_device():
             accelerator = loop.make_accelerator(configure.device)
+            ceilings.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
         with self._phase("model"), failing_as("model"):
             model.check_fits(genesis.model, genesis.data, self.corpus.vocabulary.size)
             network = model.build_model(genesis.model, seed=genesis.seed)
@@ -76,6 +78,7 @@ class Workshop:
         # After the move to the device: the view holds the tensors that are trained.
         self.view: FragmentView = model.FragmentView(network, self.layout)
         self.moments: MomentsView = self.loop.moments(self.layout)
+        ceilings.limit_host_memory(configure.ram_bytes_max)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -185,7 +188,10 @@ class Session:
         limit_resources(first)
         self._duty_frac = first.duty_frac
         self._shop = Workshop(first)
-        self._end.send(self._shop.ready())
+        ready = self._shop.ready()
+        self._end.send(ready)
+        spent_s = sum(ready.startup_s.values())
+        say(f"ready on {ready.device} after {spent_s:.1f} s, micro-batch {ready.micro_batch}")
         while not self._is_over:
             may_train = self._may_train()
             command = self._end.receive(self._rest_s() if may_train else None)
@@ -387,6 +393,7 @@ class Session:
             random=processor,
             device_random=device,
         )
+        say(f"parked after local step {state.local_step}")
         self._end.send(link.Parked(command.job, state))
         self._is_over = True
 
@@ -398,6 +405,7 @@ class Session:
         loop.progress, loop.is_seasoned = state.progress, state.is_seasoned
         loop.reader.go_to(state.ranges, state.position, state.sequence)
         loop.set_random_state(state.random, state.device_random)
+        say(f"goes on after local step {state.local_step}")
         self._done(command.job, started)
 
     def _begin(self, command: link.Begin) -> None:
@@ -411,6 +419,11 @@ class Session:
 
     def _resume(self, command: link.Resume) -> None:
         self._is_paused = False
+
+
+def say(text: str) -> None:
+    """Writes a line to the log that the daemon keeps of its trainer."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def _decoded(configure: link.Configure) -> tuple[Genesis, InnerSpec]:

@@ -16,7 +16,7 @@ from protocol.errors import InternalError, UserError
 LOOP_STATE = link.LoopState(5, 640, 0.25, True, ((3, 5, 2),), 2, 6, b"random", b"device")
 
 COMMANDS = [
-    link.Configure(b"genesis", b"inner", "/cache", 2, 4, 0.5, 3, "cpu", 10),
+    link.Configure(b"genesis", b"inner", "/cache", 2, 4, 0.5, 3, "cpu", 10, "/text", 0.5, 1 << 30),
     link.OfferSlot(1, 128),
     link.DropSlot(1),
     link.Assign(7, 0, 1, 128, bytes(32)),
