@@ -85,6 +85,8 @@ class TrainerPort:
     tape: TrainerTape | None = None
     process: TrainerProcess | None = None
     ready: link.Ready | None = None
+    ended: ExitReason | None = None
+    """Why the last process ended."""
     clock: Clock = field(default_factory=Clock)
     evaluations: int = 0
     duty_frac: float = 1.0
@@ -461,13 +463,14 @@ class TrainerPort:
         )
 
     def _on_exit(self, reason: ExitReason) -> None:
-        self.ready = None
-        if self.parked is None or self.parked.state is None:
+        self.ready, self.ended = None, reason
+        is_safe = self.parked is not None and self.parked.state is not None
+        if not is_safe:
             self.bank.trainer_lost()
         was_starting = self._starting is not None and not self._starting.done()
         self._fail_open(reason.message)
         message, self._replacing = self._replacing or reason.message, ""
-        if not reason.was_asked and not was_starting:
+        if not reason.was_asked and not was_starting and not is_safe:
             self.note(TrainerLost(reason.oom, message))
 
     def _fail_open(self, message: str) -> None:
