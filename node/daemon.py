@@ -22,7 +22,8 @@ import msgspec
 from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
-from node.host import keystore, logs
+from node.hospitality import guest_of, parking_room, trainer_room
+from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
 from node.host.driver import Driver
@@ -61,6 +62,7 @@ from node.jobs import (
     Freeze,
     HoldSteps,
     InstallMoments,
+    ParkTrainer,
     PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
@@ -70,11 +72,15 @@ from node.jobs import (
     StartTrainer,
     StateFetched,
     Thaw,
+    WakeTrainer,
     WithdrawMoments,
 )
 from node.learner import LearnerMachine
 from node.locator import Locator, fetch_genesis
 from node.moments_port import MomentsPort
+from node.parking_jobs import park, wake
+from node.politeness.budget import threads_for
+from node.politeness.governor import device_wanted
 from node.shared import LearnerSetup
 from node.trainer_port import TrainerPort, TrainerSettings
 from node.trainer_tape import TrainerTape
@@ -105,7 +111,7 @@ def run(options: NodeOptions) -> int:
         "shoal join --instance NAME 'LINK'"
     )
     identity = keystore.load_or_create(path)
-    with keystore.lock(path, remedy=remedy):
+    with last_run.life(options.home, "learner", options.instance, remedy=remedy):
         return live(lambda stopper: _main(options, identity, stopper))
 
 
@@ -210,22 +216,15 @@ class NodeDaemon:
         incarnation = time.time_ns() // 1_000_000
         self.tape = self._begin_tape(identity)
         self.machine = LearnerMachine(self._setup(identity, incarnation))
+        self.guest = guest_of(self)
         self.trainer = TrainerPort(
-            settings=TrainerSettings(
-                genesis=genesis,
-                data_cache=options.home.data_cache(),
-                log_path=options.home.logs() / f"trainer-{options.instance}.log",
-                data_location=_data_location(options, self.genesis),
-                threads=options.threads or max(1, (os.cpu_count() or 2) - 1),
-                duty_frac=options.duty_frac,
-                device=options.device,
-                salt=int.from_bytes(identity.key[:6], "big"),
-            ),
+            settings=self._trainer_settings(genesis, identity),
             bank=self.bank,
             pool=self.pool,
             note=lambda value: self.driver.take(Note(value)),
             notice=self.notice,
             tape=TrainerTape(self.tape, incarnation),
+            ram_room=lambda: trainer_room(self.guest),
         )
         swarm = (self.locator, transport)
         self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
@@ -241,6 +240,21 @@ class NodeDaemon:
             on_fault=self._on_fault,
         )
         self._give(options.donate_mbps)
+
+    def _trainer_settings(self, genesis: bytes, identity: Identity) -> TrainerSettings:
+        options, owner = self.options, self.guest.settings
+        return TrainerSettings(
+            genesis=genesis,
+            data_cache=options.home.data_cache(),
+            log_path=options.home.trainer_log(options.instance),
+            data_location=_data_location(options, self.genesis),
+            threads=options.threads or threads_for(owner, os.cpu_count() or 1),
+            duty_frac=options.duty_frac,
+            device=options.device or device_wanted(owner),
+            nice=owner.limits.nice,
+            gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
+            salt=int.from_bytes(identity.key[:6], "big"),
+        )
 
     def _begin_tape(self, identity: Identity) -> TapeRecorder | NoTape:
         options = self.options
@@ -290,11 +304,12 @@ class NodeDaemon:
                 "stop": self._stop,
                 "generate": self._generate,
             },
+            monitor=self.options.monitor,
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         try:
-            async with background(self._announce, self._report, self.fetcher.run):
+            async with background(self._announce, self._report, self.fetcher.run, self.guest.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
@@ -323,6 +338,13 @@ class NodeDaemon:
                 charter = self.machine.shared.charter
                 assert charter is not None
                 return await self.trainer.start(job, charter.inner)
+            case ParkTrainer():
+                folder = self.options.home.parked(self.options.instance)
+                return await park(self.trainer, folder, parking_room(self))
+            case WakeTrainer():
+                charter = self.machine.shared.charter
+                assert charter is not None
+                return await wake(self.trainer, job, charter.inner)
             case Deliver():
                 return await self.trainer.deliver(job)
             case Capture():
@@ -461,7 +483,7 @@ class NodeDaemon:
 
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
         self.driver.take(Note(ResumeAsked()))
-        return {}
+        return {"because": self.machine.tending.held_because}
 
     def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
         self.driver.take(Note(FinishAsked()))

@@ -14,14 +14,10 @@ from node.jobs import (
     Evaluate,
     FetchState,
     FindSeat,
-    FinishAsked,
-    PauseAsked,
-    ResumeAsked,
+    ParkTrainer,
     SeatFound,
     StartTrainer,
-    Starved,
-    Stepped,
-    TrainerLost,
+    WakeTrainer,
 )
 from node.joining import prove_index, read_charter
 from node.keeping import Keeping
@@ -146,7 +142,7 @@ class LearnerMachine:
             case JobDone(number, result):
                 self._job_done(number, result)
             case Note(value):
-                self._note(value)
+                self.tending.on_note(value)
             case StopAsked(reason):
                 self._leave(reason, reason)
             case Woke():
@@ -437,21 +433,6 @@ class LearnerMachine:
         found_s = None if self._is_looking else self._found_s
         return suspect_s(self.link, self.shared.now_s, heard_s=self.heard_s, found_s=found_s)
 
-    def _note(self, value: object) -> None:
-        match value:
-            case Stepped():
-                self.tending.on_stepped(value)
-            case Starved():
-                self.tending.on_starved()
-            case TrainerLost():
-                self.tending.on_lost(value)
-            case PauseAsked(seconds):
-                self.tending.pause(seconds)
-            case ResumeAsked():
-                self.tending.resume()
-            case FinishAsked():
-                self.tending.finish()
-
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)
         match job:
@@ -470,8 +451,8 @@ class LearnerMachine:
                 self.keeping.on_delivered(job, result)
             case Capture():
                 self.keeping.on_captured(job, result)
-            case StartTrainer():
-                self.tending.on_ready(result)
+            case StartTrainer() | ParkTrainer() | WakeTrainer():
+                self.tending.on_trainer_job(job, result)
             case Evaluate():
                 self.tending.on_evaluated(job, result)
             case None:

@@ -55,10 +55,10 @@ class Session:
 
     @property
     def can_hand_in(self) -> bool:
-        """Whether it answers pulls: it trains, or hands in what is left before it stops."""
+        """Whether it answers pulls: it trains, or stands still with what it has not handed in."""
         if not self.is_connected or self.beat is None:
             return False
-        return self.beat.state in ("training", "finishing")
+        return self.beat.state in ("training", "paused", "finishing")
 
     @property
     def device(self) -> str:

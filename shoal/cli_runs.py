@@ -29,7 +29,8 @@ def run(
         Path | None, Parameter(help="Also write every fact, routine ones too, to this file.")
     ] = None,
     tape: Annotated[
-        Path | None, Parameter(help="Also record all hosts, in this new folder: `shoal replay` it.")
+        Path | None,
+        Parameter(help="Also record everybody, for `shoal replay`, in this new folder."),
     ] = None,
     quiet: Annotated[bool, Parameter(help="Only the summary.", negative="")] = False,
 ) -> int:

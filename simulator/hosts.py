@@ -23,6 +23,7 @@ from node.jobs import (
     FindSeat,
     Freeze,
     HoldSteps,
+    ParkTrainer,
     ReleaseSteps,
     ReplaceTrainer,
     SeatFound,
@@ -34,7 +35,9 @@ from node.jobs import (
     Stepped,
     Thaw,
     TrainerLost,
+    TrainerParked,
     TrainerReady,
+    WakeTrainer,
 )
 from node.learner import LearnerMachine
 from node.shared import LearnerSetup
@@ -55,6 +58,7 @@ from simulator.tiny import VIRTUAL, SimSigner, TinyProject, TinyTrainer, sim_ver
 from simulator.world import Host, World
 
 TRAINER_START_S = 5.0
+PARK_S = 0.5
 
 
 class SimLearner(Host):
@@ -161,6 +165,10 @@ class SimLearner(Host):
                 self._fetch_payload(job, answer)
             case StartTrainer():
                 world.after(TRAINER_START_S, lambda: answer(self._start_trainer()))
+            case ParkTrainer():
+                world.after(PARK_S, lambda: answer(self._park()))
+            case WakeTrainer():
+                world.after(TRAINER_START_S, lambda: answer(self._unpark()))
             case Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case Capture():
@@ -197,6 +205,19 @@ class SimLearner(Host):
                     self._step()
             case _:
                 self.moments.act(action)
+
+    def _park(self) -> object:
+        """The trainer stands still; what holds its state stands for the files."""
+        if self.trainer is None:
+            return Failed("the trainer ended")
+        self.trainer.is_held = True
+        return TrainerParked()
+
+    def _unpark(self) -> object:
+        if self.trainer is None:
+            return TrainerLost(False, "its parked state is gone")
+        self.trainer.is_held = False
+        return TrainerReady("virtual", 1)
 
     def _settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         self.bank.settle(fragment, sequence, is_merged=is_merged)

@@ -21,6 +21,9 @@ HOME_VARIABLE = "SHOAL_HOME"
 TAPES: Final = "tapes"
 """Directory of all tapes in a home."""
 
+PARKED: Final = "parked"
+"""Directory of what paused trainers left."""
+
 DEFAULT_INSTANCE = "default"
 
 _INSTANCE = re.compile(r"[a-z0-9-]{1,32}")
@@ -33,6 +36,14 @@ class Daemon(NamedTuple):
     role: DaemonRole
     instance: str
     socket: Path
+
+
+class LogFile(NamedTuple):
+    """A log that a daemon has written here."""
+
+    role: DaemonRole
+    instance: str
+    path: Path
 
 
 class Home:
@@ -56,6 +67,18 @@ class Home:
     def log(self, role: DaemonRole, instance: str = DEFAULT_INSTANCE) -> Path:
         """Log file of a daemon."""
         return self._directory("logs") / f"{role}-{checked_instance(instance)}.log"
+
+    def trainer_log(self, instance: str = DEFAULT_INSTANCE) -> Path:
+        """What a learner's trainer writes."""
+        return self.logs() / f"trainer-{checked_instance(instance)}.log"
+
+    def parked(self, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Directory for the state of a paused learner's trainer. Makes only what is above it."""
+        return self._directory(PARKED) / checked_instance(instance)
+
+    def kept_by_learners(self) -> list[Path]:
+        """Directories of what learners keep here, which need not exist."""
+        return [self.root / name for name in ("cache", "logs", PARKED, TAPES)]
 
     def logs(self) -> Path:
         """Directory of all logs and crash reports."""
@@ -104,18 +127,28 @@ class Home:
 
     def daemons(self) -> list[Daemon]:
         """Daemons that have a control socket here, sorted. Makes no directory."""
-        found = []
-        for path in sorted((self.root / "run").glob("*.sock")):
-            role, _, instance = path.stem.partition("-")
-            if role in _DAEMON_ROLES and _INSTANCE.fullmatch(instance):
-                found.append(Daemon(role, instance, path))
-        return found
+        found = self._of_daemons(self.root / "run", ".sock")
+        return [Daemon(role, instance, path) for role, instance, path in found]
+
+    def written_logs(self) -> list[LogFile]:
+        """Logs that daemons have written here, sorted. Makes no directory."""
+        found = self._of_daemons(self.root / "logs", ".log")
+        return [LogFile(role, instance, path) for role, instance, path in found]
 
     def hosted_projects(self, instance: str = DEFAULT_INSTANCE) -> list[Path]:
         """Signed copies of the projects that a syncer of this home has worked for, sorted."""
         stores = (self.root / "projects").glob(f"*/syncer-{checked_instance(instance)}")
         copies = (store.parent / "project.shoal" for store in stores)
         return sorted(copy for copy in copies if copy.is_file())
+
+    def _of_daemons(self, folder: Path, suffix: str) -> list[tuple[DaemonRole, str, Path]]:
+        """Files called after a daemon, sorted."""
+        found: list[tuple[DaemonRole, str, Path]] = []
+        for path in sorted(folder.glob(f"*{suffix}")):
+            role, _, instance = path.stem.partition("-")
+            if role in _DAEMON_ROLES and _INSTANCE.fullmatch(instance):
+                found.append((role, instance, path))
+        return found
 
     def _directory(self, *names: str) -> Path:
         path = self.root

@@ -1,28 +1,25 @@
-"""What the daemon and its trainer say to each other, how it is framed, and the memory they share.
+"""What the daemon and its trainer say to each other, and how it is framed.
 
 Both ends hold one end of a Unix stream socket pair. A frame is a 4-byte big-endian length and that
-many bytes of MessagePack. Weights never travel in frames: they lie in slots, anonymous memory
-files whose descriptor rides on the first byte of an `OfferSlot`. The kernel frees a slot when both
-ends are gone, however they went.
+many bytes of MessagePack. Weights never travel in frames: they lie in slots (`node.trainer.slots`),
+anonymous memory files whose descriptor rides on the first byte of an `OfferSlot`. The kernel frees
+a slot when both ends are gone, however they went.
 
 The trainer knows nothing of peers, rounds or versions. It carries out commands strictly in the
-order sent, at local-step boundaries only. This module imports neither torch nor asyncio, and
-does no scheduling: `node.trainer.supervisor` and `node.trainer.main` own the two ends.
+order sent, at local-step boundaries only; a pause makes it give up the step it is in. This module
+imports neither torch nor asyncio, and does no scheduling: `node.trainer.supervisor` and
+`node.trainer.main` own the two ends.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
-import select
 import socket
 from collections import deque
-from typing import Annotated, Final, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
-from blake3 import blake3
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
@@ -94,6 +91,10 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
     data_location: str | None = None
     """Where the text lies on this machine, if not where the genesis says."""
+    gpu_memory_frac: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the accelerator's memory that the trainer may take."""
+    ram_bytes_max: Count | None = None
+    """Memory of the machine that the trainer may hold."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):
@@ -210,6 +211,39 @@ class Generate(Struct, frozen=True, array_like=True, tag=True):
     checksum: Checksum = None
 
 
+class LoopState(Struct, frozen=True, array_like=True):
+    """What makes up an inner loop besides its weights and moments."""
+
+    local_step: Count
+    tokens_total: Count
+    progress: float
+    is_seasoned: bool
+    ranges: tuple[tuple[Count, Count, Count], ...]
+    """Leased positions [start, stop) not yet read, and the sequences read of the first."""
+    position: Count
+    sequence: Count
+    random: bytes
+    """State of the random stream on the processor."""
+    device_random: bytes = b""
+    """The same on the accelerator."""
+
+
+class Park(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer answers `Parked`, and ends. What its slots hold by then is the rest of it."""
+
+    job: Count
+
+
+class Restore(Struct, frozen=True, array_like=True, tag=True):
+    """The inner loop goes on where a parked one stood; weights and moments must have come before.
+
+    Answered by `Done`.
+    """
+
+    job: Count
+    state: LoopState
+
+
 class Begin(Struct, frozen=True, array_like=True, tag=True):
     """Local steps start. Every fragment must have been assigned before."""
 
@@ -235,6 +269,8 @@ Command = (
     | Snapshot
     | CaptureMoments
     | InstallMoments
+    | Park
+    | Restore
     | Blocks
     | DropBlocks
     | SetProgress
@@ -299,8 +335,15 @@ class Done(Struct, frozen=True, array_like=True, tag=True):
     """Of the slot's content, where a `Snapshot` wanted one."""
 
 
+class Parked(Struct, frozen=True, array_like=True, tag=True):
+    """The last event of a trainer that was parked."""
+
+    job: Count
+    state: LoopState
+
+
 class Evaluated(Struct, frozen=True, array_like=True, tag=True):
-    """Held-out loss in nats per token over `tokens` tokens."""
+    """Held-out loss in nats per token over `tokens` tokens; NaN if a pause cut it short."""
 
     job: Count
     loss: float
@@ -328,7 +371,7 @@ class Failed(Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-Event = Ready | Stepped | Done | Evaluated | Generated | Starved | Failed
+Event = Ready | Stepped | Done | Parked | Evaluated | Generated | Starved | Failed
 
 M = TypeVar("M")
 
@@ -404,97 +447,3 @@ def read_into(reader: FrameReader, end: socket.socket) -> bool:
         return False  # The other end died with unread bytes in its queue: as gone as at EOF.
     reader.feed(piece, descriptors)
     return bool(piece)
-
-
-class TrainerEnd:
-    """The trainer's end of the link: blocking, single-threaded."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._reader = FrameReader()
-        self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
-
-    def send(self, event: Event) -> None:
-        """Returns once the event is handed to the kernel. LinkClosed if the daemon is gone."""
-        try:
-            self._end.sendall(frame(event))
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise LinkClosed("the daemon closed the link") from error
-
-    def receive(self, timeout_s: float | None) -> Command | None:
-        """The next command, waiting up to `timeout_s` (None: for ever); None if none came.
-
-        LinkClosed at end of file.
-        """
-        while True:
-            body = self._reader.next_frame()
-            if body is not None:
-                command: Command = decode(COMMANDS, body)
-                return command
-            if not self._poll.poll(None if timeout_s is None else timeout_s * 1000.0):
-                return None
-            try:
-                if not read_into(self._reader, self._end):
-                    raise LinkClosed("the daemon closed the link")
-            except BlockingIOError:
-                continue  # Woken for nothing.
-
-    def take_descriptor(self) -> int:
-        """The descriptor that came with the `OfferSlot` just received."""
-        return self._reader.take_descriptor()
-
-    def close(self) -> None:
-        """Closes the socket and every descriptor not taken."""
-        self._reader.close()
-        self._end.close()
-
-
-class Slot:
-    """A buffer of f32 elements that two processes see; `values` is the view on it."""
-
-    def __init__(self, identity: int, numel: int, descriptor: int) -> None:
-        """Takes over `descriptor`, a memory file of at least 4 * numel bytes."""
-        self.identity = identity
-        self.numel = numel
-        self.descriptor = descriptor
-        # The kernel refuses to map zero bytes, and a fragment may be empty.
-        self._map = mmap.mmap(descriptor, max(4 * numel, 1))
-        self.values: Floats = np.frombuffer(self._map, dtype=np.float32, count=numel)
-
-    @classmethod
-    def create(cls, identity: int, numel: int) -> Self:
-        """A new slot of zeros. MemoryError if the machine has no room for it."""
-        descriptor = os.memfd_create("shoal-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            # Allocated now rather than at the first touch: running out is an error, not a SIGBUS.
-            os.posix_fallocate(descriptor, 0, max(4 * numel, 1))
-            # With the size sealed, neither end can pull memory from under the other's map.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            return cls(identity, numel, descriptor)
-        except OSError as error:
-            os.close(descriptor)
-            raise MemoryError(f"no memory for a slot of {4 * numel} bytes: {error}") from error
-
-    @classmethod
-    def attach(cls, identity: int, numel: int, descriptor: int) -> Self:
-        """The other process' slot. Closes `descriptor`; InternalError if it is too short."""
-        try:
-            size = os.fstat(descriptor).st_size
-            if size < 4 * numel:
-                raise InternalError(f"slot {identity} has {size} bytes for {numel} elements")
-            slot = cls(identity, numel, descriptor)
-        finally:
-            os.close(descriptor)  # The map keeps the memory.
-        slot.descriptor = -1
-        return slot
-
-    def checksum(self) -> bytes:
-        """blake3 of the content, 32 bytes. Cost: one pass over the slot."""
-        return blake3(self.values.view(np.uint8).data).digest()
-
-    def close(self) -> None:
-        """Closes the descriptor; the memory goes when the last view of it does."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1

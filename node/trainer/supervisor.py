@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from node.trainer import link
+from node.trainer.slots import Slot
 from protocol.errors import InternalError, TransientError
 
 TERMINATE_WAIT_S: Final = 2.0
@@ -88,8 +89,8 @@ class TrainerProcess:
         self._reader = link.FrameReader()
         self._outbox: deque[tuple[memoryview, int]] = deque()
         """Bytes to send, and the descriptor to send with them or -1."""
-        self._free: dict[int, list[link.Slot]] = {}
-        self._slots: dict[int, link.Slot] = {}
+        self._free: dict[int, list[Slot]] = {}
+        self._slots: dict[int, Slot] = {}
         self._slot_numbers = count()
         self._failed: link.Failed | None = None
         self._trouble = ""
@@ -129,7 +130,7 @@ class TrainerProcess:
         """
         return self._queue(command, -1)
 
-    def slot(self, numel: int) -> link.Slot:
+    def slot(self, numel: int) -> Slot:
         """A slot that the trainer has or will have been offered before any later command.
 
         Its content is undefined. TransientError if the trainer is gone, MemoryError if there is no
@@ -140,13 +141,22 @@ class TrainerProcess:
         free = self._free.get(numel)
         if free:
             return free.pop()
-        slot = link.Slot.create(next(self._slot_numbers), numel)
+        slot = Slot.create(next(self._slot_numbers), numel)
         self._slots[slot.identity] = slot
-        # A copy, because the slot may be dropped before the queue has moved.
-        self._queue(link.OfferSlot(slot.identity, numel), os.dup(slot.descriptor))
+        self._offer(slot)
         return slot
 
-    def release(self, slot: link.Slot) -> None:
+    def lend(self, slot: Slot) -> Slot:
+        """Offers a slot that stays the caller's, who closes it once no command names it any more.
+
+        Returns the same memory under the number by which commands name it.
+        """
+        lent = Slot(next(self._slot_numbers), slot.numel, os.dup(slot.descriptor))
+        self._slots[lent.identity] = lent
+        self._offer(lent)
+        return lent
+
+    def release(self, slot: Slot) -> None:
         """Gives a slot back. No command that names it may be unanswered, no view be in use."""
         if self._slots.get(slot.identity) is not slot:
             return  # Of a trainer that ended meanwhile.
@@ -156,13 +166,17 @@ class TrainerProcess:
             return
         self.drop(slot)
 
-    def drop(self, slot: link.Slot) -> None:
+    def drop(self, slot: Slot) -> None:
         """As `release`, for a slot that nobody will need again."""
         if self._slots.get(slot.identity) is not slot:
             return  # Of a trainer that ended meanwhile.
         del self._slots[slot.identity]
         slot.close()
         self.send(link.DropSlot(slot.identity))
+
+    def expect_end(self) -> None:
+        """The trainer was told to end by itself: its end is no news."""
+        self._was_asked = True
 
     async def stop(self, grace_s: float = 5.0) -> ExitReason | None:
         """Ends the trainer: `Quit`, then SIGTERM, then SIGKILL.
@@ -217,6 +231,10 @@ class TrainerProcess:
         finally:
             theirs.close()
         return ours
+
+    def _offer(self, slot: Slot) -> None:
+        # A copy, because the slot may be dropped before the queue has moved.
+        self._queue(link.OfferSlot(slot.identity, slot.numel), os.dup(slot.descriptor))
 
     def _queue(self, command: link.Command, descriptor: int) -> bool:
         if self._end is None:
