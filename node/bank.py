@@ -51,8 +51,10 @@ class PendingPush:
     """A push whose fate is open."""
 
     digest: bytes
-    decoded: F32
+    decoded: F32 | None
+    """With `rebase`."""
     residual: F32 | None
+    """Otherwise."""
     is_merged: bool = False
     """Kept until the next delivery gives its displacement back to the inner loop."""
 
@@ -148,8 +150,8 @@ class FragmentBank:
             return Delivery(held.version, True, held.theta, kept_frac)
         moved = held.theta - base.theta
         pending = self._forget_merged(fragment, merged_sequence)
-        if pending is not None:
-            moved = moved + pending.decoded
+        if pending is not None and pending.decoded is not None:
+            moved += pending.decoded
         return Delivery(held.version, False, moved)
 
     def push(self, fragment: int, sequence: int, local: F32) -> EncodedPush:
@@ -161,21 +163,21 @@ class FragmentBank:
         assert base is not None, "a fragment is delivered before it is captured"
         assert self.charter is not None, "a charter comes before any weights"
         rounds = self.charter.rounds
-        displacement = base.theta - local
         residual: F32 | None = None
+        decoded: F32 | None = None
         if rounds.apply != "rebase":
             carried = self._residual[fragment]
             if carried is None:
-                carried = np.zeros_like(displacement)
-            payload, decoded, residual = encode_with_feedback(
-                rounds.up_codec, displacement, carried
+                carried = np.zeros_like(local)
+            payload, residual = encode_with_feedback(
+                rounds.up_codec, base.theta, carried, minus=local
             )
             if rounds.kept_frac:
-                residual = residual * np.float32(1.0 - rounds.kept_frac)
+                residual *= np.float32(1.0 - rounds.kept_frac)
                 flush(residual)
         else:
-            payload = encode(rounds.up_codec, displacement)
-            decoded = decode(rounds.up_codec, payload, displacement.size)
+            payload = encode(rounds.up_codec, base.theta - local)
+            decoded = decode(rounds.up_codec, payload, local.size)
         name = digest(payload)
         self._pending[fragment, sequence] = PendingPush(name, decoded, residual)
         self.shelf.put(name, payload)
