@@ -139,11 +139,12 @@ class Tending:
         if self._is_news:
             times.append(self._beat_s + BEAT_EVERY_S)
         times += [t for t in (self._restart_s, self.paused_until_s) if t is not None]
-        if self._lease_asked_s is not None:
+        now_s = self.shared.now_s
+        if self._lease_asked_s is not None and self._lease_asked_s + LEASE_RETRY_S > now_s:
             times.append(self._lease_asked_s + LEASE_RETRY_S)
         if self.finishing_until_s is not None:
             times.append(self.finishing_until_s)
-        return max(min(times), self.shared.now_s + 0.01)
+        return max(min(times), now_s + 0.01)
 
     # From the owner of this machine.
 
