@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
 from node.inner import INNER_TRANSITIONS, Inner  # noqa: E402
-from node.learner import LINK_TRANSITIONS, Link  # noqa: E402
+from node.linking import LINK_TRANSITIONS, Link  # noqa: E402
 from node.politeness.settings import Settings  # noqa: E402
 from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
 from protocol import limits, messages, project, records  # noqa: E402

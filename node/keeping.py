@@ -94,7 +94,8 @@ class Keeping:
         setup = self.shared.setup
         for part in merged.contributions:
             if (part.learner, part.incarnation) == (setup.signer.key, setup.incarnation):
-                self._resolve(track, part.sequence, "clipped" if part.scale < 1 else "merged", "")
+                outcome = "clipped" if part.scale < 1 else "merged"
+                self._resolve(track, part.sequence, outcome, "", version=merged.version)
 
     def on_new_term(self) -> None:
         """Rounds of the former leader died with its term: what they held is free again."""
@@ -199,8 +200,7 @@ class Keeping:
             return
         track.standing = result.version
         if job.is_assign:
-            used_step = max(track.marked_step, track.handed_step)
-            track.discarded_steps += max(0, result.local_step - used_step)
+            track.overwrite(result.local_step)
             track.marked_step, track.marked_tokens = result.local_step, result.tokens
         self.shared.desk.emit(FragmentApplied(track.index, result.version, result.local_step))
 
@@ -285,8 +285,10 @@ class Keeping:
         pause_s = min(FETCH_RETRY_S * 2 ** min(track.failures - 1, 6), FETCH_RETRY_S_MAX)
         track.retry_s = self.shared.now_s + pause_s
 
-    def _resolve(self, track: FragmentTrack, sequence: int, outcome: str, reason: str) -> None:
-        """The fate of one of our pushes: close its books once."""
+    def _resolve(
+        self, track: FragmentTrack, sequence: int, outcome: str, reason: str, *, version: int = 0
+    ) -> None:
+        """The fate of one of our pushes: close its books once. version: that it was merged in."""
         is_merged = outcome in ("merged", "clipped")
         shared = self.shared
         shared.tally.outcomes[outcome] = shared.tally.outcomes.get(outcome, 0) + 1
@@ -299,8 +301,10 @@ class Keeping:
         track.push = None
         if is_merged:
             track.handed_step = push.local_step
+        else:
+            track.discarded_steps += push.overwritten_steps
         if is_merged and shared.rebases:
-            track.merged_sequence = sequence
+            track.merged_sequence, track.merged_version = sequence, version
             track.marked_step, track.marked_tokens = push.local_step, push.tokens
         key, incarnation = shared.setup.signer.key, shared.setup.incarnation
         shared.desk.emit(PushSettled(push.pull.round, key, incarnation, sequence, outcome, reason))

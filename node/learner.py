@@ -7,8 +7,6 @@ syncer is away the loop goes on with the blocks it has.
 
 from __future__ import annotations
 
-from enum import Enum
-
 from node.jobs import (
     Advance,
     Capture,
@@ -23,6 +21,7 @@ from node.jobs import (
 )
 from node.joining import prove_index, read_charter
 from node.keeping import Keeping
+from node.linking import LINK_TRANSITIONS, Link, suspect_s
 from node.rejoining import Rejoining
 from node.shared import LearnerSetup, Shared
 from node.tending import Tending
@@ -94,30 +93,6 @@ REFUSED_EXIT = 4
 """Exit code of a daemon that the project does not want."""
 
 
-class Link(Enum):
-    """The learner's relation to the syncer."""
-
-    SEEKING = "looking for the syncer"
-    CONNECTING = "connecting"
-    GREETING = "introducing itself"
-    FOLLOWING = "following the log"
-    WAITING = "waiting to try again"
-    ENDED = "ended"
-
-
-LINK_TRANSITIONS: dict[tuple[Link, str], Link] = {
-    (Link.WAITING, "retry"): Link.SEEKING,
-    (Link.SEEKING, "found"): Link.CONNECTING,
-    (Link.SEEKING, "lost"): Link.WAITING,
-    (Link.CONNECTING, "up"): Link.GREETING,
-    (Link.CONNECTING, "lost"): Link.WAITING,
-    (Link.GREETING, "welcome"): Link.FOLLOWING,
-    (Link.GREETING, "lost"): Link.WAITING,
-    (Link.FOLLOWING, "lost"): Link.WAITING,
-    (Link.FOLLOWING, "over"): Link.ENDED,
-}
-
-
 class LearnerMachine:
     """`handle(event, now_s)` for a volunteer's host."""
 
@@ -148,6 +123,9 @@ class LearnerMachine:
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
         self.shared.now_s = now_s
+        if self._is_mere_sign_of_life(event):
+            self.heard_s = now_s
+            return self.desk.drain()
         match event:
             case Started():
                 self._seek()
@@ -172,6 +150,16 @@ class LearnerMachine:
         if not self._is_stopping:
             self._look()
         return self.desk.drain()
+
+    def _is_mere_sign_of_life(self, event: Event) -> bool:
+        """Whether nothing follows from it: whatever is due has its wake-up already."""
+        return (
+            isinstance(event, Received)
+            and isinstance(event.message, Alive)
+            and event.peer == self.shared.leader
+            and self.link is Link.FOLLOWING
+            and not self._is_stopping
+        )
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count the syncer's offence that was found while reading its bytes."""
@@ -434,11 +422,16 @@ class LearnerMachine:
         self.tending.look()
         if self.tending.is_finished:
             self._leave("finished", "finished: everything that could be handed in was handed in")
-        times = [self.tending.deadline_s(), self.keeping.deadline_s()]
+        times = [self.tending.deadline_s(), self.keeping.deadline_s(), self._deadline_s()]
         times += self.trading.deadlines_s()
-        if self.link is Link.WAITING:
-            times.append(self._retry_s)
         self.desk.out.append(WakeAt(min(t for t in times if t is not None)))
+
+    def _deadline_s(self) -> float | None:
+        """When the silence of the leader means something, or another try is due."""
+        if self.link is Link.WAITING:
+            return self._retry_s
+        found_s = None if self._is_looking else self._found_s
+        return suspect_s(self.link, self.shared.now_s, heard_s=self.heard_s, found_s=found_s)
 
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)

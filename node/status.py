@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.inner import Inner
-from node.learner import LearnerMachine, Link
+from node.learner import LearnerMachine
+from node.linking import Link
 from node.politeness.rows import guest_status
 from protocol import limits
 from protocol.ids import short

@@ -86,6 +86,8 @@ class Tending:
         self._beat_s = -1e9
         self._is_news = False
         self._told_progress = -1.0
+        self._furthest_progress = 0.0
+        """No trainer of this daemon is sent back, whatever the owner does to the budget."""
         self._evaluating: int | None = None
         self.paused_until_s: float | None = None
         """End of a pause, infinite when it lasts until resumed; None when there is none."""
@@ -137,6 +139,10 @@ class Tending:
         if self._is_news:
             times.append(self._beat_s + BEAT_EVERY_S)
         times += [t for t in (self._restart_s, self.paused_until_s) if t is not None]
+        if self._lease_asked_s is not None:
+            times.append(self._lease_asked_s + LEASE_RETRY_S)
+        if self.finishing_until_s is not None:
+            times.append(self.finishing_until_s)
         return max(min(times), self.shared.now_s + 0.01)
 
     # From the owner of this machine.
@@ -197,6 +203,7 @@ class Tending:
         if self.shared.charter is None or self.inner in (Inner.DOWN, Inner.STARTING):
             return
         fraction = min(1.0, self.shared.state.tokens / self.shared.charter.limits.tokens)
+        fraction = self._furthest_progress = max(fraction, self._furthest_progress)
         if fraction > self._told_progress + 1e-4:
             self._told_progress = fraction
             self.shared.desk.do(SetProgress(fraction))
@@ -442,7 +449,7 @@ class Tending:
         self.shared.desk.start(Evaluate(plan.index, charter.limits.heldout_sequences))
 
     def _beat(self) -> None:
-        """Say where we stand: on change, rate-limited, and at least every second."""
+        """Say where we stand: on change, rate-limited, and now and then that we live."""
         shared = self.shared
         since_s = shared.now_s - self._beat_s
         is_due = since_s >= limits.HEARTBEAT_S or (self._is_news and since_s >= BEAT_EVERY_S)

@@ -29,6 +29,7 @@ from node.jobs import (
     ReleaseSteps,
     ReplaceTrainer,
     SeatFound,
+    SetProgress,
     Settle,
     StartTrainer,
     Starved,
@@ -104,6 +105,8 @@ class SimLearner(Host):
         """(life, position, sequence) of everything any of its trainers read."""
         self.captures: dict[tuple[int, int], tuple[int, int]] = {}
         """(life, sequence) of a push -> the trainer's number, and its local step then."""
+        self.progress: list[float] = []
+        """Every place on the learning-rate schedule that a trainer was told."""
         self.pushed: list[tuple[int, int]] = []
         """Fragment and payload bytes of every push that was encoded."""
 
@@ -188,6 +191,8 @@ class SimLearner(Host):
                 if self.trainer is not None:
                     self.trainer.spans.extend(spans)
                     self._step()
+            case SetProgress(fraction):
+                self.progress.append(fraction)
             case ReplaceTrainer():
                 self.world.after(0.1, self.lose_trainer)
             case HoldSteps() | ReleaseSteps():
