@@ -25,11 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
+from node.host.metrics import metrics_of  # noqa: E402
 from node.inner import INNER_TRANSITIONS, Inner  # noqa: E402
 from node.linking import LINK_TRANSITIONS, Link  # noqa: E402
 from node.politeness.settings import Settings  # noqa: E402
 from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
-from protocol import limits, messages, project, records  # noqa: E402
+from protocol import limits, messages, project, records, status  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
 from shoal import local_settings  # noqa: E402
 from shoal.exit_codes import MEANINGS  # noqa: E402
@@ -44,6 +45,7 @@ FILES = (
     ROOT / "docs" / "protocol.md",
     ROOT / "docs" / "election.md",
     ROOT / "docs" / "settings.md",
+    ROOT / "docs" / "monitoring.md",
     ROOT / "docs" / "volunteering.md",
 )
 MARK = re.compile(r"<!-- generated: ([a-z-]+) -->\n(.*?)<!-- end generated -->", re.DOTALL)
@@ -250,6 +252,54 @@ def settings_text() -> str:
     return "\n\n".join(parts)
 
 
+def examples() -> dict[str, status.DaemonStatus]:
+    """A status of each kind of daemon in which everything has a value."""
+    about = status.ProjectStatus(
+        id="", name="", fragments=1, parameters=1, token_budget=1, local_steps=1, quorum=1
+    )
+    swarm = status.SwarmStatus(curve=[(1, 1, 1.0)], best_loss=1.0)
+    plain = {"key": "", "name": "", "pid": 1, "version": "", "uptime_s": 0.0, "sentence": ""}
+    shared = {**plain, "project": about, "network": status.NetworkStatus()}
+    seat = status.SeatStatus(role="", epoch=0, term=0, leader="", leaderless_s=0.0)
+    peer = status.PeerRow(key="", name="", device="", state="", heard_s=0.0, goodput=1.0)
+    learner = status.NodeStatus(
+        **shared,
+        swarm=swarm,
+        state="training",
+        link="",
+        link_detail="",
+        heard_s=0.0,
+        rtt_s=0.0,
+        trainer="",
+        trainer_detail="",
+        trainer_pid=None,
+        device="",
+        micro_batch=None,
+        loss=0.0,
+        goodput=1.0,
+        guest=status.GuestStatus(),
+    )
+    syncer = status.SyncerStatus(
+        **shared, swarm=swarm, phase="", join_link="", peers=[peer], slack_s=0.0, seat=seat
+    )
+    witness = status.WitnessStatus(**shared, seat=seat, log_index=0, stored_from=0)
+    return {"learner": learner, "syncer": syncer, "witness": witness}
+
+
+def metrics_text() -> str:
+    """Every metric, what it means, and which daemons give it."""
+    given: dict[str, tuple[str, str, list[str]]] = {}
+    for role, example in examples().items():
+        for metric in metrics_of(msgspec.to_builtins(example)):
+            suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+            name = f"{metric.name}{suffix}"
+            given.setdefault(name, (metric.type, metric.documentation, []))[2].append(role)
+    lines = ["| metric | of | |", "|---|---|---|"]
+    for name, (_, words, roles) in sorted(given.items()):
+        lines.append(f"| `{name}` | {', '.join(roles)} | {words} |")
+    return "\n".join(lines)
+
+
 def local_settings_text() -> str:
     """Every key of the owner's settings: what it may be, its default, its meaning."""
     parts = []
@@ -281,6 +331,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "limits": limits_text,
     "exit-codes": exit_codes_text,
     "settings": settings_text,
+    "metrics": metrics_text,
     "local-settings": local_settings_text,
 }
 

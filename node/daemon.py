@@ -23,7 +23,7 @@ from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
 from node.hospitality import guest_of, parking_room, trainer_room
-from node.host import keystore, logs
+from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
 from node.host.driver import Driver
@@ -111,7 +111,7 @@ def run(options: NodeOptions) -> int:
         "shoal join --instance NAME 'LINK'"
     )
     identity = keystore.load_or_create(path)
-    with keystore.lock(path, remedy=remedy):
+    with last_run.life(options.home, "learner", options.instance, remedy=remedy):
         return live(lambda stopper: _main(options, identity, stopper))
 
 
@@ -304,6 +304,7 @@ class NodeDaemon:
                 "stop": self._stop,
                 "generate": self._generate,
             },
+            monitor=self.options.monitor,
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))

@@ -202,7 +202,7 @@ class TrainerPort:
         if self.tape is not None:
             if delivery.kept_frac:
                 self.tape.inexact("a blend was taken while the trainer was parked")
-            self.tape.at(mark, state.local_step)
+            self.tape.took(mark(state.local_step))
         return Delivered(delivery.version, state.local_step, state.tokens_total)
 
     async def capture(self, job: Capture) -> JobResult:
@@ -217,7 +217,7 @@ class TrainerPort:
         assert state is not None, "the gate is closed until the state is here"
         slot = parked.theta[job.fragment]
         if self.tape is not None:
-            self.tape.at(snapshot(job.fragment), state.local_step)
+            self.tape.took(snapshot(job.fragment)(state.local_step))
         captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
         slot.relax()
         return captured

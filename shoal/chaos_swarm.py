@@ -107,7 +107,7 @@ class Swarm:
         """A syncer, for the first time or again, with the same key and disk."""
         port = self._ports.setdefault(name, claim_port(LOOPBACK, 0))
         arguments = ["syncer", "run", self._project.name, "--instance", name]
-        arguments += ["--listen", LOOPBACK, "--port", str(port)]
+        arguments += ["--listen", LOOPBACK, "--port", str(port), "--log-text"]
         if self._link and name != SYNCERS[0]:
             arguments += ["--join", self._link]
         self._start(name, arguments)
@@ -115,7 +115,7 @@ class Swarm:
     def start_learner(self, name: str) -> None:
         """A learner, for the first time or again."""
         arguments = ["join", self._link, "--instance", name, "--name", name, "--listen", LOOPBACK]
-        arguments += ["--device", "cpu", "--threads", "1", "--duty", str(DUTY)]
+        arguments += ["--device", "cpu", "--threads", "1", "--duty", str(DUTY), "--log-text"]
         if name != EVALUATOR:
             arguments += ["--no-evaluate"]
         self._start(name, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from node.host.home import Home
-from node.host.options import TapeOptions
+from node.host.options import MonitorAt, TapeOptions
+from protocol.errors import UserError
 from shoal.exit_codes import ExitCode
 
 HomeHere = Annotated[Home, Parameter(parse=False)]
@@ -22,7 +24,21 @@ Port = Annotated[
     ),
 ]
 Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
-LogJson = Annotated[bool, Parameter(help="Write log lines as JSON.", negative="")]
+LogJson = Annotated[
+    bool | None,
+    Parameter(
+        help="Print log lines as JSON, or as text; text on a terminal, JSON otherwise.",
+        negative="--log-text",
+    ),
+]
+MonitorPlace = Annotated[
+    str | None,
+    Parameter(
+        name="--monitor",
+        help="Port, or ADDRESS:PORT, for /metrics, /healthz and /api/v1/status; a port alone is "
+        "for this machine only.",
+    ),
+]
 ProjectPath = Annotated[
     Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
 ]
@@ -78,3 +94,22 @@ def tape_options(tape: str, mib_max: int) -> TapeOptions:
     if tape in ("on", "off"):
         return TapeOptions(is_on=tape == "on", mib_max=mib_max)
     return TapeOptions(folder=Path(tape).absolute(), mib_max=mib_max)
+
+
+def monitor_at(text: str | None) -> MonitorAt | None:
+    """What `--monitor` says: PORT, ADDRESS:PORT or [ADDRESS]:PORT. UserError for others."""
+    if text is None:
+        return None
+    host, _, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    try:
+        ipaddress.ip_address(host)
+        number = int(port)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 65_535:
+        raise UserError(
+            f"{text!r} is no place for the monitor. Give a port, such as 9464, or an address of "
+            "this machine and a port, such as 192.0.2.7:9464."
+        )
+    return MonitorAt(host, number)

@@ -15,24 +15,35 @@ from cyclopts import App, CycloptsError, Group, Parameter, validators
 from node.host.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
 from node.host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX
 from protocol.errors import UserError
-from shoal import failures
+from shoal import failures, versions
 from shoal.choices import (
     AtLeastOne,
     HomeHere,
     Instance,
     Listen,
     LogJson,
+    MonitorPlace,
     Port,
     TapeAt,
+    monitor_at,
     say,
     tape_options,
 )
+from shoal.cli_config import config_app
 from shoal.cli_hosting import syncer_app, witness_app
+from shoal.cli_identity import identity_app
+from shoal.cli_machine import add_machine
 from shoal.cli_project import project_app
 from shoal.cli_runs import add_runs
+from shoal.cli_service import service_app
 from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
+Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
+MicroBatch = Annotated[
+    int | None,
+    Parameter(help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne),
+]
 Moments = Annotated[
     bool | None,
     Parameter(
@@ -76,6 +87,10 @@ app = App(
 )
 app.command(project_app)
 add_runs(sim_app)
+add_machine(app)
+app.command(identity_app)
+app.command(config_app)
+app.command(service_app)
 app.command(sim_app)
 app.command(syncer_app)
 app.command(witness_app)
@@ -88,7 +103,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app.meta(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        failures.complain(f"{error} Ask `shoal --help`.")
+        from shoal import refusals
+
+        failures.complain(refusals.words(error))
         return ExitCode.WRONG_INPUT
     return code if isinstance(code, int) else ExitCode.DONE
 
@@ -113,25 +130,7 @@ def _launch(
     return command(*bound.args, **bound.kwargs)
 
 
-@app.command
-def version() -> int:
-    """Print the version of Shoal and of its protocol."""
-    return say([_version_line()])
-
-
-def _version_line() -> str:
-    from importlib import metadata
-
-    from protocol.limits import WIRE_VERSION
-
-    try:
-        number = metadata.version("shoal")
-    except metadata.PackageNotFoundError:
-        number = "from source"
-    return f"shoal {number}, protocol {WIRE_VERSION}"
-
-
-app.version = _version_line
+app.version = versions.line
 
 
 @app.command
@@ -152,15 +151,8 @@ def join(
             validator=validators.Number(gt=0, lte=1),
         ),
     ] = 1.0,
-    threads: Annotated[
-        int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)
-    ] = None,
-    micro_batch: Annotated[
-        int | None,
-        Parameter(
-            help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne
-        ),
-    ] = None,
+    threads: Threads = None,
+    micro_batch: MicroBatch = None,
     evaluate: Evaluates = None,
     moments: Moments = None,
     device: Annotated[
@@ -169,7 +161,8 @@ def join(
     donate_mbps: DonateMbps = DONATE_MBPS,
     data: DataHere = None,
     tape: TapeAt = "on",
-    log_json: LogJson = False,
+    monitor: MonitorPlace = None,
+    log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
     """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""
@@ -193,6 +186,7 @@ def join(
         donate_mbps=donate_mbps,
         data=data,
         tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),
+        monitor=monitor_at(monitor),
         log_json=log_json,
     )
 

@@ -17,10 +17,12 @@ from shoal.choices import (
     Link,
     Listen,
     LogJson,
+    MonitorPlace,
     Port,
     ProjectPath,
     TapeAt,
     TapeMib,
+    monitor_at,
     say,
     tape_options,
 )
@@ -44,7 +46,8 @@ def run_syncer(
     ] = False,
     tape: TapeAt = "on",
     tape_mib_max: TapeMib = TAPE_MIB_MAX,
-    log_json: LogJson = False,
+    monitor: MonitorPlace = None,
+    log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
     """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
@@ -61,6 +64,7 @@ def run_syncer(
         link=join,
         exit_when_done=exit_when_done,
         tape=tape_options(tape, tape_mib_max),
+        monitor=monitor_at(monitor),
         log_json=log_json,
     )
 
@@ -72,6 +76,22 @@ def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
 
     identity = keystore.load_or_create(home.identity("syncer", instance))
     return say([identity.key.hex()])
+
+
+@syncer_app.command
+def status(
+    *,
+    json: Annotated[
+        bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
+    ] = False,
+    watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
+    instance: Annotated[str | None, Parameter(help="Only the syncer called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Say how the syncers on this machine are doing: `shoal status` without the others."""
+    from shoal import watching
+
+    return watching.status(home, instance=instance, as_json=json, is_watching=watch, role="syncer")
 
 
 @syncer_app.command
@@ -103,7 +123,8 @@ def run_witness(
     bootstrap: Bootstrap = (),
     listen: Listen = "0.0.0.0",
     instance: Instance = DEFAULT_INSTANCE,
-    log_json: LogJson = False,
+    monitor: MonitorPlace = None,
+    log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
     """Run a witness of a project, until Ctrl-C or `shoal stop`: it votes and keeps the log."""
@@ -118,6 +139,7 @@ def run_witness(
         announce=announce,
         bootstrap=bootstrap,
         link=join,
+        monitor=monitor_at(monitor),
         log_json=log_json,
     )
 

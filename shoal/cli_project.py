@@ -64,6 +64,25 @@ def show(
 
 
 @project_app.command
+def invite(
+    project: Annotated[
+        Path | None,
+        Parameter(help="Only this signed project; otherwise whatever the syncer here serves."),
+    ] = None,
+    *,
+    wait: Annotated[
+        str | None, Parameter(help="How long to wait for a syncer: 30s, 5m; not at all otherwise.")
+    ] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Print the join link of the syncer that runs here, and nothing else."""
+    from shoal import inviting
+
+    return inviting.invite(home, project, instance=instance, wait=wait)
+
+
+@project_app.command
 def add_syncer(
     key: WholeKey,
     project: ProjectPath,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -14,6 +16,13 @@ from protocol.errors import MalformedMessage, TransientError
 from protocol.status import DaemonStatus
 
 POLL_S = 0.1
+
+STARTS: Final[dict[DaemonRole | None, str]] = {
+    None: "`shoal join LINK` or `shoal syncer run PROJECT`",
+    "learner": "`shoal join LINK` or `shoal run`",
+    "syncer": "`shoal syncer run PROJECT`",
+    "witness": "`shoal witness run PROJECT`",
+}
 
 
 def find_daemons(
@@ -28,9 +37,7 @@ def find_daemons(
     if not fitting:
         wanted = " ".join(word for word in (role or "Shoal", "daemon") if word)
         called = f" called {instance}" if instance is not None else ""
-        start = "`shoal join LINK` or `shoal syncer run PROJECT`"
-        if role == "witness":
-            start = "`shoal witness run PROJECT`"
+        start = STARTS[role]
         raise TransientError(
             f"No {wanted}{called} runs in {home.root}. Start one with {start}, or name another "
             "place with --home."
@@ -70,19 +77,44 @@ def looks(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
         time.sleep(POLL_S)
 
 
+def again(timeout_s: float) -> Iterator[None]:
+    """Time to look again, and again, until the time is over."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        time.sleep(POLL_S)
+        yield
+
+
 def stop_and_wait(daemon: Daemon, *, timeout_s: float) -> bool:
     """Asks the daemon to stop; whether it was gone within `timeout_s`.
 
     Raises TransientError when nobody answers in the first place.
     """
     control_client.call(daemon.socket, "stop")
+    return wait_until_gone(daemon, timeout_s=timeout_s)
+
+
+def wait_until_gone(daemon: Daemon, *, timeout_s: float) -> bool:
+    """Whether the daemon, asked to end, was gone within `timeout_s`."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:
         try:
             control_client.call(daemon.socket, "status", timeout_s=POLL_S)
         except TransientError:
             # Busy with stopping, or gone: the socket file is removed at the very end.
-            if not daemon.socket.exists():
+            if not daemon.socket.exists() or is_dead(daemon):
                 return True
         time.sleep(POLL_S)
+    return False
+
+
+def is_dead(daemon: Daemon) -> bool:
+    """Whether nobody holds the socket: the daemon was killed and left it behind."""
+    with control_client.reachable(daemon.socket) as address, socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
     return False

@@ -62,7 +62,14 @@ class Swarm:
         port = claim_port(LOOPBACK, 0)
         address = f"/ip4/{LOOPBACK}/tcp/{port}"
         arguments = ["syncer", "run", self._project.name, "--listen", LOOPBACK]
-        arguments += ["--port", str(port), "--host-address", address, "--exit-when-done"]
+        arguments += [
+            "--port",
+            str(port),
+            "--host-address",
+            address,
+            "--exit-when-done",
+            "--log-text",
+        ]
         self._screen.tell(f"$ {shown('shoal', *arguments)}")
         self._host = self._children.start("syncer", "shoal", *arguments)
         self._until(lambda: bool(self.syncer and self.syncer.join_link), "starting the syncer")
@@ -72,7 +79,7 @@ class Swarm:
         assert self.syncer is not None
         name = learner.name
         arguments = ["join", self.syncer.join_link, "--instance", name, "--name", name]
-        arguments += ["--listen", LOOPBACK, "--device", "cpu", "--threads", "1"]
+        arguments += ["--listen", LOOPBACK, "--device", "cpu", "--threads", "1", "--log-text"]
         if learner.duty < 1:
             arguments += ["--duty", str(learner.duty)]
         self._screen.tell(f"$ {shown('shoal', *arguments)}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from node.host.home import Home
@@ -33,6 +33,9 @@ def interrupted() -> int:
 
 def report(error: Exception) -> int:
     """Says what went wrong and returns the exit code for it."""
+    from shoal import causes  # Nothing here is wanted while all is well.
+
+    error = causes.sole(error)
     match error:
         case UserError():
             complain(str(error))
@@ -43,13 +46,14 @@ def report(error: Exception) -> int:
         case ShoalError() if not isinstance(error, InternalError):
             complain(str(error))
             return ExitCode.FAILED
-    trace = "".join(traceback.format_exception(error))
+    cause = causes.of_this_machine(error)
+    what = cause or f"{_first_line(error)} This is a bug in Shoal."
     try:
-        complain(f"{_first_line(error)} This is a bug in Shoal; its trace is in {_store(trace)}")
+        complain(f"{what} The report is in {_store(what, error)}")
     except (OSError, ShoalError):
-        print(trace, file=sys.stderr)
-        complain(f"{_first_line(error)} This is a bug in Shoal; its trace is above.")
-    return ExitCode.BUG
+        print(_trace(error), file=sys.stderr)
+        complain(f"{what} Its trace is above.")
+    return ExitCode.BUG if cause is None else ExitCode.FAILED
 
 
 def _first_line(error: Exception) -> str:
@@ -57,8 +61,25 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}." if text else f"{type(error).__name__}."
 
 
-def _store(trace: str) -> Path:
+def _trace(error: Exception) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))
+
+
+def _store(what: str, error: Exception) -> Path:
+    """Writes what somebody needs who was not there: cause, versions, command, trace."""
+    from shoal import versions
+
     directory = (_home or Home()).logs()
     path = directory / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 10**6}.txt"
-    path.write_text(trace)
+    facts = [
+        ("cause", what),
+        ("at", time.strftime("%Y-%m-%d %H:%M:%S %z")),
+        ("command", " ".join(map(shlex.quote, sys.argv))),
+        ("home", str(directory.parent)),
+        *versions.table(),
+    ]
+    head = "\n".join(f"{name:<{versions.COLUMN}}{text}" for name, text in facts)
+    path.write_text(f"{head}\n\n{_trace(error)}")
     return path

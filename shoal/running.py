@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from node.host import control_client
+from node.host import control_client, joined
 from node.host.home import DaemonRole, Home, VoterRole, checked_instance
 from node.host.joinlink import parse_link
+from node.host.options import LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
 from protocol.status import SyncerStatus
 from shoal import daemons, durations, failures, local_settings, projects
+from shoal.choices import monitor_at, tape_options
 from shoal.exit_codes import ExitCode
 
 STOP_S = 30.0
@@ -131,7 +134,7 @@ def drain(home: Home, *, instance: str) -> int:
 def join(
     link: str, home: Home, *, instance: str, flags: Mapping[str, object], **choices: Any
 ) -> int:
-    """Runs a learner in the foreground and returns its exit code.
+    """Runs a learner in the foreground and returns its exit code; `run` can repeat it later.
 
     flags: what the command line says of the owner's settings, by key; None where it says nothing.
     """
@@ -139,6 +142,8 @@ def join(
 
     settings = local_settings.load(flags=flags).values
     learner = settings.learner
+    if choices.get("data") is not None:
+        choices["data"] = os.path.abspath(choices["data"])
     options = NodeOptions(
         home=home,
         link=parse_link(link),
@@ -152,12 +157,44 @@ def join(
         settings=lambda: local_settings.load(flags=flags).values,
         **choices,
     )
+    given = {**flags, **choices, "log_json": None, "tape": _tape_text(options.tape)}
+    given["monitor"] = _monitor_text(options.monitor)
+    joined.remember(home, joined.now_joined(link, instance, given))
     try:
         from node import daemon
 
         return daemon.run(options)
     except KeyboardInterrupt:
         return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
+
+
+def run(home: Home, project: str | None, *, instance: str, log_json: bool | None) -> int:
+    """Joins again what this learner joined last, or the project that is named, as it was then.
+
+    UserError where nothing fits.
+    """
+    found = joined.named(joined.memberships(home, instance=instance), project)
+    chosen, others = found[0], found[1:]
+    print(f"learner {instance} goes on with {chosen.called}", flush=True)
+    for one in others:
+        print(f"joined earlier: {one.called}; shoal run {one.link.project.hex()[:8]}")
+    options: dict[str, Any] = dict(chosen.joined.options)
+    options["tape"] = tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
+    options["monitor"] = monitor_at(options.get("monitor"))
+    flags = {name: options.pop(name) for name in list(options) if "." in name}
+    return join(
+        chosen.joined.link, home, instance=instance, flags=flags, log_json=log_json, **options
+    )
+
+
+def _monitor_text(place: MonitorAt | None) -> str | None:
+    """What `--monitor` said."""
+    return None if place is None else f"[{place.host}]:{place.port}"
+
+
+def _tape_text(tape: TapeOptions) -> str:
+    """What `--tape` said."""
+    return str(tape.folder or "on") if tape.is_on else "off"
 
 
 def _name(name: str | None, home: Home, instance: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from node.host.home import Home
+from node.host.home import DaemonRole, Home
 from protocol.status import DaemonStatus
 from shoal import daemons, failures
 from shoal.exit_codes import ExitCode
@@ -20,11 +20,18 @@ _NOT_A_TERMINAL_CHARS = 100
 """Width of output that goes to a file."""
 
 
-def status(home: Home, *, instance: str | None, as_json: bool, is_watching: bool) -> int:
+def status(
+    home: Home,
+    *,
+    instance: str | None,
+    as_json: bool,
+    is_watching: bool,
+    role: DaemonRole | None = None,
+) -> int:
     """Prints what the daemons of this home say; NOT_REACHABLE if none of them answers."""
-    found = daemons.find_daemons(home, instance=instance)
+    found = daemons.find_daemons(home, role=role, instance=instance)
     if is_watching:
-        return _watch(lambda: _look(home, instance), as_json=as_json)
+        return _watch(lambda: _look(home, role, instance), as_json=as_json)
     statuses, silent = daemons.ask_all(found)
     if as_json:
         print(_as_json(statuses))
@@ -41,9 +48,15 @@ def status(home: Home, *, instance: str | None, as_json: bool, is_watching: bool
     return ExitCode.DONE if statuses else ExitCode.NOT_REACHABLE
 
 
-def _look(home: Home, instance: str | None) -> tuple[list[DaemonStatus], list[str]]:
+def _look(
+    home: Home, role: DaemonRole | None, instance: str | None
+) -> tuple[list[DaemonStatus], list[str]]:
     """The daemons of this moment: some may have come and others gone since the last look."""
-    found = [one for one in home.daemons() if instance in (None, one.instance)]
+    found = [
+        one
+        for one in home.daemons()
+        if instance in (None, one.instance) and role in (None, one.role)
+    ]
     return daemons.ask_all(found)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from node.host import addresses, keystore, logs
+from node.host import addresses, keystore, last_run, logs, sample
 from node.host.control import ControlServer
 from node.host.driver import Driver
 from node.host.feed import Feed
@@ -90,7 +90,7 @@ def run(options: SyncerOptions) -> int:
     identity = keystore.load_or_create(path)
     _require_seat(identity, project.charter.voters, options)
     remedy = "Stop it first: shoal stop --role syncer"
-    with keystore.lock(path, remedy=remedy):
+    with last_run.life(options.home, "syncer", options.instance, remedy=remedy):
         return live(lambda stopper: _main(options, project, identity, stopper))
 
 
@@ -241,8 +241,8 @@ class SyncerDaemon:
         """What is offered under this digest; other voters also get payloads from the disk."""
         held = self.shelf.get(name)
         if held is None and self.machine.raft.is_voter(peer):
-            return self.store.find_payload(name)
-        return held
+            held = self.store.find_payload(name)
+        return sample.find(name) if held is None else held
 
     def join_link(self) -> str:
         """What people paste to take part: this host first, then the other voters."""
@@ -281,6 +281,7 @@ class SyncerDaemon:
                 "drain": self._drain,
                 "charter": self._take_charter,
             },
+            monitor=self.options.monitor,
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))

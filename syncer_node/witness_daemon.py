@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from node.host import addresses, keystore, logs
+from node.host import addresses, keystore, last_run, logs
 from node.host.control import ControlServer
 from node.host.driver import Driver
 from node.host.feed import Feed
@@ -73,7 +73,7 @@ def run(options: WitnessOptions) -> int:
     identity = keystore.load_or_create(path)
     _require_vote(identity, project, options)
     remedy = "Stop it first: shoal stop --role witness"
-    with keystore.lock(path, remedy=remedy):
+    with last_run.life(options.home, "witness", options.instance, remedy=remedy):
         return live(lambda stopper: _main(options, project, identity, stopper))
 
 
@@ -184,6 +184,7 @@ class WitnessDaemon:
                 "events": self.feed.answer,
                 "charter": self._take_charter,
             },
+            monitor=self.options.monitor,
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))

@@ -15,13 +15,17 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from node.host import control_client
+from node.host.options import MonitorAt
 from protocol import limits
 from protocol.errors import CorruptState, InternalError, ShoalError, TransientError, UserError
+
+if TYPE_CHECKING:
+    from node.host.monitor import Monitor
 
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]] | dict[str, Any]]
 """Gets the request's fields, returns the answer's fields; a raised ShoalError is the answer."""
@@ -38,9 +42,13 @@ log = logging.getLogger("shoal.control")
 class ControlServer:
     """Answers the verbs in `handlers` on the socket at `path`, from `start` until `close`."""
 
-    def __init__(self, path: Path, handlers: Mapping[str, Verb]) -> None:
+    def __init__(
+        self, path: Path, handlers: Mapping[str, Verb], *, monitor: MonitorAt | None = None
+    ) -> None:
+        """monitor: where to answer over HTTP as well, read-only; None: nowhere."""
         self.path = path
         self._handlers = dict(handlers)
+        self._monitor = _monitor(monitor, self._status) if monitor is not None else None
         self._server: asyncio.Server | None = None
         self._inode: int | None = None
         self._clients: set[asyncio.StreamWriter] = set()
@@ -58,9 +66,23 @@ class ControlServer:
                 f"The control socket {self.path} cannot be made: {error.strerror}. "
                 "Choose another directory with --home."
             ) from error
+        if self._monitor is not None:
+            try:
+                self._monitor.start()
+            except UserError:
+                await self.close()
+                raise
+
+    async def _status(self) -> dict[str, Any]:
+        """What the daemon says about itself, for the monitor."""
+        answer = self._handlers["status"]({})
+        told = await answer if inspect.isawaitable(answer) else answer
+        return dict(told["status"])
 
     async def close(self) -> None:
         """Stop answering, disconnect everybody, and remove the socket; takes at most 2 s."""
+        if self._monitor is not None:
+            await self._monitor.close()
         if self._server is None:
             return
         self._server.close()
@@ -139,6 +161,12 @@ class ControlServer:
             return _refusal(
                 f"The daemon failed over this request: {error!r}. See its log.", "internal"
             )
+
+
+def _monitor(place: MonitorAt, status: Callable[[], Awaitable[dict[str, Any]]]) -> Monitor:
+    from node.host.monitor import Monitor  # Few daemons have one.
+
+    return Monitor(place, status)
 
 
 def _refusal(text: str, blame: str) -> dict[str, Any]:

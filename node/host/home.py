@@ -38,6 +38,14 @@ class Daemon(NamedTuple):
     socket: Path
 
 
+class LogFile(NamedTuple):
+    """A log that a daemon has written here."""
+
+    role: DaemonRole
+    instance: str
+    path: Path
+
+
 class Home:
     """Paths below `root`. Asking for one makes its directory, closed to other users (0700)."""
 
@@ -119,18 +127,28 @@ class Home:
 
     def daemons(self) -> list[Daemon]:
         """Daemons that have a control socket here, sorted. Makes no directory."""
-        found = []
-        for path in sorted((self.root / "run").glob("*.sock")):
-            role, _, instance = path.stem.partition("-")
-            if role in _DAEMON_ROLES and _INSTANCE.fullmatch(instance):
-                found.append(Daemon(role, instance, path))
-        return found
+        found = self._of_daemons(self.root / "run", ".sock")
+        return [Daemon(role, instance, path) for role, instance, path in found]
+
+    def written_logs(self) -> list[LogFile]:
+        """Logs that daemons have written here, sorted. Makes no directory."""
+        found = self._of_daemons(self.root / "logs", ".log")
+        return [LogFile(role, instance, path) for role, instance, path in found]
 
     def hosted_projects(self, instance: str = DEFAULT_INSTANCE) -> list[Path]:
         """Signed copies of the projects that a syncer of this home has worked for, sorted."""
         stores = (self.root / "projects").glob(f"*/syncer-{checked_instance(instance)}")
         copies = (store.parent / "project.shoal" for store in stores)
         return sorted(copy for copy in copies if copy.is_file())
+
+    def _of_daemons(self, folder: Path, suffix: str) -> list[tuple[DaemonRole, str, Path]]:
+        """Files called after a daemon, sorted."""
+        found: list[tuple[DaemonRole, str, Path]] = []
+        for path in sorted(folder.glob(f"*{suffix}")):
+            role, _, instance = path.stem.partition("-")
+            if role in _DAEMON_ROLES and _INSTANCE.fullmatch(instance):
+                found.append((role, instance, path))
+        return found
 
     def _directory(self, *names: str) -> Path:
         path = self.root

@@ -18,6 +18,12 @@ from types import TracebackType
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 
 from protocol.errors import MalformedMessage, UserError
 from protocol.ids import NodeKey
@@ -40,6 +46,11 @@ class Identity:
         self.key: NodeKey = private.public_key().public_bytes_raw()
         self.path = path
 
+    def pem(self, passphrase: bytes | None) -> bytes:
+        """The secret as PKCS #8 in PEM, encrypted where there is a passphrase."""
+        cipher = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, cipher)
+
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature of `message`; the caller puts a domain tag in front."""
         return self._private.sign(message)
@@ -57,7 +68,7 @@ def load_or_create(path: Path) -> Identity:
     except OSError as error:
         raise UserError(f"The key file {path} cannot be read: {error.strerror}.") from error
     try:
-        _create(path)
+        store(Ed25519PrivateKey.generate(), path)
         return _load(path)
     except OSError as error:
         raise UserError(
@@ -66,9 +77,9 @@ def load_or_create(path: Path) -> Identity:
         ) from error
 
 
-def _create(path: Path) -> None:
+def store(private: Ed25519PrivateKey, path: Path) -> None:
+    """Makes `private` the key at `path`, unless there is one already. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    private = Ed25519PrivateKey.generate()
     content = (
         _PRIVATE_PREFIX + private.private_bytes_raw() + private.public_key().public_bytes_raw()
     )

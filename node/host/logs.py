@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import logging.handlers
 import sys
-import time
 from pathlib import Path
 
+import msgspec
+
+from node.host.log_lines import FILE_BYTES_MAX, FILES_KEPT, LEVELS, LogLine
 from protocol import trace
 from protocol.trace import Fact
-
-FILE_BYTES_MAX = 8 << 20
-FILES_KEPT = 3
 
 LOUD = (
     trace.SessionOpened,
@@ -31,38 +29,32 @@ LOUD = (
 facts = logging.getLogger("shoal.facts")
 
 
-class _JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, text."""
+class _Lines(logging.Formatter):
+    """A record as JSON, one object a line, or for people."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        super().__init__()
+        self._is_json = is_json
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "at": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "from": record.name.removeprefix("shoal."),
-            "text": record.getMessage(),
-        }
-        fact = getattr(record, "fact", None)
-        if fact is not None:
-            line["fact"] = fact
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        # By number: the network library gives some levels names of its own.
+        loudness = min(max(record.levelno // 10, 1), len(LEVELS))
+        line = LogLine(
+            at=round(record.created, 3),
+            level=LEVELS[loudness - 1],
+            source=record.name.removeprefix("shoal."),
+            text=record.getMessage(),
+            fact=getattr(record, "fact", ""),
+            trace=self.formatException(record.exc_info) if record.exc_info else "",
+        )
+        return msgspec.json.encode(line).decode() if self._is_json else line.human()
 
 
-class _HumanLines(logging.Formatter):
-    """`12:34:56  text`, with the level in front only when it is not ordinary."""
+def set_up(path: Path, *, is_json: bool | None) -> None:
+    """Send Shoal's log to the terminal and to a rotated file; silence foreign chatter.
 
-    def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        text = f"{clock}  {level}{record.getMessage()}"
-        if record.exc_info:
-            text += f"\n{self.formatException(record.exc_info)}"
-        return text
-
-
-def set_up(path: Path, *, is_json: bool) -> None:
-    """Send Shoal's log to the terminal and to a rotated file; silence foreign chatter."""
+    is_json: what stderr gets; None: JSON unless it is a terminal. The file is always JSON.
+    """
     shoal = logging.getLogger("shoal")
     shoal.setLevel(logging.DEBUG)
     shoal.propagate = False
@@ -72,11 +64,11 @@ def set_up(path: Path, *, is_json: bool) -> None:
     kept = logging.handlers.RotatingFileHandler(
         path, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
     )
-    kept.setFormatter(_JsonLines())
+    kept.setFormatter(_Lines(is_json=True))
     shoal.addHandler(kept)
     screen = logging.StreamHandler(sys.stderr)
     screen.setLevel(logging.INFO)
-    screen.setFormatter(_JsonLines() if is_json else _HumanLines())
+    screen.setFormatter(_Lines(is_json=not sys.stderr.isatty() if is_json is None else is_json))
     shoal.addHandler(screen)
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)
 

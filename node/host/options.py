@@ -41,6 +41,15 @@ class TapeOptions:
 TAPE_ON = TapeOptions()
 
 
+@dataclass(frozen=True, slots=True)
+class MonitorAt:
+    """Where to answer over HTTP."""
+
+    host: str
+    port: int
+    """0 takes any free port."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncerOptions:
     """How to run a syncer."""
@@ -59,7 +68,10 @@ class SyncerOptions:
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
     exit_when_done: bool = False
-    log_json: bool = False
+    log_json: bool | None = None
+    """What stderr gets; None: JSON unless it is a terminal."""
+    monitor: MonitorAt | None = None
+    """Where metrics, health and status are answered over HTTP; None: nowhere."""
     tape: TapeOptions = TAPE_ON
 
 
@@ -80,7 +92,10 @@ class WitnessOptions:
     """Hosts of the swarm, one of which must answer; empty begins alone."""
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
-    log_json: bool = False
+    log_json: bool | None = None
+    """What stderr gets; None: JSON unless it is a terminal."""
+    monitor: MonitorAt | None = None
+    """Where metrics, health and status are answered over HTTP; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +126,10 @@ class NodeOptions:
     """Megabits per second at which weights are given to others, all of them together."""
     data: str | None = None
     """Where the project's text lies here; None: where the project says, if that is allowed."""
-    log_json: bool = False
+    log_json: bool | None = None
+    """What stderr gets; None: JSON unless it is a terminal."""
+    monitor: MonitorAt | None = None
+    """Where metrics, health and status are answered over HTTP; None: nowhere."""
     tape: TapeOptions = TAPE_ON
     settings: Callable[[], Settings] = Settings
     """Reads what the owner of this machine allows; asked again and again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -88,3 +89,24 @@ def test_every_verb_in_the_documents_exists():
 
 def list_verbs(app) -> list[str]:
     return [name for name in app if not name.startswith("-")]
+
+
+def test_dashboard_and_alerts_name_only_metrics_that_daemons_give():
+    given = set(re.findall(r"`(shoal_[a-z_]+)`", (ROOT / "docs" / "monitoring.md").read_text()))
+    given |= {"shoal_process_resident_memory_bytes", "shoal_process_cpu_seconds_total"}
+    for name in ("grafana.json", "alerts.yml"):
+        named = set(re.findall(r"shoal_[a-z_]+", (ROOT / "docs/monitoring" / name).read_text()))
+        assert len(named) > 3
+        assert named - given == set(), name
+
+
+def test_the_dashboard_is_json_with_a_grid_that_does_not_overlap():
+    board = json.loads((ROOT / "docs" / "monitoring" / "grafana.json").read_text())
+    taken = [
+        (x, y)
+        for panel in board["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24

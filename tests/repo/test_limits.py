@@ -15,6 +15,7 @@ FUNCTION_LINES_MAX = 60
 CATCHES_EVERYTHING = {
     "node/host/control.py": 1,
     "node/host/driver.py": 1,
+    "node/host/last_run.py": 1,
     "node/host/life.py": 1,
     "node/host/transport.py": 3,
     "node/trainer/main.py": 1,
@@ -24,7 +25,12 @@ CATCHES_EVERYTHING = {
 """Files that may say `except Exception`, and how often: roots of tasks and processes, and
 libraries that raise nothing narrower. A reason stands beside each."""
 
-SLEEPS = {"shoal/daemons.py", "shoal/demo_children.py", "shoal/watching.py"}
+SLEEPS = {
+    "shoal/daemons.py",
+    "shoal/demo_children.py",
+    "shoal/reading_logs.py",
+    "shoal/watching.py",
+}
 """Files that may block on the clock: a command that waits for a daemon, or looks again."""
 
 
@@ -91,3 +97,17 @@ def sleeps(tree: ast.Module) -> bool:
 def test_nobody_sleeps_but_where_it_is_allowed():
     found = {name for name, tree, _ in sources(*PACKAGES, "tests") if sleeps(tree)}
     assert {name for name in found if not name.startswith("tests/net/")} <= SLEEPS
+
+
+ASKING = {"input", "getpass.getpass", "Prompt.ask", "Confirm.ask", "IntPrompt.ask"}
+"""Calls that wait for somebody at a keyboard. The full screen reads keys, and is asked for."""
+
+
+def test_nobody_asks_questions():
+    found = {
+        f"{name}: {ast.unparse(node.func)}"
+        for name, tree, _ in sources(*PACKAGES)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ASKING
+    }
+    assert found == set()

@@ -2,91 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import json
-import threading
+import shutil
+import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
-import msgspec
 import pytest
 
 import node.daemon
 from node.host import keystore
-from node.host.control import ControlServer
 from node.host.home import Home
-from node.host.joinlink import JoinLink, format_link
 from node.host.options import NodeOptions
 from protocol.errors import CorruptState, TransientError, UserError
-from protocol.status import NetworkStatus, NodeStatus, ProjectStatus, SwarmStatus
 from shoal import cli, watching
 from shoal.__main__ import foreign_package, main
 from shoal.exit_codes import MEANINGS
-
-PEER = "12D3KooWA1fSTf6iTo2cKnh1epDYJH4Lot8SZcFnaHakq96muaQr"
-LINK = format_link(JoinLink(bytes(32), 100, "tiny", (f"/ip4/203.0.113.7/tcp/4100/p2p/{PEER}",)))
-SENTENCE = "Training at 4,100 tokens/s."
-
-STATUS = NodeStatus(
-    key="n",
-    name="osprey",
-    pid=5,
-    version="0.1.0",
-    uptime_s=65.0,
-    state="training",
-    sentence=SENTENCE,
-    link="connected",
-    link_detail="",
-    heard_s=0.4,
-    trainer="running",
-    trainer_detail="",
-    trainer_pid=6,
-    device="cpu",
-    micro_batch=8,
-    project=ProjectStatus(
-        id="00" * 32,
-        name="tiny",
-        fragments=8,
-        parameters=1,
-        token_budget=100,
-        local_steps=16,
-        quorum=1,
-    ),
-    swarm=SwarmStatus(tokens=41),
-    network=NetworkStatus(),
-)
-
-
-class FakeDaemon:
-    """A control socket that answers `status` and `stop`, on an event loop of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    async def _serve(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        server = ControlServer(self._path, {"status": self._status, "stop": self._stop})
-        await server.start()
-        self._ready.set()
-        await self._stopping.wait()
-        await server.close()
-
-    def _status(self, fields: dict[str, object]) -> dict[str, object]:
-        return {"status": msgspec.to_builtins(STATUS)}
-
-    def _stop(self, fields: dict[str, object]) -> dict[str, object]:
-        self._loop.call_later(0.05, self._stopping.set)
-        return {}
-
-    def close(self) -> None:
-        """End it, unless it has been stopped already."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(10)
+from tests.daemon_double import LINK, SENTENCE, FakeDaemon
 
 
 @pytest.fixture
@@ -128,7 +60,11 @@ def test_help_names_every_verb_and_every_exit_code(capsys):
         *("project create", "project sign", "project show", "syncer run", "syncer key"),
         *("project add-syncer", "project add-witness", "project remove-voter", "project readmit"),
         *("project ban", "project unban", "project set", "project reset-seat"),
-        *("syncer drain", "syncer readmit", "witness run", "witness key"),
+        *("syncer drain", "syncer readmit", "witness run", "witness key", "syncer status"),
+        *("init", "doctor", "run", "leave", "logs", "version", "pause", "resume", "finish", "tui"),
+        *("identity show", "identity export", "identity import", "project invite"),
+        *("config list", "config get", "config set", "config unset", "config explain"),
+        *("config path", "service install", "service status", "service uninstall"),
         *("join", "status", "stop", "export", "demo"),
     ],
 )
@@ -137,12 +73,15 @@ def test_every_verb_explains_itself(verb, capsys):
     assert verb in capsys.readouterr().out
 
 
-def test_the_version_is_one_line(capsys):
-    assert main(["version"]) == 0
+def test_the_version_is_one_line_or_a_table(capsys):
     assert main(["--version"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second
-    assert first.startswith("shoal ")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("shoal ")
+    assert main(["version"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names[:4] == ["shoal", "protocol", "engine", "torch"]
+    assert main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["protocol"] in line
 
 
 @pytest.mark.parametrize(
@@ -150,7 +89,16 @@ def test_the_version_is_one_line(capsys):
     [
         (["statsu"], 'Did you mean "status"'),
         (["status", "--jsn"], "--jsn"),
-        (["join"], "--link"),
+        (["status", "x"], "`shoal status` takes nothing more, but there is 'x'"),
+        (["stats", "run"], "Ask `shoal --help`"),
+        (["project", "shw"], "Ask `shoal project --help`"),
+        (["config", "set", "limits.nice"], "`shoal config set` needs VALUE"),
+        (["export"], "--to needs a value: Directory"),
+        (["join", LINK, "--monitor"], "--monitor needs a value: Port"),
+        (["join", LINK, "--log-json", "--log-text"], "--log-text is given more than once"),
+        (["logs", "--lines", "-1"], "--lines"),
+        (["service", "install", "--role", "syncer"], "Name the signed project"),
+        (["join"], "`shoal join` needs LINK: The join link"),
         (["join", LINK, "--duty", "0"], "--duty"),
         (["join", LINK, "--threads", "two"], "--threads"),
         (["join", LINK, "--port", "70000"], "--port"),
@@ -163,7 +111,7 @@ def test_the_version_is_one_line(capsys):
         (["syncer", "run", "absent.toml"], "shoal project create"),
         (["syncer", "run", "absent.json"], ".shoal"),
         (["witness", "run", "absent.toml"], "shoal project create"),
-        (["project", "add-syncer", "absent.shoal"], "--project"),
+        (["project", "add-syncer", "absent.shoal"], "needs PROJECT"),
         (["project", "ban", "ab" * 32, "absent.shoal"], "shoal project sign absent.toml"),
         (["export", "--to", "model"], "No syncer default"),
         (["export", "--to", "model", "--checkpoint", "worst"], "--checkpoint"),
@@ -175,6 +123,34 @@ def test_wrong_input_is_one_line_and_exit_code_2(home, tmp_path, arguments, word
     (tmp_path / "here").touch()
     assert main(arguments) == 2
     assert words in error_of(capsys)
+
+
+def test_only_syncers_where_syncers_are_asked(home, daemon, capsys):
+    assert main(["syncer", "status"]) == 3
+    assert "No syncer daemon" in error_of(capsys)
+
+
+BASH = shutil.which("bash")
+
+
+@pytest.mark.skipif(BASH is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["shoal", "doc"], "doctor"),
+        (["shoal", "config", "exp"], "explain"),
+        (["shoal", "join", "--mon"], "--monitor"),
+        (["shoal", "logs", "--level", "war"], "warning"),
+    ],
+)
+def test_bash_completes_verbs_options_and_choices(typed, offered, tmp_path):
+    assert main(["--install-completion", "--shell", "bash", "--output", str(tmp_path / "x")]) == 0
+    program = (
+        f"source {tmp_path / 'x'}; COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}; "
+        'COMP_LINE="${COMP_WORDS[*]}"; _shoal; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run([BASH, "-c", program], capture_output=True, text=True, check=False)
+    assert offered in done.stdout.split(), done.stderr
 
 
 @pytest.mark.parametrize("verb", ["status", "stop"])
@@ -318,6 +294,46 @@ def test_a_bug_is_70_and_its_trace_is_in_a_file(home, capsys, monkeypatch):
     assert "ZeroDivisionError: oops" in error_of(capsys)
     (report,) = home.logs().glob("crash-*.txt")
     assert "Traceback" in report.read_text()
+
+
+def test_a_report_says_cause_versions_and_command(home, capsys, monkeypatch):
+    monkeypatch.setattr(node.daemon, "run", raising(ZeroDivisionError("oops")))
+    main(["join", LINK])
+    (report,) = home.logs().glob("crash-*.txt")
+    for word in ("cause", "ZeroDivisionError: oops", "command", "protocol", "torch", "home"):
+        assert word in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left", "/data/x"), "disk is full (/data/x). Free"),
+        (MemoryError(), "out of memory"),
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), "library torch is missing"),
+    ],
+)
+@pytest.mark.parametrize("wrap", ["bare", "group", "cause"])
+def test_what_is_wrong_with_the_machine_is_no_bug_of_ours(
+    home, error, words, wrap, capsys, monkeypatch
+):
+    outer: Exception = error
+    if wrap == "group":
+        outer = ExceptionGroup("unhandled errors", [error, ValueError("a consequence")])
+    elif wrap == "cause":
+        outer = RuntimeError("something failed")
+        outer.__cause__ = error
+    monkeypatch.setattr(node.daemon, "run", raising(outer))
+    assert main(["join", LINK]) == 1
+    assert words in error_of(capsys)
+    (report,) = home.logs().glob("crash-*.txt")
+    assert type(error).__name__ in report.read_text()
+
+
+def test_an_error_of_ours_alone_in_a_group_is_itself(home, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "run", raising(ExceptionGroup("g", [UserError("say it again")])))
+    assert main([]) == 2
+    assert error_of(capsys) == "error: say it again"
 
 
 def test_a_package_of_somebody_else_is_named_before_anything_runs(capsys, monkeypatch):

@@ -1,0 +1,239 @@
+"""A daemon's status as Prometheus metrics. Names end in their unit; ratios are from 0 to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+Fields = Mapping[str, Any]
+
+LEARNERS_SHOWN: Final = 256
+"""A series each; of larger swarms the busiest are shown."""
+
+COMMON: Final = {
+    "uptime_s": ("uptime_seconds", "Since this daemon started."),
+    "network.peers": ("network_connections", "Hosts that there is a connection with."),
+    "swarm.log_index": ("log_records", "Newest certified record."),
+    "swarm.term": ("term", "In which the leader was elected."),
+    "swarm.progress": ("progress_ratio", "Of the token budget."),
+    "swarm.best_loss": ("held_out_loss_best", "Nats per token, of the best checkpoint."),
+    "project.parameters": ("parameters", "Of the model."),
+    "project.token_budget": ("token_budget", "Tokens that the run is to merge."),
+}
+COMMON_SUMS: Final = {
+    "network.bytes_up": ("network_sent_bytes", "Sent by this daemon."),
+    "network.bytes_down": ("network_received_bytes", "Received by this daemon."),
+    "swarm.global_step": ("global_steps", "Merges committed by the swarm."),
+    "swarm.tokens": ("committed_tokens", "Tokens merged by the swarm."),
+}
+LEARNER: Final = {
+    "tokens_per_s": ("tokens_per_second", "Trained here, over the last steps."),
+    "step_s": ("local_step_seconds", "Of one local step."),
+    "loss": ("train_loss", "Nats per token, of the last local steps."),
+    "goodput": ("goodput_ratio", "Time in local steps by time alive."),
+    "lag": ("lag_versions", "Versions that the oldest fragment is behind."),
+    "heard_s": ("leader_heard_seconds", "Since the leader was last heard."),
+    "rtt_s": ("leader_rtt_seconds", "Shortest of its latest answers."),
+    "weights_held": ("fragments_held", "Fragments held in a verified version."),
+    "guest.duty_frac": ("duty_ratio", "Share of the time in which the trainer may work."),
+    "guest.is_held": ("is_held", "1: does not train, for the sake of this machine's owner."),
+    "guest.is_parked": ("is_parked", "1: the trainer's memory is free."),
+}
+LEARNER_SUMS: Final = {
+    "local_step": ("local_steps", "Local steps done here."),
+    "tokens": ("trained_tokens", "Tokens trained on here."),
+    "work_s": ("work_seconds", "In local steps of this trainer."),
+    "pushed": ("pushes", "Displacements handed in."),
+    "merged": ("pushes_merged", "Displacements that counted."),
+    "discarded_steps": ("discarded_steps", "Local steps overwritten before they were handed in."),
+    "lost_steps": ("lost_steps", "Local steps that died with a trainer."),
+    "trainer_restarts": ("trainer_restarts", "Trainers started again."),
+    "evaluations": ("evaluations", "Checkpoints measured for the swarm."),
+}
+SYNCER: Final = {
+    "participants_mean": ("participants_mean", "Learners per merge since the start."),
+    "effective_h": ("local_steps_per_push", "Mean local steps in a merged push."),
+    "grace_s": ("grace_seconds", "Grace of the newest round."),
+    "slack_s": ("slack_seconds", "Estimated slack of a round."),
+}
+SYNCER_SUMS: Final = {
+    "merges_here": ("merges", "Merges since this daemon started."),
+    "push_bytes": ("push_bytes", "Received in merged pushes."),
+    "payload_bytes": ("payload_bytes", "Of published versions."),
+}
+OF_LEARNERS: Final = {
+    "tokens_per_s": ("learner_tokens_per_second", "As that learner says."),
+    "lag": ("learner_lag_versions", "Versions that its oldest fragment is behind."),
+    "heard_s": ("learner_heard_seconds", "Since it was last heard."),
+    "goodput": ("learner_goodput_ratio", "Its time in local steps by its time alive."),
+}
+LEARNER_STATES: Final = ("syncing", "starting", "training", "starved", "adrift", "paused", "ended")
+
+
+class StatusCollector(Collector):
+    """Asks the daemon at each scrape; a daemon that does not answer is down."""
+
+    def __init__(self, ask: Callable[[], Fields]) -> None:
+        """ask: the status as the control socket gives it. Raises ShoalError if it is silent."""
+        self._ask = ask
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing before the first scrape: the daemon need not be up yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of this moment."""
+        told = self._ask()
+        yield from metrics_of(told)
+
+
+def metrics_of(told: Fields) -> Iterator[Metric]:
+    """The metrics of a status, by what kind of daemon it is of."""
+    yield InfoMetricFamily(
+        "shoal",
+        "What runs here.",
+        value={
+            "role": "learner" if told["type"] == "node" else str(told["type"]),
+            "version": str(told.get("version", "")),
+            "name": str(told.get("name", "")),
+            "key": str(told.get("key", "")),
+            "project": str(_at(told, "project.name") or ""),
+            "project_id": str(_at(told, "project.id") or ""),
+        },
+    )
+    yield GaugeMetricFamily(
+        "shoal_network_up",
+        "1: the network engine runs.",
+        value=float(_at(told, "network.state") == "up"),
+    )
+    yield from _plain(told, COMMON, COMMON_SUMS)
+    yield from _labelled("faults", "Misbehaviour of others, by kind.", "kind", told.get("faults"))
+    curve = _at(told, "swarm.curve")
+    if curve:
+        yield GaugeMetricFamily(
+            "shoal_held_out_loss", "Nats per token, as measured last.", value=float(curve[-1][2])
+        )
+    match told["type"]:
+        case "node":
+            yield from _learner(told)
+        case "syncer":
+            yield from _syncer(told)
+        case "witness":
+            yield from _seat(told.get("seat"))
+
+
+def _learner(told: Fields) -> Iterator[Metric]:
+    yield from _plain(told, LEARNER, LEARNER_SUMS)
+    yield _state("learner_state", "1 for the state that it is in.", LEARNER_STATES, told["state"])
+    yield from _labelled(
+        "push_outcomes", "Pushes by what became of them.", "outcome", told.get("outcomes")
+    )
+    guest = told.get("guest") or {}
+    taken = GaugeMetricFamily(
+        "shoal_limit_used", "Taken now, in the unit of the limit.", labels=["setting", "unit"]
+    )
+    ceiling = GaugeMetricFamily("shoal_limit", "What the owner allows.", labels=["setting", "unit"])
+    for row in guest.get("limits", ()):
+        labels = [row["key"], row["unit"]]
+        if row.get("used") is not None:
+            taken.add_metric(labels, float(row["used"]))
+        if row.get("ceiling") is not None:
+            ceiling.add_metric(labels, float(row["ceiling"]))
+    yield from (taken, ceiling)
+
+
+def _syncer(told: Fields) -> Iterator[Metric]:
+    yield from _plain(told, SYNCER, SYNCER_SUMS)
+    yield GaugeMetricFamily("shoal_rounds_open", "Rounds in flight.", value=len(told["rounds"]))
+    yield from _labelled(
+        "push_outcomes", "Pushes by what became of them.", "outcome", told.get("outcomes")
+    )
+    counted: dict[str, int] = {}
+    for peer in told["peers"]:
+        counted[peer["state"]] = counted.get(peer["state"], 0) + 1
+    states = GaugeMetricFamily("shoal_learners", "Learners by state.", labels=["state"])
+    for state, number in sorted(counted.items()):
+        states.add_metric([state], number)
+    yield states
+    busiest = sorted(told["peers"], key=lambda peer: -peer.get("tokens", 0))[:LEARNERS_SHOWN]
+    for field, (name, words) in OF_LEARNERS.items():
+        family = GaugeMetricFamily(f"shoal_{name}", words, labels=["learner", "key"])
+        for peer in busiest:
+            if peer.get(field) is not None:
+                family.add_metric([peer["name"], peer["key"][:8]], float(peer[field]))
+        yield family
+    merges = CounterMetricFamily(
+        "shoal_learner_merges", "Pushes of that learner that counted.", labels=["learner", "key"]
+    )
+    for peer in busiest:
+        merges.add_metric([peer["name"], peer["key"][:8]], float(peer.get("merges", 0)))
+    yield merges
+    yield from _seat(told.get("seat"))
+
+
+def _seat(seat: Fields | None) -> Iterator[Metric]:
+    """The election."""
+    if seat is None:
+        return
+    voters = seat.get("voters", ())
+    here = sum(bool(voter.get("is_here") or voter.get("is_self")) for voter in voters)
+    yield GaugeMetricFamily(
+        "shoal_is_leader", "1: this host leads.", value=float(seat.get("role") == "leading")
+    )
+    yield GaugeMetricFamily("shoal_voters", "Voters of the charter.", value=len(voters))
+    yield GaugeMetricFamily("shoal_voters_here", "Voters that are connected.", value=here)
+    yield GaugeMetricFamily(
+        "shoal_standbys", "Other syncers that hold everything.", value=seat.get("standbys", 0)
+    )
+    if seat.get("leaderless_s") is not None:
+        yield GaugeMetricFamily(
+            "shoal_leaderless_seconds",
+            "Since a leader was last heard.",
+            value=float(seat["leaderless_s"]),
+        )
+
+
+def _plain(
+    told: Fields, gauges: Mapping[str, tuple[str, str]], sums: Mapping[str, tuple[str, str]]
+) -> Iterator[Metric]:
+    """One metric for each field that has a value."""
+    for field, (name, words) in gauges.items():
+        if (value := _at(told, field)) is not None:
+            yield GaugeMetricFamily(f"shoal_{name}", words, value=float(value))
+    for field, (name, words) in sums.items():
+        if (value := _at(told, field)) is not None:
+            yield CounterMetricFamily(f"shoal_{name}", words, value=float(value))
+
+
+def _labelled(
+    name: str, words: str, label: str, counts: Mapping[str, int] | None
+) -> Iterator[Metric]:
+    family = CounterMetricFamily(f"shoal_{name}", words, labels=[label])
+    for key, count in (counts or {}).items():
+        family.add_metric([str(key)], float(count))
+    yield family
+
+
+def _state(name: str, words: str, known: Iterable[str], now: str) -> Metric:
+    family = GaugeMetricFamily(f"shoal_{name}", words, labels=["state"])
+    for state in sorted({*known, now}):
+        family.add_metric([state], float(state == now))
+    return family
+
+
+def _at(told: Fields, path: str) -> Any:
+    """The field at a dotted path; None where a part of it is missing."""
+    value: Any = told
+    for part in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value

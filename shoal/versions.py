@@ -1,0 +1,49 @@
+"""The `version` verb: what is installed here, without importing any of it."""
+
+from __future__ import annotations
+
+from protocol.limits import WIRE_VERSION
+
+ENGINE = "hivemind"
+TRAINING = ("torch", "transformers", "accelerate", "datasets")
+COLUMN = 14
+"""Width of the names."""
+
+
+def line() -> str:
+    """Shoal's version and that of its protocol, in one line."""
+    return f"shoal {_number('shoal') or 'from source'}, protocol {WIRE_VERSION}"
+
+
+def table() -> list[tuple[str, str]]:
+    """Name and version of what a report about this machine should name."""
+    import platform
+
+    return [
+        ("shoal", _number("shoal") or "from source"),
+        ("protocol", str(WIRE_VERSION)),
+        ("engine", f"{ENGINE} {_number(ENGINE) or 'not installed'}"),
+        *((name, _number(name) or "not installed") for name in TRAINING),
+        ("python", platform.python_version()),
+        ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
+    ]
+
+
+def shown(*, as_json: bool) -> list[str]:
+    """The lines of the verb."""
+    if as_json:
+        import msgspec
+
+        return [msgspec.json.encode(dict(table())).decode()]
+    notes = {"protocol": "  (hosts of other versions are refused)"}
+    return [f"{name:<{COLUMN}}{text}{notes.get(name, '')}" for name, text in table()]
+
+
+def _number(distribution: str) -> str:
+    """The version of an installed distribution; empty if there is none."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
