@@ -28,9 +28,11 @@ from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
 from node.host.metrics import metrics_of  # noqa: E402
 from node.inner import INNER_TRANSITIONS, Inner  # noqa: E402
 from node.linking import LINK_TRANSITIONS, Link  # noqa: E402
+from node.politeness.settings import Settings  # noqa: E402
 from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
 from protocol import limits, messages, project, records, status  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
+from shoal import local_settings  # noqa: E402
 from shoal.exit_codes import MEANINGS  # noqa: E402
 from shoal.presets import NOT_PUBLISHED, preset_of  # noqa: E402
 from shoal.project_schema import allowed  # noqa: E402
@@ -44,6 +46,7 @@ FILES = (
     ROOT / "docs" / "election.md",
     ROOT / "docs" / "settings.md",
     ROOT / "docs" / "monitoring.md",
+    ROOT / "docs" / "volunteering.md",
 )
 MARK = re.compile(r"<!-- generated: ([a-z-]+) -->\n(.*?)<!-- end generated -->", re.DOTALL)
 
@@ -297,6 +300,22 @@ def metrics_text() -> str:
     return "\n".join(lines)
 
 
+def local_settings_text() -> str:
+    """Every key of the owner's settings: what it may be, its default, its meaning."""
+    parts = []
+    for section in msgspec.structs.fields(Settings):
+        lines = [f"**`[{section.name}]`** {section.type.__doc__.partition(': ')[2]}", ""]
+        lines += ["| key | may be | default | |", "|---|---|---|---|"]
+        for key in local_settings.keys().values():
+            if key.name.startswith(f"{section.name}."):
+                usual = local_settings.as_text(key.name, key.default)
+                words = f"{key.about} Unit: {key.unit}." if key.unit else key.about
+                shown = f"`{usual}`" if usual not in ("", "unset") else ""
+                lines.append(f"| `{key.name}` | {key.allowed} | {shown} | {words} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
     "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
@@ -313,6 +332,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes_text,
     "settings": settings_text,
     "metrics": metrics_text,
+    "local-settings": local_settings_text,
 }
 
 

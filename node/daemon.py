@@ -483,7 +483,7 @@ class NodeDaemon:
 
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
         self.driver.take(Note(ResumeAsked()))
-        return {}
+        return {"because": self.machine.tending.held_because}
 
     def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
         self.driver.take(Note(FinishAsked()))

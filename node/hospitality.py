@@ -9,6 +9,7 @@ from node.host.transport import Transport
 from node.jobs import Governed, MemoryShort
 from node.politeness.budget import Allowance
 from node.politeness.guest import Guest
+from node.politeness.own import OwnProcesses
 from node.politeness.politeness import Decision, TrainerFacts
 from protocol.machine import Note
 
@@ -67,9 +68,9 @@ def parking_room(daemon: NodeDaemon) -> int | None:
 
 
 def trainer_room(guest: Guest) -> int | None:
-    """Bytes of memory that a new trainer may hold beside this process; None for no limit."""
+    """Bytes of memory that a new trainer may hold beside what runs now; None for no limit."""
     ceiling = guest.settings.limits.ram_bytes_max
     if ceiling is None:
         return None
-    taken = guest.look.own.memory_bytes if guest.look else 0
-    return max(0, ceiling - taken)
+    # Looked at anew: the last look may have seen a trainer that has ended since.
+    return max(0, ceiling - OwnProcesses().look(None).memory_bytes)

@@ -84,9 +84,19 @@ class TrainerParked:
 
 @dataclass(frozen=True, slots=True)
 class WakeTrainer:
-    """Start a trainer that goes on where the parked one stood. Answer: `TrainerReady`."""
+    """Start a trainer that goes on where the parked one stood. Answer: `TrainerReady`.
+
+    Otherwise `NotRestored`, `TrainerLost` if there is no such state, or `Failed` if none starts.
+    """
 
     micro_batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotRestored:
+    """A trainer started and could not take up the parked state, which is still there."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from node.jobs import TrainerLost, TrainerParked, TrainerReady, WakeTrainer
+from node.jobs import NotRestored, TrainerLost, TrainerParked, TrainerReady, WakeTrainer
 from node.parking import ROOM_LEFT_BYTES, ParkedTrainer, parked_bytes
 from node.trainer import link
+from protocol.errors import TransientError
 from protocol.machine import Failed, JobResult
 from protocol.project import InnerSpec
 
@@ -75,9 +76,11 @@ async def wake(port: TrainerPort, job: WakeTrainer, inner: InnerSpec) -> JobResu
     async with port.gate.closed():
         if port.parked is not parked:
             return TrainerLost(False, "its parked state is gone")
-        done = await asyncio.gather(*_give_everything(port, parked, parked.state))
-        if not all(isinstance(one, link.Done) for one in done):
-            return Failed("the trainer ended before it had its state")
+        if not await _is_restored(port, parked, parked.state):
+            ended = port.ended
+            if ended is not None and ended.oom:
+                return Failed(ended.message)  # No fault of the state.
+            return NotRestored("the trainer ended before it had its state")
         port.parked = None
         process = port.live()
         for span in parked.fed:
@@ -87,6 +90,15 @@ async def wake(port: TrainerPort, job: WakeTrainer, inner: InnerSpec) -> JobResu
         parked.close()
     port.clock.go_on()
     return result
+
+
+async def _is_restored(port: TrainerPort, parked: ParkedTrainer, state: link.LoopState) -> bool:
+    """Whether the trainer took up all of it."""
+    try:
+        done = await asyncio.gather(*_give_everything(port, parked, state))
+    except TransientError:
+        return False  # It ended in the middle of being told.
+    return all(isinstance(one, link.Done) for one in done)
 
 
 def _make(port: TrainerPort, folder: Path, micro_batch: int, needed: int) -> ParkedTrainer | str:

@@ -117,6 +117,8 @@ def _before_steps(machine: LearnerMachine) -> str:
     """What is still to come once all weights are here."""
     tending = machine.tending
     if tending.inner in (Inner.WAKING, Inner.PARKED, Inner.PARKING):
+        if tending.inner is Inner.PARKED and tending.detail:
+            return f"The trainer is tried again soon, with all it had: {tending.detail}"
         return "The trainer is being started again, and takes up where it stood."
     if tending.inner is Inner.LOADING and machine.rejoining.is_open:
         return f"Weights are here; optimizer state: {machine.rejoining.state.value}."

@@ -14,6 +14,7 @@ from node.jobs import (
     Governed,
     HoldSteps,
     MemoryShort,
+    NotRestored,
     ParkTrainer,
     PauseAsked,
     ReleaseSteps,
@@ -56,7 +57,8 @@ PARK_RETRY_S = 60.0
 """A trainer that could not be parked is tried again after so long."""
 
 WAKES_MAX = 5
-"""After so many failures in a row a parked state is given up for a fresh trainer."""
+"""A parked state that so many trainers in a row could not take up is given up for a fresh one. That
+no trainer starts at all, for want of memory or a device, is no fault of the state."""
 
 RESTART_AFTER_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MICRO_BATCH_FIRST = 8
@@ -328,11 +330,11 @@ class Tending:
             self._fire("not woken", result.detail)
             self.on_lost(result)
             return
-        detail = result.reason if isinstance(result, Failed) else "did not start"
+        is_stuck = isinstance(result, NotRestored)
+        detail = result.reason if isinstance(result, Failed | NotRestored) else "did not start"
         self._wakes_failed += 1
-        if self._wakes_failed >= WAKES_MAX:
+        if is_stuck and self._wakes_failed >= WAKES_MAX:
             self.shared.desk.do(ReplaceTrainer(f"its state could not be taken up: {detail}"))
-            self._wakes_failed = 0
         if self._wakes_failed > 1:
             self.micro_batch = max(1, (self._chosen_micro_batch or MICRO_BATCH_FIRST) // 2)
         pause_s = RESTART_AFTER_S[min(self._wakes_failed, len(RESTART_AFTER_S) - 1)]

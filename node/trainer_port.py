@@ -85,6 +85,8 @@ class TrainerPort:
     tape: TrainerTape | None = None
     process: TrainerProcess | None = None
     ready: link.Ready | None = None
+    ended: ExitReason | None = None
+    """Why the last process ended."""
     clock: Clock = field(default_factory=Clock)
     evaluations: int = 0
     duty_frac: float = 1.0
@@ -200,7 +202,7 @@ class TrainerPort:
         if self.tape is not None:
             if delivery.kept_frac:
                 self.tape.inexact("a blend was taken while the trainer was parked")
-            self.tape.at(mark, state.local_step)
+            self.tape.took(mark(state.local_step))
         return Delivered(delivery.version, state.local_step, state.tokens_total)
 
     async def capture(self, job: Capture) -> JobResult:
@@ -215,7 +217,7 @@ class TrainerPort:
         assert state is not None, "the gate is closed until the state is here"
         slot = parked.theta[job.fragment]
         if self.tape is not None:
-            self.tape.at(snapshot(job.fragment), state.local_step)
+            self.tape.took(snapshot(job.fragment)(state.local_step))
         captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
         slot.relax()
         return captured
@@ -461,13 +463,14 @@ class TrainerPort:
         )
 
     def _on_exit(self, reason: ExitReason) -> None:
-        self.ready = None
-        if self.parked is None or self.parked.state is None:
+        self.ready, self.ended = None, reason
+        is_safe = self.parked is not None and self.parked.state is not None
+        if not is_safe:
             self.bank.trainer_lost()
         was_starting = self._starting is not None and not self._starting.done()
         self._fail_open(reason.message)
         message, self._replacing = self._replacing or reason.message, ""
-        if not reason.was_asked and not was_starting:
+        if not reason.was_asked and not was_starting and not is_safe:
             self.note(TrainerLost(reason.oom, message))
 
     def _fail_open(self, message: str) -> None:

@@ -37,7 +37,7 @@ class LeaseBook:
     returned: list[Span] = field(default_factory=list)
     held: dict[SessionKey, list[Span]] = field(default_factory=dict)
     since_s: dict[SessionKey, float] = field(default_factory=dict)
-    changes: int = 0
+    changes: int = field(default=0, compare=False)
     """Grows with every lease and return; no part of the state."""
 
     def pick(self, blocks: int) -> tuple[Span, ...]:

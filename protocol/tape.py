@@ -99,6 +99,15 @@ class Input(Struct, frozen=True, array_like=True, tag="in"):
     """That the machine made meanwhile, in order: no private key is needed to replay."""
 
 
+class Standing(Struct, frozen=True, array_like=True, tag="stands"):
+    """All that the machine knew here, so that a replay can begin here as well."""
+
+    at_s: float
+    genesis: bytes
+    machine: bytes
+    """The syncer's own encoding (`syncer_node.standing`)."""
+
+
 class TapeEnded(Struct, frozen=True, array_like=True, tag="ended"):
     """The tape of this life ends here, and why."""
 
@@ -231,7 +240,7 @@ class Inexact(Struct, frozen=True, array_like=True, tag="inexact"):
     reason: str
 
 
-SyncerFrame = Began | Input | PushPayload | Base
+SyncerFrame = Began | Input | Standing | PushPayload | Base
 LearnerFrame = (
     TrainerBegan
     | Fed
@@ -246,6 +255,7 @@ LearnerFrame = (
 Frame = (
     Began
     | Input
+    | Standing
     | TapeEnded
     | PushPayload
     | Base

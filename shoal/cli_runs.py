@@ -29,7 +29,8 @@ def run(
         Path | None, Parameter(help="Also write every fact, routine ones too, to this file.")
     ] = None,
     tape: Annotated[
-        Path | None, Parameter(help="Also record the syncers, for `shoal replay`, in this folder.")
+        Path | None,
+        Parameter(help="Also record everybody, for `shoal replay`, in this new folder."),
     ] = None,
     quiet: Annotated[bool, Parameter(help="Only the summary.", negative="")] = False,
 ) -> int:

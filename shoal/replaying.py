@@ -83,7 +83,7 @@ def summary(whole: Whole) -> Table:
     table.add_column("rounds", justify="right")
     table.add_column("what holds")
     reached = {"audit": whole.audited, "merge": whole.merged, "retrain": whole.retrained}
-    total = len(whole.rounds)
+    total = whole.rounds_before + len(whole.rounds)
     for level in LEVELS:
         if level in whole.levels:
             table.add_row(level, f"{len(reached[level])} of {total}", MEANS[level])
@@ -97,6 +97,12 @@ def remarks(whole: Whole) -> list[str]:
     events = sum(one.events for one in whole.audits)
     syncers = len(whole.audits)
     lines = [f"\n{events:,} events of {syncers} syncer start{'s' * (syncers != 1)} run again."]
+    if whole.rounds_before:
+        before, total = whole.rounds_before, whole.rounds_before + len(whole.rounds)
+        why = "are not on these tapes"
+        if whole.is_beheaded:
+            why = "were dropped by rotation: the replay begins from a state that the tape kept"
+        lines.append(f"The first {before} of {total} rounds {why}.")
     if "retrain" in whole.levels and whole.steps:
         lines.append(
             f"{whole.steps:,} local steps done again; {whole.pushes_again} of {whole.pushes} "
@@ -122,6 +128,7 @@ def figures(whole: Whole) -> dict[str, object]:
     return {
         "project": whole.project.hex(),
         "rounds": len(whole.rounds),
+        "rounds_before": whole.rounds_before,
         "audit": len(whole.audited),
         "merge": len(whole.merged),
         "retrain": len(whole.retrained),

@@ -249,8 +249,9 @@ def _tell_learners(home: Home, instance: str | None, verb: str, words: str, **fi
     code = ExitCode.DONE
     for daemon in daemons.find_daemons(home, role="learner", instance=instance):
         try:
-            control_client.call(daemon.socket, verb, **fields)
-            print(f"learner {daemon.instance} {words}")
+            because = control_client.call(daemon.socket, verb, **fields).get("because")
+            still = f", but not yet: it is paused because {because}" if because else ""
+            print(f"learner {daemon.instance} {words}{still}")
         except TransientError as error:
             failures.complain(f"learner {daemon.instance}: {error}")
             code = ExitCode.NOT_REACHABLE

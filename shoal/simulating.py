@@ -71,7 +71,7 @@ def run(
     if trace:
         print(f"Every fact of the run is in {trace}.")
     if tape:
-        print(f"The syncers' tapes are in {tape}. Run them again: shoal replay {tape}")
+        print(f"The tapes of this swarm are in {tape}. Run them again: shoal replay {tape}")
     return _verdict(name, seed, until_s, violation)
 
 

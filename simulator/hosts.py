@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import numpy as np
-
 from node.assembly import Assembly
 from node.bank import FragmentBank
 from node.host.shelf import Shelf
@@ -43,6 +41,7 @@ from node.jobs import (
 )
 from node.learner import LearnerMachine
 from node.shared import LearnerSetup
+from node.trainer_tape import Sink, TrainerTape, applied, replay_class, snapshot
 from protocol import wire
 from protocol.errors import CorruptState
 from protocol.fragments import Layout
@@ -55,12 +54,7 @@ from simulator.fetching import SimFetcher
 from simulator.moments import SimMoments
 from simulator.nodes import Speed, SpeedModel
 from simulator.syncers import SimSyncer
-from simulator.tiny import (
-    SimSigner,
-    TinyProject,
-    TinyTrainer,
-    sim_verify,
-)
+from simulator.tiny import VIRTUAL, SimSigner, TinyProject, TinyTrainer, sim_verify
 from simulator.world import Host, World
 
 TRAINER_START_S = 5.0
@@ -107,6 +101,9 @@ class SimLearner(Host):
         """(life, sequence) of a push -> the trainer's number, and its local step then."""
         self.progress: list[float] = []
         """Every place on the learning-rate schedule that a trainer was told."""
+        self.tape: Callable[[SimLearner], Sink] | None = None
+        """Makes the tape of each life; None records nothing."""
+        self.recorder: TrainerTape | None = None
         self.pushed: list[tuple[int, int]] = []
         """Fragment and payload bytes of every push that was encoded."""
 
@@ -119,6 +116,8 @@ class SimLearner(Host):
         self.shelf = Shelf(clock=lambda: self.world.now_s)
         self.bank = FragmentBank(self.layout, self.shelf)
         self.trainer = None
+        if self.tape is not None:
+            self.recorder = TrainerTape(self.tape(self), self.life)
         self.moments = SimMoments(self, stall_s=self.moments.stall_s)
         life = self.life
         self.fetcher = SimFetcher(
@@ -186,7 +185,7 @@ class SimLearner(Host):
             case Thaw(index):
                 self.bank.thaw(index)
             case Settle(fragment, sequence, outcome):
-                self.bank.settle(fragment, sequence, is_merged=outcome == "merged")
+                self._settle(fragment, sequence, is_merged=outcome == "merged")
             case Feed(spans):
                 if self.trainer is not None:
                     self.trainer.spans.extend(spans)
@@ -219,6 +218,11 @@ class SimLearner(Host):
             return TrainerLost(False, "its parked state is gone")
         self.trainer.is_held = False
         return TrainerReady("virtual", 1)
+
+    def _settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
+        self.bank.settle(fragment, sequence, is_merged=is_merged)
+        if self.recorder is not None:
+            self.recorder.closed(fragment, sequence, is_merged=is_merged)
 
     def _find_seat(self) -> object:
         """The newest proven leader that the table names, as the daemon's locator finds it."""
@@ -310,10 +314,19 @@ class SimLearner(Host):
             sequences_per_step=inner.batch_sequences,
             block_sequences=data.block_sequences,
             speed=self.speed,
-            chance=random.Random(self.chance.random()),
+            noise_seed=random.Random(self.chance.random()).randrange(2**32),
         )
         self.trainer = self.backend.adopt(trainer, self.key)
-        return TrainerReady("virtual", inner.batch_sequences)
+        if self.recorder is not None:
+            self.recorder.began(
+                genesis=self.tiny.genesis_bytes,
+                charter=self.learner.shared.charter or self.tiny.charter,
+                inner=inner,
+                micro_batch=inner.batch_sequences,
+                seed_salt=trainer.noise_seed,
+                replay_class=replay_class(VIRTUAL, 1, None),
+            )
+        return TrainerReady(VIRTUAL, inner.batch_sequences)
 
     def command(
         self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
@@ -332,16 +345,12 @@ class SimLearner(Host):
             merged_sequence=job.merged_sequence,
             kept_frac=job.kept_frac,
         )
-        local = trainer.theta[job.fragment]
-        if local is not None and delivery.kept_frac:
-            kept = np.float32(delivery.kept_frac)
-            trainer.theta[job.fragment] = kept * local + (np.float32(1) - kept) * delivery.values
-        elif delivery.is_assign or local is None:
-            trainer.theta[job.fragment] = delivery.values.copy()
+        if trainer.apply(job.fragment, delivery):
             for look in self.on_assign:
                 look(self, job.fragment)
-        else:
-            trainer.theta[job.fragment] = local + delivery.values
+        if self.recorder is not None:
+            mark = applied(job.fragment, delivery, job.merged_sequence)
+            self.recorder.took(mark(trainer.local_step))
         return Delivered(delivery.version, trainer.local_step, trainer.tokens)
 
     def _capture(self, job: Capture, trainer: TinyTrainer) -> object:
@@ -352,6 +361,10 @@ class SimLearner(Host):
             push = self.bank.push(job.fragment, job.sequence, local)
         except NonFinite:
             return Failed("non-finite")
+        if self.recorder is not None:
+            self.recorder.under(self.bank.charter)
+            self.recorder.took(snapshot(job.fragment)(trainer.local_step))
+            self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
         self.pushed.append((job.fragment, push.payload_bytes))
         self.captures[self.life, job.sequence] = (self.trainers, trainer.local_step)
         if self.on_capture:
@@ -388,6 +401,8 @@ class SimLearner(Host):
             before = len(trainer.read)
             loss = trainer.end_step(seconds)
             self.reads += [(life, *read) for read in trainer.read[before:]]
+            if self.recorder is not None:
+                self.recorder.stepped(trainer.local_step, 0.0)
             trainer.boundary()
             self.take(
                 Note(

@@ -97,7 +97,7 @@ class ProvenanceBackend:
             sequences_per_step=trainer.sequences_per_step,
             block_sequences=trainer.block_sequences,
             speed=trainer.speed,
-            chance=trainer.chance,
+            noise_seed=trainer.noise_seed,
             backend=self,
             learner=learner,
         )

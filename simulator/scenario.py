@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from protocol.numerics.merge import merge_fragment
 from protocol.project import Durability, FragmentStrategy, LimitSpec, OuterSpec, RoundSpec, Voter
 from simulator.backends import Backend, TinyBackend
 from simulator.checkers import RejoinChecker, SafetyChecker, check_all
@@ -16,10 +17,10 @@ from simulator.network import NetworkModel
 from simulator.nodes import SpeedModel
 from simulator.provenance import ProvenanceChecker
 from simulator.syncers import Notice, SimSyncer
+from simulator.taping import Direct
 from simulator.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
 from simulator.witnesses import SimWitness
 from simulator.world import Host, World
-from syncer_node.recording import Sink
 
 FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "cut-syncers", "disk-full")
 
@@ -70,12 +71,12 @@ def build_swarm(
     fragments: int = 4,
     join_s: float | None = None,
     witnesses: int = 0,
-    tape: Callable[[SimSyncer], Sink] | None = None,
+    tape: Callable[[SimSyncer | SimLearner], Direct] | None = None,
     strategy: FragmentStrategy = "balanced",
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
-    join_s: within this time, else one every half second. tape: of each life of a syncer.
+    join_s: within this time, else one every half second. tape: of each life of a host.
     """
     world = World(seed, network)
     names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
@@ -111,6 +112,10 @@ def build_swarm(
     ]
     for host in hosts:
         host.tape = tape
+    if tape is not None and tensors.merge is merge_fragment:
+        # Sets of local steps are put together otherwise than any replay would.
+        for learner in learners:
+            learner.tape = tape
     _boot([*hosts, *voters], learners, join_s)
     return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
 

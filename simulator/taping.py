@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from node.host.tape_file import TapeLabel, TapeWriter
-from protocol.tape import Frame
+from protocol.tape import Frame, Role
+from simulator.hosts import SimLearner
 from simulator.syncers import SimSyncer
 
 
@@ -21,7 +22,11 @@ class Direct:
     def is_running(self) -> bool:
         return not self.stopped
 
-    def put(self, frame: Callable[[], Frame], size: int) -> None:
+    @property
+    def state_every_bytes(self) -> int:
+        return self.writer.state_every_bytes
+
+    def put(self, frame: Callable[[], Frame], size: int, *, is_urgent: bool = False) -> None:
         self.writer.put(frame())
 
     def stop(self, reason: str) -> None:
@@ -29,7 +34,7 @@ class Direct:
 
 
 class SwarmTape:
-    """The tapes of all syncers of a swarm: a folder for each, files for each of its lives."""
+    """The tapes of a swarm: a folder for each host, files for each of its lives."""
 
     def __init__(self, folder: Path, *, mib_max: int = 1024) -> None:
         """mib_max: what the tape of one host may take."""
@@ -37,9 +42,10 @@ class SwarmTape:
         self.mib_max = mib_max
         self._made: list[Direct] = []
 
-    def of(self, host: SimSyncer) -> Direct:
+    def of(self, host: SimSyncer | SimLearner) -> Direct:
         """The tape of the life that this host begins."""
-        label = TapeLabel(host.tiny.project, "syncer", host.key, host.name, "simulated")
+        role: Role = "syncer" if isinstance(host, SimSyncer) else "learner"
+        label = TapeLabel(host.tiny.project, role, host.key, host.name, "simulated")
         life = host.life.to_bytes(8, "big")
         wall_s = 1.0 + host.world.now_s
         folder = self.folder / host.name

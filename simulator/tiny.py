@@ -7,7 +7,6 @@ so a swarm that merges rightly ends nearer to the target than any learner alone.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from node.bank import Delivery
 from protocol.fragments import BLOCK
 from protocol.limits import WIRE_VERSION
 from protocol.messages import Cursor
@@ -150,6 +150,10 @@ def tiny_target(numel: int, fragment: int) -> F32:
     return values
 
 
+VIRTUAL = "virtual"
+"""The device of those who train in virtual time."""
+
+
 @dataclass(slots=True)
 class TinyTrainer:
     """An inner loop in virtual time: local steps, and commands carried out at their boundaries."""
@@ -159,7 +163,7 @@ class TinyTrainer:
     sequences_per_step: int
     block_sequences: int
     speed: Speed
-    chance: random.Random
+    noise_seed: int
     theta: list[F32 | None] = field(default_factory=list)
     moments: list[F32] = field(default_factory=list)
     """As in `node.moments`: honest ones, which nothing here makes use of."""
@@ -180,7 +184,7 @@ class TinyTrainer:
     def __post_init__(self) -> None:
         self.theta = [None] * len(self.sizes)
         self.moments = [np.zeros(2 * size + size // BLOCK, np.float32) for size in self.sizes]
-        self._noise = np.random.default_rng(self.chance.randrange(2**32))
+        self._noise = np.random.default_rng(self.noise_seed)
 
     def command(self, action: Callable[[], None]) -> None:
         """Carry this out at the next boundary; at once while no local step is running."""
@@ -216,6 +220,19 @@ class TinyTrainer:
         self.work_s += seconds
         self.is_stepping = False
         return loss
+
+    def apply(self, fragment: int, delivery: Delivery) -> bool:
+        """Take a delivery up; whether the fragment starts over from the global value."""
+        local = self.theta[fragment]
+        if local is not None and delivery.kept_frac:
+            kept = np.float32(delivery.kept_frac)
+            self.theta[fragment] = kept * local + (np.float32(1) - kept) * delivery.values
+            return False
+        if delivery.is_assign or local is None:
+            self.theta[fragment] = delivery.values.copy()
+            return True
+        self.theta[fragment] = local + delivery.values
+        return False
 
     def learn(self) -> float:
         """What the local step does to the weights: its loss."""

@@ -27,6 +27,11 @@ class Archive:
         """The entry at which the state stands."""
         return self._recent[-1] if self._recent else None
 
+    @property
+    def recent_bytes(self) -> int:
+        """About what the entries at hand take."""
+        return sum(len(entry.record) for entry in self._recent)
+
     def add(self, record: Record, entry: CertifiedRecord) -> None:
         """Keep an entry that was just committed and applied to the state."""
         self._recent.append(entry)

@@ -13,9 +13,7 @@ even then; for P = H they are one, the published schedule of one fragment per st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from protocol.membership import Session
 from protocol.project import RoundSpec
@@ -51,12 +49,14 @@ class Pace:
     fragments: int
     next_step: dict[tuple[bytes, int], float] = field(default_factory=dict)
     waiting_since_s: float | None = None
-    _why: Callable[[], str] = lambda: "no learner is training yet"
+    _words: str = "no learner is training yet"
+    _behind: tuple[int, int, int, list[Session]] | None = None
+    """Fragment, version, local steps needed, and who is training: put in words when asked for."""
 
     @property
     def waiting(self) -> str:
         """Why the next round does not open, as it is now; empty when one just opened."""
-        return self._why()
+        return self._words if self._behind is None else _most_steps(*self._behind)
 
     @property
     def spacing(self) -> float:
@@ -73,13 +73,14 @@ class Pace:
 
     def may_open(self, fragment: int, version: int, live: list[Session], now_s: float) -> bool:
         """Whether the round of this fragment may open now; keeps the reason when it may not."""
+        self._behind = None
         if not live:
-            self._why, self.waiting_since_s = lambda: "no learner is training", None
+            self._words, self.waiting_since_s = "no learner is training", None
             return False
         needed = self.needed(fragment, version)
         ready = [session for session in live if self._is_ready(session, fragment, version, needed)]
         if self._rate_share(ready, live, now_s) < self.spec.pace_share:
-            self._why = partial(_most_steps, fragment, version, needed, live)
+            self._behind = (fragment, version, needed, live)
             self.waiting_since_s = None
             return False
         if self.waiting_since_s is None:
@@ -87,10 +88,9 @@ class Pace:
         waited_s = now_s - self.waiting_since_s
         quorum = effective_quorum(self.spec.quorum, len(live), waited_s, self.spec.patience_s)
         if len(ready) < quorum:
-            words = f"{len(ready)} of {quorum} learners ready, {len(live)} alive"
-            self._why = lambda: words
+            self._words = f"{len(ready)} of {quorum} learners ready, {len(live)} alive"
             return False
-        self._why, self.waiting_since_s = str, None
+        self._words, self.waiting_since_s = "", None
         return True
 
     def opened(self, live: list[Session]) -> None:
@@ -116,9 +116,20 @@ class Pace:
     def _is_ready(self, session: Session, fragment: int, version: int, needed: int) -> bool:
         """Whether it has credit, and the local steps."""
         beat = session.beat
-        if beat is None or beat.local_step < self.next_step.get(session.key, 0.0):
+        if beat is None or beat.local_step < self._due(session.key, beat.local_step):
             return False
         return session.steps_on(fragment, version) >= needed
+
+    def _due(self, key: tuple[bytes, int], done: int) -> float:
+        """The local step from which it has credit.
+
+        Never more than H ahead: a new trainer counts from nought again, and owes nothing of what
+        the former one did.
+        """
+        due = self.next_step.get(key, 0.0)
+        if due > done + self.spec.local_steps:
+            due = self.next_step[key] = float(done + self.spec.local_steps)
+        return due
 
     def _rate_share(self, ready: list[Session], live: list[Session], now_s: float) -> float:
         """The share that those who are ready have in the rate of all."""

@@ -31,7 +31,7 @@ from protocol.project import Charter, Genesis, encode
 from protocol.records import Admission
 from protocol.signing import Signer, Verify
 from protocol.state import SwarmState, SwarmSummary
-from protocol.tape import Base, BasePart, Began, Frame, Input, PushPayload
+from protocol.tape import Base, BasePart, Began, Frame, Input, PushPayload, Standing
 from syncer_node import jobs
 from syncer_node.bank import MergeBank
 from syncer_node.jobs import FetchPush, Keep, Merge
@@ -39,6 +39,7 @@ from syncer_node.raft import jobs as raft_jobs
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.log import Floor, LogStart
 from syncer_node.setup import Recovered, SyncerSetup
+from syncer_node.standing import externals_of, write_machine
 from syncer_node.syncer import SyncerMachine
 
 log = logging.getLogger("shoal.tape")
@@ -47,6 +48,9 @@ F32 = NDArray[np.float32]
 OUTCOME_BYTES: Final = 8
 FAULT, DRAIN, CHARTER = "fault", "drain", "charter"
 DECISIONS: Final = ("Merge", "Keep")
+NEVER_BYTES: Final = 1 << 62
+STATE_BYTES_MAX: Final = 32 << 20
+"""Writing it takes the machine's own thread some milliseconds for each megabyte."""
 
 
 class Sink(Protocol):
@@ -54,6 +58,11 @@ class Sink(Protocol):
 
     @property
     def is_running(self) -> bool: ...
+
+    @property
+    def state_every_bytes(self) -> int:
+        """A machine's state is wanted behind so many bytes of inputs."""
+        ...
 
     def put(self, frame: Callable[[], Frame], size: int) -> None: ...
 
@@ -113,6 +122,8 @@ class RecordedMachine:
     ) -> None:
         """setup.rng is replaced by one of this seed."""
         self._sink = sink
+        self._told_bytes = 0
+        """Since the last state."""
         self._signer = RecordingSigner(setup.signer)
         seeds = seeds_of(setup, recovered, rng_seed)
         setup = replace(setup, signer=self._signer, rng=random.Random(rng_seed))
@@ -161,7 +172,28 @@ class RecordedMachine:
             self._sink.stop(f"{type(told).__name__} cannot be recorded: {error}")
             return
         frame = Input(at_s, kind, content, outcome, decided, signatures)
-        self._sink.put(lambda: frame, len(content) + 96 + sum(len(one) for _, one in decided))
+        size = len(content) + 96 + sum(len(one) for _, one in decided)
+        self._sink.put(lambda: frame, size)
+        self._told_bytes += size
+        if self._told_bytes >= self._sink.state_every_bytes:
+            self._told_bytes = 0
+            self._keep_state(at_s)
+
+    def _keep_state(self, at_s: float) -> None:
+        """Put the machine's state on the tape, unless it would take a good part of it."""
+        machine = self.inner
+        room = min(self._sink.state_every_bytes, STATE_BYTES_MAX) // 2
+        if 2 * machine.archive.recent_bytes > room:
+            return
+        try:
+            state = write_machine(machine, externals_of(machine.setup))
+        except (TypeError, msgspec.MsgspecError, RecursionError) as error:
+            log.warning("the tape keeps no states to begin from: %s", error)
+            self._told_bytes = -NEVER_BYTES
+            return
+        if len(state) <= room:
+            frame = Standing(at_s, encode(machine.setup.genesis), state)
+            self._sink.put(lambda: frame, len(frame.genesis) + len(state))
 
 
 @dataclass(frozen=True, slots=True)

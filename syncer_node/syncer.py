@@ -109,8 +109,8 @@ class SyncerMachine:
         self.following = Following(
             desk=self.desk,
             state=self.state,
-            leader=lambda: self.raft.leader,
-            on_payload=lambda index: self.raft.payload_here(index, self._now_s),
+            leader=self._leader,
+            on_payload=self._payload_here,
             is_needed=self._is_needed,
             held=list(recovered.held),
         )
@@ -332,6 +332,12 @@ class SyncerMachine:
 
     def fetch_payload(self, entry: Entry) -> bool:
         return self.following.fetch(entry)
+
+    def _leader(self) -> bytes | None:
+        return self.raft.leader
+
+    def _payload_here(self, index: int) -> None:
+        self.raft.payload_here(index, self._now_s)
 
     def _is_needed(self, index: int, digest: bytes) -> bool:
         log = self.raft.log

@@ -29,6 +29,7 @@ from protocol.tape import (
     PushPayload,
     Role,
     Scheme,
+    Standing,
     Strand,
     TapeDamaged,
     TapeEnded,
@@ -53,6 +54,8 @@ DISK_FREE_BYTES_MIN: Final = 512 << 20
 
 BASES_PER_FILE: Final = 2
 """Bases of each fragment in a file: pushes of the first merge may be in the file before it."""
+
+NO_VERSION: Final = -1
 
 BASE_BYTES: Final = 12
 """Value, momentum and carried error of one parameter."""
@@ -119,12 +122,21 @@ class TapeWriter:
         }
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    @property
+    def state_every_bytes(self) -> int:
+        """How much may be told between two states, so that most files have one to begin from."""
+        return self._strands["events"].limit
+
     def put(self, frame: Frame) -> None:
         """Add a frame; payloads go to their own files."""
         is_payload = isinstance(frame, PushPayload | Base)
         strand = self._strands["payloads" if is_payload else "events"]
         if isinstance(frame, Base) and not self._wants(strand, frame):
             return
+        if isinstance(frame, Standing):
+            # Merging can go on from here with one more base of each fragment.
+            bases = self._strands["payloads"].bases
+            bases.update({fragment: {NO_VERSION} for fragment in bases})
         encoded = encode_frame(frame)
         strand.waiting.append(encoded)
         strand.waiting_bytes += len(encoded)
@@ -246,6 +258,11 @@ class TapeRecorder:
     @property
     def is_running(self) -> bool:
         return not self.stopped
+
+    @property
+    def state_every_bytes(self) -> int:
+        """As the writer says."""
+        return self._writer.state_every_bytes
 
     def put(self, frame: Callable[[], Frame], size: int, *, is_urgent: bool = False) -> None:
         """Record what this gives, soon and on another thread.

@@ -22,6 +22,7 @@ class NoTape:
     """In place of a recorder where nothing is recorded."""
 
     is_running = False
+    state_every_bytes = 1 << 40
 
     def put(self, frame: Callable[[], Frame], size: int, *, is_urgent: bool = False) -> None:
         """Forgets it."""

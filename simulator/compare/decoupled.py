@@ -128,7 +128,7 @@ class RealTrainer(TinyTrainer):
             sequences_per_step=former.sequences_per_step,
             block_sequences=former.block_sequences,
             speed=former.speed,
-            chance=former.chance,
+            noise_seed=former.noise_seed,
         )
 
     def __post_init__(self) -> None:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from node.host.tape_file import TapeLife
+from node.joining import read_charter
 from protocol import wire
 from protocol.errors import MalformedMessage, RemoteError, UserError
 from protocol.ids import short
 from protocol.machine import Effect, JobDone
+from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, project_id
 from protocol.records import (
     CharterAdopted,
@@ -25,7 +27,7 @@ from protocol.records import (
     open_record,
 )
 from protocol.signing import Verify, verify_ed25519
-from protocol.tape import Began, Frame, Input, Preface, TapeDamaged, TapeEnded
+from protocol.tape import Began, Frame, Input, Preface, Standing, TapeDamaged, TapeEnded
 from simulator.replay.diverging import Diverged, difference, name_of
 from simulator.replay.stories import Stories
 from simulator.tiny import sim_verify
@@ -34,7 +36,6 @@ from syncer_node.recording import (
     CHARTER,
     DRAIN,
     FAULT,
-    Seeds,
     built_from,
     digest_of,
     read_decision,
@@ -42,6 +43,7 @@ from syncer_node.recording import (
     read_external,
     read_seeds,
 )
+from syncer_node.standing import read_machine
 from syncer_node.syncer import SyncerMachine
 
 BUGS = (AssertionError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
@@ -78,6 +80,10 @@ class ReplaySigner:
         return self._left.pop(0)
 
 
+class NothingToBeginFrom(Exception):
+    """The beginning of a tape was dropped, and no state is left on it."""
+
+
 class NotSigned(Exception):
     """The replay signs something that the recorded machine did not."""
 
@@ -101,8 +107,13 @@ class Audit:
     preface: Preface
     genesis: Genesis | None = None
     genesis_bytes: bytes = b""
-    seeds: Seeds | None = None
+    charter: Charter | None = None
+    """In force where the replay began."""
     events: int = 0
+    rounds_before: int = 0
+    """Rounds that were committed before the replay began."""
+    is_beheaded: bool = False
+    """The first events were dropped to make room: the replay begins from a state on the tape."""
     records: dict[int, bytes] = field(default_factory=dict)
     """Hash of every certified record, by index."""
     rounds: dict[int, FragmentMerged] = field(default_factory=dict)
@@ -150,11 +161,19 @@ class _Auditor:
 
     def run(self) -> Audit:
         frames = self.life.frames("events")
-        self._begin(*next(frames, ("", TapeEnded("nothing is on it"))))
+        place, frame = next(frames, ("", TapeEnded("nothing is on it")))
+        if isinstance(frame, Began):
+            self._begin(place, frame)
+        else:
+            self._begin_behind(place, frame, frames)
+        self.found.charter = self.machine.setup.charter
+        self.found.rounds_before = self.machine.state.global_step
         for place, frame in frames:
             if isinstance(frame, TapeEnded):
                 self.found.ended = frame.reason
                 continue
+            if isinstance(frame, Standing):
+                continue  # For those who begin here.
             if not isinstance(frame, Input):
                 raise TapeDamaged(f"{place}: {type(frame).__name__} does not belong there")
             self._input(place, frame)
@@ -165,28 +184,72 @@ class _Auditor:
                 break
         return self.found
 
-    def _begin(self, place: str, frame: Frame) -> None:
-        if not isinstance(frame, Began):
-            raise TapeDamaged(f"{place or self.life.preface.name}: the tape has no beginning")
-        found, preface = self.found, self.life.preface
+    def _begin(self, place: str, frame: Began) -> None:
+        """Build the machine as its host did."""
         try:
             seeds = read_seeds(frame.setup)
-            found.genesis = msgspec.msgpack.decode(frame.genesis, type=Genesis)
-        except (MalformedMessage, msgspec.DecodeError) as error:
+        except MalformedMessage as error:
             raise TapeDamaged(f"{place}: its beginning means nothing: {error}") from error
-        if not project_id(frame.genesis) == seeds.project == preface.project:
-            raise UserError(
-                f"{place}: the tape says it is of project {short(preface.project)}, but what it "
-                "was recorded of is another project."
-            )
-        found.seeds, found.genesis_bytes = seeds, frame.genesis
+        genesis = self._genesis(place, frame.genesis, seeds.project)
         self.signer.hand(frame.signatures)
-        setup, recovered = built_from(seeds, found.genesis, self.signer, self.verify)
+        self._prove_charter(place, genesis, seeds.charter)
+        setup, recovered = built_from(seeds, genesis, self.signer, self.verify)
         charters = seeds.summary.charters
         self.charter = setup.charter
         if charters:
             self.charter = wire.decode(charters[-1].charter.payload, Charter)
         self.machine = SyncerMachine(setup, recovered)
+
+    def _begin_behind(self, place: str, frame: Frame, frames: Iterator[tuple[str, Frame]]) -> None:
+        """Go on from the first state that is left, if the beginning was dropped."""
+        if self.life.has_begin():
+            raise TapeDamaged(f"{place or self.life.preface.name}: the tape has no beginning")
+        while not isinstance(frame, Standing):
+            place, frame = next(frames, (place, TapeEnded("")))
+            if isinstance(frame, TapeEnded):
+                raise NothingToBeginFrom
+        genesis = self._genesis(place, frame.genesis, self.life.preface.project)
+        externals = {"signer": self.signer, "verify": self.verify, "genesis": genesis}
+        try:
+            self.machine = read_machine(frame.machine, externals)
+        except MalformedMessage as error:
+            raise TapeDamaged(f"{place}: {error}") from error
+        self.found.is_beheaded = True
+        state, seat = self.machine.state, self.machine.seat
+        setup = self.machine.setup
+        for envelope in (setup.charter_envelope, *(one.charter for one in state.charters)):
+            self.charter = self._prove_charter(place, genesis, envelope)
+        if seat is not None:
+            sessions = seat.members.sessions
+            self.found.stories.names = {key: one.name for key, one in sessions.items()}
+        self.asked = {
+            number: AuditedMerge(job, place=place)
+            for number, job in self.machine.desk.jobs.items()
+            if isinstance(job, Merge)
+        }
+        self.found.merges = list(self.asked.values())
+
+    def _prove_charter(self, place: str, genesis: Genesis, envelope: Envelope) -> Charter:
+        """The charter in an envelope on the tape, if the project's owner signed it."""
+        project = self.life.preface.project
+        try:
+            return read_charter(envelope, project=project, owner=genesis.owner, verify=self.verify)
+        except RemoteError as error:
+            raise TapeDamaged(f"{place}: its charter is not the owner's: {error}") from error
+
+    def _genesis(self, place: str, encoded: bytes, project: bytes) -> Genesis:
+        try:
+            genesis = msgspec.msgpack.decode(encoded, type=Genesis)
+        except msgspec.DecodeError as error:
+            raise TapeDamaged(f"{place}: its genesis means nothing: {error}") from error
+        preface = self.life.preface
+        if not project_id(encoded) == project == preface.project:
+            raise UserError(
+                f"{place}: the tape says it is of project {short(preface.project)}, but what it "
+                "was recorded of is another project."
+            )
+        self.found.genesis, self.found.genesis_bytes = genesis, encoded
+        return genesis
 
     def _input(self, place: str, one: Input) -> None:
         found = self.found

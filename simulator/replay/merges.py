@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from node.host.shelf import Shelf
 from node.host.tape_file import TapeLife
-from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
 from protocol.ids import short
 from protocol.numerics.outer import digest
-from protocol.project import Charter
 from protocol.tape import Base, Frame, PushPayload, TapeDamaged
 from simulator.replay.audit import Audit, AuditedMerge
 from simulator.replay.diverging import Diverged
@@ -62,13 +60,12 @@ class MergeReplay:
     ) -> None:
         """on_version: told every fragment's version that was computed or begun from."""
         assert audit.genesis is not None
-        assert audit.seeds is not None
+        assert audit.charter is not None
         genesis = audit.genesis
         self.life = life
         self.audit = audit
         self.layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-        charter = wire.decode(audit.seeds.charter.payload, Charter)
-        self.bank = MergeBank(self.layout, charter, Shelf(clock=lambda: 0.0))
+        self.bank = MergeBank(self.layout, audit.charter, Shelf(clock=lambda: 0.0))
         self.on_version = on_version
         self.on_round = on_round
         self.found = Merges()

@@ -18,6 +18,7 @@ from protocol.ids import short
 from simulator.replay.audit import Audit
 from simulator.replay.diverging import Diverged
 from simulator.replay.retrainer import Said, version_path
+from simulator.replay.tiny_again import TinyAgain
 from syncer_node.bank import Version
 from syncer_node.jobs import PushId
 
@@ -105,6 +106,8 @@ def _count(found: Retrained, reason: str) -> None:
 
 def _said(life: TapeLife, spool: Path, data_cache: Path) -> list[Said]:
     """All that one retrainer said; one that failed is a reason, not an end."""
+    if life.preface.scheme == "simulated":
+        return list(TinyAgain(life, spool).said())
     path = life.files["events"][0].path
     command = [sys.executable, "-P", "-m", "simulator.replay.retrainer"]
     done = subprocess.run(

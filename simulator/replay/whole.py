@@ -12,7 +12,7 @@ from node.host.tape_file import TapeLife, find_tapes
 from protocol.errors import UserError
 from protocol.ids import short
 from protocol.records import FragmentMerged
-from simulator.replay.audit import Audit, audit
+from simulator.replay.audit import Audit, NothingToBeginFrom, audit
 from simulator.replay.diverging import Diverged
 from simulator.replay.merges import MergeReplay
 from simulator.replay.retraining import Retrained, VersionSpool, retrain
@@ -37,6 +37,10 @@ class Whole:
     retrained: set[int] = field(default_factory=set)
     untried: dict[Level, dict[str, int]] = field(default_factory=dict)
     """By level: why rounds, or pushes, were not tried."""
+    rounds_before: int = 0
+    """Rounds before the first one on any tape."""
+    is_beheaded: bool = False
+    """Some of them were dropped to make room."""
     pushes: int = 0
     """In committed rounds."""
     pushes_again: int = 0
@@ -75,6 +79,10 @@ def replay(
     for life in syncers:
         _audit(whole, life, until, tell)
     _compare(whole)
+    whole.rounds_before = min((one.rounds_before for one in whole.audits), default=0)
+    whole.is_beheaded = any(
+        one.is_beheaded and one.rounds_before == whole.rounds_before for one in whole.audits
+    )
     if "merge" not in levels:
         return whole
     with tempfile.TemporaryDirectory(prefix="shoal-replay-") as folder:
@@ -112,11 +120,13 @@ def _one_project(tapes: list[TapeLife], wanted: bytes | None) -> bytes:
 def _audit(whole: Whole, life: TapeLife, until: int | None, tell: Tell) -> None:
     preface = life.preface
     who = f"{preface.name} ({short(preface.key)})"
-    if not life.has_begin():
-        _untried(whole, "audit", f"the beginning of a tape of {who} was dropped to make room")
-        return
     tell(f"running {who} again")
-    done = audit(life, until=until)
+    try:
+        done = audit(life, until=until)
+    except NothingToBeginFrom:
+        words = f"the beginning of a tape of {who} was dropped to make room, with every state on it"
+        _untried(whole, "audit", words)
+        return
     whole.audits.append(done)
     whole.rounds.update(done.rounds)
     whole.audited.update(done.rounds)

@@ -192,3 +192,22 @@ def test_a_pause_frees_the_trainers_memory_within_two_seconds_and_loses_nothing(
     assert (back.lost_steps, back.trainer_restarts) == (0, 0)
     assert back.tokens > paused.tokens > 0
     assert back.loss < before.loss + 0.5
+
+
+def test_a_memory_ceiling_that_is_too_low_stops_the_trainer_without_a_loss_and_says_so(owner):
+    owner.trains()
+    time.sleep(5.0)  # It takes what it takes only after some steps.
+    before = owner.trains()
+    taken = before.guest.limits[1].used
+    assert taken == pytest.approx(memory_bytes(owner), rel=0.15)
+    owner.decide(f"[limits]\nram_bytes_max = {int(0.5 * taken)}\n")
+    told = owner.until(
+        lambda now: "limits.ram_bytes_max leaves it" in now.sentence, "a reason", timeout_s=90.0
+    )
+    assert told.local_step >= before.local_step
+    assert told.lost_steps == 0
+    owner.decide()
+    after = owner.until(
+        lambda now: now.local_step > told.local_step, "the next local step", timeout_s=120.0
+    )
+    assert (after.lost_steps, after.trainer_restarts) == (0, 0)

@@ -22,6 +22,7 @@ from node.jobs import (
     Delivered,
     Evaluate,
     Feed,
+    NotRestored,
     StartTrainer,
     Starved,
     Stepped,
@@ -240,6 +241,14 @@ def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(genesi
             await asyncio.sleep(0.05)
             psutil.Process(one.port.pid).kill()
             assert isinstance(await waking, Failed)
+            assert one.port.parked is not None
+            # And once more, while it is given its state.
+            waking = asyncio.ensure_future(one.wake())
+            async with asyncio.timeout(WAIT_S):
+                while one.port.ready is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.0005)
+            psutil.Process(one.port.pid).kill()
+            assert isinstance(await waking, NotRestored)
             assert one.port.parked is not None
             at = one.steps[-1]
             assert isinstance(await one.wake(), TrainerReady)

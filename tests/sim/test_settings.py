@@ -137,6 +137,18 @@ def test_when_the_fastest_learner_leaves_the_others_go_on_within_a_cycle():
     assert swarm.merges - before >= 10
 
 
+def test_a_learner_whose_trainer_is_replaced_is_soon_ready_again():
+    """Its new trainer counts local steps from nought; the quorum needs it."""
+    swarm = build_swarm(3, steps_s=(0.3, 0.3), rounds=rounds(quorum=2))
+    swarm.world.run(200.0)
+    before = swarm.merges
+    swarm.learners[0].lose_trainer()
+    swarm.world.run(230.0)
+    swarm.check()
+    assert swarm.learners[0].trainer.local_step < 100 < swarm.learners[1].trainer.local_step
+    assert swarm.merges - before >= 10
+
+
 def slow_uplink(swarm, learner, seconds):
     """Whatever the syncer fetches from this learner takes so much longer."""
     honest = swarm.syncer.run_job

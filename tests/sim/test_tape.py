@@ -13,19 +13,24 @@ import msgspec
 import pytest
 
 from node.host.home import Home
+from node.host.tape_file import find_tapes
 from protocol.errors import UserError
 from protocol.messages import CertifiedRecord, Vote
-from protocol.tape import Base, Frame, Input, PushPayload, TapeDamaged
+from protocol.project import Genesis
+from protocol.tape import Base, Frame, Input, PushPayload, Standing, StepsDone, TapeDamaged
 from shoal import replaying
 from simulator.ledger import Ledger
+from simulator.replay.audit import ReplaySigner
 from simulator.replay.diverging import Diverged
 from simulator.replay.stories import record_story
 from simulator.replay.whole import Whole, replay
 from simulator.scenario import build_swarm
+from simulator.tiny import sim_verify
 from syncer_node import jobs, recording
 from syncer_node.jobs import Keep, Merge
 from syncer_node.raft import jobs as raft_jobs
 from syncer_node.recording import read_decision
+from syncer_node.standing import Externals, read_machine, write_machine
 from tests import builders
 from tests.taping import alter, record_swarm
 from tui.recording import Recording
@@ -48,7 +53,8 @@ def again(place: Path, **choices: object) -> Whole:
 
 
 def events(place: Path) -> Path:
-    return sorted(place.rglob("*-events-*"))[0]
+    """The first file of what the syncer was told."""
+    return sorted(place.glob("syncer*/*-events-*"))[0]
 
 
 def decided(one: Input, kind: str) -> list[Merge | Keep]:
@@ -88,7 +94,8 @@ def test_every_round_is_audited_and_merged_again(recorded: tuple[Path, Ledger]) 
     assert len(whole.audits) == 2, "two lives of the syncer"
     assert len(whole.rounds) == len(ledger.merges) > 20
     assert whole.audited == whole.merged == whole.rounds.keys()
-    assert not whole.untried.keys() - {"retrain"}, "there are no tapes of learners"
+    assert whole.retrained == whole.rounds.keys()
+    assert not whole.untried
 
 
 def test_three_syncers_with_an_election_replay_together(tmp_path: Path) -> None:
@@ -184,6 +191,19 @@ def test_an_altered_push_is_named(tape: Path) -> None:
         again(tape)
 
 
+def test_a_local_step_more_is_named(tape: Path) -> None:
+    def more(frames: list[Frame]) -> list[Frame]:
+        at = next(at for at, one in enumerate(frames) if isinstance(one, StepsDone))
+        one = frames[at]
+        assert isinstance(one, StepsDone)
+        frames[at] = msgspec.structs.replace(one, local_step=one.local_step + 1)
+        return frames
+
+    alter(sorted(tape.glob("learner-1/*-events-*"))[0], more)
+    with pytest.raises(Diverged, match=r"push \d+ of learner-1 .* came out otherwise"):
+        again(tape)
+
+
 def test_an_altered_base_is_named(tape: Path) -> None:
     """The weights that a kept window begins from do not come to the certified ones."""
 
@@ -275,6 +295,107 @@ def test_a_learner_that_was_late_is_explained_in_both_rounds(
         assert words in told, told
 
 
+# Tapes that lost their beginning.
+
+
+@pytest.fixture(scope="module")
+def rotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger]:
+    """A small tape of a long run, by a syncer that keeps little at hand."""
+    folder = tmp_path_factory.mktemp("rotated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node.host.tape_file.MIB_MIN", 1)
+        patch.setattr("syncer_node.archive.RECENT_RECORDS", 16)
+        patch.setattr("syncer_node.raft.log.ENTRIES_KEPT", 16)
+        return folder, record_swarm(folder, 11, until_s=600.0, mib_max=1).ledger
+
+
+def test_a_tape_that_lost_its_beginning_is_replayed_from_a_state_on_it(
+    rotated: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder, ledger = rotated
+    assert not any(life.has_begin() for life in find_tapes(folder / "syncer"))
+    whole = again(folder)
+    total = len(ledger.merges)
+    assert whole.rounds_before + len(whole.rounds) == total
+    assert 50 < len(whole.rounds) < total - 50
+    assert whole.audited == whole.rounds.keys()
+    assert len(whole.merged) > 50
+    figures = tmp_path / "figures.json"
+    assert replaying.run(folder, Home(tmp_path), level="audit", json=figures) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"audit {len(whole.rounds)} of {total}" in told
+    assert f"The first {whole.rounds_before} of {total} rounds were dropped by rotation" in told
+    assert json.loads(figures.read_text())["rounds_before"] == whole.rounds_before
+
+
+def test_a_round_behind_the_state_is_explained_and_one_before_it_is_not(
+    rotated: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rounds = sorted(merged.round for merged in again(rotated[0], levels=("audit",)).rounds.values())
+    assert replaying.run(rotated[0], Home(tmp_path), explain=rounds[20]) == 0
+    assert "learner-0" in capsys.readouterr().out
+    with pytest.raises(UserError, match=f"tells of rounds {rounds[0]} to"):
+        replaying.run(rotated[0], Home(tmp_path), explain=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: b"no state", "it is no machine's state"),
+        (
+            lambda state: state.replace(b"node.seat:Seat", b"node.seat:Soot"),
+            "no syncer_node",
+        ),
+        (lambda state: state.replace(b"protocol.desk:Desk", b"subprocess:Popen12"), "no subproc"),
+    ],
+)
+def test_an_altered_state_is_damage(
+    rotated: tuple[Path, Ledger], tmp_path: Path, change: Callable[[bytes], bytes], words: str
+) -> None:
+    tape = Path(shutil.copytree(rotated[0], tmp_path / "tape"))
+
+    def spoil(frames: list[Frame]) -> list[Frame]:
+        return [
+            msgspec.structs.replace(one, machine=change(one.machine))
+            if isinstance(one, Standing)
+            else one
+            for one in frames
+        ]
+
+    for path in sorted(tape.glob("syncer*/*-events-*"))[1:]:
+        path.unlink()
+    alter(events(tape), spoil)
+    with pytest.raises(TapeDamaged, match=words):
+        again(tape)
+
+
+def test_a_state_that_was_another_does_not_come_to_the_same(
+    rotated: tuple[Path, Ledger], tmp_path: Path
+) -> None:
+    """Its learners have done less than they had."""
+    tape = Path(shutil.copytree(rotated[0], tmp_path / "tape"))
+
+    def forget(frames: list[Frame]) -> list[Frame]:
+        at = next(at for at, one in enumerate(frames) if isinstance(one, Standing))
+        one = frames[at]
+        assert isinstance(one, Standing)
+        signer = ReplaySigner(bytes(32), sim_verify)
+        genesis = msgspec.msgpack.decode(one.genesis, type=Genesis)
+        externals: Externals = {"signer": signer, "verify": sim_verify, "genesis": genesis}
+        machine = read_machine(one.machine, externals)
+        assert write_machine(machine, externals) == one.machine
+        assert machine.seat is not None
+        machine.seat.merging.last_round += 1
+        frames[at] = msgspec.structs.replace(one, machine=write_machine(machine, externals))
+        return frames
+
+    for path in sorted(tape.glob("syncer*/*-events-*"))[1:]:
+        path.unlink()
+    alter(events(tape), forget)
+    with pytest.raises(Diverged, match="diverged at event"):
+        again(tape)
+
+
 def test_a_tape_of_another_project_is_refused(tape: Path) -> None:
     with pytest.raises(UserError, match=r"is a tape of project .* not of"):
         again(tape, project=b"x" * 32)
@@ -297,11 +418,12 @@ def test_the_verb_says_how_many_rounds_reached_which_level(
     count = len(recorded[1].merges)
     told = capsys.readouterr().out
     words = [line.split()[:4] for line in told.splitlines()[1:4]]
+    assert words[2] == ["retrain", str(count), "of", str(count)]
     assert words[0] == ["audit", str(count), "of", str(count)]
     assert words[1] == ["merge", str(count), "of", str(count)]
     found = json.loads(figures.read_text())
     assert (found["rounds"], found["audit"], found["merge"]) == (count, count, count)
-    assert found["retrain"] == 0
+    assert found["retrain"] == count
 
 
 def test_the_verb_fails_where_a_tape_diverges(

@@ -102,6 +102,14 @@ def test_nobody_owes_more_than_a_cycle_when_faster_learners_leave():
     assert one.may_open(0, 1, [learner(TWO, local_step=18)], 0.0)
 
 
+def test_a_new_trainer_owes_nothing_of_what_the_former_one_did():
+    one = pace()
+    one.opened([learner(local_step=900)])
+    assert not one.may_open(0, 1, [learner(local_step=3)], 0.0)
+    assert not one.may_open(0, 1, [learner(local_step=10)], 0.0)
+    assert one.may_open(0, 1, [learner(local_step=11)], 0.0)
+
+
 def test_published_eligibility_is_one_step_of_k_learners_whatever_their_share():
     one = pace(eligible="step", pace_share=0.0, quorum=1)
     fast, slow = learner(ONE, steps=0, step_s=0.1), learner(TWO, steps=1, step_s=9.0)

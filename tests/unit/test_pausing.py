@@ -19,6 +19,7 @@ from node.jobs import (
     Governed,
     HoldSteps,
     MemoryShort,
+    NotRestored,
     ParkTrainer,
     PauseAsked,
     ReleaseSteps,
@@ -154,14 +155,27 @@ def test_a_pause_that_ends_while_the_trainer_is_parked_wakes_it_at_once(bench):
     assert bench.inner is Inner.PARKING
 
 
-def test_a_trainer_that_does_not_wake_is_tried_again_and_given_up_at_last(bench):
+def test_a_trainer_that_does_not_start_is_tried_for_ever(bench):
+    bench.park()
+    bench.note(ResumeAsked())
+    for _ in range(3 * WAKES_MAX):
+        effects = bench.done(WakeTrainer, Failed("no memory."))
+        assert not actions(effects, ReplaceTrainer)
+        assert bench.said() == "The trainer is tried again soon, with all it had: no memory."
+        bench.wait(60.0)
+        assert bench.inner is Inner.WAKING
+    bench.done(WakeTrainer, TrainerReady("cpu", 1))
+    assert bench.machine.shared.tally.lost_steps == 0
+
+
+def test_a_state_that_no_trainer_takes_up_is_given_up_at_last(bench):
     bench.park()
     bench.note(ResumeAsked())
     for tried in range(1, WAKES_MAX + 1):
         assert bench.inner is Inner.WAKING
         bench.note(TrainerLost(False, "killed"))
         assert bench.inner is Inner.WAKING
-        effects = bench.done(WakeTrainer, Failed("killed"))
+        effects = bench.done(WakeTrainer, NotRestored("killed"))
         assert bench.inner is Inner.PARKED
         assert bool(actions(effects, ReplaceTrainer)) == (tried == WAKES_MAX)
         if tried < WAKES_MAX:
