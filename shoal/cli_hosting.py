@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from node.host.home import DEFAULT_INSTANCE
 from node.host.options import TAPE_MIB_MAX
 from shoal.choices import (
+    HOST,
     Announce,
     Bootstrap,
     HomeHere,
@@ -27,8 +28,10 @@ from shoal.choices import (
     tape_options,
 )
 
-syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.")
-witness_app = App(name="witness", help="Vote for a project: keep its log, decide who leads.")
+syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.", group=HOST)
+witness_app = App(
+    name="witness", help="Vote for a project: keep its log, decide who leads.", group=HOST
+)
 
 
 @syncer_app.command(name="run")

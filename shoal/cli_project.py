@@ -8,10 +8,12 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE
-from shoal.choices import HomeHere, Instance, Key, ProjectPath, WholeKey, say
+from shoal.choices import HOST, HomeHere, Instance, Key, ProjectPath, WholeKey, say
 from shoal.presets import PresetName
 
-project_app = App(name="project", help="Create, sign and read project files; govern a project.")
+project_app = App(
+    name="project", help="Create, sign and read project files; govern a project.", group=HOST
+)
 
 
 @project_app.command
