@@ -7,16 +7,16 @@ syncer is away the loop goes on with the blocks it has.
 
 from __future__ import annotations
 
-from enum import Enum
-
 from node.jobs import (
     Advance,
     Capture,
+    CutPart,
     Deliver,
     Evaluate,
     FetchState,
     FindSeat,
     FinishAsked,
+    LoadPart,
     PauseAsked,
     ResumeAsked,
     SeatFound,
@@ -24,9 +24,12 @@ from node.jobs import (
     Starved,
     Stepped,
     TrainerLost,
+    WritePart,
 )
 from node.joining import prove_index, read_charter
 from node.keeping import Keeping
+from node.linking import BACK_OFF_S, LINK_TRANSITIONS, Link
+from node.parting import Parting
 from node.rejoining import Rejoining
 from node.shared import LearnerSetup, Shared
 from node.tending import Tending
@@ -85,6 +88,7 @@ from protocol.records import (
     open_record,
     record_hash,
 )
+from protocol.snapshots import Marker
 from protocol.state import SwarmState
 from protocol.trace import (
     CheckpointScored,
@@ -93,33 +97,8 @@ from protocol.trace import (
     RecordCommitted,
 )
 
-BACK_OFF_S = (0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0)
 REFUSED_EXIT = 4
 """Exit code of a daemon that the project does not want."""
-
-
-class Link(Enum):
-    """The learner's relation to the syncer."""
-
-    SEEKING = "looking for the syncer"
-    CONNECTING = "connecting"
-    GREETING = "introducing itself"
-    FOLLOWING = "following the log"
-    WAITING = "waiting to try again"
-    ENDED = "ended"
-
-
-LINK_TRANSITIONS: dict[tuple[Link, str], Link] = {
-    (Link.WAITING, "retry"): Link.SEEKING,
-    (Link.SEEKING, "found"): Link.CONNECTING,
-    (Link.SEEKING, "lost"): Link.WAITING,
-    (Link.CONNECTING, "up"): Link.GREETING,
-    (Link.CONNECTING, "lost"): Link.WAITING,
-    (Link.GREETING, "welcome"): Link.FOLLOWING,
-    (Link.GREETING, "lost"): Link.WAITING,
-    (Link.FOLLOWING, "lost"): Link.WAITING,
-    (Link.FOLLOWING, "over"): Link.ENDED,
-}
 
 
 class LearnerMachine:
@@ -134,6 +113,7 @@ class LearnerMachine:
         self.rejoining = Rejoining(self.shared)
         self.trading = Trading(self.shared, self.keeping, self.rejoining)
         self.tending = Tending(self.shared, self.keeping, self.rejoining)
+        self.parting = Parting(self.shared, self.keeping, self.tending)
         self.link = Link.WAITING
         self.link_detail = ""
         self.heard_s = 0.0
@@ -173,6 +153,9 @@ class LearnerMachine:
                 self._leave(reason, reason)
             case Woke():
                 pass
+        while (released := self.parting.next_released()) is not None:
+            assert self.shared.leader is not None, "the leader said it"
+            self._take(self.shared.leader, released)
         if not self._is_stopping:
             self._look()
         return self.desk.drain()
@@ -204,6 +187,7 @@ class LearnerMachine:
         self._retry_s = self.shared.now_s + pause_s
         self._fire("lost", reason)
         self.tending.on_link()
+        self.parting.on_link_lost()
 
     def _seat_found(self, found: SeatFound) -> None:
         self._is_looking = False
@@ -217,6 +201,8 @@ class LearnerMachine:
         except RemoteError as error:
             self._blame(found.leader, error)
             self._lost(f"the charter that was found is not valid: {error}")
+            return
+        if self.parting.wants_restart():
             return
         self.shared.leader = found.leader
         self._seat = (found.epoch, found.term)
@@ -273,6 +259,12 @@ class LearnerMachine:
         if self.link not in (Link.GREETING, Link.FOLLOWING):
             return  # What was on its way when the link ended.
         self.heard_s = self.shared.now_s
+        if not self.parting.holds(message):
+            self._take(peer, message)
+
+    def _take(self, peer: bytes, message: Message) -> None:
+        if self.link not in (Link.GREETING, Link.FOLLOWING):
+            return  # It was held back, and the link ended meanwhile.
         try:
             self._dispatch(peer, message)
         except RemoteError as error:
@@ -286,7 +278,7 @@ class LearnerMachine:
             case IndexPart(entries) if self.link is Link.GREETING:
                 self._collect(entries)
             case Welcome():
-                self._welcome(message)
+                self._welcome(peer, message)
             case Refused():
                 self._refused(peer, message)
             case Committed(entries) if self.link is Link.FOLLOWING:
@@ -298,16 +290,22 @@ class LearnerMachine:
                 self.keeping.on_pull(message)
             case Settled() if self.link is Link.FOLLOWING:
                 self.keeping.on_settled(message)
+            case Marker() if self.link is Link.FOLLOWING:
+                self.parting.on_marker(message)
             case Goodbye(reason):
                 self._lost(f"the syncer closed: {reason}")
                 self.desk.out.append(Disconnect(peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
 
-    def _welcome(self, welcome: Welcome) -> None:
+    def _welcome(self, peer: bytes, welcome: Welcome) -> None:
         if self.link is not Link.GREETING:
             raise UnexpectedMessage("welcome out of turn")
         self._adopt_charter(welcome.charter)
+        if self.parting.wants_restart():
+            self.desk.out.append(Disconnect(peer, "another machine enters this epoch"))
+            self._lost("the owner went back to a snapshot")
+            return
         if welcome.index is not None:
             charters = [self._read_charter(one) for one in (welcome.charter, *welcome.formers)]
             self._take_index(welcome.index, charters)
@@ -317,6 +315,7 @@ class LearnerMachine:
         self._fire("welcome")
         self.tending.on_link()
         self.keeping.resend()
+        self.parting.tell()
         self._end_if_over()
 
     def _collect(self, entries: tuple[CertifiedRecord, ...]) -> None:
@@ -327,10 +326,10 @@ class LearnerMachine:
     def _refused(self, peer: bytes, refused: Refused) -> None:
         words = f"the syncer refused: {refused.text}"
         self.desk.out.append(Disconnect(peer, refused.reason))
-        if refused.retry_after_s is None:
+        if refused.retry_after_s is None and not self.parting.on_refused(refused):
             self._is_stopping = True
             self.desk.out.append(Stop(words, REFUSED_EXIT))
-        else:
+        elif refused.retry_after_s is not None:
             self._lost(words, refused.retry_after_s)
 
     def _adopt_charter(self, envelope: Envelope) -> None:
@@ -435,10 +434,11 @@ class LearnerMachine:
             self._seek()
         self.keeping.look()
         self.trading.look()
+        self.parting.look()
         self.tending.look()
         if self.tending.is_finished:
             self._leave("finished", "finished: everything that could be handed in was handed in")
-        times = [self.tending.deadline_s(), self.keeping.deadline_s()]
+        times = [self.tending.deadline_s(), self.keeping.deadline_s(), self.parting.deadline_s()]
         times += self.trading.deadlines_s()
         if self.link is Link.WAITING:
             times.append(self._retry_s)
@@ -451,6 +451,7 @@ class LearnerMachine:
             case Starved():
                 self.tending.on_starved()
             case TrainerLost():
+                self.parting.on_trainer_lost()
                 self.tending.on_lost(value)
             case PauseAsked(seconds):
                 self.tending.pause(seconds)
@@ -478,7 +479,10 @@ class LearnerMachine:
             case Capture():
                 self.keeping.on_captured(job, result)
             case StartTrainer():
+                self.parting.on_trainer(result)
                 self.tending.on_ready(result)
+            case CutPart() | WritePart() | LoadPart():
+                self.parting.on_job(number, job, result)
             case Evaluate():
                 self.tending.on_evaluated(job, result)
             case None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
-from node.learner import LearnerMachine, Link
+from node.learner import LearnerMachine
+from node.linking import Link
 from node.tending import Inner
 from protocol import limits
 from protocol.ids import short

@@ -34,6 +34,7 @@ from node.jobs import (
     TrainerLost,
     TrainerReady,
 )
+from node.parts import LoopState
 from node.trainer import link
 from node.trainer.supervisor import ExitReason, TrainerProcess
 from node.trainer_tape import TrainerTape, applied, replay_class, snapshot
@@ -230,6 +231,29 @@ class TrainerPort:
         process.drop(slot)
         return isinstance(done, link.Done)
 
+    async def cut_part(self, numel: int) -> tuple[F32, LoopState] | None:
+        """All arrays of the trainer and the rest of its state; None if it ended.
+
+        The array is the slot itself, as in `capture_moments`.
+        """
+        process = self._live()
+        slot = process.slot(numel)
+        answer = await self._ask(lambda n: link.CutPart(n, slot.identity, numel))
+        process.drop(slot)
+        return (slot.values, answer.state) if isinstance(answer, link.PartCut) else None
+
+    async def restore_part(self, values: F32, state: LoopState) -> bool:
+        """Make a trainer that has not begun what another one was; False if it ended."""
+        process = self._live()
+        if self.tape is not None:
+            self.tape.inexact("it goes on from a snapshot")
+        slot = process.slot(values.size)
+        await self._in_pool(lambda: np.copyto(slot.values, values))
+        done = await self._ask(lambda n: link.RestorePart(n, slot.identity, slot.numel, state))
+        process.drop(slot)
+        self._cursor = Cursor(state.position, state.sequence)
+        return isinstance(done, link.Done)
+
     async def evaluate(self, job: Evaluate) -> JobResult:
         """Held-out loss of the frozen global value."""
         process = self._live()
@@ -350,7 +374,7 @@ class TrainerPort:
                 self._stepped(event)
             case link.Starved():
                 self.note(Starved())
-            case link.Done() | link.Evaluated() | link.Generated():
+            case link.Done() | link.PartCut() | link.Evaluated() | link.Generated():
                 if self.tape is not None and isinstance(event, link.Done):
                     self.tape.answered(event.job, event.local_step)
                 future = self._waiting.pop(event.job, None)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,6 +194,15 @@ class TinyTrainer:
         if not self.spans:
             return self._end
         return Cursor(self.spans[0].start, self.spans[0].skip)
+
+    def noise_state(self) -> dict[str, Any]:
+        """State of its source of chance."""
+        return dict(self._noise.bit_generator.state)
+
+    def go_on(self, end: Cursor, noise: dict[str, Any]) -> None:
+        """Reads and draws on where another one stood."""
+        self._end = end
+        self._noise.bit_generator.state = noise
 
     def can_step(self) -> bool:
         if not self.is_begun or self.is_held:

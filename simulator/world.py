@@ -69,7 +69,11 @@ class World:
         self.slow_s = self.wires.slow_s
         self.facts: list[tuple[float, bytes, Fact]] = []
         self.watchers: list[Callable[[float, Host, Fact], None]] = []
+        self.taps: list[Callable[[str, Host, bytes, Message], None]] = []
+        """Told "sent" or "came", a host, its peer and a message, in the order of that host."""
         self.events = 0
+        self.owner_epoch = 0
+        """The newest that the project's owner began."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._streams = 0
@@ -140,6 +144,10 @@ class World:
         ways = ((one.key, other.key), (other.key, one.key))
         return self.can_reach(one, other) and not self.cut_ways.intersection(ways)
 
+    def tell(self, what: str, host: Host, peer: bytes, message: Message) -> None:
+        for tap in self.taps:
+            tap(what, host, peer, message)
+
     # Streams.
 
     def connect(self, dialler: Host, peer: bytes) -> None:
@@ -170,6 +178,7 @@ class World:
         if stream is None or not stream.is_open:
             return
         frame = wire.encode(message)
+        self.tell("sent", sender, peer, message)
         receiver = stream.listener if stream.dialler is sender else stream.dialler
         due_s = self.wires.message_s(sender.key, peer, len(frame), self.now_s)
         if due_s is None:
@@ -182,7 +191,9 @@ class World:
         def arrive() -> None:
             is_same = stream.is_open and receiver.streams.get(sender.key) is stream
             if is_same and sender.key not in stream.muted and self.can_reach(sender, receiver):
-                receiver.take(Received(sender.key, wire.decode_message(frame)))
+                decoded = wire.decode_message(frame)
+                self.tell("came", receiver, sender.key, decoded)
+                receiver.take(Received(sender.key, decoded))
 
         self.at(arrival_s, arrive)
 

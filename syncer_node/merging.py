@@ -227,6 +227,21 @@ class Merging:
             if ticket is not None and ticket.state is PullState.ASKED and current.is_collecting:
                 ticket.state = PullState.FAILED
 
+    def in_hand(self, session: tuple[bytes, int]) -> frozenset[int]:
+        """Sequences of this session's pushes that are here and have no fate yet."""
+        found = set()
+        for current in self.rounds.values():
+            ticket = current.tickets.get(session[0])
+            if ticket is None or ticket.header is None:
+                continue
+            # Once a round is closed, what had not arrived by then was late.
+            is_here = ticket.state is PullState.ARRIVED or (
+                ticket.state is PullState.SENDING and current.is_collecting
+            )
+            if is_here and ticket.header.incarnation == session[1]:
+                found.add(ticket.header.sequence)
+        return frozenset(found)
+
     # What goes on.
 
     def look(self, now_s: float, *, may_open: bool) -> None:

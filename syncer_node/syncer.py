@@ -58,11 +58,14 @@ from syncer_node.jobs import (
     InstallState,
     Keep,
     KeepCharter,
+    KeepSnapshot,
     LoadWeights,
     Merge,
     RepairFragment,
     Replay,
+    SnapshotKept,
     WriteCheckpoint,
+    WriteSnapshot,
 )
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import Entry
@@ -95,6 +98,8 @@ class SyncerMachine:
         self.faults: dict[str, int] = {}
         self.archive = Archive(recovered, self.state)
         self.seat: Seat | None = None
+        self.snapshots = list(recovered.snapshots)
+        """Those on this host's disk, oldest first."""
         self.is_installing = False
         """A state is being taken in place of a log that was left behind."""
         self.raft = Raft(
@@ -165,6 +170,14 @@ class SyncerMachine:
         self.raft.election.is_drained = True
         self._now_s = now_s
         self._look()
+        return self.desk.drain()
+
+    def take_snapshot(self, now_s: float) -> list[Effect]:
+        """Begin a snapshot of the whole swarm, if this host leads and none is under way."""
+        self._now_s = now_s
+        if self.seat is not None and self.state.has_weights and self.seat.snapshots.taking is None:
+            self.seat.snapshots.begin(now_s)
+        self._wake()
         return self.desk.drain()
 
     def offer_charter(self, envelope: Envelope, now_s: float) -> list[Effect]:
@@ -247,6 +260,7 @@ class SyncerMachine:
             archive=self.archive,
             faults=self.faults,
             propose=self.raft.propose,
+            snapshots=self.snapshots,
             now_s=self._now_s,
         )
 
@@ -291,7 +305,7 @@ class SyncerMachine:
         self.seat.close(reason)
         self.seat = None
         # Rounds are numbered anew by the next seat: late answers must not meet its rounds.
-        self.desk.forget((InitialiseWeights, FetchPush, Merge))
+        self.desk.forget((InitialiseWeights, FetchPush, Merge, WriteSnapshot))
 
     def on_certified(self, entry: Entry) -> None:
         record, body = entry.record, entry.record.body
@@ -416,6 +430,9 @@ class SyncerMachine:
         """The answer to something a seat asked for; one of a former seat means nothing."""
         if isinstance(job, WriteCheckpoint) and isinstance(result, Failed):
             self.desk.emit(PhaseChanged("checkpoint failed", result.reason))
+        if isinstance(job, KeepSnapshot) and isinstance(result, SnapshotKept):
+            self.snapshots.append(job.manifest.outline)
+            self.snapshots[:] = [one for one in self.snapshots if one.snapshot in job.kept]
         if self.seat is None:
             return
         match job:
@@ -425,6 +442,10 @@ class SyncerMachine:
                 self.seat.merging.on_fetched(job, result)
             case Merge():
                 self.seat.merging.on_merged(job, result, self._now_s)
+            case WriteSnapshot():
+                self.seat.snapshots.on_written(job, result, self._now_s)
+            case KeepSnapshot():
+                self.seat.snapshots.on_kept(job, result, self._now_s)
             case _:
                 pass  # Answered before.
 

@@ -1,9 +1,8 @@
-"""What the daemon and its trainer say to each other, how it is framed, and the memory they share.
+"""What the daemon and its trainer say to each other, and how it is framed.
 
 Both ends hold one end of a Unix stream socket pair. A frame is a 4-byte big-endian length and that
-many bytes of MessagePack. Weights never travel in frames: they lie in slots, anonymous memory
-files whose descriptor rides on the first byte of an `OfferSlot`. The kernel frees a slot when both
-ends are gone, however they went.
+many bytes of MessagePack. Weights never travel in frames: they lie in slots (`node.trainer.slots`),
+whose descriptor rides on the first byte of an `OfferSlot`.
 
 The trainer knows nothing of peers, rounds or versions. It carries out commands strictly in the
 order sent, at local-step boundaries only. This module imports neither torch nor asyncio, and
@@ -12,20 +11,16 @@ does no scheduling: `node.trainer.supervisor` and `node.trainer.main` own the tw
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 import select
 import socket
 from collections import deque
-from typing import Annotated, Final, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
-import numpy as np
-from blake3 import blake3
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
+from node.parts import LoopState
 from protocol import limits
 from protocol.errors import InternalError, ShoalError
 from protocol.ids import Count
@@ -62,8 +57,6 @@ EXIT_CODES: Final[dict[FailureKind, int]] = {
 SlotId = Annotated[int, Meta(ge=0, lt=2**31)]
 Checksum = Annotated[bytes, Meta(min_length=32, max_length=32)] | None
 """blake3 of the slot's f32 content, or None where the sender did not compute one."""
-
-Floats = NDArray[np.float32]
 
 
 class LinkClosed(ShoalError):
@@ -161,6 +154,25 @@ class InstallMoments(Struct, frozen=True, array_like=True, tag=True):
     numel: Count
 
 
+class CutPart(Struct, frozen=True, array_like=True, tag=True):
+    """All of the trainer's state, at one boundary. Answered by `PartCut`."""
+
+    job: Count
+    slot: SlotId
+    """theta of every fragment in fragment order, then the moments of every fragment."""
+    numel: Count
+
+
+class RestorePart(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer's state becomes that of a part, before `Begin`. Answered by `Done`."""
+
+    job: Count
+    slot: SlotId
+    """As in `CutPart`."""
+    numel: Count
+    state: LoopState
+
+
 class Blocks(Struct, frozen=True, array_like=True, tag=True):
     """Appends leased positions [start, stop) to the work queue, in this order."""
 
@@ -235,6 +247,8 @@ Command = (
     | Snapshot
     | CaptureMoments
     | InstallMoments
+    | CutPart
+    | RestorePart
     | Blocks
     | DropBlocks
     | SetProgress
@@ -299,6 +313,13 @@ class Done(Struct, frozen=True, array_like=True, tag=True):
     """Of the slot's content, where a `Snapshot` wanted one."""
 
 
+class PartCut(Struct, frozen=True, array_like=True, tag=True):
+    """The slot holds the trainer's arrays, and this is the rest of its state."""
+
+    job: Count
+    state: LoopState
+
+
 class Evaluated(Struct, frozen=True, array_like=True, tag=True):
     """Held-out loss in nats per token over `tokens` tokens."""
 
@@ -328,7 +349,7 @@ class Failed(Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-Event = Ready | Stepped | Done | Evaluated | Generated | Starved | Failed
+Event = Ready | Stepped | Done | PartCut | Evaluated | Generated | Starved | Failed
 
 M = TypeVar("M")
 
@@ -448,53 +469,3 @@ class TrainerEnd:
         """Closes the socket and every descriptor not taken."""
         self._reader.close()
         self._end.close()
-
-
-class Slot:
-    """A buffer of f32 elements that two processes see; `values` is the view on it."""
-
-    def __init__(self, identity: int, numel: int, descriptor: int) -> None:
-        """Takes over `descriptor`, a memory file of at least 4 * numel bytes."""
-        self.identity = identity
-        self.numel = numel
-        self.descriptor = descriptor
-        # The kernel refuses to map zero bytes, and a fragment may be empty.
-        self._map = mmap.mmap(descriptor, max(4 * numel, 1))
-        self.values: Floats = np.frombuffer(self._map, dtype=np.float32, count=numel)
-
-    @classmethod
-    def create(cls, identity: int, numel: int) -> Self:
-        """A new slot of zeros. MemoryError if the machine has no room for it."""
-        descriptor = os.memfd_create("shoal-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            # Allocated now rather than at the first touch: running out is an error, not a SIGBUS.
-            os.posix_fallocate(descriptor, 0, max(4 * numel, 1))
-            # With the size sealed, neither end can pull memory from under the other's map.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            return cls(identity, numel, descriptor)
-        except OSError as error:
-            os.close(descriptor)
-            raise MemoryError(f"no memory for a slot of {4 * numel} bytes: {error}") from error
-
-    @classmethod
-    def attach(cls, identity: int, numel: int, descriptor: int) -> Self:
-        """The other process' slot. Closes `descriptor`; InternalError if it is too short."""
-        try:
-            size = os.fstat(descriptor).st_size
-            if size < 4 * numel:
-                raise InternalError(f"slot {identity} has {size} bytes for {numel} elements")
-            slot = cls(identity, numel, descriptor)
-        finally:
-            os.close(descriptor)  # The map keeps the memory.
-        slot.descriptor = -1
-        return slot
-
-    def checksum(self) -> bytes:
-        """blake3 of the content, 32 bytes. Cost: one pass over the slot."""
-        return blake3(self.values.view(np.uint8).data).digest()
-
-    def close(self) -> None:
-        """Closes the descriptor; the memory goes when the last view of it does."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1

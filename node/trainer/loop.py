@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from node.parts import LoopState
 from node.trainer.model import Floats, FragmentView
 from node.trainer.moments import MomentsView
 from node.trainer.optimizers import make_optimizer
@@ -93,6 +94,18 @@ class BlockReader:
             self._push(start, stop, start_sequence)
             self.available += (stop - start) * self._block_sequences - start_sequence
             start_sequence = 0
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int, int], ...]:
+        """Positions [start, stop) not read yet, and sequences of the first that are."""
+        return tuple(self._ranges)
+
+    def go_on(self, state: LoopState) -> None:
+        """Reads on where another reader stood."""
+        self.clear()
+        for start, stop, first in state.ranges:
+            self.append(((start, stop),), first)
+        self.position, self.sequence = state.position, state.sequence
 
     def clear(self) -> None:
         """Forgets everything not yet read."""
@@ -158,6 +171,31 @@ class InnerLoop:
     def moments(self, layout: Layout) -> MomentsView:
         """The optimizer's state as fragments."""
         return MomentsView(self.model, self._optimizer, layout)
+
+    def state(self) -> LoopState:
+        """All that this loop goes on from, but for weights and moments."""
+        device = self.device
+        on_cuda = device.type == "cuda"
+        return LoopState(
+            local_step=self.local_step,
+            tokens=self.tokens_total,
+            ranges=self.reader.ranges,
+            position=self.reader.position,
+            sequence=self.reader.sequence,
+            is_seasoned=self.is_seasoned,
+            rng=torch.get_rng_state().numpy().tobytes(),
+            device_rng=torch.cuda.get_rng_state(device).numpy().tobytes() if on_cuda else b"",
+            device=device.type,
+        )
+
+    def go_on(self, state: LoopState) -> None:
+        """Becomes what another loop was. On another kind of device its random stream is new."""
+        self.local_step, self.tokens_total = state.local_step, state.tokens
+        self.is_seasoned = state.is_seasoned
+        self.reader.go_on(state)
+        torch.set_rng_state(_generator_state(state.rng))
+        if state.device_rng and self.device.type == "cuda" == state.device:
+            torch.cuda.set_rng_state(_generator_state(state.device_rng), self.device)
 
     @property
     def can_step(self) -> bool:
@@ -252,6 +290,10 @@ def make_accelerator(device: str | None) -> accelerate.Accelerator:
     kind = accelerate.PartialState(cpu=on_cpu).device.type
     has_bf16 = kind == "xpu" or (kind == "cuda" and torch.cuda.is_bf16_supported())
     return accelerate.Accelerator(cpu=on_cpu, mixed_precision="bf16" if has_bf16 else "no")
+
+
+def _generator_state(kept: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(kept, np.uint8).copy())
 
 
 def seed_random_stream(seed: int, salt: int) -> None:

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from node.moments import moments_numel
 from node.trainer import link
 from node.trainer.failures import TrainerFailure, failing_as
+from node.trainer.slots import Slot
 from protocol.errors import InternalError
 from protocol.project import Genesis, InnerSpec
 
@@ -134,7 +136,7 @@ class Session:
     def __init__(self, end: link.TrainerEnd) -> None:
         self._end = end
         self._shop: Workshop
-        self._slots: dict[int, link.Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self._assigned: set[int] = set()
         self._seasoned: set[int] = set()
         self._has_begun = False
@@ -151,6 +153,8 @@ class Session:
             link.Snapshot: self._snapshot,
             link.CaptureMoments: self._capture_moments,
             link.InstallMoments: self._install_moments,
+            link.CutPart: self._cut_part,
+            link.RestorePart: self._restore_part,
             link.Blocks: self._blocks,
             link.DropBlocks: self._drop_blocks,
             link.SetProgress: self._set_progress,
@@ -232,14 +236,14 @@ class Session:
     def _offer_slot(self, command: link.OfferSlot) -> None:
         self._drop_slot(command.slot)
         descriptor = self._end.take_descriptor()
-        self._slots[command.slot] = link.Slot.attach(command.slot, command.numel, descriptor)
+        self._slots[command.slot] = Slot.attach(command.slot, command.numel, descriptor)
 
     def _drop_slot(self, identity: int) -> None:
         slot = self._slots.pop(identity, None)
         if slot is not None:
             slot.close()
 
-    def _slot(self, identity: int, numel: int, checksum: link.Checksum = None) -> link.Slot:
+    def _slot(self, identity: int, numel: int, checksum: link.Checksum = None) -> Slot:
         slot = self._slots.get(identity)
         if slot is None or slot.numel != numel:
             raise InternalError(f"there is no slot {identity} of {numel} elements")
@@ -281,6 +285,36 @@ class Session:
         self._seasoned.add(command.fragment)
         self._shop.loop.is_seasoned = len(self._seasoned) == len(self._shop.layout.fragments)
         self._done(command.job, started)
+
+    def _cut_part(self, command: link.CutPart) -> None:
+        shop = self._shop
+        slot = self._slot(command.slot, command.numel)
+        for view, pieces in self._views(slot.values):
+            for fragment, piece in enumerate(pieces):
+                view.read(fragment, piece)
+        self._end.send(link.PartCut(command.job, shop.loop.state()))
+
+    def _restore_part(self, command: link.RestorePart) -> None:
+        started = time.monotonic()
+        if self._has_begun:
+            raise InternalError("a part came after the first local step")
+        shop = self._shop
+        slot = self._slot(command.slot, command.numel)
+        for view, pieces in self._views(slot.values):
+            for fragment, piece in enumerate(pieces):
+                view.write(fragment, piece)
+        shop.loop.go_on(command.state)
+        self._assigned = set(range(len(shop.layout.fragments)))
+        self._done(command.job, started)
+
+    def _views(self, values: Floats) -> list[tuple[FragmentView | MomentsView, list[Floats]]]:
+        """The trainer's arrays, and where each of their fragments lies in `values`."""
+        fragments = self._shop.layout.fragments
+        weights = [fragment.numel for fragment in fragments]
+        moments = [moments_numel(fragment) for fragment in fragments]
+        pieces = np.split(values, np.cumsum([*weights, *moments])[:-1])
+        count = len(fragments)
+        return [(self._shop.view, pieces[:count]), (self._shop.moments, pieces[count:])]
 
     def _done(self, job: int, started: float, checksum: link.Checksum = None) -> None:
         loop = self._shop.loop

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from node.trainer import link
+from node.trainer.slots import Slot
 from protocol.errors import InternalError, TransientError
 
 TERMINATE_WAIT_S: Final = 2.0
@@ -88,8 +89,8 @@ class TrainerProcess:
         self._reader = link.FrameReader()
         self._outbox: deque[tuple[memoryview, int]] = deque()
         """Bytes to send, and the descriptor to send with them or -1."""
-        self._free: dict[int, list[link.Slot]] = {}
-        self._slots: dict[int, link.Slot] = {}
+        self._free: dict[int, list[Slot]] = {}
+        self._slots: dict[int, Slot] = {}
         self._slot_numbers = count()
         self._failed: link.Failed | None = None
         self._trouble = ""
@@ -129,7 +130,7 @@ class TrainerProcess:
         """
         return self._queue(command, -1)
 
-    def slot(self, numel: int) -> link.Slot:
+    def slot(self, numel: int) -> Slot:
         """A slot that the trainer has or will have been offered before any later command.
 
         Its content is undefined. TransientError if the trainer is gone, MemoryError if there is no
@@ -140,13 +141,13 @@ class TrainerProcess:
         free = self._free.get(numel)
         if free:
             return free.pop()
-        slot = link.Slot.create(next(self._slot_numbers), numel)
+        slot = Slot.create(next(self._slot_numbers), numel)
         self._slots[slot.identity] = slot
         # A copy, because the slot may be dropped before the queue has moved.
         self._queue(link.OfferSlot(slot.identity, numel), os.dup(slot.descriptor))
         return slot
 
-    def release(self, slot: link.Slot) -> None:
+    def release(self, slot: Slot) -> None:
         """Gives a slot back. No command that names it may be unanswered, no view be in use."""
         if self._slots.get(slot.identity) is not slot:
             return  # Of a trainer that ended meanwhile.
@@ -156,7 +157,7 @@ class TrainerProcess:
             return
         self.drop(slot)
 
-    def drop(self, slot: link.Slot) -> None:
+    def drop(self, slot: Slot) -> None:
         """As `release`, for a slot that nobody will need again."""
         if self._slots.get(slot.identity) is not slot:
             return  # Of a trainer that ended meanwhile.

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from node.jobs import FindSeat
-from node.learner import Link
+from node.linking import Link
 from protocol import limits
 from protocol.machine import Connect, Failed, PeerDown, PeerUp
 from protocol.messages import Alive, Hello, Refused, Welcome

@@ -7,10 +7,13 @@ import socket
 import numpy as np
 import pytest
 
+from node.parts import LoopState
 from node.trainer import link
 from node.trainer.failures import TrainerFailure, failure_of
+from node.trainer.slots import Slot
 from protocol.errors import InternalError, UserError
 
+LOOP = LoopState(8, 1024, ((3, 5, 2), (9, 10, 0)), 3, 2, False, b"rng", b"", "cpu")
 COMMANDS = [
     link.Configure(b"genesis", b"inner", "/cache", 2, 4, 0.5, 3, "cpu", 10),
     link.OfferSlot(1, 128),
@@ -20,6 +23,8 @@ COMMANDS = [
     link.Snapshot(9, 0, 1, 128, True),
     link.CaptureMoments(4, 2, 1, 1000),
     link.InstallMoments(5, 2, 1, 1000),
+    link.CutPart(6, 1, 3000),
+    link.RestorePart(7, 1, 3000, LOOP),
     link.Blocks(((3, 5), (9, 10)), 2),
     link.DropBlocks(),
     link.SetProgress(0.25),
@@ -36,6 +41,7 @@ EVENTS = [
     link.Ready(bytes(32), "cpu", 5, 4, bytes(32), True, 100, 10, 3, {"data": 0.5}),
     link.Stepped(1, 128, 5.5, 0.2, 0.1, 3, 4, 1e-3),
     link.Done(7, 1, 128, 0.1, bytes(32)),
+    link.PartCut(6, LOOP),
     link.Evaluated(10, 5.0, 64, 0.1),
     link.Generated(11, "main"),
     link.Starved(1),
@@ -93,8 +99,8 @@ def test_a_message_over_the_bound_is_not_sent():
 
 
 def test_both_ends_of_a_slot_see_the_same_values():
-    ours = link.Slot.create(1, 300)
-    theirs = link.Slot.attach(1, 300, os.dup(ours.descriptor))
+    ours = Slot.create(1, 300)
+    theirs = Slot.attach(1, 300, os.dup(ours.descriptor))
     ours.values[:] = np.arange(300)
     assert theirs.values[299] == 299.0
     assert ours.checksum() == theirs.checksum()
@@ -104,13 +110,13 @@ def test_both_ends_of_a_slot_see_the_same_values():
 
 
 def test_an_empty_slot_is_possible():
-    slot = link.Slot.create(1, 0)
+    slot = Slot.create(1, 0)
     assert slot.values.size == 0
     slot.close()
 
 
 def test_neither_end_can_shrink_a_slot():
-    slot = link.Slot.create(1, 10_000)
+    slot = Slot.create(1, 10_000)
     with pytest.raises(PermissionError):
         os.ftruncate(slot.descriptor, mmap.PAGESIZE)
     slot.close()
@@ -118,7 +124,7 @@ def test_neither_end_can_shrink_a_slot():
 
 def test_values_outlive_a_closed_slot_and_no_descriptor_stays_open():
     before = open_descriptors()
-    slot = link.Slot.create(1, 16)
+    slot = Slot.create(1, 16)
     values = slot.values
     slot.close()
     slot.close()
@@ -129,15 +135,15 @@ def test_values_outlive_a_closed_slot_and_no_descriptor_stays_open():
 
 
 def test_a_slot_shorter_than_it_claims_is_refused():
-    slot = link.Slot.create(1, 16)
+    slot = Slot.create(1, 16)
     with pytest.raises(InternalError, match="64 bytes for 17 elements"):
-        link.Slot.attach(1, 17, os.dup(slot.descriptor))
+        Slot.attach(1, 17, os.dup(slot.descriptor))
     slot.close()
 
 
 def test_descriptors_arrive_with_the_frames_that_announce_them(ends):
     ours, end = ends
-    slots = [link.Slot.create(number, 8) for number in range(3)]
+    slots = [Slot.create(number, 8) for number in range(3)]
     for slot in slots:
         slot.values[:] = slot.identity
         socket.send_fds(ours, [link.frame(link.OfferSlot(slot.identity, 8))], [slot.descriptor])
@@ -145,7 +151,7 @@ def test_descriptors_arrive_with_the_frames_that_announce_them(ends):
     for slot in slots:
         offer = end.receive(1.0)
         assert offer == link.OfferSlot(slot.identity, 8)
-        seen = link.Slot.attach(offer.slot, offer.numel, end.take_descriptor())
+        seen = Slot.attach(offer.slot, offer.numel, end.take_descriptor())
         assert seen.values[7] == slot.identity
         assert end.receive(1.0) == link.Begin()
         slot.close()
@@ -161,7 +167,7 @@ def test_an_offer_without_a_descriptor_is_an_error(ends):
 
 def test_descriptors_that_nobody_took_are_closed(ends):
     ours, end = ends
-    slot = link.Slot.create(1, 8)
+    slot = Slot.create(1, 8)
     before = open_descriptors()
     socket.send_fds(ours, [link.frame(link.OfferSlot(1, 8))], [slot.descriptor])
     end.receive(1.0)

@@ -1,0 +1,69 @@
+"""Memory that daemon and trainer share: anonymous files.
+
+The kernel frees them when both ends are gone, however they went.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Self
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol.errors import InternalError
+
+Floats = NDArray[np.float32]
+
+
+class Slot:
+    """A buffer of f32 elements that two processes see; `values` is the view on it."""
+
+    def __init__(self, identity: int, numel: int, descriptor: int) -> None:
+        """Takes over `descriptor`, a memory file of at least 4 * numel bytes."""
+        self.identity = identity
+        self.numel = numel
+        self.descriptor = descriptor
+        # The kernel refuses to map zero bytes, and a fragment may be empty.
+        self._map = mmap.mmap(descriptor, max(4 * numel, 1))
+        self.values: Floats = np.frombuffer(self._map, dtype=np.float32, count=numel)
+
+    @classmethod
+    def create(cls, identity: int, numel: int) -> Self:
+        """A new slot of zeros. MemoryError if the machine has no room for it."""
+        descriptor = os.memfd_create("shoal-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            # Allocated now rather than at the first touch: running out is an error, not a SIGBUS.
+            os.posix_fallocate(descriptor, 0, max(4 * numel, 1))
+            # With the size sealed, neither end can pull memory from under the other's map.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            return cls(identity, numel, descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise MemoryError(f"no memory for a slot of {4 * numel} bytes: {error}") from error
+
+    @classmethod
+    def attach(cls, identity: int, numel: int, descriptor: int) -> Self:
+        """The other process' slot. Closes `descriptor`; InternalError if it is too short."""
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < 4 * numel:
+                raise InternalError(f"slot {identity} has {size} bytes for {numel} elements")
+            slot = cls(identity, numel, descriptor)
+        finally:
+            os.close(descriptor)  # The map keeps the memory.
+        slot.descriptor = -1
+        return slot
+
+    def checksum(self) -> bytes:
+        """blake3 of the content, 32 bytes. Cost: one pass over the slot."""
+        return blake3(self.values.view(np.uint8).data).digest()
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory goes when the last view of it does."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
