@@ -209,16 +209,19 @@ class Parting:
         return True
 
     def on_trainer(self, result: object) -> None:
-        """The trainer is ready: whether it goes on from the part. A later one never does."""
+        """The trainer is ready: whether it goes on from the part. A later one never does.
+
+        If it does not, neither can the part's session: begin as a joiner instead.
+        """
         start = self.shared.setup.start
         if start is None or start.part is None or self.report is not None:
             return
         if isinstance(result, TrainerReady) and result.unread is not None:
             self.report = PartRestored(start.snapshot, True, start.digest, result.local_step, "")
+            self.tell()
         else:
             reason = result.reason if isinstance(result, Failed) else "it was not taken up"
-            self.report = PartRestored(start.snapshot, False, start.digest, 0, reason[:2000])
-        self.tell()
+            self._restart(LoadPart(start.snapshot, start.epoch), reason)
 
     def tell(self) -> None:
         """Say what became of the part; again in every session, for leaders change."""

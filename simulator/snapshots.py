@@ -118,6 +118,8 @@ class SnapshotChecker:
                 cut.between.setdefault(session, set()).add(sequence)
 
     def _on_cut(self, host: SimLearner, snapshot: int) -> None:
+        if host.is_void:
+            return
         session = (host.key, host.incarnation)
         discarded: list[set[int]] = []
         sets = self.swarm.sets
@@ -138,6 +140,11 @@ class SnapshotChecker:
     def _on_restore(self, host: SimLearner, part: SimPart) -> None:
         self.restored.append((host, part))
         del host.reads[part.trainer.reads :]
+        # What its session said behind the cut never was, and pushes without a fate have none now.
+        session, last = (host.key, host.incarnation), part.state.sequence
+        for seen in (self._sent, self._came):
+            seen[session] = {one for one in seen.get(session, ()) if one <= last}
+        self._settled[session] = set(self._sent[session])
         if self.swarm.sets is not None:
             side = self.cuts[part.state.snapshot].sides[host.key]
             self.swarm.sets.go_on(host, side.discarded)

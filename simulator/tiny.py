@@ -75,6 +75,9 @@ class TinyProject:
     owner: SimSigner
 
 
+LIMITS = LimitSpec(10**9, 256, 20, 8, 60.0, 64)
+
+
 def tiny_project(
     syncer: bytes,
     *,
@@ -128,7 +131,7 @@ def tiny_project(
         inner=InnerSpec("adamw", 1e-3, 0.1, 0.9, 0.95, 1.0, 2, 0.05, 0.1, 0, moments),
         outer=outer or OuterSpec(0.7, 0.5, 3.0),
         rounds=rounds or RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
-        limits=limits or LimitSpec(10**9, 256, 20, 8, 60.0, 64),
+        limits=limits or LIMITS,
         durability=durability,
     )
     return TinyProject(genesis, genesis_bytes, project, charter, owner)

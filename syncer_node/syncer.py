@@ -123,6 +123,8 @@ class SyncerMachine:
         self._looked_s = -1.0
         self._seat_term = -1
         """Term of our own seat record once it is certified."""
+        self._is_over = False
+        """The daemon was told to build another machine: this one opens no seat any more."""
         self._stop: tuple[str, float] | None = None
         """Asked to stop, and when to stop waiting for a successor."""
         self._was_stored = True
@@ -250,7 +252,7 @@ class SyncerMachine:
 
     def _is_seat_ready(self) -> bool:
         is_certain = self.raft.is_leading and self._seat_term == self.raft.context.term
-        return is_certain and self.following.is_idle
+        return not self._is_over and is_certain and self.following.is_idle
 
     def _open_seat(self) -> None:
         self.seat = Seat(
@@ -362,6 +364,7 @@ class SyncerMachine:
         if charter.epoch > self.raft.context.epoch:
             words = f"the owner began epoch {charter.epoch}"
             self._close_seat(words)
+            self._is_over = True
             self.desk.out.append(Stop(words, RESTART_EXIT))
 
     # Peers.
