@@ -129,9 +129,15 @@ class SnapshotChecker:
                 sets.check_cut(host, fragment)
         cut = self.cuts.get(snapshot)
         if cut is not None:
+            # Nobody says again what a trainer handed in that is gone; its tokens count as lost.
+            dead = {
+                sequence
+                for (incarnation, sequence), (trainer, _) in host.captures.items()
+                if incarnation == host.incarnation and trainer != host.trainer_number
+            }
             cut.sides[host.key] = Side(
                 set(self._sent.get(session, ())),
-                set(self._settled.get(session, ())),
+                dead | self._settled.get(session, set()),
                 self._heard.get(host.key, 0),
                 sum(read[0] == host.incarnation for read in host.reads),
                 discarded,
