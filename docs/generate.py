@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
+from node.inner import INNER_TRANSITIONS, Inner  # noqa: E402
 from node.linking import LINK_TRANSITIONS, Link  # noqa: E402
 from node.parting import PART_TRANSITIONS, Part  # noqa: E402
 from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
-from node.tending import INNER_TRANSITIONS, Inner  # noqa: E402
 from protocol import clocks, limits, messages, project, records, snapshots  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
 from shoal.exit_codes import MEANINGS  # noqa: E402

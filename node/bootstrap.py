@@ -280,18 +280,20 @@ class Planner:
         donors.sort(key=lambda donor: (len(donor.asks), donor.taken, self.rng.random()))
         wants = [want for want in self._wants.values() if want.opened_s is not None]
         wants.sort(key=lambda want: self._hopes(want, now_s))
+        probed = self._probed(wants)
+        slow = [ask for ask in self.asked.values() if now_s - ask.asked_s > SLOW_S_MIN]
         for donor in donors:
             if len(donor.asks) >= donor.depth:
                 continue
             may = [want for want in wants if self._may_ask(donor, want, now_s)]
             found = self._manifest(donor, may, now_s)
             if not any(self.asked[number].is_manifest for number in donor.asks):
-                found = found or self._probe(donor, may, now_s)
+                found = found or self._probe(donor, may, probed, now_s)
             found = (
                 found
                 or self._chunk(donor, may)
-                or self._probe(donor, may, now_s)
-                or self._second(donor, may, now_s)
+                or self._probe(donor, may, probed, now_s)
+                or self._second(donor, may, slow, now_s)
             )
             if found is not None:
                 return self._ask(donor, *found, now_s)
@@ -317,13 +319,14 @@ class Planner:
                 return want, want.assembly.pick_idle(self.rng)
         return None
 
-    def _probe(self, donor: Donor, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
+    def _probe(
+        self, donor: Donor, wants: list[Want], probed: dict[int, set[bytes]], now_s: float
+    ) -> tuple[Want, Digest] | None:
         """A manifest of a version of which it is not known whether this donor holds it."""
         for want in wants:
             fragment = want.assembly.fragment
-            if not donor.is_unknown(fragment, now_s) or donor.key in self._probed(fragment):
-                continue
-            if self._holders(want) + len(self._probed(fragment)) >= SOURCES_MAX:
+            asked = probed.get(fragment)
+            if asked is None or donor.key in asked or not donor.is_unknown(fragment, now_s):
                 continue
             # One of those that are missing, so that two donors bring both; any will do to find out.
             missing = want.assembly.manifests()
@@ -332,12 +335,16 @@ class Planner:
             return want, want.assembly.state.theta
         return None
 
-    def _second(self, donor: Donor, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
+    def _second(
+        self, donor: Donor, wants: list[Want], slow: list[Ask], now_s: float
+    ) -> tuple[Want, Digest] | None:
         """A chunk that is slow to come from the one donor that was asked for it."""
+        if not slow:
+            return None
         known_s = donor.chunk_s
         patience_s = SLOW_S if known_s is None else max(SLOW_S_MIN, 2 * known_s)
         may = {want.assembly.fragment: want for want in wants}
-        for ask in self.asked.values():  # The oldest first.
+        for ask in slow:  # The oldest first.
             want = may.get(ask.fragment)
             if want is None or ask.is_manifest or ask.fragment not in donor.holds:
                 continue
@@ -374,10 +381,17 @@ class Planner:
             for donor in self._donors.values()
         )
 
-    def _probed(self, fragment: int) -> set[bytes]:
-        return {
-            ask.donor for ask in self.asked.values() if ask.is_manifest and ask.fragment == fragment
-        }
+    def _probed(self, wants: list[Want]) -> dict[int, set[bytes]]:
+        """Who is asked for a manifest of each version that more holders are looked for."""
+        probed: dict[int, set[bytes]] = {want.assembly.fragment: set() for want in wants}
+        for ask in self.asked.values():
+            if ask.is_manifest and ask.fragment in probed:
+                probed[ask.fragment].add(ask.donor)
+        for want in wants:
+            fragment = want.assembly.fragment
+            if self._holders(want) + len(probed[fragment]) >= SOURCES_MAX:
+                del probed[fragment]
+        return probed
 
     def _may_ask(self, donor: Donor, want: Want, now_s: float) -> bool:
         return not donor.is_last_resort or self._needs_last_resort(want, now_s)

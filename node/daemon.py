@@ -22,6 +22,7 @@ import msgspec
 from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
+from node.hospitality import guest_of, trainer_room
 from node.host import keystore, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
@@ -80,7 +81,7 @@ from node.learner import LearnerMachine
 from node.locator import Locator, fetch_genesis
 from node.moments_port import MomentsPort
 from node.parting import RESTART_EXIT
-from node.parts_port import Beginning, PartsPort
+from node.parts_port import Beginning, PartsPort, held_parts
 from node.shared import EpochStart, LearnerSetup
 from node.text import trainer_settings
 from node.trainer_port import TrainerPort
@@ -137,7 +138,7 @@ async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> i
             code = await daemon.run(stopper)
             if code != RESTART_EXIT:
                 return code
-            beginning = daemon.parts.next_beginning(daemon.machine.parting.next_start)
+            beginning = daemon.parts.next_beginning(daemon.machine)
     finally:
         with tidying("the network engine"):
             await transport.close()
@@ -207,19 +208,23 @@ class NodeDaemon:
         # Grows with every start, also across a restart of the machine.
         incarnation = beginning.incarnation or time.time_ns() // 1_000_000
         self.tape = self._begin_tape(identity)
+        self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
+        beginning.hold(self.machine)
+        self.guest = guest_of(self)
         self.trainer = TrainerPort(
-            settings=trainer_settings(options, identity, genesis, self.genesis),
+            settings=trainer_settings(options, self.guest.settings, identity, genesis),
             bank=self.bank,
             pool=self.pool,
             note=lambda value: self.driver.take(Note(value)),
             notice=self.notice,
             tape=TrainerTape(self.tape, incarnation),
+            ram_room=lambda: trainer_room(self.guest),
         )
-        self._join(identity, incarnation, beginning)
+        self._join(identity, beginning)
         self._give(options.donate_mbps)
 
-    def _join(self, identity: Identity, incarnation: int, beginning: Beginning) -> None:
-        """What speaks to the swarm, and the machine."""
+    def _join(self, identity: Identity, beginning: Beginning) -> None:
+        """What speaks to the swarm."""
         options, transport = self.options, self.transport
         swarm = (self.locator, transport)
         self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
@@ -234,7 +239,6 @@ class NodeDaemon:
             block_sequences=self.genesis.data.block_sequences,
             loaded=beginning.loaded,
         )
-        self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
@@ -273,7 +277,7 @@ class NodeDaemon:
             evaluates=self.options.evaluates,
             shares_moments=self.options.shares_moments,
             keeps_parts=self.options.keeps_parts,
-            parts=self.parts.held(),
+            parts=held_parts(self.options),
             start=start,
             micro_batch=self.options.micro_batch,
             signer=identity,
@@ -304,7 +308,7 @@ class NodeDaemon:
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         try:
-            async with background(self._announce, self._report, self.fetcher.run):
+            async with background(self._announce, self._report, self.fetcher.run, self.guest.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):

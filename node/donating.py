@@ -127,6 +127,8 @@ class Donating:
 
     def look(self) -> None:
         """Answer whoever can be answered, and clear away what nobody needs any more."""
+        if not self._waiting and self.state is Giving.IDLE:
+            return
         now_s = self.shared.now_s
         self._forget_given()
         if self.state is Giving.OFFERING:
@@ -148,6 +150,8 @@ class Donating:
 
     def deadline_s(self) -> float | None:
         """When `look` is due if nothing happens before."""
+        if not self._waiting and self.state is Giving.IDLE:
+            return None
         times = [asker.since_s + BEHIND_S_MAX for asker in self._waiting.values()]
         times += [
             self._given_s[peer] + GIVE_EVERY_S for peer in self._waiting.keys() & self._given_s

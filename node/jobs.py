@@ -74,6 +74,26 @@ class TrainerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class ParkTrainer:
+    """Put the trainer's state into files and end it. Answer: `TrainerParked`.
+
+    If it cannot be, the trainer holds, and the answer is `Failed` with the reason.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerParked:
+    """No process trains; deliveries and captures are carried out on the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeTrainer:
+    """Start a trainer that goes on where the parked one stood. Answer: `TrainerReady`."""
+
+    micro_batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Give the trainer a fragment's newest global value. Answer: `Delivered`."""
 
@@ -332,6 +352,20 @@ class ResumeAsked:
 @dataclass(frozen=True, slots=True)
 class FinishAsked:
     """No more local steps; hand in what is done, then stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Governed:
+    """What this machine's owner set allows no local steps, for this reason; empty: it does."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShort:
+    """What Shoal takes is at the owner's ceiling: a smaller micro-batch is due."""
+
+    words: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ class Keeping:
             track.standing, track.must_assign = kept.standing, kept.must_assign
             track.marked_step, track.marked_tokens = kept.marked_step, kept.marked_tokens
             track.handed_step, track.discarded_steps = kept.handed_step, kept.discarded_steps
-            track.merged_sequence, track.books = kept.merged_sequence, kept.books.books()
+            track.merged_sequence, track.merged_version = kept.merged_sequence, kept.merged_version
+            track.books = kept.books.books()
 
     def restart_from_index(self) -> None:
         """The log's state was replaced by an index: full states replace what is missing."""
@@ -114,7 +115,14 @@ class Keeping:
         for part in merged.contributions:
             if (part.learner, part.incarnation) == (setup.signer.key, setup.incarnation):
                 outcome = "clipped" if part.scale < 1 else "merged"
-                self._resolve(track, part.sequence, outcome, "", part.tokens)
+                self._resolve(
+                    track,
+                    part.sequence,
+                    outcome,
+                    "",
+                    version=merged.version,
+                    tokens=part.tokens,
+                )
 
     def on_new_term(self) -> None:
         """Rounds of the former leader died with its term: what they held is free again."""
@@ -225,8 +233,7 @@ class Keeping:
             return
         track.standing = result.version
         if job.is_assign:
-            used_step = max(track.marked_step, track.handed_step)
-            track.discarded_steps += max(0, result.local_step - used_step)
+            track.overwrite(result.local_step)
             track.marked_step, track.marked_tokens = result.local_step, result.tokens
             track.books.assigned(result.tokens)
         self.shared.desk.emit(FragmentApplied(track.index, result.version, result.local_step))
@@ -315,9 +322,19 @@ class Keeping:
         track.retry_s = self.shared.now_s + pause_s
 
     def _resolve(
-        self, track: FragmentTrack, sequence: int, outcome: str, reason: str, tokens: int = 0
+        self,
+        track: FragmentTrack,
+        sequence: int,
+        outcome: str,
+        reason: str,
+        *,
+        version: int = 0,
+        tokens: int = 0,
     ) -> None:
-        """The fate of one of our pushes: close its books once. tokens: what the log says of it."""
+        """The fate of one of our pushes: close its books once.
+
+        version, tokens: what the log says of one that was merged.
+        """
         is_merged = outcome in ("merged", "clipped")
         track.books.settled(sequence, tokens, is_merged=is_merged)
         shared = self.shared
@@ -331,8 +348,10 @@ class Keeping:
         track.push = None
         if is_merged:
             track.handed_step = push.local_step
+        else:
+            track.discarded_steps += push.overwritten_steps
         if is_merged and shared.rebases:
-            track.merged_sequence = sequence
+            track.merged_sequence, track.merged_version = sequence, version
             track.marked_step, track.marked_tokens = push.local_step, push.tokens
         key, incarnation = shared.setup.signer.key, shared.setup.incarnation
         shared.desk.emit(PushSettled(push.pull.round, key, incarnation, sequence, outcome, reason))

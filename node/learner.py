@@ -15,20 +15,16 @@ from node.jobs import (
     Evaluate,
     FetchState,
     FindSeat,
-    FinishAsked,
     LoadPart,
-    PauseAsked,
-    ResumeAsked,
+    ParkTrainer,
     SeatFound,
     StartTrainer,
-    Starved,
-    Stepped,
-    TrainerLost,
+    WakeTrainer,
     WritePart,
 )
 from node.joining import prove_index, read_charter
 from node.keeping import Keeping
-from node.linking import BACK_OFF_S, LINK_TRANSITIONS, Link
+from node.linking import LINK_TRANSITIONS, Link, suspect_s
 from node.parting import Parting
 from node.rejoining import Rejoining
 from node.shared import LearnerSetup, Shared
@@ -97,6 +93,7 @@ from protocol.trace import (
     RecordCommitted,
 )
 
+BACK_OFF_S = (0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0)
 REFUSED_EXIT = 4
 """Exit code of a daemon that the project does not want."""
 
@@ -132,6 +129,9 @@ class LearnerMachine:
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
         self.shared.now_s = now_s
+        if self._is_mere_sign_of_life(event):
+            self.heard_s = now_s
+            return self.desk.drain()
         match event:
             case Started():
                 self._seek()
@@ -148,17 +148,26 @@ class LearnerMachine:
             case JobDone(number, result):
                 self._job_done(number, result)
             case Note(value):
-                self._note(value)
+                self.parting.on_note(value)
+                self.tending.on_note(value)
             case StopAsked(reason):
                 self._leave(reason, reason)
             case Woke():
                 pass
-        while (released := self.parting.next_released()) is not None:
-            assert self.shared.leader is not None, "the leader said it"
-            self._take(self.shared.leader, released)
+        self.parting.release(self._take)
         if not self._is_stopping:
             self._look()
         return self.desk.drain()
+
+    def _is_mere_sign_of_life(self, event: Event) -> bool:
+        """Whether nothing follows from it: whatever is due has its wake-up already."""
+        return (
+            isinstance(event, Received)
+            and isinstance(event.message, Alive)
+            and event.peer == self.shared.leader
+            and self.link is Link.FOLLOWING
+            and not self._is_stopping
+        )
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count the syncer's offence that was found while reading its bytes."""
@@ -438,27 +447,17 @@ class LearnerMachine:
         self.tending.look()
         if self.tending.is_finished:
             self._leave("finished", "finished: everything that could be handed in was handed in")
-        times = [self.tending.deadline_s(), self.keeping.deadline_s(), self.parting.deadline_s()]
+        times = [self.tending.deadline_s(), self.keeping.deadline_s(), self._deadline_s()]
+        times.append(self.parting.deadline_s())
         times += self.trading.deadlines_s()
-        if self.link is Link.WAITING:
-            times.append(self._retry_s)
         self.desk.out.append(WakeAt(min(t for t in times if t is not None)))
 
-    def _note(self, value: object) -> None:
-        match value:
-            case Stepped():
-                self.tending.on_stepped(value)
-            case Starved():
-                self.tending.on_starved()
-            case TrainerLost():
-                self.parting.on_trainer_lost()
-                self.tending.on_lost(value)
-            case PauseAsked(seconds):
-                self.tending.pause(seconds)
-            case ResumeAsked():
-                self.tending.resume()
-            case FinishAsked():
-                self.tending.finish()
+    def _deadline_s(self) -> float | None:
+        """When the silence of the leader means something, or another try is due."""
+        if self.link is Link.WAITING:
+            return self._retry_s
+        found_s = None if self._is_looking else self._found_s
+        return suspect_s(self.link, self.shared.now_s, heard_s=self.heard_s, found_s=found_s)
 
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.desk.finish(number)
@@ -478,9 +477,9 @@ class LearnerMachine:
                 self.keeping.on_delivered(job, result)
             case Capture():
                 self.keeping.on_captured(job, result)
-            case StartTrainer():
-                self.parting.on_trainer(result)
-                self.tending.on_ready(result)
+            case StartTrainer() | ParkTrainer() | WakeTrainer():
+                self.parting.on_trainer(job, result)
+                self.tending.on_trainer_job(job, result)
             case CutPart() | WritePart() | LoadPart():
                 self.parting.on_job(number, job, result)
             case Evaluate():

@@ -1,10 +1,13 @@
-"""The learner's relation to the syncer: its states, and how long it waits between tries."""
+"""A learner's relation to its syncer: its states, and when silence means something."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-BACK_OFF_S = (0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0)
+from protocol import limits
+
+LOOK_AGAIN_S = 0.01
+"""What becomes due is looked at a little later, so that it certainly is."""
 
 
 class Link(Enum):
@@ -29,3 +32,16 @@ LINK_TRANSITIONS: dict[tuple[Link, str], Link] = {
     (Link.FOLLOWING, "lost"): Link.WAITING,
     (Link.FOLLOWING, "over"): Link.ENDED,
 }
+
+
+def suspect_s(link: Link, now_s: float, *, heard_s: float, found_s: float | None) -> float | None:
+    """When to look whether the leader still speaks; None when that is not the question.
+
+    found_s: when another leader was last looked for; None while one is looked for.
+    """
+    if link not in (Link.GREETING, Link.FOLLOWING):
+        return None
+    if link is Link.GREETING or found_s is None:
+        return max(heard_s + limits.GONE_AFTER_S, now_s) + LOOK_AGAIN_S
+    again_s = found_s + limits.LEADER_SUSPECT_AFTER_S / 2
+    return max(heard_s + limits.LEADER_SUSPECT_AFTER_S, again_s, now_s) + LOOK_AGAIN_S

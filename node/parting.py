@@ -15,13 +15,24 @@ it is here and sound, and otherwise as a joiner.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 
-from node.jobs import CutPart, LoadPart, PartCut, PartWritten, TrainerReady, WritePart
+from node.inner import Inner
+from node.jobs import (
+    CutPart,
+    LoadPart,
+    PartCut,
+    PartWritten,
+    StartTrainer,
+    TrainerLost,
+    TrainerReady,
+    WritePart,
+)
 from node.keeping import Keeping
 from node.parts import BooksState, PartState, TrackState
 from node.shared import EpochStart, Shared
-from node.tending import Inner, Tending
+from node.tending import Tending
 from protocol.clocks import VectorClock
 from protocol.ids import JobId
 from protocol.machine import Failed, Job, Stop
@@ -47,6 +58,9 @@ RESTART_EXIT = 75
 """Of a machine whose daemon should build it anew, from a part or as a joiner."""
 
 NO_PART = bytes(32)
+
+WHOLE = (Inner.STEPPING, Inner.STARVED, Inner.HELD, Inner.PARKED)
+"""States in which the trainer has all that a part consists of."""
 
 
 class Part(Enum):
@@ -111,9 +125,11 @@ class Parting:
         self.held.append(message)
         return True
 
-    def next_released(self) -> Message | None:
-        """The next message that was held back and may be looked at now."""
-        return self.held.popleft() if self.held and not self.is_holding else None
+    def release(self, take: Callable[[bytes, Message], None]) -> None:
+        """Have `take` look at what was held back, in order, as soon as it may be."""
+        while self.held and not self.is_holding:
+            assert self.shared.leader is not None, "the leader said it"
+            take(self.shared.leader, self.held.popleft())
 
     def on_marker(self, marker: Marker) -> None:
         """The syncer is cut; so is this learner, as soon as a copy can be made."""
@@ -124,7 +140,7 @@ class Parting:
         self._fire("marker", stamp(marker.snapshot))
         if not self.shared.setup.keeps_parts:
             self._refuse("off", "this host keeps no parts of snapshots")
-        elif self.tending.inner not in (Inner.STEPPING, Inner.STARVED, Inner.HELD):
+        elif self.tending.inner not in WHOLE:
             self._refuse("starting", f"its trainer is {self.tending.inner.value}")
         else:
             self.keeping.may_move = False
@@ -145,9 +161,9 @@ class Parting:
         """When `look` is due if nothing happens before."""
         return self._until_s if self.is_holding else None
 
-    def on_trainer_lost(self) -> None:
-        """There is nothing to copy any more."""
-        if self.is_holding:
+    def on_note(self, value: object) -> None:
+        """News of the trainer: with it goes what was to be copied."""
+        if isinstance(value, TrainerLost) and self.is_holding:
             self._refuse("failed", "its trainer ended")
 
     def on_link_lost(self) -> None:
@@ -208,13 +224,14 @@ class Parting:
         self._restart(LoadPart(start.snapshot, start.epoch), "it had come back as a new session")
         return True
 
-    def on_trainer(self, result: object) -> None:
+    def on_trainer(self, job: Job, result: object) -> None:
         """The trainer is ready: whether it goes on from the part. A later one never does.
 
         If it does not, neither can the part's session: begin as a joiner instead.
         """
         start = self.shared.setup.start
-        if start is None or start.part is None or self.report is not None:
+        is_first = isinstance(job, StartTrainer) and self.report is None
+        if start is None or start.part is None or not is_first:
             return
         if isinstance(result, TrainerReady) and result.unread is not None:
             self.report = PartRestored(start.snapshot, True, start.digest, result.local_step, "")
@@ -293,6 +310,7 @@ class Parting:
                     handed_step=track.handed_step,
                     must_assign=track.must_assign,
                     merged_sequence=track.merged_sequence,
+                    merged_version=track.merged_version,
                     discarded_steps=track.discarded_steps,
                     books=BooksState.of(track.books),
                 )

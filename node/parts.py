@@ -44,6 +44,7 @@ class TrackState(Struct, frozen=True, array_like=True):
     handed_step: int
     must_assign: bool
     merged_sequence: int | None
+    merged_version: int
     discarded_steps: int
     books: BooksState
 
@@ -63,27 +64,6 @@ class PartState(Struct, frozen=True, array_like=True):
     inner: InnerSpec
     """The settings under which the optimizer's state came about."""
     tracks: tuple[TrackState, ...]
-
-
-class LoopState(Struct, frozen=True, array_like=True):
-    """What the inner loop goes on from, besides arrays."""
-
-    local_step: int
-    tokens: int
-    ranges: tuple[tuple[int, int, int], ...]
-    """Leased positions [start, stop) not read yet, and sequences of the first that are."""
-    position: int
-    sequence: int
-    is_seasoned: bool
-    rng: bytes
-    """State of torch's generator on the CPU."""
-    device_rng: bytes
-    """... and on the accelerator; empty without one."""
-    device: str
-
-    @property
-    def unread_blocks(self) -> int:
-        return sum(stop - start for start, stop, _ in self.ranges)
 
 
 class BaseState(Struct, frozen=True, array_like=True):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from node.bank import FragmentBank, Held, Standing
 from node.host import snapshot_files as files
+from node.host.options import NodeOptions
 from node.jobs import (
     CutPart,
     FetchState,
@@ -29,12 +30,16 @@ from node.jobs import (
     TrainerReady,
     WritePart,
 )
+from node.learner import LearnerMachine
 from node.moments import moments_numel
-from node.parts import BaseState, LoopState, PartState
+from node.parts import BaseState, PartState
 from node.shared import EpochStart
+from node.trainer import link
+from node.trainer.link import LoopState
 from node.trainer_port import TrainerPort
 from protocol.errors import CorruptState, TransientError
 from protocol.machine import Failed, Job, JobResult
+from protocol.messages import Cursor
 from protocol.project import InnerSpec
 from protocol.snapshots import FileSum, stamp
 
@@ -75,6 +80,12 @@ class Beginning:
 
     start: EpochStart | None = None
     loaded: LoadedPart | None = None
+    paused_until_s: float | None = None
+    """What the owner of this machine said to the one before."""
+
+    def hold(self, machine: LearnerMachine) -> None:
+        """A pause outlives the machine that was told of it."""
+        machine.tending.paused_until_s = self.paused_until_s
 
     @property
     def incarnation(self) -> int:
@@ -90,6 +101,11 @@ class _Cut:
     arrays: F32
     loop: LoopState
     standing: list[Standing]
+
+
+def held_parts(options: NodeOptions) -> tuple[int, ...]:
+    """Snapshots of which there is a part here."""
+    return tuple(files.held(options.home.parts(options.link.project, options.instance)))
 
 
 @dataclass(slots=True)
@@ -116,15 +132,12 @@ class PartsPort:
             for at, base in enumerate(self.loaded.meta.bases):
                 self._bases[at] = (base, arrays[f"theta.{at:04d}"], arrays[f"momentum.{at:04d}"])
 
-    def next_beginning(self, start: EpochStart | None) -> Beginning:
+    def next_beginning(self, former: LearnerMachine) -> Beginning:
         """How the next machine begins: with what was loaded, if it was."""
+        start = former.parting.next_start
         if start is not None and self.loaded is not None:
             start = replace(start, part=self.loaded.meta.state, digest=self.loaded.digest)
-        return Beginning(start, self.loaded)
-
-    def held(self) -> tuple[int, ...]:
-        """Snapshots of which there is a part here."""
-        return tuple(files.held(self.folder))
+        return Beginning(start, self.loaded, former.tending.paused_until_s)
 
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job. Raises TransientError or CorruptState."""
@@ -143,12 +156,12 @@ class PartsPort:
     # Taking one.
 
     async def _make_cut(self) -> JobResult:
-        event = await self.trainer.cut_part(self._numel())
+        event = await _cut_trainer(self.trainer, self._numel())
         if event is None:
             return Failed("the trainer ended")
         values, loop = event
         self._cut = _Cut(values, loop, self.bank.standing())
-        return PartCut(loop.local_step, loop.tokens)
+        return PartCut(loop.local_step, loop.tokens_total)
 
     def _numel(self) -> int:
         fragments = self.bank.layout.fragments
@@ -201,7 +214,7 @@ class PartsPort:
             trouble = "the project's training settings are others now"
         elif arrays["trainer"].size != self._numel():
             trouble = "it is of a model of another size"
-        elif not await self.trainer.restore_part(arrays["trainer"], meta.loop):
+        elif not await _restore_trainer(self.trainer, arrays["trainer"], meta.loop):
             raise TransientError("the trainer ended")
         if trouble:
             self.notice(f"the snapshot's part was not taken up: {trouble}")
@@ -232,3 +245,34 @@ class PartsPort:
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+
+async def _cut_trainer(port: TrainerPort, numel: int) -> tuple[F32, LoopState] | None:
+    """All arrays of the trainer and the rest of its state; None if it ended.
+
+    The array is the slot itself, which nobody else has any more, or a copy of a parked trainer's.
+    """
+    async with port.gate.passing():
+        parked = port.parked
+        if parked is not None:
+            slots = (*parked.theta, *parked.moments)
+            values = await port.in_pool(lambda: np.concatenate([one.values for one in slots]))
+            return values, parked.state_with_fed()
+        process = port.live()
+        slot = process.slot(numel)
+        answer = await port.ask(lambda n: link.CutPart(n, slot.identity, numel))
+        process.drop(slot)
+        return (slot.values, answer.state) if isinstance(answer, link.PartCut) else None
+
+
+async def _restore_trainer(port: TrainerPort, values: F32, state: LoopState) -> bool:
+    """Make a trainer that has not begun what another one was; False if it ended."""
+    process = port.live()
+    if port.tape is not None:
+        port.tape.inexact("it goes on from a snapshot")
+    slot = process.slot(values.size)
+    await port.in_pool(lambda: np.copyto(slot.values, values))
+    done = await port.ask(lambda n: link.RestorePart(n, slot.identity, slot.numel, state))
+    process.drop(slot)
+    port.stand_at(Cursor(state.position, state.sequence))
+    return isinstance(done, link.Done)

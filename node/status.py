@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
+from node.inner import Inner
 from node.learner import LearnerMachine
 from node.linking import Link
-from node.tending import Inner
+from node.politeness.rows import guest_status
 from protocol import limits
 from protocol.ids import short
-from protocol.status import DownloadStatus, NodeStatus
+from protocol.status import DownloadStatus, GuestStatus, NodeStatus
 
 if TYPE_CHECKING:
     from node.daemon import NodeDaemon
@@ -93,9 +94,7 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
     if state == "training":
         return _training(now_s - machine.heard_s)
     if state == "paused":
-        until_s = tending.paused_until_s or now_s
-        for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
-        return f"Paused by its owner {for_s}. The weights stay current."
+        return _paused(machine, now_s)
     if state == "finishing":
         return "Finishing: handing in what is done, then stopping."
     if state == "starved":
@@ -111,9 +110,28 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
         if download is not None:
             return fetching(download)
         return f"Fetching weights: {held} of {len(keeping.tracks)} fragments verified."
+    return _before_steps(machine)
+
+
+def _before_steps(machine: LearnerMachine) -> str:
+    """What is still to come once all weights are here."""
+    tending = machine.tending
+    if tending.inner in (Inner.WAKING, Inner.PARKED, Inner.PARKING):
+        return "The trainer is being started again, and takes up where it stood."
     if tending.inner is Inner.LOADING and machine.rejoining.is_open:
         return f"Weights are here; optimizer state: {machine.rejoining.state.value}."
     return "Weights are here; the trainer is starting."
+
+
+def _paused(machine: LearnerMachine, now_s: float) -> str:
+    """Who paused it, until when, and what would not end with that."""
+    tending = machine.tending
+    until_s, because = tending.paused_until_s, tending.held_because
+    if until_s is None:
+        return f"Paused because {because}. The weights stay current."
+    for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
+    also = f" It would not train anyway, because {because}." if because else ""
+    return f"Paused by its owner {for_s}. The weights stay current.{also}"
 
 
 def _training(silent_s: float) -> str:
@@ -148,14 +166,35 @@ def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
     return versions, max((n - old for n, old in zip(newest, versions, strict=False)), default=0)
 
 
+def _with_less(said: str, guest: GuestStatus | None) -> str:
+    """The sentence, with the reason why less is done than the owner allows at best."""
+    if guest is None or not guest.is_beside or said != "Training.":
+        return said
+    return f"Training with less, because {guest.because}."
+
+
+def _step_tokens(daemon: NodeDaemon) -> int:
+    charter = daemon.machine.shared.charter
+    return charter.inner.batch_sequences * daemon.genesis.data.sequence_tokens if charter else 0
+
+
+def _guest(daemon: NodeDaemon) -> GuestStatus | None:
+    options = daemon.options
+    return guest_status(
+        daemon.guest,
+        device=daemon.machine.tending.device,
+        is_parked=daemon.machine.tending.inner is Inner.PARKED,
+        log=options.home.trainer_log(options.instance),
+    )
+
+
 def snapshot(daemon: NodeDaemon) -> NodeStatus:
     """Everything a screen could want."""
     machine, shared = daemon.machine, daemon.machine.shared
     tending, keeping = machine.tending, machine.keeping
-    now_s, data, charter = time.monotonic(), daemon.genesis.data, shared.charter
+    now_s, charter = time.monotonic(), shared.charter
     stepped, tally, layout = shared.stepped, shared.tally, daemon.layout
-    versions, lag = _versions(machine)
-    per_step = charter.inner.batch_sequences * data.sequence_tokens if charter else 0
+    (versions, lag), (path, rtt_s), guest = _versions(machine), _way(daemon), _guest(daemon)
     step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
     return NodeStatus(
         key=machine.setup.signer.key.hex(),
@@ -164,12 +203,12 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         version=version("shoal"),
         uptime_s=now_s - daemon.started_s,
         state=node_state(machine),
-        sentence=sentence(machine, now_s, download),
+        sentence=_with_less(sentence(machine, now_s, download), guest),
         link=machine.link.value,
         link_detail=machine.link_detail,
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
-        path=_way(daemon)[0],
-        rtt_s=_way(daemon)[1],
+        path=path,
+        rtt_s=rtt_s,
         trainer=tending.inner.value,
         trainer_detail=tending.detail,
         trainer_pid=daemon.trainer.pid,
@@ -180,7 +219,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         network=network_status(daemon.transport),
         local_step=stepped.local_step if stepped else 0,
         tokens=stepped.tokens if stepped else 0,
-        tokens_per_s=per_step / step_s if step_s else 0.0,
+        tokens_per_s=_step_tokens(daemon) / step_s if step_s else 0.0,
         step_s=step_s,
         loss=stepped.loss if stepped else None,
         goodput=stepped.work_s / stepped.alive_s if stepped and stepped.alive_s else None,
@@ -207,6 +246,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         payload_params=daemon.payload_params,
         faults=all_faults(daemon.transport, tally.faults),
         notices=list(daemon.notices),
+        guest=guest,
     )
 
 

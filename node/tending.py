@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
-from enum import Enum
 
+from node.inner import INNER_TRANSITIONS, Inner
 from node.jobs import (
     BeginSteps,
     Evaluate,
     EvaluatedLoss,
     Feed,
+    FinishAsked,
+    Governed,
     HoldSteps,
+    MemoryShort,
+    ParkTrainer,
+    PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
+    ResumeAsked,
     SetProgress,
     StartTrainer,
+    Starved,
     Stepped,
     Thaw,
     TrainerLost,
+    TrainerParked,
     TrainerReady,
+    WakeTrainer,
 )
 from node.keeping import FreezePlan, Keeping
 from node.parts import PartState
@@ -44,37 +53,15 @@ LEASE_RETRY_S = 5.0
 FINISH_S_MAX = 60.0
 """A finishing learner leaves after this even if the syncer has not asked for everything."""
 
+PARK_RETRY_S = 60.0
+"""A trainer that could not be parked is tried again after so long."""
+
+WAKES_MAX = 5
+"""After so many failures in a row a parked state is given up for a fresh trainer."""
+
 RESTART_AFTER_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MICRO_BATCH_FIRST = 8
 """Assumed to have been tried when memory ran out before any was chosen."""
-
-
-class Inner(Enum):
-    """The trainer process as the learner sees it."""
-
-    DOWN = "down"
-    STARTING = "starting"
-    LOADING = "loading"
-    STEPPING = "stepping"
-    STARVED = "starved"
-    HELD = "held"
-
-
-INNER_TRANSITIONS: dict[tuple[Inner, str], Inner] = {
-    (Inner.DOWN, "start"): Inner.STARTING,
-    (Inner.STARTING, "ready"): Inner.LOADING,
-    (Inner.STARTING, "lost"): Inner.DOWN,
-    (Inner.LOADING, "loaded"): Inner.STEPPING,
-    (Inner.LOADING, "lost"): Inner.DOWN,
-    (Inner.STEPPING, "starved"): Inner.STARVED,
-    (Inner.STEPPING, "lost"): Inner.DOWN,
-    (Inner.STARVED, "stepped"): Inner.STEPPING,
-    (Inner.STEPPING, "hold"): Inner.HELD,
-    (Inner.STARVED, "hold"): Inner.HELD,
-    (Inner.HELD, "release"): Inner.STEPPING,
-    (Inner.HELD, "lost"): Inner.DOWN,
-    (Inner.STARVED, "lost"): Inner.DOWN,
-}
 
 
 class Tending:
@@ -90,23 +77,32 @@ class Tending:
         self.micro_batch = shared.setup.micro_batch
         self._chosen_micro_batch = 0
         self._crashes = 0
+        self._is_ended = False
+        """The trainer that is starting was told to end."""
         self._restart_s: float | None = None
         self._fed_sequences = 0
         self._lease_asked_s: float | None = None
         self._beat_s = -1e9
         self._is_news = False
         self._told_progress = -1.0
+        self._furthest_progress = 0.0
+        """No trainer of this daemon is sent back, whatever the owner does to the budget."""
         self._evaluating: int | None = None
         self.paused_until_s: float | None = None
         """End of a pause, infinite when it lasts until resumed; None when there is none."""
+        self._park_retry_s = -math.inf
+        self._wakes_failed = 0
+        self._wants_smaller = False
+        self.held_because = ""
+        """Why the owner's settings allow no local steps now; empty when they do."""
         self.finishing_until_s: float | None = None
 
     @property
     def state(self) -> LearnerState:
         """The word for this learner in the swarm's lists."""
-        if self.finishing_until_s is not None and self.inner is Inner.HELD:
+        if self.finishing_until_s is not None and self.inner in (Inner.HELD, Inner.PARKED):
             return "finishing"
-        if self.paused_until_s is not None:
+        if self.is_paused:
             return "paused"
         if self.inner is Inner.STEPPING:
             return "training"
@@ -114,11 +110,18 @@ class Tending:
             return "starved"
         return "starting" if self.keeping.is_held else "syncing"
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the owner's word or settings allow no local steps."""
+        return self.paused_until_s is not None or bool(self.held_because)
+
     def look(self) -> None:
         """Do whatever the inner loop needs next."""
         now_s = self.shared.now_s
         may_start = self._restart_s is None or now_s >= self._restart_s
-        if self.inner is Inner.DOWN and self.shared.charter is not None and may_start:
+        # A paused machine takes no memory for a trainer that would stand still.
+        is_wanted = self.shared.charter is not None and not self.is_paused
+        if self.inner is Inner.DOWN and is_wanted and may_start:
             self._start()
         is_standing = self.inner is Inner.LOADING and self.keeping.is_standing
         if is_standing and self.rejoining.may_begin():
@@ -135,6 +138,10 @@ class Tending:
         if self._is_news:
             times.append(self._beat_s + BEAT_EVERY_S)
         times += [t for t in (self._restart_s, self.paused_until_s) if t is not None]
+        if self._lease_asked_s is not None:
+            times.append(self._lease_asked_s + LEASE_RETRY_S)
+        if self.finishing_until_s is not None:
+            times.append(self.finishing_until_s)
         return max(min(times), self.shared.now_s + 0.01)
 
     # From the owner of this machine.
@@ -148,6 +155,11 @@ class Tending:
         """Local steps again, also when this learner was about to finish."""
         self.paused_until_s = self.finishing_until_s = None
         self._is_news = True
+
+    def govern(self, because: str) -> None:
+        """The owner's settings allow no local steps for this reason; empty: they do."""
+        self._is_news = self._is_news or bool(because) != bool(self.held_because)
+        self.held_because = because
 
     def finish(self) -> None:
         """Hand in what is done, then stop."""
@@ -190,6 +202,7 @@ class Tending:
         if self.shared.charter is None or self.inner in (Inner.DOWN, Inner.STARTING):
             return
         fraction = min(1.0, self.shared.state.tokens / self.shared.charter.limits.tokens)
+        fraction = self._furthest_progress = max(fraction, self._furthest_progress)
         if fraction > self._told_progress + 1e-4:
             self._told_progress = fraction
             self.shared.desk.do(SetProgress(fraction))
@@ -204,7 +217,37 @@ class Tending:
         if self.inner is not Inner.DOWN:
             self.shared.desk.do(ReplaceTrainer("the project's training settings changed"))
 
+    def on_note(self, value: object) -> None:
+        """News of the trainer, the word of this machine's owner, or of its sensors."""
+        match value:
+            case Stepped():
+                self.on_stepped(value)
+            case Starved():
+                self.on_starved()
+            case TrainerLost():
+                self.on_lost(value)
+            case PauseAsked(seconds):
+                self.pause(seconds)
+            case ResumeAsked():
+                self.resume()
+            case FinishAsked():
+                self.finish()
+            case Governed(because):
+                self.govern(because)
+            case MemoryShort(words):
+                self.shrink(words)
+
     # From the trainer.
+
+    def on_trainer_job(self, job: StartTrainer | ParkTrainer | WakeTrainer, result: object) -> None:
+        """A trainer was started, parked or woken, or could not be."""
+        match job:
+            case StartTrainer():
+                self.on_ready(result)
+            case ParkTrainer():
+                self.on_parked(result)
+            case WakeTrainer():
+                self.on_woken(result)
 
     def on_ready(self, result: object) -> None:
         """The trainer could step, or could not be started."""
@@ -253,6 +296,8 @@ class Tending:
         """The trainer died: the daemon goes on, and starts another one after a pause."""
         if self.inner is Inner.DOWN:
             return
+        if self.inner is Inner.WAKING:
+            return  # Its state is safe, and the job that wakes it says so.
         tally = self.shared.tally
         self.rejoining.on_trainer_lost()
         tally.lost_steps += self.keeping.on_trainer_lost()
@@ -269,6 +314,54 @@ class Tending:
         self._restart_s = self.shared.now_s + pause_s
         self._fire("lost", detail)
         self._is_news = True
+
+    def on_parked(self, result: object) -> None:
+        """The trainer's state is in files, or it holds and keeps its memory."""
+        if self.inner is not Inner.PARKING:
+            return  # It died meanwhile.
+        if isinstance(result, TrainerParked):
+            self._wants_smaller = False
+            self._wakes_failed = 0
+            self._restart_s = None
+            self._fire("parked", "its memory is free")
+            return
+        reason = result.reason if isinstance(result, Failed) else "it did not answer"
+        self._park_retry_s = self.shared.now_s + PARK_RETRY_S
+        self._wants_smaller = False
+        self._fire("not parked", f"its memory stays taken: {reason}")
+
+    def on_woken(self, result: object) -> None:
+        """A trainer goes on where the parked one stood, or another try is due."""
+        if self.inner is not Inner.WAKING:
+            return
+        if isinstance(result, TrainerReady):
+            self.device, self._chosen_micro_batch = result.device, result.micro_batch
+            self._fire("woken", "")
+            self.shared.desk.do(BeginSteps())
+            return
+        if isinstance(result, TrainerLost):
+            self._fire("not woken", result.detail)
+            self.on_lost(result)
+            return
+        detail = result.reason if isinstance(result, Failed) else "did not start"
+        self._wakes_failed += 1
+        if self._wakes_failed >= WAKES_MAX:
+            self.shared.desk.do(ReplaceTrainer(f"its state could not be taken up: {detail}"))
+            self._wakes_failed = 0
+        if self._wakes_failed > 1:
+            self.micro_batch = max(1, (self._chosen_micro_batch or MICRO_BATCH_FIRST) // 2)
+        pause_s = RESTART_AFTER_S[min(self._wakes_failed, len(RESTART_AFTER_S) - 1)]
+        self._restart_s = self.shared.now_s + pause_s
+        self._fire("not woken", detail)
+
+    def shrink(self, words: str) -> None:
+        """Go on with a smaller micro-batch, for what is taken is at the owner's ceiling."""
+        if self.inner not in (Inner.STEPPING, Inner.STARVED):
+            return
+        tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
+        self.micro_batch = max(1, tried // 2)
+        self._wants_smaller = True
+        self.detail = f"{words}; it goes on with a micro-batch of {self.micro_batch}"
 
     def on_evaluated(self, job: Evaluate, result: object) -> None:
         self._evaluating = None
@@ -289,6 +382,7 @@ class Tending:
 
     def _start(self) -> None:
         self._restart_s = None
+        self._is_ended = False
         self._fed_sequences = 0
         self._fire("start", "")
         self.shared.desk.start(StartTrainer(self.micro_batch))
@@ -302,22 +396,40 @@ class Tending:
 
     def _hold(self) -> None:
         """Make the inner loop hold or go on, as the owner wants."""
-        if self.paused_until_s is not None and self.shared.now_s >= self.paused_until_s:
-            self.resume()
-        wants_hold = self.paused_until_s is not None or self.finishing_until_s is not None
-        if wants_hold and self.inner in (Inner.STEPPING, Inner.STARVED):
+        now_s = self.shared.now_s
+        if self.paused_until_s is not None and now_s >= self.paused_until_s:
+            self.paused_until_s = None
+        wants_park = self.is_paused or self._wants_smaller
+        wants_hold = self.finishing_until_s is not None
+        is_live = self.inner in (Inner.STEPPING, Inner.STARVED)
+        may_park = is_live or (self.inner is Inner.HELD and now_s >= self._park_retry_s)
+        if self.is_paused and self.inner in (Inner.STARTING, Inner.LOADING) and not self._is_ended:
+            self._is_ended = True
+            self.shared.desk.do(ReplaceTrainer("its owner paused it before its first local step"))
+        elif wants_park and may_park:
+            self._fire("park", "")
+            self.shared.desk.start(ParkTrainer())
+        elif wants_hold and is_live:
             self._fire("hold", "")
             self.shared.desk.do(HoldSteps())
-        elif not wants_hold and self.inner is Inner.HELD:
+        elif not wants_park and not wants_hold and self.inner is Inner.HELD:
             self._fire("release", "")
             self.shared.desk.do(ReleaseSteps())
+        elif not self.is_paused and not wants_hold and self.inner is Inner.PARKED:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._restart_s is None or self.shared.now_s >= self._restart_s:
+            self._restart_s = None
+            self._fire("wake", "")
+            self.shared.desk.start(WakeTrainer(self.micro_batch))
 
     def _lease(self) -> None:
         """Ask for blocks before the inner loop runs out of them."""
         shared = self.shared
         if not shared.is_following or shared.leader is None or shared.charter is None:
             return
-        if self.inner in (Inner.DOWN, Inner.HELD):
+        if self.inner in (Inner.DOWN, Inner.HELD, Inner.PARKING, Inner.PARKED):
             return
         session = (shared.setup.signer.key, shared.setup.incarnation)
         is_going_on = shared.setup.start is not None and shared.setup.start.part is not None
@@ -342,7 +454,7 @@ class Tending:
 
     def _evaluate(self) -> None:
         plan = self.keeping.freezing
-        is_ready = self.inner not in (Inner.DOWN, Inner.STARTING)
+        is_ready = self.inner in (Inner.LOADING, Inner.STEPPING, Inner.STARVED, Inner.HELD)
         if plan is None or plan.missing or self._evaluating is not None or not is_ready:
             return
         charter = self.shared.charter
@@ -352,7 +464,7 @@ class Tending:
         self.shared.desk.start(Evaluate(plan.index, charter.limits.heldout_sequences))
 
     def _beat(self) -> None:
-        """Say where we stand: on change, rate-limited, and at least every second."""
+        """Say where we stand: on change, rate-limited, and now and then that we live."""
         shared = self.shared
         since_s = shared.now_s - self._beat_s
         is_due = since_s >= limits.HEARTBEAT_S or (self._is_news and since_s >= BEAT_EVERY_S)

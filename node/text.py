@@ -6,7 +6,11 @@ import os
 
 from node.host.keystore import Identity
 from node.host.options import NodeOptions
+from node.politeness.budget import threads_for
+from node.politeness.governor import device_wanted
+from node.politeness.settings import Settings
 from node.trainer_port import TrainerSettings
+from protocol import limits, wire
 from protocol.errors import UserError
 from protocol.project import Genesis
 
@@ -31,16 +35,19 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
 
 
 def trainer_settings(
-    options: NodeOptions, identity: Identity, genesis_bytes: bytes, genesis: Genesis
+    options: NodeOptions, owner: Settings, identity: Identity, genesis: bytes
 ) -> TrainerSettings:
     """How trainers are started here. UserError as in `data_location`."""
+    decoded = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
     return TrainerSettings(
-        genesis=genesis_bytes,
+        genesis=genesis,
         data_cache=options.home.data_cache(),
-        log_path=options.home.logs() / f"trainer-{options.instance}.log",
-        data_location=data_location(options, genesis),
-        threads=options.threads or max(1, (os.cpu_count() or 2) - 1),
+        log_path=options.home.trainer_log(options.instance),
+        data_location=data_location(options, decoded),
+        threads=options.threads or threads_for(owner, os.cpu_count() or 1),
         duty_frac=options.duty_frac,
-        device=options.device,
+        device=options.device or device_wanted(owner),
+        nice=owner.limits.nice,
+        gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
         salt=int.from_bytes(identity.key[:6], "big"),
     )

@@ -30,6 +30,8 @@ class OpenPush:
     tokens: int = 0
     message: Push | None = None
     """What was sent; None until the capture is encoded."""
+    overwritten_steps: int = 0
+    """Local steps in it that are gone from the inner loop: lost unless it is merged."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class FragmentTrack:
     """The next delivery overwrites whatever the apply rule says."""
     merged_sequence: int | None = None
     """Own push that was merged since the last delivery began."""
+    merged_version: int = 0
+    """Version that it is part of."""
     push: OpenPush | None = None
     pull: Pull | None = None
     """A pull that waits for the newest version to be applied."""
@@ -73,12 +77,27 @@ class FragmentTrack:
 
     @property
     def needs_delivery(self) -> bool:
-        """Whether the inner loop should get the held version."""
-        return self.held != NONE and (self.standing != self.held or self.must_assign)
+        """Whether the inner loop should get the held version.
+
+        Also one that it has, if it got it before our own push in it was known to be merged: what
+        was handed in must be taken off before anything is handed in again.
+        """
+        if self.held == NONE:
+            return False
+        is_counted_twice = self.merged_sequence is not None and self.standing >= self.merged_version
+        return self.standing != self.held or self.must_assign or is_counted_twice
 
     def steps(self, local_step: int) -> int:
         """Local steps not handed in."""
         return max(0, local_step - self.marked_step) if self.standing != NONE else 0
+
+    def overwrite(self, local_step: int) -> None:
+        """The inner loop starts over from a version: book what is in no push as discarded."""
+        used_step = max(self.marked_step, self.handed_step)
+        if self.push is not None and self.push.message is not None:
+            self.push.overwritten_steps += max(0, self.push.local_step - used_step)
+            used_step = max(used_step, self.push.local_step)
+        self.discarded_steps += max(0, local_step - used_step)
 
     def skip_to(self, version: int) -> None:
         """The bank holds this version; older merges need no work any more."""

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from node.bank import FragmentBank
+from node.bank import Delivery, FragmentBank
 from node.jobs import (
     Capture,
     Captured,
@@ -34,9 +34,10 @@ from node.jobs import (
     TrainerLost,
     TrainerReady,
 )
-from node.parts import LoopState
+from node.parking import Gate, ParkedTrainer
 from node.trainer import link
 from node.trainer.supervisor import ExitReason, TrainerProcess
+from node.trainer_clock import Clock
 from node.trainer_tape import TrainerTape, applied, replay_class, snapshot
 from protocol.errors import TransientError
 from protocol.machine import Failed, JobResult
@@ -45,6 +46,9 @@ from protocol.project import InnerSpec
 from protocol.tape import Frame
 
 START = Cursor(0, 0)
+DUTY_STEP_FRAC = 0.02
+"""A trainer is not told of smaller changes."""
+
 READY_TIMEOUT_S = 600.0
 """A first start may tokenise a large corpus."""
 
@@ -65,19 +69,8 @@ class TrainerSettings:
     duty_frac: float
     device: str | None
     salt: int
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds of one trainer's life, for its goodput."""
-
-    begun_s: float = 0.0
-    work_s: float = 0.0
-    evaluating_s: float = 0.0
-
-    def alive_s(self) -> float:
-        """Since the first local step could have begun, less evaluation."""
-        return time.monotonic() - self.begun_s - self.evaluating_s if self.begun_s else 0.0
+    nice: int = 0
+    gpu_memory_frac: float = 1.0
 
 
 @dataclass(slots=True)
@@ -94,6 +87,16 @@ class TrainerPort:
     ready: link.Ready | None = None
     clock: Clock = field(default_factory=Clock)
     evaluations: int = 0
+    duty_frac: float = 1.0
+    """Share of the time in which the trainer works."""
+    parked: ParkedTrainer | None = None
+    """There is no process, or one that has not got its state back yet."""
+    gate: Gate = field(default_factory=Gate)
+    """Passed by whatever needs the trainer's weights; closed while they move."""
+    ram_room: Callable[[], int | None] = lambda: None
+    """Memory that a new trainer may hold; None for no limit."""
+    progress: float | None = None
+    """Of the schedule, as last told."""
     _job: int = 0
     _waiting: dict[int, asyncio.Future[link.Event]] = field(default_factory=dict)
     _replacing: str = ""
@@ -108,10 +111,22 @@ class TrainerPort:
 
     async def start(self, job: StartTrainer, inner: InnerSpec) -> JobResult:
         """Start a trainer; the answer comes when it could step, or cannot."""
-        settings = self.settings
-        self._starting = asyncio.get_running_loop().create_future()
         self.clock = Clock()
         self._cursor = Cursor(0, 0)
+        result = await self.launch(job.micro_batch, inner)
+        if isinstance(result, TrainerReady) and self.ready is not None:
+            self._tape_began(inner, self.ready)
+            if not self.ready.corpus_matches:
+                self.notice(
+                    "the training text on this machine differs from the project's (another Python "
+                    "version, or other files); it is used all the same"
+                )
+        return result
+
+    async def launch(self, micro_batch: int | None, inner: InnerSpec) -> JobResult:
+        """Start a process, and wait until it could be given weights."""
+        settings = self.settings
+        self._starting = asyncio.get_running_loop().create_future()
         process = TrainerProcess(
             log_path=settings.log_path, on_event=self._on_event, on_exit=self._on_exit
         )
@@ -123,10 +138,13 @@ class TrainerPort:
                 data_cache=str(settings.data_cache),
                 data_location=settings.data_location,
                 threads=settings.threads,
-                micro_batch=job.micro_batch,
-                duty_frac=settings.duty_frac,
+                micro_batch=micro_batch,
+                duty_frac=self.duty_frac,
                 seed_salt=settings.salt,
                 device=settings.device,
+                nice=settings.nice,
+                gpu_memory_frac=settings.gpu_memory_frac,
+                ram_bytes_max=self.ram_room(),
             )
         )
         async with asyncio.timeout(READY_TIMEOUT_S):
@@ -138,18 +156,17 @@ class TrainerPort:
             await process.stop()
             return Failed("the model here has other tensors than the project; update transformers")
         self.ready = event
-        self._tape_began(inner, event)
-        if not event.corpus_matches:
-            self.notice(
-                "the training text on this machine differs from the project's (another Python "
-                "version, or other files); it is used all the same"
-            )
         return TrainerReady(event.device, event.micro_batch)
 
     async def deliver(self, job: Deliver) -> JobResult:
         """Bring the inner loop to the newest global value of a fragment."""
-        process = self._live()
-        delivery = await self._in_pool(
+        async with self.gate.passing():
+            return await self._deliver(job)
+
+    async def _deliver(self, job: Deliver) -> JobResult:
+        if self.parked is None:
+            self.live()
+        delivery = await self.in_pool(
             lambda: self.bank.deliver(
                 job.fragment,
                 is_assign=job.is_assign,
@@ -157,42 +174,78 @@ class TrainerPort:
                 kept_frac=job.kept_frac,
             )
         )
-        slot = process.slot(delivery.values.size)
-        await self._in_pool(lambda: np.copyto(slot.values, delivery.values))
         mark = applied(job.fragment, delivery, job.merged_sequence)
+        if self.parked is not None:
+            return await self._deliver_parked(self.parked, job.fragment, delivery, mark)
+        process = self.live()
+        slot = process.slot(delivery.values.size)
+        await self.in_pool(lambda: np.copyto(slot.values, delivery.values))
         to = (job.fragment, slot.identity, slot.numel)
         if delivery.is_assign:
             kept_frac = delivery.kept_frac
-            done = await self._ask(lambda n: link.Assign(n, *to, kept_frac=kept_frac), mark=mark)
+            done = await self.ask(lambda n: link.Assign(n, *to, kept_frac=kept_frac), mark=mark)
         else:
-            done = await self._ask(lambda n: link.Add(n, *to), mark=mark)
+            done = await self.ask(lambda n: link.Add(n, *to), mark=mark)
         process.release(slot)
         if not isinstance(done, link.Done):
             return Failed("the trainer ended")
         return Delivered(delivery.version, done.local_step, done.tokens_total)
 
+    async def _deliver_parked(
+        self, parked: ParkedTrainer, fragment: int, delivery: Delivery, mark: Callable[[int], Frame]
+    ) -> JobResult:
+        state = parked.state
+        assert state is not None, "the gate is closed until the state is here"
+        await self.in_pool(lambda: parked.apply(fragment, delivery))
+        if self.tape is not None:
+            if delivery.kept_frac:
+                self.tape.inexact("a blend was taken while the trainer was parked")
+            self.tape.at(mark, state.local_step)
+        return Delivered(delivery.version, state.local_step, state.tokens_total)
+
     async def capture(self, job: Capture) -> JobResult:
         """Snapshot a fragment at the next local-step boundary and encode its displacement."""
-        process = self._live()
+        async with self.gate.passing():
+            if self.parked is not None:
+                return await self._capture_parked(self.parked, job)
+            return await self._capture(job)
+
+    async def _capture_parked(self, parked: ParkedTrainer, job: Capture) -> JobResult:
+        state = parked.state
+        assert state is not None, "the gate is closed until the state is here"
+        slot = parked.theta[job.fragment]
+        if self.tape is not None:
+            self.tape.at(snapshot(job.fragment), state.local_step)
+        captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
+        slot.relax()
+        return captured
+
+    async def _capture(self, job: Capture) -> JobResult:
+        process = self.live()
         numel = self.bank.layout.fragments[job.fragment].numel
         slot = process.slot(numel)
-        done = await self._ask(
+        done = await self.ask(
             lambda n: link.Snapshot(n, job.fragment, slot.identity, numel),
             mark=snapshot(job.fragment),
         )
         if not isinstance(done, link.Done):
             return Failed("the trainer ended")
-        cursor = self._cursor
-        push = await self._in_pool(lambda: self.bank.push(job.fragment, job.sequence, slot.values))
+        captured = await self._push(job, slot.values, done.local_step, done.tokens_total)
         process.release(slot)
+        return captured
+
+    async def _push(self, job: Capture, values: F32, local_step: int, tokens: int) -> Captured:
+        """Encode and offer a fragment's displacement, which stood so at this local step."""
+        cursor = self._cursor
+        push = await self.in_pool(lambda: self.bank.push(job.fragment, job.sequence, values))
         if self.tape is not None:
             self.tape.captured(job.sequence, job.fragment, push.base_version, push.digest)
         return Captured(
             base_version=push.base_version,
             digest=push.digest,
             payload_bytes=push.payload_bytes,
-            local_step=done.local_step,
-            tokens=done.tokens_total,
+            local_step=local_step,
+            tokens=tokens,
             cursor=cursor,
         )
 
@@ -202,13 +255,13 @@ class TrainerPort:
         The arrays are the slots themselves, which nobody else has any more: nothing is copied
         twice, and the memory goes with the last reference.
         """
-        process = self._live()
+        process = self.live()
         slots = []
         for numel in numels:
             slots.append(process.slot(numel))
             await asyncio.sleep(0)  # Making a large slot takes a while.
         answers = [
-            self._ask(partial(link.CaptureMoments, fragment=at, slot=one.identity, numel=one.numel))
+            self.ask(partial(link.CaptureMoments, fragment=at, slot=one.identity, numel=one.numel))
             for at, one in enumerate(slots)
         ]
         done = [await answer for answer in answers]
@@ -220,47 +273,22 @@ class TrainerPort:
 
     async def install_moments(self, fragment: int, values: F32) -> bool:
         """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""
-        process = self._live()
+        process = self.live()
         if self.tape is not None:
             self.tape.inexact("its moments came from another learner")
         slot = process.slot(values.size)
-        await self._in_pool(lambda: np.copyto(slot.values, values))
-        done = await self._ask(
-            lambda n: link.InstallMoments(n, fragment, slot.identity, slot.numel)
-        )
+        await self.in_pool(lambda: np.copyto(slot.values, values))
+        done = await self.ask(lambda n: link.InstallMoments(n, fragment, slot.identity, slot.numel))
         process.drop(slot)
-        return isinstance(done, link.Done)
-
-    async def cut_part(self, numel: int) -> tuple[F32, LoopState] | None:
-        """All arrays of the trainer and the rest of its state; None if it ended.
-
-        The array is the slot itself, as in `capture_moments`.
-        """
-        process = self._live()
-        slot = process.slot(numel)
-        answer = await self._ask(lambda n: link.CutPart(n, slot.identity, numel))
-        process.drop(slot)
-        return (slot.values, answer.state) if isinstance(answer, link.PartCut) else None
-
-    async def restore_part(self, values: F32, state: LoopState) -> bool:
-        """Make a trainer that has not begun what another one was; False if it ended."""
-        process = self._live()
-        if self.tape is not None:
-            self.tape.inexact("it goes on from a snapshot")
-        slot = process.slot(values.size)
-        await self._in_pool(lambda: np.copyto(slot.values, values))
-        done = await self._ask(lambda n: link.RestorePart(n, slot.identity, slot.numel, state))
-        process.drop(slot)
-        self._cursor = Cursor(state.position, state.sequence)
         return isinstance(done, link.Done)
 
     async def evaluate(self, job: Evaluate) -> JobResult:
         """Held-out loss of the frozen global value."""
-        process = self._live()
+        process = self.live()
         parts = self.bank.frozen(job.index)
         slot = process.slot(sum(part.size for part in parts))
-        await self._in_pool(lambda: np.concatenate(parts, out=slot.values))
-        answer = await self._ask(
+        await self.in_pool(lambda: np.concatenate(parts, out=slot.values))
+        answer = await self.ask(
             lambda n: link.Evaluate(n, slot.identity, slot.numel, job.sequences)
         )
         process.release(slot)
@@ -272,11 +300,11 @@ class TrainerPort:
 
     async def generate(self, prompt: str, tokens: int) -> str:
         """Text sampled from the newest global value held here."""
-        process = self._live()
+        process = self.live()
         parts = [self.bank.theta(at) for at in range(len(self.bank.layout.fragments))]
         slot = process.slot(sum(part.size for part in parts))
-        await self._in_pool(lambda: np.concatenate(parts, out=slot.values))
-        answer = await self._ask(
+        await self.in_pool(lambda: np.concatenate(parts, out=slot.values))
+        answer = await self.ask(
             lambda n: link.Generate(n, prompt, tokens, slot.identity, slot.numel)
         )
         process.release(slot)
@@ -287,17 +315,23 @@ class TrainerPort:
     # Actions.
 
     def feed(self, feed: Feed) -> None:
-        if self.process is not None:
-            for span in feed.spans:
+        for span in feed.spans:
+            if self.parked is not None:
+                self.parked.fed.append(span)
+            elif self.process is not None:
                 self.process.send(link.Blocks(((span.start, span.stop),), span.skip))
-                if self.tape is not None:
-                    self.tape.fed(span.start, span.stop, span.skip)
+            if self.tape is not None:
+                self.tape.fed(span.start, span.stop, span.skip)
 
     def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         """The fate of a push is known."""
         self.bank.settle(fragment, sequence, is_merged=is_merged)
         if self.tape is not None:
             self.tape.closed(fragment, sequence, is_merged=is_merged)
+
+    def stand_at(self, cursor: Cursor) -> None:
+        """The trainer goes on from there in the text."""
+        self._cursor = cursor
 
     def under_charter(self) -> None:
         """Pushes are made under the bank's charter from now on."""
@@ -306,36 +340,63 @@ class TrainerPort:
 
     def begin(self) -> None:
         if self.process is not None:
-            self.clock.begun_s = time.monotonic()
+            if not self.clock.begun_s:
+                self.clock.begun_s = time.monotonic()
             self.process.send(link.Begin())
 
     def replace(self, reason: str) -> None:
         """End the trainer; the machine hears of it as of a death, and starts another."""
-        if self.process is not None and self.process.is_running:
+        is_running = self.process is not None and self.process.is_running
+        if self.parked is not None:
+            self._drop_parked()
+            self.bank.trainer_lost()
+            if not is_running:
+                self.note(TrainerLost(False, reason))
+        if self.process is not None and is_running:
             self._replacing = reason
             self.process.send(link.Quit())
 
     def hold(self, *, is_held: bool) -> None:
+        if is_held:
+            self.clock.pause()
+        else:
+            self.clock.go_on()
         if self.process is not None:
             self.process.send(link.Pause() if is_held else link.Resume())
 
+    def set_duty(self, frac: float) -> None:
+        """The share of the time in which the trainer may work; never above what was asked for."""
+        frac = min(frac, self.settings.duty_frac)
+        if abs(frac - self.duty_frac) <= DUTY_STEP_FRAC * self.duty_frac:
+            return
+        self.duty_frac = frac
+        if self.process is not None:
+            self.process.send(link.SetDuty(frac))
+
     def set_progress(self, fraction: float) -> None:
+        self.progress = fraction
         if self.process is not None:
             self.process.send(link.SetProgress(fraction))
 
     async def stop(self) -> None:
         """End the trainer, bounded in time."""
+        self._drop_parked()
         if self.process is not None:
             await self.process.stop(grace_s=2.0)
 
     # Inside.
 
-    def _live(self) -> TrainerProcess:
+    def _drop_parked(self) -> None:
+        parked, self.parked = self.parked, None
+        if parked is not None:
+            parked.close()
+
+    def live(self) -> TrainerProcess:
         if self.process is None or not self.process.is_running:
             raise TransientError("there is no trainer")
         return self.process
 
-    async def _in_pool(self, work: Callable[[], T]) -> T:
+    async def in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def _tape_began(self, inner: InnerSpec, ready: link.Ready) -> None:
@@ -351,7 +412,7 @@ class TrainerPort:
                 replay_class=replay_class(ready.device, settings.threads, ready.corpus_digest),
             )
 
-    def _ask(
+    def ask(
         self,
         command: Callable[[int], link.Command],
         *,
@@ -364,7 +425,7 @@ class TrainerPort:
         self._waiting[number] = future
         if self.tape is not None and mark is not None:
             self.tape.expect(number, mark)
-        if not self._live().send(command(number)):
+        if not self.live().send(command(number)):
             self._fail_open("the trainer is gone")
         return future
 
@@ -374,7 +435,7 @@ class TrainerPort:
                 self._stepped(event)
             case link.Starved():
                 self.note(Starved())
-            case link.Done() | link.PartCut() | link.Evaluated() | link.Generated():
+            case link.Done() | link.Parked() | link.PartCut() | link.Evaluated() | link.Generated():
                 if self.tape is not None and isinstance(event, link.Done):
                     self.tape.answered(event.job, event.local_step)
                 future = self._waiting.pop(event.job, None)
@@ -389,7 +450,7 @@ class TrainerPort:
         if self.tape is not None:
             self.tape.stepped(event.local_step, event.progress)
         # A throttled device is a slower device: the sleep that belongs to a step counts as step.
-        self.clock.work_s += event.work_s / self.settings.duty_frac
+        self.clock.work_s += min(event.step_s, event.work_s / self.duty_frac)
         is_finite = abs(event.loss) < 1e300
         self.note(
             Stepped(
@@ -405,7 +466,8 @@ class TrainerPort:
 
     def _on_exit(self, reason: ExitReason) -> None:
         self.ready = None
-        self.bank.trainer_lost()
+        if self.parked is None or self.parked.state is None:
+            self.bank.trainer_lost()
         was_starting = self._starting is not None and not self._starting.done()
         self._fail_open(reason.message)
         message, self._replacing = self._replacing or reason.message, ""

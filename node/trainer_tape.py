@@ -101,6 +101,10 @@ class TrainerTape:
         if mark is not None:
             self._put(mark(local_step))
 
+    def at(self, mark: Callable[[int], Frame], local_step: int) -> None:
+        """Something took effect behind this local step."""
+        self._put(mark(local_step))
+
     def captured(self, sequence: int, fragment: int, base_version: int, name: bytes) -> None:
         """A push was made; on tape before anybody can have merged it, unless the disk is slow."""
         self._flush()

@@ -37,6 +37,8 @@ class LeaseBook:
     returned: list[Span] = field(default_factory=list)
     held: dict[SessionKey, list[Span]] = field(default_factory=dict)
     since_s: dict[SessionKey, float] = field(default_factory=dict)
+    changes: int = 0
+    """Grows with every lease and return; no part of the state."""
 
     def pick(self, blocks: int) -> tuple[Span, ...]:
         """The spans a new lease of so many blocks would take: given-back ones first."""
@@ -54,6 +56,7 @@ class LeaseBook:
 
     def lease(self, session: SessionKey, spans: tuple[Span, ...], at_s: float) -> None:
         """Hand out spans that `pick` named. MalformedMessage if they cannot be handed out."""
+        self.changes += 1
         self.since_s.setdefault(session, at_s)
         held = self.held.setdefault(session, [])
         for span in spans:
@@ -83,6 +86,7 @@ class LeaseBook:
 
     def give_back(self, session: SessionKey) -> None:
         """A session ended: its unread spans are leased again, oldest positions first."""
+        self.changes += 1
         spans = self.held.pop(session, [])
         self.since_s.pop(session, None)
         self.returned = sorted([*self.returned, *spans], key=lambda span: span.start)

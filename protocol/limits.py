@@ -59,8 +59,8 @@ ADDRESSES_MAX = 16
 CLOCK_SKEW_S_MAX = 3.0
 """The DHT rejects records of hosts whose clocks differ by more."""
 
-HEARTBEAT_S = 1.0
-"""A learner says at least this often that it lives."""
+HEARTBEAT_S = 4.0
+"""A learner that has nothing new to say says at least this often that it lives."""
 
 ALIVE_EVERY_S = 1.0
 """A syncer says at least this often that it lives."""

@@ -31,6 +31,8 @@ class Session:
     heard_s: float
     is_connected: bool = True
     beat: Heartbeat | None = None
+    is_news: bool = False
+    """The last heartbeat said something that the one before did not."""
     merges: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     rate_per_s: float = 0.0
@@ -42,10 +44,10 @@ class Session:
     lost_reason: str = ""
     has_left: bool = False
     """It said goodbye."""
+    key: tuple[bytes, int] = field(init=False)
 
-    @property
-    def key(self) -> tuple[bytes, int]:
-        return (self.peer, self.incarnation)
+    def __post_init__(self) -> None:
+        self.key = (self.peer, self.incarnation)
 
     @property
     def is_training(self) -> bool:
@@ -53,10 +55,10 @@ class Session:
 
     @property
     def can_hand_in(self) -> bool:
-        """Whether it answers pulls: it trains, or hands in what is left before it stops."""
+        """Whether it answers pulls: it trains, or stands still with what it has not handed in."""
         if not self.is_connected or self.beat is None:
             return False
-        return self.beat.state in ("training", "finishing")
+        return self.beat.state in ("training", "paused", "finishing")
 
     @property
     def device(self) -> str:
@@ -75,6 +77,10 @@ class Session:
         """Take a heartbeat, and measure how fast this learner steps."""
         former = self.beat
         self.beat = beat
+        self.is_news = former is None or (
+            (beat.state, beat.local_step, beat.steps, beat.versions)
+            != (former.state, former.local_step, former.steps, former.versions)
+        )
         done = beat.local_step - former.local_step if former is not None else 0
         if former is None or done < 0:
             self.rate_per_s, self.stepped_s = 0.0, now_s
@@ -95,7 +101,7 @@ class Session:
         """Local steps not handed in, counted only if they stand on this very version."""
         beat = self.beat
         if beat is None or fragment >= len(beat.steps) or fragment >= len(beat.versions):
-            return 0
+            return 0  # What the heartbeat says of fragments is a stranger's claim.
         return beat.steps[fragment] if beat.versions[fragment] == version else 0
 
     def can_push(self, fragment: int, version: int) -> bool:
@@ -114,6 +120,10 @@ class Membership:
     """All sessions, keyed by learner."""
 
     sessions: dict[bytes, Session] = field(default_factory=dict)
+    changes: int = 0
+    """Grows when a session begins or is forgotten."""
+    _quiet_since_s: float = -1e9
+    """No connected session was heard before."""
 
     def open(self, peer: bytes, hello: Hello, now_s: float) -> Session | None:
         """The session this hello starts, and None when a newer incarnation is already here."""
@@ -131,29 +141,39 @@ class Membership:
         if former is not None:
             session.merges, session.rejected = former.merges, former.rejected
         self.sessions[peer] = session
+        self.changes += 1
+        if former is None:
+            # In key order, so that nothing depends on arrival and nobody has to sort again.
+            ordered = sorted(self.sessions.items())
+            self.sessions.clear()
+            self.sessions.update(ordered)
         return session
 
     def live(self) -> Iterator[Session]:
-        """Connected sessions, in key order so that nothing depends on arrival."""
-        return (s for _, s in sorted(self.sessions.items()) if s.is_connected)
+        """Connected sessions, in key order."""
+        return (session for session in self.sessions.values() if session.is_connected)
 
     def training(self) -> list[Session]:
         """Connected sessions whose inner loop is stepping."""
-        return [session for session in self.live() if session.is_training]
+        return [session for session in self.sessions.values() if session.is_training]
 
     def handing_in(self) -> list[Session]:
         """Connected sessions that answer pulls, in key order."""
-        return [session for session in self.live() if session.can_hand_in]
+        return [session for session in self.sessions.values() if session.can_hand_in]
 
     def silent(self, now_s: float) -> list[Session]:
         """Connected sessions that were not heard for so long that they count as gone."""
+        if now_s - self._quiet_since_s <= limits.GONE_AFTER_S:
+            return []
+        # Whoever speaks or comes later was heard later than all of these.
+        self._quiet_since_s = min((s.heard_s for s in self.live()), default=now_s)
         return [s for s in self.live() if now_s - s.heard_s > limits.GONE_AFTER_S]
 
     def lost(self, now_s: float, after_s: float) -> list[Session]:
         """Sessions gone for longer than `after_s`; their leases fall back."""
         return [
             session
-            for _, session in sorted(self.sessions.items())
+            for session in self.sessions.values()
             if not session.is_connected and now_s - session.heard_s > after_s
         ]
 
@@ -169,3 +189,4 @@ class Membership:
 
     def forget(self, peer: bytes) -> None:
         self.sessions.pop(peer, None)
+        self.changes += 1

@@ -107,7 +107,7 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
-    """Where a learner stands. Sent on change, rate-limited, and at least every second."""
+    """Where a learner stands. Sent on change, rate-limited, and at least every four seconds."""
 
     state: LearnerState
     device: Annotated[str, Meta(max_length=128)]

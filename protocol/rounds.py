@@ -9,12 +9,12 @@ quorum itself falls to the number of those alive after the charter's patience.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.messages import PushHeader
-from protocol.project import RoundSpec
+from protocol.project import CodecName, RoundSpec
 from protocol.quorum import GraceWindow, effective_quorum
 
 
@@ -53,10 +53,16 @@ class PullTicket:
     asked_s: float
     state: PullState = PullState.ASKED
     header: PushHeader | None = None
+    round: int = 0
+    """In which it was asked; the push may go into a later one of the same fragment."""
+    fragment: int = 0
+    codec: CodecName = "int4"
+    newest: int = 0
+    """Number of the newest round when it was asked."""
 
     def is_pending(self, now_s: float, timeout_s: float) -> bool:
-        waiting = self.state in (PullState.ASKED, PullState.SENDING)
-        return waiting and now_s < self.asked_s + timeout_s
+        is_waiting = self.state is PullState.ASKED or self.state is PullState.SENDING
+        return is_waiting and now_s < self.asked_s + timeout_s
 
 
 @dataclass(slots=True)
@@ -90,12 +96,33 @@ class Round:
             if ticket.state is PullState.ARRIVED and ticket.header is not None
         ]
 
+    @property
+    def fresh(self) -> int:
+        """Pushes that this round asked for and got.
+
+        Those of an earlier round do not make a quorum: they would close it before others came.
+        """
+        arrived = [one for one in self.tickets.values() if one.state is PullState.ARRIVED]
+        return sum(ticket.round == self.number for ticket in arrived)
+
+    @property
+    def hoped_for(self) -> int:
+        """Pushes that this round asked for and got, or may still get."""
+        asked = [one for one in self.tickets.values() if one.round == self.number]
+        return sum(ticket.state is not PullState.FAILED for ticket in asked)
+
     def fire(self, trigger: str) -> None:
         """Take a transition of the table; anything else is a bug."""
         self.state = ROUND_TRANSITIONS[self.state, trigger]
 
-    def ask(self, peer: bytes, now_s: float) -> None:
-        self.tickets[peer] = PullTicket(asked_s=now_s)
+    def ask(self, peer: bytes, now_s: float, *, newest: int = 0) -> None:
+        self.tickets[peer] = PullTicket(
+            now_s,
+            round=self.number,
+            fragment=self.fragment,
+            codec=self.spec.up_codec,
+            newest=newest,
+        )
 
     def pending(self, now_s: float) -> Iterator[bytes]:
         """Learners that may still deliver in time."""
@@ -111,9 +138,9 @@ class Round:
         """What to do now: `wait`, `quorum` (just reached, grace begins), `close` or `abandon`."""
         assert self.is_collecting
         self.live = live
-        arrived = len(self.arrived)
-        is_pending = any(True for _ in self.pending(now_s))
-        if self.state is RoundState.OPEN and arrived >= self.required(now_s):
+        timeout_s = self.spec.pull_timeout_s
+        is_pending = any(one.is_pending(now_s, timeout_s) for one in self.tickets.values())
+        if self.state is RoundState.OPEN and self.fresh >= self.required(now_s):
             self.quorum_s = now_s
             # Nobody left to wait for means there is nothing a grace window could bring.
             self.grace_s = window.grace_s(slowest_step_s) if is_pending else 0.0
@@ -125,7 +152,7 @@ class Round:
             return "close" if over else "wait"
         if is_pending:
             return "wait"
-        if arrived == 0:
+        if not self.arrived:
             return "abandon"
         return "close" if now_s >= self.opened_s + self.spec.patience_s else "wait"
 
@@ -143,3 +170,21 @@ class Round:
         elif now_s < self.opened_s + self.spec.patience_s:
             times.append(self.opened_s + self.spec.patience_s)
         return min(times, default=now_s)
+
+
+def unsettled(
+    tickets: Iterable[tuple[PullTicket | None, bool]], incarnation: int
+) -> frozenset[int]:
+    """Sequences of this session's pushes that are here and have no fate yet.
+
+    tickets: each with whether what is still being sent may count.
+    """
+    found = set()
+    for ticket, is_open in tickets:
+        if ticket is None or ticket.header is None:
+            continue
+        is_sending = ticket.state is PullState.SENDING and is_open
+        is_here = is_sending or ticket.state is PullState.ARRIVED
+        if is_here and ticket.header.incarnation == incarnation:
+            found.add(ticket.header.sequence)
+    return frozenset(found)

@@ -285,6 +285,62 @@ class DownloadStatus(Struct, kw_only=True):
     """Seconds until the rest is here at this rate."""
 
 
+class DeviceRow(Struct, kw_only=True):
+    """A processor or accelerator of this machine."""
+
+    name: str
+    """cpu, cuda:0 ..."""
+    model: str
+    mode: str = "always"
+    """always, idle, never: what its owner set."""
+    is_used: bool = False
+    """The trainer is on it."""
+    temperature_c: float | None = None
+    busy_frac: float | None = None
+    """By whomever."""
+    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None
+
+
+class LimitRow(Struct, kw_only=True):
+    """A ceiling that the owner set, and what is taken now."""
+
+    key: str
+    """The setting, such as limits.cpu_percent."""
+    words: str
+    """What it is about."""
+    unit: Literal["percent", "bytes", "bytes/s", "celsius"]
+    ceiling: float | None = None
+    """None: not limited."""
+    used: float | None = None
+    """None: not known."""
+
+
+class GuestStatus(Struct, kw_only=True):
+    """How a learner behaves on the machine that it is a guest of."""
+
+    because: str = ""
+    """Why it does less than its owner allows at best, in one clause; empty if it does not."""
+    is_held: bool = False
+    """For that reason it does not train at all."""
+    is_parked: bool = False
+    """No trainer runs: its whole state lies in files, and its memory is free."""
+    is_beside: bool = False
+    """Somebody uses the machine, and narrower limits are in force."""
+    duty_frac: float = 1.0
+    """Share of the time in which the trainer works."""
+    devices: list[DeviceRow] = field(default_factory=list)
+    limits: list[LimitRow] = field(default_factory=list)
+    hours: list[str] = field(default_factory=list)
+    """When training is allowed; empty: always."""
+    owner: str = ""
+    """How it is known whether somebody uses the machine, or why not."""
+    absent: list[str] = field(default_factory=list)
+    """Readings that this machine does not give, and why."""
+    trainer_log: list[str] = field(default_factory=list)
+    """The newest lines that the trainer wrote, oldest first."""
+
+
 class NodeStatus(Struct, kw_only=True, tag="node"):
     """A learner daemon."""
 
@@ -352,6 +408,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     faults: dict[str, int] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     """What the owner should know: a differing corpus, a missing accelerator, a full disk."""
+    guest: GuestStatus | None = None
+    """How it behaves on this machine; None before the first look at its sensors."""
 
 
 Status = SyncerStatus | NodeStatus

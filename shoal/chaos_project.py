@@ -30,6 +30,8 @@ SETTINGS: Final[Mapping[str, Value]] = {
     "data.sequence_tokens": 64,
     "data.block_sequences": 64,
     "training.batch_sequences": 4,
+    "outer.learning_rate": 0.5,
+    "outer.momentum": 0.0,
     "training.warmup_frac": 0.0,
     "rounds.local_steps": 24,
     "rounds.overlap_steps": 4,

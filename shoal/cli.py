@@ -34,11 +34,14 @@ from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
 Moments = Annotated[
-    bool,
+    bool | None,
     Parameter(
         help="Share optimizer state with other learners where the project wants it "
         "(--no-moments: neither take nor give)."
     ),
+]
+Evaluates = Annotated[
+    bool | None, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
 ]
 DataHere = Annotated[
     str | None,
@@ -158,10 +161,8 @@ def join(
             help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne
         ),
     ] = None,
-    evaluate: Annotated[
-        bool, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
-    ] = True,
-    moments: Moments = True,
+    evaluate: Evaluates = None,
+    moments: Moments = None,
     device: Annotated[
         str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
     ] = None,
@@ -177,16 +178,18 @@ def join(
     return running.join(
         link,
         home,
-        name=name,
         instance=instance,
+        flags={
+            "learner.name": name,
+            "learner.threads": threads,
+            "learner.micro_batch": micro_batch,
+            "learner.device": device,
+            "learner.evaluate": evaluate,
+            "learner.moments": moments,
+        },
         port=port,
         listen_host=listen,
         duty_frac=duty,
-        threads=threads,
-        micro_batch=micro_batch,
-        evaluates=evaluate,
-        shares_moments=moments,
-        device=device,
         donate_mbps=donate_mbps,
         data=data,
         tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),

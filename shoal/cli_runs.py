@@ -19,10 +19,17 @@ def run(
     *,
     seed: Seed = 0,
     until: Annotated[
-        str | None, Parameter(help="Virtual length, such as 1h; else the scenario's own.")
+        str | None,
+        Parameter(
+            help="Virtual length, such as 1h, of `voters` how long faults come; else the "
+            "scenario's own."
+        ),
     ] = None,
     trace: Annotated[
         Path | None, Parameter(help="Also write every fact, routine ones too, to this file.")
+    ] = None,
+    tape: Annotated[
+        Path | None, Parameter(help="Also record the syncers, for `shoal replay`, in this folder.")
     ] = None,
     quiet: Annotated[bool, Parameter(help="Only the summary.", negative="")] = False,
 ) -> int:
@@ -30,7 +37,9 @@ def run(
     from shoal import durations, simulating
 
     until_s = None if until is None else durations.seconds(until)
-    return simulating.run(scenario, seed=seed, until_s=until_s, trace=trace, is_quiet=quiet)
+    return simulating.run(
+        scenario, seed=seed, until_s=until_s, trace=trace, tape=tape, is_quiet=quiet
+    )
 
 
 def scenarios() -> int:

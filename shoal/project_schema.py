@@ -93,7 +93,7 @@ def read_value(value: object, annotation: Any, place: Place) -> Any:
 
 def allowed(annotation: Any) -> str:
     """What a field of this type may hold, in words."""
-    kind = inspect.type_info(annotation)
+    kind = plain_kind(annotation)
     match kind:
         case inspect.LiteralType(values=values):
             quoted = [shown(value) for value in sorted(map(str, values))]
@@ -106,8 +106,24 @@ def allowed(annotation: Any) -> str:
             return f"text of {least or 0} to {most} characters" if most else "text"
         case inspect.BoolType():
             return "true or false"
+        case inspect.VarTupleType(item_type=inspect.StrType()):
+            return "a list of texts"
+        case inspect.DictType(value_type=inspect.LiteralType(values=values)):
+            quoted = [shown(value) for value in sorted(map(str, values))]
+            return f"a table with values out of {', '.join(quoted)}"
         case _:
             return "a number, text, true, false, or a list of integers or texts"
+
+
+def plain_kind(annotation: Any) -> inspect.Type:
+    """The type without its description, and without None where that means unset."""
+    kind = inspect.type_info(annotation)
+    if isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, inspect.UnionType):
+        rest = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+        kind = rest[0] if len(rest) == 1 else kind
+    return kind
 
 
 def _bounded(noun: str, kind: inspect.IntType | inspect.FloatType) -> str:

@@ -69,7 +69,7 @@ SECTIONS = (
         "model.merge",
         "How pushes become one, by class of tensor: by weighted mean, or radially (rda).",
         (
-            Line("embeddings", "mean", "tables from tokens or positions to vectors, and back"),
+            Line("embeddings", "rda", "tables from tokens or positions to vectors, and back"),
             Line("matrices", "rda", "all else of two or more dimensions; rda keeps its length"),
             Line("vectors", "rda", "norms and biases"),
         ),
@@ -86,6 +86,7 @@ SECTIONS = (
             Line("num_key_value_heads", 4, "fewer than attention heads: grouped-query attention"),
             Line("max_position_embeddings", 256, "at least data.sequence_tokens"),
             Line("tie_word_embeddings", True, "one table for reading and for predicting tokens"),
+            Line("initializer_range", 0.06, "spread of the first weights; wide models want less"),
         ),
     ),
     Section(
@@ -114,7 +115,7 @@ SECTIONS = (
             Line("optimizer", "adamw", "adamw, or muon for hidden matrices and adamw for the rest"),
             Line("learning_rate", 0.004, "at its peak"),
             Line("weight_decay", 0.1, "0 switches it off"),
-            Line("beta1", 0.9, "memory of the mean gradient"),
+            Line("beta1", 0.7, "memory of the mean gradient"),
             Line("beta2", 0.99, "memory of the mean squared gradient"),
             Line("grad_norm_max", 1.0, "a longer gradient is scaled down to this"),
             Line("batch_sequences", 8, "sequences in one local step, on every learner"),
@@ -134,8 +135,8 @@ SECTIONS = (
         "outer",
         "What a merge does with the learners' movement.",
         (
-            Line("learning_rate", 0.5, "share of the merged movement that is taken"),
-            Line("momentum", 0.0, "0 switches it off"),
+            Line("learning_rate", 0.4, "share of the merged movement that is taken"),
+            Line("momentum", 0.7, "0 switches it off"),
             Line(
                 "clip_to_median",
                 3.0,

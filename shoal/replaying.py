@@ -192,7 +192,7 @@ def _row(story: Story, part: Part, total: float) -> list[str]:
 
 
 def _since(story: Story, at_s: float | None) -> str:
-    return "" if not at_s else f"{max(0.0, at_s - story.opened_s):.2f}"
+    return "" if not at_s else f"{at_s - story.opened_s:.2f}"
 
 
 def _write(path: Path, content: dict[str, object]) -> None:

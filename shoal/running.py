@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
 from protocol.status import SyncerStatus
-from shoal import daemons, durations, failures, projects
+from shoal import daemons, durations, failures, local_settings, projects
 from shoal.exit_codes import ExitCode
 
 STOP_S = 30.0
@@ -127,15 +128,28 @@ def drain(home: Home, *, instance: str) -> int:
     return ExitCode.NOT_REACHABLE
 
 
-def join(link: str, home: Home, *, name: str | None, instance: str, **choices: Any) -> int:
-    """Runs a learner in the foreground and returns its exit code."""
+def join(
+    link: str, home: Home, *, instance: str, flags: Mapping[str, object], **choices: Any
+) -> int:
+    """Runs a learner in the foreground and returns its exit code.
+
+    flags: what the command line says of the owner's settings, by key; None where it says nothing.
+    """
     from node.host.options import NodeOptions
 
+    settings = local_settings.load(flags=flags).values
+    learner = settings.learner
     options = NodeOptions(
         home=home,
         link=parse_link(link),
         instance=checked_instance(instance),
-        name=_name(name, home, instance),
+        name=_name(learner.name, home, instance),
+        threads=learner.threads,
+        micro_batch=learner.micro_batch,
+        device=learner.device,
+        evaluates=learner.evaluate,
+        shares_moments=learner.moments,
+        settings=lambda: local_settings.load(flags=flags).values,
         **choices,
     )
     try:

@@ -17,6 +17,7 @@ from protocol.trace import CheckpointScored, SessionOpened, TrainerChanged
 from shoal.exit_codes import ExitCode
 from simulator import runs, scenarios, sweeping
 from simulator.ledger import Ledger
+from simulator.taping import SwarmTape
 
 FAILURES_SHOWN_MAX = 20
 TELL_EVERY = 50
@@ -34,14 +35,23 @@ def list_scenarios() -> int:
     return ExitCode.DONE
 
 
-def run(name: str, *, seed: int, until_s: float | None, trace: Path | None, is_quiet: bool) -> int:
+def run(
+    name: str,
+    *,
+    seed: int,
+    until_s: float | None,
+    trace: Path | None,
+    is_quiet: bool,
+    tape: Path | None = None,
+) -> int:
     """One run on the screen; 1 if a checker fires. Raises UserError."""
-    if name == "voters":
-        return _run_voters(seed)
-    scenario = scenarios.find(name, seed)
+    scenario = None if name == "voters" else scenarios.find(name, seed)
     began_s = time.perf_counter()
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_open(trace)) if trace else None
+        recording = _tape(name, tape) if tape else None
+        if recording is not None:
+            stack.callback(recording.close)
 
         def line(text: str, is_routine: bool) -> None:
             if file is not None:
@@ -49,11 +59,20 @@ def run(name: str, *, seed: int, until_s: float | None, trace: Path | None, is_q
             if not is_routine and not is_quiet:
                 print(text)
 
-        outcome = runs.run(scenario, seed, until_s=until_s, line=line)
-    _summarise(name, outcome, time.perf_counter() - began_s)
+        if scenario is None:
+            violation, records, virtual_s = sweeping.run_voters(seed, faults_s=until_s, line=line)
+        else:
+            outcome = runs.run(scenario, seed, until_s=until_s, line=line, tape=recording)
+            violation = outcome.violation
+    if scenario is None:
+        print(f"{records} records certified in {virtual_s:.0f} virtual seconds.")
+    else:
+        _summarise(name, outcome, time.perf_counter() - began_s)
     if trace:
         print(f"Every fact of the run is in {trace}.")
-    return _verdict(name, seed, until_s, outcome.violation)
+    if tape:
+        print(f"The syncers' tapes are in {tape}. Run them again: shoal replay {tape}")
+    return _verdict(name, seed, until_s, violation)
 
 
 def _open(path: Path) -> TextIO:
@@ -63,11 +82,17 @@ def _open(path: Path) -> TextIO:
         raise UserError(f"The trace cannot be written to {path}: {error}.") from error
 
 
-def _run_voters(seed: int) -> int:
-    violation, records, virtual_s = sweeping.run_voters(seed)
-    if not violation:
-        print(f"{records} records certified in {virtual_s:.0f} virtual seconds.")
-    return _verdict("voters", seed, None, violation)
+def _tape(name: str, folder: Path) -> SwarmTape:
+    """Where syncers are recorded. Raises UserError."""
+    if name == "voters":
+        raise UserError("Voters alone merge nothing and keep no tape. Leave --tape out.")
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty. Name a new directory for the tapes.")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"No tape can be kept in {folder} ({error.strerror}).") from error
+    return SwarmTape(folder)
 
 
 def _verdict(name: str, seed: int, until_s: float | None, violation: str) -> int:

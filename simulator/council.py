@@ -356,6 +356,8 @@ class Council:
         self.charter = self.tiny.charter
         self.envelope = seal("charter", self.tiny.project, encode(self.charter), self.tiny.owner)
         self.merges = 0
+        self.tell: Callable[[str], None] = lambda words: None
+        """Hears in words what befalls the voters."""
         self.entries_kept = ENTRIES_KEPT
         self.voters: dict[bytes, SimVoter] = {}
         self.checker = CouncilChecker(self.world, self.charter)

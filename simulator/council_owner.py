@@ -68,10 +68,12 @@ class Owner:
             role = "witness" if "witness" in host.name else "syncer"
             priority = self.chance.randint(0, 100)
             added = Voter(host.key, role, priority, self.generations[host.key])
+            council.tell(f"the owner adds {host.name}")
             council.revise(*voters, added)
         elif len(voters) > VOTERS_MIN:
             leaving = self.chance.choice(voters)
             if leaving.role == "witness" or len(syncers) > 2:
+                council.tell(f"the owner removes {council.voters[leaving.key].name}")
                 council.revise(*(voter for voter in voters if voter.key != leaving.key))
 
     def readmit(self, host: SimVoter) -> None:
@@ -82,6 +84,7 @@ class Owner:
         if council.charter.voter(host.key) is None:
             return
         generation = self.generations[host.key]
+        council.tell(f"the owner readmits {host.name}")
         council.revise(
             *(
                 msgspec.structs.replace(voter, disk=generation) if voter.key == host.key else voter
@@ -111,6 +114,8 @@ class Owner:
         assert digest is not None, "it has its last certified record"
         origin = Origin(host.disk.certified, digest)
         kept = [v for v in council.charter.voters if self._is_kept(host, v)]
+        names = ", ".join(council.voters[voter.key].name for voter in kept)
+        council.tell(f"the owner begins an epoch behind record {origin.index}, with {names}")
         council.begin_epoch(origin, *kept)
 
     def _is_kept(self, host: SimVoter, voter: Voter) -> bool:
@@ -120,7 +125,12 @@ class Owner:
 
     def wipe(self, host: SimVoter | None) -> None:
         """A disk is lost; the owner readmits the host a little later."""
-        self._strike(host, lambda lost: lost.wipe())
+
+        def lose(lost: SimVoter) -> None:
+            self.council.tell(f"the disk of {lost.name} is lost")
+            lost.wipe()
+
+        self._strike(host, lose)
 
     def restore(self, host: SimVoter | None) -> None:
         """A disk is put back to a copy of before its last starts; readmitted a little later."""
@@ -132,6 +142,7 @@ class Owner:
             # Only to those who met it since is it an old copy.
             if not self._is_known(lost, kept.ballot.boot):
                 return
+            self.council.tell(f"an old copy of the disk of {lost.name} is put back")
             lost.disk = copy.deepcopy(kept)
             self.council.checker.forget_disk(lost)
 
@@ -149,6 +160,7 @@ class Owner:
         if host is None or not self.is_settled():
             return
         self._is_busy = True
+        self.council.tell(f"{host.name} will be switched off, for its disk")
         self.world.after(2.0, host.crash)
         self.world.after(7.0, lambda: self._lose(host, lose))
 
@@ -198,6 +210,7 @@ class Owner:
         if not self._others(host) or not self._is_known(host, host.disk.ballot.boot - 1):
             return
         self._is_busy = True
+        self.council.tell(f"the disk and key of {host.name} run on a second host, too")
         twin = host.clone()
         twin.disk.ballot = msgspec.structs.replace(twin.disk.ballot, boot=twin.disk.ballot.boot - 1)
         self.twins.append(twin)

@@ -66,6 +66,9 @@ class Unrest:
         kind()
         self._again()
 
+    def _tell(self, words: str) -> None:
+        self.council.tell(words)
+
     def _host(self, *, is_up: bool = True) -> SimVoter | None:
         """Somebody who is up; often the leader."""
         leaders = self.council.leaders()
@@ -85,16 +88,19 @@ class Unrest:
     def _crash(self) -> None:
         host = self._host()
         if host is not None:
+            self._tell(f"{host.name} dies")
             host.crash()
             self._later(lambda: self._boot(host))
 
     def _boot(self, host: SimVoter) -> None:
         if not host.is_up:
+            self._tell(f"{host.name} starts again")
             host.boot()
 
     def _pause(self) -> None:
         host = self._host()
         if host is not None:
+            self._tell(f"{host.name} stands still for a while")
             host.pause()
             self._later(host.resume)
 
@@ -102,6 +108,7 @@ class Unrest:
         host = self._host()
         if host is not None:
             host.fsync_s = self.chance.choice((0.1, 0.5, 2.0))
+            self._tell(f"the disk of {host.name} takes {host.fsync_s:g} s for each write")
             self._later(lambda: setattr(host, "fsync_s", FSYNC_S))
 
     def _full_disk(self) -> None:
@@ -109,23 +116,29 @@ class Unrest:
         if host is not None:
             disk = host.disk
             disk.is_full = True
+            self._tell(f"the disk of {host.name} is full for a while")
             self._later(lambda: setattr(disk, "is_full", False))
 
     def _clock(self) -> None:
         host = self._host()
         if host is not None:
-            host.wall_offset_s += self.chance.uniform(-1e6, 1e6)
+            shift_s = self.chance.uniform(-1e6, 1e6)
+            host.wall_offset_s += shift_s
+            self._tell(f"the wall clock of {host.name} is set by {shift_s:+.0f} s")
 
     def _leap(self) -> None:
         """The clock by which a host waits runs ahead: every one of its deadlines has passed."""
         host = self._host()
         if host is not None:
-            host.clock_ahead_s += self.chance.choice((1.0, 5.0, 60.0, 1e5))
+            leap_s = self.chance.choice((1.0, 5.0, 60.0, 1e5))
+            host.clock_ahead_s += leap_s
+            self._tell(f"the clock by which {host.name} waits leaps ahead by {leap_s:g} s")
 
     def _hand_over(self) -> None:
         leaders = self.council.leaders()
         if leaders:
             leader = leaders[0]
+            self._tell(f"{leader.name} is asked to give the seat away")
             leader.is_draining = True
             self._later(lambda: self._come_back(leader))
 
@@ -145,22 +158,29 @@ class Unrest:
 
     def _partition(self) -> None:
         one, other = self._pair()
-        self.world.partition(one.key, other.key, for_s=self._some_s())
+        for_s = self._some_s()
+        self._tell(f"{one.name} and {other.name} are cut off from each other for {for_s:.1f} s")
+        self.world.partition(one.key, other.key, for_s=for_s)
 
     def _isolate(self) -> None:
         host = self._host()
+        if host is not None:
+            self._tell(f"{host.name} is cut off from everybody")
         for other in self.council.voters.values():
             if host is not None and other is not host:
                 self.world.partition(host.key, other.key, for_s=self._some_s())
 
     def _one_way(self) -> None:
         one, other = self._pair()
-        self.world.cut_one_way(one.key, other.key, for_s=self._some_s())
+        for_s = self._some_s()
+        self._tell(f"{other.name} hears nothing from {one.name} for {for_s:.1f} s")
+        self.world.cut_one_way(one.key, other.key, for_s=for_s)
 
     def _slow_link(self) -> None:
         one, other = self._pair()
         pair = frozenset((one.key, other.key))
-        self.world.slow_s[pair] = self.chance.choice((0.3, 1.0, 3.0))
+        slow_s = self.world.slow_s[pair] = self.chance.choice((0.3, 1.0, 3.0))
+        self._tell(f"everything between {one.name} and {other.name} takes {slow_s:g} s longer")
         self._later(lambda: self._unslow(pair))
 
     def _unslow(self, pair: frozenset[bytes]) -> None:
@@ -172,6 +192,7 @@ class Unrest:
         """Every fault is over."""
         world, council = self.world, self.council
         self.is_over = True
+        self._tell("every fault is over")
         self.owner.end()
         world.cut.clear()
         world.cut_ways.clear()
@@ -186,17 +207,23 @@ class Unrest:
         council.checker.disturb()
 
 
-def run_seed(seed: int, *, faults_s: float = FAULTS_S) -> Council:
-    """One run: faults, healing, one leader, calm. Raises Violation."""
+def run_seed(
+    seed: int, *, faults_s: float | None = None, watch: Callable[[Council], None] = lambda _: None
+) -> Council:
+    """One run: faults, healing, one leader, calm. Raises Violation.
+
+    faults_s: how long faults come, by default 90 s. watch: is shown the voters before they start.
+    """
     chance = random.Random(f"council {seed}")
     syncers, witnesses = chance.choice(((3, 0), (2, 1), (5, 0), (3, 2), (4, 1)))
     durability: Durability = chance.choice(("leader", "standby", "majority"))
     council = Council(seed, syncers=syncers, witnesses=witnesses, spares=1, durability=durability)
     council.entries_kept = chance.choice(ENTRIES_KEPT)
     unrest = Unrest(council)
+    watch(council)
     council.boot()
     unrest.start()
-    council.run(faults_s)
+    council.run(FAULTS_S if faults_s is None else faults_s)
     unrest.heal()
     check_recovery(council, SETTLE_S)
     check_calm(council)

@@ -27,9 +27,11 @@ from node.jobs import (
     Freeze,
     HoldSteps,
     LoadPart,
+    ParkTrainer,
     ReleaseSteps,
     ReplaceTrainer,
     SeatFound,
+    SetProgress,
     Settle,
     StartTrainer,
     Starved,
@@ -37,7 +39,9 @@ from node.jobs import (
     Stepped,
     Thaw,
     TrainerLost,
+    TrainerParked,
     TrainerReady,
+    WakeTrainer,
     WritePart,
 )
 from node.learner import LearnerMachine
@@ -65,6 +69,7 @@ from simulator.tiny import (
 from simulator.world import Host, World
 
 TRAINER_START_S = 5.0
+PARK_S = 0.5
 
 
 class SimLearner(Host):
@@ -109,6 +114,9 @@ class SimLearner(Host):
         """(incarnation, position, sequence) of everything any of its trainers read."""
         self.captures: dict[tuple[int, int], tuple[int, int]] = {}
         """(incarnation, sequence) of a push -> the trainer's number, and its local step then."""
+        """(life, sequence) of a push -> the trainer's number, and its local step then."""
+        self.progress: list[float] = []
+        """Every place on the learning-rate schedule that a trainer was told."""
         self.pushed: list[tuple[int, int]] = []
         """Fragment and payload bytes of every push that was encoded."""
 
@@ -193,12 +201,17 @@ class SimLearner(Host):
                 self._fetch_payload(job, answer)
             case StartTrainer():
                 world.after(TRAINER_START_S, lambda: answer(self._start_trainer()))
+            case ParkTrainer():
+                world.after(PARK_S, lambda: answer(self._park()))
+            case WakeTrainer():
+                world.after(TRAINER_START_S, lambda: answer(self._unpark()))
             case Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case Capture():
                 self.command(lambda trainer: answer(self._capture(job, trainer)), answer)
             case Evaluate():
-                world.after(1.0, lambda: answer(self._evaluate(job)))
+                bank = self.bank
+                world.after(1.0, lambda: answer(self._evaluate(job, bank)))
             case CutPart() | WritePart() | LoadPart():
                 self.parts.run_job(job, answer)
             case _:
@@ -216,6 +229,8 @@ class SimLearner(Host):
                 if self.trainer is not None:
                     self.trainer.spans.extend(spans)
                     self._step()
+            case SetProgress(fraction):
+                self.progress.append(fraction)
             case ReplaceTrainer():
                 self.world.after(0.1, self.lose_trainer)
             case HoldSteps() | ReleaseSteps():
@@ -229,6 +244,19 @@ class SimLearner(Host):
                     self._step()
             case _:
                 self.moments.act(action)
+
+    def _park(self) -> object:
+        """The trainer stands still; what holds its state stands for the files."""
+        if self.trainer is None:
+            return Failed("the trainer ended")
+        self.trainer.is_held = True
+        return TrainerParked()
+
+    def _unpark(self) -> object:
+        if self.trainer is None:
+            return TrainerLost(False, "its parked state is gone")
+        self.trainer.is_held = False
+        return TrainerReady("virtual", 1)
 
     def _find_seat(self) -> object:
         """The newest proven leader that the table names, as the daemon's locator finds it."""
@@ -379,8 +407,10 @@ class SimLearner(Host):
             cursor=trainer.cursor(),
         )
 
-    def _evaluate(self, job: Evaluate) -> object:
-        loss = self.backend.loss(self.bank.frozen(job.index))
+    def _evaluate(self, job: Evaluate, bank: FragmentBank) -> object:
+        if bank is not self.bank:
+            return Failed("asked in a former life")
+        loss = self.backend.loss(bank.frozen(job.index))
         return EvaluatedLoss(loss, 128, 1.0)
 
     def _step(self) -> None:

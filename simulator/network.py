@@ -73,11 +73,10 @@ class Network:
         """One way, with jitter and whatever is the matter with this link."""
         model = self.model
         latency_s = model.latency_s + self.chance.random() * model.jitter_s
-        if self.links:
-            latency_s += sum(self.links[k].latency_s for k in (one, other) if k in self.links)
-        return (
-            latency_s + self.slow_s.get(frozenset((one, other)), 0.0) if self.slow_s else latency_s
-        )
+        first, second = self.links.get(one), self.links.get(other)
+        own_s = (first.latency_s if first else 0.0) + (second.latency_s if second else 0.0)
+        slow_s = self.slow_s.get(frozenset((one, other)), 0.0) if self.slow_s else 0.0
+        return latency_s + own_s + slow_s
 
     def loss(self, one: bytes, other: bytes) -> float:
         """Share of segments between two hosts that are lost."""

@@ -20,6 +20,7 @@ from protocol.trace import (
     QuorumReached,
     RecordCommitted,
     RoundOpened,
+    VoterGreeted,
 )
 from simulator.ledger import Violation
 from simulator.misfortune import FIRST_S, Misfortune
@@ -29,6 +30,7 @@ from simulator.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
 from simulator.scenario import Swarm, build_swarm
 from simulator.scenarios import Scenario
 from simulator.snapshots import SnapshotChecker
+from simulator.taping import SwarmTape
 from simulator.tiny import LIMITS, TENSOR_ELEMENTS, TENSORS
 from simulator.world import Host
 
@@ -47,6 +49,7 @@ ROUTINE = (
     QuorumReached,
     RecordCommitted,
     RoundOpened,
+    VoterGreeted,
 )
 """Facts that only the full trace contains."""
 
@@ -93,7 +96,7 @@ class Narrator:
         self.line(f"{now_s:10.3f}  {'(fault)':<12} {words}", False)
 
 
-def build(scenario: Scenario, seed: int) -> Swarm:
+def build(scenario: Scenario, seed: int, tape: SwarmTape | None = None) -> Swarm:
     """The swarm of a scenario, booted."""
     hosts, net, rounds = scenario.hosts, scenario.network, scenario.rounds
     backend, tensors_of = None, (TENSORS, TENSOR_ELEMENTS)
@@ -124,6 +127,7 @@ def build(scenario: Scenario, seed: int) -> Swarm:
         fragments=rounds.fragments,
         join_s=scenario.churn.join_s,
         limits=_limits(scenario),
+        tape=tape.of if tape is not None else None,
     )
     _draw_hosts(swarm, scenario, seed)
     if backend is not None:
@@ -157,11 +161,18 @@ def _draw_hosts(swarm: Swarm, scenario: Scenario, seed: int) -> None:
         )
 
 
-def run(scenario: Scenario, seed: int, *, until_s: float | None = None, line: Line) -> Outcome:
+def run(
+    scenario: Scenario,
+    seed: int,
+    *,
+    until_s: float | None = None,
+    line: Line,
+    tape: SwarmTape | None = None,
+) -> Outcome:
     """Run it, and judge it. Lines of the trace are given to `line` as they come."""
     narrator = Narrator(line)
     end_s = until_s or scenario.until_s
-    swarm = build(scenario, seed)
+    swarm = build(scenario, seed, tape)
     world = swarm.world
     narrator.know(list(world.hosts.values()))
     world.watchers.append(narrator.fact)
@@ -201,7 +212,7 @@ def _await_progress(swarm: Swarm, scenario: Scenario) -> None:
     def is_fine() -> bool:
         return swarm.merges >= wanted or swarm.syncer.syncer.state.ended is not None
 
-    world.run(world.now_s + within_s, stop=lambda: world.events % 16 == 0 and is_fine())
+    world.run(world.now_s + within_s, stop=is_fine)
     if not is_fine():
         seat = swarm.syncer.syncer.seat if swarm.syncer.is_up else None
         why = seat.merging.pace.waiting or seat.merging.stalled if seat else "nobody leads"

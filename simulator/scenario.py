@@ -131,7 +131,7 @@ def _boot(voters: list[Host], learners: list[SimLearner], join_s: float | None) 
         host.boot()
     apart_s = 0.5 if join_s is None else join_s / len(learners)
     for number, learner in enumerate(learners):
-        learner.world.after(1.0 + apart_s * number, learner.boot)
+        learner.world.after(1.0 + apart_s * number, learner.revive)
 
 
 def afflict(swarm: Swarm, seed: int, *, until_s: float, every_s: float = 12.0) -> list[str]:
@@ -162,7 +162,7 @@ def _schedule(
     def crash(host: SimLearner | SimSyncer) -> None:
         if host.is_up:
             host.crash()
-            world.after(away_s, lambda: None if host.is_up else host.boot())
+            world.after(away_s, host.revive)
 
     def fill_disk() -> None:
         syncer.disk.is_full = True

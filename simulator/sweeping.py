@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from protocol.errors import ShoalError
 from simulator import council_swarm, runs, scenarios
+from simulator.council import Council
+from simulator.ledger import Violation
 
 MIXED = ("swarm", "swarm", "swarm", "voters")
 """Of four seeds, three are swarms that train and one is voters alone."""
@@ -44,13 +46,30 @@ def run_one(task: tuple[str, int]) -> Result:
     return Result(name, seed, violation, merges, virtual_s, time.perf_counter() - began_s)
 
 
-def run_voters(seed: int) -> tuple[str, int, float]:
-    """What was violated, records, virtual seconds."""
+def run_voters(
+    seed: int, *, faults_s: float | None = None, line: runs.Line | None = None
+) -> tuple[str, int, float]:
+    """What was violated, records, virtual seconds. Lines of the trace are given to `line`."""
+    councils: list[Council] = []
+
+    def watch(council: Council) -> None:
+        councils.append(council)
+        if line is not None:
+            world, narrator = council.world, runs.Narrator(line)
+            narrator.know(list(council.voters.values()))
+            world.watchers.append(narrator.fact)
+            council.tell = lambda words: narrator.fate(world.now_s, words)
+
+    violation = ""
     try:
-        council = council_swarm.run_seed(seed)
+        council_swarm.run_seed(seed, faults_s=faults_s, watch=watch)
     except (AssertionError, ShoalError) as error:
-        return f"{type(error).__name__}: {error}", 0, 0.0
-    return "", len(council.checker.records), council.world.now_s
+        kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
+        violation = f"{kind}{error}"
+    (council,) = councils
+    if violation and line is not None:
+        line(f"{council.world.now_s:10.3f}  {'(checker)':<12} {violation}", False)
+    return violation, len(council.checker.records), council.world.now_s
 
 
 def sweep(first: int, seeds: int, *, jobs: int, scenario: str | None) -> Iterator[Result]:

@@ -65,7 +65,7 @@ class SimWitness(Host):
         is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
         super().crash()
         if is_restart:
-            self.world.after(0.2, lambda: None if self.is_up else self.boot())
+            self.world.after(0.2, self.revive)
 
     def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
         job = start.job

@@ -32,7 +32,7 @@ from protocol.machine import (
     WakeAt,
     Woke,
 )
-from protocol.messages import Message
+from protocol.messages import Alive, Message
 from protocol.trace import Fact
 from simulator.network import Network, NetworkModel
 
@@ -51,6 +51,23 @@ class Stream:
     last_arrival_s: dict[bytes, float] = field(default_factory=dict)
     muted: set[bytes] = field(default_factory=set)
     """Senders whose direction was cut: nothing arrives any more, as after a lost segment."""
+
+
+class Letter:
+    """A message as bytes; what is sent to many is encoded once, and decoded once."""
+
+    __slots__ = ("_read", "frame", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.frame = wire.encode(message)
+        self._read: Message | None = None
+
+    def read(self) -> Message:
+        """What comes out at the other end."""
+        if self._read is None:
+            self._read = wire.decode_message(self.frame)
+        return self._read
 
 
 class World:
@@ -77,6 +94,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._streams = 0
+        self._letter = Letter(Alive(0))
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Do this at a virtual time, never before now."""
@@ -108,7 +126,9 @@ class World:
         return self.wires.transfer_s(source, target, size_bytes, self.now_s)
 
     def can_reach(self, one: Host, other: Host) -> bool:
-        return one.is_up and other.is_up and frozenset((one.key, other.key)) not in self.cut
+        if not (one.is_up and other.is_up):
+            return False
+        return not self.cut or frozenset((one.key, other.key)) not in self.cut
 
     def record(self, host: Host, fact: Fact) -> None:
         self.facts.append((self.now_s, host.key, fact))
@@ -177,10 +197,12 @@ class World:
         stream = sender.streams.get(peer)
         if stream is None or not stream.is_open:
             return
-        frame = wire.encode(message)
+        if self._letter.message is not message:
+            self._letter = Letter(message)
+        letter = self._letter
         self.tell("sent", sender, peer, message)
         receiver = stream.listener if stream.dialler is sender else stream.dialler
-        due_s = self.wires.message_s(sender.key, peer, len(frame), self.now_s)
+        due_s = self.wires.message_s(sender.key, peer, len(letter.frame), self.now_s)
         if due_s is None:
             self.after(RESET_S, lambda: self.close(stream, "too many segments were lost"))
             stream.muted.add(sender.key)
@@ -191,9 +213,9 @@ class World:
         def arrive() -> None:
             is_same = stream.is_open and receiver.streams.get(sender.key) is stream
             if is_same and sender.key not in stream.muted and self.can_reach(sender, receiver):
-                decoded = wire.decode_message(frame)
-                self.tell("came", receiver, sender.key, decoded)
-                receiver.take(Received(sender.key, decoded))
+                read = letter.read()
+                self.tell("came", receiver, sender.key, read)
+                receiver.take(Received(sender.key, read))
 
         self.at(arrival_s, arrive)
 
@@ -248,6 +270,11 @@ class Host(ABC):
         self.machine = self.build()
         self.take(Started())
 
+    def revive(self) -> None:
+        """Start, unless somebody else did meanwhile."""
+        if not self.is_up:
+            self.boot()
+
     def crash(self) -> None:
         """Lose everything that is not on disk."""
         if not self.is_up:
@@ -272,9 +299,18 @@ class Host(ABC):
         for effect in self.machine.handle(event, self.clock_s):
             self._carry_out(effect)
 
+    def _wake_at(self, at_s: float) -> None:
+        """Wake the machine then, and at no earlier time that it named."""
+        self._wake += 1
+        token, life = self._wake, self.life
+        at_s = (at_s - self.clock_ahead_s) / self.clock_rate
+        self.world.at(at_s, lambda: self._woke(token, life))
+
     def _carry_out(self, effect: Effect) -> None:
         world = self.world
         match effect:
+            case WakeAt(at_s):
+                self._wake_at(at_s)
             case Send(peer, message):
                 world.send(self, peer, message)
             case Connect(peer):
@@ -283,11 +319,6 @@ class Host(ABC):
                 stream = self.streams.get(peer)
                 if stream is not None:
                     world.after(2 * world.delay_s(), lambda: world.close(stream, reason))
-            case WakeAt(at_s):
-                self._wake += 1
-                token, life = self._wake, self.life
-                at_s = (at_s - self.clock_ahead_s) / self.clock_rate
-                world.at(at_s, lambda: self._woke(token, life))
             case Start():
                 life = self.life
                 self.run_job(effect, lambda result: self._done(effect, result, life))

@@ -77,8 +77,8 @@ from syncer_node.work import Work
 log = logging.getLogger("shoal.syncer")
 
 PROGRESS_EVERY_S = 15.0
-LINGER_S = 30.0
-"""With `exit_when_done`: how long the syncer stays at most for learners that may come back."""
+LINGER_S_MIN, LINGER_S_MAX = 3.0, 30.0
+"""With `exit_when_done`: how long the syncer stays, for screens and learners that come back."""
 
 LINGER_LOOK_S = 0.5
 
@@ -420,7 +420,8 @@ class SyncerDaemon:
             }
             holders = {key for key, _ in self.machine.state.leases.held}
             waited_for = (holders | sessions.keys()) - has_heard
-            if not waited_for or time.monotonic() - self.ended_s > LINGER_S:
+            stayed_s = time.monotonic() - self.ended_s
+            if stayed_s > (LINGER_S_MAX if waited_for else LINGER_S_MIN):
                 self.driver.take(StopAsked("the run is complete"))
                 return
 

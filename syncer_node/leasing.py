@@ -30,6 +30,8 @@ class Leasing:
     _is_leasing: bool = False
     _queue: deque[tuple[bytes, int]] = field(default_factory=deque)
     _returning: set[SessionKey] = field(default_factory=set)
+    _known_at: tuple[int, int] | None = None
+    """Leases and sessions were compared at these numbers of changes."""
 
     def ask(self, peer: bytes, blocks: int) -> None:
         """A learner wants blocks; one that already waits is not put in line again."""
@@ -58,7 +60,10 @@ class Leasing:
             self.members.forget(session.peer)
             forgotten.append(session.key)
         # Sessions from before a restart of the syncer get one lease time to come back.
-        if now_s - self.listening_since_s > self.limits.lease_s:
+        changes = (self.state.leases.changes, self.members.changes)
+        is_over = now_s - self.listening_since_s > self.limits.lease_s
+        if is_over and changes != self._known_at:
+            self._known_at = changes
             known = {session.key for session in self.members.sessions.values()}
             for key in [held for held in self.state.leases.held if held not in known]:
                 self.give_back(key)

@@ -15,7 +15,7 @@ from protocol.numerics.merge import push_weight
 from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.records import Body, Contribution, FragmentMerged
-from protocol.rounds import PullState, Round
+from protocol.rounds import PullState, PullTicket, Round, unsettled
 from protocol.state import SwarmState
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
 from syncer_node.jobs import (
@@ -30,6 +30,7 @@ from syncer_node.jobs import (
     PushRefused,
 )
 from syncer_node.pacing import Pace, median_step_s
+from syncer_node.uplinks import Uplinks
 
 RETRY_AFTER_S = 5.0
 """Pause of merging after a merge could not be stored, for example on a full disk."""
@@ -72,6 +73,9 @@ class Merging:
     _fates: dict[tuple[tuple[bytes, int], int], tuple[Outcome, str]] = field(default_factory=dict)
     """Outcomes lately told, by session and sequence."""
     merges_here: int = 0
+    stragglers: dict[tuple[int, bytes], PullTicket] = field(default_factory=dict)
+    """Pulls that their round did not wait for, by fragment and learner: at most one each."""
+    uplinks: Uplinks = field(default_factory=Uplinks)
 
     def adopt(self, spec: RoundSpec, outer: OuterSpec) -> None:
         """Go on under another charter; rounds in flight end under the one they began with."""
@@ -86,33 +90,44 @@ class Merging:
             self._answer_again(session, header)
             return
         self.last_sequence[session.key] = header.sequence
-        current = self.rounds.get(header.round)
-        ticket = current.tickets.get(session.peer) if current else None
-        if current is None or ticket is None or not current.is_collecting:
+        current, ticket = self._find(session.peer, header.round)
+        is_open = current is None or current.is_collecting
+        if ticket is None or not is_open or ticket.state is not PullState.ASKED:
             self._settle(session.peer, header, "late", "the round is closed")
             return
         if not ticket.is_pending(now_s, self.spec.pull_timeout_s):
             self._settle(session.peer, header, "late", "the pull's deadline has passed")
             return
         ticket.header = header
-        fate = self._judge(current, header, session, now_s)
+        version = current.version if current else self._version_after(ticket.fragment)
+        fate = self._judge(ticket, version, header, session, now_s)
         if fate is not None:
             ticket.state = PullState.FAILED
             self._settle(session.peer, header, *fate)
             return
         ticket.state = PullState.SENDING
-        self.desk.start(FetchPush(session.peer, current.number, header))
+        self.desk.start(FetchPush(session.peer, header.round, header))
+
+    def _find(self, peer: bytes, number: int) -> tuple[Round | None, PullTicket | None]:
+        """The pull that this round sent to a learner, and the round that waits for it now."""
+        for current in self.rounds.values():
+            ticket = current.tickets.get(peer)
+            if ticket is not None and ticket.round == number:
+                return current, ticket
+        for (_, asked), ticket in self.stragglers.items():
+            if asked == peer and ticket.round == number:
+                return None, ticket
+        return None, None
 
     def _answer_again(self, session: Session, header: PushHeader) -> None:
         """A push that was handed in before: a learner asks what became of it.
 
         One still in a round gets its fate in time, and a merged one is in the log already.
         """
-        for current in self.rounds.values():
-            ticket = current.tickets.get(session.peer)
-            is_open = ticket is not None and ticket.state in (PullState.SENDING, PullState.ARRIVED)
-            if is_open and ticket is not None and ticket.header == header:
-                return
+        _, ticket = self._find(session.peer, header.round)
+        is_under_way = ticket is not None and ticket.state in (PullState.SENDING, PullState.ARRIVED)
+        if is_under_way and ticket is not None and ticket.header == header:
+            return
         outcome, reason = self._fates.get(
             (session.key, header.sequence), ("abandoned", "not in any round")
         )
@@ -121,24 +136,28 @@ class Merging:
 
     def on_decline(self, peer: bytes, decline: Decline) -> None:
         """The learner has nothing for this round."""
-        current = self.rounds.get(decline.round)
-        ticket = current.tickets.get(peer) if current else None
+        _, ticket = self._find(peer, decline.round)
         if ticket is not None and ticket.state is PullState.ASKED:
             ticket.state = PullState.FAILED
 
     def on_fetched(self, job: FetchPush, result: object) -> None:
         """The payload arrived, or did not."""
-        current = self.rounds.get(job.round)
-        ticket = current.tickets.get(job.peer) if current else None
+        current, ticket = self._find(job.peer, job.round)
         is_awaited = (
-            current is not None
-            and current.is_collecting
+            (current is None or current.is_collecting)
             and ticket is not None
             and ticket.header == job.header
+            and ticket.state is PullState.SENDING
         )
         if isinstance(result, PushFetched):
             if is_awaited and ticket is not None:
                 ticket.state = PullState.ARRIVED
+                self.uplinks.arrived(
+                    (job.peer, job.header.incarnation),
+                    job.header.fragment,
+                    asked_after=ticket.newest,
+                    newest=self.last_round,
+                )
             else:
                 self.desk.do(Forget((push_id(job.peer, job.header),)))
             return
@@ -222,33 +241,30 @@ class Merging:
 
     def on_gone(self, peer: bytes) -> None:
         """A learner left: nobody waits for it."""
-        for current in self.rounds.values():
-            ticket = current.tickets.get(peer)
-            if ticket is not None and ticket.state is PullState.ASKED and current.is_collecting:
+        collecting = [one.tickets.get(peer) for one in self.rounds.values() if one.is_collecting]
+        late = [ticket for (_, asked), ticket in self.stragglers.items() if asked == peer]
+        for ticket in [*collecting, *late]:
+            if ticket is not None and ticket.state is PullState.ASKED:
                 ticket.state = PullState.FAILED
 
     def in_hand(self, session: tuple[bytes, int]) -> frozenset[int]:
         """Sequences of this session's pushes that are here and have no fate yet."""
-        found = set()
-        for current in self.rounds.values():
-            ticket = current.tickets.get(session[0])
-            if ticket is None or ticket.header is None:
-                continue
-            # Once a round is closed, what had not arrived by then was late.
-            is_here = ticket.state is PullState.ARRIVED or (
-                ticket.state is PullState.SENDING and current.is_collecting
-            )
-            if is_here and ticket.header.incarnation == session[1]:
-                found.add(ticket.header.sequence)
-        return frozenset(found)
+        rounds = [(one.tickets.get(session[0]), one.is_collecting) for one in self.rounds.values()]
+        late = self.stragglers.items()
+        return unsettled(
+            [*rounds, *((ticket, True) for (_, peer), ticket in late if peer == session[0])],
+            session[1],
+        )
 
     # What goes on.
 
     def look(self, now_s: float, *, may_open: bool) -> None:
         """Move every round on, and open new ones while pace and overlap allow."""
-        training, able = self.members.training(), self.members.handing_in()
-        for current in list(self.rounds.values()):
-            if current.is_collecting:
+        self._expire(now_s)
+        collecting = [current for current in self.rounds.values() if current.is_collecting]
+        if collecting:
+            able = self.members.handing_in()
+            for current in collecting:
                 self._ask(current, able, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
@@ -256,16 +272,20 @@ class Merging:
             if fragment is None:
                 break
             version = self.state.fragments[fragment].version
+            training = self.members.training()
             if not self.pace.may_open(fragment, version, training, now_s):
                 break
             if not any(self._can_ask(session, fragment, version, now_s) for session in training):
                 break  # Everybody is busy handing in another fragment; soon they are not.
-            self._open(fragment, version + 1, able, now_s)
+            self._open(fragment, version + 1, self.members.handing_in(), now_s)
 
     def deadline_s(self, now_s: float) -> float | None:
         """The next time at which something happens by itself."""
         times = [current.deadline_s(now_s) for current in self.rounds.values()]
         times.append(self.pace.deadline_s(now_s))
+        timeout_s = self.spec.pull_timeout_s
+        late = (one for one in self.stragglers.values() if one.is_pending(now_s, timeout_s))
+        times.extend(ticket.asked_s + timeout_s for ticket in late)
         if self.stalled_until_s > now_s:
             times.append(self.stalled_until_s)
         return min((t for t in times if t is not None), default=None)
@@ -274,14 +294,21 @@ class Merging:
         """The fragment with the fewest merges that is not in flight, lowest index first."""
         if len(self.rounds) >= self.spec.overlap_steps:
             return None
+        coming = self._coming()
+        return coming[0] if coming else None
+
+    def _coming(self) -> list[int]:
+        """Fragments that are not in flight, in the order in which they will be."""
         busy = {current.fragment for current in self.rounds.values()}
         free = [(f.version, at) for at, f in enumerate(self.state.fragments) if at not in busy]
-        return min(free)[1] if free else None
+        return [at for _, at in sorted(free)]
 
     def _open(self, fragment: int, version: int, able: list[Session], now_s: float) -> None:
         self.last_round = max(self.last_round, self.state.rounds) + 1
         current = Round(self.last_round, fragment, version, now_s, self.spec)
         self.rounds[current.number] = current
+        self._take_stragglers(current)
+        self.uplinks.keep({session.key for session in able})
         training = self.members.training()
         self.pace.opened(training)
         step_s = median_step_s(training, now_s)
@@ -293,14 +320,26 @@ class Merging:
         )
 
     def _ask(self, current: Round, able: list[Session], now_s: float) -> None:
-        """Ask everybody who can deliver and is not asked by another round right now."""
-        for session in able:
-            if session.peer in current.tickets:
-                continue
-            if self._can_ask(session, current.fragment, current.version - 1, now_s):
-                current.ask(session.peer, now_s)
-                pull = Pull(current.number, current.fragment, current.version - 1)
-                self.desk.send(session.peer, pull)
+        """Ask everybody who can deliver and is not asked by another round right now.
+
+        Slow uplinks are left alone if another fragment is more urgent for them, unless the quorum
+        needs them.
+        """
+        fit = [
+            session
+            for session in able
+            if session.peer not in current.tickets
+            and self._can_ask(session, current.fragment, current.version - 1, now_s)
+        ]
+        if not fit:
+            return
+        coming = [current.fragment, *self._coming()]
+        turn = [session for session in fit if self.uplinks.is_turn(session.key, coming)]
+        is_enough = current.hoped_for + len(turn) >= current.required(now_s)
+        for session in turn if is_enough else fit:
+            current.ask(session.peer, now_s, newest=self.last_round)
+            pull = Pull(current.number, current.fragment, current.version - 1)
+            self.desk.send(session.peer, pull)
 
     def _can_ask(self, session: Session, fragment: int, version: int, now_s: float) -> bool:
         """Whether a pull would bring something, and no other round waits for this learner."""
@@ -308,6 +347,10 @@ class Merging:
         for other in self.rounds.values():
             ticket = other.tickets.get(session.peer)
             if ticket and other.is_collecting and ticket.is_pending(now_s, timeout_s):
+                return False
+        for (waits_for, peer), ticket in self.stragglers.items():
+            is_sending = ticket.is_pending(now_s, timeout_s)
+            if peer == session.peer and (is_sending or waits_for == fragment):
                 return False
         return session.can_push(fragment, version)
 
@@ -338,7 +381,10 @@ class Merging:
         current.fire("close")
         current.closed_s = now_s
         for peer, ticket in sorted(current.tickets.items()):
-            if ticket.state is PullState.SENDING and ticket.header is not None:
+            if ticket.is_pending(now_s, self.spec.pull_timeout_s):
+                # What is on its way goes into the next merge of this fragment, as a lagging push.
+                self.stragglers[current.fragment, peer] = current.tickets.pop(peer)
+            elif ticket.state is PullState.SENDING and ticket.header is not None:
                 self._settle(peer, ticket.header, "late", "the round closed before it arrived")
         self.desk.start(
             Merge(
@@ -351,6 +397,40 @@ class Merging:
             )
         )
 
+    def _take_stragglers(self, current: Round) -> None:
+        """What an earlier round of this fragment did not wait for is part of this one."""
+        for place in [place for place in self.stragglers if place[0] == current.fragment]:
+            ticket, peer = self.stragglers.pop(place), place[1]
+            header = ticket.header
+            if ticket.state is PullState.FAILED:
+                continue
+            if header is None:
+                current.tickets[peer] = ticket
+            elif current.version - 1 - header.base_version > limits.PUSH_LAG_MAX:
+                self._let_go(peer, header, "stale", "too many merges went by while it was sent")
+            elif self.state.leases.since_s.get((peer, header.incarnation)) is None:
+                self._let_go(peer, header, "abandoned", "its session ended before it was merged")
+            else:
+                current.tickets[peer] = ticket
+
+    def _let_go(self, peer: bytes, header: PushHeader, outcome: Outcome, reason: str) -> None:
+        self.desk.do(Forget((push_id(peer, header),)))
+        self._settle(peer, header, outcome, reason)
+
+    def _version_after(self, fragment: int) -> int:
+        """The version that the next merge of this fragment makes."""
+        return self.state.fragments[fragment].version + 1
+
+    def _expire(self, now_s: float) -> None:
+        """No pull is waited for beyond its deadline, in a round or after it."""
+        for place, ticket in list(self.stragglers.items()):
+            is_here = ticket.state is PullState.ARRIVED
+            if is_here or ticket.is_pending(now_s, self.spec.pull_timeout_s):
+                continue
+            del self.stragglers[place]
+            if ticket.state is PullState.SENDING and ticket.header is not None:
+                self._settle(place[1], ticket.header, "late", "the pull's deadline has passed")
+
     def _abandon(self, current: Round, reason: str) -> None:
         self.rounds.pop(current.number)
         for peer, header in current.arrived:
@@ -360,18 +440,23 @@ class Merging:
         self.desk.emit(RoundAbandoned(current.number, current.fragment, reason))
 
     def _judge(
-        self, current: Round, header: PushHeader, session: Session, now_s: float
+        self,
+        ticket: PullTicket,
+        version: int,
+        header: PushHeader,
+        session: Session,
+        now_s: float,
     ) -> tuple[Outcome, str, str] | None:
-        """The outcome of a push that cannot count, and None for one that can."""
-        numel = self.numels[current.fragment]
-        if header.fragment != current.fragment:
-            return "rejected", "wrong-fragment", f"{header.fragment}, pulled {current.fragment}"
-        if header.codec not in (self.spec.up_codec, current.spec.up_codec):
+        """The outcome of a push that cannot count in this version, and None for one that can."""
+        numel = self.numels[ticket.fragment]
+        if header.fragment != ticket.fragment:
+            return "rejected", "wrong-fragment", f"{header.fragment}, pulled {ticket.fragment}"
+        if header.codec not in (self.spec.up_codec, ticket.codec):
             # A round may have begun under another charter than the one in force now.
             return "rejected", "wrong-codec", f"{header.codec}, charter says {self.spec.up_codec}"
         if header.payload_bytes != payload_bytes(header.codec, numel):
             return "rejected", "malformed-payload", f"{header.payload_bytes} bytes announced"
-        lag = current.version - 1 - header.base_version
+        lag = version - 1 - header.base_version
         if lag < 0:
             return "rejected", "unknown-version", f"base version {header.base_version}"
         if lag > limits.PUSH_LAG_MAX:
@@ -386,7 +471,7 @@ class Merging:
         # The lease may be another leader's, by its clock.
         held_s = now_s + self.wall_offset_s - since_s + 2 * limits.CLOCK_SKEW_S_MAX
         possible = held_s / STEP_S_MIN
-        if session.merged_steps.get(current.fragment, 0) + header.steps > possible:
+        if session.merged_steps.get(ticket.fragment, 0) + header.steps > possible:
             return "rejected", "false-claim", f"{header.steps} steps in too short a time"
         return None
 

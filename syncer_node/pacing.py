@@ -13,7 +13,9 @@ even then; for P = H they are one, the published schedule of one fragment per st
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.membership import Session
 from protocol.project import RoundSpec
@@ -35,6 +37,12 @@ def median_step_s(sessions: list[Session], now_s: float) -> float:
     return 0.0
 
 
+def _most_steps(fragment: int, version: int, needed: int, live: list[Session]) -> str:
+    """How far the learner is that is nearest; reckoned when somebody asks."""
+    most = max(session.steps_on(fragment, version) for session in live)
+    return f"fragment {fragment}: {min(most, needed)} of {needed} local steps"
+
+
 @dataclass(slots=True)
 class Pace:
     """Local-step credit of each session, and why the next round does not open yet."""
@@ -43,7 +51,12 @@ class Pace:
     fragments: int
     next_step: dict[tuple[bytes, int], float] = field(default_factory=dict)
     waiting_since_s: float | None = None
-    waiting: str = "no learner is training yet"
+    _why: Callable[[], str] = lambda: "no learner is training yet"
+
+    @property
+    def waiting(self) -> str:
+        """Why the next round does not open, as it is now; empty when one just opened."""
+        return self._why()
 
     @property
     def spacing(self) -> float:
@@ -61,19 +74,12 @@ class Pace:
     def may_open(self, fragment: int, version: int, live: list[Session], now_s: float) -> bool:
         """Whether the round of this fragment may open now; keeps the reason when it may not."""
         if not live:
-            self.waiting, self.waiting_since_s = "no learner is training", None
+            self._why, self.waiting_since_s = lambda: "no learner is training", None
             return False
         needed = self.needed(fragment, version)
-        ready = [
-            session
-            for session in live
-            if session.steps_on(fragment, version) >= needed and self._has_credit(session)
-        ]
-        rates = {session.key: max(RATE_MIN, session.steps_per_s(now_s)) for session in live}
-        share = sum(rates[session.key] for session in ready) / sum(rates.values())
-        if share < self.spec.pace_share:
-            most = max(session.steps_on(fragment, version) for session in live)
-            self.waiting = f"fragment {fragment}: {min(most, needed)} of {needed} local steps"
+        ready = [session for session in live if self._is_ready(session, fragment, version, needed)]
+        if self._rate_share(ready, live, now_s) < self.spec.pace_share:
+            self._why = partial(_most_steps, fragment, version, needed, live)
             self.waiting_since_s = None
             return False
         if self.waiting_since_s is None:
@@ -81,9 +87,10 @@ class Pace:
         waited_s = now_s - self.waiting_since_s
         quorum = effective_quorum(self.spec.quorum, len(live), waited_s, self.spec.patience_s)
         if len(ready) < quorum:
-            self.waiting = f"{len(ready)} of {quorum} learners ready, {len(live)} alive"
+            words = f"{len(ready)} of {quorum} learners ready, {len(live)} alive"
+            self._why = lambda: words
             return False
-        self.waiting, self.waiting_since_s = "", None
+        self._why, self.waiting_since_s = str, None
         return True
 
     def opened(self, live: list[Session]) -> None:
@@ -106,7 +113,24 @@ class Pace:
             return None
         return self.waiting_since_s + self.spec.patience_s
 
-    def _has_credit(self, session: Session) -> bool:
-        if session.beat is None:
+    def _is_ready(self, session: Session, fragment: int, version: int, needed: int) -> bool:
+        """Whether it has credit, and the local steps."""
+        beat = session.beat
+        if beat is None or beat.local_step < self.next_step.get(session.key, 0.0):
             return False
-        return session.beat.local_step >= self.next_step.get(session.key, 0.0)
+        return session.steps_on(fragment, version) >= needed
+
+    def _rate_share(self, ready: list[Session], live: list[Session], now_s: float) -> float:
+        """The share that those who are ready have in the rate of all."""
+        if not ready:
+            return 0.0
+        whole = part = 0.0
+        waiting = iter(ready)
+        next_ready: Session | None = next(waiting)
+        for session in live:  # Those who are ready are among them, in the same order.
+            rate = max(RATE_MIN, session.steps_per_s(now_s))
+            whole += rate
+            if session is next_ready:
+                part += rate
+                next_ready = next(waiting, None)
+        return part / whole

@@ -199,8 +199,9 @@ class Seat:
             self.lose(session.peer, f"not heard for {limits.GONE_AFTER_S:.0f} s", now_s)
         if now_s - self._said_alive_s >= limits.ALIVE_EVERY_S:
             self._said_alive_s = now_s
+            alive = Alive(self.state.index)
             for session in self.members.live():
-                self.desk.send(session.peer, Alive(self.state.index))
+                self.desk.send(session.peer, alive)
         if self.watchers and now_s - self._reported_s >= limits.REPORT_EVERY_S:
             self._reported_s = now_s
             self.desk.do(TellWatchers(tuple(self.watchers)))
@@ -278,8 +279,9 @@ class Seat:
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
             case _:
                 pass
+        committed = Committed((entry,))
         for session in self.members.live():
-            self.desk.send(session.peer, Committed((entry,)))
+            self.desk.send(session.peer, committed)
 
     def _scored(self, scored: CheckpointEvaluated) -> None:
         self.evaluating.on_scored()

@@ -74,7 +74,7 @@ from syncer_node.seat import Seat
 from syncer_node.setup import Recovered, SyncerSetup
 
 LOOK_EVERY_S = 0.02
-"""Heartbeats come often; rounds are looked at no more often than this because of them."""
+"""Heartbeats come often; rounds are looked at no more often than this because of their news."""
 
 NOT_LEADING_RETRY_S = 1.0
 HAND_OVER_S_MAX = 4.0
@@ -156,11 +156,23 @@ class SyncerMachine:
                 self._stop = (reason, now_s + HAND_OVER_S_MAX)
             case Woke() | Note():
                 pass
-        is_routine = isinstance(event, Received) and isinstance(event.message, Heartbeat)
-        if not is_routine or now_s - self._looked_s >= LOOK_EVERY_S:
+        if isinstance(event, Received) and isinstance(event.message, Heartbeat):
+            if not self._is_news(event.peer):
+                return self.desk.drain()  # Whatever is due has its wake-up already.
+            is_due = now_s - self._looked_s >= LOOK_EVERY_S
+        else:
+            is_due = True
+        if is_due:
             self._look()
         self._wake()
         return self.desk.drain()
+
+    def _is_news(self, learner: bytes) -> bool:
+        """Whether a heartbeat just said more than that a learner lives."""
+        if self.seat is None:
+            return True
+        session = self.seat.members.sessions.get(learner)
+        return session is None or session.is_news
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count a peer's offence that was found while reading its bytes."""
@@ -231,7 +243,7 @@ class SyncerMachine:
             self.raft.election.depose("this host cannot write merges; another one may")
 
     def _wake(self) -> None:
-        times = [self._now_s + limits.HEARTBEAT_S, self.raft.deadline_s()]
+        times = [self._now_s + limits.ALIVE_EVERY_S, self.raft.deadline_s()]
         times.append(self.following.deadline_s())
         if self.seat is not None:
             times.append(self.seat.deadline_s())

@@ -122,7 +122,7 @@ class WitnessMachine:
         if trouble != self._trouble:
             self._trouble = trouble
             self.desk.emit(PhaseChanged(self.phase, trouble or "the log can be written again"))
-        deadline_s = min(self._now_s + limits.HEARTBEAT_S, self.raft.deadline_s())
+        deadline_s = min(self._now_s + limits.ALIVE_EVERY_S, self.raft.deadline_s())
         self.desk.out.append(WakeAt(max(self._now_s + 0.001, deadline_s)))
 
     @property

@@ -11,6 +11,9 @@ import pytest
 # Daemons never share tensors, but here their tests run in one process with those of the trainer.
 os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
 
+# What the person at this machine decided for their own daemons is no business of the tests'.
+os.environ["SHOAL_CONFIG"] = os.devnull
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says what was skipped and why: a quiet run would show only a number."""

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from protocol.status import NodeStatus
-from tui import rows, words
+from tui import guest, rows, words
 
 
 def render(status: NodeStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
@@ -33,6 +33,8 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[rows.Row]:
         ("trainer", _trainer(status)),
         ("speed", _speed(status)),
         ("loss", _loss(status)),
+        ("machine", guest.machine(status.guest) if status.guest else ""),
+        ("limits", guest.summary(status.guest) if status.guest else ""),
         ("handed in", _handed_in(status)),
         ("discarded", _discarded(status)),
         ("measured", _measured(status)),

@@ -119,6 +119,8 @@ def you(scene: Scene) -> Text:
         text.append(", " if number else "")
         text.append(f"{count} " if len(here) > 1 else "")
         text.append(words.clean(state, 20), style=scene.paint.state(state))
+    if len(here) == 1 and here[0].guest is not None and here[0].guest.is_held:
+        text.append(f" because {words.clean(here[0].guest.because, 80)}")
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import random
@@ -10,7 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from node.host import keystore
-from protocol.errors import MalformedMessage, PeerUnreachable, TransientError, UserError
+from protocol.errors import (
+    MalformedMessage,
+    PeerUnreachable,
+    ShoalError,
+    TransientError,
+    UserError,
+)
 from protocol.ids import NodeKey
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -49,6 +56,15 @@ def parse_peer(text: str) -> PeerAddress:
 def parse_others(texts: Iterable[str], own: bytes) -> list[PeerAddress]:
     """The hosts that these addresses name, without our own. Raises UserError as `parse_peer`."""
     return [peer for peer in map(parse_peer, texts) if peer.key != own]
+
+
+def readable(texts: Iterable[str]) -> list[PeerAddress]:
+    """The hosts that these addresses name, without those that no host can be dialled at."""
+    found = []
+    for text in texts:
+        with contextlib.suppress(ShoalError):  # Relayed or odd addresses.
+            found.append(parse_peer(text))
+    return found
 
 
 def check_listen(text: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from blake3 import blake3
 
 from node.host.pace import PIECE_BYTES, Bucket
+from node.host.shaping import Way, wait_turn
 from node.host.streams import StreamEnded, Wire
 from protocol import limits
 from protocol.errors import (
@@ -95,9 +96,16 @@ class Slots:
 
 
 async def serve_one(
-    wire: Wire, lookup: BlobLookup | None, slots: Slots, pace: PaceLookup | None = None
+    wire: Wire,
+    lookup: BlobLookup | None,
+    slots: Slots,
+    pace: PaceLookup | None = None,
+    way: Way | None = None,
 ) -> None:
-    """Answers the one request on `wire` and ends the stream. Raises what the wire raises."""
+    """Answers the one request on `wire` and ends the stream. Raises what the wire raises.
+
+    way: what limits everything that this host sends.
+    """
     has_slot = await _wait_for_slot(wire.peer, slots)
     try:
         request = await wire.read_exactly(REQUEST_BYTES, timeout_s=REQUEST_S)
@@ -111,7 +119,8 @@ async def serve_one(
             if blob is None or offset > len(blob):
                 await _answer(wire, NOT_HELD, 0)
             else:
-                await _send(wire, blob, offset, pace(wire.peer, digest) if pace else None)
+                bucket = pace(wire.peer, digest) if pace else None
+                await _send(wire, blob, offset, bucket, way or Way())
         # The receiver closes first: a sender that hangs up early can cut off its own last bytes.
         await wire.wait_ended(timeout_s=REQUEST_S)
     finally:
@@ -133,15 +142,15 @@ async def _answer(wire: Wire, status: int, total: int) -> None:
     await wire.write(bytes([status]) + total.to_bytes(8, "big"), timeout_s=WRITE_S)
 
 
-async def _send(wire: Wire, blob: memoryview, offset: int, bucket: Bucket | None) -> None:
+async def _send(wire: Wire, blob: memoryview, offset: int, bucket: Bucket | None, way: Way) -> None:
     await _answer(wire, OK, len(blob))
-    clock = asyncio.get_running_loop().time
-    step = limits.BLOB_CHUNK_BYTES if bucket is None else PIECE_BYTES
-    for start in range(offset, len(blob), step):
-        piece = blob[start : start + step]
-        if bucket is not None:
-            await asyncio.sleep(bucket.take(len(piece), clock()))
+    start = offset
+    while start < len(blob):
+        step = limits.BLOB_CHUNK_BYTES if bucket is None else PIECE_BYTES
+        piece = blob[start : start + min(step, way.piece_bytes or step)]
+        await wait_turn(way, len(piece), bucket)
         await wire.write(piece, timeout_s=WRITE_S)
+        start += len(piece)
 
 
 def room_for(length: int) -> memoryview:
@@ -165,8 +174,10 @@ class Download:
         timeout_s: float = READ_S,
         on_progress: Callable[[int], None] | None = None,
         on_answer: Callable[[float], None] | None = None,
+        way: Way | None = None,
     ) -> None:
-        """on_answer: gets the seconds from the request to the first bytes of the answer."""
+        """on_answer: gets the seconds from the request to the first bytes of the answer. way: what
+        limits everything that this host receives."""
         assert 0 <= offset <= len(into), "the part that came earlier is longer than the blob"
         self._digest = digest
         self._view = memoryview(into)  # our own, to be released without closing the caller's
@@ -175,6 +186,7 @@ class Download:
         self._timeout_s = timeout_s
         self._on_progress = on_progress
         self._on_answer = on_answer
+        self._way = way or Way()
         self._hasher = blake3()
         self._hashed = 0
         self._hashing: asyncio.Future[object] | None = None
@@ -226,7 +238,8 @@ class Download:
         window_ends_s, window_from = clock() + FLOOR_WINDOW_S, self._filled
         size = len(self._view)
         while self._filled < size:
-            wanted = min(limits.BLOB_CHUNK_BYTES, size - self._filled)
+            step = self._way.piece_bytes or limits.BLOB_CHUNK_BYTES
+            wanted = min(step, size - self._filled)
             try:
                 part = await wire.read_some(wanted, timeout_s=self._timeout_s)
             except PeerUnreachable as error:
@@ -238,6 +251,8 @@ class Download:
             if self._on_progress is not None:
                 self._on_progress(self._filled)
             await self._hash_up_to(self._filled, is_last=False)
+            # What our own ceiling makes slow is not held against the sender.
+            window_ends_s += await wait_turn(self._way, len(part))
             if clock() >= window_ends_s:
                 if self._filled - window_from < FLOOR_BYTES:
                     raise self._cut(f"host {short(wire.peer)} sends too slowly")

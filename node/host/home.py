@@ -21,6 +21,9 @@ HOME_VARIABLE = "SHOAL_HOME"
 TAPES: Final = "tapes"
 """Directory of all tapes in a home."""
 
+PARKED: Final = "parked"
+"""Directory of what paused trainers left."""
+
 DEFAULT_INSTANCE = "default"
 
 _INSTANCE = re.compile(r"[a-z0-9-]{1,32}")
@@ -56,6 +59,18 @@ class Home:
     def log(self, role: DaemonRole, instance: str = DEFAULT_INSTANCE) -> Path:
         """Log file of a daemon."""
         return self._directory("logs") / f"{role}-{checked_instance(instance)}.log"
+
+    def trainer_log(self, instance: str = DEFAULT_INSTANCE) -> Path:
+        """What a learner's trainer writes."""
+        return self.logs() / f"trainer-{checked_instance(instance)}.log"
+
+    def parked(self, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Directory for the state of a paused learner's trainer. Makes only what is above it."""
+        return self._directory(PARKED) / checked_instance(instance)
+
+    def kept_by_learners(self) -> list[Path]:
+        """Directories of what learners keep here, which need not exist."""
+        return [self.root / name for name in ("cache", "logs", PARKED, TAPES)]
 
     def logs(self) -> Path:
         """Directory of all logs and crash reports."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.host.home import DEFAULT_INSTANCE, Home
 from node.host.joinlink import JoinLink
+from node.politeness.settings import Settings
 
 SYNCER_PORT = 4100
 WITNESS_PORT = 4101
@@ -113,3 +115,5 @@ class NodeOptions:
     """Where the project's text lies here; None: where the project says, if that is allowed."""
     log_json: bool = False
     tape: TapeOptions = TAPE_ON
+    settings: Callable[[], Settings] = Settings
+    """Reads what the owner of this machine allows; asked again and again."""

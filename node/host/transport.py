@@ -22,6 +22,7 @@ from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
 from node.host.keystore import Identity
 from node.host.links import RoundTrips
 from node.host.seam import Loss, TransportState
+from node.host.shaping import Shaper
 from node.host.streams import ControlStream, Traffic, Wire
 from protocol import limits
 from protocol.errors import (
@@ -85,6 +86,7 @@ class Transport:
         """Offences on streams before anybody above could see them, by reason."""
         self.traffic_by_peer: dict[NodeKey, Traffic] = {}
         self.round_trips = RoundTrips()
+        self.shaper = Shaper()
         self._identity = identity
         self._listen_host = listen_host
         self._port = port
@@ -205,9 +207,7 @@ class Transport:
     def _peers_to_try(self, attempt: int) -> list[PeerAddress]:
         known = [*self._bootstrap, *self._hints]
         for peer in self._seen.values():
-            for text in peer.addresses:
-                with contextlib.suppress(ShoalError):  # relayed or odd addresses are no use here
-                    known.append(addresses.parse_peer(text))
+            known += addresses.readable(peer.addresses)
         # The first host of a swarm has nobody it must find: after one try it may begin alone.
         if not self._bootstrap and attempt > 0:
             return []
@@ -272,9 +272,7 @@ class Transport:
         """Hosts that we were told of may go and come back; they are greeted again and again."""
         while True:
             await asyncio.sleep(GREET_EVERY_S)
-            with contextlib.suppress(
-                TransientError
-            ):  # The engine's own troubles are told elsewhere.
+            with contextlib.suppress(TransientError):  # The engine's own troubles are told anyway.
                 await self.greet_bootstrap()
 
     def _report_down(self, reason: str) -> None:
@@ -350,7 +348,8 @@ class Transport:
                 self._control_slots.release(wire.peer)
 
     async def _accept_blob(self, wire: Wire) -> None:
-        await blobs.serve_one(wire, self._lookup_blob, self._serve_slots, self._pace_blob)
+        way = self.shaper.up
+        await blobs.serve_one(wire, self._lookup_blob, self._serve_slots, self._pace_blob, way)
 
     def _standing(self, wire: Wire) -> ControlStream:
         stream = ControlStream(wire)
@@ -413,6 +412,7 @@ class Transport:
             timeout_s=timeout_s,
             on_progress=on_progress,
             on_answer=functools.partial(self.round_trips.note, peer),
+            way=self.shaper.down,
         )
         await self._fetch_slots.take(peer)
         try:

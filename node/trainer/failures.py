@@ -23,6 +23,10 @@ DEVICE_WORDS: Final = ("cuda error", "cudnn", "nccl", "mps backend", "no kernel 
 OOM_ADVICE: Final = "Lower the micro-batch, or free memory on this machine."
 
 
+class StepAbandoned(Exception):
+    """Raised between two micro-batches by whoever wants no whole local step any more."""
+
+
 class TrainerFailure(ShoalError):
     """The trainer cannot go on, and knows what kind of trouble it is in."""
 

@@ -2,17 +2,18 @@
 
 Both ends hold one end of a Unix stream socket pair. A frame is a 4-byte big-endian length and that
 many bytes of MessagePack. Weights never travel in frames: they lie in slots (`node.trainer.slots`),
-whose descriptor rides on the first byte of an `OfferSlot`.
+anonymous memory files whose descriptor rides on the first byte of an `OfferSlot`. The kernel frees
+a slot when both ends are gone, however they went.
 
 The trainer knows nothing of peers, rounds or versions. It carries out commands strictly in the
-order sent, at local-step boundaries only. This module imports neither torch nor asyncio, and
-does no scheduling: `node.trainer.supervisor` and `node.trainer.main` own the two ends.
+order sent, at local-step boundaries only; a pause makes it give up the step it is in. This module
+imports neither torch nor asyncio, and does no scheduling: `node.trainer.supervisor` and
+`node.trainer.main` own the two ends.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections import deque
 from typing import Annotated, Final, Literal, TypeVar
@@ -20,7 +21,6 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from node.parts import LoopState
 from protocol import limits
 from protocol.errors import InternalError, ShoalError
 from protocol.ids import Count
@@ -87,6 +87,10 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
     data_location: str | None = None
     """Where the text lies on this machine, if not where the genesis says."""
+    gpu_memory_frac: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the accelerator's memory that the trainer may take."""
+    ram_bytes_max: Count | None = None
+    """Memory of the machine that the trainer may hold."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):
@@ -154,25 +158,6 @@ class InstallMoments(Struct, frozen=True, array_like=True, tag=True):
     numel: Count
 
 
-class CutPart(Struct, frozen=True, array_like=True, tag=True):
-    """All of the trainer's state, at one boundary. Answered by `PartCut`."""
-
-    job: Count
-    slot: SlotId
-    """theta of every fragment in fragment order, then the moments of every fragment."""
-    numel: Count
-
-
-class RestorePart(Struct, frozen=True, array_like=True, tag=True):
-    """The trainer's state becomes that of a part, before `Begin`. Answered by `Done`."""
-
-    job: Count
-    slot: SlotId
-    """As in `CutPart`."""
-    numel: Count
-    state: LoopState
-
-
 class Blocks(Struct, frozen=True, array_like=True, tag=True):
     """Appends leased positions [start, stop) to the work queue, in this order."""
 
@@ -222,6 +207,58 @@ class Generate(Struct, frozen=True, array_like=True, tag=True):
     checksum: Checksum = None
 
 
+class LoopState(Struct, frozen=True, array_like=True):
+    """What makes up an inner loop besides its weights and moments."""
+
+    local_step: Count
+    tokens_total: Count
+    progress: float
+    is_seasoned: bool
+    ranges: tuple[tuple[Count, Count, Count], ...]
+    """Leased positions [start, stop) not yet read, and the sequences read of the first."""
+    position: Count
+    sequence: Count
+    random: bytes
+    """State of the random stream on the processor."""
+    device_random: bytes = b""
+    """The same on the accelerator."""
+
+
+class CutPart(Struct, frozen=True, array_like=True, tag=True):
+    """All of the trainer's state, at one boundary. Answered by `PartCut`."""
+
+    job: Count
+    slot: SlotId
+    """theta of every fragment in fragment order, then the moments of every fragment."""
+    numel: Count
+
+
+class RestorePart(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer's state becomes that of a part, before `Begin`. Answered by `Done`."""
+
+    job: Count
+    slot: SlotId
+    """As in `CutPart`."""
+    numel: Count
+    state: LoopState
+
+
+class Park(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer answers `Parked`, and ends. What its slots hold by then is the rest of it."""
+
+    job: Count
+
+
+class Restore(Struct, frozen=True, array_like=True, tag=True):
+    """The inner loop goes on where a parked one stood; weights and moments must have come before.
+
+    Answered by `Done`.
+    """
+
+    job: Count
+    state: LoopState
+
+
 class Begin(Struct, frozen=True, array_like=True, tag=True):
     """Local steps start. Every fragment must have been assigned before."""
 
@@ -249,6 +286,8 @@ Command = (
     | InstallMoments
     | CutPart
     | RestorePart
+    | Park
+    | Restore
     | Blocks
     | DropBlocks
     | SetProgress
@@ -320,8 +359,15 @@ class PartCut(Struct, frozen=True, array_like=True, tag=True):
     state: LoopState
 
 
+class Parked(Struct, frozen=True, array_like=True, tag=True):
+    """The last event of a trainer that was parked."""
+
+    job: Count
+    state: LoopState
+
+
 class Evaluated(Struct, frozen=True, array_like=True, tag=True):
-    """Held-out loss in nats per token over `tokens` tokens."""
+    """Held-out loss in nats per token over `tokens` tokens; NaN if a pause cut it short."""
 
     job: Count
     loss: float
@@ -349,7 +395,7 @@ class Failed(Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-Event = Ready | Stepped | Done | PartCut | Evaluated | Generated | Starved | Failed
+Event = Ready | Stepped | Done | PartCut | Parked | Evaluated | Generated | Starved | Failed
 
 M = TypeVar("M")
 
@@ -425,47 +471,3 @@ def read_into(reader: FrameReader, end: socket.socket) -> bool:
         return False  # The other end died with unread bytes in its queue: as gone as at EOF.
     reader.feed(piece, descriptors)
     return bool(piece)
-
-
-class TrainerEnd:
-    """The trainer's end of the link: blocking, single-threaded."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._reader = FrameReader()
-        self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
-
-    def send(self, event: Event) -> None:
-        """Returns once the event is handed to the kernel. LinkClosed if the daemon is gone."""
-        try:
-            self._end.sendall(frame(event))
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise LinkClosed("the daemon closed the link") from error
-
-    def receive(self, timeout_s: float | None) -> Command | None:
-        """The next command, waiting up to `timeout_s` (None: for ever); None if none came.
-
-        LinkClosed at end of file.
-        """
-        while True:
-            body = self._reader.next_frame()
-            if body is not None:
-                command: Command = decode(COMMANDS, body)
-                return command
-            if not self._poll.poll(None if timeout_s is None else timeout_s * 1000.0):
-                return None
-            try:
-                if not read_into(self._reader, self._end):
-                    raise LinkClosed("the daemon closed the link")
-            except BlockingIOError:
-                continue  # Woken for nothing.
-
-    def take_descriptor(self) -> int:
-        """The descriptor that came with the `OfferSlot` just received."""
-        return self._reader.take_descriptor()
-
-    def close(self) -> None:
-        """Closes the socket and every descriptor not taken."""
-        self._reader.close()
-        self._end.close()

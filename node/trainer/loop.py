@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from node.parts import LoopState
+from node.trainer.failures import StepAbandoned
 from node.trainer.model import Floats, FragmentView
 from node.trainer.moments import MomentsView
 from node.trainer.optimizers import make_optimizer
@@ -65,6 +65,15 @@ class LocalStep:
     learning_rate: float
 
 
+Between = Callable[[float], float]
+"""Called between micro-batches with the seconds of work since the last call; returns the seconds
+that it rested. May raise StepAbandoned."""
+
+
+Ranges = tuple[tuple[int, int, int], ...]
+"""Positions [start, stop) and the sequences of the first that are read."""
+
+
 class BlockReader:
     """Leased positions in the order they came, read sequence by sequence."""
 
@@ -95,17 +104,17 @@ class BlockReader:
             self.available += (stop - start) * self._block_sequences - start_sequence
             start_sequence = 0
 
-    @property
-    def ranges(self) -> tuple[tuple[int, int, int], ...]:
-        """Positions [start, stop) not read yet, and sequences of the first that are."""
-        return tuple(self._ranges)
+    def mark(self) -> tuple[Ranges, int, int]:
+        """Where it stands: what is left to read, position and sequence last read."""
+        return tuple(self._ranges), self.position, self.sequence
 
-    def go_on(self, state: LoopState) -> None:
-        """Reads on where another reader stood."""
-        self.clear()
-        for start, stop, first in state.ranges:
-            self.append(((start, stop),), first)
-        self.position, self.sequence = state.position, state.sequence
+    def go_to(self, ranges: Ranges, position: int, sequence: int) -> None:
+        """Stands where it stood at a mark; the text is read again from there."""
+        self._ranges = deque(ranges)
+        self.position, self.sequence = position, sequence
+        self.available = sum(
+            (stop - start) * self._block_sequences - first for start, stop, first in ranges
+        )
 
     def clear(self) -> None:
         """Forgets everything not yet read."""
@@ -172,46 +181,39 @@ class InnerLoop:
         """The optimizer's state as fragments."""
         return MomentsView(self.model, self._optimizer, layout)
 
-    def state(self) -> LoopState:
-        """All that this loop goes on from, but for weights and moments."""
-        device = self.device
-        on_cuda = device.type == "cuda"
-        return LoopState(
-            local_step=self.local_step,
-            tokens=self.tokens_total,
-            ranges=self.reader.ranges,
-            position=self.reader.position,
-            sequence=self.reader.sequence,
-            is_seasoned=self.is_seasoned,
-            rng=torch.get_rng_state().numpy().tobytes(),
-            device_rng=torch.cuda.get_rng_state(device).numpy().tobytes() if on_cuda else b"",
-            device=device.type,
-        )
-
-    def go_on(self, state: LoopState) -> None:
-        """Becomes what another loop was. On another kind of device its random stream is new."""
-        self.local_step, self.tokens_total = state.local_step, state.tokens
-        self.is_seasoned = state.is_seasoned
-        self.reader.go_on(state)
-        torch.set_rng_state(_generator_state(state.rng))
-        if state.device_rng and self.device.type == "cuda" == state.device:
-            torch.cuda.set_rng_state(_generator_state(state.device_rng), self.device)
-
     @property
     def can_step(self) -> bool:
         """Whether the queue holds a whole local step."""
         return self.reader.available >= self.inner.batch_sequences
 
-    def step(self) -> LocalStep:
-        """Reads one batch and moves the weights; `can_step` must hold."""
-        started = time.monotonic()
+    def step(self, between: Between | None = None) -> LocalStep:
+        """Reads one batch and moves the weights; `can_step` must hold.
+
+        If `between` raises StepAbandoned, nothing has happened: weights, moments, the place in the
+        text and the random stream are as before.
+        """
+        before = self.reader.mark(), self.random_state()
+        try:
+            return self._step(between)
+        except StepAbandoned:
+            self._optimizer.zero_grad(set_to_none=True)
+            mark, random = before
+            self.reader.go_to(*mark)
+            self.set_random_state(*random)
+            raise
+
+    def _step(self, between: Between | None) -> LocalStep:
+        started, rested_s = time.monotonic(), 0.0
         batch = self.reader.take(self.inner.batch_sequences)
         tokens = batch.shape[0] * (batch.shape[1] - 1)
         inner = self.inner
         ramp_step = max(self.local_step, inner.fresh_moment_steps if self.is_seasoned else 0)
         rate = learning_rate(inner, progress=self.progress, local_step=ramp_step)
-        loss = 0.0
+        loss, since = 0.0, started
         for first in range(0, len(batch), self.micro_batch):
+            if first and between is not None:
+                rested_s += between(time.monotonic() - since)
+                since = time.monotonic()
             piece = torch.from_numpy(batch[first : first + self.micro_batch]).to(self.device)
             with self.accelerator.autocast():
                 share = self._loss_sum(self.model, piece) / tokens
@@ -227,9 +229,30 @@ class InnerLoop:
         self._optimizer.zero_grad(set_to_none=True)
         self.local_step += 1
         self.tokens_total += tokens
-        return LocalStep(loss, time.monotonic() - started, rate)
+        return LocalStep(loss, time.monotonic() - started - rested_s, rate)
 
-    def evaluate(self, sequences: Sequences, *, layout: Layout, values: Floats) -> float:
+    def random_state(self) -> tuple[bytes, bytes]:
+        """The random streams on the processor and, where it has one of its own, on the device."""
+        device = b""
+        if self.device.type == "cuda":
+            device = bytes(torch.cuda.get_rng_state(self.device).numpy().data)
+        return bytes(torch.get_rng_state().numpy().data), device
+
+    def set_random_state(self, processor: bytes, device: bytes) -> None:
+        """Goes on with these streams."""
+        torch.set_rng_state(torch.frombuffer(bytearray(processor), dtype=torch.uint8))
+        if device and self.device.type == "cuda":
+            state = torch.frombuffer(bytearray(device), dtype=torch.uint8)
+            torch.cuda.set_rng_state(state, self.device)
+
+    def evaluate(
+        self,
+        sequences: Sequences,
+        *,
+        layout: Layout,
+        values: Floats,
+        between: Between | None = None,
+    ) -> float:
         """Loss in nats per token, in f32-summed order, of the model whose fragments are `values`.
 
         sequences: [n, sequence_tokens + 1]; values: every fragment, one after the other. The model
@@ -238,6 +261,8 @@ class InnerLoop:
         with self.other_model(layout, values) as model, torch.no_grad():
             total = 0.0
             for first in range(0, len(sequences), self.micro_batch):
+                if first and between is not None:
+                    between(0.0)
                 piece = torch.from_numpy(sequences[first : first + self.micro_batch])
                 with self.accelerator.autocast():
                     total += float(self._loss_sum(model, piece.to(self.device)))
@@ -290,10 +315,6 @@ def make_accelerator(device: str | None) -> accelerate.Accelerator:
     kind = accelerate.PartialState(cpu=on_cpu).device.type
     has_bf16 = kind == "xpu" or (kind == "cuda" and torch.cuda.is_bf16_supported())
     return accelerate.Accelerator(cpu=on_cpu, mixed_precision="bf16" if has_bf16 else "no")
-
-
-def _generator_state(kept: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(kept, np.uint8).copy())
 
 
 def seed_random_stream(seed: int, salt: int) -> None:

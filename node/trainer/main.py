@@ -19,6 +19,7 @@ from typing import Final
 from node.host.orphans import end_with_parent
 from node.trainer import link
 from node.trainer.failures import failure_of
+from node.trainer.link_end import TrainerEnd
 from node.trainer.session import Session
 
 QUIET: Final = {
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="node.trainer.main", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of the link")
     be_quiet()
-    end = link.TrainerEnd(socket.socket(fileno=parser.parse_args(arguments).fd))
+    end = TrainerEnd(socket.socket(fileno=parser.parse_args(arguments).fd))
     try:
         Session(end).run()
     except link.LinkClosed:

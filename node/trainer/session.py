@@ -7,7 +7,9 @@ after `Configure` came, because the number of threads must be set before torch i
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +21,8 @@ import numpy as np
 
 from node.moments import moments_numel
 from node.trainer import link
-from node.trainer.failures import TrainerFailure, failing_as
+from node.trainer.failures import StepAbandoned, TrainerFailure, failing_as
+from node.trainer.link_end import TrainerEnd
 from node.trainer.slots import Slot
 from protocol.errors import InternalError
 from protocol.project import Genesis, InnerSpec
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from node.trainer.loop import InnerLoop
     from node.trainer.model import Floats, FragmentView
     from node.trainer.moments import MomentsView
+
+BURST_S: Final = 0.2
+"""A throttled trainer works for about so long before it rests, also within a local step."""
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -51,10 +57,11 @@ class Workshop:
         with self._phase("import"):
             import torch
 
-            from node.trainer import loop, model
+            from node.trainer import ceilings, loop, model
         torch.set_num_threads(configure.threads)
         with self._phase("device"), _failing_device():
             accelerator = loop.make_accelerator(configure.device)
+            ceilings.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
         with self._phase("model"), failing_as("model"):
             model.check_fits(genesis.model, genesis.data, self.corpus.vocabulary.size)
             network = model.build_model(genesis.model, seed=genesis.seed)
@@ -72,6 +79,7 @@ class Workshop:
         # After the move to the device: the view holds the tensors that are trained.
         self.view: FragmentView = model.FragmentView(network, self.layout)
         self.moments: MomentsView = self.loop.moments(self.layout)
+        ceilings.limit_host_memory(configure.ram_bytes_max)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -133,7 +141,7 @@ class Workshop:
 class Session:
     """Drives a `Workshop` from the link."""
 
-    def __init__(self, end: link.TrainerEnd) -> None:
+    def __init__(self, end: TrainerEnd) -> None:
         self._end = end
         self._shop: Workshop
         self._slots: dict[int, Slot] = {}
@@ -145,6 +153,11 @@ class Session:
         self._duty_frac = 1.0
         self._rest_until = 0.0
         self._boundary = 0.0
+        self._unrested_s = 0.0
+        """Seconds of work in this local step for which it has not rested yet."""
+        self._paid_s = 0.0
+        """... and for which it has."""
+        self._is_over = False
         self._actions: dict[type[Any], Callable[[Any], None]] = {
             link.OfferSlot: self._offer_slot,
             link.DropSlot: lambda command: self._drop_slot(command.slot),
@@ -155,6 +168,8 @@ class Session:
             link.InstallMoments: self._install_moments,
             link.CutPart: self._cut_part,
             link.RestorePart: self._restore_part,
+            link.Park: self._park,
+            link.Restore: self._restore,
             link.Blocks: self._blocks,
             link.DropBlocks: self._drop_blocks,
             link.SetProgress: self._set_progress,
@@ -176,8 +191,11 @@ class Session:
         limit_resources(first)
         self._duty_frac = first.duty_frac
         self._shop = Workshop(first)
-        self._end.send(self._shop.ready())
-        while True:
+        ready = self._shop.ready()
+        self._end.send(ready)
+        spent_s = sum(ready.startup_s.values())
+        say(f"ready on {ready.device} after {spent_s:.1f} s, micro-batch {ready.micro_batch}")
+        while not self._is_over:
             may_train = self._may_train()
             command = self._end.receive(self._rest_s() if may_train else None)
             if command is None:
@@ -209,10 +227,14 @@ class Session:
 
     def _train(self) -> None:
         loop = self._shop.loop
-        done = loop.step()
+        self._unrested_s = self._paid_s = 0.0
+        try:
+            done = loop.step(self._between)
+        except StepAbandoned:
+            return  # A pause is the next command.
         now = time.monotonic()
         step_s, self._boundary = now - self._boundary, now
-        self._rest_after(done.work_s)
+        self._rest_after(done.work_s - self._paid_s)
         self._end.send(
             link.Stepped(
                 local_step=loop.local_step,
@@ -227,9 +249,29 @@ class Session:
             )
         )
 
+    def _between(self, work_s: float) -> float:
+        """Rests, if enough was worked, until the work is the share of the time that it may be.
+
+        Raises StepAbandoned as soon as a command that allows no more work is waiting.
+        """
+        self._unrested_s += work_s
+        started, owed_s = time.monotonic(), 0.0
+        if self._unrested_s >= BURST_S:
+            owed_s = self._owed_s(self._unrested_s)
+            self._paid_s += self._unrested_s
+            self._unrested_s = 0.0
+        while True:
+            command = self._end.glance(max(0.0, started + owed_s - time.monotonic()))
+            if isinstance(command, link.Pause | link.Quit):
+                raise StepAbandoned
+            if command is None:
+                return time.monotonic() - started
+
+    def _owed_s(self, work_s: float) -> float:
+        return work_s * (1.0 / self._duty_frac - 1.0)
+
     def _rest_after(self, work_s: float) -> None:
-        rest_s = work_s * (1.0 / self._duty_frac - 1.0)
-        self._rest_until = max(self._rest_until, time.monotonic() + rest_s)
+        self._rest_until = max(self._rest_until, time.monotonic() + self._owed_s(work_s))
 
     # ------------------------------------------------------------------------------- commands
 
@@ -287,23 +329,19 @@ class Session:
         self._done(command.job, started)
 
     def _cut_part(self, command: link.CutPart) -> None:
-        shop = self._shop
         slot = self._slot(command.slot, command.numel)
         for view, pieces in self._views(slot.values):
             for fragment, piece in enumerate(pieces):
                 view.read(fragment, piece)
-        self._end.send(link.PartCut(command.job, shop.loop.state()))
+        self._end.send(link.PartCut(command.job, self._loop_state()))
 
     def _restore_part(self, command: link.RestorePart) -> None:
-        started = time.monotonic()
-        if self._has_begun:
-            raise InternalError("a part came after the first local step")
-        shop = self._shop
+        started, shop = time.monotonic(), self._shop
+        self._go_on(command.state)
         slot = self._slot(command.slot, command.numel)
         for view, pieces in self._views(slot.values):
             for fragment, piece in enumerate(pieces):
                 view.write(fragment, piece)
-        shop.loop.go_on(command.state)
         self._assigned = set(range(len(shop.layout.fragments)))
         self._done(command.job, started)
 
@@ -341,8 +379,14 @@ class Session:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
         sequences = self._shop.corpus.heldout(command.sequences)
-        loop = self._shop.loop
-        loss = loop.evaluate(sequences, layout=self._shop.layout, values=slot.values)
+        loop, layout = self._shop.loop, self._shop.layout
+        self._unrested_s = 0.0
+        try:
+            loss = loop.evaluate(
+                sequences, layout=layout, values=slot.values, between=self._between
+            )
+        except StepAbandoned:
+            loss = math.nan
         tokens = sequences.shape[0] * (sequences.shape[1] - 1)
         seconds = time.monotonic() - started
         self._rest_after(seconds)
@@ -363,6 +407,43 @@ class Session:
         self._rest_after(time.monotonic() - started)
         self._end.send(link.Generated(command.job, text))
 
+    def _park(self, command: link.Park) -> None:
+        state = self._loop_state()
+        say(f"parked after local step {state.local_step}")
+        self._end.send(link.Parked(command.job, state))
+        self._is_over = True
+
+    def _loop_state(self) -> link.LoopState:
+        loop = self._shop.loop
+        ranges, position, sequence = loop.reader.mark()
+        processor, device = loop.random_state()
+        return link.LoopState(
+            local_step=loop.local_step,
+            tokens_total=loop.tokens_total,
+            progress=loop.progress,
+            is_seasoned=loop.is_seasoned,
+            ranges=ranges,
+            position=position,
+            sequence=sequence,
+            random=processor,
+            device_random=device,
+        )
+
+    def _restore(self, command: link.Restore) -> None:
+        started = time.monotonic()
+        self._go_on(command.state)
+        self._done(command.job, started)
+
+    def _go_on(self, state: link.LoopState) -> None:
+        loop = self._shop.loop
+        if self._has_begun:
+            raise InternalError("another trainer's state came after the first local step")
+        loop.local_step, loop.tokens_total = state.local_step, state.tokens_total
+        loop.progress, loop.is_seasoned = state.progress, state.is_seasoned
+        loop.reader.go_to(state.ranges, state.position, state.sequence)
+        loop.set_random_state(state.random, state.device_random)
+        say(f"goes on after local step {state.local_step}")
+
     def _begin(self, command: link.Begin) -> None:
         missing = set(range(len(self._shop.layout.fragments))) - self._assigned
         if missing:
@@ -374,6 +455,11 @@ class Session:
 
     def _resume(self, command: link.Resume) -> None:
         self._is_paused = False
+
+
+def say(text: str) -> None:
+    """Writes a line to the log that the daemon keeps of its trainer."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def _decoded(configure: link.Configure) -> tuple[Genesis, InnerSpec]:

@@ -1,13 +1,11 @@
-"""Memory that daemon and trainer share: anonymous files.
-
-The kernel frees them when both ends are gone, however they went.
-"""
+"""Memory that the daemon and its trainer both see, by a descriptor that is sent over the link."""
 
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -44,6 +42,28 @@ class Slot:
         except OSError as error:
             os.close(descriptor)
             raise MemoryError(f"no memory for a slot of {4 * numel} bytes: {error}") from error
+
+    @classmethod
+    def in_file(cls, identity: int, numel: int, path: Path) -> Self:
+        """A new slot of zeros whose memory is a file on disk, which has no name any more.
+
+        The kernel moves it out of memory when it likes, and frees the room when nobody has the
+        slot open, however they end. MemoryError if the disk has no room for it.
+        """
+        descriptor = -1
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            path.unlink()
+            os.posix_fallocate(descriptor, 0, max(4 * numel, 1))
+            return cls(identity, numel, descriptor)
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise MemoryError(f"no room for {4 * numel} bytes at {path}: {error}") from error
+
+    def relax(self) -> None:
+        """Gives the pages of a slot in a file back; its content stays."""
+        self._map.madvise(mmap.MADV_DONTNEED)
 
     @classmethod
     def attach(cls, identity: int, numel: int, descriptor: int) -> Self:

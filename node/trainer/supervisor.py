@@ -143,9 +143,18 @@ class TrainerProcess:
             return free.pop()
         slot = Slot.create(next(self._slot_numbers), numel)
         self._slots[slot.identity] = slot
-        # A copy, because the slot may be dropped before the queue has moved.
-        self._queue(link.OfferSlot(slot.identity, numel), os.dup(slot.descriptor))
+        self._offer(slot)
         return slot
+
+    def lend(self, slot: Slot) -> Slot:
+        """Offers a slot that stays the caller's, who closes it once no command names it any more.
+
+        Returns the same memory under the number by which commands name it.
+        """
+        lent = Slot(next(self._slot_numbers), slot.numel, os.dup(slot.descriptor))
+        self._slots[lent.identity] = lent
+        self._offer(lent)
+        return lent
 
     def release(self, slot: Slot) -> None:
         """Gives a slot back. No command that names it may be unanswered, no view be in use."""
@@ -164,6 +173,10 @@ class TrainerProcess:
         del self._slots[slot.identity]
         slot.close()
         self.send(link.DropSlot(slot.identity))
+
+    def expect_end(self) -> None:
+        """The trainer was told to end by itself: its end is no news."""
+        self._was_asked = True
 
     async def stop(self, grace_s: float = 5.0) -> ExitReason | None:
         """Ends the trainer: `Quit`, then SIGTERM, then SIGKILL.
@@ -218,6 +231,10 @@ class TrainerProcess:
         finally:
             theirs.close()
         return ours
+
+    def _offer(self, slot: Slot) -> None:
+        # A copy, because the slot may be dropped before the queue has moved.
+        self._queue(link.OfferSlot(slot.identity, slot.numel), os.dup(slot.descriptor))
 
     def _queue(self, command: link.Command, descriptor: int) -> bool:
         if self._end is None:

@@ -36,7 +36,7 @@ class Algorithm:
     lockstep: LockstepSpec | None = None
     fragments: int | None = None
     rule: MergeRule | None = None
-    """For every tensor, instead of RDA with the mean for embeddings."""
+    """For every tensor, instead of what the project says."""
 
     def charter(self, charter: Charter) -> Charter:
         """The project's rules with this algorithm's changes."""
@@ -73,8 +73,11 @@ def _changed(spec: Spec, changes: Mapping[str, Value]) -> Spec:
     return msgspec.structs.replace(spec, **changes)
 
 
-_LARGE_BATCH = {"learning_rate": 0.003}
+_LARGE_BATCH = {"learning_rate": 0.004}
 """What suits the joint batch of data parallelism best (docs/comparison.md)."""
+
+_PLAIN = {"learning_rate": 1.0, "momentum": 0.0}
+"""Outer settings that suit learners that keep local steps which the merge has not seen."""
 
 
 def _decoupled(name: str, says: str, **rest: Any) -> Algorithm:
@@ -126,10 +129,17 @@ ALGORITHMS: dict[str, Algorithm] = {
         _decoupled("-failing", "learners fail and come back", fails=True),
         _decoupled("-no-grace", "a merge waits for nobody", rounds={"grace_safety": 0.0}),
         _decoupled(
-            "-mean", "mean instead of RDA, outer rate 1", rule="mean", outer={"learning_rate": 1.0}
+            "-mean",
+            "mean instead of RDA, Nesterov 0.7 and 0.7",
+            rule="mean",
+            outer={"learning_rate": 0.7, "momentum": 0.7},
         ),
         _decoupled(
-            "-rebase", "local steps that are not handed in live on", rounds={"apply": "rebase"}
+            "-rebase",
+            "local steps that are not handed in live on; mean, outer rate 1 without momentum",
+            rounds={"apply": "rebase"},
+            rule="mean",
+            outer=_PLAIN,
         ),
         _decoupled(
             "-h16",
@@ -141,7 +151,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             "bf16 both ways instead of int4",
             rounds={"up_codec": "bf16", "down_codec": "bf16"},
         ),
-        _decoupled("-blend", "a learner keeps half of its own value", rounds={"apply": "blend"}),
+        _decoupled(
+            "-blend",
+            "a learner keeps half of its own value; mean, outer rate 1 without momentum",
+            rounds={"apply": "blend"},
+            rule="mean",
+            outer=_PLAIN,
+        ),
         _decoupled("-int2", "2 bits up, 4 down", rounds={"up_codec": "int2"}),
         _decoupled("-muon", "Muon inside", inner={"optimizer": "muon"}),
         Algorithm(

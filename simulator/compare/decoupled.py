@@ -340,7 +340,7 @@ class Decoupled:
         if not learner.is_up:
             return
         learner.crash()
-        self.world.after(self.setting.away_s, lambda: None if learner.is_up else learner.boot())
+        self.world.after(self.setting.away_s, learner.revive)
 
     def _loss(self) -> float:
         bank = self.syncer.bank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from protocol.ids import short
@@ -17,11 +17,22 @@ from protocol.trace import (
     RoundOpened,
     SessionOpened,
 )
-from syncer_node.jobs import Adopt, FetchPush, Merge, PushFetched, PushRefused
+from syncer_node.jobs import (
+    Adopt,
+    FetchPush,
+    Merge,
+    MergePart,
+    PushFetched,
+    PushId,
+    PushRefused,
+)
 from syncer_node.syncer import SyncerMachine
 
 STORIES_MAX: Final = 1_000_000
 """Of one life; months of rounds."""
+
+NO_ANSWER: Final = "no answer"
+ON_ITS_WAY: Final = "on its way"
 
 
 @dataclass(slots=True)
@@ -40,7 +51,7 @@ class Part:
     """Versions that its push stood behind the newest."""
     weight: float | None = None
     """In the merge; None: not in it."""
-    fate: str = "no answer"
+    fate: str = NO_ANSWER
     why: str = ""
 
 
@@ -72,6 +83,8 @@ class Stories:
         self.names: dict[bytes, str] = {}
         self._open: dict[int, Story] = {}
         self._fetches: dict[int, tuple[int, bytes]] = {}
+        self._taken: dict[PushId, Part] = {}
+        """Parts in a later round than the one that asked, until their fate is told."""
 
     def find(self, number: int) -> Story | None:
         """The round with this number that was committed, else the newest that had it."""
@@ -141,7 +154,7 @@ class Stories:
                 self._fetches[number] = (job.round, job.peer)
                 part = self._part(job.round, job.peer)
                 if part is not None:
-                    part.handed_s, part.fate = at_s, "on its way"
+                    part.handed_s, part.fate = at_s, ON_ITS_WAY
                     part.steps, part.tokens = job.header.steps, job.header.tokens
                     part.lag = max(0, self._open[job.round].version - 1 - job.header.base_version)
             case Start(job=Merge() as job):
@@ -161,8 +174,25 @@ class Stories:
         story.learning_rate, story.momentum = job.outer.learning_rate, job.outer.momentum
         for one in job.parts:
             part = story.parts.get(one.learner)
-            if part is not None:
-                part.weight, part.fate = one.weight, "in the merge"
+            if part is None or one.header.round != job.round:
+                part = story.parts[one.learner] = self._late(job, one)
+            part.weight, part.fate = one.weight, "in the merge"
+        for part in story.parts.values():
+            if part.fate in (NO_ANSWER, ON_ITS_WAY):
+                part.why = "the round closed before it arrived"
+
+    def _late(self, job: Merge, one: MergePart) -> Part:
+        """The part of a learner whose push an earlier round had asked for."""
+        header = one.header
+        asked = self._part(header.round, one.learner)
+        if asked is None:  # Before the tape begins.
+            asked = Part(one.learner, self.names.get(one.learner, short(one.learner)), 0.0)
+        part = replace(asked, steps=header.steps, tokens=header.tokens)
+        part.lag = max(0, job.version - 1 - header.base_version)
+        part.why = f"asked for in round {header.round}, which did not wait for it"
+        asked.fate, asked.why = "late", f"counted in round {job.round}"
+        self._taken[one.push] = part
+        return part
 
     def _fact(self, at_s: float, fact: object) -> None:
         match fact:
@@ -170,11 +200,12 @@ class Stories:
                 story = self._open.get(number)
                 if story is not None:
                     story.quorum_s, story.grace_s = story.opened_s + waited_s, grace_s
-            case PushSettled(number, learner, _, _, outcome, reason):
-                part = self._part(number, learner)
-                if part is not None:
-                    part.fate, part.why = outcome, reason
-                    part.handed_s = at_s if part.handed_s is None else part.handed_s
+            case PushSettled(number, learner, incarnation, sequence, outcome, reason):
+                taken = self._taken.pop((learner, incarnation, sequence), None)
+                for part in (self._part(number, learner), taken):
+                    if part is not None:
+                        part.fate, part.why = outcome, reason or part.why
+                        part.handed_s = at_s if part.handed_s is None else part.handed_s
             case RoundAbandoned(number, _, reason):
                 story = self._open.get(number)
                 if story is not None:

@@ -85,6 +85,8 @@ def replay(
             tell(f"training again what {len(learners)} learners' tapes tell")
             done = retrain(learners, whole.audits, spool, data_cache, tell)
             _count_pushes(whole, done)
+        elif "retrain" in levels:
+            _count_pushes(whole, Retrained())
     return whole
 
 

@@ -19,7 +19,7 @@ from protocol.errors import (
     PeerUnreachable,
     TransientError,
 )
-from tests.net.hosts import run, swarm
+from tests.net.hosts import echo, run, swarm
 
 pytestmark = pytest.mark.net
 
@@ -153,3 +153,37 @@ def test_a_trickling_donor_is_given_up(tmp_path, monkeypatch):
                 await two.transport.fetch(one.identity.key, DIGEST, len(BLOB))
 
     run(main())
+
+
+@pytest.mark.parametrize("side", ["up", "down"])
+def test_a_ceiling_holds_for_all_transfers_together_and_control_does_not_wait(tmp_path, side):
+    rate, size, streams = 400_000, 200_000, 4
+    parts = [random.Random(at).randbytes(size) for at in range(streams)]
+    named = {blake3(part).digest(): part for part in parts}
+
+    async def main():
+        async with swarm(tmp_path, 2) as (one, two):
+            one.transport.serve_blobs(lambda _, asked: memoryview(named[asked]))
+            one.transport.serve_control(echo)
+            limits_of = {"up": (rate, None), "down": (None, rate)}[side]
+            (one if side == "up" else two).transport.shaper.limit(*limits_of)
+            clock = asyncio.get_running_loop().time
+            begun_s = clock()
+            fetches = [
+                asyncio.ensure_future(two.transport.fetch(one.identity.key, digest, size))
+                for digest in named
+            ]
+            stream = await two.transport.open_control(one.identity.key)
+            stream.send(b"ping")
+            assert await stream.recv() == b"ping"
+            assert clock() - begun_s < 1.0
+            assert [bytes(await fetch) for fetch in fetches] == parts
+            return clock() - begun_s
+
+    seconds = []
+
+    async def timed():
+        seconds.append(await main())
+
+    run(timed())
+    assert seconds[0] == pytest.approx(streams * size / rate, rel=0.25)

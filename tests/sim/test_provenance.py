@@ -169,9 +169,9 @@ def counters_not_reset(patch, swarm):
     """A merged push does not set its steps and tokens back."""
     honest = Keeping._resolve
 
-    def keep_counting(self, track, sequence, outcome, reason):
+    def keep_counting(self, track, sequence, outcome, reason, **how):
         marked = (track.marked_step, track.marked_tokens)
-        honest(self, track, sequence, outcome, reason)
+        honest(self, track, sequence, outcome, reason, **how)
         track.marked_step, track.marked_tokens = marked
 
     patch.setattr(Keeping, "_resolve", keep_counting)
@@ -186,8 +186,8 @@ def displacement_lost(patch, swarm):
     """A push that was not merged is taken off the displacement all the same."""
     honest = Keeping._resolve
 
-    def always_merged(self, track, sequence, outcome, reason):
-        honest(self, track, sequence, "merged", reason)
+    def always_merged(self, track, sequence, outcome, reason, **how):
+        honest(self, track, sequence, "merged", reason, **how)
 
     patch.setattr(Keeping, "_resolve", always_merged)
     lose_answers(swarm)
@@ -262,6 +262,31 @@ def test_without_a_fault_nothing_is_found(settings):
     restarts(swarm, trainers=True)
     swarm.world.run(110.0)
     swarm.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_push_merged_late_is_taken_off_before_the_next_hand_in(seed):
+    """Its version may reach the inner loop before the learner knows that its push is in it."""
+    backend = ProvenanceBackend(CAPACITY)
+    swarm = build_swarm(
+        seed,
+        steps_s=(0.4, 0.6, 1.2),
+        rounds=RoundSpec(2, 3, 2, 0.9, 0.2, 10.0, 10.0, "rebase", "int8", "int4"),
+        outer=OUTER,
+        backend=backend,
+        fragments=1,
+        tensors_of=(1, CAPACITY),
+    )
+    swarm.sets = ProvenanceChecker(swarm.ledger, backend, swarm.learners)
+    swarm.world.run(150.0)
+    swarm.check()
+    late = [
+        part
+        for merged in swarm.ledger.merges
+        for part in merged.contributions
+        if part.base_version < merged.version - 1
+    ]
+    assert late
 
 
 def test_a_stale_push_that_counts_fully_is_found(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -12,9 +13,12 @@ import sys
 import pytest
 
 from protocol.errors import UserError
+from shoal import simulating
 from simulator import runs, scenarios, sweeping
+from simulator.ledger import Violation
 from simulator.network import AccessLink, Network, NetworkModel
 from simulator.nodes import ChurnModel, Speed, SpeedModel
+from simulator.replay.whole import replay
 from simulator.scenario import build_swarm
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
@@ -167,10 +171,53 @@ def trace_of(tmp_path, number, hash_seed, *arguments):
     return hashlib.sha256(path.read_bytes()).hexdigest(), path.read_text()
 
 
-@pytest.mark.parametrize("seed", ["4", "8"])
-def test_the_same_seed_gives_the_same_trace_byte_for_byte(tmp_path, seed):
-    arguments = ("swarm", "--seed", seed, "--until", "90s")
+@pytest.mark.parametrize(("name", "seed"), [("swarm", "4"), ("swarm", "8"), ("voters", "3")])
+def test_the_same_seed_gives_the_same_trace_byte_for_byte(tmp_path, name, seed):
+    arguments = (name, "--seed", seed, "--until", "90s")
     one, text = trace_of(tmp_path, 1, "1", *arguments)
     other, _ = trace_of(tmp_path, 2, "271828", *arguments)
     assert one == other
     assert len(text.splitlines()) > 200
+
+
+def test_a_run_of_voters_is_told_like_any_other(capsys, tmp_path):
+    path = tmp_path / "voters.txt"
+    assert simulating.run("voters", seed=3, until_s=30.0, trace=path, is_quiet=False) == 0
+    told, whole = capsys.readouterr().out, path.read_text()
+    assert re.search(r"^ +\d+\.\d{3}  syncer-\d +leading in term \d+: with", told, re.M)
+    assert "  (fault)      every fault is over" in told
+    assert "records certified in" in told
+    assert "committed" not in told
+    assert re.search(r"  witness-0 +record 1 \(SeatTaken\) committed", whole)
+
+
+def test_what_voters_broke_is_in_their_trace(capsys, monkeypatch):
+    def broken(self):
+        raise Violation("twice")
+
+    monkeypatch.setattr("simulator.council_swarm.Unrest.heal", broken)
+    assert simulating.run("voters", seed=3, until_s=5.0, trace=None, is_quiet=False) == 1
+    told = capsys.readouterr().out
+    assert "     5.000  (checker)    twice" in told
+    assert "Seed 3: twice\nReplay: shoal sim run voters --seed 3 --until 5s" in told
+
+
+@pytest.mark.parametrize("name", ["failover", "provenance"])
+def test_a_run_on_tape_is_replayed_to_the_same(capsys, tmp_path, name):
+    tape = tmp_path / "tapes"
+    how = {"until_s": 60.0, "trace": None, "is_quiet": True}
+    assert simulating.run(name, seed=2, tape=tape, **how) == 0
+    assert f"Run them again: shoal replay {tape}" in capsys.readouterr().out
+    whole = replay(tape, tmp_path)
+    assert len(whole.rounds) > 10
+    assert whole.audited == whole.rounds.keys()
+    # Sets of local steps are merged in their own way: there is nothing to merge again.
+    assert whole.merged == (whole.rounds.keys() if name == "failover" else set())
+    with pytest.raises(UserError, match="is not empty"):
+        simulating.run(name, seed=2, tape=tape, **how)
+
+
+def test_voters_alone_keep_no_tape(tmp_path):
+    how = {"until_s": 5.0, "trace": None, "is_quiet": True}
+    with pytest.raises(UserError, match="Leave --tape out"):
+        simulating.run("voters", seed=2, tape=tmp_path / "tapes", **how)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import msgspec
 import pytest
 
-from protocol.project import OuterSpec
-from protocol.trace import CheckpointScored
+from protocol.project import LimitSpec, OuterSpec
+from protocol.trace import CheckpointScored, FragmentApplied, FragmentCommitted
+from simulator.network import NetworkModel
 from simulator.scenario import build_swarm
+from syncer_node.jobs import FetchPush
 from tests.builders import rounds
 
 
@@ -98,6 +103,29 @@ def test_the_published_eligibility_merges_one_fragment_for_each_step_of_the_fast
     assert 0.75 <= (swarm.merges - merges) / done <= 1.15
 
 
+@pytest.mark.parametrize(
+    "network",
+    [
+        NetworkModel(0.0001, 0.0, 1e9),
+        NetworkModel(0.03, 0.01, 2e6),
+        NetworkModel(0.08, 0.04, 1e6, 0.02),
+    ],
+    ids=["one host", "homes", "lossy lines"],
+)
+@pytest.mark.parametrize("local_steps", [8, 32])
+def test_the_measured_h_is_the_configured_h_on_any_network(network, local_steps):
+    spec = rounds(local_steps=local_steps)
+    swarm = build_swarm(2, steps_s=(0.3, 0.3, 0.4), rounds=spec, network=network)
+    swarm.world.run(60.0 + 15.0 * local_steps)
+    told = [
+        fact.mean_steps
+        for _, key, fact in swarm.world.facts
+        if key == swarm.syncer.key and isinstance(fact, FragmentCommitted)
+    ]
+    late = told[len(told) // 3 :]
+    assert 0.9 * local_steps <= sum(late) / len(late) <= 1.2 * local_steps
+
+
 def test_when_the_fastest_learner_leaves_the_others_go_on_within_a_cycle():
     swarm = build_swarm(3, steps_s=(0.05, 1.0))
     swarm.world.run(120.0)
@@ -107,3 +135,114 @@ def test_when_the_fastest_learner_leaves_the_others_go_on_within_a_cycle():
     swarm.world.run(200.0)
     swarm.check()
     assert swarm.merges - before >= 10
+
+
+def slow_uplink(swarm, learner, seconds):
+    """Whatever the syncer fetches from this learner takes so much longer."""
+    honest = swarm.syncer.run_job
+
+    def run_job(start, answer):
+        if isinstance(start.job, FetchPush) and start.job.peer == learner.key:
+            swarm.world.after(seconds, lambda: honest(start, answer))
+        else:
+            honest(start, answer)
+
+    swarm.syncer.run_job = run_job
+
+
+@pytest.mark.parametrize("apply", ["overwrite", "blend", "rebase"])
+@pytest.mark.parametrize("seconds", [1.5, 4.0])
+def test_a_slow_uplink_takes_part_with_every_fragment_and_each_push_counts_once(apply, seconds):
+    swarm = build_swarm(2, steps_s=(0.3, 0.3, 0.3), rounds=rounds(apply=apply))
+    slow = swarm.learners[2]
+    slow_uplink(swarm, slow, seconds)
+    swarm.world.run(240.0)
+    swarm.check()
+    scored = losses(swarm)
+    assert scored[-1] < scored[0] / 20
+    shares = Counter()
+    lags = Counter()
+    for merged in swarm.ledger.merges:
+        for part in merged.contributions:
+            if part.learner == slow.key:
+                shares[merged.fragment] += 1
+                lags[merged.version - 1 - part.base_version] += 1
+    assert set(shares) == set(range(4))
+    assert max(shares.values()) <= 2 * min(shares.values())
+    assert set(lags) <= {0, 1, 2}
+    assert lags[1] + lags[2] > 0
+    for learner in swarm.learners:
+        check_every_local_step_is_accounted_for(swarm, learner)
+
+
+def check_every_local_step_is_accounted_for(swarm, learner):
+    """Merged, discarded, on its way, or still to be handed in: each in just one of them."""
+    shared, keeping = learner.learner.shared, learner.learner.keeping
+    done = shared.stepped.local_step
+    for track in keeping.tracks:
+        known = shared.state.fragments[track.index].version
+        merged = sum(
+            part.steps
+            for one in swarm.ledger.merges
+            if one.fragment == track.index and one.version <= known
+            for part in one.contributions
+            if part.learner == learner.key
+        )
+        is_out = track.push is not None and track.push.message is not None
+        out = track.push.local_step if is_out else 0
+        used = max(track.marked_step, track.handed_step)
+        on_its_way = max(0, out - used) + (track.push.overwritten_steps if is_out else 0)
+        rest = done - max(used, out)
+        assert merged + track.discarded_steps + on_its_way + rest == done
+
+
+@pytest.mark.parametrize("apply", ["overwrite", "blend", "rebase"])
+def test_a_learner_that_was_away_comes_back_with_the_weight_of_all_it_did_once(apply):
+    swarm = build_swarm(4, steps_s=(0.3, 0.3, 0.3), rounds=rounds(apply=apply))
+    away = swarm.learners[1]
+    swarm.world.at(60.0, lambda: swarm.world.partition(away.key, swarm.syncer.key, for_s=12.0))
+    swarm.world.run(150.0)
+    swarm.check()
+    applied = {}
+    for _, key, fact in swarm.world.facts:
+        if key == away.key and isinstance(fact, FragmentApplied):
+            applied[fact.fragment, fact.version] = fact.local_step
+    handed = dict.fromkeys(range(4), 0)
+    largest = 0
+    for merged in swarm.ledger.merges:
+        for part in merged.contributions:
+            if part.learner != away.key:
+                continue
+            _, local_step = away.captures[part.incarnation, part.sequence]
+            if apply == "rebase":
+                since = handed[merged.fragment]
+            else:
+                since = applied[merged.fragment, part.base_version]
+            handed[merged.fragment] = local_step
+            assert part.steps == local_step - since
+            assert part.tokens == part.steps * away.trainer.tokens_per_step
+            lag = merged.version - 1 - part.base_version
+            assert part.weight == part.tokens**2 / part.steps / (1 + lag)
+            largest = max(largest, part.steps)
+    # With rebase nothing of the time away is lost; else what came meanwhile replaced it.
+    assert (largest >= 12.0 / 0.33 / 2) is (apply == "rebase")
+
+
+def test_the_learning_rate_follows_the_committed_tokens_and_never_goes_back():
+    budget = LimitSpec(60_000, 256, 20, 8, 60.0, 64)
+    swarm = build_swarm(6, limits=budget)
+    learner = swarm.learners[0]
+    swarm.world.at(40.0, learner.lose_trainer)
+    swarm.world.run(70.0)
+    machine = learner.learner
+    told = list(learner.progress)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(machine.shared.state.tokens / 60_000, abs=0.02)
+    # The owner doubles the budget, and the trainer is replaced: the schedule stays where it was.
+    raised = msgspec.structs.replace(budget, tokens=120_000)
+    machine.shared.charter = msgspec.structs.replace(machine.shared.charter, limits=raised)
+    learner.lose_trainer()
+    swarm.world.run(90.0)
+    again = learner.progress[len(told) :]
+    assert again
+    assert [*told, *again] == sorted([*told, *again])

@@ -165,8 +165,28 @@ def test_a_paused_learner_stays_current_and_goes_on_by_itself():
     newest = [fragment.version for fragment in swarm.syncer.syncer.state.fragments]
     held = [track.standing for track in victim.learner.keeping.tracks]
     assert max(new - old for new, old in zip(newest, held, strict=True)) <= 1
-    swarm.world.run(60.0)
+    swarm.world.run(65.0)  # Its trainer is woken first.
     assert victim.trainer.local_step > step + 20
+    swarm.check()
+
+
+def test_what_a_learner_did_before_a_pause_is_handed_in_during_it():
+    swarm = build_swarm(13)
+    swarm.world.run(30.0)
+    victim = swarm.learners[1]
+    keeping = victim.learner.keeping
+    victim.take(Note(PauseAsked(None)))
+    swarm.world.run(31.0)
+    done = victim.trainer.local_step
+    open_steps = sum(track.steps(done) for track in keeping.tracks)
+    assert open_steps > 0
+    discarded = sum(track.discarded_steps for track in keeping.tracks)
+    merged = victim.learner.shared.tally.merged
+    swarm.world.run(60.0)
+    assert sum(track.steps(done) for track in keeping.tracks) == 0
+    assert victim.learner.shared.tally.merged >= merged + 1
+    lost = sum(track.discarded_steps for track in keeping.tracks) - discarded
+    assert lost <= 0.1 * open_steps  # Those between a hand-in under way and its merge.
     swarm.check()
 
 

@@ -6,6 +6,9 @@ import math
 from pathlib import Path
 
 from protocol.status import (
+    DeviceRow,
+    GuestStatus,
+    LimitRow,
     MergeRow,
     NetworkStatus,
     NodeStatus,
@@ -194,6 +197,48 @@ def learner(step: int, **changes: object) -> NodeStatus:
         payload_bytes=180_000 * 990,
         payload_params=343_000 * 990,
     )
+    for field, value in changes.items():
+        setattr(status, field, value)
+    return status
+
+
+def guest(**changes: object) -> GuestStatus:
+    """A machine with an accelerator, ceilings, and a trainer that wrote something."""
+    status = GuestStatus(
+        devices=[
+            DeviceRow(
+                name="cpu",
+                model="16 cores",
+                temperature_c=61.0,
+                busy_frac=0.07,
+                memory_used_bytes=9_000_000_000,
+                memory_bytes=64_000_000_000,
+            ),
+            DeviceRow(
+                name="cuda:0",
+                model="NVIDIA H200",
+                mode="idle",
+                is_used=True,
+                temperature_c=71.4,
+                busy_frac=0.98,
+                memory_used_bytes=31_000_000_000,
+                memory_bytes=141_000_000_000,
+            ),
+        ],
+        limits=[
+            LimitRow(key="limits.cpu_percent", words="processor", unit="percent",
+                     ceiling=100.0, used=9.0),
+            LimitRow(key="limits.ram_bytes_max", words="memory", unit="bytes",
+                     ceiling=8e9, used=7.5e9),
+            LimitRow(key="when.temperature_c_max", words="heat", unit="celsius",
+                     ceiling=70.0, used=71.4),
+            LimitRow(key="limits.up_bytes_per_s", words="sending", unit="bytes/s",
+                     ceiling=1e6, used=2.5e5),
+        ],
+        hours=["mon-fri 22:00-07:00", "sat sun"],
+        absent=["battery: there is none"],
+        trainer_log=["12:00:01  ready on cuda:0 after 4.1 s, micro-batch 32"],
+    )  # fmt: skip
     for field, value in changes.items():
         setattr(status, field, value)
     return status

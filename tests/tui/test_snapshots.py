@@ -10,6 +10,7 @@ import pytest
 from tests.tui import recordings
 from tests.tui.staged import Staged, settle
 from tui.app import ShoalApp
+from tui.frames import Frame
 from tui.sources import PlaybackSource
 
 RECORDING = Path(__file__).parents[2] / "docs" / "screenshots" / "run.recording"
@@ -63,6 +64,30 @@ def test_a_screen_looks_as_it_did(snap_compare, frame, keys, size):
         while app.frame is None:
             await pilot.pause()
         await pilot.press(*keys)
+        await pilot.pause()
+        await pilot.pause()
+
+    assert snap_compare(app, terminal_size=size, run_before=look)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["small", "large"])
+def test_this_node_looks_as_it_did(snap_compare, size):
+    because = "it runs on battery"
+    node = recordings.learner(
+        900,
+        guest=recordings.guest(is_held=True, is_parked=True, because=because),
+        state="paused",
+        sentence=f"Paused because {because}. The weights stay current.",
+        trainer="parked",
+        trainer_detail="its memory is free",
+        trainer_pid=None,
+        heard_s=0.2,
+    )
+    app = ShoalApp(Staged([Frame(at_s=recordings.START_S, statuses=(node,))]))
+
+    async def look(pilot):
+        await settle(pilot)
+        await pilot.press("4")
         await pilot.pause()
         await pilot.pause()
 

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
+from protocol.status import GuestStatus
 from tests.tui import recordings
 from tests.tui.screens import screen_lines, screen_text
 from tests.tui.staged import LARGE, SMALL, Staged, drive, settle
-from tui import once
+from tui import once, parts
 from tui.app import ShoalApp
 from tui.frames import Attached, Frame
 from tui.history import History, sample
@@ -344,3 +345,50 @@ def test_the_screen_imports_nothing_heavy():
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def node_scene(guest: GuestStatus, **changes: object) -> Scene:
+    node = recordings.learner(900, guest=guest, **changes)
+    return Scene(frame=Frame(at_s=recordings.START_S, statuses=(node,)), history=History())
+
+
+@pytest.mark.parametrize("width", [78, 120])
+def test_this_node_shows_devices_ceilings_with_what_is_taken_and_the_trainers_log(width):
+    made = this_node.render(node_scene(recordings.guest()), width, 40)
+    assert max(line.cell_len for line in made) <= width
+    text = "\n".join(line.plain for line in made)
+    for said in (
+        "  cpu     16 cores, 61 °C, 7 % busy, 9.00 GB of 64.0 GB",
+        "● cuda:0  NVIDIA H200, 71 °C, 98 % busy",
+        "when idle",
+        "memory          █████████░ 7.50 GB of 8.00 GB",
+        "heat            ██████████ 71 °C of 70 °C",
+        "sending         ██░░░░░░░░ 250 kB/s of 1.00 MB/s",
+        "not limited: processor 9 %",
+        "hours: mon-fri 22:00-07:00, sat sun",
+        "not told here: battery: there is none",
+        "ready on cuda:0 after 4.1 s",
+    ):
+        assert said in text, said
+
+
+def test_a_pause_says_why_in_the_header_and_in_the_view():
+    because = "it runs on battery"
+    now = node_scene(
+        recordings.guest(is_held=True, is_parked=True, because=because),
+        state="paused",
+        sentence=f"Paused because {because}. The weights stay current.",
+    )
+    header = "\n".join(line.plain for line in banner.render(now, 100))
+    assert "[PAUSED] Paused because it runs on battery." in header
+    assert parts.you(now).plain == "paused because it runs on battery"
+    assert judge(now).level == "PAUSED"
+    view = "\n".join(line.plain for line in this_node.render(now, 100, 30))
+    assert "why idle  Paused because it runs on battery. The weights stay current." in view
+
+
+def test_training_beside_somebody_says_so():
+    beside = recordings.guest(is_beside=True, because="somebody used it 12 s ago", duty_frac=0.25)
+    text = "\n".join(line.plain for line in this_node.render(node_scene(beside), 100, 30))
+    assert "The trainer works 25 % of the time." in text
+    assert "less, because somebody used it 12 s ago" in text

@@ -148,9 +148,12 @@ def test_the_demo_changes_values_and_keeps_comments():
     after = edited(before, SETTINGS)
     parsed, former = tomllib.loads(after), tomllib.loads(before)
     for name, value in SETTINGS.items():
-        section, key = name.split(".")
-        assert parsed[section][key] == value
-        former[section][key] = value
+        *path, key = name.split(".")
+        found, was = parsed, former
+        for section in path:
+            found, was = found[section], was[section]
+        assert found[key] == value
+        was[key] = value
     assert parsed == former
     assert [text.partition("#")[2] for text in after.splitlines()] == [
         text.partition("#")[2] for text in before.splitlines()

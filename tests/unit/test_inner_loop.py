@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 
@@ -7,11 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from node.trainer import alone, link
 from node.trainer.data import open_corpus
-from node.trainer.failures import TrainerFailure, failure_of
+from node.trainer.failures import StepAbandoned, TrainerFailure, failure_of
 from node.trainer.files import read_fragments
+from node.trainer.link_end import TrainerEnd
 from node.trainer.loop import (
     WARMUP_FLOOR_FRAC,
     BlockReader,
@@ -306,7 +309,7 @@ def test_text_longer_than_the_model_is_generated_up_to_its_positions(tmp_path, m
 def run_session(genesis, folder, *commands):
     """What a trainer says to commands that all wait from the start, until it ends or fails."""
     ours, theirs = socket.socketpair()
-    end = link.TrainerEnd(theirs)
+    end = TrainerEnd(theirs)
     for command in (configure(genesis, folder), *commands):
         ours.sendall(link.frame(command))
     try:
@@ -351,3 +354,50 @@ def test_a_copy_without_other_weights_has_those_in_training():
         copied = torch.cat([one.detach().flatten() for one in model.parameters()])
         assert torch.equal(copied, weights_of(loop))
         assert not model.training
+
+
+def test_an_abandoned_step_never_was():
+    def after(give_up_at):
+        torch.manual_seed(7)
+        loop = make_loop(micro_batch=1)
+        for module in loop.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda _, __, out: functional.dropout(out, 0.1))
+                break
+        called = []
+
+        def between(work_s):
+            called.append(work_s)
+            if len(called) == give_up_at:
+                raise StepAbandoned
+            return 0.0
+
+        losses = []
+        while len(losses) < 4:
+            with contextlib.suppress(StepAbandoned):
+                losses.append(loop.step(between).loss)
+        assert all(one >= 0.0 for one in called)
+        return losses, weights_of(loop), loop.reader.available, loop.tokens_total
+
+    calm, disturbed = after(None), after(5)
+    assert calm[0] == disturbed[0]
+    assert torch.equal(calm[1], disturbed[1])
+    assert calm[2:] == disturbed[2:]
+
+
+def test_rest_within_a_step_is_no_work():
+    loop = make_loop(micro_batch=1)
+    assert loop.step(lambda _: 100.0).work_s < 0.0  # 300 s of rest that took no time.
+
+
+def test_an_evaluation_may_be_cut_short():
+    loop = make_loop(micro_batch=1)
+    values = np.concatenate(initial_weights(GENESIS))
+
+    def between(_):
+        raise StepAbandoned
+
+    with pytest.raises(StepAbandoned):
+        loop.evaluate(
+            Repeating().sequences(1), layout=layout_of(GENESIS), values=values, between=between
+        )

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from node.jobs import FetchState, FindSeat, StartTrainer
-from node.learner import REFUSED_EXIT
-from node.linking import BACK_OFF_S, Link
+from node.learner import BACK_OFF_S, REFUSED_EXIT
+from node.linking import Link
 from protocol import wire
 from protocol.machine import Connect, Failed, JobDone, PeerDown, PeerUp, StopAsked
 from protocol.messages import (

@@ -143,7 +143,7 @@ def test_other_values_are_written_where_asked():
         ("quorum = 1 ", "quorm = 1 ", "rounds.quorm is not a known key; did you mean quorum?"),
         ("[outer]", "[outre]", "outre is not a known key; did you mean outer?"),
         (
-            "momentum = 0.0",
+            "momentum = 0.7",
             "momentum = 1.0",
             "outer.momentum must be a number of at least 0 and below 1",
         ),
@@ -215,7 +215,7 @@ def test_a_missing_section_is_named_and_admission_may_be_left_out():
     ("changes", "words"),
     [
         ({"training.optimizer": "muon"}, "only with the optimizer adamw: muon keeps nothing"),
-        ({"training.beta2": 0.5}, "only where beta1 x beta1 < beta2 < 1"),
+        ({"training.beta2": 0.4}, "only where beta1 x beta1 < beta2 < 1"),
     ],
 )
 def test_optimizer_state_of_others_is_refused_where_nobody_could_judge_it(changes, words):

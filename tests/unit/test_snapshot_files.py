@@ -90,7 +90,7 @@ def test_every_damage_of_a_sealed_file_is_found(tmp_path):
             files.open_sealed(path, Told)
     for size in range(len(sound)):
         path.write_bytes(sound[:size])
-        with pytest.raises(CorruptState, match="half written|another beginning"):
+        with pytest.raises(CorruptState, match=r"half written|another beginning"):
             files.open_sealed(path, Told)
 
 

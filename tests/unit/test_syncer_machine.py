@@ -26,7 +26,7 @@ from protocol.records import BlocksLeased, CheckpointMarked, FragmentMerged, Rec
 from protocol.signing import seal
 from protocol.state import SwarmState
 from protocol.trace import PeerMisbehaved, SessionClosed, SessionRefused
-from syncer_node.jobs import Adopt, FetchPush, Forget, InitialiseWeights, Merge, PushRefused
+from syncer_node.jobs import Adopt, FetchPush, InitialiseWeights, Merge, PushRefused
 from syncer_node.leasing import BLOCKS_HELD_MAX
 from syncer_node.raft.jobs import Append, Appended
 from syncer_node.seat import Phase
@@ -398,17 +398,6 @@ def test_a_payload_that_cannot_be_fetched_is_abandoned_not_blamed():
     settled = bench.last(ONE.key, Settled)
     assert (settled.outcome, settled.reason) == ("abandoned", "unreachable")
     assert bench.machine.faults == {}
-
-
-def test_a_payload_that_comes_after_its_round_is_let_go():
-    bench, pulls = in_round(project(rounds(quorum=1)))
-    bench.hold = {FetchPush}
-    bench.push(ONE, pulls[ONE.key])
-    bench.hold = set()
-    bench.push(TWO, pulls[TWO.key])
-    assert bench.last(ONE.key, Settled).outcome == "late"
-    effects = bench.done(FetchPush, bench.answer(FetchPush(ONE.key, 1, push_header())))
-    assert [forget.pushes for forget in actions(effects, Forget)] == [((ONE.key, 1, 1),)]
 
 
 def test_a_learner_that_leaves_mid_round_is_not_waited_for():

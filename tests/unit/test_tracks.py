@@ -4,7 +4,7 @@ import pytest
 
 from node.tracks import NONE, FragmentTrack, OpenPush
 from protocol.messages import Pull
-from tests.builders import merged
+from tests.builders import merged, sealed_push
 
 PULL = Pull(1, 0, 1)
 
@@ -68,3 +68,24 @@ def test_a_lost_trainer_takes_unmerged_steps_and_open_push_with_it(track):
     assert (track.standing, track.delivering, track.held) == (NONE, NONE, 1)
     assert track.must_assign
     assert (track.marked_step, track.handed_step, track.steps(20)) == (0, 0, 0)
+
+
+def test_what_is_overwritten_is_discarded_but_for_a_push_whose_fate_is_open(track):
+    track.push = OpenPush(5, PULL, local_step=15, message=sealed_push())
+    track.overwrite(20)
+    assert track.discarded_steps == 5
+    assert track.push.overwritten_steps == 7
+    track.push = None
+    track.marked_step = 20
+    track.overwrite(23)
+    assert track.discarded_steps == 8
+
+
+def test_a_version_is_delivered_again_if_our_push_in_it_was_not_known_of(track):
+    track.merged_sequence, track.merged_version = 4, 2
+    assert not track.needs_delivery, "what it stands on lacks the push"
+    track.held = track.standing = 2
+    assert track.needs_delivery
+    assert not track.is_current
+    track.merged_sequence = None
+    assert not track.needs_delivery

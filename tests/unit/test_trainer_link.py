@@ -7,15 +7,16 @@ import socket
 import numpy as np
 import pytest
 
-from node.parts import LoopState
 from node.trainer import link
 from node.trainer.failures import TrainerFailure, failure_of
+from node.trainer.link_end import TrainerEnd
 from node.trainer.slots import Slot
 from protocol.errors import InternalError, UserError
 
-LOOP = LoopState(8, 1024, ((3, 5, 2), (9, 10, 0)), 3, 2, False, b"rng", b"", "cpu")
+LOOP_STATE = link.LoopState(5, 640, 0.25, True, ((3, 5, 2),), 2, 6, b"random", b"device")
+
 COMMANDS = [
-    link.Configure(b"genesis", b"inner", "/cache", 2, 4, 0.5, 3, "cpu", 10),
+    link.Configure(b"genesis", b"inner", "/cache", 2, 4, 0.5, 3, "cpu", 10, "/text", 0.5, 1 << 30),
     link.OfferSlot(1, 128),
     link.DropSlot(1),
     link.Assign(7, 0, 1, 128, bytes(32)),
@@ -24,7 +25,9 @@ COMMANDS = [
     link.CaptureMoments(4, 2, 1, 1000),
     link.InstallMoments(5, 2, 1, 1000),
     link.CutPart(6, 1, 3000),
-    link.RestorePart(7, 1, 3000, LOOP),
+    link.RestorePart(7, 1, 3000, LOOP_STATE),
+    link.Park(6),
+    link.Restore(7, LOOP_STATE),
     link.Blocks(((3, 5), (9, 10)), 2),
     link.DropBlocks(),
     link.SetProgress(0.25),
@@ -41,7 +44,8 @@ EVENTS = [
     link.Ready(bytes(32), "cpu", 5, 4, bytes(32), True, 100, 10, 3, {"data": 0.5}),
     link.Stepped(1, 128, 5.5, 0.2, 0.1, 3, 4, 1e-3),
     link.Done(7, 1, 128, 0.1, bytes(32)),
-    link.PartCut(6, LOOP),
+    link.PartCut(6, LOOP_STATE),
+    link.Parked(6, LOOP_STATE),
     link.Evaluated(10, 5.0, 64, 0.1),
     link.Generated(11, "main"),
     link.Starved(1),
@@ -52,7 +56,7 @@ EVENTS = [
 @pytest.fixture
 def ends():
     ours, theirs = socket.socketpair()
-    end = link.TrainerEnd(theirs)
+    end = TrainerEnd(theirs)
     yield ours, end
     end.close()
     ours.close()

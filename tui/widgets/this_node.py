@@ -9,6 +9,7 @@ from tui import lines, parts, rows, words
 from tui.frames import label_of
 from tui.lines import Pair
 from tui.scene import Scene
+from tui.widgets import machine
 
 TWO_COLUMNS = 110
 EVENTS_SHOWN_MIN = 6
@@ -30,20 +31,36 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
         half = (width - 1) // 2
         left = _box("work", _work(scene, node), half, scene)
         left += _box("trainer", _trainer(node), half, scene)
-        right = _box("syncer and weights", _weights(node), width - half - 1, scene)
-        right += _box("wire", _wire(node), width - half - 1, scene)
+        left += _box("syncer and weights", _weights(node), half, scene)
+        rest = width - half - 1
+        right = _machine(scene, node, rest)
+        right += _box("wire", _wire(node), rest, scene)
         body = lines.beside(left, right, half)
     else:
-        every = _work(scene, node) + _trainer(node) + _weights(node) + _wire(node)
-        body = _box(words.clean(label_of(node), 40), every, width, scene)
+        body = _box(words.clean(label_of(node), 40), _work(scene, node), width, scene)
+        body += _machine(scene, node, width)
+        body += _box("trainer", _trainer(node) + _weights(node) + _wire(node), width, scene)
     notices = [
         part
         for notice in node.notices
         for part in lines.wrap(Text(f"note: {words.clean(notice, 500)}", style=paint.warn), width)
     ]
+    if node.guest is not None and (node.guest.trainer_log or width >= TWO_COLUMNS):
+        said = machine.log(node.guest, width - 4, scene.paint)
+        body += lines.panel("the trainer's log", said, width, scene.paint)
     room = max(height - len(notices) - len(body) - 2, EVENTS_SHOWN_MIN)
     made = notices + body + _events(scene, node, width, room)
     return parts.aged(scene, node, width, made)
+
+
+def _machine(scene: Scene, node: NodeStatus, width: int) -> list[Text]:
+    """Devices, and ceilings with what is taken."""
+    if node.guest is None:
+        return []
+    told = machine.devices(node.guest, width - 4, scene.paint)
+    held = machine.limits(node.guest, width - 4, scene.paint)
+    made = lines.panel("this machine", told, width, scene.paint)
+    return made + lines.panel("limits", held, width, scene.paint) if held else made
 
 
 def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:

@@ -1,0 +1,242 @@
+"""Seconds from `shoal join` to the first merge that has the joiner in it. Needs root.
+
+    python benchmarks/joining_lab.py [--sizes 10,100,500] [--mbps 100] [--rtt-ms 50] [--times 3]
+
+A syncer and three learners train a Llama, each process in a network of its own (tests/netlab): each
+learner's line to the joiner carries so many Mbit/s and takes half the round trip. The sizes are
+megabytes that a joiner fetches: weights and momentum, 8 bytes a parameter. Each time a learner with
+a fresh key starts. Told are the seconds from its start to its first verified byte, of the download,
+from there to its first local step, and from there until a merge has it in; and as a share what the
+three lines would need for the bytes over what the download took.
+
+All train on the same few cores, so that what comes after the download is slower than it is where
+every learner has its own machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from shoal import projects  # noqa: E402
+from shoal.project_text import create_text  # noqa: E402
+from tests.net.lab_daemons import Daemons  # noqa: E402
+from tests.netlab import Lab, Link, missing  # noqa: E402
+from tests.tiny_project import write_text  # noqa: E402
+
+SYNCER, JOINER = "syncer", "joiner"
+DONORS = ("ada", "bob", "cyd")
+LOOK_S = 0.02
+PATIENCE_S = 240.0
+DUTY = "0.2"
+"""Of everybody: four trainers share this machine."""
+
+BYTES_PER_PARAMETER = 8
+VOCABULARY = 257
+SETTINGS: dict[str, Any] = {
+    "model.fragments": 8,
+    "model.config.num_attention_heads": 4,
+    "model.config.num_key_value_heads": 4,
+    "model.config.max_position_embeddings": 32,
+    "data.source": "file",
+    "data.sequence_tokens": 32,
+    "data.block_sequences": 64,
+    "data.heldout_frac": 0.2,
+    "training.batch_sequences": 1,
+    "rounds.local_steps": 8,
+    "rounds.overlap_steps": 1,
+    "rounds.pull_timeout_s": 60.0,
+    "limits.evaluate_every": 100_000,
+    "limits.heldout_sequences": 4,
+    "limits.tokens": 10**10,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One joiner's way in; seconds."""
+
+    megabytes: float
+    start_s: float
+    download_s: float
+    first_step_s: float
+    first_merge_s: float
+    of_lines: float
+    sources: int
+
+    @property
+    def whole_s(self) -> float:
+        return self.start_s + self.download_s + self.first_step_s + self.first_merge_s
+
+
+def model_of(megabytes: int) -> dict[str, Any]:
+    """Settings of a Llama whose weights and momentum are about so many megabytes."""
+    wanted = megabytes * 1e6 / BYTES_PER_PARAMETER
+    hidden = min((128, 256, 512, 1024), key=lambda width: abs(wanted - 4 * 12 * width**2))
+    middle = 11 * hidden // 4
+    layer = 4 * hidden**2 + 3 * hidden * middle
+    layers = max(1, round((wanted - VOCABULARY * hidden) / layer))
+    return {
+        "model.config.hidden_size": hidden,
+        "model.config.intermediate_size": middle,
+        "model.config.num_hidden_layers": layers,
+    }
+
+
+class Bench:
+    """A swarm that trains a model of one size."""
+
+    def __init__(self, lab: Lab, folder: Path, megabytes: int) -> None:
+        self.daemons = Daemons(lab, folder)
+        self.folder = folder
+        self.megabytes = megabytes
+        self.link = ""
+
+    def until(self, what: str, look: Callable[[], Any]) -> Any:
+        """What `look` finds; RuntimeError after long waiting."""
+        ends_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < ends_s:
+            self.daemons.check()
+            if found := look():
+                return found
+            time.sleep(LOOK_S)
+        self.daemons.print_ends()
+        raise RuntimeError(f"waited {PATIENCE_S:g} s in vain for {what}")
+
+    def open(self) -> None:
+        """The syncer, and three learners of which each is in merges."""
+        path = self.folder / "joining.toml"
+        changes = {
+            **SETTINGS,
+            **model_of(self.megabytes),
+            "data.location": str(self.folder / "text.txt"),
+        }
+        path.write_text(create_text("joining", changes=changes))
+        projects.sign(path, self.daemons.home, instance=SYNCER)
+        self.daemons.run_syncer(SYNCER, path)
+        ready = self.until(
+            "a syncer with weights",
+            lambda: (s := self.daemons.syncer(SYNCER)) and s.phase == "training" and s,
+        )
+        self.link = ready.join_link
+        for name in DONORS:
+            self.join(name, name)
+
+        def all_merge() -> bool:
+            found = self.daemons.merges(SYNCER)
+            return len(found) == len(DONORS) and all(found.values())
+
+        self.until("three learners in merges", all_merge)
+
+    def join(self, node: str, instance: str) -> None:
+        self.daemons.start(
+            node,
+            *("join", self.link, "--name", instance, "--instance", instance),
+            *("--listen", self.daemons.lab.address(node), "--threads", "1", "--device", "cpu"),
+            *("--no-evaluate", "--duty", DUTY, "--donate-mbps", "10000"),
+        )
+
+    def measure(self, number: int, mbps: float) -> Joined:
+        name = f"{JOINER}{number}"
+
+        def node() -> Any:
+            return self.daemons.learner(name)
+
+        began_s = time.monotonic()
+        self.join(JOINER, name)
+        download = self.until(
+            "the download", lambda: (s := node()) and s.download and s.download.done_bytes and s
+        ).download
+        first_byte_s = time.monotonic()
+        total_bytes = download.total_bytes
+        missing_bytes = total_bytes - download.done_bytes
+        fetched = self.until(
+            "all weights", lambda: (s := node()) and s.weights_held == len(s.versions) > 0 and s
+        )
+        fetched_s = time.monotonic()
+        self.until("the first local step", lambda: (s := node()) and s.local_step > 0)
+        stepped_s = time.monotonic()
+        self.until("the first merge", lambda: self.daemons.merges(SYNCER).get(name))
+        merged_s = time.monotonic()
+        self.daemons.kill(JOINER)
+        lines_s = missing_bytes / (len(DONORS) * mbps * 1e6 / 8)
+        return Joined(
+            megabytes=total_bytes / 1e6,
+            start_s=first_byte_s - began_s,
+            download_s=fetched_s - first_byte_s,
+            first_step_s=stepped_s - fetched_s,
+            first_merge_s=merged_s - stepped_s,
+            of_lines=lines_s / (fetched_s - first_byte_s),
+            sources=len(fetched.weights_sources),
+        )
+
+
+def run(megabytes: int, chosen: argparse.Namespace) -> list[Joined]:
+    latency_s = chosen.rtt_ms / 2e3
+    line = Link(latency_s=latency_s, rate_bytes_per_s=chosen.mbps * 1e6 / 8)
+    found = []
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-bench-") as place,
+        Lab((SYNCER, JOINER, *DONORS), link=Link(latency_s=latency_s), seed=1) as lab,
+    ):
+        folder = Path(place)
+        write_text(folder / "text.txt", chars=60_000)
+        bench = Bench(lab, folder, megabytes)
+        bench.open()
+        for name in DONORS:
+            lab.shape_one_way(name, JOINER, line)
+        for number in range(chosen.times):
+            one = bench.measure(number, chosen.mbps)
+            found.append(one)
+            print(
+                f"{number} {one.megabytes:.0f} MB: {one.whole_s:.1f} s to the first merge: "
+                f"{one.start_s:.1f} to the first byte, {one.download_s:.1f} of download "
+                f"({one.of_lines:.2f} of the lines, {one.sources} sources), "
+                f"{one.first_step_s:.1f} to the first step, {one.first_merge_s:.1f} to the merge",
+                flush=True,
+            )
+    return found
+
+
+def main() -> int:
+    """Prints the medians of each size and writes everything as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--sizes", type=lambda text: [int(one) for one in text.split(",")], default=[10, 100, 500]
+    )
+    parser.add_argument("--mbps", type=float, default=100.0, help="of each learner's line")
+    parser.add_argument("--rtt-ms", type=float, default=50.0)
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    if (lacking := missing()) is not None:
+        print(lacking)
+        return 1
+    rows = []
+    for size in chosen.sizes:
+        found = run(size, chosen)
+        rows += [{**asdict(one), "whole_s": one.whole_s} for one in found]
+        print(
+            f"{size} MB, {len(DONORS)} donors, {chosen.mbps:g} Mbit/s and {chosen.rtt_ms:g} ms: "
+            f"median {statistics.median(one.whole_s for one in found):.1f} s to the first merge, "
+            f"download at {statistics.median(one.of_lines for one in found):.2f} of the lines",
+            flush=True,
+        )
+    if chosen.out:
+        chosen.out.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

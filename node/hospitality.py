@@ -1,0 +1,75 @@
+"""What the owner of this machine allows, carried out on a running learner."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from node.host.transport import Transport
+from node.jobs import Governed, MemoryShort
+from node.politeness.budget import Allowance
+from node.politeness.guest import Guest
+from node.politeness.politeness import Decision, TrainerFacts
+from protocol.machine import Note
+
+if TYPE_CHECKING:
+    from node.daemon import NodeDaemon
+
+
+def guest_of(daemon: NodeDaemon) -> Guest:
+    """The part of the daemon that looks after this machine; its machine must exist."""
+    options, traffic = daemon.options, daemon.transport.traffic
+    return Guest(
+        load=options.settings,
+        trainer=lambda: trainer_facts(daemon),
+        obey=lambda decision: obey(daemon, decision),
+        notice=daemon.notice,
+        traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
+        folders=options.home.kept_by_learners(),
+    )
+
+
+def trainer_facts(daemon: NodeDaemon) -> TrainerFacts:
+    """What politeness has to know of the trainer."""
+    ready, tending = daemon.trainer.ready, daemon.machine.tending
+    return TrainerFacts(
+        device=tending.device,
+        pid=daemon.trainer.pid,
+        micro_batch=ready.micro_batch if ready else None,
+        is_stepping=tending.state == "training",
+    )
+
+
+def obey(daemon: NodeDaemon, decision: Decision) -> None:
+    """Hold or release the inner loop, and set how much it may take."""
+    ruling = decision.ruling
+    because = ruling.because if ruling.is_paused else ""
+    if because != daemon.machine.tending.held_because:
+        daemon.driver.take(Note(Governed(because)))
+    if decision.wants_smaller:
+        daemon.driver.take(Note(MemoryShort(decision.wants_smaller)))
+    daemon.trainer.set_duty(decision.duty_frac)
+    _shape(daemon.transport, decision.allowed)
+
+
+def _shape(transport: Transport, allowed: Allowance) -> None:
+    """Keep everything that is sent and received to what is allowed."""
+    shaper, traffic, now_s = transport.shaper, transport.traffic, asyncio.get_running_loop().time()
+    shaper.limit(allowed.up_bytes_per_s, allowed.down_bytes_per_s)
+    shaper.up.book(traffic.up_bytes, now_s)
+    shaper.down.book(traffic.down_bytes, now_s)
+
+
+def parking_room(daemon: NodeDaemon) -> int | None:
+    """Bytes of files that a parked trainer may take; None for whatever the disk has."""
+    ceiling = daemon.guest.settings.limits.disk_bytes_max
+    return None if ceiling is None else max(0, ceiling - daemon.guest.disk_bytes)
+
+
+def trainer_room(guest: Guest) -> int | None:
+    """Bytes of memory that a new trainer may hold beside this process; None for no limit."""
+    ceiling = guest.settings.limits.ram_bytes_max
+    if ceiling is None:
+        return None
+    taken = guest.look.own.memory_bytes if guest.look else 0
+    return max(0, ceiling - taken)

@@ -1,0 +1,73 @@
+"""What Shoal's own processes take: the daemon, its trainer, its network engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+
+TREE_EVERY_S: Final = 10.0
+"""Finding children means looking at every process of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """So much at one moment."""
+
+    cpu_s: float
+    """Processor seconds since the first look; never less than before."""
+    trainer_cpu_s: float
+    """The trainers' part of it."""
+    memory_bytes: int
+    """Resident, with what the processes share counted once."""
+
+
+class OwnProcesses:
+    """Adds up over processes that come and go."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._self = psutil.Process()
+        self._tree: list[psutil.Process] = []
+        self._tree_s = -1e9
+        self._trainer_pid: int | None = None
+        self._seen_s: dict[tuple[int, float], float] = {}
+        self._cpu_s = self._trainer_cpu_s = 0.0
+
+    def look(self, trainer_pid: int | None) -> Own:
+        """What all of them took; trainer_pid: which of them trains now, if any."""
+        now_s = self._clock()
+        is_due = now_s - self._tree_s >= TREE_EVERY_S
+        if is_due or trainer_pid != self._trainer_pid:
+            self._tree = [self._self, *self._self.children(recursive=True)]
+            self._tree_s, self._trainer_pid = now_s, trainer_pid
+        memory_bytes = 0
+        for process in self._tree:
+            try:
+                with process.oneshot():
+                    key = (process.pid, process.create_time())
+                    times = process.cpu_times()
+                    memory_bytes += _resident(process)
+            except psutil.Error:
+                continue  # It ended; the next look at the tree is without it.
+            # What a process took before it was first seen counts from then on only.
+            used_s = times.user + times.system
+            spent_s = used_s - self._seen_s.get(key, used_s)
+            self._seen_s[key] = used_s
+            self._cpu_s += spent_s
+            if process.pid == trainer_pid:
+                self._trainer_cpu_s += spent_s
+        living = {process.pid for process in self._tree}
+        self._seen_s = {key: used for key, used in self._seen_s.items() if key[0] in living}
+        return Own(cpu_s=self._cpu_s, trainer_cpu_s=self._trainer_cpu_s, memory_bytes=memory_bytes)
+
+
+def _resident(process: psutil.Process) -> int:
+    """Bytes of a process; pages shared between processes count in parts, where the system tells."""
+    try:
+        return int(process.memory_full_info().pss)
+    except (psutil.AccessDenied, AttributeError):
+        return int(process.memory_info().rss)

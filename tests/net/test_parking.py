@@ -1,0 +1,296 @@
+"""Parking: real trainer processes, put into files and woken again, against one left in peace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psutil
+import pytest
+import uvloop
+
+from node.bank import FragmentBank
+from node.host.shelf import Shelf
+from node.jobs import (
+    Capture,
+    Captured,
+    Deliver,
+    Delivered,
+    Evaluate,
+    Feed,
+    StartTrainer,
+    Starved,
+    Stepped,
+    TrainerLost,
+    TrainerParked,
+    TrainerReady,
+    WakeTrainer,
+)
+from node.parking import Gate
+from node.parking_jobs import park, wake
+from node.trainer import link
+from node.trainer.model import initial_weights, layout_of
+from node.trainer_port import TrainerPort, TrainerSettings
+from protocol.machine import Failed
+from protocol.numerics.version import state_manifests
+from protocol.project import encode
+from protocol.records import Span
+from tests.builders import project
+from tests.tiny_project import INNER, tiny_genesis
+
+pytestmark = pytest.mark.net
+
+WAIT_S = 60.0
+BLOCKS = 40
+
+
+class Bench:
+    """A learner's trainer port, with weights, and everything that it noted."""
+
+    def __init__(self, genesis, folder, pool, *, blocks=BLOCKS, micro_batch=2):
+        self.genesis, self.folder, self.micro_batch = genesis, folder, micro_batch
+        self.notes = []
+        self.changed = asyncio.Event()
+        self.bank = FragmentBank(layout_of(genesis), Shelf(clock=lambda: 0.0))
+        self.bank.charter = project().charter
+        for fragment, theta in enumerate(initial_weights(genesis)):
+            momentum = np.zeros_like(theta)
+            state = state_manifests(theta, momentum).digests
+            self.bank.install(fragment, 0, state, theta, momentum)
+        self.port = TrainerPort(
+            settings=TrainerSettings(
+                genesis=encode(genesis),
+                data_cache=folder / "cache",
+                data_location=genesis.data.location,
+                log_path=folder / "trainer.log",
+                threads=1,
+                duty_frac=1.0,
+                device="cpu",
+                salt=0,
+            ),
+            bank=self.bank,
+            pool=pool,
+            note=self.note,
+            notice=self.notes.append,
+        )
+        self.blocks = blocks
+
+    def note(self, value):
+        self.notes.append(value)
+        self.changed.set()
+
+    async def until(self, is_so):
+        async with asyncio.timeout(WAIT_S):
+            while not is_so():
+                self.changed.clear()
+                await self.changed.wait()
+
+    @property
+    def steps(self):
+        return [note.local_step for note in self.notes if isinstance(note, Stepped)]
+
+    @property
+    def losses(self):
+        return [note.loss for note in self.notes if isinstance(note, Stepped)]
+
+    async def deliver(self, fragment):
+        job = Deliver(fragment, 0, is_assign=True, merged_sequence=None)
+        return await self.port.deliver(job)
+
+    async def begin(self):
+        assert isinstance(
+            await self.port.start(StartTrainer(self.micro_batch), INNER), TrainerReady
+        )
+        for fragment in range(self.genesis.fragments):
+            assert isinstance(await self.deliver(fragment), Delivered)
+        self.port.feed(Feed((Span(0, self.blocks, 0),)))
+        self.port.begin()
+
+    async def park(self, bytes_max=None):
+        return await park(self.port, self.folder / "parked", bytes_max)
+
+    async def wake(self):
+        result = await wake(self.port, WakeTrainer(None), INNER)
+        if isinstance(result, TrainerReady):
+            self.port.begin()
+        return result
+
+    async def weights(self):
+        """Every fragment, at the next boundary, by a push's way."""
+        found = []
+        for fragment, cut in enumerate(self.bank.layout.fragments):
+            slot = self.port.live().slot(cut.numel)
+            number = fragment
+
+            def ask(job, number=number, slot=slot):
+                return link.Snapshot(job, number, slot.identity, slot.numel)
+
+            await self.port.ask(ask)
+            found.append(slot.values.copy())
+        return np.concatenate(found)
+
+
+@contextlib.asynccontextmanager
+async def bench(genesis, folder, **options):
+    with ThreadPoolExecutor(2) as pool:
+        one = Bench(genesis, folder, pool, **options)
+        try:
+            yield one
+        finally:
+            await one.port.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("parking")
+
+
+@pytest.fixture(scope="module")
+def genesis(folder):
+    return tiny_genesis(folder)
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_trainer_parked_again_and_again_goes_on_bit_for_bit(genesis, folder):
+    async def train(pauses):
+        async with bench(genesis, folder) as one:
+            await one.begin()
+            for after in pauses:
+                await one.until(lambda after=after: len(one.steps) >= after)
+                pid = one.port.pid
+                assert isinstance(await one.park(), TrainerParked)
+                assert one.port.pid is None
+                assert not psutil.pid_exists(pid)
+                assert isinstance(await one.wake(), TrainerReady)
+            await one.until(lambda: Starved() in one.notes)
+            assert not any(isinstance(note, TrainerLost) for note in one.notes)
+            return one.steps, one.losses, await one.weights()
+
+    calm = uvloop.run(train([]))
+    before = open_files()
+    disturbed = uvloop.run(train([3, 11, 30]))
+    assert open_files() == before
+    assert calm[0] == disturbed[0] == list(range(1, BLOCKS * 6 // 4 + 1))
+    assert calm[1] == disturbed[1]
+    np.testing.assert_array_equal(calm[2], disturbed[2])
+
+
+def test_deliveries_captures_and_blocks_reach_a_parked_trainer(genesis, folder):
+    async def run():
+        async with bench(genesis, folder, blocks=4) as one:
+            await one.begin()
+            await one.until(lambda: Starved() in one.notes)
+            trained = await one.weights()
+            assert isinstance(await one.park(), TrainerParked)
+            captured = await one.port.capture(Capture(1, 7))
+            assert isinstance(captured, Captured)
+            assert (captured.local_step, captured.tokens) == (6, 6 * 4 * 32)
+            assert captured.payload_bytes > 0
+            delivered = await one.deliver(2)
+            assert (delivered.version, delivered.local_step) == (0, 6)
+            one.port.feed(Feed((Span(10, 12, 0),)))
+            one.port.set_progress(0.25)
+            evaluated = await asyncio.gather(
+                one.port.evaluate(Evaluate(0, 4)), return_exceptions=True
+            )
+            assert isinstance(evaluated[0], Exception)
+            assert isinstance(await wake(one.port, WakeTrainer(None), INNER), TrainerReady)
+            woken = await one.weights()
+            sizes = np.cumsum([0, *(cut.numel for cut in one.bank.layout.fragments)])
+            np.testing.assert_array_equal(woken[: sizes[2]], trained[: sizes[2]])
+            np.testing.assert_array_equal(woken[sizes[2] :], one.bank.theta(2))
+            one.notes.clear()
+            one.port.begin()
+            await one.until(lambda: Starved() in one.notes)
+            assert one.steps == [7, 8, 9]
+
+    uvloop.run(run())
+
+
+def test_where_there_is_no_room_it_holds_and_goes_on(genesis, folder):
+    async def run():
+        async with bench(genesis, folder) as one:
+            await one.begin()
+            await one.until(lambda: len(one.steps) >= 2)
+            refused = await one.park(bytes_max=1000)
+            assert isinstance(refused, Failed)
+            assert "limits.disk_bytes_max" in refused.reason
+            assert one.port.pid is not None
+            at = len(one.steps)
+            one.port.hold(is_held=False)
+            await one.until(lambda: len(one.steps) > at + 1)
+
+    uvloop.run(run())
+
+
+def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(genesis, folder):
+    async def run():
+        async with bench(genesis, folder) as one:
+            await one.begin()
+            await one.until(lambda: len(one.steps) >= 2)
+            assert isinstance(await one.park(), TrainerParked)
+            waking = asyncio.ensure_future(one.wake())
+            await asyncio.sleep(0.05)
+            psutil.Process(one.port.pid).kill()
+            assert isinstance(await waking, Failed)
+            assert one.port.parked is not None
+            at = one.steps[-1]
+            assert isinstance(await one.wake(), TrainerReady)
+            await one.until(lambda: Starved() in one.notes)
+            assert one.steps[-1] == BLOCKS * 6 // 4 > at
+            assert not any(isinstance(note, TrainerLost) for note in one.notes)
+
+    uvloop.run(run())
+
+
+def test_a_trainer_that_dies_while_it_parks_is_told_as_lost(genesis, folder):
+    async def run():
+        async with bench(genesis, folder) as one:
+            await one.begin()
+            await one.until(lambda: len(one.steps) >= 2)
+            psutil.Process(one.port.pid).suspend()
+            parking = asyncio.ensure_future(one.park())
+            await asyncio.sleep(0.1)
+            psutil.Process(one.port.pid).kill()
+            result = await parking
+            assert isinstance(result, Failed)
+            assert one.port.parked is None
+            assert [note for note in one.notes if isinstance(note, TrainerLost)]
+
+    uvloop.run(run())
+
+
+def test_a_gate_closes_once_everybody_is_out():
+    async def run():
+        gate, order, draw = Gate(), [], random.Random(3)
+
+        async def guest(name):
+            async with gate.passing():
+                order.append(("in", name))
+                await asyncio.sleep(draw.random() / 100)
+                order.append(("out", name))
+
+        async def keeper(name):
+            async with gate.closed():
+                order.append(("closed", name))
+                await asyncio.sleep(0.01)
+                order.append(("open", name))
+
+        works = [guest(at) for at in range(20)] + [keeper(100), keeper(101)]
+        await asyncio.gather(*works, *(guest(at) for at in range(20, 30)))
+        inside = 0
+        for at, (what, _) in enumerate(order):
+            inside += {"in": 1, "out": -1}.get(what, 0)
+            if what == "closed":
+                assert inside == 0
+                assert order[at + 1][0] == "open"
+        assert len(order) == 2 * 32
+
+    asyncio.run(run())

@@ -1,0 +1,129 @@
+"""The owner's settings: who wins, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.politeness.settings import Settings
+from protocol.errors import UserError
+from shoal import local_settings
+from shoal.local_settings import as_text, keys, load, read_text
+from shoal.project_schema import Place
+
+GIB = 2**30
+HERE = Place("here")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "settings.toml"
+
+
+def test_without_a_file_everything_is_as_it_comes(file):
+    found = load(file, environ={})
+    assert found.values == Settings()
+    assert found.value("limits.cpu_percent") == 100.0
+    assert str(found.source("limits.cpu_percent")) == "default"
+
+
+def test_the_nearer_word_wins_and_is_remembered(file):
+    file.write_text("[limits]\ncpu_percent = 30\nram_bytes_max = '8 GiB'\nnice = 5\n")
+    environ = {"SHOAL_LIMITS_CPU_PERCENT": "40%", "SHOAL_LIMITS_NICE": "7"}
+    proposed = {"learner.micro_batch": 4, "learner.threads": 2, "limits.cpu_percent": 100}
+    flags = {"limits.nice": 9, "learner.threads": None}
+    found = load(file, environ=environ, flags=flags, proposed=proposed)
+    assert found.values.limits.cpu_percent == 40.0
+    assert found.values.limits.ram_bytes_max == 8 * GIB
+    assert found.values.limits.nice == 9
+    assert found.values.learner.threads == 2
+    assert str(found.source("limits.cpu_percent")) == "environment SHOAL_LIMITS_CPU_PERCENT"
+    assert str(found.source("limits.ram_bytes_max")) == f"file {file}"
+    assert [found.source(one).origin for one in ("limits.nice", "learner.micro_batch")] == [
+        "flag",
+        "project",
+    ]
+
+
+def test_a_project_proposes_no_politeness(file):
+    found = load(file, environ={}, proposed={"limits.cpu_percent": 10, "when.mode": "always"})
+    assert found.values == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[limits]\ncpu_percent = 0\n", "limits.cpu_percent must be a number above 0 and at most"),
+        ("[limits]\ncpu_percents = 5\n", "Did you mean limits.cpu_percent"),
+        ("[limit]\ncpu_percent = 5\n", "Did you mean limits.cpu_percent"),
+        ("[limits]\nram_bytes_max = 'much'\n", "such as '8 GiB', not \"much\""),
+        ("[limits]\nup_bytes_per_s = 10\n", "of at least 16384"),
+        ("[when]\nmode = 'sometimes'\n", 'one of "always", "idle", "never", not "sometimes"'),
+        ("[when]\nhours = ['at night']\n", "when.hours cannot be read: 'at night' says no hours"),
+        ("[when]\nhours = 'sat'\n", "a list of texts"),
+        ("[when.devices]\n'cuda:x' = 'idle'\n", 'knows no device "cuda:x"'),
+        ("[when.devices]\n'cuda:0' = 'off'\n", "a table with values out of"),
+        ("limits = 3\n", "must be a table, written as [limits]"),
+        ("[limits\n", "are no TOML"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_file_and_key(file, text, says):
+    file.write_text(text)
+    with pytest.raises(UserError) as refusal:
+        load(file, environ={})
+    assert says in str(refusal.value)
+    assert str(file) in str(refusal.value)
+
+
+def test_variables_of_a_section_must_be_known(file):
+    with pytest.raises(UserError, match="Did you mean SHOAL_LIMITS_CPU_PERCENT"):
+        load(file, environ={"SHOAL_LIMITS_CPU_PERCENTS": "5"})
+    assert load(file, environ={"SHOAL_HOME": "/x", "SHOAL_LIMITSX": "5"}).values == Settings()
+    with pytest.raises(UserError, match="SHOAL_WHEN_MODE: must be one of"):
+        load(file, environ={"SHOAL_WHEN_MODE": "often"})
+
+
+def test_lists_and_tables_come_from_one_word(file):
+    environ = {
+        "SHOAL_WHEN_HOURS": "mon-fri 22:00-07:00; sat sun",
+        "SHOAL_WHEN_DEVICES": "cuda:0=idle; cpu=never",
+        "SHOAL_WHEN_BUSY_PROGRAMS": "",
+    }
+    when = load(file, environ=environ).values.when
+    assert when.hours == ("mon-fri 22:00-07:00", "sat sun")
+    assert when.devices == {"cuda:0": "idle", "cpu": "never"}
+    assert when.busy_programs == ()
+
+
+def test_every_key_says_what_it_is_for_and_its_default_is_allowed():
+    for name, key in keys().items():
+        assert key.about.endswith("."), name
+        assert "text" not in key.allowed or not key.unit.startswith("%")
+        if key.default is not None:
+            assert read_text(name, as_text(name, key.default), HERE) == key.default
+
+
+@given(count=st.integers(1, 2**50))
+def test_amounts_are_written_as_they_are_read(count):
+    text = local_settings.amount_text(count)
+    assert read_text("limits.ram_bytes_max", text, HERE) == count
+
+
+def test_amounts_of_a_thousand_and_of_1024():
+    for text, count in (("1 GB", 10**9), ("1GiB", GIB), ("1.5 k", 1500), ("20 MB/s", 20_000_000)):
+        assert read_text("limits.disk_bytes_max", text, HERE) == count
+    with pytest.raises(UserError, match="such as '8 GiB'"):
+        read_text("limits.disk_bytes_max", "-3", HERE)
+
+
+def test_the_file_lies_with_other_configuration_unless_it_is_named(monkeypatch):
+    named = local_settings.settings_path({"SHOAL_CONFIG": "/etc/shoal.toml"})
+    assert str(named) == "/etc/shoal.toml"
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere")
+    assert str(local_settings.settings_path({})) == "/somewhere/shoal/settings.toml"
+
+
+def test_an_unknown_key_is_told_its_neighbours(file):
+    with pytest.raises(UserError, match="Did you mean"):
+        load(file, environ={}).value("limit.cpu_percent")

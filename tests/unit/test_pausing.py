@@ -1,0 +1,236 @@
+"""Pauses of a learner: by its owner's word, by its settings, and what becomes of the trainer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from node import status
+from node.inner import Inner
+from node.jobs import (
+    BeginSteps,
+    Capture,
+    Captured,
+    Deliver,
+    Delivered,
+    FetchState,
+    FinishAsked,
+    Governed,
+    HoldSteps,
+    MemoryShort,
+    ParkTrainer,
+    PauseAsked,
+    ReleaseSteps,
+    ReplaceTrainer,
+    ResumeAsked,
+    StartTrainer,
+    StateFetched,
+    Stepped,
+    TrainerLost,
+    TrainerParked,
+    TrainerReady,
+    WakeTrainer,
+)
+from node.tending import PARK_RETRY_S, WAKES_MAX
+from protocol.machine import Failed, Note
+from protocol.messages import Cursor, Heartbeat, LeaseRequest, Pull, Push
+from protocol.records import SeatTaken
+from tests.builders import SYNCER, LearnerBench, Log, actions, digest_of, weights
+
+
+class PauseBench(LearnerBench):
+    """A learner that trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.follow(Log(SeatTaken(SYNCER.key), weights()))
+        self.done(StartTrainer, TrainerReady("cpu", 8))
+        while self.jobs(FetchState):
+            self.done(FetchState, StateFetched(((SYNCER.key, 1),)))
+        while jobs := self.jobs(Deliver):
+            self.done(Deliver, Delivered(jobs[0].version, 0, 0))
+        self.step(20)
+        assert self.inner is Inner.STEPPING
+
+    @property
+    def inner(self):
+        return self.machine.tending.inner
+
+    def note(self, value):
+        return self.feed(Note(value))
+
+    def step(self, number):
+        return self.note(Stepped(number, 32 * number, 1.0, 0.3, 6.0, 7.0, Cursor(0, 0)))
+
+    def park(self, value=None):
+        self.note(value or PauseAsked(None))
+        self.done(ParkTrainer, TrainerParked())
+        assert self.inner is Inner.PARKED
+
+    def said(self):
+        return status.sentence(self.machine, self.now_s)
+
+    def beat(self):
+        self.wait(1.1)
+        return self.last(SYNCER.key, Heartbeat)
+
+
+@pytest.fixture
+def bench():
+    return PauseBench()
+
+
+def test_a_pause_parks_the_trainer_and_the_end_of_it_wakes_it_where_it_stood(bench):
+    bench.park(PauseAsked(20.0))
+    beat = bench.beat()
+    assert (beat.state, beat.local_step) == ("paused", 20)
+    assert bench.said().startswith("Paused by its owner for 19 s more.")
+    bench.wait(20.0)
+    assert bench.inner is Inner.WAKING
+    assert "takes up where it stood" in bench.said()
+    begun = len(actions(bench.effects, BeginSteps))
+    bench.done(WakeTrainer, TrainerReady("cpu", 8))
+    assert bench.inner is Inner.STEPPING
+    assert len(actions(bench.effects, BeginSteps)) == begun + 1
+    tally = bench.machine.shared.tally
+    assert (tally.lost_steps, tally.trainer_restarts) == (0, 0)
+    assert len(bench.jobs(StartTrainer)) == 0
+
+
+def test_settings_pause_like_their_owner_and_say_why(bench):
+    bench.park(Governed("it runs on battery"))
+    assert bench.said() == "Paused because it runs on battery. The weights stay current."
+    bench.note(ResumeAsked())
+    assert bench.inner is Inner.PARKED  # The battery is still what it runs on.
+    bench.note(Governed(""))
+    assert bench.inner is Inner.WAKING
+
+
+def test_both_pauses_must_end(bench):
+    bench.park(PauseAsked(None))
+    bench.note(Governed("steam runs"))
+    assert "until resumed" in bench.said()
+    assert "It would not train anyway, because steam runs." in bench.said()
+    bench.note(ResumeAsked())
+    assert bench.inner is Inner.PARKED
+    assert bench.said().startswith("Paused because steam runs.")
+    bench.note(Governed(""))
+    assert bench.inner is Inner.WAKING
+
+
+def test_a_parked_learner_still_answers_pulls_and_takes_deliveries(bench):
+    bench.park()
+    bench.say(SYNCER.key, Pull(1, 0, 0))
+    bench.done(Capture, Captured(0, digest_of("push"), 100, 20, 640, Cursor(0, 0)))
+    assert bench.last(SYNCER.key, Push)
+    assert bench.all(SYNCER.key, Push)
+    before = len(bench.all(SYNCER.key, LeaseRequest))
+    bench.wait(30.0)
+    assert len(bench.all(SYNCER.key, LeaseRequest)) == before
+
+
+def test_a_trainer_that_cannot_be_parked_holds_and_is_tried_again(bench):
+    bench.note(PauseAsked(None))
+    bench.done(ParkTrainer, Failed("the disk is full"))
+    assert bench.inner is Inner.HELD
+    assert "its memory stays taken: the disk is full" in bench.machine.tending.detail
+    assert bench.jobs(ParkTrainer) == []
+    bench.wait(PARK_RETRY_S + 1.0)
+    assert len(bench.jobs(ParkTrainer)) == 1
+    bench.done(ParkTrainer, Failed("the disk is full"))
+    assert actions(bench.note(ResumeAsked()), ReleaseSteps)
+    assert bench.inner is Inner.STEPPING
+
+
+def test_a_pause_that_ends_while_the_trainer_is_parked_wakes_it_at_once(bench):
+    bench.note(PauseAsked(None))
+    bench.note(ResumeAsked())
+    assert bench.inner is Inner.PARKING
+    bench.done(ParkTrainer, TrainerParked())
+    assert bench.inner is Inner.WAKING
+    bench.note(PauseAsked(None))
+    bench.done(WakeTrainer, TrainerReady("cpu", 8))
+    assert bench.inner is Inner.PARKING
+
+
+def test_a_trainer_that_does_not_wake_is_tried_again_and_given_up_at_last(bench):
+    bench.park()
+    bench.note(ResumeAsked())
+    for tried in range(1, WAKES_MAX + 1):
+        assert bench.inner is Inner.WAKING
+        bench.note(TrainerLost(False, "killed"))
+        assert bench.inner is Inner.WAKING
+        effects = bench.done(WakeTrainer, Failed("killed"))
+        assert bench.inner is Inner.PARKED
+        assert bool(actions(effects, ReplaceTrainer)) == (tried == WAKES_MAX)
+        if tried < WAKES_MAX:
+            bench.wait(60.0)
+    bench.note(TrainerLost(False, "its state could not be taken up"))
+    assert bench.inner is Inner.DOWN
+    assert bench.machine.shared.tally.lost_steps > 0
+
+
+def test_a_parked_state_that_is_gone_starts_a_trainer_anew(bench):
+    bench.park()
+    bench.note(ResumeAsked())
+    bench.done(WakeTrainer, TrainerLost(False, "its parked state is gone"))
+    assert bench.inner is Inner.DOWN
+    bench.wait(2.0)
+    assert bench.inner is Inner.STARTING
+
+
+def test_a_trainer_that_dies_while_it_is_parked_is_started_after_the_pause(bench):
+    bench.note(PauseAsked(None))
+    bench.note(TrainerLost(False, "killed"))
+    bench.done(ParkTrainer, Failed("the trainer ended"))
+    assert bench.inner is Inner.DOWN
+    bench.wait(100.0)
+    assert bench.inner is Inner.DOWN  # A paused machine starts none.
+    bench.note(ResumeAsked())
+    assert bench.inner is Inner.STARTING
+
+
+def test_a_trainer_that_has_not_begun_is_ended_by_a_pause():
+    bench = LearnerBench().follow(Log(SeatTaken(SYNCER.key), weights()))
+    effects = bench.feed(Note(PauseAsked(None)))
+    assert len(actions(effects, ReplaceTrainer)) == 1
+    assert actions(bench.wait(1.0) or [], ReplaceTrainer) == []
+    bench.done(StartTrainer, Failed("its owner paused it"))
+    assert bench.machine.tending.inner is Inner.DOWN
+    bench.wait(5.0)
+    assert bench.jobs(StartTrainer) == []
+    bench.feed(Note(ResumeAsked()))
+    assert len(bench.jobs(StartTrainer)) == 1
+
+
+def test_a_parked_learner_that_finishes_stays_parked(bench):
+    bench.park()
+    bench.note(FinishAsked())
+    assert bench.inner is Inner.PARKED
+    assert bench.machine.tending.state == "finishing"
+    assert bench.said().startswith("Finishing")
+    assert actions(bench.effects, HoldSteps) == []
+
+
+def test_memory_at_its_ceiling_halves_the_micro_batch_without_losing_a_step(bench):
+    bench.note(MemoryShort("it takes 3 GiB and limits.ram_bytes_max is 3 GiB"))
+    bench.done(ParkTrainer, TrainerParked())
+    (job,) = bench.jobs(WakeTrainer)
+    assert job.micro_batch == 4
+    bench.done(WakeTrainer, TrainerReady("cpu", 4))
+    assert bench.inner is Inner.STEPPING
+    assert bench.machine.shared.tally.lost_steps == 0
+
+
+def test_other_training_settings_end_a_parked_trainer_too(bench):
+    bench.park()
+    bench.machine.tending.on_inner_changed()
+    assert actions(bench.machine.desk.drain(), ReplaceTrainer)
+
+
+def test_a_pause_without_an_end_has_none(bench):
+    bench.park(PauseAsked(None))
+    assert bench.machine.tending.paused_until_s == math.inf
+    bench.wait(1e6)
+    assert bench.inner is Inner.PARKED
