@@ -77,6 +77,17 @@ class Delivery:
     """Of an assignment: share of the local value that stays."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the local value of a fragment stands on."""
+
+    base: Held
+    residual: F32 | None
+    """Quantisation error of merged pushes, to be fed back."""
+    merged: dict[int, F32]
+    """Merged pushes that the inner loop does not have back yet, by sequence."""
+
+
 class FragmentBank:
     """All fragments of one learner."""
 
@@ -201,6 +212,27 @@ class FragmentBank:
         """The local values are gone: the next delivery of each fragment is an assignment."""
         self._base = [None] * len(self._base)
         self._pending = {key: push for key, push in self._pending.items() if not push.is_merged}
+
+    def standing(self) -> list[Standing]:
+        """What every local value stands on, by reference: nothing here changes in place."""
+        found = []
+        for at, base in enumerate(self._base):
+            if base is None:
+                raise CorruptState(f"the inner loop does not have fragment {at}")
+            merged = {
+                sequence: push.decoded
+                for (fragment, sequence), push in self._pending.items()
+                if fragment == at and push.is_merged and push.decoded is not None
+            }
+            found.append(Standing(base, self._residual[at], merged))
+        return found
+
+    def take_up(self, fragment: int, standing: Standing) -> None:
+        """The inner loop has a local value that stands on this."""
+        self._base[fragment] = standing.base
+        self._residual[fragment] = standing.residual
+        for sequence, decoded in standing.merged.items():
+            self._pending[fragment, sequence] = PendingPush(b"", decoded, None, is_merged=True)
 
     def freeze(self, index: int, fragment: int) -> None:
         """Keep the present value of a fragment for the checkpoint at this log index."""

@@ -108,6 +108,31 @@ def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
     return running.drain(home, instance=instance)
 
 
+@syncer_app.command
+def snapshot(
+    *,
+    list_kept: Annotated[
+        bool,
+        Parameter(
+            name="--list", help="Take none; check those on this disk and list them.", negative=""
+        ),
+    ] = False,
+    json: Annotated[bool, Parameter(help="With --list: as one JSON list.", negative="")] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Take a consistent snapshot of the whole swarm now, and wait until it is kept.
+
+    Nobody stops for it. Every learner keeps its own part on its own disk; one that dies meanwhile
+    is named and left out. `shoal project restore-snapshot` goes back to one.
+    """
+    from shoal import snapshotting
+
+    if list_kept or json:
+        return say(snapshotting.show(home, instance=instance, as_json=json))
+    return snapshotting.take(home, instance=instance)
+
+
 @syncer_app.command(name="readmit")
 def readmit_syncer(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
     """The same as `shoal project readmit`."""

@@ -208,3 +208,26 @@ def reset_seat(
             link=from_learners,
         )
     )
+
+
+@project_app.command
+def restore_snapshot(
+    project: ProjectPath,
+    snapshot: Annotated[
+        str | None,
+        Parameter(help="Which one, as `shoal syncer snapshot --list` calls it; else the newest."),
+    ] = None,
+    *,
+    yes: Annotated[bool, Parameter(help="Do it; otherwise it is only explained.", negative="")] = (
+        False
+    ),
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Go back to a snapshot of the whole swarm: a new epoch, in which learners go on from theirs.
+
+    A damaged snapshot gives way to the good one before it, which is named.
+    """
+    from shoal import restoring
+
+    return restoring.restore(project, home, snapshot=snapshot, instance=instance, is_confirmed=yes)
