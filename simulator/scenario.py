@@ -16,6 +16,7 @@ from simulator.ledger import Ledger
 from simulator.network import NetworkModel
 from simulator.nodes import SpeedModel
 from simulator.provenance import ProvenanceChecker
+from simulator.snapshots import SnapshotChecker
 from simulator.syncers import Notice, SimSyncer
 from simulator.taping import Direct
 from simulator.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
@@ -38,6 +39,8 @@ class Swarm:
     witnesses: list[SimWitness]
     sets: ProvenanceChecker | None = None
     """Who compares sets of local steps, where weights are that."""
+    cuts: SnapshotChecker | None = None
+    """Who judges snapshots, where there are any."""
 
     @property
     def syncer(self) -> SimSyncer:
