@@ -24,6 +24,7 @@ import psutil
 
 from node.host.home import HOME_VARIABLE
 from protocol.errors import ShoalError
+from shoal import local_settings
 
 POLL_S: Final = 0.1
 LOOK_EVERY_S: Final = 1.0
@@ -235,11 +236,16 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def _environment(home: Path, temporary: Path) -> dict[str, str]:
-    """Ours, with a home of its own and our own packages first, wherever the demo was started."""
+    """Ours, with a home of its own and our own packages first, wherever the demo was started.
+
+    Who starts a demo wants to see it now: their settings of this machine are left out, and training
+    on battery is no reason to pause.
+    """
     known = os.environ.get("PYTHONPATH")
     ours = str(Path(__file__).resolve().parents[1])
-    return os.environ | {
+    return local_settings.without_settings(os.environ) | {
         HOME_VARIABLE: str(home),
+        local_settings.known("when.on_battery").variable: "train",
         "PYTHONPATH": f"{ours}{os.pathsep}{known}" if known else ours,
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(temporary),

@@ -132,6 +132,13 @@ def settings_path(environ: Mapping[str, str] | None = None) -> Path:
     return Path(platformdirs.user_config_dir("shoal", appauthor=False)) / FILE_NAME
 
 
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a daemon that is to be as it comes, whatever the owner set."""
+    own = {key.variable for key in keys().values()}
+    kept = {name: text for name, text in environ.items() if name not in own}
+    return {**kept, CONFIG_VARIABLE: os.devnull}
+
+
 def load(
     path: Path | None = None,
     *,

@@ -87,6 +87,11 @@ def install(
         groups=_groups(),
         is_program_in_home=_is_in_home(command[0]),
     )
+    if is_system and role != "learner" and _is_in_home(command[5]):
+        raise UserError(
+            f"{command[5]} lies in somebody's home, which a service of the system does not see. "
+            "Copy it elsewhere, such as /etc/shoal."
+        )
     text = service_units.text_of(wish)
     if is_only_printing:
         print(text, end="")

@@ -127,3 +127,11 @@ def test_the_file_lies_with_other_configuration_unless_it_is_named(monkeypatch):
 def test_an_unknown_key_is_told_its_neighbours(file):
     with pytest.raises(UserError, match="Did you mean"):
         load(file, environ={}).value("limit.cpu_percent")
+
+
+def test_a_demo_is_as_it_comes(file):
+    file.write_text("[when]\nmode = 'never'\n")
+    environ = {"SHOAL_CONFIG": str(file), "SHOAL_LIMITS_NICE": "3", "PATH": "/bin"}
+    clean = local_settings.without_settings(environ)
+    assert clean["PATH"] == "/bin"
+    assert load(environ=clean).values == Settings()
