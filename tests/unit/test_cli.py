@@ -128,6 +128,7 @@ def test_help_names_every_verb_and_every_exit_code(capsys):
         *("project create", "project sign", "project show", "syncer run", "syncer key"),
         *("project add-syncer", "project add-witness", "project remove-voter", "project readmit"),
         *("project ban", "project unban", "project set", "project reset-seat"),
+        *("project restore-snapshot", "syncer snapshot"),
         *("syncer drain", "syncer readmit", "witness run", "witness key"),
         *("join", "status", "stop", "export", "demo"),
     ],
