@@ -199,22 +199,26 @@ class SimLearner(Host):
             case Advance():
                 self._fetch_payload(job, answer)
             case StartTrainer():
-                world.after(TRAINER_START_S, lambda: answer(self._start_trainer()))
+                self._in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
             case ParkTrainer():
-                world.after(PARK_S, lambda: answer(self._park()))
+                self._in_this_life(PARK_S, lambda: answer(self._park()))
             case WakeTrainer():
-                world.after(TRAINER_START_S, lambda: answer(self._unpark()))
+                self._in_this_life(TRAINER_START_S, lambda: answer(self._unpark()))
             case Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case Capture():
                 self.command(lambda trainer: answer(self._capture(job, trainer)), answer)
             case Evaluate():
-                bank = self.bank
-                world.after(1.0, lambda: answer(self._evaluate(job, bank)))
+                self._in_this_life(1.0, lambda: answer(self._evaluate(job)))
             case CutPart() | WritePart() | LoadPart():
                 self.parts.run_job(job, answer)
             case _:
                 self.moments.run_job(job, answer)
+
+    def _in_this_life(self, delay_s: float, work: Callable[[], None]) -> None:
+        """Do this later, unless the host has died by then."""
+        life = self.life
+        self.world.after(delay_s, lambda: work() if self.life == life else None)
 
     def act(self, action: object) -> None:
         match action:
@@ -420,10 +424,8 @@ class SimLearner(Host):
             cursor=trainer.cursor(),
         )
 
-    def _evaluate(self, job: Evaluate, bank: FragmentBank) -> object:
-        if bank is not self.bank:
-            return Failed("asked in a former life")
-        loss = self.backend.loss(bank.frozen(job.index))
+    def _evaluate(self, job: Evaluate) -> object:
+        loss = self.backend.loss(self.bank.frozen(job.index))
         return EvaluatedLoss(loss, 128, 1.0)
 
     def _step(self) -> None:

@@ -49,6 +49,8 @@ class SimDisk:
     """The folded log of each snapshot."""
     weights: dict[int, list[Version]] = field(default_factory=dict)
     """Every fragment of each snapshot."""
+    base: list[Version] | None = None
+    """Every fragment at the floor, where the log begins behind a snapshot."""
 
     @classmethod
     def fresh(cls, name: bytes) -> SimDisk:
@@ -89,6 +91,7 @@ class SimDisk:
     def leave_log(self, epoch: int) -> None:
         self.log, self.proofs = [], []
         self.floor, self.floor_entry, self.floor_summary = Floor(), None, None
+        self.base = None
 
     def keep_snapshot(self, job: WriteSnapshot | KeepSnapshot) -> SnapshotWritten | SnapshotKept:
         if isinstance(job, WriteSnapshot):
@@ -97,23 +100,20 @@ class SimDisk:
         self.snapshots = {at: one for at, one in self.snapshots.items() if at in job.kept}
         return SnapshotKept()
 
-    def enter_snapshot(self, origin: Origin | None) -> list[Version] | None:
-        """The weights to begin with, where an epoch begins at a snapshot that is here."""
-        if origin is None or self.last > origin.index:
-            return None
-        kept = self.snapshots.get(origin.snapshot)
-        if kept is None:
-            return None
-        if self.last == 0:
+    def enter_snapshot(self, origin: Origin | None) -> None:
+        """Begin behind a snapshot that is here, where this log does not reach it."""
+        kept = self.snapshots.get(origin.snapshot) if origin is not None else None
+        if origin is not None and kept is not None and self.last == 0:
             summary = self.summaries[origin.snapshot]
             self.begin_behind(InstallState(kept.entry, summary, kept.origins))
-        return self.weights[origin.snapshot]
+            self.base = self.weights[origin.snapshot]
 
     def begin_behind(self, job: InstallState) -> None:
         record = wire.decode(job.entry.record, Record)
         owed = max(self.ballot.owed, self.last)
         self.ballot = msgspec.structs.replace(self.ballot, owed=owed, owed_epoch=job.summary.epoch)
         self.log, self.proofs = [], []
+        self.base = None
         self.floor = Floor(record.index, record.term, record_hash(job.entry.record))
         self.floor_entry, self.floor_summary = job.entry, job.summary
         self.floor_origins = job.origins

@@ -164,7 +164,7 @@ class SimSyncer(Host):
         held = disk.ballot
         disk.ballot = msgspec.structs.replace(held, boot=held.boot + 1)
         enter_epoch(disk, charter)
-        weights = disk.enter_snapshot(charter.origin)
+        disk.enter_snapshot(charter.origin)
         view = scan(disk, charter, self.signer)
         for index in range(disk.certified + 1, view.certified + 1):
             encoded = disk.log[index - disk.floor.index - 1]
@@ -172,10 +172,6 @@ class SimSyncer(Host):
             if entry is not None:
                 disk.keep(entry.certificate)
         state, versions = self._fold(view)
-        if weights is not None and NONE in versions:
-            for at, one in enumerate(weights):
-                self.bank.initialise(at, one.number, one.theta, one.momentum)
-                versions[at] = one.number
         outlines = tuple(kept.manifest.outline for _, kept in sorted(disk.snapshots.items()))
         recovered = Recovered(state, log_start(disk, view), disk.ballot, versions)
         recovered.snapshots = outlines
@@ -196,15 +192,18 @@ class SimSyncer(Host):
         disk, block = self.disk, self.tiny.genesis.data.block_sequences
         count = len(self.layout.fragments)
         records = disk.log[: max(0, view.certified - disk.floor.index)]
-        if disk.floor_summary is None and disk.has_weights:
-            self._initialise()
-            state = SwarmState(block)
+        summary = disk.floor_summary
+        if disk.base is not None or (summary is None and disk.has_weights):
+            if disk.base is None:
+                self._initialise()
+            for at, one in enumerate(disk.base or ()):
+                self.bank.initialise(at, one.number, one.theta, one.momentum)
+            state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
             try:
                 refold(state, records, self._replay)
                 return state, [self.bank.current(at).number for at in range(count)]
             except CorruptState:
                 pass  # A payload is lost: the fragments must come from others.
-        summary = disk.floor_summary
         state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
         refold(state, records, lambda _: None)
         return state, [NONE if state.has_weights else 0] * count
