@@ -16,6 +16,9 @@ from typing import Literal
 
 Gone = Literal["", "discarded", "lost"]
 
+GIVEN_UP_MAX = 64
+"""Far more than can be under way for one fragment."""
+
 
 @dataclass(slots=True)
 class OpenTokens:
@@ -40,6 +43,8 @@ class Books:
     """Tokens of trainers that are gone."""
     open: dict[int, OpenTokens] = field(default_factory=dict)
     """By sequence."""
+    given_up: dict[int, Gone] = field(default_factory=dict)
+    """Where the tokens of the latest pushes went that were given up, should one be merged yet."""
 
     def handed(self, sequence: int, tokens: int) -> None:
         """A push captured at this place of the line."""
@@ -50,7 +55,10 @@ class Books:
         push = self.open.pop(sequence, None)
         if push is None:
             if is_merged:
-                self.lost -= tokens
+                if self.given_up.pop(sequence, "lost") == "discarded":
+                    self.discarded -= tokens
+                else:
+                    self.lost -= tokens
                 self.merged += tokens
         elif is_merged:
             self.merged += push.tokens
@@ -79,6 +87,9 @@ class Books:
             if push.gone:
                 del self.open[sequence]
                 self._bury(push)
+                self.given_up[sequence] = push.gone
+        while len(self.given_up) > GIVEN_UP_MAX:
+            del self.given_up[min(self.given_up)]
 
     def in_flight(self) -> int:
         return sum(push.tokens for push in self.open.values())

@@ -218,11 +218,20 @@ class ProvenanceChecker:
         assert isinstance(trainer, ProvenanceTrainer)
         local = trainer.theta[fragment]
         assert local is not None
-        base = host.bank.standing()[fragment].base.version
+        standing = host.bank.standing()[fragment]
+        base = standing.base.version
         who = f"{host.name}: its part of fragment {fragment}"
         if not self.backend.is_uneven:
             steps = self._steps(who, self._values[fragment][base] - local)
-            self._compare(host, fragment, base, who, steps)
+            # What is known to be in the base and not taken off yet is told by the part, too.
+            known = {
+                slot
+                for (key, _, sequence), (at, handed) in self.pushes.items()
+                if key == host.key and at == fragment and sequence in standing.merged
+                for slot in handed
+                if self._merged[fragment].get(slot, base + 1) <= base
+            }
+            self._compare(host, fragment, base, who, steps - known)
             self.compared += 1
 
     def discarded(self, host: SimLearner) -> list[set[int]]:

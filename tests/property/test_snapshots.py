@@ -28,7 +28,7 @@ networks = st.builds(
     network=networks,
     times_s=st.lists(st.floats(12.0, 55.0), min_size=1, max_size=6),
     is_troubled=st.booleans(),
-    steps_s=st.lists(st.sampled_from([0.2, 0.3, 0.9, 2.5]), min_size=1, max_size=4).map(tuple),
+    steps_s=st.lists(st.sampled_from([0.3, 0.5, 0.9, 2.5]), min_size=1, max_size=4).map(tuple),
 )
 @example(3, "rebase", NetworkModel(0.3, 0.4), [20.0, 21.0, 33.3], True, (0.2, 0.9, 2.5))
 def test_any_cut_is_consistent_and_can_be_gone_back_to(
@@ -94,6 +94,14 @@ class BooksMachine(RuleBasedStateMachine):
     def give_up(self):
         self.books.give_up()
 
+    @precondition(lambda self: self.books.given_up)
+    @rule(data=st.data())
+    def hear_late(self, data):
+        """The log says after all that a push was merged whose fate nobody expected any more."""
+        sequence = data.draw(st.sampled_from(sorted(self.books.given_up)))
+        self.books.settled(sequence, self.amounts[sequence], is_merged=True)
+        self.told += self.amounts[sequence]
+
     @rule()
     def go_back(self):
         """A part is cut here and gone on from at once."""
@@ -106,6 +114,8 @@ class BooksMachine(RuleBasedStateMachine):
         assert spent + books.pending(self.tokens) == books.dead + self.tokens
         assert books.merged == self.told
         assert books.pending(self.tokens) >= 0
+        assert books.discarded >= 0
+        assert books.lost >= 0
 
 
 TestBooks = BooksMachine.TestCase
