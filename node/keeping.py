@@ -24,6 +24,7 @@ from protocol.machine import Failed
 from protocol.messages import Decline, Pull, Push, PushHeader, Settled
 from protocol.records import FragmentMerged
 from protocol.signing import seal
+from protocol.state import SwarmState
 from protocol.trace import FragmentAdvanced, FragmentApplied, PushSettled, WeightsReady
 
 FETCH_RETRY_S = 0.3
@@ -81,8 +82,14 @@ class Keeping:
             track.merged_sequence, track.merged_version = kept.merged_sequence, kept.merged_version
             track.books = kept.books.books()
 
-    def restart_from_index(self) -> None:
-        """The log's state was replaced by an index: full states replace what is missing."""
+    def restart_from_index(self, former: SwarmState) -> None:
+        """The log's state was replaced by an index: full states replace what is missing.
+
+        In a new epoch a version may have the number of a void one: what is held counts only if it
+        is the very one of the index.
+        """
+        fragments = self.shared.state.fragments
+        is_new = former.has_weights and former.epoch < self.shared.state.epoch
         self._joining_since_s = self.shared.now_s
         self.freezing = None
         for track in self.tracks:
@@ -92,8 +99,13 @@ class Keeping:
                 self._resolve(track, track.push.sequence, "abandoned", "the log was left behind")
                 track.must_assign = True
             track.books.give_up()
-            if track.held > self.shared.state.fragments[track.index].version:
+            newest = fragments[track.index]
+            is_void = is_new and former.fragments[track.index] != newest
+            if track.held > newest.version:
                 track.held = NONE
+            elif is_void and track.held == newest.version:
+                # The inner loop stands on the void one: what came instead must be delivered.
+                track.held = track.standing = NONE
 
     def look(self) -> None:
         """Do for each fragment whatever can be done next."""

@@ -358,7 +358,7 @@ class LearnerMachine:
 
     def _take_index(self, index: FragmentIndex, charters: list[Charter]) -> None:
         """Start from certified fragment states instead of the whole log."""
-        genesis = self.setup.genesis
+        genesis, former = self.setup.genesis, self.shared.state
         self.shared.state = prove_index(
             index,
             self._origins,
@@ -368,7 +368,7 @@ class LearnerMachine:
             verify=self.setup.verify,
         )
         self.shared.proofs.start(self._origins)
-        self.keeping.restart_from_index()
+        self.keeping.restart_from_index(former)
         self.tending.on_progress()
 
     def _end_if_over(self) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.status import PeerRow, RoundRow, SyncerStatus
-from tui import rows, seats, words
+from tui import rows, seats, snapshots, words
 from tui.seats import AWAY, leads
 
 PEERS_SHOWN_MAX = 24
@@ -90,6 +90,8 @@ def _facts(status: SyncerStatus, tokens_per_s: float | None, names: seats.Names)
         ("quorum", _quorum(status) if leads(status) else ""),
         *(("round", _round(one)) for one in status.rounds),
         ("grace", _grace(status)),
+        ("snapshot", snapshots.last(status.snapshots)),
+        ("went back", snapshots.restored(status.snapshots)),
         ("fragments", _strip(status)),
         ("", LEGEND if status.fragments else ""),
         ("pushes", words.tally(status.outcomes)),

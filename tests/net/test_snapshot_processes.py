@@ -24,7 +24,7 @@ from tests.net.test_swarm_processes import (
 )
 from tests.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 
 LEARNERS = ("ada", "bob", "cid")
 VICTIM = "cid"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import deque
 from dataclasses import replace
@@ -11,6 +12,7 @@ from msgspec import structs
 
 from node.keeping import Keeping
 from node.parting import Parting
+from node.tracks import NONE
 from protocol import snapshotting
 from protocol.snapshots import stamp
 from protocol.snapshotting import Taking
@@ -314,3 +316,20 @@ def test_a_push_of_the_cut_that_counts_as_merged_is_found(monkeypatch):
 
 def test_names_are_times():
     assert stamp(1700000000) == "20231114-221320"
+
+
+def test_a_version_of_a_void_record_is_not_taken_for_the_new_one_of_its_number():
+    swarm = watched(15)
+    swarm.world.run(40.0)
+    keeping = swarm.learners[0].learner.keeping
+    former = copy.deepcopy(keeping.shared.state)
+    held = [fragment.version for fragment in former.fragments]
+    for track, version in zip(keeping.tracks, held, strict=True):
+        track.held = track.standing = version
+    state = keeping.shared.state
+    state.epoch += 1
+    other = structs.replace(state.fragments[1].state, theta=bytes(32))
+    state.fragments[1] = structs.replace(state.fragments[1], state=other)
+    keeping.restart_from_index(former)
+    assert [track.held for track in keeping.tracks] == [held[0], NONE, held[2]]
+    assert [track.standing for track in keeping.tracks] == [held[0], NONE, held[2]]

@@ -14,8 +14,11 @@ from protocol.status import (
     NodeStatus,
     PeerRow,
     ProjectStatus,
+    RestoreRow,
     RoundRow,
     SeatStatus,
+    SnapshotRow,
+    SnapshotStatus,
     SwarmStatus,
     SyncerStatus,
     VoterRow,
@@ -169,6 +172,31 @@ def test_the_sentence_comes_second_and_no_line_is_too_wide(width):
 )
 def test_a_syncer_tells_this(words_shown):
     assert words_shown in shown(SYNCER)
+
+
+def test_the_last_snapshot_has_a_line():
+    kept = SnapshotRow(
+        name="20260131-120000",
+        epoch=0,
+        log_index=9,
+        global_step=412,
+        parts=["kestrel", "osprey"],
+        skipped={"heron": "connection lost"},
+    )
+    back = RestoreRow(name="kestrel", is_restored=True, local_step=80)
+    anew = RestoreRow(name="heron", is_restored=False, local_step=0, trouble="no part")
+    snapshots = SnapshotStatus(
+        kept=[kept], restored="20260131-120000", restores=[back, anew], next_s=90.0
+    )
+    text = shown(msgspec.structs.replace(SYNCER, snapshots=snapshots), width=140)
+    assert "20260131-120000 at global step 412 with 2 learners, 1 not in, of 1 kept" in text
+    assert "the next in 1 min 30 s" in text
+    assert "to 20260131-120000; with their own part: kestrel; anew: heron" in text
+    taking = SnapshotStatus(taking="20260131-130000", waiting_for=["osprey"], trouble="disk full")
+    text = shown(msgspec.structs.replace(SYNCER, snapshots=taking), width=140)
+    assert "taking 20260131-130000, waiting for osprey" in text
+    assert "the last one was not kept: disk full" in text
+    assert "went back" not in text
 
 
 def seated(**changes: object) -> SyncerStatus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from protocol.status import SeatStatus, SyncerStatus, WitnessStatus
-from tui import lines, parts, rows, seats, words
+from tui import lines, parts, rows, seats, snapshots, words
 from tui.lines import Pair
 from tui.look import Paint
 from tui.scene import Scene
@@ -238,6 +238,8 @@ def _checkpoints(status: SyncerStatus) -> list[Pair]:
         ("best", best),
         ("held-out", rows.heldout(swarm)),
         ("kept in", words.clean(status.checkpoint_dir, 300)),
+        ("snapshot", snapshots.last(status.snapshots)),
+        ("went back", snapshots.restored(status.snapshots)),
     ]
 
 
