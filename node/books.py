@@ -70,21 +70,26 @@ class Books:
     def assigned(self, tokens: int) -> None:
         """The local value was overwritten here."""
         self.discarded += max(0, tokens - self._covered())
-        self._let_go("discarded")
+        for push in self.open.values():
+            push.gone = push.gone or "discarded"
         self.mark = max(self.mark, tokens)
 
     def trainer_lost(self, tokens: int) -> None:
         """The trainer died here; the next one's line begins at 0."""
         tokens = max(tokens, self._covered())
         self.lost += tokens - self._covered()
-        self._let_go("lost")
+        for push in self.open.values():
+            push.gone = "lost"  # Also what was overwritten before.
         self.dead += tokens
         self.mark = 0
 
-    def give_up(self) -> None:
-        """The fate of open pushes of trainers that are gone will never be heard."""
+    def give_up(self, *, is_final: bool = False) -> None:
+        """The fate of open pushes of trainers that are gone will never be heard.
+
+        is_final: nor that of any other push whose local value is gone.
+        """
         for sequence, push in list(self.open.items()):
-            if push.gone:
+            if push.gone == "lost" or (is_final and push.gone):
                 del self.open[sequence]
                 self._bury(push)
                 self.given_up[sequence] = push.gone
@@ -101,10 +106,6 @@ class Books:
     def _covered(self) -> int:
         """How far the line has a fate, or a push that waits for one."""
         return max([self.mark, *(one.until for one in self.open.values() if not one.gone)])
-
-    def _let_go(self, gone: Gone) -> None:
-        for push in self.open.values():
-            push.gone = push.gone or gone
 
     def _bury(self, push: OpenTokens) -> None:
         if push.gone == "discarded":

@@ -28,7 +28,7 @@ class BooksState(Struct, frozen=True, array_like=True):
     def of(cls, books: Books) -> BooksState:
         kept = Books(books.merged, books.discarded, books.lost, books.mark, books.dead)
         kept.open = {at: one for at, one in books.open.items() if one.gone}
-        kept.give_up()
+        kept.give_up(is_final=True)
         return cls(kept.merged, kept.discarded, kept.lost, kept.mark, kept.dead)
 
     def books(self) -> Books:
