@@ -74,8 +74,14 @@ def cases(case: Case) -> dict[str, tuple[Callable[[], object], int]]:
 
     def step() -> None:
         theta, momentum = case.theta, case.momentum
-        g = codecs.decode("int4", case.payload, numel)
-        outer.outer_step(theta, momentum, g, learning_rate=0.7, momentum_coefficient=0.5)
+        outer.outer_step_by(
+            theta,
+            momentum,
+            case.payload,
+            codec="int4",
+            learning_rate=0.7,
+            momentum_coefficient=0.5,
+        )
 
     return {
         "copy": (lambda: np.copyto(case.target, case.values), 1),
@@ -83,7 +89,9 @@ def cases(case: Case) -> dict[str, tuple[Callable[[], object], int]]:
         "encode int4": (lambda: codecs.encode("int4", case.values), 1),
         "decode int4": (lambda: codecs.decode("int4", case.payload, numel), 1),
         "displacement, feedback, encode": (
-            lambda: outer.encode_with_feedback("int4", case.theta - case.target, case.residual),
+            lambda: outer.encode_with_feedback(
+                "int4", case.theta, case.residual, minus=case.values
+            ),
             1,
         ),
         "norm": (lambda: merge.norm(case.values), 1),

@@ -28,9 +28,18 @@ from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
 from node.host.metrics import metrics_of  # noqa: E402
 from node.inner import INNER_TRANSITIONS, Inner  # noqa: E402
 from node.linking import LINK_TRANSITIONS, Link  # noqa: E402
+from node.parting import PART_TRANSITIONS, Part  # noqa: E402
 from node.politeness.settings import Settings  # noqa: E402
 from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
-from protocol import limits, messages, project, records, status  # noqa: E402
+from protocol import (  # noqa: E402
+    clocks,
+    limits,
+    messages,
+    project,
+    records,
+    snapshots,
+    status,
+)
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
 from shoal import local_settings  # noqa: E402
 from shoal.exit_codes import MEANINGS  # noqa: E402
@@ -156,7 +165,8 @@ def messages_text() -> str:
     for kind in get_args(messages.Message):
         found = [way for way, kinds in ways.items() if kind in kinds]
         word = {0: "to or from a learner", 1: found[0] if found else ""}.get(len(found))
-        parts.append(struct_text(kind, messages, word or ", ".join(found)))
+        home = sys.modules[kind.__module__]
+        parts.append(struct_text(kind, home, word or ", ".join(found)))
     return "\n\n".join(parts)
 
 
@@ -166,13 +176,14 @@ def parts_text() -> str:
         messages.Envelope,
         messages.PushHeader,
         messages.Cursor,
-        messages.VectorClock,
+        clocks.VectorClock,
+        snapshots.PartBooks,
         messages.Vote,
         messages.Certificate,
         messages.CertifiedRecord,
         messages.FragmentIndex,
     )
-    return "\n\n".join(struct_text(kind, messages) for kind in kinds)
+    return "\n\n".join(struct_text(kind, sys.modules[kind.__module__]) for kind in kinds)
 
 
 def records_text() -> str:
@@ -320,6 +331,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
     "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
     "rejoin": lambda: diagram(REJOIN_TRANSITIONS, Rejoin.IDLE),
+    "part": lambda: diagram(PART_TRANSITIONS, Part.IDLE),
     "giving": lambda: diagram(GIVING_TRANSITIONS, Giving.IDLE),
     "round": lambda: diagram(ROUND_TRANSITIONS, RoundState.OPEN),
     "phase": lambda: diagram(PHASE_TRANSITIONS, Phase.STARTING),

@@ -51,8 +51,10 @@ class PendingPush:
     """A push whose fate is open."""
 
     digest: bytes
-    decoded: F32
+    decoded: F32 | None
+    """With `rebase`."""
     residual: F32 | None
+    """Otherwise."""
     is_merged: bool = False
     """Kept until the next delivery gives its displacement back to the inner loop."""
 
@@ -73,6 +75,17 @@ class Delivery:
     values: F32
     kept_frac: float = 0.0
     """Of an assignment: share of the local value that stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the local value of a fragment stands on."""
+
+    base: Held
+    residual: F32 | None
+    """Quantisation error of merged pushes, to be fed back."""
+    merged: dict[int, F32]
+    """Merged pushes that the inner loop does not have back yet, by sequence."""
 
 
 class FragmentBank:
@@ -148,8 +161,8 @@ class FragmentBank:
             return Delivery(held.version, True, held.theta, kept_frac)
         moved = held.theta - base.theta
         pending = self._forget_merged(fragment, merged_sequence)
-        if pending is not None:
-            moved = moved + pending.decoded
+        if pending is not None and pending.decoded is not None:
+            moved += pending.decoded
         return Delivery(held.version, False, moved)
 
     def push(self, fragment: int, sequence: int, local: F32) -> EncodedPush:
@@ -161,21 +174,21 @@ class FragmentBank:
         assert base is not None, "a fragment is delivered before it is captured"
         assert self.charter is not None, "a charter comes before any weights"
         rounds = self.charter.rounds
-        displacement = base.theta - local
         residual: F32 | None = None
+        decoded: F32 | None = None
         if rounds.apply != "rebase":
             carried = self._residual[fragment]
             if carried is None:
-                carried = np.zeros_like(displacement)
-            payload, decoded, residual = encode_with_feedback(
-                rounds.up_codec, displacement, carried
+                carried = np.zeros_like(local)
+            payload, residual = encode_with_feedback(
+                rounds.up_codec, base.theta, carried, minus=local
             )
             if rounds.kept_frac:
-                residual = residual * np.float32(1.0 - rounds.kept_frac)
+                residual *= np.float32(1.0 - rounds.kept_frac)
                 flush(residual)
         else:
-            payload = encode(rounds.up_codec, displacement)
-            decoded = decode(rounds.up_codec, payload, displacement.size)
+            payload = encode(rounds.up_codec, base.theta - local)
+            decoded = decode(rounds.up_codec, payload, local.size)
         name = digest(payload)
         self._pending[fragment, sequence] = PendingPush(name, decoded, residual)
         self.shelf.put(name, payload)
@@ -199,6 +212,27 @@ class FragmentBank:
         """The local values are gone: the next delivery of each fragment is an assignment."""
         self._base = [None] * len(self._base)
         self._pending = {key: push for key, push in self._pending.items() if not push.is_merged}
+
+    def standing(self) -> list[Standing]:
+        """What every local value stands on, by reference: nothing here changes in place."""
+        found = []
+        for at, base in enumerate(self._base):
+            if base is None:
+                raise CorruptState(f"the inner loop does not have fragment {at}")
+            merged = {
+                sequence: push.decoded
+                for (fragment, sequence), push in self._pending.items()
+                if fragment == at and push.is_merged and push.decoded is not None
+            }
+            found.append(Standing(base, self._residual[at], merged))
+        return found
+
+    def take_up(self, fragment: int, standing: Standing) -> None:
+        """The inner loop has a local value that stands on this."""
+        self._base[fragment] = standing.base
+        self._residual[fragment] = standing.residual
+        for sequence, decoded in standing.merged.items():
+            self._pending[fragment, sequence] = PendingPush(b"", decoded, None, is_merged=True)
 
     def freeze(self, index: int, fragment: int) -> None:
         """Keep the present value of a fragment for the checkpoint at this log index."""

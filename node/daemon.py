@@ -22,7 +22,7 @@ import msgspec
 from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
-from node.hospitality import guest_of, parking_room, trainer_room
+from node.hospitality import guest_of, trainer_room
 from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
@@ -50,6 +50,7 @@ from node.jobs import (
     BeginSteps,
     Capture,
     CaptureMoments,
+    CutPart,
     Deliver,
     Evaluate,
     Feed,
@@ -62,7 +63,7 @@ from node.jobs import (
     Freeze,
     HoldSteps,
     InstallMoments,
-    ParkTrainer,
+    LoadPart,
     PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
@@ -72,17 +73,18 @@ from node.jobs import (
     StartTrainer,
     StateFetched,
     Thaw,
-    WakeTrainer,
+    TrainerReady,
     WithdrawMoments,
+    WritePart,
 )
 from node.learner import LearnerMachine
 from node.locator import Locator, fetch_genesis
 from node.moments_port import MomentsPort
-from node.parking_jobs import park, wake
-from node.politeness.budget import threads_for
-from node.politeness.governor import device_wanted
-from node.shared import LearnerSetup
-from node.trainer_port import TrainerPort, TrainerSettings
+from node.parting import RESTART_EXIT
+from node.parts_port import Beginning, PartsPort, held_parts
+from node.shared import EpochStart, LearnerSetup
+from node.text import trainer_settings
+from node.trainer_port import TrainerPort
 from node.trainer_tape import TrainerTape
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
@@ -130,8 +132,13 @@ async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> i
     try:
         await transport.start_with_retry(_tell_attempt)
         genesis = await _genesis(options, transport)
-        daemon = NodeDaemon(options, identity, transport, genesis)
-        return await daemon.run(stopper)
+        beginning = Beginning()
+        while True:
+            daemon = NodeDaemon(options, identity, transport, genesis, beginning)
+            code = await daemon.run(stopper)
+            if code != RESTART_EXIT:
+                return code
+            beginning = daemon.parts.next_beginning(daemon.machine)
     finally:
         with tidying("the network engine"):
             await transport.close()
@@ -159,25 +166,6 @@ async def _genesis(options: NodeOptions, transport: Transport) -> bytes:
     return genesis
 
 
-def _data_location(options: NodeOptions, genesis: Genesis) -> str:
-    """Where the training text lies here. UserError where that needs the owner's word.
-
-    A project names paths, and paths of a stranger's choice are not read: either the owner says
-    where the text is, or this very machine hosts the project and so chose the path itself.
-    """
-    data = genesis.data
-    if options.data is not None:
-        return options.data
-    is_local = data.source in ("file", "folder", "parquet")
-    if is_local and not options.home.project_file(options.link.project).is_file():
-        raise UserError(
-            f"This project trains on text that every host has itself: {data.source} "
-            f"{data.location!r} at its owner's. Nothing of yours is read unless you name it: "
-            "shoal join --data PATH 'LINK'"
-        )
-    return data.location
-
-
 def _warm_pool() -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
     pool.submit(warm_up)
@@ -188,7 +176,12 @@ class NodeDaemon:
     """All parts of a running learner."""
 
     def __init__(
-        self, options: NodeOptions, identity: Identity, transport: Transport, genesis: bytes
+        self,
+        options: NodeOptions,
+        identity: Identity,
+        transport: Transport,
+        genesis: bytes,
+        beginning: Beginning,
     ) -> None:
         self.options = options
         self.transport = transport
@@ -213,12 +206,13 @@ class NodeDaemon:
             frozenset(parse_peer(text).key for text in options.link.addresses),
         )
         # Grows with every start, also across a restart of the machine.
-        incarnation = time.time_ns() // 1_000_000
+        incarnation = beginning.incarnation or time.time_ns() // 1_000_000
         self.tape = self._begin_tape(identity)
-        self.machine = LearnerMachine(self._setup(identity, incarnation))
+        self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
+        beginning.hold(self.machine)
         self.guest = guest_of(self)
         self.trainer = TrainerPort(
-            settings=self._trainer_settings(genesis, identity),
+            settings=trainer_settings(options, self.guest.settings, identity, genesis),
             bank=self.bank,
             pool=self.pool,
             note=lambda value: self.driver.take(Note(value)),
@@ -226,8 +220,25 @@ class NodeDaemon:
             tape=TrainerTape(self.tape, incarnation),
             ram_room=lambda: trainer_room(self.guest),
         )
+        self._join(identity, beginning)
+        self._give(options.donate_mbps)
+
+    def _join(self, identity: Identity, beginning: Beginning) -> None:
+        """What speaks to the swarm."""
+        options, transport = self.options, self.transport
         swarm = (self.locator, transport)
         self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
+        self.parts = PartsPort(
+            folder=options.home.parts(options.link.project, options.instance),
+            project=options.link.project,
+            key=identity.key,
+            bank=self.bank,
+            trainer=self.trainer,
+            pool=self.pool,
+            notice=self.notice,
+            block_sequences=self.genesis.data.block_sequences,
+            loaded=beginning.loaded,
+        )
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
@@ -238,22 +249,6 @@ class NodeDaemon:
             leader=lambda: self.machine.shared.leader,
             newest=lambda fragment: self.machine.shared.state.fragments[fragment].version,
             on_fault=self._on_fault,
-        )
-        self._give(options.donate_mbps)
-
-    def _trainer_settings(self, genesis: bytes, identity: Identity) -> TrainerSettings:
-        options, owner = self.options, self.guest.settings
-        return TrainerSettings(
-            genesis=genesis,
-            data_cache=options.home.data_cache(),
-            log_path=options.home.trainer_log(options.instance),
-            data_location=_data_location(options, self.genesis),
-            threads=options.threads or threads_for(owner, os.cpu_count() or 1),
-            duty_frac=options.duty_frac,
-            device=options.device or device_wanted(owner),
-            nice=owner.limits.nice,
-            gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
-            salt=int.from_bytes(identity.key[:6], "big"),
         )
 
     def _begin_tape(self, identity: Identity) -> TapeRecorder | NoTape:
@@ -269,7 +264,9 @@ class NodeDaemon:
             lambda _, digest: donated if self.shelf.is_grouped(digest) else None,
         )
 
-    def _setup(self, identity: Identity, incarnation: int) -> LearnerSetup:
+    def _setup(
+        self, identity: Identity, incarnation: int, start: EpochStart | None
+    ) -> LearnerSetup:
         return LearnerSetup(
             project=self.options.link.project,
             genesis=self.genesis,
@@ -279,6 +276,9 @@ class NodeDaemon:
             incarnation=incarnation,
             evaluates=self.options.evaluates,
             shares_moments=self.options.shares_moments,
+            keeps_parts=self.options.keeps_parts,
+            parts=held_parts(self.options),
+            start=start,
             micro_batch=self.options.micro_batch,
             signer=identity,
             verify=verify_ed25519,
@@ -337,14 +337,10 @@ class NodeDaemon:
             case StartTrainer():
                 charter = self.machine.shared.charter
                 assert charter is not None
-                return await self.trainer.start(job, charter.inner)
-            case ParkTrainer():
-                folder = self.options.home.parked(self.options.instance)
-                return await park(self.trainer, folder, parking_room(self))
-            case WakeTrainer():
-                charter = self.machine.shared.charter
-                assert charter is not None
-                return await wake(self.trainer, job, charter.inner)
+                ready = await self.trainer.start(job, charter.inner)
+                if isinstance(ready, TrainerReady):
+                    ready = await self.parts.restore(ready, charter.inner)
+                return ready
             case Deliver():
                 return await self.trainer.deliver(job)
             case Capture():
@@ -354,6 +350,8 @@ class NodeDaemon:
                 return captured
             case Evaluate():
                 return await self.trainer.evaluate(job)
+            case CutPart() | WritePart() | LoadPart():
+                return await self.parts.run_job(job)
             case FindDonors() | FetchMoments() | InstallMoments() | CaptureMoments():
                 return await self.moments.run_job(job, self.machine.shared.charter)
         raise AssertionError(f"nobody carries out {type(job).__name__}")
@@ -394,11 +392,14 @@ class NodeDaemon:
     async def _fetch_state(self, job: FetchState) -> JobResult:
         """Fetch a fragment from other learners, and from the syncer only what none of them has."""
         numel = self.layout.fragments[job.fragment].numel
-        assembly = await self.fetcher.fetch(job, numel)
-        theta, momentum = assembly.arrays()
-        install = partial(self.bank.install, job.fragment, job.version, job.state, theta, momentum)
+        arrays = self.parts.base(job)
+        sources: dict[bytes, int] = {}
+        if arrays is None:
+            assembly = await self.fetcher.fetch(job, numel)
+            arrays, sources = assembly.arrays(), assembly.sources
+        install = partial(self.bank.install, job.fragment, job.version, job.state, *arrays)
         await asyncio.get_running_loop().run_in_executor(self.pool, install)
-        return StateFetched(tuple(assembly.sources.items()))
+        return StateFetched(tuple(sources.items()))
 
     async def _advance(self, job: Advance) -> JobResult:
         """Fetch a merged payload, from the syncer first, and take the outer step."""

@@ -15,6 +15,7 @@ from node.keeping import Keeping
 from node.rejoining import Rejoin, Rejoining
 from node.shared import Shared
 from node.tracks import NONE
+from protocol.clocks import VectorClock
 from protocol.ids import JobId
 from protocol.machine import Disconnect
 from protocol.messages import (
@@ -22,7 +23,6 @@ from protocol.messages import (
     MomentsReady,
     MomentsReason,
     MomentsRefused,
-    VectorClock,
 )
 from protocol.trace import MomentsOffered
 

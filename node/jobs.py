@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from node.parts import PartState
 from protocol.messages import Cursor, Envelope
 from protocol.records import FragmentMerged, Span, StateDigests
 
@@ -67,6 +68,9 @@ class StartTrainer:
 class TrainerReady:
     device: str
     micro_batch: int
+    unread: int | None = None
+    """Sequences leased and not read, if it goes on from a snapshot's part; None otherwise."""
+    local_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,52 @@ class CaptureMoments:
 class MomentsCaptured:
     blobs: tuple[bytes, ...]
     """Digests in fragment order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutPart:
+    """Copy all that the trainer and the bank go on from, at one local-step boundary.
+
+    Nothing is delivered or captured meanwhile. Answer: `PartCut`; the copy is kept for `WritePart`.
+    """
+
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartCut:
+    local_step: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WritePart:
+    """Keep the copy on the disk, with what the machine goes on from. Answer: `PartWritten`."""
+
+    state: PartState
+    kept: tuple[int, ...]
+    """Older snapshots that the syncer still has; parts of others go."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartWritten:
+    digest: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPart:
+    """Check a kept part and take it up for this epoch, once. Answer: `PartLoaded`."""
+
+    snapshot: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartLoaded:
+    """Nobody takes it up in this epoch again; whoever builds the next machine has it in memory."""
+
+    digest: bytes
 
 
 # Actions without an answer.

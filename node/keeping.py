@@ -16,6 +16,7 @@ from node.jobs import (
     Settle,
     StateFetched,
 )
+from node.parts import PartState
 from node.shared import Shared
 from node.tracks import NONE, FragmentTrack, OpenPush
 from protocol import wire
@@ -49,8 +50,11 @@ class Keeping:
         self.freezing: FreezePlan | None = None
         self.can_deliver = False
         """A trainer is there to take fragments."""
+        self.may_move = True
+        """Otherwise nothing is delivered or captured, so that a copy of everything can be made."""
+        self.sequence = 0
+        """Of the last push made."""
         self._joining_since_s: float | None = None
-        self._sequence = 0
 
     @property
     def is_held(self) -> bool:
@@ -62,6 +66,21 @@ class Keeping:
         """Whether the inner loop has every fragment."""
         return all(track.standing != NONE for track in self.tracks)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is on its way to or from the inner loop."""
+        return not any(track.is_moving for track in self.tracks)
+
+    def take_up(self, part: PartState) -> None:
+        """The inner loop stands where this part of a snapshot says."""
+        self.sequence = part.sequence
+        for track, kept in zip(self.tracks, part.tracks, strict=True):
+            track.standing, track.must_assign = kept.standing, kept.must_assign
+            track.marked_step, track.marked_tokens = kept.marked_step, kept.marked_tokens
+            track.handed_step, track.discarded_steps = kept.handed_step, kept.discarded_steps
+            track.merged_sequence, track.merged_version = kept.merged_sequence, kept.merged_version
+            track.books = kept.books.books()
+
     def restart_from_index(self) -> None:
         """The log's state was replaced by an index: full states replace what is missing."""
         self._joining_since_s = self.shared.now_s
@@ -72,6 +91,7 @@ class Keeping:
                 # Whether it was merged stood in records that were skipped: count it as lost.
                 self._resolve(track, track.push.sequence, "abandoned", "the log was left behind")
                 track.must_assign = True
+            track.books.give_up()
             if track.held > self.shared.state.fragments[track.index].version:
                 track.held = NONE
 
@@ -95,11 +115,19 @@ class Keeping:
         for part in merged.contributions:
             if (part.learner, part.incarnation) == (setup.signer.key, setup.incarnation):
                 outcome = "clipped" if part.scale < 1 else "merged"
-                self._resolve(track, part.sequence, outcome, "", version=merged.version)
+                self._resolve(
+                    track,
+                    part.sequence,
+                    outcome,
+                    "",
+                    version=merged.version,
+                    tokens=part.tokens,
+                )
 
     def on_new_term(self) -> None:
         """Rounds of the former leader died with its term: what they held is free again."""
         for track in self.tracks:
+            track.books.give_up()
             if track.push is not None and track.push.message is not None:
                 self._resolve(track, track.push.sequence, "abandoned", "a new term began")
 
@@ -130,6 +158,7 @@ class Keeping:
     def resend(self) -> None:
         """Say again what was handed in: its fate may have been told while nobody listened."""
         for track in self.tracks:
+            track.books.give_up()  # Nobody says again what a trainer that is gone handed in.
             if track.push is not None and track.push.message is not None:
                 self._tell(track.push.message)
 
@@ -138,11 +167,13 @@ class Keeping:
     def on_trainer_lost(self) -> int:
         """Local steps that died with the trainer."""
         self.can_deliver = False
-        done = self.shared.stepped.local_step if self.shared.stepped else 0
+        stepped = self.shared.stepped
+        done = stepped.local_step if stepped else 0
         lost = sum(track.steps(done) for track in self.tracks) // len(self.tracks)
         for track in self.tracks:
             if track.pull is not None:
                 self._decline(track.pull, "the trainer stopped")
+            track.books.trainer_lost(stepped.tokens if stepped else 0)
             track.trainer_lost()
         return lost
 
@@ -160,11 +191,13 @@ class Keeping:
         is_syncer = any(source == shared.leader for source, _ in result.sources)
         for source, count in result.sources:
             shared.tally.state_bytes[source] = shared.tally.state_bytes.get(source, 0) + count
+        words = "fetched from the syncer" if is_syncer else "fetched from learners"
         if is_syncer:
             shared.tally.states_from_syncer += 1
-        else:
+        elif result.sources:
             shared.tally.states_from_peers += 1
-        words = "fetched from the syncer" if is_syncer else "fetched from learners"
+        else:
+            words = "of this learner's part of a snapshot"
         shared.desk.emit(FragmentAdvanced(track.index, job.version, job.state.theta, words))
         if self.is_held and self._joining_since_s is not None:
             seconds = shared.now_s - self._joining_since_s
@@ -202,6 +235,7 @@ class Keeping:
         if job.is_assign:
             track.overwrite(result.local_step)
             track.marked_step, track.marked_tokens = result.local_step, result.tokens
+            track.books.assigned(result.tokens)
         self.shared.desk.emit(FragmentApplied(track.index, result.version, result.local_step))
 
     def on_captured(self, job: Capture, result: object) -> None:
@@ -223,6 +257,7 @@ class Keeping:
             self._decline(push.pull, "no local steps since the last hand-in")
             return
         push.local_step, push.tokens = result.local_step, result.tokens
+        track.books.handed(push.sequence, result.tokens)
         push.message = self._seal(push, result, steps, result.tokens - track.marked_tokens)
         self.shared.tally.pushed += 1
         self._tell(push.message)
@@ -239,15 +274,16 @@ class Keeping:
         # while the only host with the newest version is away.
         if is_behind and not is_waiting and self._bring(track):
             return
-        if not self.can_deliver or track.held == NONE or track.delivering != NONE:
+        is_able = self.can_deliver and self.may_move
+        if not is_able or track.held == NONE or track.delivering != NONE:
             return
         if track.needs_delivery:
             self._deliver(track)
         elif track.pull is not None and track.is_current and track.push is None:
             pull, track.pull = track.pull, None
-            self._sequence += 1
-            track.push = OpenPush(self._sequence, pull)
-            self.shared.desk.start(Capture(track.index, self._sequence))
+            self.sequence += 1
+            track.push = OpenPush(self.sequence, pull)
+            self.shared.desk.start(Capture(track.index, self.sequence))
 
     def _bring(self, track: FragmentTrack) -> bool:
         """Start what brings the track to a newer version; whether something was started."""
@@ -286,10 +322,21 @@ class Keeping:
         track.retry_s = self.shared.now_s + pause_s
 
     def _resolve(
-        self, track: FragmentTrack, sequence: int, outcome: str, reason: str, *, version: int = 0
+        self,
+        track: FragmentTrack,
+        sequence: int,
+        outcome: str,
+        reason: str,
+        *,
+        version: int = 0,
+        tokens: int = 0,
     ) -> None:
-        """The fate of one of our pushes: close its books once. version: that it was merged in."""
+        """The fate of one of our pushes: close its books once.
+
+        version, tokens: what the log says of one that was merged.
+        """
         is_merged = outcome in ("merged", "clipped")
+        track.books.settled(sequence, tokens, is_merged=is_merged)
         shared = self.shared
         shared.tally.outcomes[outcome] = shared.tally.outcomes.get(outcome, 0) + 1
         shared.tally.merged += is_merged

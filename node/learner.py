@@ -10,18 +10,22 @@ from __future__ import annotations
 from node.jobs import (
     Advance,
     Capture,
+    CutPart,
     Deliver,
     Evaluate,
     FetchState,
     FindSeat,
+    LoadPart,
     ParkTrainer,
     SeatFound,
     StartTrainer,
     WakeTrainer,
+    WritePart,
 )
 from node.joining import prove_index, read_charter
 from node.keeping import Keeping
 from node.linking import LINK_TRANSITIONS, Link, suspect_s
+from node.parting import Parting
 from node.rejoining import Rejoining
 from node.shared import LearnerSetup, Shared
 from node.tending import Tending
@@ -80,6 +84,7 @@ from protocol.records import (
     open_record,
     record_hash,
 )
+from protocol.snapshots import Marker
 from protocol.state import SwarmState
 from protocol.trace import (
     CheckpointScored,
@@ -105,6 +110,7 @@ class LearnerMachine:
         self.rejoining = Rejoining(self.shared)
         self.trading = Trading(self.shared, self.keeping, self.rejoining)
         self.tending = Tending(self.shared, self.keeping, self.rejoining)
+        self.parting = Parting(self.shared, self.keeping, self.tending)
         self.link = Link.WAITING
         self.link_detail = ""
         self.heard_s = 0.0
@@ -142,11 +148,13 @@ class LearnerMachine:
             case JobDone(number, result):
                 self._job_done(number, result)
             case Note(value):
+                self.parting.on_note(value)
                 self.tending.on_note(value)
             case StopAsked(reason):
                 self._leave(reason, reason)
             case Woke():
                 pass
+        self.parting.release(self._take)
         if not self._is_stopping:
             self._look()
         return self.desk.drain()
@@ -188,6 +196,7 @@ class LearnerMachine:
         self._retry_s = self.shared.now_s + pause_s
         self._fire("lost", reason)
         self.tending.on_link()
+        self.parting.on_link_lost()
 
     def _seat_found(self, found: SeatFound) -> None:
         self._is_looking = False
@@ -201,6 +210,8 @@ class LearnerMachine:
         except RemoteError as error:
             self._blame(found.leader, error)
             self._lost(f"the charter that was found is not valid: {error}")
+            return
+        if self.parting.wants_restart():
             return
         self.shared.leader = found.leader
         self._seat = (found.epoch, found.term)
@@ -257,6 +268,12 @@ class LearnerMachine:
         if self.link not in (Link.GREETING, Link.FOLLOWING):
             return  # What was on its way when the link ended.
         self.heard_s = self.shared.now_s
+        if not self.parting.holds(message):
+            self._take(peer, message)
+
+    def _take(self, peer: bytes, message: Message) -> None:
+        if self.link not in (Link.GREETING, Link.FOLLOWING):
+            return  # It was held back, and the link ended meanwhile.
         try:
             self._dispatch(peer, message)
         except RemoteError as error:
@@ -270,7 +287,7 @@ class LearnerMachine:
             case IndexPart(entries) if self.link is Link.GREETING:
                 self._collect(entries)
             case Welcome():
-                self._welcome(message)
+                self._welcome(peer, message)
             case Refused():
                 self._refused(peer, message)
             case Committed(entries) if self.link is Link.FOLLOWING:
@@ -282,16 +299,22 @@ class LearnerMachine:
                 self.keeping.on_pull(message)
             case Settled() if self.link is Link.FOLLOWING:
                 self.keeping.on_settled(message)
+            case Marker() if self.link is Link.FOLLOWING:
+                self.parting.on_marker(message)
             case Goodbye(reason):
                 self._lost(f"the syncer closed: {reason}")
                 self.desk.out.append(Disconnect(peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
 
-    def _welcome(self, welcome: Welcome) -> None:
+    def _welcome(self, peer: bytes, welcome: Welcome) -> None:
         if self.link is not Link.GREETING:
             raise UnexpectedMessage("welcome out of turn")
         self._adopt_charter(welcome.charter)
+        if self.parting.wants_restart():
+            self.desk.out.append(Disconnect(peer, "another machine enters this epoch"))
+            self._lost("the owner went back to a snapshot")
+            return
         if welcome.index is not None:
             charters = [self._read_charter(one) for one in (welcome.charter, *welcome.formers)]
             self._take_index(welcome.index, charters)
@@ -301,6 +324,7 @@ class LearnerMachine:
         self._fire("welcome")
         self.tending.on_link()
         self.keeping.resend()
+        self.parting.tell()
         self._end_if_over()
 
     def _collect(self, entries: tuple[CertifiedRecord, ...]) -> None:
@@ -311,10 +335,10 @@ class LearnerMachine:
     def _refused(self, peer: bytes, refused: Refused) -> None:
         words = f"the syncer refused: {refused.text}"
         self.desk.out.append(Disconnect(peer, refused.reason))
-        if refused.retry_after_s is None:
+        if refused.retry_after_s is None and not self.parting.on_refused(refused):
             self._is_stopping = True
             self.desk.out.append(Stop(words, REFUSED_EXIT))
-        else:
+        elif refused.retry_after_s is not None:
             self._lost(words, refused.retry_after_s)
 
     def _adopt_charter(self, envelope: Envelope) -> None:
@@ -419,10 +443,12 @@ class LearnerMachine:
             self._seek()
         self.keeping.look()
         self.trading.look()
+        self.parting.look()
         self.tending.look()
         if self.tending.is_finished:
             self._leave("finished", "finished: everything that could be handed in was handed in")
         times = [self.tending.deadline_s(), self.keeping.deadline_s(), self._deadline_s()]
+        times.append(self.parting.deadline_s())
         times += self.trading.deadlines_s()
         self.desk.out.append(WakeAt(min(t for t in times if t is not None)))
 
@@ -452,7 +478,10 @@ class LearnerMachine:
             case Capture():
                 self.keeping.on_captured(job, result)
             case StartTrainer() | ParkTrainer() | WakeTrainer():
+                self.parting.on_trainer(job, result)
                 self.tending.on_trainer_job(job, result)
+            case CutPart() | WritePart() | LoadPart():
+                self.parting.on_job(number, job, result)
             case Evaluate():
                 self.tending.on_evaluated(job, result)
             case None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,6 +79,12 @@ class ParkedTrainer:
         else:
             np.copyto(slot.values, delivery.values)
         slot.relax()
+
+    def state_with_fed(self) -> LoopState:
+        """What it goes on from, with the blocks leased meanwhile behind those it had."""
+        assert self.state is not None, "the gate is closed until the state is here"
+        fed = tuple((span.start, span.stop, span.skip) for span in self.fed)
+        return msgspec.structs.replace(self.state, ranges=(*self.state.ranges, *fed))
 
     def close(self) -> None:
         """Frees the files."""

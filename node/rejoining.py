@@ -25,10 +25,11 @@ from node.jobs import (
     MomentsInstalled,
 )
 from node.shared import Shared
+from protocol.clocks import VectorClock
 from protocol.errors import UnexpectedMessage
 from protocol.ids import JobId, short
 from protocol.machine import Connect, Disconnect, Failed, Job
-from protocol.messages import AskMoments, MomentsReady, MomentsRefused, VectorClock
+from protocol.messages import AskMoments, MomentsReady, MomentsRefused
 from protocol.trace import MomentsTaken, RejoinChanged
 
 TARGETS_MAX = 3
@@ -60,6 +61,7 @@ class Rejoin(Enum):
     INSTALLING = "installing moments"
     SEASONED = "moments of another learner"
     FRESH = "fresh moments"
+    OWN = "own moments, of a snapshot"
 
 
 _OPEN = (
@@ -73,6 +75,7 @@ _OPEN = (
 REJOIN_TRANSITIONS: dict[tuple[Rejoin, str], Rejoin] = {
     (Rejoin.IDLE, "trainer ready"): Rejoin.TARGETING,
     (Rejoin.IDLE, "not wanted"): Rejoin.FRESH,
+    (Rejoin.IDLE, "restored"): Rejoin.OWN,
     (Rejoin.TARGETING, "subscribed"): Rejoin.SEEKING,
     (Rejoin.SEEKING, "found"): Rejoin.CONNECTING,
     (Rejoin.CONNECTING, "up"): Rejoin.ASKING,
@@ -147,6 +150,11 @@ class Rejoining:
         else:
             self.state = REJOIN_TRANSITIONS[self.state, "not wanted"]
 
+    def on_trainer_restored(self) -> None:
+        """A new inner loop goes on from a snapshot, with the moments that it had then."""
+        self._waited_since_s = None
+        self._fire("restored", "")
+
     def on_trainer_lost(self) -> None:
         """Whatever was under way was for a trainer that is gone."""
         if self.state is Rejoin.IDLE:
@@ -162,7 +170,7 @@ class Rejoining:
         if self.state is Rejoin.HOLDING:
             self._fire("weights stand", "")
             self._start(InstallMoments())
-        return self.state in (Rejoin.SEASONED, Rejoin.FRESH)
+        return self.state in (Rejoin.SEASONED, Rejoin.FRESH, Rejoin.OWN)
 
     def look(self) -> None:
         """Do what time or the log has made due."""

@@ -6,11 +6,25 @@ import random
 from dataclasses import dataclass, field
 
 from node.jobs import Stepped
+from node.parts import PartState
 from node.proofs import Proofs
 from protocol.desk import Desk
 from protocol.project import Charter, Genesis
 from protocol.signing import Signer, Verify
 from protocol.state import SwarmState
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """How a machine begins an epoch that begins at a snapshot."""
+
+    snapshot: int
+    epoch: int
+    part: PartState | None = None
+    """This learner's own part, to go on from; None: it begins as a joiner."""
+    digest: bytes = b""
+    trouble: str = ""
+    """Why there is no part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,12 @@ class LearnerSetup:
     """Only for the spread of reconnection attempts."""
     shares_moments: bool = True
     """Whether optimizer state may come from and go to other learners, where the project wants."""
+    keeps_parts: bool = True
+    """Whether this host takes part in snapshots."""
+    parts: tuple[int, ...] = ()
+    """Snapshots of which there is a part on this host's disk."""
+    start: EpochStart | None = None
+    """Present in a machine that was built anew for an epoch."""
 
 
 @dataclass(slots=True)

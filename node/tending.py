@@ -31,6 +31,7 @@ from node.jobs import (
     WakeTrainer,
 )
 from node.keeping import FreezePlan, Keeping
+from node.parts import PartState
 from node.rejoining import Rejoining
 from node.shared import Shared
 from protocol import limits
@@ -139,11 +140,12 @@ class Tending:
         if self._is_news:
             times.append(self._beat_s + BEAT_EVERY_S)
         times += [t for t in (self._restart_s, self.paused_until_s) if t is not None]
-        if self._lease_asked_s is not None:
+        now_s = self.shared.now_s
+        if self._lease_asked_s is not None and self._lease_asked_s + LEASE_RETRY_S > now_s:
             times.append(self._lease_asked_s + LEASE_RETRY_S)
         if self.finishing_until_s is not None:
             times.append(self.finishing_until_s)
-        return max(min(times), self.shared.now_s + 0.01)
+        return max(min(times), now_s + 0.01)
 
     # From the owner of this machine.
 
@@ -259,6 +261,10 @@ class Tending:
         self._fire("ready", result.device)
         self.device, self._chosen_micro_batch = result.device, result.micro_batch
         self._told_progress = -1.0
+        start = self.shared.setup.start
+        if result.unread is not None and start is not None and start.part is not None:
+            self._go_on(start.part, result.unread, result.local_step)
+            return
         self.rejoining.on_trainer_ready()
         self.keeping.can_deliver = True
         self.on_progress()
@@ -266,6 +272,16 @@ class Tending:
         setup = self.shared.setup
         session = (setup.signer.key, setup.incarnation)
         self._feed(tuple(self.shared.state.leases.held.get(session, ())))
+
+    def _go_on(self, part: PartState, unread: int, local_step: int) -> None:
+        """The trainer stands where the part was cut, the leased blocks it had not read included."""
+        shared = self.shared
+        assert shared.charter is not None, "a trainer runs under a charter"
+        self.keeping.take_up(part)
+        self.rejoining.on_trainer_restored()
+        self.keeping.can_deliver = True
+        self._fed_sequences = unread + local_step * shared.charter.inner.batch_sequences
+        self.on_progress()
 
     def on_stepped(self, stepped: Stepped) -> None:
         if self.inner is Inner.STARVED:
@@ -419,7 +435,9 @@ class Tending:
         if self.inner in (Inner.DOWN, Inner.HELD, Inner.PARKING, Inner.PARKED):
             return
         session = (shared.setup.signer.key, shared.setup.incarnation)
-        if self.inner is Inner.STARTING and shared.state.leases.held.get(session):
+        is_going_on = shared.setup.start is not None and shared.setup.start.part is not None
+        has_some = is_going_on or shared.state.leases.held.get(session)
+        if self.inner is Inner.STARTING and has_some:
             return  # They are fed as soon as there is a trainer.
         asked_s = self._lease_asked_s
         if asked_s is not None and shared.now_s < asked_s + LEASE_RETRY_S:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from node.books import Books
 from protocol.messages import Pull, Push
 from protocol.records import FragmentMerged
 
@@ -62,11 +63,17 @@ class FragmentTrack:
     failures: int = 0
     retry_s: float = 0.0
     discarded_steps: int = 0
+    books: Books = field(default_factory=Books)
 
     @property
     def is_current(self) -> bool:
         """Whether the inner loop stands on everything that is committed."""
         return not self.queue and self.delivering == NONE and not self.needs_delivery
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether something of it is on its way to or from the inner loop."""
+        return self.delivering != NONE or (self.push is not None and self.push.message is None)
 
     @property
     def needs_delivery(self) -> bool:

@@ -331,6 +331,10 @@ class TrainerPort:
         if self.tape is not None:
             self.tape.closed(fragment, sequence, is_merged=is_merged)
 
+    def stand_at(self, cursor: Cursor) -> None:
+        """The trainer goes on from there in the text."""
+        self._cursor = cursor
+
     def under_charter(self) -> None:
         """Pushes are made under the bank's charter from now on."""
         if self.tape is not None:
@@ -433,7 +437,7 @@ class TrainerPort:
                 self._stepped(event)
             case link.Starved():
                 self.note(Starved())
-            case link.Done() | link.Parked() | link.Evaluated() | link.Generated():
+            case link.Done() | link.Parked() | link.PartCut() | link.Evaluated() | link.Generated():
                 if self.tape is not None and isinstance(event, link.Done):
                     self.tape.answered(event.job, event.local_step)
                 future = self._waiting.pop(event.job, None)

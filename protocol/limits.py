@@ -90,3 +90,10 @@ MOMENTS_CHUNK_BYTES = 64 << 20
 
 MOMENTS_CHUNKS_MAX = 16_384
 """Blobs that one message can name; enough for 128 billion parameters."""
+
+SNAPSHOTS_MAX = 64
+"""Snapshots that a syncer keeps at most."""
+
+OPEN_PUSHES_MAX = 4 * FRAGMENTS_MAX
+"""Pushes without a fate that a learner names at its cut: one for each fragment, and those of
+trainers that are gone."""

@@ -11,13 +11,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol import limits
+from protocol.clocks import Steps, VectorClock
 from protocol.ids import Count, Digest, NodeKey, Signature
 from protocol.project import CodecName, Name, Text
+from protocol.snapshots import Marker, PartKept, PartRefused, PartRestored
 
 RUN_COMPLETE = "the run is complete"
 """Reason of the goodbye of a learner that heard of the end."""
 
-Steps = Annotated[tuple[Count, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
 Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
 """Nats per token."""
@@ -30,20 +31,6 @@ class Cursor(Struct, frozen=True, array_like=True):
 
     position: Count
     sequence: Count
-
-
-class VectorClock(Struct, frozen=True, array_like=True):
-    """What a learner has seen of the log: its newest record, and a version of every fragment."""
-
-    log_index: Count
-    versions: Steps
-
-    def has_observed(self, other: VectorClock) -> bool:
-        """Whether nothing in `other` is newer; clocks of different length know nothing of each
-        other."""
-        if self.log_index < other.log_index or len(self.versions) != len(other.versions):
-            return False
-        return all(mine >= its for mine, its in zip(self.versions, other.versions, strict=True))
 
 
 class Envelope(Struct, frozen=True, array_like=True):
@@ -447,9 +434,12 @@ class MomentsRefused(Struct, frozen=True, array_like=True, tag="no-moments"):
     reason: MomentsReason
 
 
-LearnerMessage = Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye
+PartMessage = Marker | PartKept | PartRefused | PartRestored
+LearnerMessage = (
+    Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye | PartMessage
+)
 SyncerMessage = (
-    IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Report | Goodbye
+    IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Report | Marker | Goodbye
 )
 VoterMessage = (
     VoterHello
@@ -497,4 +487,8 @@ Message = (
     | AskMoments
     | MomentsReady
     | MomentsRefused
+    | Marker
+    | PartKept
+    | PartRefused
+    | PartRestored
 )

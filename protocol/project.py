@@ -118,6 +118,8 @@ class Origin(Struct, frozen=True, array_like=True):
 
     index: Count
     head: Digest
+    snapshot: Count = 0
+    """The snapshot that ends at this record: learners that hold a part of it go on from that."""
 
 
 class InnerSpec(Struct, frozen=True, array_like=True):
@@ -213,6 +215,10 @@ class LimitSpec(Struct, frozen=True, array_like=True):
     """A leased block is taken back from a silent learner after this."""
     lease_blocks: Annotated[int, Meta(ge=1, le=4096)]
     """Blocks in one lease at most."""
+    snapshot_every_s: Annotated[float, Meta(ge=0.0, le=1e8)] = 0.0
+    """Seconds between two snapshots of the whole swarm; 0: only when asked for."""
+    snapshots_kept: Annotated[int, Meta(ge=1, le=limits.SNAPSHOTS_MAX)] = 3
+    """Snapshots kept; the oldest go first."""
 
 
 class Charter(Struct, frozen=True, array_like=True):

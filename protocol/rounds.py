@@ -9,7 +9,7 @@ quorum itself falls to the number of those alive after the charter's patience.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -170,3 +170,21 @@ class Round:
         elif now_s < self.opened_s + self.spec.patience_s:
             times.append(self.opened_s + self.spec.patience_s)
         return min(times, default=now_s)
+
+
+def unsettled(
+    tickets: Iterable[tuple[PullTicket | None, bool]], incarnation: int
+) -> frozenset[int]:
+    """Sequences of this session's pushes that are here and have no fate yet.
+
+    tickets: each with whether what is still being sent may count.
+    """
+    found = set()
+    for ticket, is_open in tickets:
+        if ticket is None or ticket.header is None:
+            continue
+        is_sending = ticket.state is PullState.SENDING and is_open
+        is_here = is_sending or ticket.state is PullState.ARRIVED
+        if is_here and ticket.header.incarnation == incarnation:
+            found.add(ticket.header.sequence)
+    return frozenset(found)

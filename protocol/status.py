@@ -166,6 +166,48 @@ class SeatStatus(Struct, kw_only=True):
     voters: list[VoterRow] = field(default_factory=list)
 
 
+class SnapshotRow(Struct, kw_only=True):
+    """A consistent snapshot of the whole swarm, on this syncer's disk."""
+
+    name: str
+    """When it was begun, UTC."""
+    epoch: int
+    log_index: int
+    global_step: int
+    parts: list[str] = field(default_factory=list)
+    """Learners that are in."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Learners that are not in, and why."""
+
+
+class RestoreRow(Struct, kw_only=True):
+    """What a learner went on from after the owner went back to a snapshot."""
+
+    name: str
+    is_restored: bool
+    """Whether from its own part; otherwise it started over."""
+    local_step: int
+    trouble: str = ""
+
+
+class SnapshotStatus(Struct, kw_only=True):
+    """Snapshots, as the syncer that leads knows them."""
+
+    kept: list[SnapshotRow] = field(default_factory=list)
+    """Oldest first."""
+    taking: str = ""
+    """The one that is being taken."""
+    waiting_for: list[str] = field(default_factory=list)
+    """Learners whose part is still to come."""
+    trouble: str = ""
+    """Why the last one was not kept."""
+    next_s: float | None = None
+    """Seconds until the next scheduled one."""
+    restored: str = ""
+    """The one at which this epoch began."""
+    restores: list[RestoreRow] = field(default_factory=list)
+
+
 class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     """A syncer daemon."""
 
@@ -205,6 +247,7 @@ class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     payload_params: int = 0
     checkpoint_dir: str = ""
     seat: SeatStatus | None = None
+    snapshots: SnapshotStatus = field(default_factory=SnapshotStatus)
 
 
 class WitnessStatus(Struct, kw_only=True, tag="witness"):

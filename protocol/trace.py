@@ -263,6 +263,75 @@ class RejoinChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PartChanged:
+    """Where a learner's part of a snapshot stands."""
+
+    state: str
+    trigger: str
+    detail: str
+
+    @property
+    def text(self) -> str:
+        if self.trigger == "kept":
+            return f"snapshot {self.detail}: this learner's part is kept"
+        if self.trigger == "gave up":
+            return f"no part of the snapshot: {self.detail}"
+        return f"snapshot: {self.state}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotBegan:
+    """The syncer is cut; learners are asked for their parts."""
+
+    snapshot: str
+    index: int
+    learners: int
+
+    @property
+    def text(self) -> str:
+        return f"snapshot {self.snapshot} begins at record {self.index}, {self.learners} learners"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEnded:
+    """A snapshot is on the disk, or was given up."""
+
+    snapshot: str
+    is_kept: bool
+    parts: int
+    skipped: tuple[tuple[str, str], ...]
+    """Name and reason of learners that are not in."""
+    trouble: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        if not self.is_kept:
+            return f"snapshot {self.snapshot} was given up: {self.trouble}"
+        told = ", ".join(f"{name} ({reason})" for name, reason in self.skipped[:SHOWN_MAX])
+        tail = f"; not in: {told}" if told else ""
+        count = f"{self.parts} learner{'s' if self.parts != 1 else ''}"
+        return f"snapshot {self.snapshot} kept after {self.seconds:.1f} s with {count}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRestored:
+    """What a learner says it went on from after a snapshot was restored."""
+
+    peer: bytes
+    name: str
+    is_restored: bool
+    local_step: int
+    trouble: str
+
+    @property
+    def text(self) -> str:
+        if self.is_restored:
+            return f"{self.name} goes on from its part, local step {self.local_step}"
+        return f"{self.name} starts over: {self.trouble}"
+
+
+@dataclass(frozen=True, slots=True)
 class MomentsTaken:
     """A trainer begins with another learner's optimizer state."""
 

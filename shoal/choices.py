@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Group, Parameter, validators
 
 from node.host.home import Home
 from node.host.options import MonitorAt, TapeOptions
 from protocol.errors import UserError
 from shoal.exit_codes import ExitCode
+
+TAKE_PART = Group("Take part", sort_key=1)
+HOST = Group("Host a project", sort_key=2)
+THIS_MACHINE = Group("This machine", sort_key=3)
+TRY_OUT = Group("Try out and check", sort_key=4)
 
 HomeHere = Annotated[Home, Parameter(parse=False)]
 Instance = Annotated[str, Parameter(help="Tells several daemons of one role in one home apart.")]

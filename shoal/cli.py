@@ -17,6 +17,9 @@ from node.host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX
 from protocol.errors import UserError
 from shoal import failures, versions
 from shoal.choices import (
+    HOST,
+    TAKE_PART,
+    TRY_OUT,
     AtLeastOne,
     HomeHere,
     Instance,
@@ -95,7 +98,8 @@ app.command(sim_app)
 app.command(syncer_app)
 app.command(witness_app)
 app.register_install_completion_command(help="Install completion for this shell.")
-app.meta.group_parameters = Group("Everywhere", sort_key=0)
+EVERYWHERE = Group("Everywhere", sort_key=9)
+app.meta.group_parameters = app.meta.group_commands = app.group_commands = EVERYWHERE
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -133,7 +137,7 @@ def _launch(
 app.version = versions.line
 
 
-@app.command
+@app.command(group=TAKE_PART)
 def join(
     link: Annotated[str, Parameter(help="The join link, from `shoal:` to its end.")],
     *,
@@ -191,7 +195,7 @@ def join(
     )
 
 
-@app.command
+@app.command(group=TAKE_PART)
 def status(
     *,
     json: Annotated[
@@ -207,7 +211,7 @@ def status(
     return watching.status(home, instance=instance, as_json=json, is_watching=watch)
 
 
-@app.command
+@app.command(group=TAKE_PART)
 def tui(
     *,
     host: Annotated[
@@ -243,7 +247,7 @@ def tui(
     return looking.serve(home, looks, port=port) if serve else looking.look(home, looks)
 
 
-@app.command
+@app.command(group=TAKE_PART)
 def stop(
     *,
     instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
@@ -256,7 +260,7 @@ def stop(
     return running.stop(home, role=role, instance=instance)
 
 
-@app.command
+@app.command(group=TAKE_PART)
 def pause(
     length: Annotated[
         str | None, Parameter(help="How long: 90s, 15m, 2h, 1d; until resumed by default.")
@@ -271,7 +275,7 @@ def pause(
     return running.pause(home, length, instance=instance)
 
 
-@app.command
+@app.command(group=TAKE_PART)
 def resume(
     *,
     instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
@@ -283,7 +287,7 @@ def resume(
     return running.resume(home, instance=instance)
 
 
-@app.command
+@app.command(group=TAKE_PART)
 def finish(
     *,
     instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
@@ -295,7 +299,7 @@ def finish(
     return running.finish(home, instance=instance)
 
 
-@app.command
+@app.command(group=HOST)
 def export(
     project: Annotated[
         Path | None,
@@ -315,7 +319,7 @@ def export(
     return say(exporting.export(project, home, to=to, checkpoint=checkpoint, instance=instance))
 
 
-@app.command
+@app.command(group=TRY_OUT)
 def replay(
     tape: Annotated[Path, Parameter(help="A tape, or a directory with those of several daemons.")],
     *,
@@ -356,7 +360,7 @@ def replay(
     )
 
 
-@app.command
+@app.command(group=TRY_OUT)
 def demo(
     *,
     report: Annotated[Path | None, Parameter(help="Write what was measured to this file.")] = None,

@@ -6,9 +6,11 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from shoal.choices import say
+from shoal.choices import THIS_MACHINE, say
 
-config_app = App(name="config", help="Your settings of this machine: limits, hours, devices.")
+config_app = App(
+    name="config", help="Your settings of this machine: limits, hours, devices.", group=THIS_MACHINE
+)
 
 Name = Annotated[str, Parameter(name="KEY", help="Such as limits.cpu_percent.")]
 AsJson = Annotated[bool, Parameter(help="Print JSON.", negative="")]

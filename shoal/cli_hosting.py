@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from node.host.home import DEFAULT_INSTANCE
 from node.host.options import TAPE_MIB_MAX
 from shoal.choices import (
+    HOST,
     Announce,
     Bootstrap,
     HomeHere,
@@ -27,8 +28,10 @@ from shoal.choices import (
     tape_options,
 )
 
-syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.")
-witness_app = App(name="witness", help="Vote for a project: keep its log, decide who leads.")
+syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.", group=HOST)
+witness_app = App(
+    name="witness", help="Vote for a project: keep its log, decide who leads.", group=HOST
+)
 
 
 @syncer_app.command(name="run")
@@ -103,6 +106,31 @@ def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
     from shoal import running
 
     return running.drain(home, instance=instance)
+
+
+@syncer_app.command
+def snapshot(
+    *,
+    list_kept: Annotated[
+        bool,
+        Parameter(
+            name="--list", help="Take none; check those on this disk and list them.", negative=""
+        ),
+    ] = False,
+    json: Annotated[bool, Parameter(help="With --list: as one JSON list.", negative="")] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Take a consistent snapshot of the whole swarm now, and wait until it is kept.
+
+    Nobody stops for it. Every learner keeps its own part on its own disk; one that dies meanwhile
+    is named and left out. `shoal project restore-snapshot` goes back to one.
+    """
+    from shoal import snapshotting
+
+    if list_kept or json:
+        return say(snapshotting.show(home, instance=instance, as_json=json))
+    return snapshotting.take(home, instance=instance)
 
 
 @syncer_app.command(name="readmit")

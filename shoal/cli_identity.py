@@ -8,9 +8,11 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from node.host.home import Role
-from shoal.choices import HomeHere, say
+from shoal.choices import THIS_MACHINE, HomeHere, say
 
-identity_app = App(name="identity", help="The keys of this machine: show, back up, bring back.")
+identity_app = App(
+    name="identity", help="The keys of this machine: show, back up, bring back.", group=THIS_MACHINE
+)
 
 PassphraseFile = Annotated[
     Path | None,

@@ -8,17 +8,17 @@ from cyclopts import App, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE, DaemonRole
 from node.host.log_lines import Level
-from shoal.choices import HomeHere, Instance, LogJson, say
+from shoal.choices import TAKE_PART, THIS_MACHINE, HomeHere, Instance, LogJson, say
 
 
 def add_machine(app: App) -> None:
     """Adds these verbs to the command."""
-    app.command(init)
-    app.command(doctor)
-    app.command(version)
-    app.command(logs)
-    app.command(run)
-    app.command(leave)
+    app.command(init, group=THIS_MACHINE)
+    app.command(doctor, group=THIS_MACHINE)
+    app.command(version, group=THIS_MACHINE)
+    app.command(logs, group=TAKE_PART)
+    app.command(run, group=TAKE_PART)
+    app.command(leave, group=TAKE_PART)
 
 
 def init(*, home: HomeHere) -> int:

@@ -8,10 +8,12 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 
 from node.host.home import DEFAULT_INSTANCE
-from shoal.choices import HomeHere, Instance, Key, ProjectPath, WholeKey, say
+from shoal.choices import HOST, HomeHere, Instance, Key, ProjectPath, WholeKey, say
 from shoal.presets import PresetName
 
-project_app = App(name="project", help="Create, sign and read project files; govern a project.")
+project_app = App(
+    name="project", help="Create, sign and read project files; govern a project.", group=HOST
+)
 
 
 @project_app.command
@@ -206,3 +208,26 @@ def reset_seat(
             link=from_learners,
         )
     )
+
+
+@project_app.command
+def restore_snapshot(
+    project: ProjectPath,
+    snapshot: Annotated[
+        str | None,
+        Parameter(help="Which one, as `shoal syncer snapshot --list` calls it; else the newest."),
+    ] = None,
+    *,
+    yes: Annotated[bool, Parameter(help="Do it; otherwise it is only explained.", negative="")] = (
+        False
+    ),
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Go back to a snapshot of the whole swarm: a new epoch, in which learners go on from theirs.
+
+    A damaged snapshot gives way to the good one before it, which is named.
+    """
+    from shoal import restoring
+
+    return restoring.restore(project, home, snapshot=snapshot, instance=instance, is_confirmed=yes)

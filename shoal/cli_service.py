@@ -7,9 +7,11 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from node.host.home import DEFAULT_INSTANCE, DaemonRole
-from shoal.choices import HomeHere, Instance
+from shoal.choices import THIS_MACHINE, HomeHere, Instance
 
-service_app = App(name="service", help="Have systemd start a daemon, and start it again.")
+service_app = App(
+    name="service", help="Have systemd start a daemon, and start it again.", group=THIS_MACHINE
+)
 
 System = Annotated[
     bool, Parameter(help="A service of the machine, hardened; otherwise one of yours.", negative="")

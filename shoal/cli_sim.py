@@ -7,9 +7,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter, validators
 
-from shoal.choices import AtLeastOne, HomeHere
+from shoal.choices import TRY_OUT, AtLeastOne, HomeHere
 
-sim_app = App(name="sim", help="Simulate: clusters under failures, links, mixed speeds, borrowing.")
+sim_app = App(
+    name="sim",
+    help="Simulate: clusters under failures, links, mixed speeds, borrowing.",
+    group=TRY_OUT,
+)
 
 Positive = validators.Number(gt=0)
 NotNegative = validators.Number(gte=0)

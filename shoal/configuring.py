@@ -36,7 +36,7 @@ EXAMPLES: Final = {
 }
 """What could stand where the default is nothing."""
 
-AT_START: Final = "learner."
+AT_START: Final = ("learner.", "limits.nice", "limits.gpu_memory_percent")
 """Keys that a running learner does not read again."""
 
 

@@ -188,19 +188,29 @@ def memory(limit_bytes: int | None) -> tuple[int, int, str]:
 
     machine = psutil.virtual_memory()
     available, total, bound = int(machine.available), int(machine.total), ""
-    ceiling = container_limit()
-    if ceiling is not None and ceiling < total:
-        used = total - available
-        total, bound = ceiling, "the most that this container may take"
-        available = min(available, max(0, ceiling - min(used, ceiling)) or ceiling)
+    container = container_memory()
+    if container is not None and container[0] < total:
+        total, taken = container
+        bound = "the most that this container may take"
+        available = min(available, max(0, total - taken))
     if limit_bytes is not None and limit_bytes < available:
         available, bound = limit_bytes, "the most that limits.ram_bytes_max allows"
     return available, total, bound
 
 
-def container_limit() -> int | None:
-    """The memory limit of the control group that we are in; None without one."""
-    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+CONTROL_GROUPS: Final = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+"""Limit and use, by both versions of control groups, as a container sees its own."""
+
+
+def container_memory() -> tuple[int, int] | None:
+    """The memory limit of the control group that we are in, and what it takes; None without."""
+    for limit, taken in CONTROL_GROUPS:
         with contextlib.suppress(OSError, ValueError):
-            return int(Path(place).read_text())
+            return int(Path(limit).read_text()), int(Path(taken).read_text())
     return None

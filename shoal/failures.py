@@ -57,7 +57,7 @@ def report(error: Exception) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0][:200]
+    text = str(error).strip().partition("\n")[0][:200].rstrip(".")
     return f"{type(error).__name__}: {text}." if text else f"{type(error).__name__}."
 
 

@@ -12,7 +12,7 @@ from node.host.home import TAPES, Daemon, Home
 from node.host.joined import Membership
 from protocol.errors import TransientError, UserError
 from protocol.status import NodeStatus
-from shoal import daemons
+from shoal import daemons, services
 from shoal.exit_codes import ExitCode
 
 END_S = 30.0
@@ -38,6 +38,11 @@ def leave(home: Home, project: str | None, *, instance: str, is_purging: bool) -
         )
     joined.forget(membership)
     print(f"learner {instance} has left {membership.called}; `shoal run` does not join it again")
+    for unit in services.installed():
+        if unit.name == f"shoal-learner-{instance}.service":
+            print(
+                f"{unit.name} would start it in vain: shoal service uninstall --instance {instance}"
+            )
     if is_purging:
         print(_purge(home, membership))
     else:
@@ -90,6 +95,7 @@ def _purge(home: Home, membership: Membership) -> str:
     project, instance = membership.link.project, membership.joined.instance
     places = [
         home.root / TAPES / project.hex() / f"learner-{instance}",
+        home.parked(instance),
         home.logs() / f"trainer-{instance}.log",
         *sorted(home.logs().glob(f"learner-{instance}.*")),
     ]

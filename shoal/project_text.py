@@ -188,6 +188,12 @@ SECTIONS = (
             Line("heldout_sequences", 64, "held-out sequences in one measurement"),
             Line("lease_s", 120.0, "seconds after which a silent learner's blocks are taken back"),
             Line("lease_blocks", 1024, "blocks leased at once"),
+            Line(
+                "snapshot_every_s",
+                0.0,
+                "seconds between snapshots of the whole swarm; 0: only `shoal syncer snapshot`",
+            ),
+            Line("snapshots_kept", 3, "snapshots kept; the oldest go first"),
         ),
     ),
     Section(

@@ -75,7 +75,9 @@ def install(
     if not is_only_printing:
         _require_systemd(is_system=is_system)
     place = _home_of_unit(home, is_system=is_system)
-    command, membership = _command(Home(place), work, options, role=role, instance=instance)
+    command, membership = _command(
+        Home(place), work, options, role=role, instance=instance, is_system=is_system
+    )
     wish = UnitWish(
         role=role,
         instance=instance,
@@ -201,7 +203,13 @@ def _home_of_unit(home: Home, *, is_system: bool) -> Path:
 
 
 def _command(
-    home: Home, work: str | None, options: tuple[str, ...], *, role: DaemonRole, instance: str
+    home: Home,
+    work: str | None,
+    options: tuple[str, ...],
+    *,
+    role: DaemonRole,
+    instance: str,
+    is_system: bool,
 ) -> tuple[tuple[str, ...], Joined | None]:
     """The daemon's command, each word of it checked, and what must be remembered for it."""
     membership = None
@@ -212,7 +220,13 @@ def _command(
         from shoal import projects
 
         assert work is not None, "it was asked for"
-        words = [role, "run", str(projects.signed_path(Path(work)).absolute()), *options]
+        signed = str(projects.signed_path(Path(work)).absolute())
+        if is_system and _is_in_home(signed):
+            raise UserError(
+                f"{signed} lies in somebody's home, which a service of the system does not see. "
+                "Copy it elsewhere, such as /etc/shoal."
+            )
+        words = [role, "run", signed, *options]
     words += named
     _check(words)
     return (sys.executable, "-m", "shoal", *words), membership

@@ -16,6 +16,7 @@ from protocol.trace import (
 )
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger, Violation
+from simulator.syncers import SimSyncer
 from simulator.world import Host, World
 
 
@@ -29,6 +30,8 @@ class SafetyChecker:
         world.watchers.append(self.watch)
 
     def watch(self, now_s: float, host: Host, fact: Fact) -> None:
+        if isinstance(fact, RecordCommitted | FragmentAdvanced) and self._is_before(host):
+            return  # It has not heard yet that what it follows is void.
         match fact:
             case RecordCommitted(index, _, digest, _):
                 known = self.committed.setdefault(index, digest)
@@ -41,6 +44,16 @@ class SafetyChecker:
                 if version < self.applied.get(key, 0):
                     raise Violation(f"{now_s:.2f}: {host.name} went back to version {version}")
                 self.applied[key] = version
+
+    def void_behind(self, index: int) -> None:
+        """Records behind this one never were."""
+        self.committed = {at: digest for at, digest in self.committed.items() if at <= index}
+
+    def _is_before(self, host: Host) -> bool:
+        """Whether this host follows a log from before the owner's newest epoch."""
+        if isinstance(host, SimLearner):
+            return host.is_void or host.learner.shared.state.epoch < self.ledger.epoch
+        return isinstance(host, SimSyncer) and host.syncer.state.epoch < self.ledger.epoch
 
     def _check_version(
         self, now_s: float, host: Host, fragment: int, version: int, theta: bytes

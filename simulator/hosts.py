@@ -14,6 +14,7 @@ from node.jobs import (
     BeginSteps,
     Capture,
     Captured,
+    CutPart,
     Deliver,
     Delivered,
     Evaluate,
@@ -23,6 +24,7 @@ from node.jobs import (
     FindSeat,
     Freeze,
     HoldSteps,
+    LoadPart,
     ParkTrainer,
     ReleaseSteps,
     ReplaceTrainer,
@@ -38,8 +40,10 @@ from node.jobs import (
     TrainerParked,
     TrainerReady,
     WakeTrainer,
+    WritePart,
 )
 from node.learner import LearnerMachine
+from node.parting import RESTART_EXIT
 from node.shared import LearnerSetup
 from node.trainer_tape import Sink, TrainerTape, applied, replay_class, snapshot
 from protocol import wire
@@ -53,6 +57,7 @@ from simulator.backends import Backend
 from simulator.fetching import SimFetcher
 from simulator.moments import SimMoments
 from simulator.nodes import Speed, SpeedModel
+from simulator.parts import SimParts
 from simulator.syncers import SimSyncer
 from simulator.tiny import VIRTUAL, SimSigner, TinyProject, TinyTrainer, sim_verify
 from simulator.world import Host, World
@@ -94,10 +99,15 @@ class SimLearner(Host):
         self.trainer: TinyTrainer | None = None
         self.learner: LearnerMachine
         self.moments = SimMoments(self)
+        self.parts = SimParts(self)
+        self.incarnation = 0
         self.trainers = 0
+        self.trainer_number = 0
+        """Of the trainer that runs; one that goes on from a part keeps its number."""
         self.reads: list[tuple[int, int, int]] = []
-        """(life, position, sequence) of everything any of its trainers read."""
+        """(incarnation, position, sequence) of everything any of its trainers read."""
         self.captures: dict[tuple[int, int], tuple[int, int]] = {}
+        """(incarnation, sequence) of a push -> the trainer's number, and its local step then."""
         """(life, sequence) of a push -> the trainer's number, and its local step then."""
         self.progress: list[float] = []
         """Every place on the learning-rate schedule that a trainer was told."""
@@ -129,13 +139,19 @@ class SimLearner(Host):
             reach=self._reach,
             newest=lambda fragment: self.learner.shared.state.fragments[fragment].version,
         )
+        start = self.parts.begin_life()
+        self.incarnation = self.life
+        if start is not None and start.part is not None:
+            self.incarnation = start.part.incarnation
         setup = LearnerSetup(
             project=self.tiny.project,
             genesis=self.tiny.genesis,
             layout_digest=self.layout.digest,
             name=self.name,
             agent="simulator",
-            incarnation=self.life,
+            incarnation=self.incarnation,
+            parts=tuple(self.parts.disk),
+            start=start,
             evaluates=True,
             micro_batch=None,
             signer=self.signer,
@@ -144,6 +160,21 @@ class SimLearner(Host):
         )
         self.learner = LearnerMachine(setup)
         return self.learner
+
+    def crash(self) -> None:
+        is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
+        if is_restart and self.is_up:
+            self.parts.next_start(self.learner.parting.next_start)
+        super().crash()
+        if is_restart:
+            self.world.after(0.2, lambda: None if self.is_up else self.boot())
+
+    @property
+    def is_void(self) -> bool:
+        """Whether what it does is void: its owner went back, and it has not followed yet."""
+        charter = self.learner.shared.charter
+        epoch = charter.epoch if charter is not None else 0
+        return epoch < self.world.owner_epoch or self.learner.parting.is_leaving
 
     def lose_trainer(self, *, is_out_of_memory: bool = False) -> None:
         """The trainer process dies; the daemon lives."""
@@ -159,24 +190,35 @@ class SimLearner(Host):
             case FindSeat():
                 world.after(2 * world.delay_s(), lambda: answer(self._find_seat()))
             case FetchState():
+                kept = self.parts.install(job)
+                if kept is not None:
+                    world.after(0.0, lambda: answer(kept))
+                    return
                 numel = self.layout.fragments[job.fragment].numel
                 self.fetcher.fetch(job, numel, lambda got: answer(self._install(job, got)))
             case Advance():
                 self._fetch_payload(job, answer)
             case StartTrainer():
-                world.after(TRAINER_START_S, lambda: answer(self._start_trainer()))
+                self._in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
             case ParkTrainer():
-                world.after(PARK_S, lambda: answer(self._park()))
+                self._in_this_life(PARK_S, lambda: answer(self._park()))
             case WakeTrainer():
-                world.after(TRAINER_START_S, lambda: answer(self._unpark()))
+                self._in_this_life(TRAINER_START_S, lambda: answer(self._unpark()))
             case Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case Capture():
                 self.command(lambda trainer: answer(self._capture(job, trainer)), answer)
             case Evaluate():
-                world.after(1.0, lambda: answer(self._evaluate(job)))
+                self._in_this_life(1.0, lambda: answer(self._evaluate(job)))
+            case CutPart() | WritePart() | LoadPart():
+                self.parts.run_job(job, answer)
             case _:
                 self.moments.run_job(job, answer)
+
+    def _in_this_life(self, delay_s: float, work: Callable[[], None]) -> None:
+        """Do this later, unless the host has died by then."""
+        life = self.life
+        self.world.after(delay_s, lambda: work() if self.life == life else None)
 
     def act(self, action: object) -> None:
         match action:
@@ -326,7 +368,8 @@ class SimLearner(Host):
                 seed_salt=trainer.noise_seed,
                 replay_class=replay_class(VIRTUAL, 1, None),
             )
-        return TrainerReady(VIRTUAL, inner.batch_sequences)
+        self.trainer_number = self.trainers
+        return self.parts.restore(self.trainer, TrainerReady(VIRTUAL, inner.batch_sequences))
 
     def command(
         self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
@@ -366,7 +409,7 @@ class SimLearner(Host):
             self.recorder.took(snapshot(job.fragment)(trainer.local_step))
             self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
         self.pushed.append((job.fragment, push.payload_bytes))
-        self.captures[self.life, job.sequence] = (self.trainers, trainer.local_step)
+        self.captures[self.incarnation, job.sequence] = (self.trainer_number, trainer.local_step)
         if self.on_capture:
             payload = self.shelf.get(push.digest)
             assert payload is not None, "it was just put there"
@@ -400,7 +443,8 @@ class SimLearner(Host):
                 return
             before = len(trainer.read)
             loss = trainer.end_step(seconds)
-            self.reads += [(life, *read) for read in trainer.read[before:]]
+            if not self.is_void:
+                self.reads += [(self.incarnation, *read) for read in trainer.read[before:]]
             if self.recorder is not None:
                 self.recorder.stepped(trainer.local_step, 0.0)
             trainer.boundary()

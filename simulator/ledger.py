@@ -29,6 +29,10 @@ class Ledger:
         """By fragment and version."""
         self.on_merge: list[Callable[[FragmentMerged, bytes | None], None]] = []
         """Told every merge with its payload, in the order of the log."""
+        self.epoch = 0
+        """The owner's newest."""
+        self.void: dict[int, bytes] = {}
+        """Records behind the origin of this epoch, certified in one before it."""
         self._charter = charter
         self._waiting: dict[int, CertifiedRecord] = {}
 
@@ -44,6 +48,11 @@ class Ledger:
         payload: how this host finds the payload of a merge.
         """
         digest = record_hash(entry.record)
+        if entry.certificate.epoch < self.epoch and self.entries.get(index) != digest:
+            # Somebody has not heard of the new epoch yet: also void records have one history.
+            if self.void.setdefault(index, digest) != digest:
+                raise Violation(f"{who} has another void record {index} than was committed before")
+            return
         known = self.entries.setdefault(index, digest)
         if known != digest:
             raise Violation(f"{who} has another record {index} than was committed before")
@@ -51,6 +60,17 @@ class Ledger:
             self._waiting[index] = entry
         while len(self.records) + 1 in self._waiting:
             self._check(who, self._waiting.pop(len(self.records) + 1), payload)
+
+    def void_behind(self, index: int, charter: Charter) -> None:
+        """The owner began an epoch behind this record: what follows it never was."""
+        self.epoch = charter.epoch
+        self.void = {at: digest for at, digest in self.entries.items() if at > index}
+        self.entries = {at: digest for at, digest in self.entries.items() if at <= index}
+        self._waiting.clear()
+        del self.records[index:]
+        self.merges = [one.body for one in self.records if isinstance(one.body, FragmentMerged)]
+        self.versions = {(one.fragment, one.version): one for one in self.merges}
+        self._charter = charter
 
     def check_whole(self) -> None:
         """Raise Violation if a record was applied and one before it was not, by anybody."""

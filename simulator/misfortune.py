@@ -12,6 +12,7 @@ from simulator.hosts import SimLearner
 from simulator.nodes import ChurnModel
 from simulator.scenario import Swarm
 from simulator.scenarios import FaultKind, Scenario
+from simulator.snapshots import restore
 from simulator.syncers import SimSyncer
 from simulator.witnesses import SimWitness
 from simulator.world import Host
@@ -61,6 +62,8 @@ class Misfortune:
             world.at(time_s, _bind(self._strike, kind, for_s))
             time_s += self.chance.expovariate(1.0 / faults.every_s)
         self._schedule_churn()
+        if scenario.snapshots.restore_s and self.swarm.cuts is not None:
+            world.at(scenario.snapshots.restore_s, self._restore)
         if scenario.is_troubled:
             world.at(self.until_s, self.heal)
 
@@ -72,6 +75,23 @@ class Misfortune:
             for time_s, kind, away_s in model.events(chance, self.until_s):
                 away_s = min(away_s, self.until_s - time_s)
                 self.swarm.world.at(time_s, _churning(self, learner, kind, away_s))
+
+    def _restore(self) -> None:
+        """The owner goes back to a snapshot, as soon as a leader has one."""
+        swarm, cuts = self.swarm, self.swarm.cuts
+        assert cuts is not None, "there are snapshots"
+        leader = swarm.syncer
+        here = leader.disk.snapshots if leader.is_up and leader.syncer.seat else {}
+        known = [one for one in cuts.kept if one.snapshot in here]
+        if not known:
+            swarm.world.after(1.0, self._restore)
+            return
+        manifest = self.chance.choice(known)
+        charter = restore(swarm, cuts, manifest)
+        self.tell(
+            swarm.world.now_s,
+            f"the owner goes back to record {manifest.index}: epoch {charter.epoch} begins",
+        )
 
     def churn(self, learner: SimLearner, kind: str, away_s: float) -> None:
         """One thing that happens to a learner by itself."""

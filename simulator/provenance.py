@@ -153,6 +153,8 @@ class ProvenanceChecker:
         """The inner loop starts over from the global value: what was not handed in is gone."""
         trainer = host.trainer
         assert isinstance(trainer, ProvenanceTrainer)
+        if host.is_void:
+            return
         self._book(host, fragment).discarded.update(trainer.slots)
 
     def _on_capture(
@@ -163,6 +165,8 @@ class ProvenanceChecker:
         assert isinstance(trainer, ProvenanceTrainer)
         local = trainer.theta[fragment]
         assert local is not None
+        if host.is_void:
+            return
         who = f"{host.name}: push {sequence} of fragment {fragment}"
         if base >= len(self._values[fragment]):
             raise Violation(f"{who} is based on version {base}, which was never committed")
@@ -176,7 +180,7 @@ class ProvenanceChecker:
         values = decode(codec, payload, displacement.size)
         steps = self._steps(who, values)
         self._compare(host, fragment, base, who, steps)
-        self.pushes[host.key, host.life, sequence] = (fragment, steps)
+        self.pushes[host.key, host.incarnation, sequence] = (fragment, steps)
         self.compared += 1
 
     def _compare(
@@ -206,7 +210,45 @@ class ProvenanceChecker:
         return frozenset(np.flatnonzero(values).tolist())
 
     def _book(self, host: SimLearner, fragment: int) -> Books:
-        return self._books.setdefault((host.key, host.trainers, fragment), Books())
+        return self._books.setdefault((host.key, host.trainer_number, fragment), Books())
+
+    def check_cut(self, host: SimLearner, fragment: int) -> None:
+        """A part was cut: what is not handed in is what this trainer did since it last did."""
+        trainer = host.trainer
+        assert isinstance(trainer, ProvenanceTrainer)
+        local = trainer.theta[fragment]
+        assert local is not None
+        standing = host.bank.standing()[fragment]
+        base = standing.base.version
+        who = f"{host.name}: its part of fragment {fragment}"
+        if not self.backend.is_uneven:
+            steps = self._steps(who, self._values[fragment][base] - local)
+            # What is known to be in the base and not taken off yet is told by the part, too.
+            known = {
+                slot
+                for (key, _, sequence), (at, handed) in self.pushes.items()
+                if key == host.key and at == fragment and sequence in standing.merged
+                for slot in handed
+                if self._merged[fragment].get(slot, base + 1) <= base
+            }
+            self._compare(host, fragment, base, who, steps - known)
+            self.compared += 1
+
+    def discarded(self, host: SimLearner) -> list[set[int]]:
+        """Of its trainer, by fragment: what assignments overwrote so far."""
+        return [set(self._book(host, at).discarded) for at in range(len(self._values))]
+
+    def go_back(self, versions: Sequence[int]) -> None:
+        """Merges behind these versions never were."""
+        for at, version in enumerate(versions):
+            del self._values[at][version + 1 :]
+            merged = self._merged[at]
+            self._merged[at] = {slot: found for slot, found in merged.items() if found <= version}
+
+    def go_on(self, host: SimLearner, discarded: list[set[int]]) -> None:
+        """A trainer went on from a part: whatever was overwritten behind the cut never was."""
+        for at, slots in enumerate(discarded):
+            self._book(host, at).discarded = set(slots)
 
     # What the log says.
 

@@ -7,8 +7,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from protocol.errors import ShoalError
 from protocol.ids import short
+from protocol.project import LimitSpec
 from protocol.trace import (
     Fact,
     FragmentAdvanced,
@@ -26,8 +29,9 @@ from simulator.nodes import SpeedModel
 from simulator.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
 from simulator.scenario import Swarm, build_swarm
 from simulator.scenarios import Scenario
+from simulator.snapshots import SnapshotChecker
 from simulator.taping import SwarmTape
-from simulator.tiny import TENSOR_ELEMENTS, TENSORS
+from simulator.tiny import LIMITS, TENSOR_ELEMENTS, TENSORS
 from simulator.world import Host
 
 SETTLE_S = 150.0
@@ -63,6 +67,10 @@ class Outcome:
     """The promise that was broken; empty if none was."""
     handed: int = 0
     """Hand-ins that the provenance checker compared."""
+    parts: int = 0
+    """Learners' parts of snapshots that were judged."""
+    resumed: int = 0
+    """Learners that went on from their part."""
 
 
 @dataclass(slots=True)
@@ -118,12 +126,24 @@ def build(scenario: Scenario, seed: int, tape: SwarmTape | None = None) -> Swarm
         tensors_of=tensors_of,
         fragments=rounds.fragments,
         join_s=scenario.churn.join_s,
+        limits=_limits(scenario),
         tape=tape.of if tape is not None else None,
     )
     _draw_hosts(swarm, scenario, seed)
     if backend is not None:
         swarm.sets = ProvenanceChecker(swarm.ledger, backend, swarm.learners)
+    if scenario.snapshots.every_s:
+        swarm.cuts = SnapshotChecker(swarm)
     return swarm
+
+
+def _limits(scenario: Scenario) -> LimitSpec | None:
+    """Those of any tiny project, with the scenario's schedule of snapshots."""
+    snapshots = scenario.snapshots
+    if not snapshots.every_s:
+        return None
+    schedule = {"snapshot_every_s": snapshots.every_s, "snapshots_kept": snapshots.kept}
+    return structs.replace(LIMITS, **schedule)
 
 
 def _draw_hosts(swarm: Swarm, scenario: Scenario, seed: int) -> None:
@@ -177,6 +197,8 @@ def run(
         line(f"{world.now_s:10.3f}  {'(checker)':<12} {outcome.violation}", False)
     outcome.virtual_s = world.now_s
     outcome.handed = swarm.sets.compared if swarm.sets else 0
+    if swarm.cuts is not None:
+        outcome.parts, outcome.resumed = swarm.cuts.compared, len(swarm.cuts.restored)
     return outcome
 
 

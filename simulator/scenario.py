@@ -16,6 +16,7 @@ from simulator.ledger import Ledger
 from simulator.network import NetworkModel
 from simulator.nodes import SpeedModel
 from simulator.provenance import ProvenanceChecker
+from simulator.snapshots import SnapshotChecker
 from simulator.syncers import Notice, SimSyncer
 from simulator.taping import Direct
 from simulator.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
@@ -38,6 +39,8 @@ class Swarm:
     witnesses: list[SimWitness]
     sets: ProvenanceChecker | None = None
     """Who compares sets of local steps, where weights are that."""
+    cuts: SnapshotChecker | None = None
+    """Who judges snapshots, where there are any."""
 
     @property
     def syncer(self) -> SimSyncer:
@@ -110,14 +113,20 @@ def build_swarm(
         SimWitness(world, tiny, signer, ledger=ledger, name=f"witness-{number}")
         for number, signer in enumerate(watching)
     ]
-    for host in hosts:
-        host.tape = tape
-    if tape is not None and tensors.merge is merge_fragment:
-        # Sets of local steps are put together otherwise than any replay would.
-        for learner in learners:
-            learner.tape = tape
+    swarm = Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
+    _record(swarm, tape, tensors)
     _boot([*hosts, *voters], learners, join_s)
-    return Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
+    return swarm
+
+
+def _record(
+    swarm: Swarm, tape: Callable[[SimSyncer | SimLearner], Direct] | None, tensors: Backend
+) -> None:
+    for host in swarm.syncers:
+        host.tape = tape
+    for learner in swarm.learners:
+        # Sets of local steps are put together otherwise than any replay would.
+        learner.tape = tape if tensors.merge is merge_fragment else None
 
 
 def _voters(syncers: list[SimSigner], witnesses: list[SimSigner]) -> tuple[Voter, ...]:

@@ -115,6 +115,16 @@ class Faults(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How long one lasts, at least and at most."""
 
 
+class Snapshots(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Consistent snapshots of the whole swarm."""
+
+    every_s: NotNegative = 0.0
+    """0: none."""
+    kept: Annotated[int, Meta(ge=1, le=64)] = 3
+    restore_s: NotNegative = 0.0
+    """When the owner goes back to one that is there, once; 0: never."""
+
+
 class Scenario(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All of it."""
 
@@ -128,6 +138,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     speed: Speeds = Speeds()
     churn: Churn = Churn()
     faults: Faults = Faults()
+    snapshots: Snapshots = Snapshots()
 
     @property
     def is_troubled(self) -> bool:
@@ -171,6 +182,14 @@ BUILT_IN: dict[str, Scenario] = {
         about="Volunteers leave, crash and come back all the time.",
         hosts=Hosts(learners=8, moments="peer"),
         churn=Churn(leaves_per_h=20.0, crashes_per_h=20.0, trainer_crashes_per_h=20.0, repair_s=15),
+    ),
+    "snapshots": Scenario(
+        about="Snapshots all the time, learners that die meanwhile, and an owner who goes back.",
+        tensors="provenance",
+        hosts=Hosts(learners=4),
+        rounds=Rounds(fragments=2, apply="rebase"),
+        faults=Faults(kinds=("kill-learner", "kill-trainer", "kill-syncer", "cut", "disk-full")),
+        snapshots=Snapshots(every_s=8.0, restore_s=90.0),
     ),
     "provenance": Scenario(
         about="Sets of local steps in place of weights, under rebase and all kinds of faults.",
@@ -240,6 +259,11 @@ def draw(seed: int) -> Scenario:
             repair_s=10.0,
         ),
         faults=Faults(kinds=kinds, every_s=chance.choice((6.0, 12.0, 25.0))),
+        snapshots=Snapshots(
+            every_s=chance.choice((0.0, 6.0, 15.0)),
+            kept=chance.choice((1, 3)),
+            restore_s=chance.choice((0.0, 60.0, 100.0)),
+        ),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -14,16 +14,17 @@ from node.host.shelf import Shelf
 from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
-from protocol.machine import Failed, Start
-from protocol.messages import Certificate, CertifiedRecord, Envelope, Vote
+from protocol.machine import Effect, Failed, Start
+from protocol.messages import CertifiedRecord, Envelope, Vote
 from protocol.numerics import chunks
 from protocol.numerics.merge import merge_fragment
 from protocol.project import Charter, encode
-from protocol.records import FragmentMerged, Record, record_hash
+from protocol.records import FragmentMerged, Record
 from protocol.signing import seal
-from protocol.state import SwarmState, SwarmSummary
+from protocol.state import SwarmState
 from simulator.backends import Backend
 from simulator.ledger import Ledger
+from simulator.syncer_disk import DISK_JOBS, SimDisk
 from simulator.tiny import SimSigner, TinyProject, sim_verify
 from simulator.world import Host, World
 from syncer_node.bank import MergeBank
@@ -31,6 +32,7 @@ from syncer_node.following import NONE
 from syncer_node.jobs import (
     Adopt,
     CheckpointWritten,
+    CutSnapshot,
     FetchPayload,
     FetchPush,
     FetchWeights,
@@ -40,6 +42,7 @@ from syncer_node.jobs import (
     InstallState,
     Keep,
     KeepCharter,
+    KeepSnapshot,
     LoadWeights,
     Merge,
     Merged,
@@ -52,8 +55,8 @@ from syncer_node.jobs import (
     Replayed,
     WeightsMade,
     WriteCheckpoint,
+    WriteSnapshot,
 )
-from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.jobs import (
     Append,
     Appended,
@@ -62,7 +65,6 @@ from syncer_node.raft.jobs import (
     ProofsKept,
     SaveBallot,
 )
-from syncer_node.raft.log import Floor
 from syncer_node.recording import PayloadTape, RecordedMachine, Sink
 from syncer_node.recovery import LogView, enter_epoch, log_start, recertify, refold, scan
 from syncer_node.setup import Recovered, SyncerSetup
@@ -83,72 +85,6 @@ class Notice:
     votes: tuple[Vote, ...]
     charter: Envelope
     until_s: float
-
-
-@dataclass(slots=True)
-class SimDisk:
-    """What survives a crash of a syncer."""
-
-    ballot: Ballot
-    log: list[bytes] = field(default_factory=list)
-    proofs: list[Certificate] = field(default_factory=list)
-    floor: Floor = field(default_factory=Floor)
-    floor_entry: CertifiedRecord | None = None
-    floor_summary: SwarmSummary | None = None
-    floor_origins: tuple[CertifiedRecord, ...] = ()
-    payloads: dict[bytes, bytes] = field(default_factory=dict)
-    charter: Envelope | None = None
-    has_weights: bool = False
-    is_full: bool = False
-
-    @classmethod
-    def fresh(cls, name: bytes) -> SimDisk:
-        """An empty disk with a name of its own."""
-        return cls(Ballot(name, 0))
-
-    @property
-    def last(self) -> int:
-        return self.floor.index + len(self.log)
-
-    @property
-    def certified(self) -> int:
-        return min(self.last, self.floor.index + len(self.proofs))
-
-    def floor_state(self) -> tuple[Floor, SwarmSummary | None]:
-        return self.floor, self.floor_summary
-
-    def records(self, after: int) -> Iterable[bytes]:
-        return list(self.log[after - self.floor.index :])
-
-    def certificate(self, index: int) -> Certificate | None:
-        at = index - self.floor.index - 1
-        return self.proofs[at] if 0 <= at < len(self.proofs) else None
-
-    def append(self, after: int, records: tuple[bytes, ...]) -> None:
-        at = after - self.floor.index
-        del self.log[at:]
-        del self.proofs[at:]
-        self.log.extend(records)
-
-    def keep(self, certificate: Certificate) -> None:
-        if certificate.index == self.floor.index + len(self.proofs) + 1:
-            self.proofs.append(certificate)
-
-    def cut_for_epoch(self, index: int, epoch: int) -> None:
-        self.append(index, ())
-
-    def leave_log(self, epoch: int) -> None:
-        self.log, self.proofs = [], []
-        self.floor, self.floor_entry, self.floor_summary = Floor(), None, None
-
-    def begin_behind(self, job: InstallState) -> None:
-        record = wire.decode(job.entry.record, Record)
-        owed = max(self.ballot.owed, self.last)
-        self.ballot = msgspec.structs.replace(self.ballot, owed=owed, owed_epoch=job.summary.epoch)
-        self.log, self.proofs = [], []
-        self.floor = Floor(record.index, record.term, record_hash(job.entry.record))
-        self.floor_entry, self.floor_summary = job.entry, job.summary
-        self.floor_origins = job.origins
 
 
 class SimSyncer(Host):
@@ -228,6 +164,7 @@ class SimSyncer(Host):
         held = disk.ballot
         disk.ballot = msgspec.structs.replace(held, boot=held.boot + 1)
         enter_epoch(disk, charter)
+        disk.enter_snapshot(charter.origin)
         view = scan(disk, charter, self.signer)
         for index in range(disk.certified + 1, view.certified + 1):
             encoded = disk.log[index - disk.floor.index - 1]
@@ -235,7 +172,9 @@ class SimSyncer(Host):
             if entry is not None:
                 disk.keep(entry.certificate)
         state, versions = self._fold(view)
+        outlines = tuple(kept.manifest.outline for _, kept in sorted(disk.snapshots.items()))
         recovered = Recovered(state, log_start(disk, view), disk.ballot, versions)
+        recovered.snapshots = outlines
         self._collect(recovered)
         self._tell(recovered.state.index)
         return recovered
@@ -253,15 +192,18 @@ class SimSyncer(Host):
         disk, block = self.disk, self.tiny.genesis.data.block_sequences
         count = len(self.layout.fragments)
         records = disk.log[: max(0, view.certified - disk.floor.index)]
-        if disk.floor_summary is None and disk.has_weights:
-            self._initialise()
-            state = SwarmState(block)
+        summary = disk.floor_summary
+        if disk.base is not None or (summary is None and disk.has_weights):
+            if disk.base is None:
+                self._initialise()
+            for at, one in enumerate(disk.base or ()):
+                self.bank.initialise(at, one.number, one.theta, one.momentum)
+            state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
             try:
                 refold(state, records, self._replay)
                 return state, [self.bank.current(at).number for at in range(count)]
             except CorruptState:
                 pass  # A payload is lost: the fragments must come from others.
-        summary = disk.floor_summary
         state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
         refold(state, records, lambda _: None)
         return state, [NONE if state.has_weights else 0] * count
@@ -316,7 +258,7 @@ class SimSyncer(Host):
     def _keep(self, job: object) -> object:
         """What only concerns the disk."""
         disk = self.disk
-        if disk.is_full and isinstance(job, SaveBallot | Append | WriteCheckpoint):
+        if disk.is_full and isinstance(job, DISK_JOBS):
             return Failed("disk full")
         match job:
             case SaveBallot(ballot):
@@ -331,21 +273,26 @@ class SimSyncer(Host):
                 for certificate in certificates:
                     disk.keep(certificate)
                 return ProofsKept()
-            case LoadWeights():
-                self._initialise()
-                return Replayed()
-            case Replay(merged):
-                try:
-                    self._replay(merged)
-                except CorruptState as error:
-                    return Failed(str(error))
-                return Replayed()
+            case LoadWeights() | Replay():
+                return self._load(job)
             case WriteCheckpoint(index):
                 return CheckpointWritten(index)
+            case WriteSnapshot() | KeepSnapshot():
+                return disk.keep_snapshot(job)
             case InstallState():
                 disk.begin_behind(job)
                 return Installed()
         raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    def _load(self, job: LoadWeights | Replay) -> object:
+        try:
+            if isinstance(job, Replay):
+                self._replay(job.merged)
+            else:
+                self._initialise()
+        except CorruptState as error:
+            return Failed(str(error))
+        return Replayed()
 
     def act(self, action: object) -> None:
         match action:
@@ -360,8 +307,29 @@ class SimSyncer(Host):
                     self.disk.keep(entry.certificate)
             case KeepCharter(envelope):
                 self.disk.charter = envelope
+            case CutSnapshot(snapshot, summary):
+                fragments = range(len(self.layout.fragments))
+                self.disk.weights[snapshot] = [self.bank.current(at) for at in fragments]
+                self.disk.summaries[snapshot] = summary
             case _:
                 pass
+
+    def take_snapshot(self) -> None:
+        """Its owner wants a snapshot."""
+        self._carry_out_all(self._driven().take_snapshot(self.clock_s))
+
+    def take_charter(self, envelope: Envelope) -> None:
+        """Its owner hands a newer charter over."""
+        self._carry_out_all(self._driven().offer_charter(envelope, self.clock_s))
+
+    def _driven(self) -> SyncerMachine | RecordedMachine:
+        """The machine, with a tape around it where there is one."""
+        assert isinstance(self.machine, SyncerMachine | RecordedMachine), "it is up"
+        return self.machine
+
+    def _carry_out_all(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
 
     def announce(self) -> None:
         """Say in the table that this host leads, as the daemon does again and again."""

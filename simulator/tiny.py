@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,9 @@ class TinyProject:
     owner: SimSigner
 
 
+LIMITS = LimitSpec(10**9, 256, 20, 8, 60.0, 64)
+
+
 def tiny_project(
     syncer: bytes,
     *,
@@ -128,7 +131,7 @@ def tiny_project(
         inner=InnerSpec("adamw", 1e-3, 0.1, 0.9, 0.95, 1.0, 2, 0.05, 0.1, 0, moments),
         outer=outer or OuterSpec(0.7, 0.5, 3.0),
         rounds=rounds or RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
-        limits=limits or LimitSpec(10**9, 256, 20, 8, 60.0, 64),
+        limits=limits or LIMITS,
         durability=durability,
     )
     return TinyProject(genesis, genesis_bytes, project, charter, owner)
@@ -198,6 +201,15 @@ class TinyTrainer:
         if not self.spans:
             return self._end
         return Cursor(self.spans[0].start, self.spans[0].skip)
+
+    def noise_state(self) -> dict[str, Any]:
+        """State of its source of chance."""
+        return dict(self._noise.bit_generator.state)
+
+    def go_on(self, end: Cursor, noise: dict[str, Any]) -> None:
+        """Reads and draws on where another one stood."""
+        self._end = end
+        self._noise.bit_generator.state = noise
 
     def can_step(self) -> bool:
         if not self.is_begun or self.is_held:

@@ -86,7 +86,11 @@ class World:
         self.slow_s = self.wires.slow_s
         self.facts: list[tuple[float, bytes, Fact]] = []
         self.watchers: list[Callable[[float, Host, Fact], None]] = []
+        self.taps: list[Callable[[str, Host, bytes, Message], None]] = []
+        """Told "sent" or "came", a host, its peer and a message, in the order of that host."""
         self.events = 0
+        self.owner_epoch = 0
+        """The newest that the project's owner began."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._streams = 0
@@ -160,6 +164,10 @@ class World:
         ways = ((one.key, other.key), (other.key, one.key))
         return self.can_reach(one, other) and not self.cut_ways.intersection(ways)
 
+    def tell(self, what: str, host: Host, peer: bytes, message: Message) -> None:
+        for tap in self.taps:
+            tap(what, host, peer, message)
+
     # Streams.
 
     def connect(self, dialler: Host, peer: bytes) -> None:
@@ -192,6 +200,7 @@ class World:
         if self._letter.message is not message:
             self._letter = Letter(message)
         letter = self._letter
+        self.tell("sent", sender, peer, message)
         receiver = stream.listener if stream.dialler is sender else stream.dialler
         due_s = self.wires.message_s(sender.key, peer, len(letter.frame), self.now_s)
         if due_s is None:
@@ -204,7 +213,9 @@ class World:
         def arrive() -> None:
             is_same = stream.is_open and receiver.streams.get(sender.key) is stream
             if is_same and sender.key not in stream.muted and self.can_reach(sender, receiver):
-                receiver.take(Received(sender.key, letter.read()))
+                read = letter.read()
+                self.tell("came", receiver, sender.key, read)
+                receiver.take(Received(sender.key, read))
 
         self.at(arrival_s, arrive)
 

@@ -135,7 +135,7 @@ class MergeBank:
             outer.clip_to_median,
         )
         carried = base.residual if base.residual is not None else np.zeros_like(base.theta)
-        payload, _, residual = encode_with_feedback(job.codec, merged.values, carried)
+        payload, residual = encode_with_feedback(job.codec, merged.values, carried)
         theta, momentum, manifests = next_version(
             base.theta,
             base.momentum,

@@ -14,8 +14,6 @@ import os
 import random
 import sys
 import time
-from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -49,16 +47,24 @@ from protocol.fragments import Layout, build_layout
 from protocol.ids import short
 from protocol.machine import Job, JobResult, StopAsked
 from protocol.messages import RUN_COMPLETE, Envelope, Report
-from protocol.numerics.codecs import payload_bytes
 from protocol.numerics.outer import digest
 from protocol.project import Voter
 from protocol.signing import verify_ed25519
-from protocol.status import MergeRow
 from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node import status
 from syncer_node.bank import MergeBank
+from syncer_node.books import Books
 from syncer_node.disk import Disk
-from syncer_node.jobs import Adopt, Forget, Keep, KeepCharter, NameBest, TellWatchers
+from syncer_node.jobs import (
+    Adopt,
+    CutSnapshot,
+    DropSnapshot,
+    Forget,
+    Keep,
+    KeepCharter,
+    NameBest,
+    TellWatchers,
+)
 from syncer_node.raft.context import PeerVoter
 from syncer_node.recording import RecordedMachine, payload_tape
 from syncer_node.seat import Phase
@@ -139,22 +145,6 @@ def _tell_network(state: TransportState) -> None:
         log.info("the network engine is up")
     else:
         log.warning("the network engine is down: %s; it is being rebuilt", state.reason)
-
-
-@dataclass(slots=True)
-class Books:
-    """Sums over the merges of this daemon's life."""
-
-    merges: int = 0
-    participants: int = 0
-    steps: float = 0.0
-    push_bytes: int = 0
-    push_params: int = 0
-    payload_bytes: int = 0
-    payload_params: int = 0
-    grace_s: float = 0.0
-    """Of the newest round."""
-    recent: deque[MergeRow] = field(default_factory=lambda: deque(maxlen=64))
 
 
 class SyncerDaemon:
@@ -280,6 +270,7 @@ class SyncerDaemon:
                 "events": self.feed.answer,
                 "drain": self._drain,
                 "charter": self._take_charter,
+                "snapshot": self._take_snapshot,
             },
             monitor=self.options.monitor,
         )
@@ -335,6 +326,10 @@ class SyncerDaemon:
                 report = Report(msgspec.msgpack.encode(status.public(self)))
                 for peer in peers:
                     self.driver.send(peer, report)
+            case CutSnapshot():
+                self.work.cut_snapshot(action)
+            case DropSnapshot(snapshot):
+                self.work.small(partial(self.disk.snapshots.drop, snapshot))
             case NameBest(index):
                 self.work.small(partial(self.disk.name_best, index))
 
@@ -357,34 +352,13 @@ class SyncerDaemon:
         logs.tell(fact)
         self.feed.tell(fact)
         if isinstance(fact, FragmentCommitted):
-            self._book(fact)
+            charter = self.machine.setup.charter
+            self.books.add(fact, self.layout, charter.rounds)
         if isinstance(fact, QuorumReached):
             self.books.grace_s = fact.grace_s
         if isinstance(fact, PhaseChanged) and fact.phase == Phase.ENDED.value:
             log.info("the model can be exported: shoal export --to DIR")
             self.ended_s = time.monotonic()
-
-    def _book(self, fact: FragmentCommitted) -> None:
-        books = self.books
-        fragment = self.layout.fragments[fact.fragment]
-        params = sum(span.numel for span in fragment.spans)
-        rounds = self.machine.setup.charter.rounds
-        books.merges += 1
-        books.participants += fact.participants
-        books.steps += fact.mean_steps * fact.participants
-        books.push_bytes += fact.participants * payload_bytes(rounds.up_codec, fragment.numel)
-        books.push_params += fact.participants * params
-        books.payload_bytes += payload_bytes(rounds.down_codec, fragment.numel)
-        books.payload_params += params
-        books.recent.append(
-            MergeRow(
-                global_step=fact.global_step,
-                fragment=fact.fragment,
-                participants=fact.participants,
-                mean_steps=fact.mean_steps,
-                seconds=fact.merge_s,
-            )
-        )
 
     # Background.
 
@@ -478,6 +452,16 @@ class SyncerDaemon:
             )
         self.driver.carry_out(self.recorded.drain(time.monotonic()))
         return {"was_leading": machine.raft.is_leading, "standbys": [p.key.hex() for p in others]}
+
+    def _take_snapshot(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Begin a snapshot, or name the one under way. UserError where none can be taken."""
+        seat = self.machine.seat
+        if seat is None or not self.machine.state.has_weights:
+            words = status.sentence(self.machine, time.monotonic())
+            raise UserError(f"No snapshot can be taken here now. {words}")
+        self.driver.carry_out(self.recorded.take_snapshot(time.monotonic()))
+        taking = seat.snapshots.taking
+        return {"snapshot": taking.snapshot if taking is not None else 0}
 
     def _take_charter(self, request: dict[str, Any]) -> dict[str, Any]:
         """Take a newer charter, signed by the owner, and see to its being adopted."""

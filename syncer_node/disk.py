@@ -37,6 +37,7 @@ from syncer_node.recovery import (
     scan,
 )
 from syncer_node.setup import Recovered
+from syncer_node.snapshot_store import SnapshotStore
 from syncer_node.store import F32, Checkpoint, Store, read_checkpoint
 
 log = logging.getLogger("shoal.disk")
@@ -60,6 +61,7 @@ class Disk:
         self.bank = bank
         self.project = project
         self.identity = identity
+        self.snapshots = SnapshotStore(store.root)
         self._best: int | None = None
 
     # First weights.
@@ -109,7 +111,7 @@ class Disk:
                 "the log's last %d bytes were half written; they are cut off", files.log.cut_bytes
             )
         ballot = files.settle(files.boot(), self.project.charter.epoch)
-        enter_epoch(files, self.project.charter)
+        self._enter_epoch()
         view = scan(files, self.project.charter, self.identity)
         if is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:
             raise CorruptState(
@@ -120,12 +122,29 @@ class Disk:
         self._certify_stored(view)
         state, held = self._recover_state(view)
         recovered = Recovered(state, log_start(files, view), ballot, held)
+        recovered.snapshots = self.snapshots.outlines()
         if state.index:
             self._collect_entries(recovered, view)
             log.info("recovered at record %d, global step %d", state.index, state.global_step)
         best = state.best
         self._best = best.checkpoint if best else None
         return recovered
+
+    def _enter_epoch(self) -> None:
+        """Leave what the owner voided; where an epoch begins at a snapshot, go back to that."""
+        files, charter = self.store.voter, self.project.charter
+        enter_epoch(files, charter)
+        origin = charter.origin
+        if origin is None or files.last > origin.index:
+            return  # The log is in the epoch.
+        self.store.void_behind(origin.index, charter.epoch)
+        try:
+            meta = self.snapshots.place_checkpoint(origin)
+        except CorruptState as error:
+            log.warning("the snapshot cannot be used, weights must come from others: %s", error)
+            return
+        if meta is not None and files.last == 0:
+            files.begin_behind(meta.entry, meta.summary, meta.origins)
 
     def _certify_stored(self, view: LogView) -> None:
         """What the sole voter stored is committed: make the certificates that were lost."""

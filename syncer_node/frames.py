@@ -1,46 +1,23 @@
-"""Files that survive a crash: frames behind one another, and files replaced as a whole.
-
-Everything is written beside its place, fsynced and renamed, or framed with a checksum so that a
+"""A file that survives a crash: frames behind one another, each with a checksum, so that a
 half-written end shows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
 
+from node.host.durable import sync, writing
 from protocol import limits
 from protocol.errors import CorruptState, TransientError
 
 CHECKSUM_BYTES = 8
 LENGTH_BYTES = 4
-DISK_FREE_BYTES_MIN = 256 << 20
-"""Merging pauses before the disk is so full that other programs suffer."""
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The disk is full, a quota is used up, or this process may not make so long a file."""
-
-
-class DiskFull(TransientError):
-    """There is no room; merging pauses and resumes by itself."""
-
-
-@contextlib.contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Turn the operating system's complaints into ours."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise DiskFull(f"the disk is full, {what} was not written; free some space") from error
-        raise TransientError(f"{what} was not written: {error.strerror}") from error
 
 
 class FrameFile:
@@ -180,32 +157,3 @@ def _read_frame(handle: BinaryIO) -> bytes | None:
     if len(content) < size or blake3(content).digest(CHECKSUM_BYTES) != header[LENGTH_BYTES:]:
         return None
     return content
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with writing(path.name):
-        with partial.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(path)
-        sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def require_space(root: Path) -> None:
-    """Raise DiskFull while the disk of this directory has less than the reserve free."""
-    free = shutil.disk_usage(root).free
-    if free < DISK_FREE_BYTES_MIN:
-        raise DiskFull(
-            f"the disk of {root} has {free >> 20} MB left of the "
-            f"{DISK_FREE_BYTES_MIN >> 20} MB that merging needs; free some space"
-        )

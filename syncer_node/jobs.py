@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protocol.messages import CertifiedRecord, Envelope, PushHeader
 from protocol.project import CodecName, OuterSpec
 from protocol.records import FragmentMerged, StateDigests
+from protocol.snapshots import Manifest
 from protocol.state import FragmentState, SwarmSummary
 
 PushId = tuple[bytes, int, int]
@@ -169,6 +170,50 @@ class WriteCheckpoint:
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten:
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSnapshot:
+    """Write the weights of the cut; `KeepSnapshot` finishes. Answer: `SnapshotWritten`."""
+
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """They are on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSnapshot:
+    """Finish the snapshot with its manifest; drop all that are not kept. Answer: `SnapshotKept`."""
+
+    manifest: Manifest
+    entry: CertifiedRecord
+    """The record at the cut."""
+    origins: tuple[CertifiedRecord, ...]
+    """Records that made the newest versions then."""
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotKept:
+    """The snapshot exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutSnapshot:
+    """Action: hold on to the versions of now, until they are written or dropped."""
+
+    snapshot: int
+    summary: SwarmSummary
+
+
+@dataclass(frozen=True, slots=True)
+class DropSnapshot:
+    """Action: forget a snapshot that was not finished."""
+
+    snapshot: int
 
 
 @dataclass(frozen=True, slots=True)

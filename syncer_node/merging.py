@@ -15,7 +15,7 @@ from protocol.numerics.merge import push_weight
 from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.records import Body, Contribution, FragmentMerged
-from protocol.rounds import PullState, PullTicket, Round
+from protocol.rounds import PullState, PullTicket, Round, unsettled
 from protocol.state import SwarmState
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
 from syncer_node.jobs import (
@@ -246,6 +246,15 @@ class Merging:
         for ticket in [*collecting, *late]:
             if ticket is not None and ticket.state is PullState.ASKED:
                 ticket.state = PullState.FAILED
+
+    def in_hand(self, session: tuple[bytes, int]) -> frozenset[int]:
+        """Sequences of this session's pushes that are here and have no fate yet."""
+        rounds = [(one.tickets.get(session[0]), one.is_collecting) for one in self.rounds.values()]
+        late = self.stragglers.items()
+        return unsettled(
+            [*rounds, *((ticket, True) for (_, peer), ticket in late if peer == session[0])],
+            session[1],
+        )
 
     # What goes on.
 

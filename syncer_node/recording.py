@@ -30,6 +30,7 @@ from protocol.messages import Certificate, CertifiedRecord, Envelope
 from protocol.project import Charter, Genesis, encode
 from protocol.records import Admission
 from protocol.signing import Signer, Verify
+from protocol.snapshots import SnapshotOutline
 from protocol.state import SwarmState, SwarmSummary
 from protocol.tape import Base, BasePart, Began, Frame, Input, PushPayload, Standing
 from syncer_node import jobs
@@ -46,7 +47,7 @@ log = logging.getLogger("shoal.tape")
 
 F32 = NDArray[np.float32]
 OUTCOME_BYTES: Final = 8
-FAULT, DRAIN, CHARTER = "fault", "drain", "charter"
+FAULT, DRAIN, CHARTER, SNAPSHOT = "fault", "drain", "charter", "snapshot"
 DECISIONS: Final = ("Merge", "Keep")
 NEVER_BYTES: Final = 1 << 62
 STATE_BYTES_MAX: Final = 32 << 20
@@ -91,6 +92,7 @@ class Seeds(msgspec.Struct, frozen=True, array_like=True):
     held: tuple[int, ...]
     recent: tuple[CertifiedRecord, ...]
     origins: dict[int, CertifiedRecord]
+    snapshots: tuple[SnapshotOutline, ...] = ()
 
 
 class RecordingSigner:
@@ -140,6 +142,9 @@ class RecordedMachine:
 
     def drain(self, now_s: float) -> list[Effect]:
         return self._recorded(now_s, (DRAIN, None), lambda: self.inner.drain(now_s))
+
+    def take_snapshot(self, now_s: float) -> list[Effect]:
+        return self._recorded(now_s, (SNAPSHOT, None), lambda: self.inner.take_snapshot(now_s))
 
     def offer_charter(self, envelope: Envelope, now_s: float) -> list[Effect]:
         """Raises RemoteError if it is not valid."""
@@ -263,6 +268,7 @@ def seeds_of(setup: SyncerSetup, recovered: Recovered, rng_seed: bytes) -> bytes
             held=tuple(recovered.held),
             recent=tuple(recovered.recent),
             origins=recovered.origins,
+            snapshots=recovered.snapshots,
         )
     )
 
@@ -300,7 +306,13 @@ def built_from(
     )
     state = SwarmState.restore(seeds.summary, genesis.data.block_sequences)
     return setup, Recovered(
-        state, start, seeds.ballot, list(seeds.held), list(seeds.recent), dict(seeds.origins)
+        state,
+        start,
+        seeds.ballot,
+        list(seeds.held),
+        list(seeds.recent),
+        dict(seeds.origins),
+        seeds.snapshots,
     )
 
 
@@ -336,7 +348,7 @@ def read_event(kind: str, content: bytes) -> Event:
 
 
 def read_external(kind: str, content: bytes) -> tuple[bytes, str, str] | Envelope | None:
-    """What `fault`, `offer_charter` and `drain` were told. Raises MalformedMessage."""
+    """What the machine was told besides events. Raises MalformedMessage."""
     told: tuple[bytes, str, str] | Envelope | None = None
     if kind == FAULT:
         told = _decoded(content, tuple[bytes, str, str])
@@ -421,6 +433,8 @@ _RESULTS: Final[dict[str, Any]] = {
         jobs.Installed,
         jobs.Repaired,
         jobs.CheckpointWritten,
+        jobs.SnapshotWritten,
+        jobs.SnapshotKept,
         raft_jobs.Appended,
         raft_jobs.BallotSaved,
         raft_jobs.ProofsKept,

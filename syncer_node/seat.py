@@ -50,6 +50,7 @@ from protocol.records import (
     WeightsInitialised,
 )
 from protocol.signing import open_envelope
+from protocol.snapshots import Marker, PartKept, PartRefused, PartRestored, SnapshotOutline
 from protocol.state import SwarmState
 from protocol.trace import (
     CheckpointScored,
@@ -74,6 +75,7 @@ from syncer_node.leasing import Leasing
 from syncer_node.merging import Merging
 from syncer_node.pacing import Pace
 from syncer_node.setup import SyncerSetup
+from syncer_node.snapshots import Snapshots
 
 CYCLES_PER_CHECKPOINT = 8
 """Merges of every fragment between two checkpoints, at most: recovery replays what lies between."""
@@ -105,8 +107,10 @@ class Seat:
         archive: Archive,
         faults: dict[str, int],
         propose: Callable[[Body], None],
+        snapshots: list[SnapshotOutline],
         now_s: float,
     ) -> None:
+        """snapshots: those on this host's disk."""
         self.setup = setup
         self.desk = desk
         self.state = state
@@ -149,6 +153,7 @@ class Seat:
             checkpoint_every=CYCLES_PER_CHECKPOINT * setup.genesis.fragments,
             propose=propose,
         )
+        self.snapshots = Snapshots(setup, desk, archive, self.members, self.merging, snapshots)
         self._begin()
 
     # Life of the run.
@@ -178,6 +183,7 @@ class Seat:
         )
         self.leasing.limits = charter.limits
         self.evaluating.every = charter.limits.evaluate_every
+        self.snapshots.setup = setup
         for session in list(self.members.live()):
             if session.peer in charter.banned:
                 words = "the project's owner has banned this key"
@@ -203,6 +209,7 @@ class Seat:
             self.merging.last_sequence.pop(session_key, None)
         is_open = self.phase is Phase.TRAINING and not self.is_closing
         self.merging.look(now_s, may_open=is_open and may_open)
+        self.snapshots.look(now_s, may_begin=is_open and may_open)
         if is_open:
             self._check_budget()
             self.evaluating.look(now_s)
@@ -239,10 +246,12 @@ class Seat:
             self.desk.out.append(Disconnect(session.peer, "goodbye"))
         for peer in self.watchers:
             self.desk.out.append(Disconnect(peer, "goodbye"))
+        self.snapshots.close()
 
     def deadline_s(self) -> float:
         """When something happens here by itself."""
         times = [self.merging.deadline_s(self._now_s), self.evaluating.deadline_s()]
+        times.append(self.snapshots.deadline_s())
         return min((t for t in times if t is not None), default=1e18)
 
     # The log.
@@ -325,6 +334,8 @@ class Seat:
                 self.leasing.ask(session.peer, blocks)
             case Evaluation():
                 self.evaluating.on_evaluation(session.peer, message)
+            case Marker() | PartKept() | PartRefused() | PartRestored():
+                self.snapshots.on_message(session, message, self._now_s)
             case Goodbye(reason):
                 words = reason or "said goodbye"
                 self.lose(session.peer, words, self._now_s, has_left=True)
@@ -349,6 +360,10 @@ class Seat:
             self._reported_s = -1e9
 
     def _hello(self, peer: bytes, hello: Hello) -> None:
+        known = self.members.sessions.get(peer)
+        is_lower = known is not None and known.incarnation > hello.incarnation
+        if is_lower and self.snapshots.may_resume(peer, hello.incarnation):
+            self.members.forget(peer)
         refused = refusal(self.setup, self.members, peer, hello, has_weights=self.state.has_weights)
         if refused is not None:
             self.desk.emit(SessionRefused(peer, refused.reason, refused.text))
@@ -358,6 +373,8 @@ class Seat:
             self.desk.out.append(Disconnect(peer, refused.reason))
             return
         former = self.members.sessions.get(peer)
+        if former is not None:
+            self.snapshots.on_gone(peer, "it connected anew", self._now_s)
         if former is not None and former.incarnation < hello.incarnation:
             self.merging.on_gone(peer)
             self.leasing.give_back(former.key)
@@ -387,6 +404,7 @@ class Seat:
         header = wire.decode(payload, PushHeader)
         if header.project != self.setup.project or header.incarnation != session.incarnation:
             raise UnexpectedMessage("push of another project or session")
+        self.snapshots.on_push(session, header.sequence)
         self.merging.on_push(session, header, self._now_s)
 
     def lose(self, peer: bytes, reason: str, now_s: float, *, has_left: bool = False) -> None:
@@ -397,6 +415,7 @@ class Seat:
         if session is not None:
             session.heard_s = now_s
             self.merging.on_gone(peer)
+            self.snapshots.on_gone(peer, reason, now_s)
             self.desk.emit(SessionClosed(peer, session.name, reason, has_left))
 
     def blame(self, peer: bytes, error: RemoteError) -> None:

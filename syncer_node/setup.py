@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from protocol.messages import CertifiedRecord, Envelope
 from protocol.project import Charter, Genesis
 from protocol.signing import Signer, Verify
+from protocol.snapshots import SnapshotOutline
 from protocol.state import SwarmState
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import RaftSetup
@@ -26,6 +27,8 @@ class Recovered:
     recent: list[CertifiedRecord] = field(default_factory=list)
     origins: dict[int, CertifiedRecord] = field(default_factory=dict)
     """Entries by log index that made the newest version of some fragment."""
+    snapshots: tuple[SnapshotOutline, ...] = ()
+    """Of the whole swarm, on this disk, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

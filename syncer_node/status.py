@@ -13,7 +13,15 @@ from node.host.transport import Transport
 from protocol import limits
 from protocol.ids import short
 from protocol.membership import Session
-from protocol.status import PeerRow, RoundRow, SyncerStatus
+from protocol.snapshots import stamp
+from protocol.status import (
+    PeerRow,
+    RestoreRow,
+    RoundRow,
+    SnapshotRow,
+    SnapshotStatus,
+    SyncerStatus,
+)
 from syncer_node.raft.raft import Raft
 from syncer_node.seat import Phase, Seat
 from syncer_node.syncer import SyncerMachine
@@ -194,7 +202,45 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         payload_params=books.payload_params,
         checkpoint_dir=str(daemon.store.root / "checkpoints"),
         seat=seat_status(machine.raft, now_s, machine.following.trouble),
+        snapshots=snapshot_status(machine, now_s),
     )
+
+
+def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
+    """What is kept, what is being taken, and who went on from what."""
+    origin = machine.setup.charter.origin
+    shown = SnapshotStatus(
+        kept=[
+            SnapshotRow(
+                name=stamp(one.snapshot),
+                epoch=one.epoch,
+                log_index=one.index,
+                global_step=one.global_step,
+                parts=[part.name for part in one.parts],
+                skipped={left.name: left.reason for left in one.skipped},
+            )
+            for one in machine.snapshots
+        ],
+        restored=stamp(origin.snapshot) if origin is not None and origin.snapshot else "",
+    )
+    seat = machine.seat
+    if seat is not None:
+        snapshots = seat.snapshots
+        shown.trouble, due_s = snapshots.trouble, snapshots.next_s
+        shown.next_s = max(0.0, due_s - now_s) if due_s is not None else None
+        if snapshots.taking is not None:
+            shown.taking = stamp(snapshots.taking.snapshot)
+            shown.waiting_for = snapshots.taking.waiting_for()
+        shown.restores = [
+            RestoreRow(
+                name=one.name,
+                is_restored=one.is_restored,
+                local_step=one.local_step,
+                trouble=one.trouble,
+            )
+            for one in snapshots.restores.values()
+        ]
+    return shown
 
 
 PEERS_REPORTED_MAX = 1024

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from node.host.durable import require_space, sync, write_atomically, writing
 from protocol.errors import CorruptState, UserError
 from protocol.state import SwarmSummary
-from syncer_node.frames import FrameFile, require_space, sync, write_atomically, writing
+from syncer_node.frames import FrameFile
 from syncer_node.voter_files import VoterFiles
 
 F32 = NDArray[np.float32]
@@ -47,6 +48,13 @@ class Checkpoint:
     versions: list[int]
     summary: SwarmSummary | None
     """The folded log; None for the first weights, which precede it."""
+
+
+def tensors_of(checkpoint: Checkpoint) -> dict[str, F32]:
+    """Its arrays under the names that they have on disk."""
+    tensors = {f"theta.{at:04d}": values for at, values in enumerate(checkpoint.theta)}
+    tensors |= {f"momentum.{at:04d}": values for at, values in enumerate(checkpoint.momentum)}
+    return tensors
 
 
 class Store:
@@ -93,10 +101,7 @@ class Store:
         with writing(f"checkpoint {checkpoint.index}"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(mode=0o700)
-            tensors = {f"theta.{at:04d}": values for at, values in enumerate(checkpoint.theta)}
-            for at, values in enumerate(checkpoint.momentum):
-                tensors[f"momentum.{at:04d}"] = values
-            save_file(tensors, partial / "state.safetensors")
+            save_file(tensors_of(checkpoint), partial / "state.safetensors")
             sync(partial / "state.safetensors")
             meta = msgspec.msgpack.encode((checkpoint.versions, checkpoint.summary))
             write_atomically(partial / "meta", meta)
@@ -145,6 +150,18 @@ class Store:
         place = self.root / "checkpoints" / str(index)
         with contextlib.suppress(OSError):
             place.rename(place.with_name(f"{index}.corrupt"))
+
+    def void_behind(self, index: int, epoch: int) -> None:
+        """The owner voided what is behind this record: checkpoints of it are no checkpoints now."""
+        place = self.root / "checkpoints"
+        for held in self.checkpoints():
+            if held > index:
+                with writing(f"checkpoint {held}"):
+                    (place / str(held)).rename(place / f"{held}.before-epoch-{epoch}")
+        best = place / "best"
+        named = best.read_text(errors="replace").strip() if best.is_file() else ""
+        if named.isdigit() and int(named) > index:
+            best.unlink()
 
     def close(self) -> None:
         self.voter.close()

@@ -58,11 +58,14 @@ from syncer_node.jobs import (
     InstallState,
     Keep,
     KeepCharter,
+    KeepSnapshot,
     LoadWeights,
     Merge,
     RepairFragment,
     Replay,
+    SnapshotKept,
     WriteCheckpoint,
+    WriteSnapshot,
 )
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import Entry
@@ -95,6 +98,8 @@ class SyncerMachine:
         self.faults: dict[str, int] = {}
         self.archive = Archive(recovered, self.state)
         self.seat: Seat | None = None
+        self.snapshots = list(recovered.snapshots)
+        """Those on this host's disk, oldest first."""
         self.is_installing = False
         """A state is being taken in place of a log that was left behind."""
         self.raft = Raft(
@@ -118,6 +123,8 @@ class SyncerMachine:
         self._looked_s = -1.0
         self._seat_term = -1
         """Term of our own seat record once it is certified."""
+        self._is_over = False
+        """The daemon was told to build another machine: this one opens no seat any more."""
         self._stop: tuple[str, float] | None = None
         """Asked to stop, and when to stop waiting for a successor."""
         self._was_stored = True
@@ -177,6 +184,14 @@ class SyncerMachine:
         self.raft.election.is_drained = True
         self._now_s = now_s
         self._look()
+        return self.desk.drain()
+
+    def take_snapshot(self, now_s: float) -> list[Effect]:
+        """Begin a snapshot of the whole swarm, if this host leads and none is under way."""
+        self._now_s = now_s
+        if self.seat is not None and self.state.has_weights and self.seat.snapshots.taking is None:
+            self.seat.snapshots.begin(now_s)
+        self._wake()
         return self.desk.drain()
 
     def offer_charter(self, envelope: Envelope, now_s: float) -> list[Effect]:
@@ -249,7 +264,7 @@ class SyncerMachine:
 
     def _is_seat_ready(self) -> bool:
         is_certain = self.raft.is_leading and self._seat_term == self.raft.context.term
-        return is_certain and self.following.is_idle
+        return not self._is_over and is_certain and self.following.is_idle
 
     def _open_seat(self) -> None:
         self.seat = Seat(
@@ -259,6 +274,7 @@ class SyncerMachine:
             archive=self.archive,
             faults=self.faults,
             propose=self.raft.propose,
+            snapshots=self.snapshots,
             now_s=self._now_s,
         )
 
@@ -303,7 +319,7 @@ class SyncerMachine:
         self.seat.close(reason)
         self.seat = None
         # Rounds are numbered anew by the next seat: late answers must not meet its rounds.
-        self.desk.forget((InitialiseWeights, FetchPush, Merge))
+        self.desk.forget((InitialiseWeights, FetchPush, Merge, WriteSnapshot))
 
     def on_certified(self, entry: Entry) -> None:
         record, body = entry.record, entry.record.body
@@ -366,6 +382,7 @@ class SyncerMachine:
         if charter.epoch > self.raft.context.epoch:
             words = f"the owner began epoch {charter.epoch}"
             self._close_seat(words)
+            self._is_over = True
             self.desk.out.append(Stop(words, RESTART_EXIT))
 
     # Peers.
@@ -434,6 +451,9 @@ class SyncerMachine:
         """The answer to something a seat asked for; one of a former seat means nothing."""
         if isinstance(job, WriteCheckpoint) and isinstance(result, Failed):
             self.desk.emit(PhaseChanged("checkpoint failed", result.reason))
+        if isinstance(job, KeepSnapshot) and isinstance(result, SnapshotKept):
+            self.snapshots.append(job.manifest.outline)
+            self.snapshots[:] = [one for one in self.snapshots if one.snapshot in job.kept]
         if self.seat is None:
             return
         match job:
@@ -443,6 +463,10 @@ class SyncerMachine:
                 self.seat.merging.on_fetched(job, result)
             case Merge():
                 self.seat.merging.on_merged(job, result, self._now_s)
+            case WriteSnapshot():
+                self.seat.snapshots.on_written(job, result, self._now_s)
+            case KeepSnapshot():
+                self.seat.snapshots.on_kept(job, result, self._now_s)
             case _:
                 pass  # Answered before.
 

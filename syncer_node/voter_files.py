@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from node.host.durable import require_space, sync, write_atomically, writing
 from protocol import wire
 from protocol.errors import CorruptState, RemoteError, TransientError
 from protocol.messages import Certificate, CertifiedRecord, Envelope
 from protocol.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
 from protocol.state import AdoptedCharter, SwarmState, SwarmSummary
-from syncer_node.frames import FrameFile, require_space, sync, write_atomically, writing
+from syncer_node.frames import FrameFile
 from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
 from syncer_node.raft.log import Floor
 

@@ -29,12 +29,14 @@ from syncer_node.bank import MergeBank
 from syncer_node.disk import FIRST_WEIGHTS, Disk
 from syncer_node.jobs import (
     CheckpointWritten,
+    CutSnapshot,
     FetchPayload,
     FetchPush,
     FetchWeights,
     InitialiseWeights,
     Installed,
     InstallState,
+    KeepSnapshot,
     LoadWeights,
     Merge,
     Merged,
@@ -48,6 +50,7 @@ from syncer_node.jobs import (
     Replayed,
     WeightsMade,
     WriteCheckpoint,
+    WriteSnapshot,
 )
 from syncer_node.raft.jobs import (
     Append,
@@ -141,6 +144,10 @@ class Work:
             case KeepProofs(certificates):
                 files.keep_proofs(certificates)
                 return ProofsKept()
+            case WriteSnapshot(snapshot):
+                return self.disk.snapshots.write(snapshot)
+            case KeepSnapshot():
+                return self.disk.snapshots.keep(job)
             case InstallState(entry, summary, origins):
                 files.begin_behind(entry, summary, origins)
                 return Installed()
@@ -149,6 +156,11 @@ class Work:
     def keep_certificate(self, certificate: Certificate) -> None:
         """Store a proof, some time soon."""
         self.small(partial(self.store.voter.keep_certificate, certificate))
+
+    def cut_snapshot(self, cut: CutSnapshot) -> None:
+        """Hold on to the versions of now, for a snapshot."""
+        checkpoint = self.disk.capture(cut.summary.index, cut.summary)
+        self.disk.snapshots.cut(cut.snapshot, checkpoint)
 
     def small(self, write: Callable[[], None]) -> None:
         """A small write whose loss costs nothing: it is made again after a restart."""

@@ -112,6 +112,10 @@ class Home:
         place = self.root / "projects" / project_id.hex()
         return sorted([*place.glob("syncer-*"), *place.glob("witness-*")])
 
+    def parts(self, project_id: bytes, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Directory of a learner's parts of snapshots. Makes only what is above it."""
+        return self.project(project_id) / f"parts-{checked_instance(instance)}"
+
     def tape(self, project_id: bytes, role: str, instance: str = DEFAULT_INSTANCE) -> Path:
         """Directory of a daemon's tape. Makes only what is above it."""
         name = f"{role}-{checked_instance(instance)}"

@@ -120,6 +120,8 @@ class NodeOptions:
     """Whether this host measures held-out loss when asked."""
     shares_moments: bool = True
     """Whether optimizer state comes from and goes to other learners, where the project wants."""
+    keeps_parts: bool = True
+    """Whether this host keeps its part of snapshots on its disk."""
     device: str | None = None
     """A name that torch knows, such as `cpu` or `cuda:1`; None takes the best one."""
     donate_mbps: float = DONATE_MBPS

@@ -19,9 +19,7 @@ from collections import deque
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.errors import InternalError, ShoalError
@@ -59,8 +57,6 @@ EXIT_CODES: Final[dict[FailureKind, int]] = {
 SlotId = Annotated[int, Meta(ge=0, lt=2**31)]
 Checksum = Annotated[bytes, Meta(min_length=32, max_length=32)] | None
 """blake3 of the slot's f32 content, or None where the sender did not compute one."""
-
-Floats = NDArray[np.float32]
 
 
 class LinkClosed(ShoalError):
@@ -228,6 +224,25 @@ class LoopState(Struct, frozen=True, array_like=True):
     """The same on the accelerator."""
 
 
+class CutPart(Struct, frozen=True, array_like=True, tag=True):
+    """All of the trainer's state, at one boundary. Answered by `PartCut`."""
+
+    job: Count
+    slot: SlotId
+    """theta of every fragment in fragment order, then the moments of every fragment."""
+    numel: Count
+
+
+class RestorePart(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer's state becomes that of a part, before `Begin`. Answered by `Done`."""
+
+    job: Count
+    slot: SlotId
+    """As in `CutPart`."""
+    numel: Count
+    state: LoopState
+
+
 class Park(Struct, frozen=True, array_like=True, tag=True):
     """The trainer answers `Parked`, and ends. What its slots hold by then is the rest of it."""
 
@@ -269,6 +284,8 @@ Command = (
     | Snapshot
     | CaptureMoments
     | InstallMoments
+    | CutPart
+    | RestorePart
     | Park
     | Restore
     | Blocks
@@ -335,6 +352,13 @@ class Done(Struct, frozen=True, array_like=True, tag=True):
     """Of the slot's content, where a `Snapshot` wanted one."""
 
 
+class PartCut(Struct, frozen=True, array_like=True, tag=True):
+    """The slot holds the trainer's arrays, and this is the rest of its state."""
+
+    job: Count
+    state: LoopState
+
+
 class Parked(Struct, frozen=True, array_like=True, tag=True):
     """The last event of a trainer that was parked."""
 
@@ -371,7 +395,7 @@ class Failed(Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-Event = Ready | Stepped | Done | Parked | Evaluated | Generated | Starved | Failed
+Event = Ready | Stepped | Done | PartCut | Parked | Evaluated | Generated | Starved | Failed
 
 M = TypeVar("M")
 

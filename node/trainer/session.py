@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from node.moments import moments_numel
 from node.trainer import link
 from node.trainer.failures import StepAbandoned, TrainerFailure, failing_as
 from node.trainer.link_end import TrainerEnd
@@ -165,6 +166,8 @@ class Session:
             link.Snapshot: self._snapshot,
             link.CaptureMoments: self._capture_moments,
             link.InstallMoments: self._install_moments,
+            link.CutPart: self._cut_part,
+            link.RestorePart: self._restore_part,
             link.Park: self._park,
             link.Restore: self._restore,
             link.Blocks: self._blocks,
@@ -325,6 +328,32 @@ class Session:
         self._shop.loop.is_seasoned = len(self._seasoned) == len(self._shop.layout.fragments)
         self._done(command.job, started)
 
+    def _cut_part(self, command: link.CutPart) -> None:
+        slot = self._slot(command.slot, command.numel)
+        for view, pieces in self._views(slot.values):
+            for fragment, piece in enumerate(pieces):
+                view.read(fragment, piece)
+        self._end.send(link.PartCut(command.job, self._loop_state()))
+
+    def _restore_part(self, command: link.RestorePart) -> None:
+        started, shop = time.monotonic(), self._shop
+        self._go_on(command.state)
+        slot = self._slot(command.slot, command.numel)
+        for view, pieces in self._views(slot.values):
+            for fragment, piece in enumerate(pieces):
+                view.write(fragment, piece)
+        self._assigned = set(range(len(shop.layout.fragments)))
+        self._done(command.job, started)
+
+    def _views(self, values: Floats) -> list[tuple[FragmentView | MomentsView, list[Floats]]]:
+        """The trainer's arrays, and where each of their fragments lies in `values`."""
+        fragments = self._shop.layout.fragments
+        weights = [fragment.numel for fragment in fragments]
+        moments = [moments_numel(fragment) for fragment in fragments]
+        pieces = np.split(values, np.cumsum([*weights, *moments])[:-1])
+        count = len(fragments)
+        return [(self._shop.view, pieces[:count]), (self._shop.moments, pieces[count:])]
+
     def _done(self, job: int, started: float, checksum: link.Checksum = None) -> None:
         loop = self._shop.loop
         seconds = time.monotonic() - started
@@ -379,10 +408,16 @@ class Session:
         self._end.send(link.Generated(command.job, text))
 
     def _park(self, command: link.Park) -> None:
+        state = self._loop_state()
+        say(f"parked after local step {state.local_step}")
+        self._end.send(link.Parked(command.job, state))
+        self._is_over = True
+
+    def _loop_state(self) -> link.LoopState:
         loop = self._shop.loop
         ranges, position, sequence = loop.reader.mark()
         processor, device = loop.random_state()
-        state = link.LoopState(
+        return link.LoopState(
             local_step=loop.local_step,
             tokens_total=loop.tokens_total,
             progress=loop.progress,
@@ -393,20 +428,21 @@ class Session:
             random=processor,
             device_random=device,
         )
-        say(f"parked after local step {state.local_step}")
-        self._end.send(link.Parked(command.job, state))
-        self._is_over = True
 
     def _restore(self, command: link.Restore) -> None:
-        started, state, loop = time.monotonic(), command.state, self._shop.loop
+        started = time.monotonic()
+        self._go_on(command.state)
+        self._done(command.job, started)
+
+    def _go_on(self, state: link.LoopState) -> None:
+        loop = self._shop.loop
         if self._has_begun:
-            raise InternalError("a parked state came after the first local step")
+            raise InternalError("another trainer's state came after the first local step")
         loop.local_step, loop.tokens_total = state.local_step, state.tokens_total
         loop.progress, loop.is_seasoned = state.progress, state.is_seasoned
         loop.reader.go_to(state.ranges, state.position, state.sequence)
         loop.set_random_state(state.random, state.device_random)
         say(f"goes on after local step {state.local_step}")
-        self._done(command.job, started)
 
     def _begin(self, command: link.Begin) -> None:
         missing = set(range(len(self._shop.layout.fragments))) - self._assigned

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import InternalError, MalformedPayload, ShoalError
 from protocol.fragments import BLOCK
-from protocol.numerics import coarse, kernels
+from protocol.numerics import buffers, coarse, kernels
 from protocol.numerics.kernels import SCALE_MAX, SCALE_MIN
 from protocol.project import CodecName
 
@@ -101,18 +101,19 @@ class Sink:
         self._codes = io.BytesIO()
         self._scales: list[bytes] = []
 
-    def write(self, values: F32, decoded: F32 | None = None) -> None:
-        """Encodes the next elements, at most CHUNK; fills `decoded` with what they decode to.
+    def write(self, values: F32, *, is_consumed: bool = False) -> None:
+        """Encodes the next elements, at most CHUNK.
 
+        is_consumed: turn `values` into what their codes do not say, without subnormals.
         Raises: NonFinite as `encode`.
         """
         codes, scales = _ENCODERS[self._codec](values)
         self._codes.write(codes)
         self._scales.append(scales)
-        if decoded is not None:
-            sent = np.frombuffer(scales, dtype="<u2").astype(np.uint16, copy=False)
+        if is_consumed:
             plane = np.frombuffer(codes, dtype=np.uint8)
-            _DECODERS[self._codec](plane, _from_bf16(sent), decoded)
+            sent = np.frombuffer(scales, dtype="<u2").astype(np.uint16, copy=False)
+            _LEAVERS.get(self._codec, partial(leave, self._codec))(plane, sent, values)
 
     def payload(self) -> bytes:
         """Everything that was written."""
@@ -138,13 +139,33 @@ def decode_range(codec: CodecName, payload: Payload, numel: int, start: int, sto
     Raises: MalformedPayload as `decode`; InternalError if the range is off the block borders.
     """
     _require_borders(numel, start, stop)
-    out = np.empty(stop - start, dtype=np.float32)
+    out = buffers.empty(stop - start)
     decode_chunk = _DECODERS[codec]
     for begin in range(start, stop, CHUNK):
         end = min(begin + CHUNK, stop)
         codes, scales = planes(codec, payload, numel, begin, end)
         decode_chunk(codes, scales, out[begin - start : end - start])
     return out
+
+
+def leave(codec: CodecName, codes: U8, bits: U16, values: F32) -> None:
+    """Takes from `values` what codes and the bits of their scales say, and flushes the rest."""
+    told = np.empty_like(values)
+    _DECODERS[codec](codes, wide_scales(bits), told)
+    values -= told
+    flush(values)
+
+
+def code_planes(codec: CodecName, payload: Payload, numel: int) -> tuple[U8, U16]:
+    """All codes, as bytes, and the bits of all scales of an int8 or int4 payload; read-only.
+
+    Raises: MalformedPayload as `decode`.
+    """
+    view, plane = _checked_view(codec, payload, numel), numel * CODE_BITS[codec] // 8
+    _scales(codec, view, numel, 0, numel)
+    view = view.view()
+    view.flags.writeable = False
+    return view[:plane], view[plane:].view("<u2").astype(np.uint16, copy=False)
 
 
 def planes(codec: CodecName, payload: Payload, numel: int, start: int, stop: int) -> tuple[U8, F32]:
@@ -219,7 +240,7 @@ def _scales(codec: CodecName, view: U8, numel: int, start: int, stop: int) -> F3
         is_sound = not (
             (magnitude != 0) & ((magnitude < SCALE_MIN) | (magnitude > SCALE_MAX))
         ).any()
-        found = _from_bf16(bits)
+        found = wide_scales(bits)
     if not is_sound:
         raise MalformedPayload(f"{codec} payload has a scale outside 0 or [2^-100, 2^100]")
     return found
@@ -235,7 +256,8 @@ def _to_bf16(values: F32) -> U16:
     return halfway.astype(np.uint16)
 
 
-def _from_bf16(bits: U16) -> F32:
+def wide_scales(bits: U16) -> F32:
+    """The values of bf16 bits."""
     wide = bits.astype(np.uint32)
     wide <<= np.uint32(16)
     return wide.view(np.float32)
@@ -247,9 +269,9 @@ def _require_finite(values: F32) -> None:
 
 
 def _scale_of(wanted: F32) -> tuple[F32, bytes]:
-    """Divisors for the blocks whose exact scales are `wanted`, and the scales as they are sent.
+    """What turns values into codes where the exact scales are `wanted`, and the scales as sent.
 
-    A scale under 2^-100 is sent as 0, with 1 as divisor: all of its block rounds to code 0.
+    A scale under 2^-100 is sent as 0, with an inverse of 1: all of its block rounds to code 0.
     """
     _require_finite(wanted)
     bits = _to_bf16(wanted)
@@ -257,9 +279,9 @@ def _scale_of(wanted: F32) -> tuple[F32, bytes]:
     if (magnitude > SCALE_MAX).any():
         raise NonFinite("a value is too large for the scale of a block")
     bits *= magnitude >= SCALE_MIN
-    divisors = _from_bf16(bits)
+    divisors = wide_scales(bits)
     divisors[bits == 0] = 1
-    return divisors, bits.astype("<u2", copy=False).tobytes()
+    return np.float32(1) / divisors, bits.astype("<u2", copy=False).tobytes()
 
 
 def _encode_f32(values: F32) -> tuple[bytes, bytes]:
@@ -278,9 +300,9 @@ def _encode_bf16(values: F32) -> tuple[bytes, bytes]:
 def _encode_int8(values: F32) -> tuple[bytes, bytes]:
     blocks = values.reshape(-1, BLOCK)
     extreme = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
-    divisors, scales = _scale_of(extreme / _INT8_MAX)
-    # bf16 rounds the scale by less than 1/256, so no quotient reaches 127.5: nothing to clip.
-    codes = np.rint(blocks / divisors[:, None]).astype(np.int8)
+    inverses, scales = _scale_of(extreme / _INT8_MAX)
+    # bf16 rounds the scale by less than 1/256, so no product reaches 127.5: nothing to clip.
+    codes = np.rint(blocks * inverses[:, None]).astype(np.int8)
     return codes.tobytes(), scales
 
 
@@ -289,13 +311,13 @@ def _encode_int4(values: F32) -> tuple[bytes, bytes]:
     highest, lowest = blocks.max(axis=1), blocks.min(axis=1)
     # Of two elements of equal magnitude the positive one gets the exact code -8.
     extreme = np.where(highest >= -lowest, highest, lowest)
-    divisors, scales = _scale_of(extreme / -_INT4_OFFSET)
-    quotients = blocks / divisors[:, None]
-    np.rint(quotients, out=quotients)
-    # The extreme itself is at most -8.02, so only the other sign can leave the range.
-    np.minimum(quotients, _INT4_MAX, out=quotients)
-    quotients += _INT4_OFFSET
-    codes = quotients.astype(np.uint8)
+    inverses, scales = _scale_of(extreme / -_INT4_OFFSET)
+    products = blocks * inverses[:, None]
+    np.rint(products, out=products)
+    # The extreme itself is at most -8.04, so only the other sign can leave the range.
+    np.minimum(products, _INT4_MAX, out=products)
+    products += _INT4_OFFSET
+    codes = products.astype(np.uint8)
     return (codes[:, : BLOCK // 2] | (codes[:, BLOCK // 2 :] << np.uint8(4))).tobytes(), scales
 
 
@@ -320,7 +342,7 @@ def _decode_f32(codes: U8, _scales: F32, out: F32) -> None:
 
 
 def _decode_bf16(codes: U8, _scales: F32, out: F32) -> None:
-    out[:] = _from_bf16(codes.view("<u2").astype(np.uint16, copy=False))
+    out[:] = wide_scales(codes.view("<u2").astype(np.uint16, copy=False))
     if not np.isfinite(out).all():
         raise MalformedPayload("bf16 payload holds Inf or NaN")
     flush(out)
@@ -343,26 +365,29 @@ def _decode_int4(codes: U8, scales: F32, out: F32) -> None:
 
 
 def _compiled_encode_int8(values: F32) -> tuple[Payload, bytes]:
-    extremes = np.empty(values.size // BLOCK, dtype=np.float32)
-    kernels.extremes(values, extremes)
-    np.abs(extremes, out=extremes)
-    divisors, scales = _scale_of(extremes / _INT8_MAX)
-    codes = np.empty(values.size, dtype=np.int8)
-    kernels.codes_int8(values, divisors, codes)
-    return codes.data, scales
+    codes, scales = np.empty(values.size, np.int8), np.empty(values.size // BLOCK, np.uint16)
+    _require_sound(kernels.encode_int8(values, codes, scales), values)
+    return codes.data, scales.astype("<u2", copy=False).tobytes()
 
 
 def _compiled_encode_int4(values: F32) -> tuple[Payload, bytes]:
-    extremes = np.empty(values.size // BLOCK, dtype=np.float32)
-    kernels.extremes(values, extremes)
-    divisors, scales = _scale_of(extremes / -_INT4_OFFSET)
-    codes = np.empty(values.size // 2, dtype=np.uint8)
-    kernels.codes_int4(values, divisors, codes)
-    return codes.data, scales
+    codes, scales = np.empty(values.size // 2, np.uint8), np.empty(values.size // BLOCK, np.uint16)
+    _require_sound(kernels.encode_int4(values, codes, scales), values)
+    return codes.data, scales.astype("<u2", copy=False).tobytes()
+
+
+def _require_sound(is_sound: bool, values: F32) -> None:
+    if not is_sound:
+        _require_finite(values)
+        raise NonFinite("a value is too large for the scale of a block")
 
 
 def _compiled_decode_int8(codes: U8, scales: F32, out: F32) -> None:
     kernels.decode_int8(codes.view(np.int8), scales, out)
+
+
+def _compiled_leave_int8(codes: U8, bits: U16, values: F32) -> None:
+    kernels.leave_int8(codes.view(np.int8), bits, values)
 
 
 TWIN_ENCODERS: dict[CodecName, Callable[[F32], tuple[Payload, bytes]]] = {
@@ -383,6 +408,8 @@ TWIN_DECODERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {
 }
 
 _ENCODERS, _DECODERS = dict(TWIN_ENCODERS), dict(TWIN_DECODERS)
+_LEAVERS: dict[CodecName, Callable[[U8, U16, F32], None]] = {}
 if kernels.IS_COMPILED:
+    _LEAVERS |= {"int8": _compiled_leave_int8, "int4": kernels.leave_int4}
     _ENCODERS |= {"int8": _compiled_encode_int8, "int4": _compiled_encode_int4}
     _DECODERS |= {"int8": _compiled_decode_int8, "int4": kernels.decode_int4}

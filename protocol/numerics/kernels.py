@@ -30,6 +30,7 @@ except ImportError:  # The twins do the same, slower.
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 I8: TypeAlias = NDArray[np.int8]
+I32: TypeAlias = NDArray[np.int32]
 I64: TypeAlias = NDArray[np.int64]
 U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]
@@ -55,8 +56,16 @@ _ROUNDER = np.float32(12_582_912.0)
 """1.5 * 2^23: adding it and taking it away rounds to the nearest integer, ties to even."""
 _ZERO = np.float32(0.0)
 _NORMAL_MIN = np.float32(2.0**-126)
-_INT4_MAX = np.float32(7.0)
+_ROUNDER_BITS = np.int32(0x4B40_0000)
+_UNIT = np.float32(1.0)
 _INT4_OFFSET = np.float32(8.0)
+_INT8_MAX = np.float32(127.0)
+_FACTOR_MIN = np.float32(2.0**-100)
+_GROUP = 64
+"""Blocks that are encoded together: what one loop reads, the next finds in the nearest cache."""
+# Plain Python integers would make every intermediate 64 bits wide.
+_SEVEN, _EIGHT, _FIFTEEN, _NIBBLE = np.int32(7), np.int32(8), np.int32(15), np.int32(4)
+_ONE, _LAST, _TOP = np.uint32(1), np.uint32(31), np.uint32(0x8000_0000)
 
 
 def _compiled(function: _Kernel) -> _Kernel:
@@ -68,18 +77,146 @@ def _compiled(function: _Kernel) -> _Kernel:
 
 
 @_compiled
-def extremes(values: F32, out: F32) -> None:
-    """Fills `out` (float32) with the element of largest magnitude of each block; of two equal ones
-    the positive. Inf and NaN come out as such: they are the largest."""
-    bits, found = values.view(np.int32), out.view(np.int32)
-    for block in range(found.size):
-        base = block * BLOCK
-        highest, lowest = bits[base], bits[base] ^ _SIGN
+def _flushed(value: np.float32) -> np.float32:
+    """+0 for a subnormal and for -0, in every CPU mode: read as 0 it is below the limit too."""
+    return _ZERO if abs(value) < _NORMAL_MIN else value
+
+
+@_compiled
+def _bf16(value: np.float32) -> np.uint16:
+    """Bits of the nearest bf16, ties to even; the largest values become Inf, as Inf and NaN do."""
+    bits = np.uint32(np.float32(value).view(np.uint32))
+    if (bits & np.uint32(0x7FFF_FFFF)) > np.uint32(0x7F80_0000):
+        return np.uint16(0x7F80)
+    halfway = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return np.uint16((bits + halfway) >> np.uint32(16))
+
+
+@_compiled
+def _wide(bits: np.uint16) -> np.float32:
+    """The value of bf16 bits."""
+    return np.float32(np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32))
+
+
+@_compiled
+def _extremes(bits: I32, out: F32) -> None:
+    """Fills `out` with the element of largest magnitude of each block, of two equal ones the
+    positive. Inf and NaN come out as such: they are the largest.
+
+    The sign rides in the lowest bit, so that one comparison of integers finds both.
+    """
+    found = out.view(np.uint32)
+    for block in range(bits.size // BLOCK):
+        base, most = block * BLOCK, np.uint32(0)
+        for i in range(BLOCK):
+            turned = np.uint32(np.uint32(bits[base + i]) ^ _TOP)
+            most = max(most, np.uint32(np.uint32(turned << _ONE) | np.uint32(turned >> _LAST)))
+        found[block] = np.uint32(np.uint32(most >> _ONE) | np.uint32(most << _LAST)) ^ _TOP
+
+
+@_compiled
+def _scales_of(extremes: F32, divisor: np.float32, bits: U16, inverses: F32) -> bool:
+    """Fills `bits` with the scales of blocks, and `inverses` with what turns values into codes;
+    whether every scale is sound.
+
+    A scale below 2^-100 is 0, with an inverse of 1: all of that block gets code 0.
+    """
+    is_sound = True
+    for block in range(bits.size):
+        scale = _bf16(extremes[block] / divisor)
+        magnitude = np.uint16(scale & np.uint16(0x7FFF))
+        is_sound = is_sound and bool(magnitude <= SCALE_MAX)
+        scale = scale if magnitude >= SCALE_MIN else np.uint16(0)
+        bits[block] = scale
+        inverses[block] = _UNIT / _wide(scale) if scale != 0 else _UNIT
+    return is_sound
+
+
+@_compiled
+def _rounded(value: np.float32) -> np.int32:
+    """The nearest integer, ties to even, of a value below 2^22 in magnitude."""
+    return np.int32(np.int32(np.float32(value + _ROUNDER).view(np.int32)) - _ROUNDER_BITS)
+
+
+@_compiled
+def _codes_int4(values: F32, inverses: F32, codes: U8) -> None:
+    for block in range(codes.size // HALF):
+        base, at, inverse = block * BLOCK, block * HALF, inverses[block]
+        for i in range(HALF):
+            low = min(_rounded(values[base + i] * inverse), _SEVEN)
+            high = min(_rounded(values[base + HALF + i] * inverse), _SEVEN)
+            first, second = np.int32(low + _EIGHT), np.int32(high + _EIGHT)
+            codes[at + i] = np.uint8(np.int32(first | np.int32(second << _NIBBLE)))
+
+
+@_compiled
+def _codes_int8(values: F32, inverses: F32, codes: I8) -> None:
+    for block in range(codes.size // BLOCK):
+        base, inverse = block * BLOCK, inverses[block]
+        for i in range(BLOCK):
+            codes[base + i] = np.int8(_rounded(values[base + i] * inverse))
+
+
+@_compiled
+def encode_int4(values: F32, codes: U8, scales: U16) -> bool:
+    """Fills `codes` (half as many as values) and `scales`; whether every scale is sound."""
+    extremes, inverses = np.empty(_GROUP, np.float32), np.empty(_GROUP, np.float32)
+    is_sound = True
+    for first in range(0, scales.size, _GROUP):
+        stop = min(first + _GROUP, scales.size)
+        here, bits = values[first * BLOCK : stop * BLOCK], scales[first:stop]
+        _extremes(here.view(np.int32), extremes)
+        is_sound &= _scales_of(extremes, -_INT4_OFFSET, bits, inverses)
+        _codes_int4(here, inverses, codes[first * HALF : stop * HALF])
+    return is_sound
+
+
+@_compiled
+def encode_int8(values: F32, codes: I8, scales: U16) -> bool:
+    """The same with a code for each value."""
+    extremes, inverses = np.empty(_GROUP, np.float32), np.empty(_GROUP, np.float32)
+    is_sound = True
+    for first in range(0, scales.size, _GROUP):
+        stop = min(first + _GROUP, scales.size)
+        here, bits = values[first * BLOCK : stop * BLOCK], scales[first:stop]
+        _extremes(here.view(np.int32), extremes)
+        np.abs(extremes, extremes)
+        is_sound &= _scales_of(extremes, _INT8_MAX, bits, inverses)
+        _codes_int8(here, inverses, codes[first * BLOCK : stop * BLOCK])
+    return is_sound
+
+
+@_compiled
+def wanted(values: F32, minus: F32 | None, residual: F32, out: F32) -> None:
+    """What there is to say, flushed: how far values are from `minus`, and what was left before."""
+    if minus is None:
+        for i in range(out.size):
+            out[i] = _flushed(values[i] + residual[i])
+    else:
+        for i in range(out.size):
+            out[i] = _flushed((values[i] - minus[i]) + residual[i])
+
+
+@_compiled
+def leave_int4(codes: U8, scales: U16, left: F32) -> None:
+    """Takes from `left` what the codes say, and flushes the rest."""
+    for block in range(scales.size):
+        base, at, scale = block * BLOCK, block * HALF, _wide(scales[block])
+        for i in range(HALF):
+            packed = np.int32(codes[at + i])
+            low = np.float32(np.int32(packed & _FIFTEEN) - _EIGHT) * scale
+            high = np.float32(np.int32(packed >> _NIBBLE) - _EIGHT) * scale
+            left[base + i] = _flushed(left[base + i] - low)
+            left[base + HALF + i] = _flushed(left[base + HALF + i] - high)
+
+
+@_compiled
+def leave_int8(codes: I8, scales: U16, left: F32) -> None:
+    """The same of int8 codes."""
+    for block in range(scales.size):
+        base, scale = block * BLOCK, _wide(scales[block])
         for i in range(base, base + BLOCK):
-            # Positive floats are ordered as their bits are, negative ones with the sign turned.
-            highest = max(highest, bits[i])
-            lowest = max(lowest, bits[i] ^ _SIGN)
-        found[block] = highest if highest >= lowest else lowest ^ _SIGN
+            left[i] = _flushed(left[i] - np.float32(codes[i]) * scale)
 
 
 @_compiled
@@ -94,55 +231,38 @@ def scales(bits: U16, out: F32) -> bool:
 
 
 @_compiled
-def codes_int4(values: F32, divisors: F32, codes: U8) -> None:
-    """Fills `codes` (uint8, half as many as values) by what each value is over its divisor."""
-    for block in range(divisors.size):
-        base, at, divisor = block * BLOCK, block * HALF, divisors[block]
-        for i in range(HALF):
-            low = min((values[base + i] / divisor + _ROUNDER) - _ROUNDER, _INT4_MAX)
-            high = min((values[base + HALF + i] / divisor + _ROUNDER) - _ROUNDER, _INT4_MAX)
-            first, second = np.uint8(low + _INT4_OFFSET), np.uint8(high + _INT4_OFFSET)
-            codes[at + i] = np.uint8(first | np.uint8(second << np.uint8(4)))
-
-
-@_compiled
-def codes_int8(values: F32, divisors: F32, codes: I8) -> None:
-    """Fills `codes` (int8) by what each value is over its divisor."""
-    for block in range(divisors.size):
-        base, divisor = block * BLOCK, divisors[block]
-        for i in range(base, base + BLOCK):
-            codes[i] = np.int8((values[i] / divisor + _ROUNDER) - _ROUNDER)
-
-
-@_compiled
 def decode_int4(codes: U8, by_block: F32, out: F32) -> None:
     """Fills `out` (float32) with code times scale; adding +0 makes -0 positive."""
     for block in range(by_block.size):
-        base, at, scale = block * BLOCK, block * HALF, by_block[block]
+        said, scale = codes[block * HALF : block * HALF + HALF], by_block[block]
+        into = out[block * BLOCK : block * BLOCK + BLOCK]
         for i in range(HALF):
-            packed = np.int32(codes[at + i])
-            out[base + i] = np.float32((packed & 15) - 8) * scale + _ZERO
-            out[base + HALF + i] = np.float32((packed >> 4) - 8) * scale + _ZERO
+            packed = np.int32(said[i])
+            into[i] = np.float32(np.int32(packed & _FIFTEEN) - _EIGHT) * scale + _ZERO
+            into[HALF + i] = np.float32(np.int32(packed >> _NIBBLE) - _EIGHT) * scale + _ZERO
 
 
 @_compiled
 def decode_int8(codes: I8, by_block: F32, out: F32) -> None:
     """The same of int8 codes."""
     for block in range(by_block.size):
-        base, scale = block * BLOCK, by_block[block]
-        for i in range(base, base + BLOCK):
-            out[i] = np.float32(codes[i]) * scale + _ZERO
+        here, scale = slice(block * BLOCK, block * BLOCK + BLOCK), by_block[block]
+        said, into = codes[here], out[here]
+        for i in range(BLOCK):
+            into[i] = np.float32(said[i]) * scale + _ZERO
 
 
 @_compiled
 def squares_int4(codes: U8, by_block: F32, sums: F64) -> None:
     """Fills `sums` (float64) with the sum of squares of each block; exact, so without an order."""
     for block in range(by_block.size):
-        at, total = block * HALF, np.int32(0)
+        said, total = codes[block * HALF : block * HALF + HALF], np.int16(0)
         for i in range(HALF):
-            packed = np.int32(codes[at + i])
-            low, high = (packed & 15) - 8, (packed >> 4) - 8
-            total += np.int32(low * low + high * high)
+            # 128 squares of at most 64 fit 16 bits, and twice as many of those fit a register.
+            packed = np.int16(said[i])
+            low = np.int16(np.int16(packed & np.int16(15)) - np.int16(8))
+            high = np.int16(np.int16(packed >> np.int16(4)) - np.int16(8))
+            total = np.int16(total + np.int16(np.int16(low * low) + np.int16(high * high)))
         scale = np.float64(by_block[block])
         sums[block] = np.float64(total) * scale * scale
 
@@ -151,33 +271,52 @@ def squares_int4(codes: U8, by_block: F32, sums: F64) -> None:
 def squares_int8(codes: I8, by_block: F32, sums: F64) -> None:
     """The same of int8 codes."""
     for block in range(by_block.size):
-        base, total = block * BLOCK, np.int32(0)
-        for i in range(base, base + BLOCK):
-            code = np.int32(codes[i])
+        said, total = codes[block * BLOCK : block * BLOCK + BLOCK], np.int32(0)
+        for i in range(BLOCK):
+            code = np.int32(said[i])
             total += np.int32(code * code)
         scale = np.float64(by_block[block])
         sums[block] = np.float64(total) * scale * scale
 
 
 @_compiled
-def add_int4(codes: U8, by_block: F32, factor: float, total: F64) -> None:
-    """Adds factor times code times scale to `total` (float64): the product with the factor is
-    rounded once, then the sum."""
-    for block in range(by_block.size):
-        base, at, scale = block * BLOCK, block * HALF, np.float64(by_block[block])
-        for i in range(HALF):
-            packed = np.int32(codes[at + i])
-            total[base + i] += (np.float64((packed & 15) - 8) * scale) * factor
-            total[base + HALF + i] += (np.float64((packed >> 4) - 8) * scale) * factor
+def factors(bits: U16, factor: float, out: F32) -> None:
+    """Fills `out` with scale times factor, rounded to float32 once; 0 where it is below 2^-100.
+
+    So a code times it, and every sum of such products, is 0 or normal.
+    """
+    for block in range(bits.size):
+        wide = np.float32(np.float64(_wide(bits[block])) * factor)
+        out[block] = wide if abs(wide) >= _FACTOR_MIN else _ZERO
 
 
 @_compiled
-def add_int8(codes: I8, by_block: F32, factor: float, total: F64) -> None:
+def add_int4(planes: tuple[U8, ...], count: int, by_block: F32, total: F32) -> None:
+    """Adds code times factor to `total` (float32), of one payload after the other.
+
+    planes: codes of at least `count` payloads; by_block: their factors, a row for each.
+    """
+    for block in range(by_block.shape[1]):
+        into = total[block * BLOCK : block * BLOCK + BLOCK]
+        for at in range(count):
+            said = planes[at][block * HALF : block * HALF + HALF]
+            factor = by_block[at, block]
+            for i in range(HALF):
+                packed = np.int32(said[i])
+                into[i] += np.float32(np.int32(packed & _FIFTEEN) - _EIGHT) * factor
+                into[HALF + i] += np.float32(np.int32(packed >> _NIBBLE) - _EIGHT) * factor
+
+
+@_compiled
+def add_int8(planes: tuple[I8, ...], count: int, by_block: F32, total: F32) -> None:
     """The same of int8 codes."""
-    for block in range(by_block.size):
-        base, scale = block * BLOCK, np.float64(by_block[block])
-        for i in range(base, base + BLOCK):
-            total[i] += (np.float64(codes[i]) * scale) * factor
+    for block in range(by_block.shape[1]):
+        here = slice(block * BLOCK, block * BLOCK + BLOCK)
+        into = total[here]
+        for at in range(count):
+            said, factor = planes[at][here], by_block[at, block]
+            for i in range(BLOCK):
+                into[i] += np.float32(said[i]) * factor
 
 
 @_compiled
@@ -222,16 +361,11 @@ def add_exactly(sums: F64, limbs: I64) -> None:
 
 @_compiled
 def stretch(values: F32, factor: float, largest: float) -> None:
-    """Multiplies float32 values by a float64 factor in place, within plus and minus `largest`."""
+    """Multiplies float32 values by a float64 factor in place, within plus and minus `largest`;
+    flushed."""
     for i in range(values.size):
         wide = np.float64(values[i]) * factor
-        values[i] = np.float32(min(max(wide, -largest), largest))
-
-
-@_compiled
-def _flushed(value: np.float32) -> np.float32:
-    """+0 for a subnormal and for -0, in every CPU mode: read as 0 it is below the limit too."""
-    return _ZERO if abs(value) < _NORMAL_MIN else value
+        values[i] = _flushed(np.float32(min(max(wide, -largest), largest)))
 
 
 @_compiled
@@ -258,7 +392,9 @@ def outer(
     """
     for i in range(theta.size):
         buffer = _flushed(_flushed(momentum[i] * mu) + g[i])
-        ahead = _flushed(_flushed(buffer * mu) + g[i]) if nesterov else buffer
+        ahead = buffer
+        if nesterov:
+            ahead = _flushed(_flushed(buffer * mu) + g[i])
         momentum_next[i] = buffer
         theta_next[i] = _flushed(theta[i] - _flushed(ahead * eta))
     return _is_finite(theta_next) and _is_finite(momentum_next)

@@ -6,16 +6,16 @@ nearly orthogonal, so their plain mean would shrink as learners are added; this 
 Tensors with rule `mean` (embeddings) are merged by weighted mean.
 
 The result depends on the set of contributions only: not on the order in which they arrived, on
-threads, or on the CPU. Payloads are decoded chunk by chunk in two passes, norms first, so memory is
-the merged fragment and a few chunks, however many contributions there are. A chunk is summed in
-float64 and stored as float32.
+threads, or on the CPU. Payloads are read in two passes, norms first, so memory is the merged
+fragment and a few chunks, however many contributions there are. Norms are exact sums; the merged
+values are summed in float32, in the order of the push ids (`protocol.numerics.summing`).
 
 Source: Decoupled DiLoCo, arXiv 2604.21428. Decided by us, where it is silent:
 
 - per tensor, not per fragment or block; the padding never counts, whatever a payload holds there;
 - no contributions, or none of positive weight: zeros;
 - a zero vector adds its weight and its zero norm to the radius, and nothing to the direction;
-- directions that cancel, to less than 1e-12 of their weight: the weighted mean;
+- directions that cancel, to less than a millionth of their weight: the weighted mean;
 - exactly one contribution of positive weight: its values, bit for bit;
 - an element that would leave float32 becomes the largest float32 of its sign.
 """
@@ -23,36 +23,24 @@ Source: Decoupled DiLoCo, arXiv 2604.21428. Decided by us, where it is silent:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protocol.errors import InternalError
 from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics import kernels
-from protocol.numerics.codecs import (
-    CHUNK,
-    F32,
-    U8,
-    Payload,
-    decode_range,
-    flush,
-    planes,
-    require_flat,
-)
+from protocol.numerics import buffers, kernels
+from protocol.numerics.codecs import CHUNK, F32, Payload, flush, require_flat
+from protocol.numerics.summing import LARGEST, Source, block_sums, root, weighted_sum
 from protocol.project import CodecName, WeightRule
 
 CLIP_PUSHES_MIN = 3
 """Fewer pushes have no majority whose median could say which one is the outlier."""
 
-CANCELLED = 1e-12
+CANCELLED = 1e-6
 """A mean direction shorter than this share of its weight is rounding noise."""
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +71,7 @@ class MergeResult:
 class _Part:
     """A contribution of positive weight, with what the first pass learned about it."""
 
-    source: Contribution
+    source: Source
     share: float
     """Its weight over the sum of weights."""
     scale: float
@@ -97,7 +85,7 @@ def norm(values: F32) -> float:
     sum of the blocks is correctly rounded, so it has no order.
     """
     require_flat(values)
-    return _root(_block_sums(values))
+    return root(block_sums(values))
 
 
 def token_weight(tokens: int, steps: int) -> float:
@@ -137,28 +125,32 @@ def merge_fragment(
     _require_sound(contributions)
     span_norms: list[tuple[float, ...]] = []
     norms: list[float] = []
-    for contribution in contributions:
-        whole, by_span = _norms(contribution, fragment)
+    sources = [Source(one.codec, one.payload, fragment.numel, one.key) for one in contributions]
+    for source in sources:
+        whole, by_span = _norms(source, fragment)
         norms.append(whole)
         span_norms.append(by_span)
     scales = _clip_scales(norms, [c.weight for c in contributions], clip_to_median)
     total = math.fsum(c.weight for c in contributions)
     parts = [
-        _Part(contribution, contribution.weight / total, scale, by_span)
-        for contribution, scale, by_span in zip(contributions, scales, span_norms, strict=True)
-        if contribution.weight > 0
+        _Part(source, one.weight / total, scale, by_span)
+        for one, source, scale, by_span in zip(
+            contributions, sources, scales, span_norms, strict=True
+        )
+        if one.weight > 0
     ]
     parts.sort(key=lambda part: part.source.key)
-    values = np.zeros(fragment.numel, dtype=np.float32)
+    values = buffers.empty(fragment.numel)
     for index, span in enumerate(fragment.spans):
         out = values[span.offset : span.offset + span.padded]
         if len(parts) == 1:
-            _copy(parts[0], fragment, span, out)
+            parts[0].source.copy(span, out)
         elif parts and span.rule == "mean":
-            _mean(parts, fragment, span, out)
+            _mean(parts, span, out)
         elif parts:
-            _radial(parts, fragment, index, out)
-    flush(values)
+            _radial(parts, span, index, out)
+        else:
+            out[:] = 0
     return MergeResult(values, tuple(norms), tuple(scales))
 
 
@@ -171,19 +163,17 @@ def _require_sound(contributions: Sequence[Contribution]) -> None:
             raise InternalError(f"a push has the weight {contribution.weight}")
 
 
-def _norms(contribution: Contribution, fragment: Fragment) -> tuple[float, tuple[float, ...]]:
+def _norms(source: Source, fragment: Fragment) -> tuple[float, tuple[float, ...]]:
     """Norm of the whole push, and of each tensor in it."""
     sums = np.zeros(fragment.numel // BLOCK, dtype=np.float64)
     for span in fragment.spans:
-        first = span.offset // BLOCK
-        for start, stop in _chunks(span):
-            here = sums[first + start // BLOCK : first + stop // BLOCK]
-            _sum_squares(contribution, fragment, span, start, here)
+        here = sums[span.offset // BLOCK : (span.offset + span.padded) // BLOCK]
+        source.sum_squares(span, here)
     by_span = tuple(
-        _root(sums[span.offset // BLOCK : (span.offset + span.padded) // BLOCK])
+        root(sums[span.offset // BLOCK : (span.offset + span.padded) // BLOCK])
         for span in fragment.spans
     )
-    return _root(sums), by_span
+    return root(sums), by_span
 
 
 def _clip_scales(
@@ -202,170 +192,30 @@ def _clip_scales(
     return scales
 
 
-def _copy(part: _Part, fragment: Fragment, span: TensorSpan, out: F32) -> None:
-    for start, stop in _chunks(span):
-        out[start:stop] = _decoded(part.source, fragment, span, start, stop)
+def _mean(parts: Sequence[_Part], span: TensorSpan, out: F32) -> None:
+    weighted_sum([(part.source, part.share * part.scale) for part in parts], span, out)
 
 
-def _mean(parts: Sequence[_Part], fragment: Fragment, span: TensorSpan, out: F32) -> None:
-    _weighted_sum(parts, [part.share * part.scale for part in parts], fragment, span, out)
-
-
-def _radial(parts: Sequence[_Part], fragment: Fragment, index: int, out: F32) -> None:
+def _radial(parts: Sequence[_Part], span: TensorSpan, index: int, out: F32) -> None:
     """Fills `out` with the radial-directional average of the span of that index."""
-    span = fragment.spans[index]
     pointing = [part for part in parts if part.span_norms[index] > 0]
     if not pointing:
+        out[:] = 0
         return
-    factors = [part.share / part.span_norms[index] for part in pointing]
-    _weighted_sum(pointing, factors, fragment, span, out)
+    weighted_sum([(one.source, one.share / one.span_norms[index]) for one in pointing], span, out)
     length = norm(out)
     if length < CANCELLED * math.fsum(part.share for part in pointing):
-        _mean(parts, fragment, span, out)
+        _mean(parts, span, out)
         return
     radius = math.fsum(part.share * part.scale * part.span_norms[index] for part in parts)
-    for start, stop in _chunks(span):
-        chunk = out[start:stop]
+    for start in range(0, out.size, CHUNK):
+        chunk = out[start : start + CHUNK]
         if kernels.IS_COMPILED:
-            kernels.stretch(chunk, radius / length, _LARGEST)
+            kernels.stretch(chunk, radius / length, LARGEST)
             continue
         stretched = chunk.astype(np.float64)
         stretched *= radius / length
         # A radius is a norm and can exceed what one float32 element can hold.
-        np.clip(stretched, -_LARGEST, _LARGEST, out=stretched)
+        np.clip(stretched, -LARGEST, LARGEST, out=stretched)
         chunk[:] = stretched
-
-
-def _weighted_sum(
-    parts: Sequence[_Part],
-    factors: Sequence[float],
-    fragment: Fragment,
-    span: TensorSpan,
-    out: F32,
-) -> None:
-    """Fills `out` with the sum of factor times values, over `parts` in the order given."""
-    for start, stop in _chunks(span):
-        total = np.zeros(stop - start, dtype=np.float64)
-        for part, factor in zip(parts, factors, strict=True):
-            _add(part.source, fragment, span, start, factor, total)
-        # A mean exceeds its largest term by float64 rounding at most: it cannot overflow.
-        out[start:stop] = total
-
-
-def _chunks(span: TensorSpan) -> list[tuple[int, int]]:
-    """Begin and end of the chunks of a span, counted from the span's own begin."""
-    return [(start, min(start + CHUNK, span.padded)) for start in range(0, span.padded, CHUNK)]
-
-
-def _decoded(
-    contribution: Contribution, fragment: Fragment, span: TensorSpan, start: int, stop: int
-) -> F32:
-    """Elements `start` to `stop` of the span, with zeros for whatever the padding holds."""
-    values = decode_range(
-        contribution.codec,
-        contribution.payload,
-        fragment.numel,
-        span.offset + start,
-        span.offset + stop,
-    )
-    values[max(span.numel - start, 0) :] = 0
-    return values
-
-
-def _whole(span: TensorSpan, start: int, count: int) -> int:
-    """How many of the `count` elements from `start` on are in blocks without padding."""
-    return min(count, max(span.numel // BLOCK * BLOCK - start, 0))
-
-
-def _sum_squares(
-    contribution: Contribution,
-    fragment: Fragment,
-    span: TensorSpan,
-    start: int,
-    sums: NDArray[np.float64],
-) -> None:
-    """Fills `sums` with the sum of squares of the span's blocks from element `start` on."""
-    stop, kernel = start + sums.size * BLOCK, _SQUARES.get(contribution.codec)
-    middle = start + (_whole(span, start, stop - start) if kernel is not None else 0)
-    if kernel is not None and middle > start:
-        codes, scales = _planes(contribution, fragment, span, start, middle)
-        kernel(codes, scales, sums[: (middle - start) // BLOCK])
-    if stop > middle:
-        values = _decoded(contribution, fragment, span, middle, stop)
-        sums[(middle - start) // BLOCK :] = _block_sums(values)
-
-
-def _add(
-    contribution: Contribution,
-    fragment: Fragment,
-    span: TensorSpan,
-    start: int,
-    factor: float,
-    total: NDArray[np.float64],
-) -> None:
-    """Adds factor times the span's elements from `start` on to `total`."""
-    stop, kernel = start + total.size, _ADDERS.get(contribution.codec)
-    middle = start + (_whole(span, start, stop - start) if kernel is not None else 0)
-    if kernel is not None and middle > start:
-        codes, scales = _planes(contribution, fragment, span, start, middle)
-        kernel(codes, scales, factor, total[: middle - start])
-    if stop > middle:
-        term = _decoded(contribution, fragment, span, middle, stop).astype(np.float64)
-        term *= factor
-        total[middle - start :] += term
-
-
-def _planes(
-    contribution: Contribution, fragment: Fragment, span: TensorSpan, start: int, stop: int
-) -> tuple[U8, F32]:
-    codes, scales = planes(
-        contribution.codec,
-        contribution.payload,
-        fragment.numel,
-        span.offset + start,
-        span.offset + stop,
-    )
-    return (codes.view(np.int8) if contribution.codec == "int8" else codes), scales
-
-
-_SQUARES: dict[CodecName, Callable[[Any, F32, NDArray[np.float64]], None]] = {
-    "int4": kernels.squares_int4,
-    "int8": kernels.squares_int8,
-}
-_ADDERS: dict[CodecName, Callable[[Any, F32, float, NDArray[np.float64]], None]] = {
-    "int4": kernels.add_int4,
-    "int8": kernels.add_int8,
-}
-if not kernels.IS_COMPILED:
-    _SQUARES.clear()
-    _ADDERS.clear()
-
-
-def _block_sums(values: F32) -> NDArray[np.float64]:
-    """The sum of squares of each block, in float64."""
-    sums = np.empty(values.size // BLOCK, dtype=np.float64)
-    if kernels.IS_COMPILED:
-        kernels.squares(values, sums, np.empty(BLOCK, dtype=np.float64))
-        return sums
-    for start in range(0, values.size, CHUNK):
-        blocks = values[start : start + CHUNK].reshape(-1, BLOCK)
-        # One row per place in the block: each fold is then a long addition of whole rows.
-        squares = blocks.T.astype(np.float64, order="C")
-        squares *= squares
-        rows = BLOCK
-        while rows > 1:
-            rows //= 2
-            squares[:rows] += squares[rows : 2 * rows]
-        sums[start // BLOCK : start // BLOCK + len(blocks)] = squares[0]
-    return sums
-
-
-def _root(block_sums: NDArray[np.float64]) -> float:
-    """Of their exact sum, rounded once."""
-    if not kernels.IS_COMPILED or not np.isfinite(block_sums).all():
-        return math.sqrt(math.fsum(block_sums.tolist()))
-    limbs = np.zeros(kernels.LIMBS, dtype=np.int64)
-    kernels.add_exactly(block_sums, limbs)
-    exact = sum(limb << (kernels.LIMB_BITS * place) for place, limb in enumerate(limbs.tolist()))
-    # A quotient of two integers is correctly rounded.
-    return math.sqrt(exact / (1 << kernels.LIMB_UNIT_BITS))
+        flush(chunk)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import CorruptState
 from protocol.numerics import chunks
-from protocol.numerics.codecs import decode
-from protocol.numerics.outer import outer_step
+from protocol.numerics.outer import outer_step_by
 from protocol.project import CodecName
 from protocol.records import FragmentMerged, StateDigests
 
@@ -62,10 +61,11 @@ def next_version(
 
     Raises MalformedPayload if the payload does not decode, NonFinite if the step overflows.
     """
-    moved, velocity = outer_step(
+    moved, velocity = outer_step_by(
         theta,
         momentum,
-        decode(codec, payload, theta.size),
+        payload,
+        codec=codec,
         learning_rate=learning_rate,
         momentum_coefficient=momentum_coefficient,
         nesterov=nesterov,

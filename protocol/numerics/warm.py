@@ -25,10 +25,12 @@ def warm_up() -> None:
         return
     values = np.linspace(-1.0, 1.0, BLOCK, dtype=np.float32)
     for codec in _CODECS:
-        payload, decoded, _ = encode_with_feedback(codec, values, np.zeros_like(values))
+        zeros = np.zeros_like(values)
+        for minus in (None, zeros):
+            payload, left = encode_with_feedback(codec, values, zeros, minus=minus)
         parts = [Contribution((bytes(32), 0, at), payload, codec, 1.0) for at in range(2)]
         for rule in ("rda", "mean"):
             span = TensorSpan("warm", (BLOCK,), BLOCK, rule, 0)
             merge_fragment(parts, Fragment(0, (span,), BLOCK), 10.0)
         g = decode(codec, payload, BLOCK)
-        outer_step(values, decoded, g, learning_rate=0.5, momentum_coefficient=0.5)
+        outer_step(values, left, g, learning_rate=0.5, momentum_coefficient=0.5)

@@ -121,7 +121,7 @@ class Lockstep:
             moved = self.theta[fragment] - local
             if spec.codec == "f32":
                 residuals[fragment][:] = 0.0
-            payload, _, residuals[fragment] = encode_with_feedback(
+            payload, residuals[fragment] = encode_with_feedback(
                 spec.codec, moved, residuals[fragment]
             )
             pushes.append(payload)

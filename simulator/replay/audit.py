@@ -36,6 +36,7 @@ from syncer_node.recording import (
     CHARTER,
     DRAIN,
     FAULT,
+    SNAPSHOT,
     built_from,
     digest_of,
     read_decision,
@@ -291,6 +292,8 @@ class _Auditor:
                 return machine.fault(told[0], error)
             if one.kind == DRAIN:
                 return machine.drain(one.at_s)
+            if one.kind == SNAPSHOT:
+                return machine.take_snapshot(one.at_s)
             if one.kind == CHARTER:
                 envelope = read_external(one.kind, one.content)
                 assert not isinstance(envelope, tuple)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics import codecs, kernels, merge, outer
+from protocol.numerics import codecs, kernels, outer, summing
 from protocol.numerics.codecs import NonFinite
 from protocol.numerics.merge import Contribution, merge_fragment
 
@@ -90,7 +90,7 @@ def test_flushing_is_decided_on_the_bits(given):
     )
 )
 def test_a_sum_is_exact_and_rounded_once(sums):
-    assert merge._root(sums) == math.sqrt(math.fsum(sums.tolist()))
+    assert summing.root(sums) == math.sqrt(math.fsum(sums.tolist()))
 
 
 @UNHURRIED
@@ -138,8 +138,6 @@ def test_a_merge_is_that_of_the_twin(data, count, codec):
     compiled = merge_fragment(parts, fragment, 2.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "IS_COMPILED", False)
-        patch.setattr(merge, "_SQUARES", {})
-        patch.setattr(merge, "_ADDERS", {})
         patch.setattr(codecs, "_DECODERS", codecs.TWIN_DECODERS)
         twin = merge_fragment(parts, fragment, 2.0)
     assert compiled.values.tobytes() == twin.values.tobytes()

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import wire
-from protocol.messages import AskMoments, MomentsReady, VectorClock
+from protocol.clocks import VectorClock
+from protocol.messages import AskMoments, MomentsReady
 
 SMALL = st.integers(0, 3)
 clocks = st.builds(VectorClock, SMALL, st.tuples(SMALL, SMALL, SMALL))

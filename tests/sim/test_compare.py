@@ -87,7 +87,7 @@ def test_data_parallel_is_one_learner_with_the_whole_batch(project):
     run.run(lambda share: None)
     bench, batch = run.bench, LEARNERS * INNER.batch_sequences
     twin = DataParallel(bench, SETTING, fails=False, is_elastic=False)
-    whole = msgspec.structs.replace(INNER, batch_sequences=batch)
+    whole = msgspec.structs.replace(bench.charter.inner, batch_sequences=batch)
     alone = bench.loop(twin.reader, whole)
     for step in range(STEPS):
         alone.progress = step / STEPS

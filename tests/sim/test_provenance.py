@@ -12,6 +12,7 @@ import pytest
 from node.bank import FragmentBank, PendingPush
 from node.keeping import Keeping
 from protocol.leases import LeaseBook
+from protocol.numerics.codecs import decode
 from protocol.numerics.merge import token_weight
 from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.project import RoundSpec
@@ -133,7 +134,8 @@ def separate_error_feedback(patch, swarm):
         key = (id(self), fragment)
         wanted = base.theta - local
         residual = carried.get(key, wanted * 0)
-        payload, decoded, carried[key] = encode_with_feedback("int4", wanted, residual)
+        payload, carried[key] = encode_with_feedback("int4", wanted, residual)
+        decoded = decode("int4", payload, local.size)
         name = self._pending[fragment, sequence].digest
         self.shelf.drop(name)
         name = digest(payload)

@@ -300,6 +300,18 @@ def test_limits_bound_the_memory():
     assert "limits.ram_bytes_max" in bound
 
 
+def test_a_container_bounds_it_too(tmp_path, monkeypatch):
+    (tmp_path / "max").write_text(f"{2 * GIB}\n")
+    (tmp_path / "current").write_text(f"{GIB}\n")
+    places = ((str(tmp_path / "max"), str(tmp_path / "current")),)
+    monkeypatch.setattr(examining, "CONTROL_GROUPS", places)
+    available, total, bound = examining.memory(None)
+    assert (available <= GIB, total) == (True, 2 * GIB)
+    assert "this container" in bound
+    (tmp_path / "max").write_text("max\n")
+    assert examining.memory(None)[2] == ""
+
+
 def test_a_port_in_use_is_told_unless_by_our_own(home):
     import socket
 

@@ -248,3 +248,16 @@ def test_a_pause_without_an_end_has_none(bench):
     assert bench.machine.tending.paused_until_s == math.inf
     bench.wait(1e6)
     assert bench.inner is Inner.PARKED
+
+
+def test_a_lease_that_was_never_answered_keeps_no_held_learner_awake():
+    bench = PauseBench()
+    assert bench.all(SYNCER.key, LeaseRequest)
+    bench.note(PauseAsked(None))
+    bench.done(ParkTrainer, Failed("the disk is full"))
+    assert bench.inner is Inner.HELD
+    began_s = bench.now_s
+    for _ in range(12):
+        assert bench.wake_s is not None
+        bench.wait(max(bench.wake_s - bench.now_s, 0.0))
+    assert bench.now_s >= began_s + 10.0

@@ -7,12 +7,13 @@ import shutil
 import numpy as np
 import pytest
 
+from node.host.durable import DISK_FREE_BYTES_MIN, DiskFull
 from protocol import limits, wire
 from protocol.errors import CorruptState, TransientError, UserError
 from protocol.numerics.outer import digest
 from protocol.records import SeatTaken
 from syncer_node import store as store_module
-from syncer_node.frames import DISK_FREE_BYTES_MIN, DiskFull, FrameFile
+from syncer_node.frames import FrameFile
 from syncer_node.store import (
     CHECKPOINTS_KEPT,
     Checkpoint,

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
+from node.host.durable import DiskFull
 from protocol.errors import CorruptState, TransientError
 from protocol.records import SeatTaken
-from syncer_node.frames import DiskFull
 from syncer_node.raft.log import Floor
 from syncer_node.voter_files import VoterFiles, kept_addresses
 from tests.builders import SYNCER, TWO, Log, merged, sealed_charter, weights

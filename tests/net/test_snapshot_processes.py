@@ -1,0 +1,183 @@
+"""Real processes on loopback: a snapshot while a learner is killed, and going back to it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from node.host.home import Home
+from shoal import projects, restoring, snapshotting
+from shoal.project_text import create_text
+from tests.net.test_swarm_processes import (
+    CHANGES,
+    Processes,
+    free_port,
+    start_learner,
+    start_syncer,
+    status,
+    until,
+)
+from tests.tiny_project import write_text
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(200)]
+
+LEARNERS = ("ada", "bob", "cid")
+VICTIM = "cid"
+
+
+@dataclass
+class Seen:
+    """What was seen on the way."""
+
+    told: str = ""
+    """What `shoal syncer snapshot` printed."""
+    cut: Any = None
+    """The syncer's row of the snapshot."""
+    before: Any = None
+    """The syncer when the swarm had gone on."""
+    restored: str = ""
+    """What `shoal project restore-snapshot` printed."""
+    back: Any = None
+    """The syncer just after."""
+    after: Any = None
+    """... and when it had merged on."""
+    learners: Any = None
+    joined: Any = None
+    outputs: Any = None
+
+
+def printed(call):
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = call()
+    assert code == 0, out.getvalue()
+    return out.getvalue()
+
+
+def training(home, processes, names):
+    def look():
+        processes.check("syncer", *names)
+        rows = [status(home, "learner", name) for name in names]
+        return rows if all(row and row.merged > 2 for row in rows) else None
+
+    return until(look, timeout_s=60, what=f"{names} in merges")
+
+
+def past(home, step, *, points=0):
+    """The syncer, once it is past this global step with so many measured losses."""
+
+    def look():
+        now = status(home, "syncer")
+        is_far = now is not None and now.swarm.global_step > step
+        return now if is_far and len(now.swarm.curve) >= points else None
+
+    return until(look, timeout_s=60, what=f"global step {step}")
+
+
+def go_through_it(seen, processes, home, folder):
+    changes = {
+        **CHANGES,
+        "data.location": str(folder / "text.txt"),
+        "limits.tokens": 10**9,
+        "limits.evaluate_every": 8,
+    }
+    path = folder / "tiny.toml"
+    path.write_text(create_text("tiny", changes=changes))
+    projects.sign(path, home, instance="default")
+    start_syncer(processes, path, free_port())
+    ready = until(
+        lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,
+        timeout_s=40,
+        what="a syncer with weights",
+    )
+    for name in LEARNERS:
+        start_learner(processes, ready.join_link, name)
+    training(home, processes, LEARNERS)
+    past(home, 30, points=3)
+
+    processes.kill(VICTIM)  # What is lost with it shows while the snapshot is being taken.
+    seen.told = printed(lambda: snapshotting.take(home, instance="default"))
+    seen.cut = status(home, "syncer").snapshots.kept[-1]
+    seen.before = past(home, seen.cut.global_step + 30, points=5)
+
+    seen.restored = printed(
+        lambda: restoring.restore(path, home, snapshot=None, instance="default", is_confirmed=True)
+    )
+    seen.back = status(home, "syncer")
+    start_learner(processes, ready.join_link, VICTIM)
+    seen.joined = training(home, processes, (VICTIM,))[0]
+    length = len(seen.back.swarm.curve)
+    seen.after = past(home, seen.back.swarm.global_step + 30, points=length + 2)
+    seen.learners = {name: status(home, "learner", name) for name in LEARNERS}
+    seen.outputs = {name: processes.output(name) for name in ("syncer", *LEARNERS)}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("snapshot")
+    write_text(folder / "text.txt", chars=60_000)
+    home = Home(folder / "home")
+    seen = Seen()
+    processes = Processes(folder, home)
+    try:
+        go_through_it(seen, processes, home, folder)
+        yield seen
+    except BaseException:
+        for name in ("syncer", *LEARNERS):
+            with contextlib.suppress(OSError):
+                print(f"--- {name}\n{processes.output(name)[-3000:]}")
+        raise
+    finally:
+        processes.clean_up()
+
+
+def test_the_snapshot_has_the_living_and_names_the_dead(seen):
+    assert sorted(seen.cut.parts) == ["ada", "bob"]
+    assert list(seen.cut.skipped) == [VICTIM]
+    assert f"not in: {VICTIM}: " in seen.told
+
+
+def test_going_back_says_who_went_on_from_what(seen):
+    assert "epoch 1 begins at snapshot" in seen.restored
+    for name in ("ada", "bob"):
+        assert f"{name}: goes on from its part, at local step" in seen.restored
+    assert seen.back.snapshots.restored == seen.cut.name
+    assert {row.name: row.is_restored for row in seen.back.snapshots.restores} == {
+        "ada": True,
+        "bob": True,
+    }
+
+
+def test_what_came_after_the_snapshot_is_void(seen):
+    assert seen.before.swarm.epoch == 0
+    assert seen.after.swarm.epoch == 1
+    assert seen.back.swarm.global_step < seen.before.swarm.global_step
+    steps = [point[0] for point in seen.after.swarm.curve]
+    assert steps == sorted(set(steps))
+
+
+def test_the_loss_goes_on_from_where_it_was(seen):
+    """The points after going back lie below those from before the snapshot."""
+    then = [loss for step, _, loss in seen.after.swarm.curve if step <= seen.cut.global_step]
+    since = [loss for step, _, loss in seen.after.swarm.curve if step > seen.cut.global_step]
+    assert len(since) >= 2
+    assert max(since) < then[0]
+    assert min(since) <= then[-1] + 0.05
+
+
+def test_local_steps_and_moments_go_on(seen):
+    for name in ("ada", "bob"):
+        assert seen.learners[name].moments.startswith("own moments")
+        assert f"{name}" in seen.restored
+    assert seen.joined.merged > 0
+
+
+def test_nobody_did_anything_wrong(seen):
+    assert seen.after.faults == {}
+    for name, output in seen.outputs.items():
+        assert "Traceback" not in output, name
