@@ -29,7 +29,7 @@ from tests.net.test_swarm_processes import (
 )
 from tests.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 
 MODEL = {
     **CHANGES,
@@ -58,7 +58,7 @@ class Owner:
         self.processes.check("syncer", "learner")
         return status(self.home, "learner")
 
-    def until(self, is_so, what, timeout_s=40.0):
+    def until(self, is_so, what, timeout_s=120.0):
         return until(
             lambda: (now := self.look()) and is_so(now) and now, timeout_s=timeout_s, what=what
         )
