@@ -22,7 +22,7 @@ import msgspec
 from node import status
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
-from node.hospitality import guest_of, trainer_room
+from node.hospitality import guest_of, trainer_job, trainer_room
 from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
 from node.host.control import ControlServer
@@ -64,6 +64,7 @@ from node.jobs import (
     HoldSteps,
     InstallMoments,
     LoadPart,
+    ParkTrainer,
     PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
@@ -73,7 +74,7 @@ from node.jobs import (
     StartTrainer,
     StateFetched,
     Thaw,
-    TrainerReady,
+    WakeTrainer,
     WithdrawMoments,
     WritePart,
 )
@@ -334,13 +335,8 @@ class NodeDaemon:
                 return await self._fetch_state(job)
             case Advance():
                 return await self._advance(job)
-            case StartTrainer():
-                charter = self.machine.shared.charter
-                assert charter is not None
-                ready = await self.trainer.start(job, charter.inner)
-                if isinstance(ready, TrainerReady):
-                    ready = await self.parts.restore(ready, charter.inner)
-                return ready
+            case StartTrainer() | ParkTrainer() | WakeTrainer():
+                return await trainer_job(self, job)
             case Deliver():
                 return await self.trainer.deliver(job)
             case Capture():

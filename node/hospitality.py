@@ -6,12 +6,20 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from node.host.transport import Transport
-from node.jobs import Governed, MemoryShort
+from node.jobs import (
+    Governed,
+    MemoryShort,
+    ParkTrainer,
+    StartTrainer,
+    TrainerReady,
+    WakeTrainer,
+)
+from node.parking_jobs import park, wake
 from node.politeness.budget import Allowance
 from node.politeness.guest import Guest
 from node.politeness.own import OwnProcesses
 from node.politeness.politeness import Decision, TrainerFacts
-from protocol.machine import Note
+from protocol.machine import JobResult, Note
 
 if TYPE_CHECKING:
     from node.daemon import NodeDaemon
@@ -59,6 +67,25 @@ def _shape(transport: Transport, allowed: Allowance) -> None:
     shaper.limit(allowed.up_bytes_per_s, allowed.down_bytes_per_s)
     shaper.up.book(traffic.up_bytes, now_s)
     shaper.down.book(traffic.down_bytes, now_s)
+
+
+async def trainer_job(
+    daemon: NodeDaemon, job: StartTrainer | ParkTrainer | WakeTrainer
+) -> JobResult:
+    """Start a trainer, free its memory, or let it go on where it stood."""
+    charter = daemon.machine.shared.charter
+    assert charter is not None, "a trainer runs under a charter"
+    match job:
+        case StartTrainer():
+            ready = await daemon.trainer.start(job, charter.inner)
+            if not isinstance(ready, TrainerReady):
+                return ready
+            return await daemon.parts.restore(ready, charter.inner)
+        case ParkTrainer():
+            folder = daemon.options.home.parked(daemon.options.instance)
+            return await park(daemon.trainer, folder, parking_room(daemon))
+        case WakeTrainer():
+            return await wake(daemon.trainer, job, charter.inner)
 
 
 def parking_room(daemon: NodeDaemon) -> int | None:
