@@ -287,7 +287,8 @@ class Keeping:
         if is_behind and not is_waiting and self._bring(track):
             return
         is_able = self.can_deliver and self.may_move
-        if not is_able or track.held == NONE or track.delivering != NONE:
+        # A capture is of what the inner loop stood on: that must not change before it is encoded.
+        if not is_able or track.held == NONE or track.is_moving:
             return
         if track.needs_delivery:
             self._deliver(track)

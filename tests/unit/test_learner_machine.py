@@ -5,7 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.jobs import FetchState, FindSeat, StartTrainer
+from node.jobs import (
+    Advance,
+    Advanced,
+    Capture,
+    Captured,
+    Deliver,
+    Delivered,
+    FetchState,
+    FindSeat,
+    StartTrainer,
+    StateFetched,
+    TrainerReady,
+)
 from node.learner import BACK_OFF_S, REFUSED_EXIT
 from node.linking import Link
 from protocol import wire
@@ -13,10 +25,12 @@ from protocol.machine import Connect, Failed, JobDone, PeerDown, PeerUp, StopAsk
 from protocol.messages import (
     CertifiedRecord,
     Committed,
+    Cursor,
     Goodbye,
     Hello,
     LeaseRequest,
     Pull,
+    Push,
     Refused,
     Settled,
     Welcome,
@@ -42,6 +56,7 @@ from tests.builders import (
     LearnerBench,
     Log,
     certified,
+    contribution,
     digest_of,
     disconnected,
     facts,
@@ -340,6 +355,29 @@ def test_an_index_that_contradicts_itself_ends_the_link(log, changes):
     effects = bench.admit(log, **changes)
     reason = "malformed" if "summary" in changes else "unexpected-message"
     assert_dropped(bench, effects, reason)
+
+
+# The inner loop
+
+
+def finish(bench, kind, answer):
+    """Answer every held job of this kind."""
+    while jobs := bench.jobs(kind):
+        bench.done(kind, answer(jobs[0]))
+
+
+def test_nothing_is_delivered_between_a_capture_and_its_push(bench, log):
+    finish(bench, FetchState, lambda job: StateFetched(((SYNCER.key, 1),)))
+    bench.done(StartTrainer, TrainerReady("cpu", 1))
+    finish(bench, Deliver, lambda job: Delivered(job.version, 0, 0))
+    bench.say(SYNCER.key, Pull(1, 0, 0))
+    assert [job.fragment for job in bench.jobs(Capture)] == [0]
+    bench.commit(log.add(merged(contributions=(contribution(learner=STRANGER.key),))))
+    finish(bench, Advance, lambda job: Advanced())
+    assert bench.jobs(Deliver) == []
+    bench.done(Capture, Captured(0, digest_of("payload"), 16, 4, 1024, Cursor(0, 0)))
+    assert bench.last(SYNCER.key, Push) is not None
+    assert [(job.fragment, job.version) for job in bench.jobs(Deliver)] == [(0, 1)]
 
 
 # Ends
