@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "datasets", "hivemind", "accelerate", "numpy", "asyncio")
+TRAINING = ("torch", "transformers", "datasets", "accelerate", "pydantic", "hivemind.averaging")
+HEAVY = (*TRAINING, "hivemind", "numpy", "asyncio")
 
 PROGRAM = """
 import sys
@@ -42,5 +43,25 @@ def test_the_views_import_nothing_heavy():
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *HEAVY], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("daemon", "barred"),
+    [
+        ("node.daemon", TRAINING),
+        ("syncer_node.daemon", TRAINING),
+        ("syncer_node.witness_daemon", (*TRAINING, "numpy", "numba")),
+        ("node.observer", (*TRAINING, "numpy", "numba")),
+    ],
+)
+def test_no_daemon_loads_what_only_trainers_need(daemon, barred):
+    """They stay for months beside other programs: torch alone would be 200 MB in each."""
+    program = (
+        f"import {daemon}, sys; print([name for name in sys.argv[1:] if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *barred], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
