@@ -162,6 +162,45 @@ def room_for(length: int) -> memoryview:
     return memoryview(mmap.mmap(-1, length) if length > HASH_BATCH_BYTES else bytearray(length))
 
 
+class PrefixHash:
+    """The hash of memory that is filled from its start, one batch behind whoever fills it, in a
+    thread, so that both cores have work."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._hasher = blake3()
+        self._hashed = 0
+        self._hashing: asyncio.Future[object] | None = None
+
+    async def up_to(self, end: int) -> None:
+        """So much is filled; waits while the batch before is still being hashed."""
+        if end - self._hashed >= HASH_BATCH_BYTES:
+            await self.join()
+            self._begin(end)
+
+    async def digest(self) -> Digest:
+        """Of the whole memory, which is filled now."""
+        await self.join()
+        if len(self._view) - self._hashed > HASH_BATCH_BYTES:
+            self._begin(len(self._view))
+            await self.join()
+        else:
+            self._hasher.update(self._view[self._hashed :])
+        return self._hasher.digest()
+
+    async def join(self) -> None:
+        """Until nothing reads the memory any more."""
+        if self._hashing is not None:
+            await asyncio.wait({self._hashing})
+            self._hashing = None
+
+    def _begin(self, end: int) -> None:
+        fresh = self._view[self._hashed : end]
+        self._hashed = end
+        loop = asyncio.get_running_loop()
+        self._hashing = loop.run_in_executor(None, self._hasher.update, fresh)
+
+
 class Download:
     """One transfer into `into`, whose first `offset` bytes came earlier."""
 
@@ -187,9 +226,7 @@ class Download:
         self._on_progress = on_progress
         self._on_answer = on_answer
         self._way = way or Way()
-        self._hasher = blake3()
-        self._hashed = 0
-        self._hashing: asyncio.Future[object] | None = None
+        self._hash = PrefixHash(self._view)
 
     async def run(self, wire: Wire) -> None:
         """Receives the rest and checks it; the wire is closed afterwards in any case.
@@ -200,14 +237,13 @@ class Download:
         try:
             await self._request(wire)
             await self._receive(wire)
-            await self._hash_up_to(len(self._view), is_last=True)
-            if self._hasher.digest() != self._digest:
+            if await self._hash.digest() != self._digest:
                 raise MalformedPayload(
                     f"host {short(wire.peer)} sent bytes that do not match {short(self._digest)}"
                 )
         finally:
             wire.abort("the transfer is over")
-            await self._join_hashing()
+            await self._hash.join()
             self._view.release()
 
     async def _request(self, wire: Wire) -> None:
@@ -250,7 +286,7 @@ class Download:
             self._filled += len(part)
             if self._on_progress is not None:
                 self._on_progress(self._filled)
-            await self._hash_up_to(self._filled, is_last=False)
+            await self._hash.up_to(self._filled)
             # What our own ceiling makes slow is not held against the sender.
             window_ends_s += await wait_turn(self._way, len(part))
             if clock() >= window_ends_s:
@@ -262,24 +298,3 @@ class Download:
         return PeerUnreachable(
             f"transfer ended at {self._filled} of {len(self._view)} bytes: {why}"
         )
-
-    async def _hash_up_to(self, end: int, *, is_last: bool) -> None:
-        """Hashes in the background, one batch behind the reader, so that both cores have work."""
-        fresh_bytes = end - self._hashed
-        if fresh_bytes < HASH_BATCH_BYTES and not is_last:
-            return
-        await self._join_hashing()
-        fresh = self._view[self._hashed : end]
-        self._hashed = end
-        if fresh_bytes <= HASH_BATCH_BYTES and is_last:
-            self._hasher.update(fresh)
-            return
-        loop = asyncio.get_running_loop()
-        self._hashing = loop.run_in_executor(None, self._hasher.update, fresh)
-        if is_last:
-            await self._join_hashing()
-
-    async def _join_hashing(self) -> None:
-        if self._hashing is not None:
-            await asyncio.wait({self._hashing})
-            self._hashing = None
