@@ -206,7 +206,7 @@ class ChannelChoice:
             return [Negotiate(event.peer)]
         if known.way is not Way.DIRECT or not known.is_dialler or known.is_growing:
             return []
-        is_far = event.rtt_s is None or event.rtt_s >= FAR_S
+        is_far = event.rtt_s is not None and event.rtt_s >= FAR_S
         lacking = (CONNECTIONS_FAR if is_far else CONNECTIONS_NEAR) - known.connections
         if lacking <= 0 or now_s < known.grows_at_s:
             return []

@@ -108,12 +108,12 @@ class StripedDownload:
             before = self._came()
             self._changed.clear()
             self._collect()
-            if self._filled == len(self._view) and not self._todo and not self._pieces:
-                return
-            self._ask_for_more()
             if self._on_progress is not None and self._filled > self._told:
                 self._told = self._filled
                 self._on_progress(self._filled)
+            if not self._todo and not self._pieces:
+                return
+            self._ask_for_more()
             await self._hash.up_to(self._filled)
             heard_s = await self._wait(heard_s if self._came() == before else clock())
             if clock() >= floor_s:

@@ -134,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         self._counters = self._host.counters(self.peer)
         assert self._transport is not None
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
-        self._transport.write(channel_frames.GREETING)
+        self._put(channel_frames.GREETING)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong."""
