@@ -23,6 +23,7 @@ import msgspec
 from node import news
 from node.host import keystore
 from node.host.addresses import parse_peer
+from node.host.channel_choice import BulkAt
 from node.host.control import ControlServer
 from node.host.feed import Feed
 from node.host.joinlink import JoinLink, parse_link
@@ -114,6 +115,7 @@ async def _main(link: JoinLink, socket: Path, stopper: Stopper) -> int:
             bootstrap=link.addresses,
             topics=(seat_topic(link.project), learners_topic(link.project)),
             on_state=_tell,
+            bulk=BulkAt(is_on=False),
         )
         holder: list[Observer] = []
         trouble = ["connecting to the swarm"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.host import keystore
+from node.host.channel_choice import BulkAt
 from node.host.joinlink import JoinLink
 from node.host.seat import learners_topic, seat_topic
 from node.host.signed_project import OpenedProject
@@ -68,6 +69,7 @@ async def _find(project: OpenedProject, link: JoinLink) -> tuple[Rescued, int]:
             topics=(seat_topic(project.id), learners_topic(project.id)),
             on_state=lambda state: None,
             hints=link.addresses,
+            bulk=BulkAt(is_on=False),
         )
         try:
             async with asyncio.timeout(CONNECT_S):

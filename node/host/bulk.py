@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from node.host import blobs
 from node.host.blobs import BlobLookup, PaceLookup, Slots
-from node.host.channel import BulkAt, Channels
+from node.host.channel import Channels
+from node.host.channel_choice import BulkAt
 from node.host.channel_fetch import ChannelBroke, StripedDownload
 from node.host.keystore import Identity
 from node.host.links import RoundTrips

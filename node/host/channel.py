@@ -16,12 +16,12 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
 
 from node.host import channel_choice, channel_frames, channel_offer, channel_tls, channel_wire
 from node.host.channel_choice import (
     Agreed,
+    BulkAt,
     Carried,
     ChannelChoice,
     CloseAll,
@@ -82,15 +82,6 @@ PEERS_COUNTED_MAX: Final = 4096
 log = logging.getLogger("shoal.channel")
 
 Find = Callable[[NodeKey, Digest], tuple[memoryview, Bucket | None] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class BulkAt:
-    """Where direct connections are taken, and whether at all."""
-
-    port: int = 0
-    """0 takes any free port."""
-    is_on: bool = True
 
 
 class Channels:
@@ -181,6 +172,11 @@ class Channels:
     def reason(self, peer: NodeKey) -> str:
         """Why the peer is not on a direct channel; empty if it is, or was never asked."""
         return self._choice.reason(peer)
+
+    @property
+    def known(self) -> list[NodeKey]:
+        """Peers with which there are direct connections, or with which that was tried."""
+        return list(dict.fromkeys((*self._connections, *self._choice.peers)))
 
     @property
     def peers(self) -> dict[NodeKey, int]:

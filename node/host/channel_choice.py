@@ -32,6 +32,15 @@ PEERS_MAX: Final = 2048
 GONE_AT_ONCE: Final = "the direct connection ended at once"
 
 
+@dataclass(frozen=True, slots=True)
+class BulkAt:
+    """Where direct connections are taken, and whether at all."""
+
+    port: int = 0
+    """0 takes any free port."""
+    is_on: bool = True
+
+
 class Way(Enum):
     """How far the channel to one peer is."""
 
