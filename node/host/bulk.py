@@ -33,7 +33,6 @@ class Bulk:
         self,
         identity: Identity,
         at: BulkAt,
-        *,
         shaper: Shaper,
         round_trips: RoundTrips,
         counters: Callable[[NodeKey], tuple[Traffic, ...]],

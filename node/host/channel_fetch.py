@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +26,9 @@ from protocol.ids import Digest, NodeKey, short
 
 PIECES_PER_CONNECTION: Final = 2
 """While one comes the next is already asked for."""
+
+PIECES_AHEAD: Final = 8
+"""As many may be under way on a connection that has nothing else to do."""
 
 PIECE_BYTES_MIN: Final = 256 << 10
 PIECES_WANTED: Final = 8
@@ -81,7 +83,6 @@ class StripedDownload:
         self._over_bytes = 0
         """Came in pieces that are over."""
         self._changed = asyncio.Event()
-        self._begun_s = time.monotonic()
 
     async def run(self) -> None:
         """Receives the rest and checks it.
@@ -114,7 +115,7 @@ class StripedDownload:
             if not self._todo and not self._pieces:
                 return
             self._ask_for_more()
-            await self._hash.up_to(self._filled)
+            self._hash.up_to(self._filled)
             heard_s = await self._wait(heard_s if self._came() == before else clock())
             if clock() >= floor_s:
                 if self._came() - floor_from < blobs.FLOOR_BYTES:
@@ -152,7 +153,7 @@ class StripedDownload:
 
     def _check(self, ask: Ask) -> None:
         if self._on_answer is not None:
-            self._on_answer(time.monotonic() - self._begun_s)
+            self._on_answer(ask.answer_s)
             self._on_answer = None
         if ask.status == blobs.NOT_HELD:
             raise NotHeld(f"host {short(self._peer)} does not hold {short(self._digest)}")
@@ -190,7 +191,8 @@ class StripedDownload:
         free = [
             one
             for one in standing
-            if mine[one] < PIECES_PER_CONNECTION and one.outstanding < REQUESTS_MAX
+            if one.outstanding < PIECES_AHEAD // len(standing)
+            or (mine[one] < PIECES_PER_CONNECTION and one.outstanding < REQUESTS_MAX)
         ]
         return min(free, key=lambda one: (mine[one], one.outstanding), default=None)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -37,6 +38,10 @@ WRITE_HIGH_BYTES: Final = 256 << 10
 
 PIECE_BYTES_MIN: Final = 1 << 10
 """Below this the frame around a piece would cost more than it evens out."""
+
+NEWS_BYTES: Final = 256 << 10
+NEWS_S: Final = 0.05
+"""Whoever asked is told so often: at full speed each byte would otherwise wake a task."""
 
 SILENT_S: Final = 15.0
 """A connection that owes us bytes and brings none for so long is broken; others may try."""
@@ -78,8 +83,14 @@ class Ask:
     count: int
     on_change: Callable[[], None]
     filled: int = 0
+    said: int = 0
+    """What `on_change` was last called for, and when."""
+    said_s: float = 0.0
     status: int | None = None
     total: int = 0
+    asked_s: float = 0.0
+    answer_s: float = 0.0
+    """Seconds until the answer came; what was already under way is part of it."""
     error: ShoalError | None = None
     """Why no more of it will come."""
 
@@ -208,6 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_idle:
             self._heard_s = self._loop.time()
         ask = self._asks[self._last_id] = Ask(view, offset, len(view), on)
+        ask.asked_s = time.monotonic()
         request = Request(self._last_id, digest, offset, len(view))
         self._put(channel_frames.request_bytes(request))
         return ask
@@ -261,7 +273,10 @@ class Connection(asyncio.BufferedProtocol):
         self.used_s = self._heard_s
         if ask.filled == ask.count:
             del self._asks[id]
-        ask.on_change()
+        is_news = ask.filled == ask.count or ask.filled - ask.said >= NEWS_BYTES
+        if is_news or self._heard_s - ask.said_s >= NEWS_S:
+            ask.said, ask.said_s = ask.filled, self._heard_s
+            ask.on_change()
         wait_s = self._host.down.wait_s(count, self._heard_s)
         if wait_s > 0.0 and self._transport is not None:
             self._transport.pause_reading()
@@ -277,6 +292,7 @@ class Connection(asyncio.BufferedProtocol):
         if ask is None or ask.status is not None:
             raise MalformedMessage(f"{self._name()} answers what nobody asked")
         ask.status, ask.total = answer.status, answer.total
+        ask.answer_s = time.monotonic() - ask.asked_s
         can_come = answer.status == blobs.OK and answer.total >= ask.offset + ask.count
         if not can_come or not ask.count:
             del self._asks[answer.id]

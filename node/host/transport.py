@@ -114,20 +114,23 @@ class Transport:
             streams.CONTROL_STREAMS_MAX, streams.CONTROL_STREAMS_PER_PEER_MAX
         )
         self._incoming_slots = Slots(INCOMING_MAX, INCOMING_PER_PEER_MAX)
-        self.bulk = Bulk(
-            identity,
-            bulk,
-            shaper=self.shaper,
-            round_trips=self.round_trips,
-            counters=self._counters,
-            dial=self._dial,
-            where=lambda key: self._live().where(key),
-            on_fault=self._note_fault,
-        )
+        self.bulk = self._make_bulk(bulk)
         self._serving[BLOB_PROTOCOL] = self.bulk.accept
         if bulk.is_on:
             self._serving[channel.PROTOCOL] = self.bulk.channels.answer
         self._expiry_s: dict[str, float] = {}
+
+    def _make_bulk(self, at: BulkAt) -> Bulk:
+        return Bulk(
+            self._identity,
+            at,
+            self.shaper,
+            self.round_trips,
+            self._counters,
+            self._dial,
+            lambda key: self._live().where(key),
+            self._note_fault,
+        )
 
     # Life
 

@@ -40,12 +40,12 @@ class Side:
         self.bulk = Bulk(
             self.identity,
             at,
-            shaper=self.shaper,
-            round_trips=self.round_trips,
-            counters=lambda _: (self.traffic,),
-            dial=self.dial,
-            where=self.where,
-            on_fault=self.faults.append,
+            self.shaper,
+            self.round_trips,
+            lambda _: (self.traffic,),
+            self.dial,
+            self.where,
+            self.faults.append,
         )
         self.bulk.serve(self._look_up, None)
         self.channels = self.bulk.channels
