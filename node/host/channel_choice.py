@@ -14,7 +14,7 @@ from typing import Final
 from protocol.ids import NodeKey
 
 WORTH_BYTES: Final = 256 << 10
-"""A smaller transfer does not begin a channel; it does use one that stands."""
+"""Fetched from a peer, all in all, before a channel begins; less uses one that stands."""
 
 RESTS_S: Final = (15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Pauses after failures in a row: a firewall does not open by itself, a cable does come back."""
@@ -146,6 +146,7 @@ Effect = Negotiate | Dial | CloseAll
 @dataclass(slots=True)
 class _Peer:
     way: Way = Way.UNTRIED
+    wanted_bytes: int = 0
     connections: int = 0
     is_negotiating: bool = False
     is_dialler: bool = False
@@ -176,8 +177,8 @@ class ChannelChoice:
 
     @property
     def peers(self) -> list[NodeKey]:
-        """Those that something is known of."""
-        return list(self._peers)
+        """Those with which a direct channel was ever a question."""
+        return [peer for peer, known in self._peers.items() if known.way is not Way.UNTRIED]
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """What is to be done now."""
@@ -205,9 +206,10 @@ class ChannelChoice:
         return []
 
     def _wanted(self, event: Wanted, now_s: float) -> list[Effect]:
-        if event.count < WORTH_BYTES:
-            return []
         known = self._know(event.peer)
+        known.wanted_bytes += event.count
+        if known.wanted_bytes < WORTH_BYTES:
+            return []
         if known.way in (Way.RESTING, Way.BARRED) and now_s >= known.rests_until_s:
             known.way = Way.UNTRIED
         if known.way is Way.UNTRIED and not known.is_negotiating:

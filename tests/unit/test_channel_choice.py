@@ -38,11 +38,14 @@ def standing(now_s=0.0):
     return choice
 
 
-def test_small_transfers_begin_nothing():
+def test_a_small_transfer_begins_nothing_and_many_do():
     choice = ChannelChoice()
-    assert choice.handle(Wanted(ADA, WORTH_BYTES - 1), 0.0) == []
+    for _ in range(3):
+        assert choice.handle(Wanted(ADA, WORTH_BYTES // 4), 0.0) == []
     assert choice.way(ADA) is Way.UNTRIED
     assert choice.peers == []
+    assert choice.handle(Wanted(ADA, WORTH_BYTES // 4), 0.0) == [Negotiate(ADA)]
+    assert choice.peers == [ADA]
 
 
 def test_one_that_is_off_never_asks():
