@@ -23,11 +23,11 @@ import msgspec
 from node import news
 from node.host import keystore
 from node.host.addresses import parse_peer
-from node.host.channel_choice import BulkAt
 from node.host.control import ControlServer
 from node.host.feed import Feed
 from node.host.joinlink import JoinLink, parse_link
 from node.host.life import Stopper, background, live, tidying
+from node.host.options import BulkAt
 from node.host.orphans import end_with_parent
 from node.host.seam import TransportState
 from node.host.seat import learners_topic, seat_topic

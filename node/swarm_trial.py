@@ -21,8 +21,8 @@ import msgspec
 
 from node.host import keystore, links, sample
 from node.host.addresses import parse_peer
-from node.host.channel_choice import BulkAt
 from node.host.joinlink import JoinLink, parse_link
+from node.host.options import BulkAt
 from node.host.seat import learners_topic, seat_topic
 from node.host.transport import Transport
 from node.locator import Locator

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.host import keystore
-from node.host.channel_choice import BulkAt
 from node.host.joinlink import JoinLink
+from node.host.options import BulkAt
 from node.host.seat import learners_topic, seat_topic
 from node.host.signed_project import OpenedProject
 from node.host.streams import ControlStream

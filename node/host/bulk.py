@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from node.host import blobs
 from node.host.blobs import BlobLookup, PaceLookup, Slots
 from node.host.channel import Channels
-from node.host.channel_choice import BulkAt
 from node.host.channel_fetch import ChannelBroke, StripedDownload
 from node.host.keystore import Identity
 from node.host.links import RoundTrips
+from node.host.options import BulkAt
 from node.host.pace import Bucket
 from node.host.shaping import Shaper
 from node.host.streams import Traffic, Wire
@@ -110,7 +110,7 @@ class Bulk:
                     self.channels.carried(peer)
                     return target
                 except ChannelBroke as broke:
-                    self.channels.broke(peer, str(broke))
+                    self.channels.stalled(peer, timeout_s / 2)
                     offset = broke.filled
             download = blobs.Download(
                 digest,

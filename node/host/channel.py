@@ -21,7 +21,6 @@ from typing import Any, Final
 from node.host import channel_choice, channel_frames, channel_offer, channel_tls, channel_wire
 from node.host.channel_choice import (
     Agreed,
-    BulkAt,
     Carried,
     ChannelChoice,
     CloseAll,
@@ -47,6 +46,7 @@ from node.host.channel_offer import (
 from node.host.channel_tls import Contexts
 from node.host.channel_wire import Connection
 from node.host.keystore import Identity
+from node.host.options import BulkAt
 from node.host.pace import Bucket
 from node.host.seam import translated
 from node.host.shaping import Shaper
@@ -164,10 +164,11 @@ class Channels:
         """A whole transfer came over the channel."""
         self._tell(Carried(peer))
 
-    def broke(self, peer: NodeKey, reason: str) -> None:
-        """The connections stand, but bring nothing."""
+    def stalled(self, peer: NodeKey, silent_s: float) -> None:
+        """A transfer got nothing for so long: connections that bring nothing at all are ended."""
+        now_s = asyncio.get_running_loop().time()
         for connection in list(self._connections.get(peer, ())):
-            connection.abort(PeerUnreachable(reason))
+            connection.check(now_s, silent_s)
 
     def reason(self, peer: NodeKey) -> str:
         """Why the peer is not on a direct channel; empty if it is, or was never asked."""
@@ -429,7 +430,8 @@ class Channels:
                 case Dial(peer, count):
                     self._spawn(self._grow(peer, count), f"channel to {short(peer)}")
                 case CloseAll(peer, reason):
-                    self.broke(peer, reason)
+                    for connection in list(self._connections.get(peer, ())):
+                        connection.abort(PeerUnreachable(reason))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

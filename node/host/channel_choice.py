@@ -22,7 +22,7 @@ RESTS_S: Final = (15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 FAULT_REST_S: Final = 3600.0
 """A peer that breaks the channel's rules stays on streams for so long."""
 
-FAR_S: Final = 0.005
+FAR_S: Final = 0.01
 CONNECTIONS_NEAR: Final = 1
 CONNECTIONS_FAR: Final = 4
 """One connection fills a short line. On a long one each lost packet slows only its own."""
@@ -30,15 +30,6 @@ CONNECTIONS_FAR: Final = 4
 PEERS_MAX: Final = 2048
 
 GONE_AT_ONCE: Final = "the direct connection ended at once"
-
-
-@dataclass(frozen=True, slots=True)
-class BulkAt:
-    """Where direct connections are taken, and whether at all."""
-
-    port: int = 0
-    """0 takes any free port."""
-    is_on: bool = True
 
 
 class Way(Enum):

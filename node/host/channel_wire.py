@@ -224,9 +224,9 @@ class Connection(asyncio.BufferedProtocol):
         self._put(channel_frames.request_bytes(request))
         return ask
 
-    def check(self, now_s: float) -> None:
+    def check(self, now_s: float, silent_s: float | None = None) -> None:
         """Ends the connection where it is silent though it owes us bytes, or not used any more."""
-        if self._asks and now_s - self._heard_s > SILENT_S:
+        if self._asks and now_s - self._heard_s > (SILENT_S if silent_s is None else silent_s):
             self.abort(PeerUnreachable(f"the direct connection to {self._name()} went silent"))
         elif self.is_idle and now_s - self.used_s > IDLE_S:
             self.close()

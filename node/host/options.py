@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.host.channel_choice import BulkAt
 from node.host.home import DEFAULT_INSTANCE, Home
 from node.politeness.settings import Settings
 from protocol.errors import UserError
@@ -31,6 +30,15 @@ TAPE_MIB_MAX = 1024
 
 LEARNER_TAPE_MIB_MAX = 64
 """It holds no tensors: months of training."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkAt:
+    """Where direct connections are taken, and whether at all."""
+
+    port: int = 0
+    """0 takes any free port."""
+    is_on: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from node.host import addresses, blobs, channel, keystore, records, streams
 from node.host.addresses import PeerAddress
 from node.host.blobs import BlobLookup, PaceLookup, Slots
 from node.host.bulk import BLOB_PROTOCOL, Bulk
-from node.host.channel_choice import BulkAt
 from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
 from node.host.keystore import Identity
 from node.host.links import RoundTrips
+from node.host.options import BulkAt
 from node.host.seam import Loss, TransportState
 from node.host.shaping import Shaper
 from node.host.streams import ControlStream, Traffic, Wire

@@ -12,8 +12,8 @@ from blake3 import blake3
 
 from node.host import channel, keystore
 from node.host.bulk import BLOB_PROTOCOL, Bulk
-from node.host.channel_choice import BulkAt
 from node.host.links import RoundTrips
+from node.host.options import BulkAt
 from node.host.seam import Loss
 from node.host.shaping import Shaper
 from node.host.streams import Traffic, Wire

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvloop
 
 from node.host import keystore
-from node.host.channel_choice import BulkAt
+from node.host.options import BulkAt
 from node.host.seam import TransportState
 from node.host.streams import ControlStream
 from node.host.transport import Transport

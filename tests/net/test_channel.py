@@ -11,9 +11,10 @@ import pytest
 from blake3 import blake3
 
 from node.host import blobs, channel, channel_frames, channel_offer, channel_tls, channel_wire
-from node.host.channel_choice import CONNECTIONS_FAR, BulkAt
+from node.host.channel_choice import CONNECTIONS_FAR
 from node.host.channel_tls import Contexts
 from node.host.keystore import load_or_create
+from node.host.options import BulkAt
 from protocol.errors import (
     BadSignature,
     MalformedMessage,

@@ -7,8 +7,8 @@ import random
 import pytest
 from blake3 import blake3
 
-from node.host.channel_choice import BulkAt
 from node.host.home import Home
+from node.host.options import BulkAt
 from protocol.errors import TransportLost
 from shoal import projects
 from shoal.project_text import create_text

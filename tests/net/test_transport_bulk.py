@@ -9,7 +9,7 @@ import pytest
 from blake3 import blake3
 
 from node.host import blobs
-from node.host.channel_choice import BulkAt
+from node.host.options import BulkAt
 from node.host.transport import BLOB_PROTOCOL
 from protocol import limits
 from protocol.errors import (
