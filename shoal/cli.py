@@ -21,6 +21,7 @@ from shoal.choices import (
     TAKE_PART,
     TRY_OUT,
     AtLeastOne,
+    BulkPort,
     HomeHere,
     Instance,
     Listen,
@@ -147,6 +148,7 @@ def join(
     ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     port: Port = 0,
+    bulk_port: BulkPort = None,
     listen: Listen = "0.0.0.0",
     duty: Annotated[
         float,
@@ -183,6 +185,7 @@ def join(
             "learner.device": device,
             "learner.evaluate": evaluate,
             "learner.moments": moments,
+            "learner.bulk_port": bulk_port,
         },
         port=port,
         listen_host=listen,
