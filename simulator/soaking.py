@@ -32,7 +32,7 @@ from protocol.machine import Note
 from protocol.project import LimitSpec
 from simulator.hosts import SimLearner
 from simulator.scenario import Swarm, build_swarm
-from simulator.world import World
+from simulator.world import Host, World
 
 HOUR_S: Final = 3600.0
 LOOK_S: Final = 5.0
@@ -184,11 +184,11 @@ class Soak:
         world.at(at_s, lambda: world.partition(broken.key, syncer.key, for_s=20.0))
         world.run(begins_s + HOUR_S)
         world.facts.clear()  # The simulator's own memory, of no use here.
-        hosts = {"syncer": [syncer.machine, syncer.bank, syncer.shelf]}
+        hosts: dict[str, list[object]] = {"syncer": [syncer.machine, syncer.bank, syncer.shelf]}
         for owner in self.owners:
             host = owner.host
             hosts[host.name] = [host.learner, host.bank, host.shelf, owner.politeness]
-        everybody = [swarm.syncers[0], *swarm.learners]
+        everybody: list[Host] = [swarm.syncers[0], *swarm.learners]
         hour = Hour(
             number=number + 1,
             merges=swarm.merges,
