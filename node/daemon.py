@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from node import status
+from node.arriving import learn_project
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
 from node.hospitality import guest_of, trainer_job, trainer_room
@@ -79,7 +80,7 @@ from node.jobs import (
     WritePart,
 )
 from node.learner import LearnerMachine
-from node.locator import Locator, fetch_genesis
+from node.locator import Locator
 from node.moments_port import MomentsPort
 from node.parting import RESTART_EXIT
 from node.parts_port import Beginning, PartsPort, held_parts
@@ -91,7 +92,6 @@ from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.fragments import build_layout
 from protocol.machine import Job, JobResult, Note, StopAsked
-from protocol.numerics.outer import digest
 from protocol.numerics.warm import warm_up
 from protocol.project import Genesis
 from protocol.signing import verify_ed25519
@@ -133,7 +133,7 @@ async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> i
     )
     try:
         await transport.start_with_retry(_tell_attempt)
-        genesis = await _genesis(options, transport)
+        genesis = await learn_project(options, transport, _tell_attempt)
         beginning = Beginning()
         while True:
             daemon = NodeDaemon(options, identity, transport, genesis, beginning)
@@ -155,17 +155,6 @@ def _tell_network(state: TransportState) -> None:
 
 def _tell_attempt(reason: str, next_try_s: float) -> None:
     log.warning("%s; next try in %.0f s", reason, next_try_s)
-
-
-async def _genesis(options: NodeOptions, transport: Transport) -> bytes:
-    """The project's genesis, from this machine's copy or from a host named in the link."""
-    link = options.link
-    copy = options.home.project(link.project) / "genesis"
-    if copy.is_file() and digest(copy.read_bytes()) == link.project:
-        return copy.read_bytes()
-    genesis = await fetch_genesis(transport, link, _tell_attempt)
-    copy.write_bytes(genesis)
-    return genesis
 
 
 def _warm_pool() -> ThreadPoolExecutor:

@@ -31,14 +31,15 @@ from protocol import wire
 from protocol.errors import PeerUnreachable, RemoteError, ShoalError, TransientError, UserError
 from protocol.messages import Envelope
 
-START_S: Final = 75.0
+START_S: Final = 30.0
+DESCRIBE_S: Final = 15.0
 PATHS_S: Final = 12.0
 """The engine looks at its connections every 10 s."""
 
 LOOK_S: Final = 0.25
-SEAT_S: Final = 20.0
+SEAT_S: Final = 10.0
 SAMPLE_S: Final = 3.0
-SAMPLE_S_MAX: Final = 12.0
+SAMPLE_S_MAX: Final = 8.0
 SAMPLES_BYTES_MAX: Final = 32 << 20
 SAMPLES_AT_ONCE: Final = 2
 
@@ -79,7 +80,12 @@ async def _in_swarm(transport: Transport, link: JoinLink | None, answer: SwarmAn
     answer.addresses = transport.addresses()
     if link is None:
         return
-    await _describe(transport, link, answer)
+    try:
+        async with asyncio.timeout(DESCRIBE_S):
+            await _describe(transport, link, answer)
+    except TimeoutError:
+        answer.trouble = f"none of the link's hosts answered within {DESCRIBE_S:g} s"
+        return
     await _measure(transport, answer)
     with contextlib.suppress(TransientError, TimeoutError):
         await _ask_charter(transport, link, answer)

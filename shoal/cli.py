@@ -169,6 +169,10 @@ def join(
     tape: TapeAt = "on",
     monitor: MonitorPlace = None,
     log_json: LogJson = None,
+    anyway: Annotated[
+        bool,
+        Parameter(help="Also where this machine is too small or too slow for it.", negative=""),
+    ] = False,
     home: HomeHere,
 ) -> int:
     """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""
@@ -195,6 +199,7 @@ def join(
         tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),
         monitor=monitor_at(monitor),
         log_json=log_json,
+        anyway=anyway,
     )
 
 

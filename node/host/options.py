@@ -13,6 +13,7 @@ from protocol.errors import UserError
 
 if TYPE_CHECKING:
     from node.host.joinlink import JoinLink
+    from protocol.project import Charter, Genesis
 
 SYNCER_PORT = 4100
 WITNESS_PORT = 4101
@@ -163,5 +164,8 @@ class NodeOptions:
     monitor: MonitorAt | None = None
     """Where metrics, health and status are answered over HTTP; None: nowhere."""
     tape: TapeOptions = TAPE_ON
+    judge: Callable[[Genesis, Charter], str] | None = None
+    """Says what speaks against joining, empty for nothing; asked once, before anybody hears of this
+    learner, on a thread. None: nothing does."""
     settings: Callable[[], Settings] = Settings
     """Reads what the owner of this machine allows; asked again and again."""
