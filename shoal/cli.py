@@ -58,6 +58,9 @@ Moments = Annotated[
 Evaluates = Annotated[
     bool | None, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
 ]
+Device = Annotated[
+    str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
+]
 DataHere = Annotated[
     str | None,
     Parameter(help="Where the project's text lies here, if it is in files of your own."),
@@ -161,9 +164,7 @@ def join(
     micro_batch: MicroBatch = None,
     evaluate: Evaluates = None,
     moments: Moments = None,
-    device: Annotated[
-        str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
-    ] = None,
+    device: Device = None,
     donate_mbps: DonateMbps = DONATE_MBPS,
     data: DataHere = None,
     tape: TapeAt = "on",
