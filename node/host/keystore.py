@@ -51,6 +51,12 @@ class Identity:
         cipher = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
         return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, cipher)
 
+    def certificate(self) -> bytes:
+        """A certificate for `key`, DER, signed by itself: what TLS presents in its place."""
+        from node.host.certificates import self_signed
+
+        return self_signed(self._private, peer_id(self.key))
+
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature of `message`; the caller puts a domain tag in front."""
         return self._private.sign(message)
