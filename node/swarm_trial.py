@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from node.host import keystore, links, sample
+from node.host import keystore, sample
 from node.host.addresses import parse_peer
 from node.host.joinlink import JoinLink, parse_link
 from node.host.seat import learners_topic, seat_topic
@@ -139,7 +139,7 @@ async def _paths(transport: Transport, answer: SwarmAnswer) -> None:
         if wanted.keys() & {one.key for one in transport.peers()}:
             break
         await asyncio.sleep(LOOK_S)
-    paths = links.paths(transport.peers())
+    paths = transport.paths()
     for key, host in wanted.items():
         host.path = paths.get(key, "")
         host.rtt_s = transport.round_trips.of(key)

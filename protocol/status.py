@@ -51,6 +51,16 @@ class NetworkStatus(Struct, kw_only=True):
     peers: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    reach: str = ""
+    """How others reach this host: unknown, direct, relayed, or outward where they cannot."""
+    reach_detail: str = ""
+    """The same in a sentence, and what to do about it."""
+    split: str = ""
+    """What is wrong with the swarm as a whole; empty if nothing is known."""
+    carrying: int = 0
+    """Streams carried for others now."""
+    carried_bytes: int = 0
+    """What was carried for others since the start."""
 
 
 class EventRow(Struct, kw_only=True):

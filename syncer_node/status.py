@@ -7,7 +7,6 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.host.transport import Transport
 from protocol import limits
@@ -133,7 +132,7 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
 
 
 def _add_links(rows: list[PeerRow], transport: Transport) -> None:
-    reached = paths(transport.peers())
+    reached = transport.paths()
     for row in rows:
         if row.state in ("left", "gone"):
             continue
@@ -184,7 +183,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         join_link=daemon.join_link(),
         project=project_status(daemon.project.id, genesis, daemon.layout, charter),
         swarm=swarm_status(machine.state, charter),
-        network=network_status(daemon.transport),
+        network=network_status(daemon.transport, daemon.vigil.trouble),
         peers=peers,
         rounds=round_rows(seat, now_s) if seat else [],
         merges=list(books.recent),
@@ -252,6 +251,7 @@ def public(daemon: SyncerDaemon) -> SyncerStatus:
     shown.pid = 0
     shown.checkpoint_dir = ""
     shown.network.addresses = []
+    shown.network.reach_detail = ""
     shown.peers = shown.peers[:PEERS_REPORTED_MAX]
     return shown
 

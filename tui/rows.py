@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rich.table import Table
 from rich.text import Text
@@ -95,6 +96,24 @@ def network(status: NetworkStatus) -> str:
         f"{words.clean(status.state, 12)}{detail} · {words.plural(status.peers, 'connection')} · "
         f"sent {words.bytes_of(status.bytes_up)}, received {words.bytes_of(status.bytes_down)}"
     )
+
+
+REACHED: Final = {
+    "direct": "others dial this host",
+    "relayed": "relayed: nobody outside can dial this host",
+    "outward": "not at all: it can only dial out",
+}
+
+
+def reached(status: NetworkStatus) -> str:
+    """How others reach this host, what it carries for them, and whether the swarm is whole."""
+    parts = [REACHED.get(status.reach, "not known yet")]
+    if status.carrying or status.carried_bytes:
+        streams = words.plural(status.carrying, "stream")
+        parts.append(f"carries {streams} for others, {words.bytes_of(status.carried_bytes)} so far")
+    if status.split:
+        parts.append(words.clean(status.split, 300))
+    return " · ".join(parts)
 
 
 def wire(pushed: tuple[int, int], published: tuple[int, int]) -> str:

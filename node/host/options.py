@@ -8,7 +8,7 @@ from pathlib import Path
 
 from node.host.home import DEFAULT_INSTANCE, Home
 from node.host.joinlink import JoinLink
-from node.politeness.settings import Settings
+from node.politeness.settings import NetworkSettings, Settings
 
 SYNCER_PORT = 4100
 WITNESS_PORT = 4101
@@ -39,6 +39,7 @@ class TapeOptions:
 
 
 TAPE_ON = TapeOptions()
+NETWORK = NetworkSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class SyncerOptions:
     """Hosts of an existing swarm; empty begins one."""
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
+    network: NetworkSettings = NETWORK
+    """What the owner of this machine allows and knows of the network."""
     exit_when_done: bool = False
     log_json: bool | None = None
     """What stderr gets; None: JSON unless it is a terminal."""
@@ -92,6 +95,8 @@ class WitnessOptions:
     """Hosts of the swarm, one of which must answer; empty begins alone."""
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
+    network: NetworkSettings = NETWORK
+    """What the owner of this machine allows and knows of the network."""
     log_json: bool | None = None
     """What stderr gets; None: JSON unless it is a terminal."""
     monitor: MonitorAt | None = None

@@ -15,6 +15,7 @@ from typing import Final
 
 from node.host import certificates
 from node.host.keystore import Identity
+from node.host.streams import ByteSink, ByteSource
 from protocol.errors import MalformedMessage, PeerUnreachable
 from protocol.ids import NodeKey, short
 
@@ -32,8 +33,8 @@ class Sealed:
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        reader: ByteSource,
+        writer: ByteSink,
         context: ssl.SSLContext,
         *,
         is_server: bool,
@@ -144,8 +145,8 @@ class Sealer:
 
     async def seal(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        reader: ByteSource,
+        writer: ByteSink,
         *,
         peer: NodeKey,
         is_server: bool,

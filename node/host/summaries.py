@@ -44,8 +44,8 @@ def swarm_status(state: SwarmState, charter: Charter | None) -> SwarmStatus:
     )
 
 
-def network_status(transport: Transport) -> NetworkStatus:
-    """The network engine."""
+def network_status(transport: Transport, split: str = "") -> NetworkStatus:
+    """The network engine. split: what is wrong with the swarm as a whole, if anything is."""
     state = transport.state
     return NetworkStatus(
         state="up" if state.is_up else "down",
@@ -54,6 +54,11 @@ def network_status(transport: Transport) -> NetworkStatus:
         peers=len(transport.peers()),
         bytes_up=transport.traffic.up_bytes,
         bytes_down=transport.traffic.down_bytes,
+        reach=transport.reachability.verdict,
+        reach_detail=transport.reachability.sentence,
+        split=split,
+        carrying=transport.relaying.open,
+        carried_bytes=transport.relaying.carried.bytes_,
     )
 
 

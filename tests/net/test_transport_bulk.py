@@ -72,7 +72,7 @@ def test_many_transfers_at_once_wait_for_their_turn(tmp_path):
             assert all(task.result() == BLOB for task in fetches)
             assert two.transport._fetch_slots.used == 0
             await asyncio.sleep(0.1)
-            assert one.transport._serve_slots.used == 0
+            assert one.transport._reception._serve_slots.used == 0
 
     run(main())
 

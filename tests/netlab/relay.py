@@ -6,7 +6,8 @@ of the node that has the destination address. It ends when its test process does
 Arguments: the descriptor of a control socket, a seed, and `NAME=ADDRESS=DESCRIPTOR` for each node.
 On the control socket come JSON messages, each answered when it has taken effect:
 `{"links": [[FROM, TO, is_open, latency_s, ...], ...]}` with the fields of `Link` in order,
-`{"nats": [NODE, ...]}` with all nodes that are behind a NAT from now on, and `{"count": [FROM, TO]}`.
+`{"nats": [NODE, ...]}` with all nodes that are behind a NAT from now on, and
+`{"count": [FROM, TO]}`.
 """
 
 from __future__ import annotations
