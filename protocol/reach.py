@@ -72,15 +72,15 @@ class Reaching:
         relays: bool,
         now_s: float,
     ) -> None:
-        """A host answered. could_dial: None if it did not try."""
+        """A host answered. could_dial: None if it did not try; what it found before still holds."""
         answer = self._asked(peer, now_s)
-        answer.at_s, answer.could_dial = now_s, could_dial
-        answer.is_public, answer.relays = is_public, relays
+        answer.relays = relays
+        if could_dial is not None:
+            answer.at_s, answer.could_dial, answer.is_public = now_s, could_dial, is_public
 
     def failed(self, peer: NodeKey, now_s: float) -> None:
-        """A host did not answer; what it said before is not believed any more."""
-        answer = self._asked(peer, now_s)
-        answer.could_dial, answer.relays = None, False
+        """A host did not answer: it carries nothing now. What it found before still holds."""
+        self._asked(peer, now_s).relays = False
 
     def moved(self) -> None:
         """Our network changed: all is asked anew."""

@@ -82,6 +82,15 @@ def test_a_relay_that_does_not_answer_any_more_is_none():
     assert machine.verdict(ALL, 6.0) == "outward"
 
 
+def test_what_was_found_holds_while_a_busy_host_does_not_answer():
+    machine = reaching()
+    tell(machine, 1, could_dial=True)
+    machine.failed(key(1), 5.0)
+    tell(machine, 1, could_dial=None, now_s=6.0)
+    assert machine.verdict(ALL, 7.0) == "direct"
+    assert machine.verdict(ALL, ANSWER_S + 1) == "unknown", "it is not new by that"
+
+
 def test_answers_grow_old():
     machine = reaching()
     tell(machine, 1, could_dial=True)
