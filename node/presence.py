@@ -1,4 +1,4 @@
-"""A learner among the other hosts: how it enters the swarm, what it says of itself, whom it misses."""
+"""A learner among other hosts: how it enters the swarm, what it says of itself, whom it misses."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def transport_of(
         topics=(seat_topic(project), learners_topic(project)),
         on_state=on_state,
         listen_host=options.listen_host,
+        nat_port_map=network.map_port,
         known=peer_file(options.home, project, "learner", options.instance, own=identity.key),
         relay_bytes_per_s=network.relay_bytes_per_s,
     )

@@ -34,6 +34,9 @@ START_S: Final = 75.0
 PATHS_S: Final = 12.0
 """The engine looks at its connections every 10 s."""
 
+REACH_S: Final = 20.0
+"""A host is asked to dial back, and again after a while whether it carries streams for others."""
+
 LOOK_S: Final = 0.25
 SEAT_S: Final = 20.0
 SAMPLE_S: Final = 3.0
@@ -82,6 +85,7 @@ async def _in_swarm(transport: Transport, link: JoinLink | None, answer: SwarmAn
     with contextlib.suppress(TransientError, TimeoutError):
         await _ask_charter(transport, link, answer)
     await _paths(transport, answer)
+    await _reach(transport, answer)
 
 
 async def _describe(transport: Transport, link: JoinLink, answer: SwarmAnswer) -> None:
@@ -143,6 +147,17 @@ async def _paths(transport: Transport, answer: SwarmAnswer) -> None:
     for key, host in wanted.items():
         host.path = paths.get(key, "")
         host.rtt_s = transport.round_trips.of(key)
+
+
+async def _reach(transport: Transport, answer: SwarmAnswer) -> None:
+    """Whether others can dial this host, or carry streams to it, once some have tried."""
+    for _ in range(int(REACH_S / LOOK_S)):
+        answer.reach = transport.reachability.verdict
+        if answer.reach in ("direct", "relayed"):
+            break
+        await asyncio.sleep(LOOK_S)
+    answer.could_dial, answer.tried_to_dial = transport.reachability.count
+    answer.port = transport.port_outside
 
 
 def main() -> int:

@@ -10,8 +10,7 @@ Sans IO: the owner asks whom `to_ask` names and reports with `told` or `failed`.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,7 +51,8 @@ class Answer:
 class Reaching:
     """The verdict on one host, from what others say."""
 
-    rng: random.Random
+    rng: Callable[[], float]
+    """Numbers from 0 to 1, as they come."""
     answers: dict[NodeKey, Answer] = field(default_factory=dict)
 
     def to_ask(self, connected: Collection[NodeKey], now_s: float) -> list[NodeKey]:
@@ -60,7 +60,7 @@ class Reaching:
         if len(self._votes(now_s)) >= ANSWERS_WANTED and not self._wants_relays(connected, now_s):
             return []
         due = [key for key in connected if self._is_due(key, now_s)]
-        due.sort(key=lambda key: (self._times(key), self.rng.random()))
+        due.sort(key=lambda key: (self._times(key), self.rng()))
         return due[:ASK_AT_ONCE_MAX]
 
     def told(
@@ -136,6 +136,6 @@ class Reaching:
                 del self.answers[min(self.answers, key=lambda key: self.answers[key].at_s)]
             answer = self.answers[peer] = Answer()
         pause_s = AGAIN_S[min(answer.times, len(AGAIN_S) - 1)]
-        answer.again_s = now_s + pause_s * self.rng.uniform(0.75, 1.25)
+        answer.again_s = now_s + pause_s * (0.75 + 0.5 * self.rng())
         answer.times += 1
         return answer

@@ -39,7 +39,7 @@ class ReachTold(Struct, frozen=True, array_like=True):
     could_dial: bool | None
     """None: not tried."""
     seen: Address
-    """The address that we see, without a port."""
+    """The address that your connection comes from."""
     relays: bool
     """Whether we carry streams for others."""
     addresses: Addresses

@@ -8,14 +8,13 @@ first words there; who answers is not proven, which costs nothing but a wrong ve
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from node.host import notes
+from node.host import addresses, notes
 from node.host.notes import ReachAsk, ReachTold
 from node.host.streams import Wire
 from protocol.errors import ShoalError, TransientError
@@ -52,7 +51,7 @@ class Reachability:
     """The verdict on this host, kept up to date, and the service that others ask."""
 
     def __init__(self, transport: Transport, on_addresses: OnAddresses) -> None:
-        self.machine = Reaching(random.Random())
+        self.machine = Reaching(random.Random().random)
         self._transport = transport
         self._on_addresses = on_addresses
         self._said: Reach = "unknown"
@@ -75,9 +74,14 @@ class Reachability:
         return self.verdict in ("relayed", "outward")
 
     @property
+    def count(self) -> tuple[int, int]:
+        """How many hosts could dial this one, and how many tried."""
+        return self.machine.count(time.monotonic())
+
+    @property
     def sentence(self) -> str:
         """The verdict for people, and what to do about it."""
-        could, tried = self.machine.count(time.monotonic())
+        could, tried = self.count
         match self.verdict:
             case "unknown":
                 return "Whether others can dial this host is not known yet."
@@ -125,7 +129,7 @@ class Reachability:
         self.machine.told(
             peer,
             could_dial=told.could_dial,
-            is_public=is_public(told.seen),
+            is_public=addresses.is_public(told.seen),
             relays=told.relays,
             now_s=time.monotonic(),
         )
@@ -158,7 +162,7 @@ class Reachability:
     async def answer(self, stream: Wire) -> None:
         """Answers one question about the asker."""
         ask = await notes.receive(stream, ReachAsk)
-        seen = host_in(stream.address)
+        seen = addresses.host_in(stream.address)
         could_dial: bool | None = None
         if ask.is_wanted and seen and self._may_dial(stream.peer):
             self._dials += 1
@@ -167,7 +171,9 @@ class Reachability:
             finally:
                 self._dials -= 1
         relays = self.verdict == "direct" and self._transport.relaying.is_offered
-        await notes.send(stream, ReachTold(could_dial, seen, relays, self.told_addresses()))
+        await notes.send(
+            stream, ReachTold(could_dial, stream.address, relays, self.told_addresses())
+        )
         self._on_addresses(stream.peer, ask.addresses)
         await stream.wait_ended(timeout_s=notes.NOTE_S)
         stream.close()
@@ -196,23 +202,4 @@ async def dial_back(host: str, port: int) -> bool:
             finally:
                 writer.transport.abort()
     except (OSError, EOFError, TimeoutError):
-        return False
-
-
-def host_in(address: str) -> str:
-    """The IP address that a connection comes from; empty for a carried one."""
-    parts = address.split("/")
-    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
-        return ""
-    try:
-        return str(ipaddress.ip_address(parts[2]))
-    except ValueError:
-        return ""
-
-
-def is_public(host: str) -> bool:
-    """Whether the whole internet could know the address."""
-    try:
-        return ipaddress.ip_address(host).is_global
-    except ValueError:
         return False

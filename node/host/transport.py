@@ -464,8 +464,11 @@ class Transport:
 
     @property
     def port_outside(self) -> int:
-        """The port that others dial: the announced one, where there is one."""
-        return int(self._announce[0].rpartition("/")[2]) if self._announce else self._port
+        """The port that others dial: an announced one, one that a router forwards, or ours."""
+        listening = self._engine.listening if self._engine is not None else ()
+        for text in (*self._announce, *filter(addresses.is_public, listening)):
+            return int(text.partition("/p2p/")[0].rpartition("/")[2])
+        return self._port
 
     def peers(self) -> list[ConnectedPeer]:
         """Hosts that we have a connection with, as of the last probe (every 10 s)."""

@@ -88,6 +88,9 @@ class NetworkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tuple[str, ...],
         _about("", "Whole addresses of hosts to find the swarm by, besides those of the link."),
     ] = ()
+    map_port: Annotated[
+        bool, _about("", "Ask the router to forward the learner's port (UPnP, NAT-PMP).")
+    ] = False
     relay_bytes_per_s: Annotated[
         Bytes,
         _about("bytes per second", "Carried for hosts that cannot be dialled, in all; 0: nothing."),

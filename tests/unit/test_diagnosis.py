@@ -12,9 +12,11 @@ from node.swarm_trial_facts import NamedHost, SwarmAnswer
 from node.trainer.trial_facts import TrialAnswer
 from protocol.errors import UserError
 from protocol.numerics.codecs import payload_bytes
-from shoal import diagnosis, doctor, examining
+from shoal import diagnosis, doctor, examining, findings, suiting
 from shoal.__main__ import main
-from shoal.diagnosis import GIB, Finding, Needs
+from shoal.diagnosis import GIB
+from shoal.findings import Finding
+from shoal.suiting import Needs
 from tests.builders import layout, project
 from tests.daemon_double import LINK
 
@@ -46,12 +48,12 @@ def changed(value, **changes):
 
 
 def bandwidth(trial=TRIAL, swarm=SWARM, needs=NEEDS, up_max=None, down_max=None) -> Finding:
-    return diagnosis.bandwidth(trial, swarm, needs, up_max=up_max, down_max=down_max)
+    return suiting.bandwidth(trial, swarm, needs, up_max=up_max, down_max=down_max)
 
 
 def test_the_needs_are_those_of_genesis_and_charter():
     tiny = project()
-    needs = diagnosis.needs_of(tiny.genesis, tiny.charter)
+    needs = suiting.needs_of(tiny.genesis, tiny.charter)
     codec = tiny.charter.rounds.up_codec
     numels = [one.numel for one in layout().fragments]
     assert needs.payload_bytes_up == sum(payload_bytes(codec, numel) for numel in numels)
@@ -91,7 +93,7 @@ def test_a_line_is_judged_by_what_came_and_by_the_owners_limits(swarm, limits, v
     ("tokens_per_s", "verdict"), [(2_000.0, "good"), (5.0, "care"), (0.2, "trouble")]
 )
 def test_pace_is_trouble_when_work_would_be_a_day_old(tokens_per_s, verdict):
-    found = diagnosis.pace(changed(TRIAL, tokens_per_s=tokens_per_s), NEEDS)
+    found = suiting.pace(changed(TRIAL, tokens_per_s=tokens_per_s), NEEDS)
     assert found.verdict == verdict
     assert found.figures["cycle_s"] == pytest.approx(20_000 / tokens_per_s, rel=0.01)
 
@@ -109,7 +111,7 @@ def test_pace_is_trouble_when_work_would_be_a_day_old(tokens_per_s, verdict):
     ],
 )
 def test_the_model_must_fit_the_device_and_the_daemon_the_memory(trial, available, verdict):
-    assert diagnosis.fit(trial, NEEDS, available).verdict == verdict
+    assert suiting.fit(trial, NEEDS, available).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -132,11 +134,31 @@ def test_an_idle_accelerator_is_told(trial, present, verdict, words):
     assert (found.verdict, words in found.says) == (verdict, True)
 
 
+def reached(how, could_dial):
+    return changed(SWARM, reach=how, could_dial=could_dial, tried_to_dial=3, port=4321)
+
+
+@pytest.mark.parametrize("how", ["relayed", "outward"])
+def test_a_nat_comes_with_its_remedy(how):
+    found = diagnosis.reach(reached(how, 0))
+    assert "orward TCP port 4321" in found.remedy
+    assert "--port 4321" in found.remedy
+
+
+def test_a_host_that_others_dial_needs_no_remedy():
+    assert diagnosis.reach(reached("direct", 3)).remedy == ""
+
+
 @pytest.mark.parametrize(
     ("swarm", "verdict", "words"),
     [
-        (SWARM, "good", "direct, 20 ms; 1 of 2 hosts of the link answer"),
-        (changed(SWARM, hosts=[NamedHost(address="a", path="relayed")]), "care", "relayed"),
+        (SWARM, "good", "1 of 2 hosts of the link answer directly, 20 ms"),
+        (changed(SWARM, hosts=[NamedHost(address="a", path="relayed")]), "care", "through relays"),
+        (reached("direct", 2), "good", "direct; 1 of 2 hosts of the link answer directly, 20 ms; "),
+        (reached("direct", 2), "good", "2 of 3 that tried could dial port 4321 here"),
+        (reached("relayed", 0), "care", "relayed; "),
+        (reached("relayed", 0), "care", "0 of 3 that tried could dial port 4321 here, others"),
+        (reached("outward", 0), "care", "not from outside; "),
         (changed(SWARM, genesis=b"", trouble="none answers"), "trouble", "not at all: none"),
         (changed(SWARM, hosts=[]), "unknown", "no swarm was asked"),
         (changed(SWARM, addresses=["/ip4/8.8.8.8/tcp/1/p2p/x"]), "good", "dial /ip4/8.8.8.8/tcp/1"),
@@ -185,8 +207,8 @@ def test_every_trouble_has_a_remedy():
         diagnosis.reach(changed(SWARM, genesis=b"", trouble="x")),
         diagnosis.disk(0, "/x"),
         diagnosis.speed(TrialAnswer(trouble="x"), "y"),
-        diagnosis.fit(None, NEEDS, 0),
-        diagnosis.pace(changed(TRIAL, tokens_per_s=0.1), NEEDS),
+        suiting.fit(None, NEEDS, 0),
+        suiting.pace(changed(TRIAL, tokens_per_s=0.1), NEEDS),
         bandwidth(swarm=changed(SWARM, down_bytes_per_s=1.0)),
     ]
     assert {one.verdict for one in troubles} == {"trouble"}
@@ -331,10 +353,10 @@ def test_a_sample_is_found_by_its_name_alone():
 
 
 def test_amounts_and_durations_are_short():
-    assert diagnosis.amount(1536) == "1.5 KiB"
-    assert diagnosis.duration(0.21) == "0.21 s"
-    assert diagnosis.duration(600) == "10 min"
-    assert diagnosis.duration(86_400 * 3) == "3 days"
+    assert findings.amount(1536) == "1.5 KiB"
+    assert findings.duration(0.21) == "0.21 s"
+    assert findings.duration(600) == "10 min"
+    assert findings.duration(86_400 * 3) == "3 days"
 
 
 def test_a_broken_name_raises_a_user_error(home):

@@ -24,7 +24,7 @@ def key(number):
 
 
 def reaching():
-    return Reaching(random.Random(1))
+    return Reaching(random.Random(1).random)
 
 
 def tell(machine, number, could_dial, *, relays=False, is_public=True, now_s=0.0):
