@@ -43,6 +43,10 @@ from shoal.cli_service import service_app
 from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
+Anyway = Annotated[
+    bool,
+    Parameter(help="Also where this machine is too small or too slow for it.", negative=""),
+]
 Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
 MicroBatch = Annotated[
     int | None,
@@ -169,10 +173,7 @@ def join(
     tape: TapeAt = "on",
     monitor: MonitorPlace = None,
     log_json: LogJson = None,
-    anyway: Annotated[
-        bool,
-        Parameter(help="Also where this machine is too small or too slow for it.", negative=""),
-    ] = False,
+    anyway: Anyway = False,
     home: HomeHere,
 ) -> int:
     """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""
