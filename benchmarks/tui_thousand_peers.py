@@ -31,7 +31,8 @@ def screen(learners: int) -> int:
     from tui import app
     from tui.sources import Endpoint, LiveSource
 
-    answers = [msgspec.msgpack.encode(frame.statuses[0]) for frame in recordings.thousand(8, learners)]
+    frames = recordings.thousand(8, learners)
+    answers = [msgspec.msgpack.encode(frame.statuses[0]) for frame in frames]
     turn = itertools.cycle(answers)
 
     def call(path: Path, verb: str, timeout_s: float = 2.0, **fields: Any) -> dict[str, Any]:

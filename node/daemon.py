@@ -129,6 +129,7 @@ async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> i
         topics=(seat_topic(project), learners_topic(project)),
         on_state=_tell_network,
         listen_host=options.listen_host,
+        bulk=options.bulk,
     )
     try:
         await transport.start_with_retry(_tell_attempt)

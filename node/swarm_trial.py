@@ -22,6 +22,7 @@ import msgspec
 from node.host import keystore, links, sample
 from node.host.addresses import parse_peer
 from node.host.joinlink import JoinLink, parse_link
+from node.host.options import BulkAt
 from node.host.seat import learners_topic, seat_topic
 from node.host.transport import Transport
 from node.locator import Locator
@@ -55,6 +56,7 @@ async def try_out(wish: SwarmWish) -> SwarmAnswer:
             topics=(seat_topic(link.project), learners_topic(link.project)) if link else (),
             on_state=lambda state: None,
             listen_host=wish.listen_host,
+            bulk=BulkAt(is_on=False),
         )
         try:
             await _in_swarm(transport, link, answer)

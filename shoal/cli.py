@@ -21,6 +21,7 @@ from shoal.choices import (
     TAKE_PART,
     TRY_OUT,
     AtLeastOne,
+    BulkPort,
     HomeHere,
     Instance,
     Listen,
@@ -32,7 +33,14 @@ from shoal.choices import (
     say,
     tape_options,
 )
+from shoal.cli_config import config_app
+from shoal.cli_hosting import syncer_app, witness_app
+from shoal.cli_identity import identity_app
 from shoal.cli_machine import add_machine
+from shoal.cli_project import project_app
+from shoal.cli_runs import add_runs
+from shoal.cli_service import service_app
+from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
 Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
@@ -81,18 +89,15 @@ app = App(
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
+app.command(project_app)
+add_runs(sim_app)
 add_machine(app)
-for _name, _where in {
-    "project": "shoal.cli_project:project_app",
-    "identity": "shoal.cli_identity:identity_app",
-    "config": "shoal.cli_config:config_app",
-    "service": "shoal.cli_service:service_app",
-    "sim": "shoal.cli_sim:sim_app",
-    "syncer": "shoal.cli_hosting:syncer_app",
-    "witness": "shoal.cli_hosting:witness_app",
-}.items():
-    # Imported when it is named, or listed by --help: `shoal status` pays for none of them.
-    app.command(_where, name=_name)
+app.command(identity_app)
+app.command(config_app)
+app.command(service_app)
+app.command(sim_app)
+app.command(syncer_app)
+app.command(witness_app)
 app.register_install_completion_command(help="Install completion for this shell.")
 EVERYWHERE = Group("Everywhere", sort_key=9)
 app.meta.group_parameters = app.meta.group_commands = app.group_commands = EVERYWHERE
@@ -143,6 +148,7 @@ def join(
     ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     port: Port = 0,
+    bulk_port: BulkPort = None,
     listen: Listen = "0.0.0.0",
     duty: Annotated[
         float,
@@ -183,6 +189,7 @@ def join(
             "learner.device": device,
             "learner.evaluate": evaluate,
             "learner.moments": moments,
+            "learner.bulk_port": bulk_port,
         },
         port=port,
         listen_host=listen,

@@ -8,14 +8,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter, validators
 
 from shoal.choices import TRY_OUT, AtLeastOne, HomeHere
-from shoal.cli_runs import add_runs
 
 sim_app = App(
     name="sim",
     help="Simulate: clusters under failures, links, mixed speeds, borrowing.",
     group=TRY_OUT,
 )
-add_runs(sim_app)
 
 Positive = validators.Number(gt=0)
 NotNegative = validators.Number(gte=0)

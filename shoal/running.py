@@ -11,7 +11,7 @@ from typing import Any
 from node.host import control_client, joined
 from node.host.home import DaemonRole, Home, VoterRole, checked_instance
 from node.host.joinlink import parse_link
-from node.host.options import LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions
+from node.host.options import LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions, bulk_at
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
@@ -163,6 +163,7 @@ def join(
         device=learner.device,
         evaluates=learner.evaluate,
         shares_moments=learner.moments,
+        bulk=bulk_at(learner.bulk_port),
         settings=lambda: local_settings.load(flags=flags).values,
         judge=None if anyway else judge_of(home, parsed.project, settings),
         **choices,

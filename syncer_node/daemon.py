@@ -121,6 +121,7 @@ async def _main(
         on_state=_tell_network,
         announce=options.announce,
         listen_host=options.listen_host,
+        bulk=options.bulk,
         hints=(
             *options.hints,
             *kept_addresses(options.home.syncer_store(project.id, options.instance)),

@@ -100,6 +100,7 @@ async def _main(
         on_state=_tell_network,
         announce=options.announce,
         listen_host=options.listen_host,
+        bulk=options.bulk,
         hints=(*options.hints, *kept_addresses(store)),
     )
     try:

@@ -253,6 +253,12 @@ class Engine:
             if await self._node.protocol.call_ping(peer_id) is not None:
                 self._node.blacklist.register_success(peer_id)
 
+    async def where(self, key: NodeKey) -> tuple[str, ...]:
+        """The far ends of our connections with a peer; empty without any."""
+        if all(peer.key != key for peer in self.connected):
+            await self._refresh()
+        return tuple(text for peer in self.connected if peer.key == key for text in peer.addresses)
+
     async def watch(self) -> str:
         """Why the engine was lost; returns when it is."""
         control = self._p2p._client.control

@@ -15,19 +15,20 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from node.host import addresses, blobs, keystore, records, streams
+from node.host import addresses, blobs, channel, keystore, records, streams
 from node.host.addresses import PeerAddress
 from node.host.blobs import BlobLookup, PaceLookup, Slots
+from node.host.bulk import BLOB_PROTOCOL, Bulk
 from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
 from node.host.keystore import Identity
 from node.host.links import RoundTrips
+from node.host.options import BulkAt
 from node.host.seam import Loss, TransportState
 from node.host.shaping import Shaper
 from node.host.streams import ControlStream, Traffic, Wire
 from protocol import limits
 from protocol.errors import (
     InternalError,
-    LimitExceeded,
     RemoteError,
     ShoalError,
     TransientError,
@@ -36,7 +37,6 @@ from protocol.errors import (
 from protocol.ids import Digest, NodeKey, short
 
 CONTROL_PROTOCOL = f"shoal.control.{limits.WIRE_VERSION}"
-BLOB_PROTOCOL = f"shoal.blob.{limits.WIRE_VERSION}"
 
 WITHDRAW_S = 2.0
 STOP_TASKS_S = 5.0
@@ -78,8 +78,10 @@ class Transport:
         listen_host: str = "0.0.0.0",
         nat_port_map: bool = False,
         hints: Sequence[str] = (),
+        bulk: BulkAt = BulkAt(),  # noqa: B008  # Frozen.
     ) -> None:
-        """`bootstrap`: one of these must answer. `hints`: hosts known from before, which may."""
+        """`bootstrap`: one of these must answer. `hints`: hosts known from before, which may.
+        `bulk`: where direct channels are taken."""
         self.key = identity.key
         self.traffic = Traffic()
         self.faults: dict[str, int] = {}
@@ -106,18 +108,29 @@ class Transport:
         self._tasks: asyncio.TaskGroup | None = None
         self._serving: dict[str, _Accept] = {
             CONTROL_PROTOCOL: self._accept_control,
-            BLOB_PROTOCOL: self._accept_blob,
         }
         self._serve_control: ControlHandler | None = None
-        self._lookup_blob: BlobLookup | None = None
-        self._pace_blob: PaceLookup | None = None
         self._control_slots = Slots(
             streams.CONTROL_STREAMS_MAX, streams.CONTROL_STREAMS_PER_PEER_MAX
         )
-        self._serve_slots = Slots(limits.STREAMS_SERVED_MAX, limits.STREAMS_PER_PEER_MAX)
         self._incoming_slots = Slots(INCOMING_MAX, INCOMING_PER_PEER_MAX)
-        self._fetch_slots = Slots(blobs.FETCHES_MAX, limits.STREAMS_PER_PEER_MAX)
+        self.bulk = self._make_bulk(bulk)
+        self._serving[BLOB_PROTOCOL] = self.bulk.accept
+        if bulk.is_on:
+            self._serving[channel.PROTOCOL] = self.bulk.channels.answer
         self._expiry_s: dict[str, float] = {}
+
+    def _make_bulk(self, at: BulkAt) -> Bulk:
+        return Bulk(
+            self._identity,
+            at,
+            self.shaper,
+            self.round_trips,
+            self._counters,
+            self._dial,
+            lambda key: self._live().where(key),
+            self._note_fault,
+        )
 
     # Life
 
@@ -158,6 +171,7 @@ class Transport:
             await self._withdraw_all()
         self._is_closed = True
         self._down_reason = "this host is shutting down"
+        await self.bulk.channels.close()
         for running in (engine, self._booting):
             if running is not None:
                 await running.close(self._down_reason, is_orderly=True)
@@ -191,6 +205,7 @@ class Transport:
         }
         is_up = False
         try:
+            await self.bulk.channels.open(self._listen_host)
             await engine.boot(peers, accept)
             engine.loss.check()  # closed in the last moment
             is_up = True
@@ -295,7 +310,7 @@ class Transport:
 
     def serve_blobs(self, lookup: BlobLookup, pace: PaceLookup | None = None) -> None:
         """From now on peers may fetch what `lookup` finds, as fast as `pace` allows."""
-        self._lookup_blob, self._pace_blob = lookup, pace
+        self.bulk.serve(lookup, pace)
 
     async def _accept(
         self, engine: Engine, protocol: str, stream: Any, reader: Any, writer: Any
@@ -321,7 +336,7 @@ class Transport:
         except ShoalError as error:
             wire.abort(str(error))
             if isinstance(error, RemoteError):
-                self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
+                self._note_fault(error)
             log.info("stream of host %s ended: %s", short(wire.peer), error)
         except Exception:
             # Root of the task: one stream's bug must not end the others, which share the group.
@@ -347,9 +362,8 @@ class Transport:
             if has_room:
                 self._control_slots.release(wire.peer)
 
-    async def _accept_blob(self, wire: Wire) -> None:
-        way = self.shaper.up
-        await blobs.serve_one(wire, self._lookup_blob, self._serve_slots, self._pace_blob, way)
+    def _note_fault(self, error: RemoteError) -> None:
+        self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
 
     def _standing(self, wire: Wire) -> ControlStream:
         stream = ControlStream(wire)
@@ -400,27 +414,11 @@ class Transport:
         broken transfer continues at another peer. Waits while too many transfers are under way.
         Raises what `blobs.Download.run` raises; LimitExceeded for a length over the bound.
         """
-        if into is not None and len(into) != length:
-            raise InternalError(f"a buffer of {len(into)} bytes for a blob of {length}")
-        if length > limits.BLOB_BYTES_MAX:
-            raise LimitExceeded(f"a blob of {length} bytes; {limits.BLOB_BYTES_MAX} is the limit")
-        target = memoryview(into) if into is not None else blobs.room_for(length)
-        download = blobs.Download(
-            digest,
-            target,
-            offset=offset,
-            timeout_s=timeout_s,
-            on_progress=on_progress,
-            on_answer=functools.partial(self.round_trips.note, peer),
-            way=self.shaper.down,
-        )
-        await self._fetch_slots.take(peer)
-        try:
-            wire = await self._live().dial(peer, BLOB_PROTOCOL, self._counters(peer))
-            await download.run(wire)
-        finally:
-            self._fetch_slots.release(peer)
-        return target
+        self._live()
+        return await self.bulk.fetch(peer, digest, length, timeout_s, into, offset, on_progress)
+
+    async def _dial(self, peer: NodeKey, protocol: str) -> Wire:
+        return await self._live().dial(peer, protocol, self._counters(peer))
 
     async def greet_bootstrap(self) -> None:
         """Makes sure that we and the hosts we were told of know each other, as far as they answer.

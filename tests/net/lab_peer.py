@@ -8,6 +8,8 @@ and each is answered with one line that repeats its number; questions do not wai
 
 - `{"number": 1, "fetch": KEY, "size": 1000}`: `seconds`, once the blob is here and checked;
 - `{"number": 2, "say": KEY, "text": "hi"}`: `text`, once the echo is back on the standing stream;
+- `{"number": 3, "way": KEY}`: `connections` that are direct, `bytes` that came over them, and the
+  `reason` why there are none;
 - what failed is answered with `error`, the name of the exception.
 """
 
@@ -55,11 +57,22 @@ class Peer:
                 key = bytes.fromhex(asked["fetch"])
                 await self.host.transport.fetch(key, self.digests[size], size)
                 said = {"seconds": time.monotonic() - started_s}
+            elif "way" in asked:
+                said = self.way(bytes.fromhex(asked["way"]))
             else:
                 said = {"text": await self.say(bytes.fromhex(asked["say"]), asked["text"])}
         except ShoalError as error:
             said = {"error": type(error).__name__, "detail": str(error)}
         print(json.dumps({"number": asked["number"], **said}), flush=True)
+
+    def way(self, key):
+        channels = self.host.transport.bulk.channels
+        carried = channels.traffic.get(key)
+        return {
+            "connections": len(channels.to(key)),
+            "bytes": carried.down_bytes if carried else 0,
+            "reason": channels.reason(key),
+        }
 
     async def say(self, key, text):
         if key not in self.streams:

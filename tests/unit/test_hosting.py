@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -192,6 +193,7 @@ class StubTransport:
     def __init__(self, key: bytes) -> None:
         self.key, self.faults, self.traffic = key, {}, Traffic()
         self.state = TransportState(is_up=True)
+        self.bulk = SimpleNamespace(channels=SimpleNamespace(known=[], port=0))
 
     def addresses(self):
         return []
