@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from node import status
+from node.arriving import learn_project
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
 from node.hospitality import guest_of, trainer_job, trainer_room
@@ -75,7 +76,7 @@ from node.locator import Locator
 from node.moments_port import MomentsPort
 from node.parting import RESTART_EXIT
 from node.parts_port import Beginning, PartsPort, held_parts
-from node.presence import Presence, genesis_of, tell_attempt, transport_of
+from node.presence import Presence, tell_attempt, transport_of
 from node.shared import EpochStart, LearnerSetup
 from node.text import trainer_settings
 from node.trainer_port import TrainerPort
@@ -116,7 +117,7 @@ async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> i
     transport = transport_of(options, identity, _tell_network)
     try:
         await transport.start_with_retry(tell_attempt)
-        genesis = await genesis_of(options, transport)
+        genesis = await learn_project(options, transport, tell_attempt)
         beginning = Beginning()
         while True:
             daemon = NodeDaemon(options, identity, transport, genesis, beginning)

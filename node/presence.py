@@ -23,11 +23,10 @@ from node.host.seat import (
 from node.host.transport import Transport
 from node.host.vigil import Outlook, Vigil
 from node.linking import Link
-from node.locator import Locator, fetch_genesis
+from node.locator import Locator
 from protocol import wire
 from protocol.errors import TransientError
 from protocol.ids import NodeKey
-from protocol.numerics.outer import digest
 
 if TYPE_CHECKING:
     from node.learner import LearnerMachine
@@ -52,23 +51,13 @@ def transport_of(
         nat_port_map=network.map_port,
         known=peer_file(options.home, project, "learner", options.instance, own=identity.key),
         relay_bytes_per_s=network.relay_bytes_per_s,
+        bulk=options.bulk,
     )
 
 
 def tell_attempt(reason: str, next_try_s: float) -> None:
     """Says why the swarm was not entered yet."""
     log.warning("%s; next try in %.0f s", reason, next_try_s)
-
-
-async def genesis_of(options: NodeOptions, transport: Transport) -> bytes:
-    """The project's genesis, from this machine's copy or from a host of the swarm."""
-    link = options.link
-    copy = options.home.project(link.project) / "genesis"
-    if copy.is_file() and digest(copy.read_bytes()) == link.project:
-        return copy.read_bytes()
-    genesis = await fetch_genesis(transport, link, tell_attempt)
-    copy.write_bytes(genesis)
-    return genesis
 
 
 class Presence:

@@ -28,6 +28,8 @@ class SwarmAnswer(Struct, kw_only=True, omit_defaults=True):
 
     engine_s: float = 0.0
     """Seconds until the engine ran and, with a link, was in the swarm."""
+    busy: str = ""
+    """That the machine was too busy for a verdict, in words; said by whoever asked."""
     trouble: str = ""
     """Why it does not run, or why the swarm cannot be reached."""
     is_clock_off: bool = False

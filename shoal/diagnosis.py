@@ -28,6 +28,15 @@ def _untried(topic: str) -> Finding:
     return Finding(topic=topic, verdict="unknown", says="not tried (--quick)")
 
 
+def _too_busy(topic: str, busy: str) -> Finding:
+    return Finding(
+        topic=topic,
+        verdict="unknown",
+        says=f"not measured: {busy}",
+        remedy="Try again when it is quieter.",
+    )
+
+
 def python(version: tuple[int, int], shown: str, torch: str) -> Finding:
     """The interpreter, and PyTorch as its package names it (empty: not installed)."""
     figures: Figures = {"python": shown, "torch": torch or None}
@@ -65,6 +74,8 @@ def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
         "backend": trial.backend,
         "bf16": trial.is_bf16,
     }
+    if not trial.device and trial.busy:
+        return _too_busy("accelerator", trial.busy)
     if not trial.device:
         return Finding(
             topic="accelerator",
@@ -101,6 +112,8 @@ def engine(swarm: SwarmAnswer | None) -> Finding:
     """Whether the network engine runs."""
     if swarm is None:
         return _untried("engine")
+    if not swarm.is_engine_up and swarm.busy:
+        return _too_busy("engine", swarm.busy)
     if not swarm.is_engine_up:
         return Finding(
             topic="engine",
@@ -174,6 +187,9 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
     """Whether the swarm is reached, how, and whether it could reach us."""
     if swarm is None:
         return _untried("reach")
+    is_unclear = bool(swarm.busy) and not swarm.is_swarm_away and not swarm.is_in_swarm
+    if is_unclear and (swarm.hosts or not swarm.is_engine_up):
+        return _too_busy("reach", swarm.busy)
     outside, inward = public_addresses(swarm.addresses), _inward(swarm)
     figures: Figures = {
         "is_public": bool(outside),
@@ -294,6 +310,8 @@ def speed(trial: TrialAnswer | None, what: str) -> Finding:
     """Measured tokens per second."""
     if trial is None:
         return Finding(topic="speed", verdict="unknown", says="not measured (--quick)")
+    if not trial.tokens_per_s and trial.busy:
+        return _too_busy("speed", trial.busy)
     if not trial.tokens_per_s:
         return Finding(
             topic="speed",

@@ -123,6 +123,7 @@ async def _main(
         on_state=_tell_network,
         announce=options.announce,
         listen_host=options.listen_host,
+        bulk=options.bulk,
         known=peer_file(options.home, project.id, "syncer", options.instance, own=identity.key),
         relay_bytes_per_s=options.network.relay_bytes_per_s,
         hints=(

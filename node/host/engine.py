@@ -261,6 +261,12 @@ class Engine:
             if await self._node.protocol.call_ping(peer_id) is not None:
                 self._node.blacklist.register_success(peer_id)
 
+    async def where(self, key: NodeKey) -> tuple[str, ...]:
+        """The far ends of our connections with a peer; empty without any."""
+        if all(peer.key != key for peer in self.connected):
+            await self.refresh()
+        return tuple(text for peer in self.connected if peer.key == key for text in peer.addresses)
+
     async def connect(self, key: NodeKey, places: Sequence[PeerAddress], timeout_s: float) -> None:
         """A connection to a host at one of these places. PeerUnreachable or TransportLost."""
         known = [Multiaddr(place.text.rpartition("/p2p/")[0]) for place in places]

@@ -16,6 +16,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
@@ -51,15 +52,13 @@ class Identity:
         cipher = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
         return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, cipher)
 
-    def certificate(self) -> bytes:
-        """A certificate for `key`, DER, signed by itself: what TLS presents in its place."""
-        from node.host.certificates import self_signed
-
-        return self_signed(self._private, peer_id(self.key))
-
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature of `message`; the caller puts a domain tag in front."""
         return self._private.sign(message)
+
+    def certify(self, certificate: x509.CertificateBuilder) -> x509.Certificate:
+        """A certificate, signed with this key."""
+        return certificate.sign(self._private, None)
 
 
 def load_or_create(path: Path) -> Identity:

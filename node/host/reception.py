@@ -7,10 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from node.host import blobs, keystore, streams
-from node.host.blobs import BlobLookup, PaceLookup, Slots
+from node.host import keystore, streams
+from node.host.blobs import Slots
 from node.host.engine import Engine
-from node.host.shaping import Way
 from node.host.streams import ControlStream, Traffic, Wire
 from protocol import limits
 from protocol.errors import RemoteError, ShoalError, TransportLost
@@ -29,21 +28,17 @@ Accept = Callable[[Wire], Awaitable[None]]
 class Reception:
     """All streams that peers have open with this host."""
 
-    def __init__(self, way: Way, counters: Callable[[NodeKey], tuple[Traffic, ...]]) -> None:
-        """way: what limits everything that is sent. counters: of one peer and of all."""
+    def __init__(self, counters: Callable[[NodeKey], tuple[Traffic, ...]]) -> None:
+        """counters: of one peer and of all."""
         self.faults: dict[str, int] = {}
         """Offences on streams before anybody above could see them, by reason."""
         self.tasks: asyncio.TaskGroup | None = None
         """What every stream's task belongs to; None: nothing is accepted."""
         self.handler: ControlHandler | None = None
-        self.lookup: BlobLookup | None = None
-        self.pace: PaceLookup | None = None
-        self._way = way
         self._counters = counters
         self._control_slots = Slots(
             streams.CONTROL_STREAMS_MAX, streams.CONTROL_STREAMS_PER_PEER_MAX
         )
-        self._serve_slots = Slots(limits.STREAMS_SERVED_MAX, limits.STREAMS_PER_PEER_MAX)
         self._incoming_slots = Slots(INCOMING_MAX, INCOMING_PER_PEER_MAX)
 
     async def accept(
@@ -68,7 +63,7 @@ class Reception:
         except ShoalError as error:
             wire.abort(str(error))
             if isinstance(error, RemoteError):
-                self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
+                self.note_fault(error)
             log.info("stream of host %s ended: %s", short(wire.peer), error)
         except Exception:
             # Root of the task: one stream's bug must not end the others, which share the group.
@@ -95,9 +90,9 @@ class Reception:
             if has_room:
                 self._control_slots.release(wire.peer)
 
-    async def blob(self, wire: Wire) -> None:
-        """Serves one transfer."""
-        await blobs.serve_one(wire, self.lookup, self._serve_slots, self.pace, self._way)
+    def note_fault(self, error: RemoteError) -> None:
+        """Counts what a peer did wrong."""
+        self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
 
     def standing(self, wire: Wire) -> ControlStream:
         """A control stream upon an accepted wire, with a task that writes to it."""

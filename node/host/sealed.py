@@ -7,10 +7,7 @@ other side takes no other one. The stream below may be anything that reads and w
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
-import tempfile
-from pathlib import Path
 from typing import Final
 
 from node.host import certificates
@@ -22,7 +19,6 @@ from protocol.ids import NodeKey, short
 HANDSHAKE_S: Final = 15.0
 """Three round trips through a relay, and two busy event loops."""
 
-CERTIFICATE_BYTES_MAX: Final = 1024
 READ_BYTES: Final = 64 << 10
 PLAIN_BYTES_MAX: Final = 256 << 10
 """Read ahead of what was asked for; more waits in the stream below."""
@@ -162,10 +158,11 @@ class Sealer:
                 writer.write(len(own).to_bytes(2, "big") + own)
                 await writer.drain()
                 size = int.from_bytes(await reader.readexactly(2), "big")
-                if not 0 < size <= CERTIFICATE_BYTES_MAX:
+                if not 0 < size <= certificates.CERTIFICATE_BYTES_MAX:
                     raise MalformedMessage(f"a certificate of {size} bytes")
                 theirs = await reader.readexactly(size)
-                certificates.check_key(theirs, peer)
+                if certificates.key_of_certificate(theirs) != peer:
+                    raise MalformedMessage(f"the certificate of {short(peer)} is for another key")
                 sealed = Sealed(
                     reader, writer, self._context(theirs, is_server), is_server=is_server
                 )
@@ -180,30 +177,12 @@ class Sealer:
         return sealed
 
     def _context(self, theirs: bytes, is_server: bool) -> ssl.SSLContext:
-        side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
-        context = ssl.SSLContext(side)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # Keys are names here, and this one is checked.
-        context.verify_mode = ssl.CERT_REQUIRED
+        own = self._own_certificate()
+        context = certificates.tls_context(self._identity, own, is_server=is_server)
         context.load_verify_locations(cadata=theirs)
-        if is_server:
-            context.num_tickets = 0
-        _load_chain(context, self._own_certificate(), self._identity.pem(None))
         return context
 
     def _own_certificate(self) -> bytes:
         if self._certificate is None:
-            self._certificate = self._identity.certificate()
+            self._certificate = certificates.certificate(self._identity)
         return self._certificate
-
-
-def _load_chain(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """The ssl module reads keys from files only: from one that is private and gone at once."""
-    content = ssl.DER_cert_to_PEM_cert(certificate).encode() + key
-    handle, name = tempfile.mkstemp(prefix="shoal-sealed-")
-    try:
-        os.write(handle, content)
-        context.load_cert_chain(name)
-    finally:
-        os.close(handle)
-        Path(name).unlink()

@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from node.host import addresses, blobs, keystore, life, links, records, streams
+from node.host import addresses, blobs, channel, keystore, life, links, records, streams
 from node.host.addresses import PeerAddress
-from node.host.blobs import BlobLookup, PaceLookup, Slots
+from node.host.blobs import BlobLookup, PaceLookup
+from node.host.bulk import BLOB_PROTOCOL, Bulk
 from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
 from node.host.greeting import Greeting
 from node.host.keystore import Identity
 from node.host.links import RoundTrips
 from node.host.notes import Inner
+from node.host.options import BulkAt
 from node.host.peer_file import PeerFile
 from node.host.reachability import Reachability
 from node.host.reception import Accept, ControlHandler, Reception
@@ -34,7 +36,6 @@ from node.host.streams import ControlStream, Traffic, Wire
 from protocol import limits
 from protocol.errors import (
     InternalError,
-    LimitExceeded,
     PeerUnreachable,
     ShoalError,
     TransientError,
@@ -44,7 +45,6 @@ from protocol.ids import Digest, NodeKey
 
 _VERSION = limits.WIRE_VERSION
 CONTROL_PROTOCOL = f"shoal.control.{_VERSION}"
-BLOB_PROTOCOL = f"shoal.blob.{_VERSION}"
 
 WITHDRAW_S = 2.0
 STOP_TASKS_S = 5.0
@@ -84,10 +84,12 @@ class Transport:
         hints: Sequence[str] = (),
         known: PeerFile | None = None,
         relay_bytes_per_s: int = 0,
+        bulk: BulkAt = BulkAt(),  # noqa: B008  # Frozen.
     ) -> None:
         """`bootstrap`: one of these must answer, or one that is `known` from before. `hints`: may.
 
-        `relay_bytes_per_s`: what is carried for others at most; 0 carries nothing.
+        `relay_bytes_per_s`: what is carried for others at most; 0 carries nothing. `bulk`: where
+        direct channels are taken.
         """
         self.key = identity.key
         self.traffic = Traffic()
@@ -108,19 +110,33 @@ class Transport:
         self._is_closed = False
         self._down_reason = "the network engine has not been started"
         self._supervisor: asyncio.Task[None] | None = None
-        self._reception = Reception(self.shaper.up, self.counters)
+        self._reception = Reception(self.counters)
         self.faults = self._reception.faults
         self.reachability = Reachability(self, self.greeting.known.saw)
         self.relaying = Relaying(self, identity, relay_bytes_per_s)
+        self.bulk = self._make_bulk(bulk)
         self._serving: dict[str, Accept] = {
             CONTROL_PROTOCOL: self._reception.control,
-            BLOB_PROTOCOL: self._reception.blob,
+            BLOB_PROTOCOL: self.bulk.accept,
             self.REACH_PROTOCOL: self.reachability.answer,
             self.RELAY_PROTOCOL: self.relaying.carry,
             self.RELAYED_PROTOCOL: self.relaying.accept,
         }
-        self._fetch_slots = Slots(blobs.FETCHES_MAX, limits.STREAMS_PER_PEER_MAX)
+        if bulk.is_on:
+            self._serving[channel.PROTOCOL] = self.bulk.channels.answer
         self._expiry_s: dict[str, float] = {}
+
+    def _make_bulk(self, at: BulkAt) -> Bulk:
+        return Bulk(
+            self._identity,
+            at,
+            self.shaper,
+            self.round_trips,
+            self.counters,
+            self._dial,
+            lambda key: self.live().where(key),
+            self._reception.note_fault,
+        )
 
     # Life
 
@@ -162,6 +178,7 @@ class Transport:
         await self.greeting.known.save(is_last=True)
         self._is_closed = True
         self._down_reason = "this host is shutting down"
+        await self.bulk.channels.close()
         for running in (engine, self._booting):
             if running is not None:
                 await running.close(self._down_reason, is_orderly=True)
@@ -284,7 +301,7 @@ class Transport:
 
     def serve_blobs(self, lookup: BlobLookup, pace: PaceLookup | None = None) -> None:
         """From now on peers may fetch what `lookup` finds, as fast as `pace` allows."""
-        self._reception.lookup, self._reception.pace = lookup, pace
+        self.bulk.serve(lookup, pace)
 
     async def serve_inner(self, inner: Inner, wire: Wire) -> None:
         """Serves a stream that a relay carried, as one that came by itself."""
@@ -327,27 +344,14 @@ class Transport:
         broken transfer continues at another peer. Waits while too many transfers are under way.
         Raises what `blobs.Download.run` raises; LimitExceeded for a length over the bound.
         """
-        if into is not None and len(into) != length:
-            raise InternalError(f"a buffer of {len(into)} bytes for a blob of {length}")
-        if length > limits.BLOB_BYTES_MAX:
-            raise LimitExceeded(f"a blob of {length} bytes; {limits.BLOB_BYTES_MAX} is the limit")
-        target = memoryview(into) if into is not None else blobs.room_for(length)
-        download = blobs.Download(
-            digest,
-            target,
-            offset=offset,
-            timeout_s=timeout_s,
-            on_progress=on_progress,
-            on_answer=functools.partial(self.round_trips.note, peer),
-            way=self.shaper.down,
-        )
-        await self._fetch_slots.take(peer)
-        try:
-            wire = await self._open(peer, "blob")
-            await download.run(wire)
-        finally:
-            self._fetch_slots.release(peer)
-        return target
+        self.live()
+        return await self.bulk.fetch(peer, digest, length, timeout_s, into, offset, on_progress)
+
+    async def _dial(self, key: NodeKey, protocol: str) -> Wire:
+        """A stream for bulk data; only blobs go by way of a relay."""
+        if protocol == BLOB_PROTOCOL:
+            return await self._open(key, "blob")
+        return await self.dial_plain(key, protocol)
 
     async def _open(self, key: NodeKey, inner: Inner) -> Wire:
         """A stream to a host: over a connection, or by way of a relay where there can be none."""

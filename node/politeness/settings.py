@@ -47,6 +47,10 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     moments: Annotated[
         bool, _about("", "Share optimizer state with other learners where the project wants it.")
     ] = True
+    bulk_port: Annotated[
+        str,
+        _about("", "TCP port for direct connections that carry bulk data: any, a number, or off."),
+    ] = "any"
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,8 @@ and each is answered with one line that repeats its number; questions do not wai
 - `{"number": 3, "how": KEY}`: `verdict` on this host, its `relays`, and the `path` to that peer;
 - `{"number": 4, "relays_of": KEY, "are": [KEY, ...]}`: nothing, once it is noted;
 - `{"number": 2, "say": KEY, "text": "hi"}`: `text`, once the echo is back on the standing stream;
+- `{"number": 3, "way": KEY}`: `connections` that are direct, `bytes` that came over them, and the
+  `reason` why there are none;
 - what failed is answered with `error`, the name of the exception.
 """
 
@@ -57,6 +59,8 @@ class Peer:
                 key = bytes.fromhex(asked["fetch"])
                 await self.host.transport.fetch(key, self.digests[size], size)
                 said = {"seconds": time.monotonic() - started_s}
+            elif "way" in asked:
+                said = self.way(bytes.fromhex(asked["way"]))
             elif "how" in asked:
                 said = await self.how(bytes.fromhex(asked["how"]))
             elif "relays_of" in asked:
@@ -68,6 +72,15 @@ class Peer:
         except ShoalError as error:
             said = {"error": type(error).__name__, "detail": str(error)}
         print(json.dumps({"number": asked["number"], **said}), flush=True)
+
+    def way(self, key):
+        channels = self.host.transport.bulk.channels
+        carried = channels.traffic.get(key)
+        return {
+            "connections": len(channels.to(key)),
+            "bytes": carried.down_bytes if carried else 0,
+            "reason": channels.reason(key),
+        }
 
     async def how(self, key):
         transport = self.host.transport

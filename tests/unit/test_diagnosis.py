@@ -293,7 +293,7 @@ def test_what_is_no_project_is_refused(home, trials, capsys):
 def test_a_model_beyond_all_memory_is_not_even_tried(home, trials, monkeypatch):
     tiny = project()
     named = examining.Named("tiny", "", tiny.genesis, tiny.charter)
-    monkeypatch.setattr(doctor, "_most", lambda available: 10)
+    monkeypatch.setattr(examining, "most_memory", lambda available: 10)
     settings = doctor.local_settings.load(environ={}).values
     found = doctor.examine(home, named, settings, port=4100, is_quick=False, tell=lambda text: None)
     told = {one.topic: one for one in found}
@@ -306,6 +306,28 @@ def test_a_trial_that_dies_or_hangs_is_told(monkeypatch):
     assert "code 1" in examining.try_swarm("", port=0).trouble
     killed = examining._killed(TrialAnswer)
     assert killed.is_out_of_memory
+
+
+def test_a_trial_that_had_no_time_on_a_busy_machine_says_nothing_about_it(monkeypatch):
+    monkeypatch.setattr(examining.os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr(examining.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(examining, "SWARM_S", 0.2)
+    swarm = examining.try_swarm("", port=0)
+    words = "machine busy (load 9.0 on 2 cores)"
+    assert (swarm.busy, swarm.trouble) == (words, "it was not done within 0.2 s")
+    trial = TrialAnswer(trouble=swarm.trouble, busy=words)
+    told = [diagnosis.engine(swarm), diagnosis.reach(swarm), diagnosis.accelerator(trial, [])]
+    for one in (*told, diagnosis.speed(trial, "a model")):
+        assert (one.verdict, one.says) == ("unknown", f"not measured: {words}")
+    monkeypatch.setattr(examining.os, "getloadavg", lambda: (2.0, 2.0, 2.0))
+    assert diagnosis.engine(examining.try_swarm("", port=0)).verdict == "trouble"
+
+
+def test_a_swarm_that_is_away_is_trouble_on_a_busy_machine_too():
+    away = changed(SWARM, genesis=b"", trouble="x", is_swarm_away=True, busy="machine busy")
+    assert diagnosis.reach(away).verdict == "trouble"
+    slow = changed(SWARM, genesis=b"", trouble="x", busy="machine busy")
+    assert diagnosis.reach(slow).verdict == "unknown"
 
 
 def test_the_kernel_is_asked_about_the_clock():

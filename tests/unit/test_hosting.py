@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -198,6 +199,7 @@ class StubTransport:
     def __init__(self, identity) -> None:
         self.key, self.faults, self.traffic = identity.key, {}, Traffic()
         self.state = TransportState(is_up=True)
+        self.bulk = SimpleNamespace(channels=SimpleNamespace(known=[], port=0))
         self.reachability = Reachability(self, lambda key, addresses: None)
         self.relaying = Relaying(self, identity, 0)
 

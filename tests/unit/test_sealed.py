@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from node.host import keystore, sealed
+from node.host.certificates import certificate
 from node.host.sealed import Sealer
 from protocol.errors import MalformedMessage
 
@@ -126,11 +127,11 @@ def test_showing_somebody_elses_certificate_does_not_help(tmp_path, hosts, liar)
         """Shows the victim's certificate and then proves its own."""
 
         def _context(self, theirs, is_server):
-            self._certificate = eve.certificate()
+            self._certificate = certificate(eve)
             return super()._context(theirs, is_server)
 
     thief = Thief(eve)
-    thief._certificate = victim.certificate()
+    thief._certificate = certificate(victim)
 
     async def main():
         async with pipe(tmp_path) as (near, far):
@@ -156,7 +157,7 @@ def test_garbage_instead_of_a_certificate_is_refused(tmp_path, hosts):
     async def main():
         async with pipe(tmp_path) as (near, far):
             far[1].write((40).to_bytes(2, "big") + bytes(40))
-            with pytest.raises(MalformedMessage, match="no certificate"):
+            with pytest.raises(MalformedMessage, match="not a certificate"):
                 await Sealer(ada).seal(*near, peer=bob.key, is_server=False)
 
     asyncio.run(main())
