@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from node.host import keystore, links, sample
+from node.host import keystore, sample
 from node.host.addresses import parse_peer
 from node.host.joinlink import JoinLink, parse_link
 from node.host.options import BulkAt
@@ -35,6 +35,9 @@ START_S: Final = 30.0
 DESCRIBE_S: Final = 15.0
 PATHS_S: Final = 12.0
 """The engine looks at its connections every 10 s."""
+
+REACH_S: Final = 20.0
+"""A host is asked to dial back, and again after a while whether it carries streams for others."""
 
 LOOK_S: Final = 0.25
 SEAT_S: Final = 10.0
@@ -90,6 +93,7 @@ async def _in_swarm(transport: Transport, link: JoinLink | None, answer: SwarmAn
     with contextlib.suppress(TransientError, TimeoutError):
         await _ask_charter(transport, link, answer)
     await _paths(transport, answer)
+    await _reach(transport, answer)
 
 
 async def _describe(transport: Transport, link: JoinLink, answer: SwarmAnswer) -> None:
@@ -147,10 +151,21 @@ async def _paths(transport: Transport, answer: SwarmAnswer) -> None:
         if wanted.keys() & {one.key for one in transport.peers()}:
             break
         await asyncio.sleep(LOOK_S)
-    paths = links.paths(transport.peers())
+    paths = transport.paths()
     for key, host in wanted.items():
         host.path = paths.get(key, "")
         host.rtt_s = transport.round_trips.of(key)
+
+
+async def _reach(transport: Transport, answer: SwarmAnswer) -> None:
+    """Whether others can dial this host, or carry streams to it, once some have tried."""
+    for _ in range(int(REACH_S / LOOK_S)):
+        answer.reach = transport.reachability.verdict
+        if answer.reach in ("direct", "relayed"):
+            break
+        await asyncio.sleep(LOOK_S)
+    answer.could_dial, answer.tried_to_dial = transport.reachability.count
+    answer.port = transport.port_outside
 
 
 def main() -> int:

@@ -45,6 +45,14 @@ class SwarmAnswer(Struct, kw_only=True, omit_defaults=True):
     """What came from the hosts within seconds: at least so much is possible."""
     sample_bytes: int = 0
 
+    reach: str = ""
+    """How others reach this host: direct, relayed, outward where they cannot; else not known."""
+    could_dial: int = 0
+    """Hosts that could open a connection to this one."""
+    tried_to_dial: int = 0
+    port: int = 0
+    """The port at which they tried."""
+
     @property
     def is_engine_up(self) -> bool:
         """Whether the engine ran; it may have found no swarm."""

@@ -69,6 +69,16 @@ class NetworkStatus(Struct, kw_only=True):
     """Where direct connections are taken; 0: nowhere."""
     bulk: list[BulkRow] = field(default_factory=list)
     """Peers with which bulk data was exchanged directly, or with which that was tried."""
+    reach: str = ""
+    """How others reach this host: unknown, direct, relayed, or outward where they cannot."""
+    reach_detail: str = ""
+    """The same in a sentence, and what to do about it."""
+    split: str = ""
+    """What is wrong with the swarm as a whole; empty if nothing is known."""
+    carrying: int = 0
+    """Streams carried for others now."""
+    carried_bytes: int = 0
+    """What was carried for others since the start."""
 
 
 class EventRow(Struct, kw_only=True):

@@ -43,6 +43,16 @@ from shoal.cli_service import service_app
 from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
+Duty = Annotated[
+    float,
+    Parameter(
+        help="Share of the time in which training may run.",
+        validator=validators.Number(gt=0, lte=1),
+    ),
+]
+Anyway = Annotated[
+    bool, Parameter(help="Also where this machine is too small or too slow for it.", negative="")
+]
 Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
 MicroBatch = Annotated[
     int | None,
@@ -153,13 +163,7 @@ def join(
     port: Port = 0,
     bulk_port: BulkPort = None,
     listen: Listen = "0.0.0.0",
-    duty: Annotated[
-        float,
-        Parameter(
-            help="Share of the time in which training may run.",
-            validator=validators.Number(gt=0, lte=1),
-        ),
-    ] = 1.0,
+    duty: Duty = 1.0,
     threads: Threads = None,
     micro_batch: MicroBatch = None,
     evaluate: Evaluates = None,
@@ -170,10 +174,7 @@ def join(
     tape: TapeAt = "on",
     monitor: MonitorPlace = None,
     log_json: LogJson = None,
-    anyway: Annotated[
-        bool,
-        Parameter(help="Also where this machine is too small or too slow for it.", negative=""),
-    ] = False,
+    anyway: Anyway = False,
     home: HomeHere,
 ) -> int:
     """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""

@@ -190,12 +190,7 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
     is_unclear = bool(swarm.busy) and not swarm.is_swarm_away and not swarm.is_in_swarm
     if is_unclear and (swarm.hosts or not swarm.is_engine_up):
         return _too_busy("reach", swarm.busy)
-    outside = public_addresses(swarm.addresses)
-    inward = (
-        f"others can dial {outside[0]} unless a firewall is in between"
-        if outside
-        else "this machine has only private addresses, so nobody outside can dial it"
-    )
+    outside, inward = public_addresses(swarm.addresses), _inward(swarm)
     figures: Figures = {
         "is_public": bool(outside),
         "hosts": float(len(swarm.hosts)),
@@ -222,17 +217,41 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
     direct = sum(host.path == "direct" for host in told)
     rtts = [host.rtt_s for host in told if host.rtt_s is not None]
     quick = f", {min(rtts) * 1000:.0f} ms" if rtts else ""
-    how = "direct" if direct or not told else "relayed"
+    way = "directly" if direct or not told else "through relays"
+    how = swarm.reach if swarm.reach in _REACHED else "unknown"
     return Finding(
         topic="reach",
-        verdict="good" if how == "direct" else "care",
-        says=f"{how}{quick}; {max(len(told), 1)} of {len(swarm.hosts)} hosts of the link answer; "
-        f"{inward}",
-        remedy=""
-        if how == "direct"
-        else "Relays are slow. Forward a TCP port to this machine and name it with --port.",
+        verdict="care" if how in ("relayed", "outward") or way != "directly" else "good",
+        says=f"{_REACHED.get(how, '')}{max(len(told), 1)} of {len(swarm.hosts)} hosts of the link "
+        f"answer {way}{quick}; {inward}",
+        remedy=_opening(how, swarm.port),
         figures={**figures, "path": how, "rtt_s": min(rtts) if rtts else None},
     )
+
+
+_REACHED: Final = {"direct": "direct; ", "relayed": "relayed; ", "outward": "not from outside; "}
+
+
+def _inward(swarm: SwarmAnswer) -> str:
+    """Whether others could dial this host, by what they found or by its addresses alone."""
+    outside = public_addresses(swarm.addresses)
+    if swarm.tried_to_dial:
+        tried = f"{swarm.could_dial} of {swarm.tried_to_dial} that tried could dial port"
+        carried = ", others carry streams to it" if swarm.reach == "relayed" else ""
+        return f"{tried} {swarm.port} here{carried}"
+    if outside:
+        return f"others can dial {outside[0]} unless a firewall is in between"
+    return "this machine has only private addresses, so nobody outside can dial it"
+
+
+def _opening(how: str, port: int) -> str:
+    """What to do about a NAT, if anything."""
+    open_it = f"forward TCP port {port} to this machine and name it with --port {port}"
+    if how == "relayed":
+        return f"Training works so. To give weights to others at full speed, {open_it}."
+    if how == "outward":
+        return f"Training works so, but nothing can be fetched from here. To be of use, {open_it}."
+    return ""
 
 
 def public_addresses(addresses: Sequence[str]) -> list[str]:

@@ -254,6 +254,14 @@ def _check_words(name: str, value: object, place: Place) -> None:
             Schedule(value)
         except UserError as error:
             raise place.error(f"cannot be read: {error}") from error
+    if name == "network.bootstrap" and isinstance(value, tuple):
+        from node.host.addresses import parse_peer
+
+        for text in value:
+            try:
+                parse_peer(text)
+            except UserError as error:
+                raise place.error(f"names no host: {error}") from error
     if name == "when.devices" and isinstance(value, dict):
         for device in value:
             if not _DEVICE.fullmatch(device):

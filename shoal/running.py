@@ -81,6 +81,7 @@ def _entrance(
         addresses.parse_peer(address)
     project = projects.keep_copy(signed, home)
     known = {**choices, "project_path": signed, "instance": checked_instance(instance)}
+    known["network"] = local_settings.load().values.network
     if link is None:
         return known
     found = parse_link(link)

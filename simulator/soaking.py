@@ -42,6 +42,9 @@ CALM_S: Final = 600.0
 """At the end of each hour, so that what is counted is the same moment of every hour."""
 
 STEPS_S: Final = (3.0, 4.0)
+EVALUATE_EVERY: Final = 5
+"""Often enough for the curve to be full, and thinned, within half a day."""
+
 TOKENS_MAX: Final = 10**12
 SETTINGS: Final = Settings(
     when=WhenSettings(
@@ -159,7 +162,7 @@ class Soak:
     """Runs hour after hour."""
 
     def __init__(self, seed: int, *, steps_s: tuple[float, float] = STEPS_S) -> None:
-        limits = LimitSpec(TOKENS_MAX, 256, 20, 8, 60.0, 64)
+        limits = LimitSpec(TOKENS_MAX, 256, EVALUATE_EVERY, 8, 60.0, 64)
         self.swarm: Swarm = build_swarm(seed, steps_s=steps_s, limits=limits)
         self.chance = random.Random(f"soak {seed}")
         self.owners = [Owner(host, seed) for host in self.swarm.learners]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rich.table import Table
 from rich.text import Text
@@ -108,6 +109,24 @@ def _bulk(rows: Sequence[BulkRow]) -> str:
     if others:
         told.append(f"over streams with {len(others)} ({words.clean(others[0].detail, 80)})")
     return f" · bulk data {', '.join(told)}" if told else ""
+
+
+REACHED: Final = {
+    "direct": "others dial this host",
+    "relayed": "relayed: nobody outside can dial this host",
+    "outward": "not at all: it can only dial out",
+}
+
+
+def reached(status: NetworkStatus) -> str:
+    """How others reach this host, what it carries for them, and whether the swarm is whole."""
+    parts = [REACHED.get(status.reach, "not known yet")]
+    if status.carrying or status.carried_bytes:
+        streams = words.plural(status.carrying, "stream")
+        parts.append(f"carries {streams} for others, {words.bytes_of(status.carried_bytes)} so far")
+    if status.split:
+        parts.append(words.clean(status.split, 300))
+    return " · ".join(parts)
 
 
 def wire(pushed: tuple[int, int], published: tuple[int, int]) -> str:

@@ -13,8 +13,8 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from node.host import channel_frames, channel_tls
-from node.host.channel_tls import CERTIFICATE_BYTES_MAX
+from node.host import certificates, channel_frames
+from node.host.certificates import CERTIFICATE_BYTES_MAX
 from node.host.links import RELAY
 from node.host.streams import Wire
 from protocol.errors import MalformedMessage, UserError
@@ -39,7 +39,7 @@ class Offer:
 
 def check(theirs: Offer, peer: NodeKey) -> None:
     """Raises MalformedMessage for a certificate of another key, or that is none."""
-    if channel_tls.key_of_certificate(theirs.certificate) != peer:
+    if certificates.key_of_certificate(theirs.certificate) != peer:
         raise MalformedMessage(f"host {short(peer)} sent a certificate of another key")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.host.home import DEFAULT_INSTANCE, Home
-from node.politeness.settings import Settings
+from node.politeness.settings import NetworkSettings, Settings
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class TapeOptions:
 
 
 TAPE_ON = TapeOptions()
+NETWORK = NetworkSettings()
 
 BULK_ANYWHERE = BulkAt()
 
@@ -92,6 +93,8 @@ class SyncerOptions:
     """Hosts of an existing swarm; empty begins one."""
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
+    network: NetworkSettings = NETWORK
+    """What the owner of this machine allows and knows of the network."""
     exit_when_done: bool = False
     bulk: BulkAt = BULK_ANYWHERE
     """Where direct connections for bulk data are taken."""
@@ -121,6 +124,8 @@ class WitnessOptions:
     """Hosts known from before, which need not answer."""
     bulk: BulkAt = BULK_ANYWHERE
     """Where direct connections for bulk data are taken."""
+    network: NetworkSettings = NETWORK
+    """What the owner of this machine allows and knows of the network."""
     log_json: bool | None = None
     """What stderr gets; None: JSON unless it is a terminal."""
     monitor: MonitorAt | None = None

@@ -67,8 +67,8 @@ def bulk_rows(transport: Transport) -> list[BulkRow]:
     return rows
 
 
-def network_status(transport: Transport) -> NetworkStatus:
-    """The network engine."""
+def network_status(transport: Transport, split: str = "") -> NetworkStatus:
+    """The network engine. split: what is wrong with the swarm as a whole, if anything is."""
     state = transport.state
     return NetworkStatus(
         state="up" if state.is_up else "down",
@@ -79,6 +79,11 @@ def network_status(transport: Transport) -> NetworkStatus:
         bytes_down=transport.traffic.down_bytes,
         bulk_port=transport.bulk.channels.port,
         bulk=bulk_rows(transport),
+        reach=transport.reachability.verdict,
+        reach_detail=transport.reachability.sentence,
+        split=split,
+        carrying=transport.relaying.open,
+        carried_bytes=transport.relaying.carried.bytes_,
     )
 
 

@@ -10,7 +10,7 @@ import ssl
 import pytest
 from blake3 import blake3
 
-from node.host import blobs, channel, channel_frames, channel_offer, channel_tls, channel_wire
+from node.host import blobs, certificates, channel, channel_frames, channel_offer, channel_wire
 from node.host.channel_choice import CONNECTIONS_FAR
 from node.host.channel_tls import Contexts
 from node.host.keystore import load_or_create
@@ -404,7 +404,7 @@ def test_a_dialled_port_that_proves_another_key_is_refused(tmp_path):
         async with sides(tmp_path, 3) as (one, two, three):
             # Somebody whom Two trusts listens where One says that One does.
             await agree(two, three)
-            three.channels._tls.trust(channel_tls.certificate(two.identity))
+            three.channels._tls.trust(certificates.certificate(two.identity))
             one.channels._socket, listener = three.channels._socket.dup(), one.channels._socket
             one.addresses = ()  # nor does it dial back
             await agree(two, one)
@@ -554,20 +554,20 @@ def test_connections_are_bounded_per_peer_and_in_all(tmp_path, monkeypatch):
 
 
 def test_offers_are_bounded_and_checked(tmp_path):
-    mine = channel_tls.certificate(load_or_create(tmp_path / "mine"))
+    mine = certificates.certificate(load_or_create(tmp_path / "mine"))
     other = load_or_create(tmp_path / "other")
     offer = channel_offer.Offer(0, 1, mine)
     with pytest.raises(MalformedMessage, match="another key"):
         channel_offer.check(offer, other.key)
     with pytest.raises(MalformedMessage, match="certificate of 0 bytes"):
-        channel_tls.key_of_certificate(b"")
+        certificates.key_of_certificate(b"")
     with pytest.raises(MalformedMessage, match="certificate of 2000 bytes"):
-        channel_tls.key_of_certificate(b"x" * 2000)
+        certificates.key_of_certificate(b"x" * 2000)
     with pytest.raises(MalformedMessage, match="not a certificate"):
-        channel_tls.key_of_certificate(b"x" * 200)
+        certificates.key_of_certificate(b"x" * 200)
     with pytest.raises(BadSignature):
-        channel_tls.key_of_certificate(mine[:-1] + bytes([mine[-1] ^ 1]))
-    assert channel_tls.certificate(other) == channel_tls.certificate(other)
+        certificates.key_of_certificate(mine[:-1] + bytes([mine[-1] ^ 1]))
+    assert certificates.certificate(other) == certificates.certificate(other)
 
 
 def test_a_pinned_port_that_is_taken_is_said_in_words():

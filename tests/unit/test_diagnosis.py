@@ -134,11 +134,31 @@ def test_an_idle_accelerator_is_told(trial, present, verdict, words):
     assert (found.verdict, words in found.says) == (verdict, True)
 
 
+def reached(how, could_dial):
+    return changed(SWARM, reach=how, could_dial=could_dial, tried_to_dial=3, port=4321)
+
+
+@pytest.mark.parametrize("how", ["relayed", "outward"])
+def test_a_nat_comes_with_its_remedy(how):
+    found = diagnosis.reach(reached(how, 0))
+    assert "orward TCP port 4321" in found.remedy
+    assert "--port 4321" in found.remedy
+
+
+def test_a_host_that_others_dial_needs_no_remedy():
+    assert diagnosis.reach(reached("direct", 3)).remedy == ""
+
+
 @pytest.mark.parametrize(
     ("swarm", "verdict", "words"),
     [
-        (SWARM, "good", "direct, 20 ms; 1 of 2 hosts of the link answer"),
-        (changed(SWARM, hosts=[NamedHost(address="a", path="relayed")]), "care", "relayed"),
+        (SWARM, "good", "1 of 2 hosts of the link answer directly, 20 ms"),
+        (changed(SWARM, hosts=[NamedHost(address="a", path="relayed")]), "care", "through relays"),
+        (reached("direct", 2), "good", "direct; 1 of 2 hosts of the link answer directly, 20 ms; "),
+        (reached("direct", 2), "good", "2 of 3 that tried could dial port 4321 here"),
+        (reached("relayed", 0), "care", "relayed; "),
+        (reached("relayed", 0), "care", "0 of 3 that tried could dial port 4321 here, others"),
+        (reached("outward", 0), "care", "not from outside; "),
         (changed(SWARM, genesis=b"", trouble="none answers"), "trouble", "not at all: none"),
         (changed(SWARM, hosts=[]), "unknown", "no swarm was asked"),
         (changed(SWARM, addresses=["/ip4/8.8.8.8/tcp/1/p2p/x"]), "good", "dial /ip4/8.8.8.8/tcp/1"),
