@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shoal.relay")
 
-RELAY_BYTES_PER_S: Final = 2_500_000
-"""Carried for others, all of them together: 20 megabits per second, what many lines can spare."""
-
 CIRCUITS_MAX: Final = 64
 CIRCUITS_PER_ASKER_MAX: Final = 12
 IDLE_S: Final = 120.0
@@ -48,6 +45,9 @@ COME_S: Final = 4.0
 """To dial a host that says it can be dialled; carrying takes over after this."""
 
 ASK_S: Final = COME_S + 2 * notes.NOTE_S
+THROUGH_S: Final = 30.0
+"""For all relays that are tried for one stream."""
+
 RELAYS_TRIED_MAX: Final = 4
 WAYS_KEPT: Final = 2048
 SHOWN_S: Final = 60.0
@@ -125,11 +125,13 @@ class Relaying:
         known = self._relays_of.get(key, ())
         guesses = [one for one in self._transport.likely_relays() if one not in known]
         trouble: TransientError = PeerUnreachable(f"nobody is known who reaches {short(key)}")
+        ends_s = time.monotonic() + THROUGH_S
         for relay in [*known, *guesses][: max(len(known), RELAYS_TRIED_MAX)]:
-            if relay in (key, self._transport.key):
+            left_s = ends_s - time.monotonic()
+            if relay in (key, self._transport.key) or left_s <= 0:
                 continue
             try:
-                async with asyncio.timeout(ASK_S):
+                async with asyncio.timeout(min(ASK_S, left_s)):
                     return await self._through(relay, key, inner)
             except TransientError as error:
                 trouble = error

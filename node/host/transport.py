@@ -28,7 +28,7 @@ from node.host.options import BulkAt
 from node.host.peer_file import PeerFile
 from node.host.reachability import Reachability
 from node.host.reception import Accept, ControlHandler, Reception
-from node.host.relaying import RELAY_BYTES_PER_S, Relaying
+from node.host.relaying import Relaying
 from node.host.sealed import Sealed
 from node.host.seam import Loss, TransportState
 from node.host.shaping import Shaper
@@ -83,7 +83,7 @@ class Transport:
         nat_port_map: bool = False,
         hints: Sequence[str] = (),
         known: PeerFile | None = None,
-        relay_bytes_per_s: int = RELAY_BYTES_PER_S,
+        relay_bytes_per_s: int = 0,
         bulk: BulkAt = BulkAt(),  # noqa: B008  # Frozen.
     ) -> None:
         """`bootstrap`: one of these must answer, or one that is `known` from before. `hints`: may.
@@ -362,7 +362,8 @@ class Transport:
         try:
             return await self.dial_plain(key, self.INNER[inner])
         except PeerUnreachable as error:
-            if is_hidden:
+            # One that others dial is away if it does not answer; so is one that was just tried.
+            if is_hidden or key in self.greeting.named or key in self.greeting.known.book:
                 raise
             try:
                 return await self.relaying.through(key, inner)

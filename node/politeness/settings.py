@@ -19,6 +19,9 @@ RATE_MIN: Final = 16 << 10
 
 Rate = Annotated[int, Meta(ge=RATE_MIN)]
 
+RELAY_BYTES_PER_S: Final = 2_500_000
+"""20 megabits per second: what many lines can spare."""
+
 
 def _about(unit: str, words: str) -> Meta:
     """What `shoal config explain` says of a key."""
@@ -98,7 +101,7 @@ class NetworkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     relay_bytes_per_s: Annotated[
         Bytes,
         _about("bytes per second", "Carried for hosts that cannot be dialled, in all; 0: nothing."),
-    ] = 2_500_000
+    ] = RELAY_BYTES_PER_S
 
 
 class WhenSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from node.host.options import BulkAt
 from node.host.seam import TransportState
 from node.host.streams import ControlStream
 from node.host.transport import Transport
+from node.politeness.settings import RELAY_BYTES_PER_S
 
 TOPICS = ("shoal/00/seat", "shoal/00/learners")
 
@@ -52,6 +53,7 @@ class Host:
             topics=TOPICS,
             listen_host=listen_host,
             on_state=self._note,
+            relay_bytes_per_s=RELAY_BYTES_PER_S,
             bulk=bulk,
         )
 
