@@ -21,10 +21,12 @@ import msgspec
 
 from node import status
 from node.bank import FragmentBank
+from node.consent import data_location
 from node.fetching import StateFetcher
 from node.hospitality import guest_of, parking_room, trainer_room
 from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
+from node.host.contributions import Contributions
 from node.host.control import ControlServer
 from node.host.driver import Driver
 from node.host.feed import Feed as EventFeed
@@ -62,6 +64,7 @@ from node.jobs import (
     Freeze,
     HoldSteps,
     InstallMoments,
+    KeepReceipt,
     ParkTrainer,
     PauseAsked,
     ReleaseSteps,
@@ -159,25 +162,6 @@ async def _genesis(options: NodeOptions, transport: Transport) -> bytes:
     return genesis
 
 
-def _data_location(options: NodeOptions, genesis: Genesis) -> str:
-    """Where the training text lies here. UserError where that needs the owner's word.
-
-    A project names paths, and paths of a stranger's choice are not read: either the owner says
-    where the text is, or this very machine hosts the project and so chose the path itself.
-    """
-    data = genesis.data
-    if options.data is not None:
-        return options.data
-    is_local = data.source in ("file", "folder", "parquet")
-    if is_local and not options.home.project_file(options.link.project).is_file():
-        raise UserError(
-            f"This project trains on text that every host has itself: {data.source} "
-            f"{data.location!r} at its owner's. Nothing of yours is read unless you name it: "
-            "shoal join --data PATH 'LINK'"
-        )
-    return data.location
-
-
 def _warm_pool() -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
     pool.submit(warm_up)
@@ -215,6 +199,8 @@ class NodeDaemon:
         # Grows with every start, also across a restart of the machine.
         incarnation = time.time_ns() // 1_000_000
         self.tape = self._begin_tape(identity)
+        place = options.home.contributions()
+        self.contributions = Contributions(place, genesis, options.link.project, identity)
         self.machine = LearnerMachine(self._setup(identity, incarnation))
         self.guest = guest_of(self)
         self.trainer = TrainerPort(
@@ -247,7 +233,7 @@ class NodeDaemon:
             genesis=genesis,
             data_cache=options.home.data_cache(),
             log_path=options.home.trainer_log(options.instance),
-            data_location=_data_location(options, self.genesis),
+            data_location=data_location(options, self.genesis),
             threads=options.threads or threads_for(owner, os.cpu_count() or 1),
             duty_frac=options.duty_frac,
             device=options.device or device_wanted(owner),
@@ -283,6 +269,7 @@ class NodeDaemon:
             signer=identity,
             verify=verify_ed25519,
             rng=random.Random(os.urandom(8)),
+            credit=self.contributions.newest,
         )
 
     def notice(self, text: str) -> None:
@@ -371,10 +358,10 @@ class NodeDaemon:
                 self.trainer.feed(action)
             case BeginSteps():
                 self.trainer.begin()
-            case HoldSteps():
-                self.trainer.hold(is_held=True)
-            case ReleaseSteps():
-                self.trainer.hold(is_held=False)
+            case HoldSteps() | ReleaseSteps():
+                self.trainer.hold(is_held=isinstance(action, HoldSteps))
+            case KeepReceipt():
+                self._keep(action)
             case ReplaceTrainer(reason):
                 self.trainer.replace(reason)
             case SetProgress(fraction):
@@ -383,6 +370,12 @@ class NodeDaemon:
                 self.moments.forget()
             case WithdrawMoments():
                 self.moments.withdraw()
+
+    def _keep(self, kept: KeepReceipt) -> None:
+        try:
+            self.contributions.keep(kept.receipt, kept.charter)  # At once: we may be leaving.
+        except TransientError as error:
+            self.notice(f"a receipt could not be kept: {error}; the next one counts it too")
 
     def on_fact(self, fact: Fact) -> None:
         logs.tell(fact)

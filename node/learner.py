@@ -22,6 +22,7 @@ from node.jobs import (
 from node.joining import prove_index, read_charter
 from node.keeping import Keeping
 from node.linking import LINK_TRANSITIONS, Link, suspect_s
+from node.receipts import Receipts
 from node.rejoining import Rejoining
 from node.shared import LearnerSetup, Shared
 from node.tending import Tending
@@ -63,6 +64,7 @@ from protocol.messages import (
     IndexPart,
     Message,
     Pull,
+    Receipt,
     Refused,
     Settled,
     Welcome,
@@ -103,6 +105,7 @@ class LearnerMachine:
         self.shared = Shared(setup=setup, desk=self.desk, state=state)
         self.keeping = Keeping(self.shared, setup.genesis.fragments)
         self.rejoining = Rejoining(self.shared)
+        self.receipts = Receipts(self.shared, self._blame)
         self.trading = Trading(self.shared, self.keeping, self.rejoining)
         self.tending = Tending(self.shared, self.keeping, self.rejoining)
         self.link = Link.WAITING
@@ -282,6 +285,8 @@ class LearnerMachine:
                 self.keeping.on_pull(message)
             case Settled() if self.link is Link.FOLLOWING:
                 self.keeping.on_settled(message)
+            case Receipt(credit) if self.link is Link.FOLLOWING:
+                self.receipts.take(peer, credit)
             case Goodbye(reason):
                 self._lost(f"the syncer closed: {reason}")
                 self.desk.out.append(Disconnect(peer, "goodbye"))
@@ -328,9 +333,11 @@ class LearnerMachine:
 
     def _read_charter(self, envelope: Envelope) -> Charter:
         setup = self.setup
-        return read_charter(
+        charter = read_charter(
             envelope, project=setup.project, owner=setup.genesis.owner, verify=setup.verify
         )
+        self.receipts.learn(charter, envelope)
+        return charter
 
     def _take_index(self, index: FragmentIndex, charters: list[Charter]) -> None:
         """Start from certified fragment states instead of the whole log."""
@@ -344,6 +351,7 @@ class LearnerMachine:
             verify=self.setup.verify,
         )
         self.shared.proofs.start(self._origins)
+        self.receipts.restart()
         self.keeping.restart_from_index()
         self.tending.on_progress()
 
@@ -368,6 +376,7 @@ class LearnerMachine:
         self.shared.proofs.add(entry, record.index, self.shared.state)
         kind = type(record.body).__name__
         self.desk.emit(RecordCommitted(record.index, record.term, digest, kind))
+        self.receipts.on_record()
         match record.body:
             case FragmentMerged() as merged:
                 self.keeping.on_committed(merged)

@@ -9,6 +9,7 @@ from node.jobs import Stepped
 from node.proofs import Proofs
 from protocol.desk import Desk
 from protocol.project import Charter, Genesis
+from protocol.receipts import Credit
 from protocol.signing import Signer, Verify
 from protocol.state import SwarmState
 
@@ -31,6 +32,8 @@ class LearnerSetup:
     """Only for the spread of reconnection attempts."""
     shares_moments: bool = True
     """Whether optimizer state may come from and go to other learners, where the project wants."""
+    credit: Credit | None = None
+    """Of the newest receipt that this host has kept."""
 
 
 @dataclass(slots=True)

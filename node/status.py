@@ -249,6 +249,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         faults=all_faults(daemon.transport, tally.faults),
         notices=list(daemon.notices),
         guest=guest,
+        receipt=daemon.contributions.status(daemon.genesis.fragments),
     )
 
 

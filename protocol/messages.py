@@ -249,6 +249,12 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     log_index: Count
 
 
+class Receipt(Struct, frozen=True, array_like=True, tag="receipt"):
+    """What the log counts for the receiver: a `protocol.receipts.Credit`, signed by the leader."""
+
+    credit: Envelope
+
+
 class Report(Struct, frozen=True, array_like=True, tag="report"):
     """How the swarm is, for watchers: an encoded `protocol.status.SyncerStatus`."""
 
@@ -449,7 +455,7 @@ class MomentsRefused(Struct, frozen=True, array_like=True, tag="no-moments"):
 
 LearnerMessage = Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye
 SyncerMessage = (
-    IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Report | Goodbye
+    IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Receipt | Report | Goodbye
 )
 VoterMessage = (
     VoterHello
@@ -466,35 +472,4 @@ VoterMessage = (
     | Goodbye
 )
 DonorMessage = AskMoments | MomentsReady | MomentsRefused
-Message = (
-    Hello
-    | Heartbeat
-    | Push
-    | Decline
-    | LeaseRequest
-    | Evaluation
-    | Watch
-    | IndexPart
-    | Welcome
-    | Refused
-    | Committed
-    | Pull
-    | Settled
-    | Alive
-    | Report
-    | VoterHello
-    | AskVote
-    | GiveVote
-    | Replicate
-    | Replicated
-    | Certified
-    | StateOffer
-    | HandOver
-    | CharterOffer
-    | AskState
-    | StateHeld
-    | Goodbye
-    | AskMoments
-    | MomentsReady
-    | MomentsRefused
-)
+Message = LearnerMessage | SyncerMessage | VoterMessage | AskState | StateHeld | DonorMessage

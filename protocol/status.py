@@ -226,6 +226,20 @@ class WitnessStatus(Struct, kw_only=True, tag="witness"):
     faults: dict[str, int] = field(default_factory=dict)
 
 
+class ReceiptStatus(Struct, kw_only=True):
+    """The newest receipt that was proven."""
+
+    index: int
+    """Last record that it counts."""
+    merges: int
+    tokens: int
+    """Read and merged: the mean over fragments."""
+    clipped: int
+    at_s: float
+    """When it was signed: Unix seconds."""
+    signer: str = ""
+
+
 class DownloadStatus(Struct, kw_only=True):
     """Weights that a learner is fetching."""
 
@@ -367,6 +381,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     """What the owner should know: a differing corpus, a missing accelerator, a full disk."""
     guest: GuestStatus | None = None
     """How it behaves on this machine; None before the first look at its sensors."""
+    receipt: ReceiptStatus | None = None
+    """What a leader signed that this learner gave; None before the first merge with it."""
 
 
 Status = SyncerStatus | NodeStatus

@@ -5,7 +5,12 @@ A checker knows nothing of how machines work. It raises `Violation` with the tim
 
 from __future__ import annotations
 
-from protocol.records import BlocksLeased, BlocksReturned
+from protocol import wire
+from protocol.errors import FalseReceipt
+from protocol.project import Charter
+from protocol.receipts import prove_credit
+from protocol.records import BlocksLeased, BlocksReturned, Body, FragmentMerged
+from protocol.state import Account
 from protocol.trace import (
     Fact,
     FragmentAdvanced,
@@ -16,6 +21,7 @@ from protocol.trace import (
 )
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger, Violation
+from simulator.tiny import sim_verify
 from simulator.world import Host, World
 
 
@@ -124,6 +130,40 @@ def check_local_steps_count_once(ledger: Ledger, learners: list[SimLearner]) -> 
             handed[key] = local_step
 
 
+def check_receipts(ledger: Ledger, learners: list[SimLearner]) -> None:
+    """Every receipt that was kept says what the log says, and proves it to a stranger."""
+    for host in learners:
+        project, counted, at = host.tiny.project, Account(), 0
+        for _, receipt, envelope in host.kept:
+            charter = wire.decode(envelope.payload, Charter)
+            credit = prove_credit(
+                receipt,
+                project=project,
+                learner=host.key,
+                charters={charter.revision: charter},
+                verify=sim_verify,
+            ).credit
+            if credit.index < at:
+                raise Violation(f"{host.name} kept a receipt that is older than one before it")
+            for record in ledger.records[at : credit.index]:
+                _count(counted, record.body, host.key)
+            at = credit.index
+            if credit.head != ledger.entries[at] or credit.account != counted:
+                raise Violation(f"{host.name} has a receipt for {credit}, the log says {counted}")
+        faults = host.learner.shared.tally.faults
+        if faults.get(FalseReceipt.reason):
+            raise Violation(f"{host.name} calls receipts false: {faults}")
+
+
+def _count(account: Account, body: Body, learner: bytes) -> None:
+    parts = body.contributions if isinstance(body, FragmentMerged) else ()
+    for part in parts:
+        if part.learner == learner:
+            account.merges += 1
+            account.tokens += part.tokens
+            account.clipped += part.scale < 1.0
+
+
 class RejoinChecker:
     """Watches a world: whose optimizer state is taken over, and how old it is."""
 
@@ -164,3 +204,4 @@ def check_all(ledger: Ledger, learners: list[SimLearner]) -> None:
     check_tokens_balance(ledger, learners)
     check_leases_do_not_overlap(ledger, learners)
     check_local_steps_count_once(ledger, learners)
+    check_receipts(ledger, learners)
