@@ -98,6 +98,24 @@ class PeerRow(Struct, kw_only=True):
     """Shortest of its latest answers, from question to first byte."""
 
 
+class ContributorRow(Struct, kw_only=True):
+    """What one key gave, whether it is here or left long ago."""
+
+    key: str
+    name: str
+    """As it called itself last at this syncer; the key's first digits if it never was here."""
+    tokens: int
+    """Read and merged, as the log counts: the mean over fragments."""
+    merges: int
+    clipped: int = 0
+    """Merges in which it was scaled down to the group."""
+    not_counted: dict[str, int] = field(default_factory=dict)
+    """Pushes and messages that did not count at this syncer, by outcome and reason."""
+    seen_at_s: float = 0.0
+    """When this syncer last noted anything of it: Unix seconds; 0 for never."""
+    is_here: bool = False
+
+
 class RoundRow(Struct, kw_only=True):
     """One round in flight."""
 
@@ -205,6 +223,12 @@ class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     payload_params: int = 0
     checkpoint_dir: str = ""
     seat: SeatStatus | None = None
+    contributors: list[ContributorRow] = field(default_factory=list)
+    """Those that gave most, in that order."""
+    contributors_all: int = 0
+    """How many there are."""
+    contributor_merges: int = 0
+    """Pushes merged from all of them."""
 
 
 class WitnessStatus(Struct, kw_only=True, tag="witness"):

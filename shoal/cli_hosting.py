@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -103,6 +104,20 @@ def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
     from shoal import running
 
     return running.drain(home, instance=instance)
+
+
+@syncer_app.command
+def ledger(
+    *,
+    json: Annotated[bool, Parameter(help="Print it as JSON.", negative="")] = False,
+    csv: Annotated[Path | None, Parameter(help="Write it to this file as CSV.")] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Show who gave how much, and what did not count and why; also when no syncer runs."""
+    from shoal import accounting
+
+    return accounting.ledger(home, instance=instance, as_json=json, csv_path=csv)
 
 
 @syncer_app.command(name="readmit")

@@ -14,6 +14,7 @@ from protocol import limits
 from protocol.ids import short
 from protocol.membership import Session
 from protocol.status import PeerRow, RoundRow, SyncerStatus
+from syncer_node.ledger import SHOWN_MAX
 from syncer_node.raft.raft import Raft
 from syncer_node.seat import Phase, Seat
 from syncer_node.syncer import SyncerMachine
@@ -165,6 +166,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         for _, session in sorted(seat.members.sessions.items() if seat else ())
     ]
     _add_links(peers, daemon.transport)
+    contributors = daemon.ledger.rows()
     return SyncerStatus(
         key=daemon.identity.key.hex(),
         name=daemon.options.instance,
@@ -194,6 +196,9 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         payload_params=books.payload_params,
         checkpoint_dir=str(daemon.store.root / "checkpoints"),
         seat=seat_status(machine.raft, now_s, machine.following.trouble),
+        contributors=contributors[:SHOWN_MAX],
+        contributors_all=len(contributors),
+        contributor_merges=sum(row.merges for row in contributors),
     )
 
 

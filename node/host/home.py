@@ -112,6 +112,12 @@ class Home:
         place = self.root / "projects" / project_id.hex()
         return sorted([*place.glob("syncer-*"), *place.glob("witness-*")])
 
+    def ledgers(self, instance: str = DEFAULT_INSTANCE) -> list[Path]:
+        """Ledgers that a syncer of this home has kept, a project each. Makes no directory."""
+        return sorted(
+            (self.root / "projects").glob(f"*/syncer-{checked_instance(instance)}/ledger.json")
+        )
+
     def tape(self, project_id: bytes, role: str, instance: str = DEFAULT_INSTANCE) -> Path:
         """Directory of a daemon's tape. Makes only what is above it."""
         name = f"{role}-{checked_instance(instance)}"
