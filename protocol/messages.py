@@ -236,6 +236,12 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     log_index: Count
 
 
+class Receipt(Struct, frozen=True, array_like=True, tag="receipt"):
+    """What the log counts for the receiver: a `protocol.receipts.Credit`, signed by the leader."""
+
+    credit: Envelope
+
+
 class Report(Struct, frozen=True, array_like=True, tag="report"):
     """How the swarm is, for watchers: an encoded `protocol.status.SyncerStatus`."""
 
@@ -439,7 +445,17 @@ LearnerMessage = (
     Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye | PartMessage
 )
 SyncerMessage = (
-    IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Report | Marker | Goodbye
+    IndexPart
+    | Welcome
+    | Refused
+    | Committed
+    | Pull
+    | Settled
+    | Alive
+    | Receipt
+    | Report
+    | Marker
+    | Goodbye
 )
 VoterMessage = (
     VoterHello
@@ -456,39 +472,4 @@ VoterMessage = (
     | Goodbye
 )
 DonorMessage = AskMoments | MomentsReady | MomentsRefused
-Message = (
-    Hello
-    | Heartbeat
-    | Push
-    | Decline
-    | LeaseRequest
-    | Evaluation
-    | Watch
-    | IndexPart
-    | Welcome
-    | Refused
-    | Committed
-    | Pull
-    | Settled
-    | Alive
-    | Report
-    | VoterHello
-    | AskVote
-    | GiveVote
-    | Replicate
-    | Replicated
-    | Certified
-    | StateOffer
-    | HandOver
-    | CharterOffer
-    | AskState
-    | StateHeld
-    | Goodbye
-    | AskMoments
-    | MomentsReady
-    | MomentsRefused
-    | Marker
-    | PartKept
-    | PartRefused
-    | PartRestored
-)
+Message = LearnerMessage | SyncerMessage | VoterMessage | AskState | StateHeld | DonorMessage

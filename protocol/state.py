@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from protocol import wire
 from protocol.errors import MalformedMessage
@@ -292,7 +292,7 @@ class SwarmState:
             checkpoint_step=summary.checkpoint_step,
             marks={mark.index: (mark.global_step, mark.tokens) for mark in summary.marks},
             curve=list(summary.curve),
-            accounts=dict(summary.accounts),
+            accounts={key: structs.replace(one) for key, one in summary.accounts.items()},
             leases=book,
             rounds=summary.rounds,
             is_ending=summary.is_ending,

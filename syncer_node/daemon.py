@@ -53,6 +53,7 @@ from protocol.signing import verify_ed25519
 from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node import status
 from syncer_node.bank import MergeBank
+from syncer_node.bookkeeping import Bookkeeping
 from syncer_node.books import Books
 from syncer_node.disk import Disk
 from syncer_node.jobs import (
@@ -175,10 +176,11 @@ class SyncerDaemon:
         self.store = Store(options.home.syncer_store(project.id, options.instance))
         self.project = project = newest_of(project, self.store.voter.charter())
         genesis, charter = project.genesis, project.charter
+        self.ledger = Bookkeeping(self.store.root, project.id, genesis.name)
         self.bank = MergeBank(self.layout, charter, self.shelf)
         self.disk = Disk(self.store, self.bank, project, identity)
         self.recorded = self._recorded_machine()
-        self.machine = self.recorded.inner
+        self.machine = self.ledger.machine = self.recorded.inner
         self.work = Work(
             transport=transport,
             store=self.store,
@@ -189,6 +191,7 @@ class SyncerDaemon:
             other_syncers=self._other_syncers,
             payloads=payload_tape(self.tape, options.tape.mib_max, self.layout.parameters),
         )
+        self.ledger.work = self.work
         self.driver = Driver(
             self.recorded, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
@@ -269,6 +272,7 @@ class SyncerDaemon:
                 "stop": self._stop,
                 "events": self.feed.answer,
                 "drain": self._drain,
+                "ledger": self.ledger.answer,
                 "charter": self._take_charter,
                 "snapshot": self._take_snapshot,
             },
@@ -278,12 +282,14 @@ class SyncerDaemon:
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         self._banner()
         try:
-            async with background(self._announce, self._report, self._leave_when_done):
+            works = (self._announce, self._report, self._leave_when_done, self.ledger.keep_saving)
+            async with background(*works):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
                 await control.close()
             self.work.close()
+            self.ledger.close()
             self.tape.close()
         log.info("%s", stop.reason)
         return stop.exit_code
@@ -351,6 +357,7 @@ class SyncerDaemon:
         """Log it, and keep the books."""
         logs.tell(fact)
         self.feed.tell(fact)
+        self.ledger.tell(fact)
         if isinstance(fact, FragmentCommitted):
             charter = self.machine.setup.charter
             self.books.add(fact, self.layout, charter.rounds)

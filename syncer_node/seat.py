@@ -74,6 +74,7 @@ from syncer_node.jobs import (
 from syncer_node.leasing import Leasing
 from syncer_node.merging import Merging
 from syncer_node.pacing import Pace
+from syncer_node.receipts import Receipts
 from syncer_node.setup import SyncerSetup
 from syncer_node.snapshots import Snapshots
 
@@ -146,6 +147,7 @@ class Seat:
         )
         self.leasing = Leasing(state, self.members, charter.limits, propose)
         self.leasing.listening_since_s = now_s
+        self.receipts = Receipts(desk, state, self.members)
         self.evaluating = Evaluating(
             state=state,
             members=self.members,
@@ -276,6 +278,7 @@ class Seat:
             case RunEnding():
                 self._fire("budget", f"{self.state.tokens:,} tokens committed")
             case RunEnded():
+                self.receipts.on_ended(self.setup, now_s)
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
             case _:
                 pass
@@ -293,6 +296,7 @@ class Seat:
     def _merged(self, merged: FragmentMerged, index: int) -> None:
         parts = merged.contributions
         self.merging.on_committed(merged, self._now_s)
+        self.receipts.on_merged(merged, self.setup, self._now_s)
         self.desk.emit(
             FragmentCommitted(
                 index=index,
@@ -395,6 +399,7 @@ class Seat:
         self.desk.send(peer, Welcome(charter, state.epoch, state.term, formers, index))
         for piece in in_messages(entries or []):
             self.desk.send(peer, Committed(piece))
+        self.receipts.on_welcome(session, self.setup, self._now_s)
         self.desk.emit(SessionOpened(peer, session.name, entries is not None))
 
     def _push(self, session: Session, envelope: Envelope) -> None:

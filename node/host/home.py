@@ -116,6 +116,12 @@ class Home:
         """Directory of a learner's parts of snapshots. Makes only what is above it."""
         return self.project(project_id) / f"parts-{checked_instance(instance)}"
 
+    def ledgers(self, instance: str = DEFAULT_INSTANCE) -> list[Path]:
+        """Ledgers that a syncer of this home has kept, a project each. Makes no directory."""
+        return sorted(
+            (self.root / "projects").glob(f"*/syncer-{checked_instance(instance)}/ledger.json")
+        )
+
     def tape(self, project_id: bytes, role: str, instance: str = DEFAULT_INSTANCE) -> Path:
         """Directory of a daemon's tape. Makes only what is above it."""
         name = f"{role}-{checked_instance(instance)}"
@@ -124,6 +130,14 @@ class Home:
     def demo_tape(self) -> Path:
         """Directory of what the newest demo recorded. Makes only what is above it."""
         return self._directory("demo") / "newest"
+
+    def contributions(self) -> Path:
+        """Directory of receipts, a file for each project and key."""
+        return self._directory("contributions")
+
+    def contribution_files(self) -> list[Path]:
+        """All files of receipts in this home, sorted. Makes no directory."""
+        return sorted((self.root / "contributions").glob("*.json"))
 
     def data_cache(self) -> Path:
         """Directory of tokenised text, shared by all daemons of this home."""

@@ -441,3 +441,29 @@ def test_the_exported_model_is_the_checkpoint_bit_for_bit(seen):
         values = checkpoint.theta[index][span.offset : span.offset + span.numel]
         assert exported[span.name].dtype == np.float32
         assert exported[span.name].tobytes() == values.tobytes(), span.name
+
+
+def test_everybody_can_prove_what_it_gave_and_the_ledger_says_the_same(seen, tmp_path):
+    """No daemon runs any more."""
+    shown = shoal(seen.home, "contributions", "--json")
+    assert shown.returncode == 0, shown.stderr
+    gave = {one["name"]: one for one in json.loads(shown.stdout)}
+    assert sorted(gave) == sorted(LEARNERS)
+    (kept,) = json.loads(shoal(seen.home, "syncer", "ledger", "--json").stdout)
+    counted = {row["name"]: row for row in kept["contributors"]}
+    assert sorted(counted) == sorted(LEARNERS)
+    for name in SURVIVORS:
+        for what in ("merges", "tokens", "clipped"):
+            assert gave[name][what] == counted[name][what], (name, what)
+    assert 0 < gave[VICTIM]["merges"] <= counted[VICTIM]["merges"]
+    proven = shoal(seen.home, "contributions", "verify")
+    assert proven.returncode == 0, proven.stderr
+    assert proven.stdout.count("every byte is proven") == len(LEARNERS)
+
+    file = tmp_path / "shown.json"
+    content = bytearray(Path(gave["ada"]["file"]).read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    refused = shoal(seen.home, "contributions", "verify", str(file))
+    assert refused.returncode == 1
+    assert "proves nothing" in refused.stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 from rich.text import Text
 
+from protocol.status import ContributorRow, PeerRow, SyncerStatus
 from tui import lines, words
 from tui.look import Paint
 from tui.scene import Scene
@@ -27,15 +29,39 @@ class Place:
 
 
 def places(scene: Scene) -> list[Place]:
-    """All learners, the one with most merges first."""
+    """All contributors, also those who left, the one with most merges first."""
     if scene.leader is None:
         return []
     you = scene.node.key if scene.node is not None else ""
     ordered = sorted(
-        peers.peer_lines(scene),
+        _contributors(scene, scene.leader),
         key=lambda one: (-one.peer.merges, -one.peer.tokens, one.peer.key),
     )
     return [Place(i + 1, line, is_you=line.peer.key == you) for i, line in enumerate(ordered)]
+
+
+def _contributors(scene: Scene, leader: SyncerStatus) -> list[PeerLine]:
+    """Learners as the log counts them; where only sessions are told, those."""
+    here = {line.peer.key: line for line in peers.peer_lines(scene)}
+    if not leader.contributors:
+        return list(here.values())
+    merges_all = leader.contributor_merges
+    age_s = scene.silent_s(leader)
+    found = [
+        PeerLine(_counted(row, here.get(row.key)), merges_all, age_s) for row in leader.contributors
+    ]
+    known = {row.key for row in leader.contributors}
+    return found + [line for key, line in here.items() if key not in known]
+
+
+def _counted(row: ContributorRow, line: PeerLine | None) -> PeerRow:
+    """A learner with the log's counts, whether it is here or left long ago."""
+    if line is None:
+        line_peer = PeerRow(key=row.key, name=row.name, device="", state="left", heard_s=0.0)
+    else:
+        line_peer = line.peer
+    refused = line_peer.refused or row.not_counted
+    return msgspec.structs.replace(line_peer, merges=row.merges, tokens=row.tokens, refused=refused)
 
 
 def key_of(place: Place) -> str:
@@ -62,6 +88,7 @@ def summary(scene: Scene, width: int, height: int) -> list[Text]:
         mine += f"merged, {words.count(node.tokens)} tokens trained since its trainer began"
         rows.append(("you", words.clean(mine, 200)))
         rows.append(("your share", _share(scene, node.key)))
+        rows.append(("receipt", words.receipt(node.receipt)))
     body = lines.pairs(rows, width, paint, label=12)
     return ([Text(stale, style=paint.bad)] if stale else []) + body
 
