@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from node.jobs import KeepReceipt
 from node.shared import Shared
+from protocol.accounts import Account, Counts
 from protocol.errors import FalseReceipt, RemoteError
 from protocol.messages import Envelope
 from protocol.project import Charter
 from protocol.receipts import Credit, check_growth, prove_credit
-from protocol.state import Account
 from protocol.trace import ReceiptTaken
 
 CHARTERS_MAX = 64
@@ -33,7 +33,7 @@ class Receipts:
         """By revision."""
         self._waiting: tuple[bytes, Envelope, Credit] | None = None
         """A receipt for the next record, and who sent it."""
-        self._before: Account | None = None
+        self._before: Counts | None = None
         """What was counted before the log that we hold begins; None until a receipt says it."""
 
     def learn(self, charter: Charter, envelope: Envelope) -> None:
@@ -90,13 +90,12 @@ class Receipts:
         if (credit.index, credit.head, credit.epoch) != (state.index, state.head, state.epoch):
             raise FalseReceipt(f"record {credit.index} is another one in our log")
         check_growth(self.credit, credit)
-        seen = state.accounts.get(credit.learner, Account())
-        before = _less(credit.account, seen)
+        seen = state.accounts.get(credit.learner, Account()).counts
+        before = _less(credit.counts, seen)
         if self._before is not None and before != self._before:
             raise FalseReceipt(
                 f"{credit.merges} merges and {credit.tokens} tokens up to record {credit.index}; "
-                f"the log counts {self._before.merges + seen.merges} and "
-                f"{self._before.tokens + seen.tokens}"
+                f"the log counts {self._before[0] + seen[0]} and {self._before[1] + seen[1]}"
             )
         self._before = before
         self.credit = credit
@@ -105,12 +104,12 @@ class Receipts:
         self._shared.desk.emit(ReceiptTaken(leader, credit.index, credit.merges, credit.tokens))
 
 
-def _less(whole: Account, part: Account) -> Account:
+def _less(whole: Counts, part: Counts) -> Counts:
     """What was counted before; FalseReceipt if a receipt counts less than we saw merged."""
-    left = (whole.merges - part.merges, whole.tokens - part.tokens, whole.clipped - part.clipped)
-    if min(left) < 0:
+    merges, tokens, clipped = (all_of - seen for all_of, seen in zip(whole, part, strict=True))
+    if min(merges, tokens, clipped) < 0:
         raise FalseReceipt(
-            f"{whole.merges} merges and {whole.tokens} tokens, but the log that we hold has "
-            f"{part.merges} and {part.tokens}"
+            f"{whole[0]} merges and {whole[1]} tokens, but the log that we hold has {part[0]} and "
+            f"{part[1]}"
         )
-    return Account(*left)
+    return (merges, tokens, clipped)

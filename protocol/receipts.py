@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from protocol import limits, wire
+from protocol.accounts import Counts
 from protocol.errors import (
     BadSignature,
     FalseReceipt,
@@ -27,7 +28,6 @@ from protocol.ids import Count, Digest, NodeKey, Signature
 from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, Name, project_id
 from protocol.signing import Signer, Verify, open_envelope, seal, signed_digest
-from protocol.state import Account
 
 DAY_S = 86_400.0
 RECEIPTS_MAX = 367
@@ -64,9 +64,9 @@ class Credit(Struct, frozen=True, array_like=True):
         return (self.epoch, self.index)
 
     @property
-    def account(self) -> Account:
-        """The three counts."""
-        return Account(self.merges, self.tokens, self.clipped)
+    def counts(self) -> Counts:
+        """Merges, tokens, clipped."""
+        return (self.merges, self.tokens, self.clipped)
 
 
 class Book(Struct, frozen=True, forbid_unknown_fields=True):

@@ -103,16 +103,18 @@ class ContributorRow(Struct, kw_only=True):
 
     key: str
     name: str
-    """As it called itself last at this syncer; the key's first digits if it never was here."""
+    """As it wants to be called; the key's first digits while the log says nothing else."""
     tokens: int
     """Read and merged, as the log counts: the mean over fragments."""
     merges: int
+    fragment_tokens: int = 0
+    """The same summed over fragments: what adds up exactly."""
     clipped: int = 0
     """Merges in which it was scaled down to the group."""
-    not_counted: dict[str, int] = field(default_factory=dict)
-    """Pushes and messages that did not count at this syncer, by outcome and reason."""
-    seen_at_s: float = 0.0
-    """When this syncer last noted anything of it: Unix seconds; 0 for never."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Pushes that did not count, by outcome and reason."""
+    merged_at_s: float = 0.0
+    """When something of it was last merged: Unix seconds; 0 for never."""
     is_here: bool = False
 
 

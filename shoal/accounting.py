@@ -1,7 +1,7 @@
 """The `syncer ledger` verb: the ledgers of this home as a table, JSON or CSV.
 
-A running syncer is asked to write its ledger down first; without one the file tells how things were
-when it stopped, and says of which record that is.
+A running syncer is asked; without one the ledger is folded from the log on its disk, which says the
+same up to the record that it ends with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import msgspec
 
 from node.host import control_client
 from node.host.home import Home
-from protocol.errors import CorruptState, ShoalError, UserError
+from node.host.signed_project import read_signed
+from protocol.errors import RemoteError, ShoalError, UserError
 from protocol.status import ContributorRow
 from shoal import failures
 from shoal.exit_codes import ExitCode
@@ -25,39 +26,26 @@ from shoal.exit_codes import ExitCode
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from syncer_node.ledger import StoredLedger
+    from syncer_node.ledger import Ledger
 
 _NOT_A_TERMINAL_CHARS = 100
-COLUMNS = ("project", "key", "name", "tokens", "merges", "clipped", "not counted", "seen")
+ANSWER_S = 10.0
+COLUMNS = (
+    "project", "epoch", "record", "key", "name", "tokens", "fragment tokens", "merges", "clipped",
+    "refused", "reasons", "last merged",
+)  # fmt: skip
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings that spreadsheets take for more than text."""
 
 
 def ledger(home: Home, *, instance: str, as_json: bool, csv_path: Path | None) -> int:
     """Shows every ledger of this instance; WRONG_INPUT if there is none."""
-    from syncer_node.ledger import read_ledger
-
-    _refresh(home, instance)
-    paths = home.ledgers(instance)
-    if not paths:
-        raise UserError(
-            f"No syncer called {instance!r} has kept a ledger in {home.root}. Start one with: "
-            "shoal syncer run PROJECT"
-        )
-    ledgers = []
-    for path in paths:
-        try:
-            ledgers.append(read_ledger(path))
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror}).") from error
-        except CorruptState as error:
-            raise UserError(
-                f"{error}. Start the syncer: it puts the file aside and makes a new one, with the "
-                "log's totals."
-            ) from error
+    ledgers = read_ledgers(home, instance)
     if csv_path is not None:
         _write_csv(csv_path, ledgers)
-        print(f"wrote {sum(len(one.contributors) for one in ledgers)} contributors to {csv_path}")
+        told = sum(len(one.contributors) for one in ledgers)
+        # With --json the answer on stdout is JSON and nothing else.
+        print(f"wrote {told} contributors to {csv_path}", file=sys.stderr if as_json else None)
     if as_json:
         print(msgspec.json.encode(ledgers).decode())
     if not as_json and csv_path is None:
@@ -65,18 +53,49 @@ def ledger(home: Home, *, instance: str, as_json: bool, csv_path: Path | None) -
     return ExitCode.DONE
 
 
-def _refresh(home: Home, instance: str) -> None:
-    """Have the running syncer write down how things are now."""
-    socket = home.root / "run" / f"syncer-{instance}.sock"
+def read_ledgers(home: Home, instance: str) -> list[Ledger]:
+    """A ledger of each project that this syncer works or worked for. UserError without any."""
+    from syncer_node.ledger import ledger_of, read_state
+
+    asked = _ask(home, instance)
+    ledgers = [] if asked is None else [asked]
+    for path in home.hosted_projects(instance):
+        project = read_signed(path)
+        if asked is not None and asked.project == project.id.hex():
+            continue
+        store = home.syncer_store(project.id, instance)
+        try:
+            state = read_state(store, project)
+        except (OSError, RemoteError, ShoalError) as error:
+            raise UserError(
+                f"The log in {store} cannot be read: {error}. Start the syncer with: "
+                "shoal syncer run; it says what is damaged and what to do."
+            ) from error
+        ledgers.append(ledger_of(project, state, (), time.time()))
+    if not ledgers:
+        raise UserError(
+            f"No syncer called {instance!r} has a log in {home.root}. Start one with: "
+            "shoal syncer run PROJECT"
+        )
+    return ledgers
+
+
+def _ask(home: Home, instance: str) -> Ledger | None:
+    """What the running syncer says; None without one, or where it does not answer."""
+    from syncer_node.ledger import Ledger
+
+    socket = home.socket("syncer", instance)
     if not socket.exists():
-        return
+        return None
     try:
-        control_client.call(socket, "ledger")
-    except ShoalError as error:
-        failures.complain(f"The syncer does not answer, so this is what it kept last: {error}")
+        answer = control_client.call(socket, "ledger", ANSWER_S)
+        return msgspec.convert(answer.get("ledger"), Ledger)
+    except (ShoalError, msgspec.ValidationError) as error:
+        failures.complain(f"The syncer does not answer, so this is from its disk: {error}")
+        return None
 
 
-def _print(ledgers: Sequence[StoredLedger]) -> None:
+def _print(ledgers: Sequence[Ledger]) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -86,11 +105,14 @@ def _print(ledgers: Sequence[StoredLedger]) -> None:
     for one in ledgers:
         heading = f"{clean(one.project_name)} {one.project[:8]}"
         console.print(Text(heading, style="bold"))
-        console.print(
-            f"{plural(len(one.contributors), 'contributor')}, up to record {one.log_index:,}, "
-            f"as of {_date(one.at_s)}",
-            highlight=False,
+        tokens = one.fragment_tokens // max(1, one.fragments)
+        told = (
+            f"{plural(len(one.contributors), 'contributor')}: {tokens:,} tokens in "
+            f"{plural(one.merges, 'merge')}, {plural(one.refused, 'push', 'pushes')} not counted",
+            f"epoch {one.epoch}, up to record {one.log_index:,} ({one.head[:8]}), "
+            f"read {_date(one.at_s)}",
         )
+        console.print("\n".join(told), highlight=False)
         if one.contributors:
             console.print(_table(one.contributors))
 
@@ -116,28 +138,32 @@ def _table(rows: Sequence[ContributorRow]) -> Table:
             f"{row.tokens:,}",
             f"{row.merges:,}",
             f"{row.clipped:,}",
-            words.tally(row.not_counted),
+            words.tally(row.refused),
         )
         table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
-def _write_csv(path: Path, ledgers: Sequence[StoredLedger]) -> None:
-    from tui import words
-
+def _write_csv(path: Path, ledgers: Sequence[Ledger]) -> None:
     try:
         with path.open("w", newline="", encoding="utf-8") as handle:
             rows = csv.writer(handle)
             rows.writerow(COLUMNS)
             for one in ledgers:
                 for row in one.contributors:
-                    name = f"'{row.name}" if row.name.startswith(FORMULA) else row.name
-                    refused = words.tally(row.not_counted)
-                    seen = _date(row.seen_at_s) if row.seen_at_s else ""
-                    counts = (row.tokens, row.merges, row.clipped)
-                    rows.writerow((one.project, row.key, name, *counts, refused, seen))
+                    rows.writerow((one.project, one.epoch, one.log_index, *_cells(row)))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from error
+
+
+def _cells(row: ContributorRow) -> tuple[str | int, ...]:
+    from tui import words
+
+    name = f"'{row.name}" if row.name.startswith(FORMULA) else row.name
+    merged = _date(row.merged_at_s) if row.merged_at_s else ""
+    counts = (row.tokens, row.fragment_tokens, row.merges, row.clipped)
+    refused = (sum(row.refused.values()), words.tally(row.refused))
+    return (row.key, name, *counts, *refused, merged)
 
 
 def _date(at_s: float) -> str:

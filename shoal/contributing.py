@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 _NOT_A_TERMINAL_CHARS = 100
 
 
+class FormerEpoch(Struct, kw_only=True):
+    """What the last receipt of an epoch says that the owner ended by going back."""
+
+    epoch: int
+    tokens: int
+    merges: int
+    log_index: int
+    at_s: float
+
+
 class Contribution(Struct, kw_only=True):
     """What one key gave to one project; keys are hex, times Unix seconds."""
 
@@ -47,6 +57,8 @@ class Contribution(Struct, kw_only=True):
     signer: str
     receipts: int
     file: str
+    former: list[FormerEpoch]
+    """Epochs before this one, oldest first."""
 
 
 def contribution_of(opened: OpenedBook, path: Path, signer: bytes) -> Contribution:
@@ -66,7 +78,35 @@ def contribution_of(opened: OpenedBook, path: Path, signer: bytes) -> Contributi
         signer=signer.hex(),
         receipts=len(opened.proven),
         file=str(path),
+        former=_former(opened),
     )
+
+
+def _former(opened: OpenedBook) -> list[FormerEpoch]:
+    last = {proven.credit.epoch: proven.credit for proven in opened.proven}
+    return [
+        FormerEpoch(
+            epoch=credit.epoch,
+            tokens=credit.tokens // opened.genesis.fragments,
+            merges=credit.merges,
+            log_index=credit.index,
+            at_s=credit.at_s,
+        )
+        for epoch, credit in sorted(last.items())
+        if epoch != opened.newest.epoch
+    ]
+
+
+def _former_words(one: Contribution) -> list[str]:
+    """A line for each epoch that the owner ended."""
+    from tui.words import clean, plural
+
+    return [
+        f"{clean(one.project_name)} {one.project[:8]}: {former.tokens:,} tokens in "
+        f"{plural(former.merges, 'merge')} up to record {former.log_index:,} of epoch "
+        f"{former.epoch}, which the owner ended by going back"
+        for former in one.former
+    ]
 
 
 def show(home: Home, *, as_json: bool) -> int:
@@ -88,6 +128,8 @@ def show(home: Home, *, as_json: bool) -> int:
 
         console = Console(width=None if sys.stdout.isatty() else _NOT_A_TERMINAL_CHARS)
         console.print(_table(found))
+        for line in (line for one in found for line in _former_words(one)):
+            console.print(line, highlight=False, markup=False, style="dim")
     elif is_whole:
         print(
             f"No receipts in {home.root / 'contributions'} yet. The first one comes with the first "
@@ -158,6 +200,7 @@ def _checked(path: Path, opened: OpenedBook) -> list[str]:
         f"  syncer     {', '.join(signers)} of the charter signed "
         f"{plural(one.receipts, 'receipt')}; no count ever falls",
         f"  you        {one.learner[:8]} signed the file",
+        *(f"  before     {line}" for line in _former_words(one)),
     ]
 
 

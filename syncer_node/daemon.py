@@ -53,7 +53,6 @@ from protocol.signing import verify_ed25519
 from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node import status
 from syncer_node.bank import MergeBank
-from syncer_node.bookkeeping import Bookkeeping
 from syncer_node.books import Books
 from syncer_node.disk import Disk
 from syncer_node.jobs import (
@@ -66,6 +65,7 @@ from syncer_node.jobs import (
     NameBest,
     TellWatchers,
 )
+from syncer_node.ledger import ledger_of
 from syncer_node.raft.context import PeerVoter
 from syncer_node.recording import RecordedMachine, payload_tape
 from syncer_node.seat import Phase
@@ -176,11 +176,10 @@ class SyncerDaemon:
         self.store = Store(options.home.syncer_store(project.id, options.instance))
         self.project = project = newest_of(project, self.store.voter.charter())
         genesis, charter = project.genesis, project.charter
-        self.ledger = Bookkeeping(self.store.root, project.id, genesis.name)
         self.bank = MergeBank(self.layout, charter, self.shelf)
         self.disk = Disk(self.store, self.bank, project, identity)
         self.recorded = self._recorded_machine()
-        self.machine = self.ledger.machine = self.recorded.inner
+        self.machine = self.recorded.inner
         self.work = Work(
             transport=transport,
             store=self.store,
@@ -191,7 +190,6 @@ class SyncerDaemon:
             other_syncers=self._other_syncers,
             payloads=payload_tape(self.tape, options.tape.mib_max, self.layout.parameters),
         )
-        self.ledger.work = self.work
         self.driver = Driver(
             self.recorded, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
@@ -272,7 +270,7 @@ class SyncerDaemon:
                 "stop": self._stop,
                 "events": self.feed.answer,
                 "drain": self._drain,
-                "ledger": self.ledger.answer,
+                "ledger": self._ledger,
                 "charter": self._take_charter,
                 "snapshot": self._take_snapshot,
             },
@@ -282,14 +280,12 @@ class SyncerDaemon:
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         self._banner()
         try:
-            works = (self._announce, self._report, self._leave_when_done, self.ledger.keep_saving)
-            async with background(*works):
+            async with background(self._announce, self._report, self._leave_when_done):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
                 await control.close()
             self.work.close()
-            self.ledger.close()
             self.tape.close()
         log.info("%s", stop.reason)
         return stop.exit_code
@@ -357,7 +353,6 @@ class SyncerDaemon:
         """Log it, and keep the books."""
         logs.tell(fact)
         self.feed.tell(fact)
-        self.ledger.tell(fact)
         if isinstance(fact, FragmentCommitted):
             charter = self.machine.setup.charter
             self.books.add(fact, self.layout, charter.rounds)
@@ -447,6 +442,13 @@ class SyncerDaemon:
     def _stop(self, _: dict[str, Any]) -> dict[str, Any]:
         asyncio.get_running_loop().call_soon(self.driver.take, StopAsked("stopped by its owner"))
         return {}
+
+    def _ledger(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Everything that the log counts, and for whom."""
+        seat = self.machine.seat
+        here = {session.peer for session in seat.members.live()} if seat else set()
+        told = ledger_of(self.project, self.machine.state, here, time.time())
+        return {"ledger": msgspec.to_builtins(told)}
 
     def _drain(self, _: dict[str, Any]) -> dict[str, Any]:
         """Give the seat to a standby. UserError where nobody could take it."""

@@ -1,151 +1,149 @@
-"""The syncer's ledger: who gave how much, and what of it did not count, and why.
+"""The ledger: who gave how much, what of it did not count, and why. Read off the folded log.
 
-What counted comes from the log, exactly and to the end of time, whoever led. Names and what did not
-count are this host's own notes from when it led; they are kept beside its store.
+Nothing is kept for it: every syncer that has the log has the ledger, exactly, after any restart and
+whoever leads. Without a running syncer it is folded from the log on the disk.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import heapq
+import itertools
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from node.host.durable import write_atomically
+from node.host.signed_project import OpenedProject, newest_of
+from protocol import wire
+from protocol.accounts import Account
 from protocol.errors import CorruptState
 from protocol.ids import short
-from protocol.state import Account, SwarmState
+from protocol.records import Record, record_hash
+from protocol.state import SwarmState, SwarmSummary
 from protocol.status import ContributorRow
-from protocol.trace import Fact, PeerMisbehaved, PushSettled, SessionClosed, SessionOpened
-
-FILE_NAME = "ledger.json"
-SAVE_EVERY_S = 10.0
-KINDS_MAX = 32
-"""Different reasons noted for one contributor; further ones are counted as `other`."""
-
-GUESTS_MAX = 1024
-"""Noted hosts of which nothing was ever merged; the one longest unheard of is forgotten."""
+from syncer_node.store import read_summary
+from syncer_node.voter_files import VoterFiles
 
 SHOWN_MAX = 64
-"""Contributors in one status."""
-
-NAME_CHARS_MAX = 64
-OTHER = "other"
-COUNTED = ("merged", "clipped")
+"""Contributors in one status, besides those who are here."""
 
 
-class StoredLedger(Struct, kw_only=True):
-    """The file: everything at one moment."""
+class Ledger(Struct, kw_only=True):
+    """Everything that the log up to one record counts."""
 
     project: str
     project_name: str
+    epoch: int
     log_index: int
     """Last record that is counted."""
+    head: str
+    """Hash of that record: two ledgers with the same one are the same."""
     at_s: float
-    """When it was written: Unix seconds."""
+    """When it was read off: Unix seconds."""
+    fragments: int
+    merges: int
+    """Pushes merged, of all contributors."""
+    fragment_tokens: int
+    """Tokens merged into every fragment, added up."""
+    refused: int
+    """Pushes that did not count."""
     contributors: list[ContributorRow]
+    """Those with most tokens first."""
 
 
-@dataclass(slots=True)
-class Note:
-    """What this host knows of a contributor besides the log."""
-
-    name: str
-    seen_at_s: float
-    is_here: bool = False
-    not_counted: dict[str, int] = field(default_factory=dict)
+def _order(item: tuple[bytes, Account]) -> tuple[int, int, bytes]:
+    key, account = item
+    return (-account.tokens, -account.merges, key)
 
 
-class Ledger:
-    """Notes of facts as they are told, and the table of them with the log's accounts."""
-
-    def __init__(self) -> None:
-        self.notes: dict[bytes, Note] = {}
-        self.changes = 0
-        """Grows with every note."""
-
-    def tell(self, fact: Fact, at_s: float, accounts: dict[bytes, Account]) -> None:
-        """Note a fact. at_s: wall clock."""
-        match fact:
-            case SessionOpened(peer, name, _):
-                note = self._note(peer, at_s, accounts)
-                note.name, note.is_here = printable(name), True
-            case SessionClosed(peer):
-                self._note(peer, at_s, accounts).is_here = False
-            case PushSettled(learner=learner, outcome=outcome, reason=reason):
-                if outcome not in COUNTED:
-                    kind = f"{outcome}: {reason}" if reason else outcome
-                    self._count(learner, kind, at_s, accounts)
-            case PeerMisbehaved(peer, reason, _):
-                if peer in self.notes:
-                    self._count(peer, f"fault: {reason}", at_s, accounts)
-
-    def away(self) -> None:
-        """This host leads no more: whoever was here is somewhere else."""
-        for note in self.notes.values():
-            note.is_here = False
-
-    def rows(self, state: SwarmState) -> list[ContributorRow]:
-        """All contributors and guests, those with most tokens first."""
-        fragments = max(1, len(state.fragments))
-        keys = state.accounts.keys() | self.notes.keys()
-        found = [self._row(key, state.accounts.get(key), fragments) for key in keys]
-        found.sort(key=lambda row: (-row.tokens, -row.merges, row.key))
-        return found
-
-    def restore(self, rows: list[ContributorRow]) -> None:
-        """Go on with the notes of a former life; its totals are the log's again."""
-        for row in rows:
-            if row.seen_at_s > 0.0:
-                note = Note(row.name, row.seen_at_s, not_counted=dict(row.not_counted))
-                self.notes[bytes.fromhex(row.key)] = note
-
-    def _row(self, key: bytes, account: Account | None, fragments: int) -> ContributorRow:
-        account, note = account or Account(), self.notes.get(key)
-        return ContributorRow(
-            key=key.hex(),
-            name=note.name if note else short(key),
-            tokens=account.tokens // fragments,
-            merges=account.merges,
-            clipped=account.clipped,
-            not_counted=dict(note.not_counted) if note else {},
-            seen_at_s=note.seen_at_s if note else 0.0,
-            is_here=note.is_here if note else False,
-        )
-
-    def _count(self, key: bytes, kind: str, at_s: float, accounts: dict[bytes, Account]) -> None:
-        counts = self._note(key, at_s, accounts).not_counted
-        kind = printable(kind)
-        if kind not in counts and len(counts) >= KINDS_MAX:
-            kind = OTHER
-        counts[kind] = counts.get(kind, 0) + 1
-
-    def _note(self, key: bytes, at_s: float, accounts: dict[bytes, Account]) -> Note:
-        self.changes += 1
-        note = self.notes.get(key)
-        if note is None:
-            note = self.notes[key] = Note(short(key), at_s)
-            guests = [one for one in self.notes if one not in accounts and one != key]
-            if len(guests) >= GUESTS_MAX:
-                del self.notes[min(guests, key=lambda one: self.notes[one].seen_at_s)]
-        note.seen_at_s = at_s
-        return note
+def row(key: bytes, account: Account, fragments: int, *, is_here: bool) -> ContributorRow:
+    """One account for people and programs."""
+    return ContributorRow(
+        key=key.hex(),
+        name=account.name or short(key),
+        tokens=account.tokens // max(1, fragments),
+        fragment_tokens=account.tokens,
+        merges=account.merges,
+        clipped=account.clipped,
+        refused=dict(account.refused),
+        merged_at_s=account.merged_at_s,
+        is_here=is_here,
+    )
 
 
-def printable(text: str) -> str:
-    """A stranger's text without anything that could move a cursor, and not long."""
-    return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])
+def leading_rows(state: SwarmState, here: Collection[bytes]) -> list[ContributorRow]:
+    """Those that gave most, and all who are here and gave anything; most tokens first."""
+    chosen = dict(heapq.nsmallest(SHOWN_MAX, state.accounts.items(), key=_order))
+    chosen |= {key: state.accounts[key] for key in here if key in state.accounts}
+    fragments = len(state.fragments)
+    ordered = sorted(chosen.items(), key=_order)
+    return [row(key, account, fragments, is_here=key in here) for key, account in ordered]
 
 
-def read_ledger(path: Path) -> StoredLedger:
-    """The ledger in this file. Raises OSError, or CorruptState where it is damaged."""
+def ledger_of(
+    project: OpenedProject, state: SwarmState, here: Collection[bytes], at_s: float
+) -> Ledger:
+    """The ledger of a folded log. here: who is connected; at_s: wall clock."""
+    fragments, accounts = len(state.fragments), state.accounts
+    return Ledger(
+        project=project.id.hex(),
+        project_name=project.genesis.name,
+        epoch=state.epoch,
+        log_index=state.index,
+        head=state.head.hex(),
+        at_s=at_s,
+        fragments=fragments,
+        merges=sum(one.merges for one in accounts.values()),
+        fragment_tokens=sum(one.tokens for one in accounts.values()),
+        refused=sum(one.refusals for one in accounts.values()),
+        contributors=[
+            row(key, account, fragments, is_here=key in here)
+            for key, account in sorted(accounts.items(), key=_order)
+        ],
+    )
+
+
+def read_state(root: Path, project: OpenedProject) -> SwarmState:
+    """The log in this store folded up to its last proven record. CorruptState if it is damaged.
+
+    Only reads. From the newest checkpoint on, if there is one that fits the log.
+    """
+    voter = VoterFiles(root)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=StoredLedger)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise CorruptState(f"{path} is not a ledger: {str(error)[:160]}") from error
+        return _fold(root, voter, project)
+    finally:
+        voter.close()
 
 
-def write_ledger(path: Path, ledger: StoredLedger) -> None:
-    """Keep it durably, in one piece. TransientError where the disk does not take it."""
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(ledger), indent=1) + b"\n")
+def _fold(root: Path, voter: VoterFiles, project: OpenedProject) -> SwarmState:
+    charter = newest_of(project, voter.charter()).charter
+    # What a sole voter stored is committed: nobody else has to sign for it.
+    last = voter.last if len(charter.voters) == 1 else voter.certified
+    floor, summary = voter.floor_state()
+    summary = _checkpoint(root, voter, floor.index, last) or summary
+    block = project.genesis.data.block_sequences
+    state = SwarmState.restore(summary, block) if summary is not None else SwarmState(block)
+    behind = voter.log.frames(state.index - floor.index)
+    for encoded in itertools.islice(behind, max(0, last - state.index)):
+        record = wire.decode(encoded, Record)
+        if record.index != state.index + 1 or record.previous != state.head:
+            raise CorruptState(f"the log in {root} breaks at record {state.index + 1}")
+        state.apply(record, record_hash(encoded))
+    return state
+
+
+def _checkpoint(root: Path, voter: VoterFiles, floor: int, last: int) -> SwarmSummary | None:
+    """The state at the newest checkpoint that is of this very log."""
+    found = (path for path in (root / "checkpoints").glob("*") if path.name.isdigit())
+    for place in sorted(found, key=lambda path: -int(path.name)):
+        index = int(place.name)
+        if not floor < index <= last:
+            continue
+        try:
+            summary = read_summary(place)
+        except (OSError, msgspec.MsgspecError, ValueError):
+            continue  # Half written or damaged: an older one does, or the whole log.
+        if summary is not None and summary.head == record_hash(voter.record(index)):
+            return summary
+    return None

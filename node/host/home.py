@@ -116,12 +116,6 @@ class Home:
         """Directory of a learner's parts of snapshots. Makes only what is above it."""
         return self.project(project_id) / f"parts-{checked_instance(instance)}"
 
-    def ledgers(self, instance: str = DEFAULT_INSTANCE) -> list[Path]:
-        """Ledgers that a syncer of this home has kept, a project each. Makes no directory."""
-        return sorted(
-            (self.root / "projects").glob(f"*/syncer-{checked_instance(instance)}/ledger.json")
-        )
-
     def tape(self, project_id: bytes, role: str, instance: str = DEFAULT_INSTANCE) -> Path:
         """Directory of a daemon's tape. Makes only what is above it."""
         name = f"{role}-{checked_instance(instance)}"

@@ -1,197 +1,300 @@
-"""The syncer's ledger: what counted by the log, what did not and why, across restarts."""
+"""The ledger: read off the log, the same whoever reads it; what a leader notes; the verb."""
 
 from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from node.host import keystore
 from node.host.home import Home
-from protocol.errors import UserError
-from protocol.records import SeatTaken
-from protocol.state import Account
-from protocol.status import ContributorRow
-from protocol.trace import PeerMisbehaved, PushSettled, SessionClosed, SessionOpened
-from shoal import accounting
-from shoal.exit_codes import ExitCode
-from syncer_node.ledger import (
+from node.host.signed_project import open_project, write_signed
+from protocol import accounts, wire
+from protocol.accounts import (
     GUESTS_MAX,
     KINDS_MAX,
-    Ledger,
-    StoredLedger,
-    read_ledger,
-    write_ledger,
+    NAME_CHARS_MAX,
+    NOTES_MAX,
+    OTHER,
+    Account,
+    ChosenName,
+    Refusal,
+    printable,
 )
-from tests.builders import FRAGMENTS, ONE, SYNCER, TWO, Log, contribution, merged, weights
+from protocol.errors import CorruptState, UserError
+from protocol.membership import Membership
+from protocol.messages import Decline
+from protocol.project import encode, project_id
+from protocol.records import AccountsNoted, Record, RunEnding, SeatTaken
+from protocol.signing import seal
+from shoal import accounting
+from shoal.exit_codes import ExitCode
+from simulator.tiny import tiny_project
+from syncer_node.ledger import SHOWN_MAX, leading_rows, ledger_of, read_state
+from syncer_node.noting import EVERY_S, Noting
+from syncer_node.store import Checkpoint, Store
+from tests.builders import (
+    FRAGMENTS,
+    ONE,
+    SYNCER,
+    TWO,
+    Log,
+    SyncerBench,
+    contribution,
+    hello,
+    merged,
+    project,
+    rounds,
+    weights,
+)
+
+BODIES = (
+    SeatTaken(SYNCER.key),
+    weights(),
+    merged(contributions=(contribution(), contribution(learner=TWO.key))),
+    AccountsNoted(
+        (ChosenName(TWO.key, "=cmd()"),),
+        (Refusal(ONE.key, "late: the round is closed", 2), Refusal(ONE.key, "stale", 1)),
+    ),
+    merged(
+        version=2,
+        global_step=2,
+        contributions=(contribution(learner=TWO.key, sequence=2, scale=0.5),),
+    ),
+)
+"""Two merges: one of both learners, one of the second alone, and that one clipped."""
 
 
-def settled(outcome, reason="", learner=ONE):
-    return PushSettled(1, learner.key, 1, 1, outcome, reason)
+# What the log says.
 
 
-def rows_of(ledger, log):
-    return {row.key: row for row in ledger.rows(log.state)}
+def test_the_rows_are_the_logs_accounts():
+    first, second = leading_rows(Log(*BODIES).state, {ONE.key})
+    assert (first.key, first.name, first.is_here) == (TWO.key.hex(), "=cmd()", False)
+    assert (first.merges, first.tokens, first.clipped) == (2, 512 // FRAGMENTS, 1)
+    assert (second.key, second.name, second.is_here) == (ONE.key.hex(), ONE.key[:4].hex(), True)
+    assert (second.merges, second.fragment_tokens, second.clipped) == (1, 256, 0)
+    assert second.refused == {"late: the round is closed": 2, "stale": 1}
+    assert second.merged_at_s == 1.7e9
+
+
+def test_a_status_has_those_that_gave_most_and_whoever_is_here():
+    log = Log(SeatTaken(SYNCER.key), weights())
+    keys = [bytes([number]) * 32 for number in range(SHOWN_MAX + 20)]
+    for number, key in enumerate(keys):
+        part = contribution(learner=key, tokens=1000 - number)
+        log.add(merged(version=number + 1, global_step=number + 1, contributions=(part,)))
+    rows = leading_rows(log.state, {keys[-1], b"\xff" * 32})
+    assert [row.key for row in rows] == [key.hex() for key in (*keys[:SHOWN_MAX], keys[-1])]
+
+
+def test_a_name_counts_only_for_who_gave_something():
+    held = {ONE.key: Account(merges=1)}
+    accounts.note(held, (ChosenName(ONE.key, "ada"), ChosenName(TWO.key, "eve")), ())
+    assert {key: one.name for key, one in held.items()} == {ONE.key: "ada"}
+
+
+def test_strangers_cannot_fill_the_accounts():
+    held = {ONE.key: Account(merges=1)}
+    for number in range(2 * GUESTS_MAX):
+        accounts.note(held, (), (Refusal(number.to_bytes(32, "big"), "stale", number + 1),))
+    assert len(held) == GUESTS_MAX + 1
+    assert ONE.key in held
+    for number in range(2 * KINDS_MAX):
+        accounts.note(held, (), (Refusal(ONE.key, f"reason {number}", 1),))
+    assert len(held[ONE.key].refused) == KINDS_MAX + 1
+    assert held[ONE.key].refused[OTHER] == KINDS_MAX
+    assert held[ONE.key].refusals == 2 * KINDS_MAX
+
+
+def test_nothing_of_a_strangers_name_moves_a_cursor():
+    assert printable("a\x1b[2Jb\n\u202e") == "a?[2Jb??"
+    assert len(printable("x" * 500)) == NAME_CHARS_MAX
+
+
+# What a leader notes.
+
+
+class Leader:
+    """The part of a seat that notes, over a log that a test writes."""
+
+    def __init__(self):
+        self.log = Log(SeatTaken(SYNCER.key), weights())
+        self.members, self.proposed = Membership(), []
+        self.part = Noting(self.log.state, self.members, self.proposed.append)
+
+    def merge(self, learner):
+        number = self.log.state.fragments[0].version + 1
+        body = merged(
+            version=number,
+            global_step=number,
+            contributions=(contribution(learner=learner.key, sequence=number),),
+        )
+        self.log.add(body)
+        self.part.on_merged(body)
+
+    def write(self):
+        for body in self.proposed:
+            self.log.add(body)
+        self.proposed.clear()
+
+
+def test_names_and_refusals_wait_and_are_noted_together_once():
+    leader = Leader()
+    leader.members.open(ONE.key, hello(name="ada\x1b"), 0.0)
+    leader.merge(ONE)
+    leader.part.on_refused(ONE.key, "late", "the round is closed")
+    leader.part.on_refused(ONE.key, "stale", "stale")
+    leader.part.look(5.0)
+    assert leader.proposed == []
+    assert leader.part.deadline_s() == 5.0 + EVERY_S
+    leader.part.look(5.0 + EVERY_S)
+    (noted,) = leader.proposed
+    assert noted == AccountsNoted(
+        (ChosenName(ONE.key, "ada?"),),
+        (Refusal(ONE.key, "late: the round is closed", 1), Refusal(ONE.key, "stale", 1)),
+    )
+    leader.write()
+    leader.merge(ONE)
+    leader.part.look(90.0)
+    assert leader.proposed == []
+    assert leader.part.deadline_s() is None
+
+
+def test_a_name_that_changed_is_noted_again():
+    leader = Leader()
+    for incarnation, name in enumerate(("ada", "ada", "countess"), start=1):
+        leader.members.open(ONE.key, hello(incarnation=incarnation, name=name), 0.0)
+        leader.merge(ONE)
+        leader.part.flush()
+        leader.write()
+    noted = [r.body.names for r in leader.log.records if isinstance(r.body, AccountsNoted)]
+    assert [one.name for (one,) in noted] == ["ada", "countess"]
+
+
+def test_no_record_holds_more_than_its_limit():
+    leader = Leader()
+    for number in range(NOTES_MAX + 1):
+        leader.part.on_refused(number.to_bytes(32, "big"), "late", "x")
+    leader.part.flush()
+    assert [len(body.refusals) for body in leader.proposed] == [NOTES_MAX, 1]
+    for body in leader.proposed:
+        wire.decode(wire.encode(replace_body(body)), Record)
+
+
+def replace_body(body):
+    return Record(project().project, 0, 1, 1, bytes(32), 1.7e9, body)
+
+
+def test_a_leader_writes_what_it_refused_into_the_log_and_again_before_the_end():
+    bench = SyncerBench(project(rounds(quorum=1))).start(ONE)
+    pull = bench.train(ONE)[ONE.key]
+    bench.push(ONE, pull, tokens=10**9)
+    bench.wait(0.1)
+    assert bench.machine.state.accounts == {}
+    bench.wait(EVERY_S)
+    bench.say(ONE.key, Decline(0, 0, ""))
+    assert bench.machine.state.accounts[ONE.key].refused == {"rejected: false-claim": 1}
+    bench.push(ONE, pull, sequence=2)
+    bench.seat._propose(RunEnding("owner"))
+    bench.wait(0.1)
+    bench.wait(0.1)
+    state = bench.machine.state
+    assert state.ended is not None
+    assert state.accounts[ONE.key].refusals == 2
+
+
+# The disk.
 
 
 @pytest.fixture
-def log():
-    """Two merges: one of both, one of the second alone, and that one clipped."""
-    parts = (contribution(), contribution(learner=TWO.key))
-    clipped = contribution(learner=TWO.key, sequence=2, scale=0.5)
-    return Log(
-        SeatTaken(SYNCER.key),
-        weights(),
-        merged(contributions=parts),
-        merged(version=2, global_step=2, contributions=(clipped,)),
-    )
+def hosted(tmp_path):
+    """A home with a project of real keys, its store, and a log of this project."""
+    keys = {name: keystore.load_or_create(tmp_path / f"{name}.key") for name in ("owner", "syncer")}
+    tiny = tiny_project(keys["syncer"].key)
+    genesis = msgspec.structs.replace(tiny.genesis, owner=keys["owner"].key)
+    content = encode(genesis)
+    charter = msgspec.structs.replace(tiny.charter, project=project_id(content))
+    envelope = seal("charter", charter.project, encode(charter), keys["owner"])
+    opened = open_project(content, envelope)
+    home = Home(tmp_path / "home")
+    home.project(opened.id)
+    write_signed(home.project_file(opened.id), opened.stored())
+    log = Log(*BODIES, tiny=replace(tiny, project=opened.id))
+    root = home.syncer_store(opened.id)
+    store = Store(root)
+    store.voter.append(0, log.encoded)
+    store.close()
+    return home, root, opened, log
 
 
-def test_totals_are_the_logs_and_the_rest_is_noted_by_outcome_and_reason(log):
-    ledger = Ledger()
-    accounts = log.state.accounts
-    for fact in (
-        SessionOpened(ONE.key, "ada", False),
-        settled("merged"),
-        settled("late", "the round is closed"),
-        settled("late", "the round is closed"),
-        settled("rejected", "not-finite"),
-        PeerMisbehaved(ONE.key, "malformed", "no message"),
-    ):
-        ledger.tell(fact, 1.7e9, accounts)
-    first, second = ledger.rows(log.state)
-    assert (second.key, second.name, second.is_here) == (ONE.key.hex(), "ada", True)
-    assert (second.merges, second.tokens, second.clipped) == (1, 256 // FRAGMENTS, 0)
-    assert second.not_counted == {
-        "late: the round is closed": 2,
-        "rejected: not-finite": 1,
-        "fault: malformed": 1,
-    }
-    assert (first.key, first.name) == (TWO.key.hex(), TWO.key[:4].hex())
-    assert (first.merges, first.tokens, first.clipped) == (2, 512 // FRAGMENTS, 1)
-    ledger.tell(SessionClosed(ONE.key, "ada", "stopped", True), 1.7e9, accounts)
-    assert not rows_of(ledger, log)[ONE.key.hex()].is_here
+def test_without_a_daemon_the_log_on_the_disk_says_the_same(hosted):
+    _, root, opened, log = hosted
+    assert read_state(root, opened) == log.state
+    read = ledger_of(opened, read_state(root, opened), (), 5.0)
+    assert read == ledger_of(opened, log.state, (), 5.0)
+    assert (read.merges, read.fragment_tokens, read.refused) == (3, 768, 3)
+    assert read.fragment_tokens == sum(log.state.tokens_by_fragment)
 
 
-def test_a_restart_keeps_notes_and_takes_totals_from_the_log(log, tmp_path):
-    ledger = Ledger()
-    ledger.tell(SessionOpened(ONE.key, "ada", False), 1.7e9, log.state.accounts)
-    ledger.tell(settled("late"), 1.7e9, log.state.accounts)
-    stored = StoredLedger(
-        project="00", project_name="p", log_index=4, at_s=1.7e9, contributors=ledger.rows(log.state)
-    )
-    write_ledger(tmp_path / "ledger.json", stored)
-    again = Ledger()
-    again.restore(read_ledger(tmp_path / "ledger.json").contributors)
-    log.add(merged(version=3, global_step=3))
-    row = rows_of(again, log)[ONE.key.hex()]
-    assert (row.name, row.merges, row.not_counted) == ("ada", 2, {"late": 1})
-    assert not row.is_here
+def test_a_checkpoint_of_this_log_saves_the_way_and_one_of_another_is_left_alone(hosted, caplog):
+    _, root, opened, log = hosted
+    here, other = Log(*BODIES[:4], tiny=log.tiny), Log(*BODIES[:3], tiny=log.tiny)
+    other.state.accounts[ONE.key].merges = 99
+    for made, head in ((here.state, here.state.head), (other.state, bytes(32))):
+        summary = msgspec.structs.replace(made.summary(), head=head)
+        Store(root).write_checkpoint(Checkpoint(made.index, [], [], [], summary))
+    (root / "checkpoints" / "5").mkdir()
+    assert read_state(root, opened) == log.state
 
 
-def test_strangers_can_fill_neither_the_notes_nor_the_screen(log):
-    ledger, accounts = Ledger(), log.state.accounts
-    ledger.tell(SessionOpened(ONE.key, "a\x1b[2Jb\n", False), 1.0, accounts)
-    assert ledger.notes[ONE.key].name == "a?[2Jb?"
-    for number in range(2 * GUESTS_MAX):
-        key = number.to_bytes(32, "big")
-        ledger.tell(SessionOpened(key, "x", False), 2.0 + number, accounts)
-    assert len(ledger.notes) <= GUESTS_MAX + 2
-    assert ONE.key in ledger.notes  # The log counts something for it.
-    for number in range(2 * KINDS_MAX):
-        ledger.tell(settled("rejected", f"reason {number}"), 3.0, accounts)
-    counts = ledger.notes[ONE.key].not_counted
-    assert len(counts) == KINDS_MAX + 1
-    assert sum(counts.values()) == 2 * KINDS_MAX
-    assert counts["other"] == KINDS_MAX
-
-
-def test_a_fault_of_a_host_that_never_said_hello_is_not_noted():
-    ledger = Ledger()
-    ledger.tell(PeerMisbehaved(ONE.key, "malformed", "x"), 1.0, {})
-    assert ledger.notes == {}
-
-
-outcomes = st.sampled_from(["merged", "clipped", "late", "stale", "rejected", "abandoned"])
-
-
-@given(st.lists(st.tuples(st.sampled_from([ONE, TWO]), outcomes, st.booleans())))
-def test_every_push_is_in_the_ledger_once_whatever_happens_and_however_often_it_restarts(history):
-    ledger, accounts = Ledger(), {}
-    expected: dict[str, list[int]] = {}
-    state = Log(SeatTaken(SYNCER.key), weights()).state
-    state.accounts = accounts
-    for learner, outcome, restarts in history:
-        counts = expected.setdefault(learner.key.hex(), [0, 0])
-        if outcome in ("merged", "clipped"):
-            account = accounts.setdefault(learner.key, Account())
-            account.merges += 1
-            counts[0] += 1
-        else:
-            counts[1] += 1
-        ledger.tell(settled(outcome, learner=learner), 5.0, accounts)
-        if restarts:
-            rows = ledger.rows(state)
-            ledger = Ledger()
-            ledger.restore(rows)
-    found = {
-        row.key: [row.merges, sum(row.not_counted.values())]
-        for row in ledger.rows(state)
-        if row.merges or row.not_counted
-    }
-    assert found == expected
+def test_a_log_that_breaks_is_said_to_be_broken(hosted):
+    home, root, _, log = hosted
+    store = Store(root)
+    store.voter.append(1, log.encoded[2:])
+    store.close()
+    with pytest.raises(UserError, match="breaks at record 2"):
+        accounting.read_ledgers(home, "default")
+    with pytest.raises(CorruptState, match="breaks at record 2"):
+        read_state(root, hosted[2])
 
 
 # The verb
 
 
-@pytest.fixture
-def home(tmp_path):
-    home = Home(tmp_path / "home")
-    rows = [
-        ContributorRow(
-            key="ab" * 32, name="=cmd()", tokens=9000, merges=7, not_counted={"late": 2},
-            seen_at_s=1.7e9,
-        ),
-        ContributorRow(key="cd" * 32, name="bob\x1b", tokens=10, merges=1),
-    ]  # fmt: skip
-    stored = StoredLedger(
-        project="ef" * 32, project_name="demo", log_index=42, at_s=1.7e9, contributors=rows
-    )
-    write_ledger(home.syncer_store(b"\xef" * 32) / "ledger.json", stored)
-    return home
-
-
-def test_the_table_tells_everything_without_a_daemon(home, capsys):
+def test_the_table_tells_everything_without_a_daemon(hosted, capsys):
+    home, _, opened, log = hosted
     code = accounting.ledger(home, instance="default", as_json=False, csv_path=None)
     told = capsys.readouterr().out
     assert code == ExitCode.DONE
-    assert "demo efefefef" in told
-    assert "2 contributors, up to record 42, as of 2023-11-14 22:13 UTC" in told
-    assert "9,000" in told
-    assert "2 late" in told
-    assert "\x1b" not in told
+    assert f"{opened.genesis.name} {opened.id.hex()[:8]}" in told
+    assert "2 contributors: 192 tokens in 3 merges, 3 pushes not counted" in told
+    assert f"epoch 0, up to record 5 ({log.state.head.hex()[:8]})" in told
+    assert "2 late: the round is closed" in told
+    assert all(len(line) <= 100 for line in told.splitlines())
 
 
-def test_json_and_csv_hold_every_contributor(home, tmp_path, capsys):
+def test_json_and_csv_hold_every_contributor(hosted, tmp_path, capsys):
+    home = hosted[0]
     path = tmp_path / "ledger.csv"
     accounting.ledger(home, instance="default", as_json=False, csv_path=path)
     assert capsys.readouterr().out.startswith("wrote 2 contributors to")
     with path.open(newline="") as handle:
-        first, _ = csv.DictReader(handle)
+        first, second = csv.DictReader(handle)
     assert first["name"] == "'=cmd()"
-    assert (first["tokens"], first["not counted"]) == ("9000", "2 late")
-    accounting.ledger(home, instance="default", as_json=True, csv_path=None)
+    assert (first["tokens"], first["fragment tokens"], first["record"]) == ("128", "512", "5")
+    assert (second["refused"], second["last merged"]) == ("3", "2023-11-14 22:13 UTC")
+    accounting.ledger(home, instance="default", as_json=True, csv_path=path)
     (told,) = json.loads(capsys.readouterr().out)
-    assert [row["merges"] for row in told["contributors"]] == [7, 1]
+    assert [row["merges"] for row in told["contributors"]] == [2, 1]
 
 
-def test_without_a_ledger_or_with_a_damaged_one_it_says_so(home, tmp_path):
+def test_without_a_log_or_where_a_file_cannot_be_written_it_says_so(hosted, tmp_path):
+    home = hosted[0]
     with pytest.raises(UserError, match="No syncer called 'other'"):
         accounting.ledger(home, instance="other", as_json=False, csv_path=None)
-    (path,) = home.ledgers()
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(UserError, match="is not a ledger"):
-        accounting.ledger(home, instance="default", as_json=False, csv_path=None)
+    with pytest.raises(UserError, match="cannot be written"):
+        accounting.ledger(home, instance="default", as_json=False, csv_path=tmp_path)

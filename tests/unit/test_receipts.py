@@ -69,7 +69,7 @@ def test_the_first_merge_is_receipted_before_its_record_is_told():
     bench.wait(0.1)
     receipt = bench.last(ONE.key, Receipt)
     credit, state = credit_of(receipt), bench.machine.state
-    assert credit.account == state.accounts[ONE.key]
+    assert credit.counts == state.accounts[ONE.key].counts
     assert credit.merges == 1
     assert (credit.learner, credit.name) == (ONE.key, bench.seat.members.sessions[ONE.key].name)
     said = bench.sent[ONE.key]

@@ -51,7 +51,13 @@ def _contributors(scene: Scene, leader: SyncerStatus) -> list[PeerLine]:
         PeerLine(_counted(row, here.get(row.key)), merges_all, age_s) for row in leader.contributors
     ]
     known = {row.key for row in leader.contributors}
-    return found + [line for key, line in here.items() if key not in known]
+    others = (line for key, line in here.items() if key not in known)
+    return found + [PeerLine(_uncounted(line.peer), merges_all, age_s) for line in others]
+
+
+def _uncounted(peer: PeerRow) -> PeerRow:
+    """A learner of which the log counts nothing yet, whatever it trained."""
+    return msgspec.structs.replace(peer, merges=0, tokens=0)
 
 
 def _counted(row: ContributorRow, line: PeerLine | None) -> PeerRow:
@@ -60,8 +66,9 @@ def _counted(row: ContributorRow, line: PeerLine | None) -> PeerRow:
         line_peer = PeerRow(key=row.key, name=row.name, device="", state="left", heard_s=0.0)
     else:
         line_peer = line.peer
-    refused = line_peer.refused or row.not_counted
-    return msgspec.structs.replace(line_peer, merges=row.merges, tokens=row.tokens, refused=refused)
+    return msgspec.structs.replace(
+        line_peer, name=row.name, merges=row.merges, tokens=row.tokens, refused=row.refused
+    )
 
 
 def key_of(place: Place) -> str:
