@@ -142,8 +142,8 @@ def receipt(one: ReceiptStatus | None) -> str:
     """What is signed for, and when that was; empty without a receipt."""
     if one is None:
         return ""
-    signed = time.strftime("%Y-%m-%d %H:%M", time.gmtime(one.at_s))
+    signed = time.strftime("%m-%d %H:%M", time.gmtime(one.at_s))
     return (
-        f"{count(one.tokens)} tokens in {plural(one.merges, 'merge')}, signed by "
-        f"{clean(one.signer, 8)} on {signed} UTC"
+        f"{count(one.tokens)} tokens, {plural(one.merges, 'merge')}; "
+        f"signed by {one.signer[:8]} {signed} UTC"
     )

@@ -412,3 +412,10 @@ def test_the_contribution_view_counts_by_the_ledger_also_who_left():
     assert (second.line.peer.key, second.line.peer.merges) == (here.key, 10_000)
     assert len(others) == len(leader.peers) - 1
     assert "\x1b" not in contribution.COLUMNS[1].say(first)
+    leader.contributors[0].refused = {"late: the round is closed": 3}
+    told = "\n".join(line.plain for line in contribution.details(now, "ff" * 32, 76))
+    assert "3 late: the round is closed" in told
+    assert "9,000,000 read and merged" in told
+    assert "\x1b" not in told
+    other = contribution.details(now, leader.peers[1].key, 76)
+    assert "counts nothing" in other[0].plain
