@@ -124,7 +124,7 @@ def test_enter_shows_all_that_the_log_says_of_a_contributor():
     async def look(pilot):
         await pilot.press("7")
         await settle(pilot)
-        await pilot.press("enter")
+        await pilot.press("G", "enter")
         await settle(pilot)
         assert isinstance(app.screen, Page)
         assert "Contributor" in screen_text(app)

@@ -25,14 +25,17 @@ from protocol.accounts import (
     printable,
 )
 from protocol.errors import CorruptState, UserError
+from protocol.machine import Send, Start
 from protocol.membership import Membership
-from protocol.messages import Decline
+from protocol.messages import AccountsPart, Decline, StateOffer
 from protocol.project import encode, project_id
 from protocol.records import AccountsNoted, Record, RunEnding, SeatTaken
 from protocol.signing import seal
+from protocol.state import SwarmSummary
 from shoal import accounting
 from shoal.exit_codes import ExitCode
 from simulator.tiny import tiny_project
+from syncer_node.jobs import InstallState
 from syncer_node.ledger import SHOWN_MAX, leading_rows, ledger_of, read_state
 from syncer_node.noting import EVERY_S, Noting
 from syncer_node.store import Checkpoint, Store
@@ -44,6 +47,7 @@ from tests.builders import (
     Log,
     SyncerBench,
     contribution,
+    founded,
     hello,
     merged,
     project,
@@ -205,6 +209,23 @@ def test_a_leader_writes_what_it_refused_into_the_log_and_again_before_the_end()
     state = bench.machine.state
     assert state.ended is not None
     assert state.accounts[ONE.key].refusals == 2
+
+
+def test_a_voter_that_is_handed_the_state_is_handed_the_accounts():
+    log = founded(*BODIES[1:])
+    leader = SyncerBench(recovered=log.recovered())
+    leader.machine.archive.add(log.records[-1], log.entries[-1])
+    leader.machine.offer_state(TWO.key)
+    sent = [one.message for one in leader.machine.desk.drain() if isinstance(one, Send)]
+    (part,) = [one for one in sent if isinstance(one, AccountsPart)]
+    (offer,) = [one for one in sent if isinstance(one, StateOffer)]
+    assert sent.index(part) < sent.index(offer)
+    assert wire.decode(offer.summary, SwarmSummary).accounts == {}
+    standby = SyncerBench()
+    standby.machine.on_state_offer(offer, [], part.accounts)
+    (start,) = [one for one in standby.machine.desk.drain() if isinstance(one, Start)]
+    assert isinstance(start.job, InstallState)
+    assert start.job.summary == log.state.summary()
 
 
 # The disk.
