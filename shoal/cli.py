@@ -21,6 +21,7 @@ from shoal.choices import (
     TAKE_PART,
     TRY_OUT,
     AtLeastOne,
+    BulkPort,
     HomeHere,
     Instance,
     Listen,
@@ -43,6 +44,16 @@ from shoal.cli_service import service_app
 from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
+Duty = Annotated[
+    float,
+    Parameter(
+        help="Share of the time in which training may run.",
+        validator=validators.Number(gt=0, lte=1),
+    ),
+]
+Anyway = Annotated[
+    bool, Parameter(help="Also where this machine is too small or too slow for it.", negative="")
+]
 Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
 MicroBatch = Annotated[
     int | None,
@@ -149,14 +160,9 @@ def join(
     ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     port: Port = 0,
+    bulk_port: BulkPort = None,
     listen: Listen = "0.0.0.0",
-    duty: Annotated[
-        float,
-        Parameter(
-            help="Share of the time in which training may run.",
-            validator=validators.Number(gt=0, lte=1),
-        ),
-    ] = 1.0,
+    duty: Duty = 1.0,
     threads: Threads = None,
     micro_batch: MicroBatch = None,
     evaluate: Evaluates = None,
@@ -169,6 +175,7 @@ def join(
     tape: TapeAt = "on",
     monitor: MonitorPlace = None,
     log_json: LogJson = None,
+    anyway: Anyway = False,
     home: HomeHere,
 ) -> int:
     """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""
@@ -185,6 +192,7 @@ def join(
             "learner.device": device,
             "learner.evaluate": evaluate,
             "learner.moments": moments,
+            "learner.bulk_port": bulk_port,
         },
         port=port,
         listen_host=listen,
@@ -194,6 +202,7 @@ def join(
         tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),
         monitor=monitor_at(monitor),
         log_json=log_json,
+        anyway=anyway,
     )
 
 
