@@ -348,7 +348,13 @@ class ShoalApp(RecordingApp):
                     Page("Event", lambda: event_view.details(event, PAGE_WIDTH, self.paint))
                 )
             return
+        if message.roster.id == "leaders":
+            self.push_screen(Page("Contributor", lambda: self._contributor(key)))
+            return
         self.push_screen(Page("Learner", lambda: self._learner(key)))
+
+    def _contributor(self, key: str) -> list[Text]:
+        return contribution.details(self.scene(), key, PAGE_WIDTH)
 
     def _learner(self, key: str) -> list[Text]:
         now = self.scene()
