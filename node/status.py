@@ -192,9 +192,8 @@ def _guest(daemon: NodeDaemon) -> GuestStatus | None:
 def snapshot(daemon: NodeDaemon) -> NodeStatus:
     """Everything a screen could want."""
     machine, shared = daemon.machine, daemon.machine.shared
-    tending, keeping = machine.tending, machine.keeping
-    now_s, charter = time.monotonic(), shared.charter
-    stepped, tally, layout = shared.stepped, shared.tally, daemon.layout
+    tending, keeping, now_s = machine.tending, machine.keeping, time.monotonic()
+    stepped, tally, layout, charter = shared.stepped, shared.tally, daemon.layout, shared.charter
     (versions, lag), (path, rtt_s), guest = _versions(machine), _way(daemon), _guest(daemon)
     step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
     return NodeStatus(
@@ -248,6 +247,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         faults=all_faults(daemon.transport, tally.faults),
         notices=list(daemon.notices),
         guest=guest,
+        receipt=daemon.contributions.status(daemon.genesis.fragments),
     )
 
 

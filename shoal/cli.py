@@ -34,6 +34,7 @@ from shoal.choices import (
     tape_options,
 )
 from shoal.cli_config import config_app
+from shoal.cli_contributions import contributions_app
 from shoal.cli_hosting import syncer_app, witness_app
 from shoal.cli_identity import identity_app
 from shoal.cli_machine import add_machine
@@ -105,6 +106,7 @@ app = App(
 app.command(project_app)
 add_runs(sim_app)
 add_machine(app)
+app.command(contributions_app)
 app.command(identity_app)
 app.command(config_app)
 app.command(service_app)
