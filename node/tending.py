@@ -268,7 +268,11 @@ class Tending:
         self.keeping.take_up(part)
         self.rejoining.on_trainer_restored()
         self.keeping.can_deliver = True
-        self._fed_sequences = unread + local_step * shared.charter.inner.batch_sequences
+        read = local_step * shared.charter.inner.batch_sequences
+        self._fed_sequences = unread + read
+        # Should it die before its first report: this much was read, whatever it is then counted as.
+        tokens = read * shared.setup.genesis.data.sequence_tokens
+        shared.stepped = Stepped(local_step, tokens, None, 0.0, 0.0, 0.0, Cursor(0, 0))
         self.on_progress()
 
     def on_stepped(self, stepped: Stepped) -> None:

@@ -148,7 +148,8 @@ class SnapshotChecker:
         del host.reads[part.trainer.reads :]
         # What its session said behind the cut never was, and pushes without a fate have none now.
         session, last = (host.key, host.incarnation), part.state.sequence
-        for seen in (self._sent, self._came):
+        # A syncer of the new epoch may have been cut already, before this learner was back.
+        for seen in (self._sent, self._came, *(cut.came for cut in self.cuts.values())):
             seen[session] = {one for one in seen.get(session, ()) if one <= last}
         self._settled[session] = set(self._sent[session])
         if self.swarm.sets is not None:

@@ -154,6 +154,23 @@ def test_a_part_is_gone_on_from_once_in_an_epoch():
     assert len(swarm.cuts.restored) == resumed + 3
 
 
+def test_what_a_trainer_had_read_counts_though_it_dies_before_it_says_so():
+    swarm = watched(14)
+    take_at(swarm, 40.0)
+    swarm.world.run(60.0)
+    (manifest,) = swarm.cuts.kept
+    learner = swarm.learners[2]
+    learner.parts.restores.append(lambda host, _: swarm.world.after(0.05, host.lose_trainer))
+    pending = [track.books for track in learner.parts.disk[manifest.snapshot].state.tracks]
+    go_back(swarm, manifest)
+    take(swarm)
+    swarm.world.run(swarm.world.now_s + 20.0)
+    swarm.check()
+    assert len(swarm.cuts.kept) == 2
+    lost = [track.books.lost for track in learner.learner.keeping.tracks]
+    assert sum(lost) > sum(books.lost for books in pending)
+
+
 def test_three_syncers_go_back_together():
     swarm = watched(7, syncers=3)
     take_at(swarm, 40.0)
