@@ -193,8 +193,7 @@ def _guest(daemon: NodeDaemon) -> GuestStatus | None:
 def snapshot(daemon: NodeDaemon) -> NodeStatus:
     """Everything a screen could want."""
     machine, shared = daemon.machine, daemon.machine.shared
-    tending, keeping = machine.tending, machine.keeping
-    now_s, charter = time.monotonic(), shared.charter
+    tending, keeping, now_s = machine.tending, machine.keeping, time.monotonic()
     stepped, tally, layout = shared.stepped, shared.tally, daemon.layout
     (versions, lag), (path, rtt_s), guest = _versions(machine), _way(daemon), _guest(daemon)
     step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
@@ -216,8 +215,8 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         trainer_pid=daemon.trainer.pid,
         device=tending.device,
         micro_batch=daemon.trainer.ready.micro_batch if daemon.trainer.ready else None,
-        project=project_status(daemon.options.link.project, daemon.genesis, layout, charter),
-        swarm=swarm_status(shared.state, charter),
+        project=project_status(daemon.options.link.project, daemon.genesis, layout, shared.charter),
+        swarm=swarm_status(shared.state, shared.charter),
         network=network_status(daemon.transport),
         local_step=stepped.local_step if stepped else 0,
         tokens=stepped.tokens if stepped else 0,
@@ -249,6 +248,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         faults=all_faults(daemon.transport, tally.faults),
         notices=list(daemon.notices),
         guest=guest,
+        ranks=daemon.trainer.ready.ranks if daemon.trainer.ready else 1,
     )
 
 

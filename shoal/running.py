@@ -139,6 +139,7 @@ def join(
     flags: what the command line says of the owner's settings, by key; None where it says nothing.
     """
     from node.host.options import NodeOptions
+    from node.trainer.devices import ranks_wanted
 
     settings = local_settings.load(flags=flags).values
     learner = settings.learner
@@ -152,6 +153,7 @@ def join(
         threads=learner.threads,
         micro_batch=learner.micro_batch,
         device=learner.device,
+        ranks=ranks_wanted(learner.device, learner.ranks),
         evaluates=learner.evaluate,
         shares_moments=learner.moments,
         settings=lambda: local_settings.load(flags=flags).values,

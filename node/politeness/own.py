@@ -20,7 +20,7 @@ class Own:
     cpu_s: float
     """Processor seconds since the first look; never less than before."""
     trainer_cpu_s: float
-    """The trainers' part of it."""
+    """The trainers' part of it, all ranks together."""
     memory_bytes: int
     """Resident, with what the processes share counted once."""
 
@@ -34,6 +34,8 @@ class OwnProcesses:
         self._tree: list[psutil.Process] = []
         self._tree_s = -1e9
         self._trainer_pid: int | None = None
+        self._trainer: set[int] = set()
+        """Process ids of its ranks."""
         self._seen_s: dict[tuple[int, float], float] = {}
         self._cpu_s = self._trainer_cpu_s = 0.0
 
@@ -44,6 +46,7 @@ class OwnProcesses:
         if is_due or trainer_pid != self._trainer_pid:
             self._tree = [self._self, *self._self.children(recursive=True)]
             self._tree_s, self._trainer_pid = now_s, trainer_pid
+            self._trainer = _family(trainer_pid)
         memory_bytes = 0
         for process in self._tree:
             try:
@@ -58,11 +61,21 @@ class OwnProcesses:
             spent_s = used_s - self._seen_s.get(key, used_s)
             self._seen_s[key] = used_s
             self._cpu_s += spent_s
-            if process.pid == trainer_pid:
+            if process.pid in self._trainer:
                 self._trainer_cpu_s += spent_s
         living = {process.pid for process in self._tree}
         self._seen_s = {key: used for key, used in self._seen_s.items() if key[0] in living}
         return Own(cpu_s=self._cpu_s, trainer_cpu_s=self._trainer_cpu_s, memory_bytes=memory_bytes)
+
+
+def _family(pid: int | None) -> set[int]:
+    """A process and what it started."""
+    if pid is None:
+        return set()
+    try:
+        return {pid, *(one.pid for one in psutil.Process(pid).children(recursive=True))}
+    except psutil.Error:
+        return {pid}  # It just ended.
 
 
 def _resident(process: psutil.Process) -> int:

@@ -220,6 +220,10 @@ class FragmentView:
             raise InternalError(f"there is no fragment {fragment}")
         return self.layout.fragments[fragment].numel
 
+    def tensors(self, fragment: int) -> list[Tensor]:
+        """The model's own tensors of a fragment, flat."""
+        return [self._flat[span.name] for span in self.layout.fragments[fragment].spans]
+
     def read(self, fragment: int, out: Floats) -> None:
         """Copies a fragment into `out`, f32 [numel]; padding becomes zero."""
         self._check(fragment, out)

@@ -18,6 +18,7 @@ CATCHES_EVERYTHING = {
     "node/host/last_run.py": 1,
     "node/host/life.py": 1,
     "node/host/transport.py": 3,
+    "node/trainer/follower.py": 1,
     "node/trainer/main.py": 1,
     "node/trainer/vocabulary.py": 1,
     "shoal/__main__.py": 1,
