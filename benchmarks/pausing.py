@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -163,14 +163,13 @@ def project(folder: Path, home: Home, hidden: int) -> Path:
     return path
 
 
-def run(folder: Path, minutes: float, hidden: int, train_s: float, rest_s: float) -> list[Cycle]:
-    home = Home(folder / "home")
-    path = project(folder, home, hidden)
+@contextlib.contextmanager
+def swarm(home: Home, path: Path, *options: str) -> Iterator[psutil.Process]:
+    """A syncer and one learner on the processor, of this project; the learner's daemon."""
     environ = {**os.environ, "SHOAL_CONFIG": os.devnull, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "shoal", "--home", str(home.root)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     listen = ["--listen", "127.0.0.1", "--port", "0"]
-    found: list[Cycle] = []
     with contextlib.ExitStack() as stack:
 
         def start(*words: str) -> subprocess.Popen[bytes]:
@@ -185,8 +184,14 @@ def run(folder: Path, minutes: float, hidden: int, train_s: float, rest_s: float
             now = ask(home, "syncer")
             return now.join_link or None if isinstance(now, SyncerStatus) else None
 
-        joined = start("join", until(link), "--device", "cpu")
-        daemon = psutil.Process(joined.pid)
+        joined = start("join", until(link), "--device", "cpu", *options)
+        yield psutil.Process(joined.pid)
+
+
+def run(folder: Path, minutes: float, hidden: int, train_s: float, rest_s: float) -> list[Cycle]:
+    home = Home(folder / "home")
+    found: list[Cycle] = []
+    with swarm(home, project(folder, home, hidden)) as daemon:
         ends_s = time.monotonic() + 60 * minutes
         while time.monotonic() < ends_s:
             found.append(cycle(home, daemon, train_s, rest_s))

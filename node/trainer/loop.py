@@ -104,6 +104,8 @@ class InnerLoop:
         self._forward: Forward = self.model
         self._loss_sum = loss_sum or cross_entropy_sum
         self._optimizer = make_optimizer(self.model, inner)
+        self.before_moving: Callable[[], None] = lambda: None
+        """Called before the optimizer moves the weights."""
         self._group: RankGroup | None = None
         self._leading: Leading | None = None
 
@@ -192,6 +194,7 @@ class InnerLoop:
         if math.isfinite(float(norm)):
             for one in self._optimizer.param_groups:
                 one["lr"] = rate
+            self.before_moving()
             self._optimizer.step()
             if self.device.type == "xla":
                 self._run_what_was_noted()
@@ -382,12 +385,16 @@ def make_accelerator(device: str | None) -> accelerate.Accelerator:
     `device` None takes what `accelerate` prefers. Process-wide: the first call decides. Raises
     whatever torch raises where the device does not exist.
     """
-    if device not in (None, "cpu"):
+    if device == "xla":
+        import_module("torch_xla")  # Without it torch knows no such device, and accelerate neither.
+    elif device not in (None, "cpu"):
         torch.zeros(1, device=device)  # Fails here, with torch's own words, not in the first step.
         os.environ["ACCELERATE_TORCH_DEVICE"] = device
     on_cpu = device == "cpu"
     kind = accelerate.PartialState(cpu=on_cpu).device.type
-    has_bf16 = kind == "xpu" or (kind == "cuda" and torch.cuda.is_bf16_supported())
+    # Devices that would only emulate it are faster in f32.
+    on_cuda = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bf16 = on_cuda or kind in ("xpu", "xla")
     return accelerate.Accelerator(cpu=on_cpu, mixed_precision="bf16" if has_bf16 else "no")
 
 

@@ -100,6 +100,8 @@ class Session:
         say(f"ready on {ready.device} after {spent_s:.1f} s, micro-batch {ready.micro_batch}")
         while not self._is_over:
             may_train = self._may_train()
+            if not may_train:
+                self._shop.copies.finish()  # Nothing else would tell of them.
             command = self._end.receive(self._rest_s() if may_train else None)
             if command is None:
                 self._train()
@@ -109,6 +111,8 @@ class Session:
             action = self._actions.get(type(command))
             if action is None:
                 raise InternalError(f"{type(command).__name__} makes no sense here")
+            if not isinstance(command, link.Snapshot | link.OfferSlot):
+                self._shop.copies.finish()  # Answers keep the order of the commands.
             action(command)
             if not may_train:
                 self._boundary = time.monotonic()  # Waiting is not part of a local step's time.
@@ -151,6 +155,7 @@ class Session:
             done = loop.step(self._pace.between)
         except StepAbandoned:
             return  # A pause is the next command.
+        self._shop.copies.finish()
         if loop.adjustments:
             reason = "; ".join(loop.take_adjustments())
             say(reason)
@@ -174,6 +179,7 @@ class Session:
 
     def _is_held(self, timeout_s: float) -> bool:
         """Whether a command that allows no more work is waiting, or comes in time."""
+        self._shop.copies.poll()
         ends_s = time.monotonic() + timeout_s
         while True:
             command = self._end.glance(max(0.0, ends_s - time.monotonic()))
@@ -195,6 +201,7 @@ class Session:
     def _drop_slot(self, identity: int) -> None:
         slot = self._slots.pop(identity, None)
         if slot is not None:
+            self._shop.copies.forget(slot)
             slot.close()
 
     def _slot(self, identity: int, numel: int, checksum: link.Checksum = None) -> Slot:
@@ -223,8 +230,14 @@ class Session:
     def _snapshot(self, command: link.Snapshot) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
-        self._shop.view.read(command.fragment, slot.values)
-        self._done(command.job, started, slot.checksum() if command.wants_checksum else None)
+        at = self._shop.loop.local_step, self._shop.loop.tokens_total
+
+        def told() -> None:
+            checksum = slot.checksum() if command.wants_checksum else None
+            seconds = time.monotonic() - started
+            self._end.send(link.Done(command.job, *at, seconds, checksum))
+
+        self._shop.copies.read(self._shop.view, command.fragment, slot, told)
 
     def _capture_moments(self, command: link.CaptureMoments) -> None:
         started = time.monotonic()
@@ -273,10 +286,10 @@ class Session:
         count = len(fragments)
         return [(self._shop.view, pieces[:count]), (self._shop.moments, pieces[count:])]
 
-    def _done(self, job: int, started: float, checksum: link.Checksum = None) -> None:
+    def _done(self, job: int, started: float) -> None:
         loop = self._shop.loop
         seconds = time.monotonic() - started
-        self._end.send(link.Done(job, loop.local_step, loop.tokens_total, seconds, checksum))
+        self._end.send(link.Done(job, loop.local_step, loop.tokens_total, seconds))
 
     def _blocks(self, command: link.Blocks) -> None:
         self._shop.loop.reader.append(command.ranges, command.start_sequence)

@@ -24,6 +24,7 @@ from protocol.project import Genesis, InnerSpec
 if TYPE_CHECKING:
     import torch
 
+    from node.trainer.copying import Copies
     from node.trainer.data import Corpus
     from node.trainer.followers import Followers
     from node.trainer.group import RankGroup
@@ -72,7 +73,7 @@ class Workshop:
         with self._phase("import"):
             import torch
 
-            from node.trainer import ceilings, loop, model, reader
+            from node.trainer import ceilings, copying, loop, model, reader
         torch.set_num_threads(configure.threads)
         with self._phase("device"), _failing_device():
             accelerator = loop.make_accelerator(_device(configure, crew))
@@ -95,6 +96,8 @@ class Workshop:
         # After the move to the device: the view holds the tensors that are trained.
         self.view: FragmentView = model.FragmentView(network, self.layout)
         self.moments: MomentsView = self.loop.moments(self.layout)
+        self.copies: Copies = copying.copies_for(accelerator.device)
+        self.loop.before_moving = self.copies.fence
         if crew is not None:
             with self._phase("ranks"), _failing_device():
                 self._group = crew.meet(accelerator.device)

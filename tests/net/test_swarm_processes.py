@@ -193,11 +193,12 @@ def start_syncer(processes, path, port):
     )
 
 
-def start_learner(processes, link, name):
+def start_learner(processes, link, name, *more):
     processes.start(
         name,
         *("join", link, "--name", name, "--instance", name, "--listen", "127.0.0.1"),
         *("--threads", "1", "--device", "cpu", "--duty", "0.5"),
+        *more,
     )
 
 
