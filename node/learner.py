@@ -445,8 +445,8 @@ class LearnerMachine:
         self.trading.look()
         self.parting.look()
         self.tending.look()
-        if self.tending.is_finished:
-            self._leave("finished", "finished: everything that could be handed in was handed in")
+        if words := self.tending.finishing.look():
+            self._leave("finished", words)
         times = [self.tending.deadline_s(), self.keeping.deadline_s(), self._deadline_s()]
         times.append(self.parting.deadline_s())
         times += self.trading.deadlines_s()

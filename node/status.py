@@ -96,7 +96,7 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
     if state == "paused":
         return _paused(machine, now_s)
     if state == "finishing":
-        return "Finishing: handing in what is done, then stopping."
+        return tending.finishing.in_words
     if state == "starved":
         return "Idle: no leased blocks left. More come as soon as the syncer answers."
     if state == "ended":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from node.finishing import Finishing
 from node.inner import INNER_TRANSITIONS, Inner
 from node.jobs import (
     BeginSteps,
@@ -51,8 +52,6 @@ LEASE_FOR_S = 120.0
 """How long one lease should last."""
 
 LEASE_RETRY_S = 5.0
-FINISH_S_MAX = 60.0
-"""A finishing learner leaves after this even if the syncer has not asked for everything."""
 
 PARK_RETRY_S = 60.0
 """A trainer that could not be parked is tried again after so long."""
@@ -97,12 +96,12 @@ class Tending:
         self._wants_smaller = False
         self.held_because = ""
         """Why the owner's settings allow no local steps now; empty when they do."""
-        self.finishing_until_s: float | None = None
+        self.finishing = Finishing(shared, keeping)
 
     @property
     def state(self) -> LearnerState:
         """The word for this learner in the swarm's lists."""
-        if self.finishing_until_s is not None and self.inner in (Inner.HELD, Inner.PARKED):
+        if self.finishing.until_s is not None and self.inner in (Inner.HELD, Inner.PARKED):
             return "finishing"
         if self.is_paused:
             return "paused"
@@ -139,12 +138,11 @@ class Tending:
         times = [self._beat_s + limits.HEARTBEAT_S]
         if self._is_news:
             times.append(self._beat_s + BEAT_EVERY_S)
-        times += [t for t in (self._restart_s, self.paused_until_s) if t is not None]
+        waits = (self._restart_s, self.paused_until_s, self.finishing.deadline_s())
+        times += [t for t in waits if t is not None]
         now_s = self.shared.now_s
         if self._lease_asked_s is not None and self._lease_asked_s + LEASE_RETRY_S > now_s:
             times.append(self._lease_asked_s + LEASE_RETRY_S)
-        if self.finishing_until_s is not None:
-            times.append(self.finishing_until_s)
         return max(min(times), now_s + 0.01)
 
     # From the owner of this machine.
@@ -156,7 +154,8 @@ class Tending:
 
     def resume(self) -> None:
         """Local steps again, also when this learner was about to finish."""
-        self.paused_until_s = self.finishing_until_s = None
+        self.paused_until_s = None
+        self.finishing.withdraw()
         self._is_news = True
 
     def govern(self, because: str) -> None:
@@ -167,19 +166,8 @@ class Tending:
     def finish(self) -> None:
         """Hand in what is done, then stop."""
         self.paused_until_s = None
-        self.finishing_until_s = self.shared.now_s + FINISH_S_MAX
+        self.finishing.ask()
         self._is_news = True
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether everything is handed in, or will not be in reasonable time."""
-        if self.finishing_until_s is None:
-            return False
-        if self.shared.now_s >= self.finishing_until_s or not self.shared.is_following:
-            return True
-        done = self.shared.stepped.local_step if self.shared.stepped else 0
-        tracks = self.keeping.tracks
-        return all(track.steps(done) == 0 and track.push is None for track in tracks)
 
     # From the log.
 
@@ -403,7 +391,7 @@ class Tending:
         if self.paused_until_s is not None and now_s >= self.paused_until_s:
             self.paused_until_s = None
         wants_park = self.is_paused or self._wants_smaller
-        wants_hold = self.finishing_until_s is not None
+        wants_hold = self.finishing.until_s is not None
         is_live = self.inner in (Inner.STEPPING, Inner.STARVED)
         may_park = is_live or (self.inner is Inner.HELD and now_s >= self._park_retry_s)
         if self.is_paused and self.inner in (Inner.STARTING, Inner.LOADING) and not self._is_ended:

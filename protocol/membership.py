@@ -161,6 +161,10 @@ class Membership:
         """Connected sessions that answer pulls, in key order."""
         return [session for session in self.sessions.values() if session.can_hand_in]
 
+    def leaving(self) -> list[Session]:
+        """Connected sessions that hand in what they have and then go."""
+        return [s for s in self.live() if s.beat is not None and s.beat.state == "finishing"]
+
     def silent(self, now_s: float) -> list[Session]:
         """Connected sessions that were not heard for so long that they count as gone."""
         if now_s - self._quiet_since_s <= limits.GONE_AFTER_S:

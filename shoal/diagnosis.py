@@ -5,15 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
-
-from msgspec import Struct
+from typing import Final
 
 from node.swarm_trial_facts import SwarmAnswer
 from node.trainer.trial_facts import TrialAnswer
-from protocol.project import Charter, Genesis
-
-Verdict = Literal["good", "care", "trouble", "unknown"]
+from shoal.findings import Figures, Finding, Verdict, amount
 
 GIB: Final = 1 << 30
 DISK_MIN: Final = GIB
@@ -25,69 +21,16 @@ PYTHONS: Final = ((3, 11), (3, 12))
 CLOCK_S_MAX: Final = 3.0
 """Hosts of a swarm refuse each other's records beyond it."""
 
-CYCLE_S_CARE: Final = 3600.0
-CYCLE_S_MAX: Final = 86_400.0
-"""Beyond a day between two pushes of a fragment its work is too old to be of use."""
-
-TRAINING_BYTES: Final = 16
-"""Per parameter, at least: weights, gradients and two moments, all f32."""
-
-DAEMON_BYTES: Final = 12
-"""Per parameter: value and momentum of every fragment, and the copy that is being evaluated."""
-
 _ADDRESS = re.compile(r"/ip[46]/([^/]+)/")
 
 
-class Finding(Struct, kw_only=True, frozen=True):
-    """One thing that was looked at."""
-
-    topic: str
-    verdict: Verdict
-    says: str
-    remedy: str = ""
-    """What to do, where something is to be done."""
-    figures: dict[str, float | str | bool | None] = {}
-    """The numbers behind it, for programs."""
-
-
-class Needs(Struct, kw_only=True, frozen=True):
-    """What a project asks of a learner whose speed is known."""
-
-    parameters: int
-    step_tokens: int
-    local_steps: int
-    payload_bytes_up: int
-    """Of all fragments once."""
-    payload_bytes_down: int
-    fragment_bytes_max: int
-    """The largest push."""
-    pull_timeout_s: float
-    token_budget: int
-
-
-def needs_of(genesis: Genesis, charter: Charter) -> Needs:
-    """What a learner of this project has to carry."""
-    from protocol.fragments import build_layout
-    from protocol.numerics.codecs import payload_bytes
-
-    layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-    rounds = charter.rounds
-    numels = [fragment.numel for fragment in layout.fragments]
-    return Needs(
-        parameters=layout.parameters,
-        step_tokens=charter.inner.batch_sequences * genesis.data.sequence_tokens,
-        local_steps=rounds.local_steps,
-        payload_bytes_up=sum(payload_bytes(rounds.up_codec, numel) for numel in numels),
-        payload_bytes_down=sum(payload_bytes(rounds.down_codec, numel) for numel in numels),
-        fragment_bytes_max=max(payload_bytes(rounds.up_codec, numel) for numel in numels),
-        pull_timeout_s=float(rounds.pull_timeout_s),
-        token_budget=charter.limits.tokens,
-    )
+def _untried(topic: str) -> Finding:
+    return Finding(topic=topic, verdict="unknown", says="not tried (--quick)")
 
 
 def python(version: tuple[int, int], shown: str, torch: str) -> Finding:
     """The interpreter, and PyTorch as its package names it (empty: not installed)."""
-    figures: dict[str, float | str | bool | None] = {"python": shown, "torch": torch or None}
+    figures: Figures = {"python": shown, "torch": torch or None}
     if not torch:
         return Finding(
             topic="python",
@@ -115,8 +58,8 @@ def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
     present: accelerators that the system names, whatever PyTorch makes of them.
     """
     if trial is None:
-        return Finding(topic="accelerator", verdict="unknown", says="not tried (--quick)")
-    figures: dict[str, float | str | bool | None] = {
+        return _untried("accelerator")
+    figures: Figures = {
         "device": trial.device,
         "name": trial.device_name,
         "backend": trial.backend,
@@ -157,7 +100,7 @@ def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
 def engine(swarm: SwarmAnswer | None) -> Finding:
     """Whether the network engine runs."""
     if swarm is None:
-        return Finding(topic="engine", verdict="unknown", says="not tried (--quick)")
+        return _untried("engine")
     if not swarm.is_engine_up:
         return Finding(
             topic="engine",
@@ -178,7 +121,7 @@ def clock(swarm: SwarmAnswer | None, kept: bool | None, error_s: float | None) -
 
     kept: what the kernel says about being kept by one; None where it says nothing.
     """
-    figures: dict[str, float | str | bool | None] = {"kept": kept, "error_s": error_s}
+    figures: Figures = {"kept": kept, "error_s": error_s}
     remedy = "Set it with NTP, for example: timedatectl set-ntp true"
     if swarm is not None and swarm.is_clock_off:
         return Finding(
@@ -215,7 +158,7 @@ def clock(swarm: SwarmAnswer | None, kept: bool | None, error_s: float | None) -
 
 def port(number: int, trouble: str) -> Finding:
     """Whether a port for hosting is free."""
-    figures: dict[str, float | str | bool | None] = {"port": number}
+    figures: Figures = {"port": number}
     if trouble:
         return Finding(
             topic="port",
@@ -230,14 +173,14 @@ def port(number: int, trouble: str) -> Finding:
 def reach(swarm: SwarmAnswer | None) -> Finding:
     """Whether the swarm is reached, how, and whether it could reach us."""
     if swarm is None:
-        return Finding(topic="reach", verdict="unknown", says="not tried (--quick)")
+        return _untried("reach")
     outside = public_addresses(swarm.addresses)
     inward = (
         f"others can dial {outside[0]} unless a firewall is in between"
         if outside
         else "this machine has only private addresses, so nobody outside can dial it"
     )
-    figures: dict[str, float | str | bool | None] = {
+    figures: Figures = {
         "is_public": bool(outside),
         "hosts": float(len(swarm.hosts)),
         "answering": float(sum(bool(host.path) for host in swarm.hosts)),
@@ -292,7 +235,7 @@ def public_addresses(addresses: Sequence[str]) -> list[str]:
 def disk(free_bytes: int, place: str) -> Finding:
     """Room for text, tape and weights."""
     says = f"{amount(free_bytes)} free at {place}"
-    figures: dict[str, float | str | bool | None] = {"free_bytes": float(free_bytes)}
+    figures: Figures = {"free_bytes": float(free_bytes)}
     if free_bytes < DISK_MIN:
         return Finding(
             topic="disk",
@@ -314,7 +257,7 @@ def disk(free_bytes: int, place: str) -> Finding:
 def memory(available_bytes: int, total_bytes: int, limit: str) -> Finding:
     """What training may take. limit: what bounds it, in words, or empty."""
     bound = f", {limit}" if limit else ""
-    figures: dict[str, float | str | bool | None] = {
+    figures: Figures = {
         "available_bytes": float(available_bytes),
         "total_bytes": float(total_bytes),
     }
@@ -346,152 +289,3 @@ def speed(trial: TrialAnswer | None, what: str) -> Finding:
         f"{trial.sequences} {'sequence' if trial.sequences == 1 else 'sequences'} at once",
         figures={"tokens_per_s": round(trial.tokens_per_s, 1), "sequences": float(trial.sequences)},
     )
-
-
-def fit(trial: TrialAnswer | None, needs: Needs, available_bytes: int) -> Finding:
-    """Whether the project's model fits, on the device and beside the daemon."""
-    is_on_cpu = trial is None or trial.device in ("", "cpu")
-    beside = DAEMON_BYTES * needs.parameters
-    least = TRAINING_BYTES * needs.parameters
-    taken = trial.memory_bytes if trial is not None and trial.memory_bytes else least
-    device_room = available_bytes if is_on_cpu else (trial.device_bytes if trial else 0)
-    figures: dict[str, float | str | bool | None] = {
-        "parameters": float(needs.parameters),
-        "training_bytes": float(taken),
-        "daemon_bytes": float(beside),
-        "device_bytes": float(device_room),
-        "memory_bytes": float(available_bytes),
-    }
-    where = "memory" if is_on_cpu else "the device's memory"
-    wanted = taken + (beside if is_on_cpu else 0)
-    fits = wanted <= device_room and beside <= available_bytes
-    if not fits or (trial is not None and trial.is_out_of_memory):
-        return Finding(
-            topic="fit",
-            verdict="trouble",
-            says=f"{needs.parameters:,} parameters do not fit: they take {amount(wanted)} of "
-            f"{where}, and {amount(device_room)} is there",
-            remedy="Free memory, or take part in a project with a smaller model.",
-            figures=figures,
-        )
-    measured = "measured" if trial is not None and trial.memory_bytes else "at least"
-    return Finding(
-        topic="fit",
-        verdict="good",
-        says=f"{needs.parameters:,} parameters take {amount(wanted)} of {where} ({measured}), "
-        f"{amount(device_room)} is there",
-        figures=figures,
-    )
-
-
-def pace(trial: TrialAnswer | None, needs: Needs) -> Finding:
-    """Whether this machine is fast enough for the project to have something of it."""
-    if trial is None or not trial.tokens_per_s:
-        return Finding(topic="pace", verdict="unknown", says="the speed was not measured")
-    step_s = needs.step_tokens / trial.tokens_per_s
-    cycle_s = needs.local_steps * step_s
-    share = 86_400 * trial.tokens_per_s / needs.token_budget
-    figures: dict[str, float | str | bool | None] = {
-        "step_s": round(step_s, 3),
-        "cycle_s": round(cycle_s, 1),
-        "share_per_day": round(share, 6),
-    }
-    says = (
-        f"a local step takes {duration(step_s)}, so each fragment is handed in every "
-        f"{duration(cycle_s)}"
-    )
-    if cycle_s > CYCLE_S_MAX:
-        return Finding(
-            topic="pace",
-            verdict="trouble",
-            says=f"too slow for this project: {says}, too old by then to be of use",
-            remedy="Use an accelerator, or take part in a project with a smaller model.",
-            figures=figures,
-        )
-    a_day = "" if share >= 1 else f"; {share:.2g} of its tokens in a day"
-    return Finding(
-        topic="pace",
-        verdict="care" if cycle_s > CYCLE_S_CARE else "good",
-        says=says + a_day,
-        figures=figures,
-    )
-
-
-def bandwidth(
-    trial: TrialAnswer | None,
-    swarm: SwarmAnswer | None,
-    needs: Needs,
-    *,
-    up_max: int | None,
-    down_max: int | None,
-) -> Finding:
-    """What the project takes of the line at this machine's speed, against what is known of it.
-
-    up_max, down_max: the owner's limits, bytes per second.
-    """
-    rate = trial.tokens_per_s if trial is not None else 0.0
-    per_s = rate / (needs.step_tokens * needs.local_steps)
-    up = max(needs.payload_bytes_up * per_s, needs.fragment_bytes_max / needs.pull_timeout_s)
-    down = needs.payload_bytes_down * per_s
-    got = swarm.down_bytes_per_s if swarm is not None else 0.0
-    figures: dict[str, float | str | bool | None] = {
-        "needs_up": round(up, 1),
-        "needs_down": round(down, 1),
-        "measured_down": round(got, 1) or None,
-    }
-    says = f"the project takes {amount(up)}/s up and {amount(down)}/s down at this speed"
-    for limit, wanted, word in ((up_max, up, "up"), (down_max, down, "down")):
-        if limit is not None and limit < wanted:
-            return Finding(
-                topic="bandwidth",
-                verdict="trouble",
-                says=f"{says}; limits.{word}_bytes_per_s allows {amount(limit)}/s",
-                remedy=f"Raise limits.{word}_bytes_per_s, or take part in a smaller project.",
-                figures=figures,
-            )
-    if got and got < down:
-        return Finding(
-            topic="bandwidth",
-            verdict="trouble",
-            says=f"too slow for this project: {says}; {amount(got)}/s came from its hosts",
-            remedy="Use a faster line, or take part in a project with a smaller model.",
-            figures=figures,
-        )
-    if not got:
-        return Finding(
-            topic="bandwidth",
-            verdict="unknown",
-            says=f"{says}; no syncer was asked",
-            figures=figures,
-        )
-    return Finding(
-        topic="bandwidth",
-        verdict="good",
-        says=f"{says}; {amount(got)}/s came from its hosts; the way up shows only once joined",
-        figures=figures,
-    )
-
-
-def worst(findings: Sequence[Finding]) -> Verdict:
-    """The verdict on all of them: trouble, care or good. What is unknown hurts nobody."""
-    told = {one.verdict for one in findings}
-    if "trouble" in told:
-        return "trouble"
-    return "care" if "care" in told else "good"
-
-
-def amount(count: float) -> str:
-    """So many bytes, in words."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= 1024**power:
-            return f"{count / 1024**power:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people."""
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"

@@ -19,10 +19,10 @@ from node.politeness.settings import Settings
 from node.swarm_trial_facts import SwarmAnswer
 from node.trainer.trial_facts import TrialWish
 from protocol.errors import UserError
-from shoal import diagnosis, examining, local_settings, versions
-from shoal.diagnosis import Finding, Verdict
+from shoal import diagnosis, examining, findings, local_settings, suiting, versions
 from shoal.examining import Named
 from shoal.exit_codes import ExitCode
+from shoal.findings import Finding, Verdict
 
 MARKS: Final[dict[Verdict, str]] = {
     "good": "ok     ",
@@ -60,7 +60,7 @@ def run(
         if not as_json:
             progress.clear()
             print("\n".join(shown(finding, has_colour=sys.stdout.isatty())), flush=True)
-    verdict = diagnosis.worst(found)
+    verdict = findings.worst(found)
     if as_json:
         print(msgspec.json.encode({"verdict": verdict, "findings": found}).decode())
     else:
@@ -121,10 +121,8 @@ def _training(
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
     genesis, charter = named.genesis, named.charter
-    needs = diagnosis.needs_of(genesis, charter) if genesis and charter else None
-    is_hopeless = needs is not None and diagnosis.TRAINING_BYTES * needs.parameters > _most(
-        available
-    )
+    needs = suiting.needs_of(genesis, charter) if genesis and charter else None
+    is_hopeless = needs is not None and suiting.TRAINING_BYTES * needs.parameters > _most(available)
     trial = None
     if not is_quick and not is_hopeless:
         tell("training a little")
@@ -132,10 +130,10 @@ def _training(
     yield diagnosis.accelerator(trial, examining.accelerators_present())
     yield diagnosis.speed(trial, "the project's model" if needs else "a small model")
     if needs is not None:
-        yield diagnosis.fit(trial, needs, available)
-        yield diagnosis.pace(trial, needs)
+        yield suiting.fit(trial, needs, available)
+        yield suiting.pace(trial, needs)
         limits = settings.limits
-        yield diagnosis.bandwidth(
+        yield suiting.bandwidth(
             trial, swarm, needs, up_max=limits.up_bytes_per_s, down_max=limits.down_bytes_per_s
         )
     elif named.name:
@@ -213,9 +211,9 @@ def shown(finding: Finding, *, has_colour: bool) -> list[str]:
     return lines + [INDENT + ("> " if at == 0 else "  ") + one for at, one in enumerate(advice)]
 
 
-def closing(findings: list[Finding], project: str) -> str:
+def closing(found: list[Finding], project: str) -> str:
     """The last line: whether to join."""
-    bad = [one.topic for one in findings if one.verdict == "trouble"]
+    bad = [one.topic for one in found if one.verdict == "trouble"]
     what = f"take part in {project}" if project else "take part in a project"
     if bad:
         return f"This machine cannot {what} yet: {', '.join(bad)}."

@@ -29,6 +29,7 @@ from syncer_node.jobs import (
     PushId,
     PushRefused,
 )
+from syncer_node.opening import next_to_open
 from syncer_node.pacing import Pace, median_step_s
 from syncer_node.uplinks import Uplinks
 
@@ -268,15 +269,10 @@ class Merging:
                 self._ask(current, able, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
-            fragment = self._next_fragment()
+            fragment = next_to_open(self, now_s)
             if fragment is None:
                 break
             version = self.state.fragments[fragment].version
-            training = self.members.training()
-            if not self.pace.may_open(fragment, version, training, now_s):
-                break
-            if not any(self._can_ask(session, fragment, version, now_s) for session in training):
-                break  # Everybody is busy handing in another fragment; soon they are not.
             self._open(fragment, version + 1, self.members.handing_in(), now_s)
 
     def deadline_s(self, now_s: float) -> float | None:
@@ -290,15 +286,8 @@ class Merging:
             times.append(self.stalled_until_s)
         return min((t for t in times if t is not None), default=None)
 
-    def _next_fragment(self) -> int | None:
-        """The fragment with the fewest merges that is not in flight, lowest index first."""
-        if len(self.rounds) >= self.spec.overlap_steps:
-            return None
-        coming = self._coming()
-        return coming[0] if coming else None
-
-    def _coming(self) -> list[int]:
-        """Fragments that are not in flight, in the order in which they will be."""
+    def coming(self) -> list[int]:
+        """Fragments that are not in flight, those with the fewest merges first, then by index."""
         busy = {current.fragment for current in self.rounds.values()}
         free = [(f.version, at) for at, f in enumerate(self.state.fragments) if at not in busy]
         return [at for _, at in sorted(free)]
@@ -329,11 +318,11 @@ class Merging:
             session
             for session in able
             if session.peer not in current.tickets
-            and self._can_ask(session, current.fragment, current.version - 1, now_s)
+            and self.can_ask(session, current.fragment, current.version - 1, now_s)
         ]
         if not fit:
             return
-        coming = [current.fragment, *self._coming()]
+        coming = [current.fragment, *self.coming()]
         turn = [session for session in fit if self.uplinks.is_turn(session.key, coming)]
         is_enough = current.hoped_for + len(turn) >= current.required(now_s)
         for session in turn if is_enough else fit:
@@ -341,7 +330,7 @@ class Merging:
             pull = Pull(current.number, current.fragment, current.version - 1)
             self.desk.send(session.peer, pull)
 
-    def _can_ask(self, session: Session, fragment: int, version: int, now_s: float) -> bool:
+    def can_ask(self, session: Session, fragment: int, version: int, now_s: float) -> bool:
         """Whether a pull would bring something, and no other round waits for this learner."""
         timeout_s = self.spec.pull_timeout_s
         for other in self.rounds.values():

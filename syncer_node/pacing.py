@@ -49,6 +49,8 @@ class Pace:
     fragments: int
     next_step: dict[tuple[bytes, int], float] = field(default_factory=dict)
     waiting_since_s: float | None = None
+    leaving_opened_s: dict[int, float] = field(default_factory=dict)
+    """Fragment -> when its last round was opened for learners about to leave."""
     _words: str = "no learner is training yet"
     _behind: tuple[int, int, int, list[Session]] | None = None
     """Fragment, version, local steps needed, and who is training: put in words when asked for."""

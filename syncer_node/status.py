@@ -77,13 +77,38 @@ def _training_sentence(seat: Seat) -> str:
     if not live:
         return "Waiting for learners: hand out the join link."
     if not training:
-        return f"{_learners(len(live))} here, none training yet."
+        return nobody_trains([(one.name, one.beat.state if one.beat else "") for one in live])
     missing = [s for s in seat.members.sessions.values() if not s.is_connected and not s.has_left]
     tail = f" Gone: {', '.join(s.name for s in missing)}." if missing else ""
     waiting = seat.merging.pace.waiting
     is_short = "learners ready" in waiting
     wait = f" Waiting: {waiting}." if is_short else ""
     return f"All is well. {_learners(len(training))} training.{tail}{wait}"
+
+
+NAMES_MAX = 3
+"""More learners than this are counted, not named."""
+
+DOING = {
+    "": "connecting",
+    "syncing": "fetching weights",
+    "starting": "starting",
+    "starved": "out of text",
+    "paused": "paused",
+    "finishing": "handing in before leaving",
+}
+"""States of learners that do not train, as parts of a sentence."""
+
+
+def nobody_trains(learners: list[tuple[str, str]]) -> str:
+    """What those who are here do instead. learners: name and state of each."""
+    parts = []
+    for state in DOING:
+        names = [name for name, its in learners if its == state]
+        if names:
+            who = ", ".join(names) if len(learners) <= NAMES_MAX else f"{len(names):,}"
+            parts.append(f"{who} {DOING[state]}")
+    return f"Nobody trains: {'; '.join(parts)}."
 
 
 def _voters_away(raft: Raft, now_s: float) -> str:

@@ -34,6 +34,9 @@ LEADERLESS_S_BAD = 10.0
 
 LEADER_QUIET_S = limits.ELECTION_TIMEOUT_S_MIN
 
+_NOBODY = "Nobody trains:"
+"""How a syncer begins whose learners are all busy with something else."""
+
 _WELL = re.compile(r"^All is well\.\s*")
 _COUNT = re.compile(r"[\d,]+ learners? training\.")
 _GONE = re.compile(r"\s*Gone: [^.]*\.")
@@ -141,6 +144,9 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
     worst: Level = "WELL" if _WELL.match(said) and not problems else "CARE"
     if "paused" in said.split(":")[0]:
         worst = "TROUBLE"
+    if said.startswith(_NOBODY):
+        worst = _at_rest(status, worst)
+        said += _why_here(scene)
     said = _NOT_HERE.sub("", said) if problems else said
     recent = [peer for peer in lost(status) if peer.heard_s < NEWS_S]
     if recent:
@@ -166,6 +172,26 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
         problems.insert(0, said)
         said = ""
     return Verdict(worst, " ".join([*problems, said]).strip())
+
+
+def _at_rest(status: SyncerStatus, level: Level) -> Level:
+    """Somebody's wish is no trouble, and a start is none either."""
+    states = {peer.state for peer in alive(status)}
+    if level != "CARE" or not states:
+        return level
+    if states <= {"paused", "finishing"}:
+        return "PAUSED"
+    return "START" if states <= {"greeting", "syncing", "starting"} else level
+
+
+def _why_here(scene: Scene) -> str:
+    """What the learners of this machine say of themselves, who know why they do not train."""
+    said = ""
+    for other in scene.frame.attached():
+        status = scene.frame.status(other.key)
+        if isinstance(status, NodeStatus) and status.state in ("paused", "finishing"):
+            said += f" {other.label}: {words.clean(status.sentence, CHARS_MAX)}"
+    return said
 
 
 def _short_of_quorum(status: SyncerStatus) -> str:

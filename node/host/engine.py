@@ -1,7 +1,7 @@
 """One run of the network engine: hivemind's `P2P`, whose child process p2pd does the work, and an
 in-process `DHTNode`.
 
-Only this file and `records` import hivemind. The child can die or hang, and then hivemind's calls
+Only this file and `records` use hivemind. The child can die or hang, and then hivemind's calls
 never return: so each one has a time limit here, which also ends at once when the engine is lost.
 The few private names of hivemind that this needs (its child process, its client) stay in this file.
 """
@@ -19,13 +19,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hivemind.dht import DHTNode
-from hivemind.dht.protocol import ValidationError
-from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
-from hivemind.utils.multiaddr import Multiaddr
-
 from node.host import addresses, keystore, leftovers, records
 from node.host.addresses import PeerAddress
+from node.host.hivemind_parts import (
+    P2P,
+    DHTNode,
+    Multiaddr,
+    P2PDaemonError,
+    P2PHandlerError,
+    PeerID,
+    ValidationError,
+)
 from node.host.keystore import Identity
 from node.host.seam import Loss, translated
 from node.host.streams import Traffic, Wire

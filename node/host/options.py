@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from node.host.home import DEFAULT_INSTANCE, Home
-from node.host.joinlink import JoinLink
 from node.politeness.settings import Settings
+
+if TYPE_CHECKING:
+    from node.host.joinlink import JoinLink
 
 SYNCER_PORT = 4100
 WITNESS_PORT = 4101

@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hivemind.dht import DHTNode
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import PeerID
-
 from node.host import keystore
+from node.host.hivemind_parts import (
+    DHTID,
+    DHTNode,
+    DHTRecord,
+    DictionaryDHTValue,
+    PeerID,
+    RecordValidatorBase,
+)
 from node.host.keystore import Identity
 from protocol.ids import NodeKey
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK
+from protocol.numerics.prefetch import ahead
 
 nb: Any
 try:
@@ -63,6 +64,8 @@ _INT8_MAX = np.float32(127.0)
 _FACTOR_MIN = np.float32(2.0**-100)
 _GROUP = 64
 """Blocks that are encoded together: what one loop reads, the next finds in the nearest cache."""
+_SOON = 8
+"""Blocks between the one at work and the one that is loaded."""
 # Plain Python integers would make every intermediate 64 bits wide.
 _SEVEN, _EIGHT, _FIFTEEN, _NIBBLE = np.int32(7), np.int32(8), np.int32(15), np.int32(4)
 _ONE, _LAST, _TOP = np.uint32(1), np.uint32(31), np.uint32(0x8000_0000)
@@ -164,6 +167,7 @@ def encode_int4(values: F32, codes: U8, scales: U16) -> bool:
     is_sound = True
     for first in range(0, scales.size, _GROUP):
         stop = min(first + _GROUP, scales.size)
+        ahead(values, (first + _GROUP) * BLOCK, (stop + _GROUP) * BLOCK)
         here, bits = values[first * BLOCK : stop * BLOCK], scales[first:stop]
         _extremes(here.view(np.int32), extremes)
         is_sound &= _scales_of(extremes, -_INT4_OFFSET, bits, inverses)
@@ -178,6 +182,7 @@ def encode_int8(values: F32, codes: I8, scales: U16) -> bool:
     is_sound = True
     for first in range(0, scales.size, _GROUP):
         stop = min(first + _GROUP, scales.size)
+        ahead(values, (first + _GROUP) * BLOCK, (stop + _GROUP) * BLOCK)
         here, bits = values[first * BLOCK : stop * BLOCK], scales[first:stop]
         _extremes(here.view(np.int32), extremes)
         np.abs(extremes, extremes)
@@ -189,34 +194,51 @@ def encode_int8(values: F32, codes: I8, scales: U16) -> bool:
 @_compiled
 def wanted(values: F32, minus: F32 | None, residual: F32, out: F32) -> None:
     """What there is to say, flushed: how far values are from `minus`, and what was left before."""
-    if minus is None:
-        for i in range(out.size):
-            out[i] = _flushed(values[i] + residual[i])
-    else:
-        for i in range(out.size):
-            out[i] = _flushed((values[i] - minus[i]) + residual[i])
+    for start in range(0, out.size, BLOCK):
+        soon = start + _SOON * BLOCK
+        ahead(values, soon, soon + BLOCK)
+        ahead(residual, soon, soon + BLOCK)
+        ahead(out, soon, soon + BLOCK)
+        here = slice(start, start + BLOCK)
+        now, before, into = values[here], residual[here], out[here]
+        if minus is None:
+            for i in range(into.size):
+                into[i] = _flushed(now[i] + before[i])
+        else:
+            ahead(minus, soon, soon + BLOCK)
+            base = minus[here]
+            for i in range(into.size):
+                into[i] = _flushed((now[i] - base[i]) + before[i])
 
 
 @_compiled
 def leave_int4(codes: U8, scales: U16, left: F32) -> None:
     """Takes from `left` what the codes say, and flushes the rest."""
     for block in range(scales.size):
-        base, at, scale = block * BLOCK, block * HALF, _wide(scales[block])
+        soon = (block + _SOON) * BLOCK
+        ahead(codes, soon // 2, (soon + BLOCK) // 2)
+        ahead(left, soon, soon + BLOCK)
+        said, scale = codes[block * HALF : block * HALF + HALF], _wide(scales[block])
+        rest = left[block * BLOCK : block * BLOCK + BLOCK]
         for i in range(HALF):
-            packed = np.int32(codes[at + i])
+            packed = np.int32(said[i])
             low = np.float32(np.int32(packed & _FIFTEEN) - _EIGHT) * scale
             high = np.float32(np.int32(packed >> _NIBBLE) - _EIGHT) * scale
-            left[base + i] = _flushed(left[base + i] - low)
-            left[base + HALF + i] = _flushed(left[base + HALF + i] - high)
+            rest[i] = _flushed(rest[i] - low)
+            rest[HALF + i] = _flushed(rest[HALF + i] - high)
 
 
 @_compiled
 def leave_int8(codes: I8, scales: U16, left: F32) -> None:
     """The same of int8 codes."""
     for block in range(scales.size):
-        base, scale = block * BLOCK, _wide(scales[block])
-        for i in range(base, base + BLOCK):
-            left[i] = _flushed(left[i] - np.float32(codes[i]) * scale)
+        soon = (block + _SOON) * BLOCK
+        ahead(codes, soon, soon + BLOCK)
+        ahead(left, soon, soon + BLOCK)
+        here, scale = slice(block * BLOCK, block * BLOCK + BLOCK), _wide(scales[block])
+        said, rest = codes[here], left[here]
+        for i in range(BLOCK):
+            rest[i] = _flushed(rest[i] - np.float32(said[i]) * scale)
 
 
 @_compiled
@@ -234,6 +256,9 @@ def scales(bits: U16, out: F32) -> bool:
 def decode_int4(codes: U8, by_block: F32, out: F32) -> None:
     """Fills `out` (float32) with code times scale; adding +0 makes -0 positive."""
     for block in range(by_block.size):
+        later = block + _SOON
+        ahead(codes, later * HALF, later * HALF + HALF)
+        ahead(out, later * BLOCK, later * BLOCK + BLOCK)
         said, scale = codes[block * HALF : block * HALF + HALF], by_block[block]
         into = out[block * BLOCK : block * BLOCK + BLOCK]
         for i in range(HALF):
@@ -246,6 +271,9 @@ def decode_int4(codes: U8, by_block: F32, out: F32) -> None:
 def decode_int8(codes: I8, by_block: F32, out: F32) -> None:
     """The same of int8 codes."""
     for block in range(by_block.size):
+        soon = (block + _SOON) * BLOCK
+        ahead(codes, soon, soon + BLOCK)
+        ahead(out, soon, soon + BLOCK)
         here, scale = slice(block * BLOCK, block * BLOCK + BLOCK), by_block[block]
         said, into = codes[here], out[here]
         for i in range(BLOCK):
@@ -256,6 +284,7 @@ def decode_int8(codes: I8, by_block: F32, out: F32) -> None:
 def squares_int4(codes: U8, by_block: F32, sums: F64) -> None:
     """Fills `sums` (float64) with the sum of squares of each block; exact, so without an order."""
     for block in range(by_block.size):
+        ahead(codes, (block + _SOON) * HALF, (block + _SOON) * HALF + HALF)
         said, total = codes[block * HALF : block * HALF + HALF], np.int16(0)
         for i in range(HALF):
             # 128 squares of at most 64 fit 16 bits, and twice as many of those fit a register.
@@ -271,6 +300,7 @@ def squares_int4(codes: U8, by_block: F32, sums: F64) -> None:
 def squares_int8(codes: I8, by_block: F32, sums: F64) -> None:
     """The same of int8 codes."""
     for block in range(by_block.size):
+        ahead(codes, (block + _SOON) * BLOCK, (block + _SOON) * BLOCK + BLOCK)
         said, total = codes[block * BLOCK : block * BLOCK + BLOCK], np.int32(0)
         for i in range(BLOCK):
             code = np.int32(said[i])
@@ -297,8 +327,11 @@ def add_int4(planes: tuple[U8, ...], count: int, by_block: F32, total: F32) -> N
     planes: codes of at least `count` payloads; by_block: their factors, a row for each.
     """
     for block in range(by_block.shape[1]):
+        soon = (block + _SOON) * BLOCK
+        ahead(total, soon, soon + BLOCK)
         into = total[block * BLOCK : block * BLOCK + BLOCK]
         for at in range(count):
+            ahead(planes[at], soon // 2, (soon + BLOCK) // 2)
             said = planes[at][block * HALF : block * HALF + HALF]
             factor = by_block[at, block]
             for i in range(HALF):
@@ -312,8 +345,11 @@ def add_int8(planes: tuple[I8, ...], count: int, by_block: F32, total: F32) -> N
     """The same of int8 codes."""
     for block in range(by_block.shape[1]):
         here = slice(block * BLOCK, block * BLOCK + BLOCK)
+        soon = (block + _SOON) * BLOCK
+        ahead(total, soon, soon + BLOCK)
         into = total[here]
         for at in range(count):
+            ahead(planes[at], soon, soon + BLOCK)
             said, factor = planes[at][here], by_block[at, block]
             for i in range(BLOCK):
                 into[i] += np.float32(said[i]) * factor
@@ -327,6 +363,7 @@ def squares(values: F32, sums: F64, fold: F64) -> None:
     """
     for block in range(sums.size):
         base = block * BLOCK
+        ahead(values, base + _SOON * BLOCK, base + (_SOON + 1) * BLOCK)
         for i in range(BLOCK):
             wide = np.float64(values[base + i])
             fold[i] = wide * wide
@@ -363,16 +400,22 @@ def add_exactly(sums: F64, limbs: I64) -> None:
 def stretch(values: F32, factor: float, largest: float) -> None:
     """Multiplies float32 values by a float64 factor in place, within plus and minus `largest`;
     flushed."""
-    for i in range(values.size):
-        wide = np.float64(values[i]) * factor
-        values[i] = _flushed(np.float32(min(max(wide, -largest), largest)))
+    for start in range(0, values.size, BLOCK):
+        ahead(values, start + _SOON * BLOCK, start + (_SOON + 1) * BLOCK)
+        here = values[start : start + BLOCK]
+        for i in range(here.size):
+            wide = np.float64(here[i]) * factor
+            here[i] = _flushed(np.float32(min(max(wide, -largest), largest)))
 
 
 @_compiled
 def flush(values: F32) -> None:
     """Turns subnormals and negative zeros into +0, in place; float32."""
-    for i in range(values.size):
-        values[i] = _flushed(values[i])
+    for start in range(0, values.size, BLOCK):
+        ahead(values, start + _SOON * BLOCK, start + (_SOON + 1) * BLOCK)
+        here = values[start : start + BLOCK]
+        for i in range(here.size):
+            here[i] = _flushed(here[i])
 
 
 @_compiled
@@ -390,19 +433,29 @@ def outer(
 
     Each product and each sum is rounded, and flushed if it is subnormal.
     """
-    for i in range(theta.size):
-        buffer = _flushed(_flushed(momentum[i] * mu) + g[i])
-        ahead = buffer
-        if nesterov:
-            ahead = _flushed(_flushed(buffer * mu) + g[i])
-        momentum_next[i] = buffer
-        theta_next[i] = _flushed(theta[i] - _flushed(ahead * eta))
-    return _is_finite(theta_next) and _is_finite(momentum_next)
+    worst = np.int32(0)
+    for start in range(0, theta.size, BLOCK):
+        soon = start + _SOON * BLOCK
+        for values in (theta, momentum, theta_next, momentum_next):
+            ahead(values, soon, soon + BLOCK)
+        here = slice(start, start + BLOCK)
+        now, old, step = theta[here], momentum[here], g[here]
+        moved, kept = theta_next[here], momentum_next[here]
+        for i in range(now.size):
+            buffer = _flushed(_flushed(old[i] * mu) + step[i])
+            along = buffer
+            if nesterov:
+                along = _flushed(_flushed(buffer * mu) + step[i])
+            kept[i] = buffer
+            moved[i] = _flushed(now[i] - _flushed(along * eta))
+        worst = max(worst, _exponent(moved.view(np.int32)), _exponent(kept.view(np.int32)))
+    return bool(worst != _EXPONENT)
 
 
 @_compiled
-def _is_finite(values: F32) -> bool:
-    bits, worst = values.view(np.int32), np.int32(0)
+def _exponent(bits: I32) -> np.int32:
+    """The largest exponent, in place; that of Inf and NaN is `_EXPONENT`."""
+    worst = np.int32(0)
     for i in range(bits.size):
-        worst = max(worst, bits[i] & _EXPONENT)
-    return bool(worst != _EXPONENT)
+        worst = max(worst, np.int32(bits[i] & _EXPONENT))
+    return worst

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
-from msgspec import Struct
-from numpy.typing import NDArray
 
 from node.bank import FragmentBank
 from node.host.shelf import Shelf
@@ -24,7 +21,6 @@ from node.trainer.failures import TrainerFailure
 from node.trainer.workshop import Workshop, limit_resources
 from node.trainer_tape import replay_class
 from protocol.fragments import build_layout
-from protocol.numerics.version import state_manifests
 from protocol.project import Charter, Genesis
 from protocol.tape import (
     CharterInForce,
@@ -39,35 +35,12 @@ from protocol.tape import (
     TrainerBegan,
     VersionApplied,
 )
-
-F32 = NDArray[np.float32]
-Kind = Literal["push", "untried", "diverged", "done"]
-
-
-class Said(Struct, omit_defaults=True):
-    """A line to whoever started this process."""
-
-    kind: Kind
-    incarnation: int = 0
-    sequence: int = 0
-    digest: str = ""
-    place: str = ""
-    text: str = ""
-    number: int = 0
-
-
-class Unreplayable(Exception):
-    """This trainer cannot be repeated here, and why."""
+from simulator.replay.repeating import F32, Said, Unreplayable, delivered, pushed
 
 
 def say(said: Said) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
     sys.stdout.buffer.flush()
-
-
-def version_path(spool: Path, fragment: int, version: int) -> Path:
-    """Where the global value of a fragment's version lies, as f32."""
-    return spool / f"{fragment}-{version}.f32"
 
 
 class Retrainer:
@@ -191,22 +164,7 @@ class Retrainer:
         shop, bank = self.shop, self.bank
         assert shop is not None
         assert bank is not None
-        path = version_path(self.spool, frame.fragment, frame.version)
-        try:
-            theta = np.fromfile(path, "<f4").astype(np.float32, copy=False)
-        except OSError:
-            raise Unreplayable(
-                f"version {frame.version} of fragment {frame.fragment} is not on any tape here"
-            ) from None
-        momentum = np.zeros_like(theta)  # Not what it was: the inner loop never sees it.
-        state = state_manifests(theta, momentum).digests
-        bank.install(frame.fragment, frame.version, state, theta, momentum)
-        delivery = bank.deliver(
-            frame.fragment,
-            is_assign=frame.is_assign,
-            merged_sequence=frame.merged_sequence,
-            kept_frac=frame.kept_frac,
-        )
+        delivery = delivered(bank, self.spool, frame)
         if delivery.is_assign:
             shop.view.blend(frame.fragment, delivery.values, delivery.kept_frac)
         else:
@@ -217,14 +175,10 @@ class Retrainer:
         values = self.copies.get(frame.fragment)
         if values is None:
             raise Unreplayable(f"there is no copy of fragment {frame.fragment} at {place}")
-        made = self.bank.push(frame.fragment, frame.sequence, values)
-        name = made.digest.hex()
-        if made.digest != frame.digest or made.base_version != frame.base_version:
-            text = f"push {frame.sequence} came out otherwise than its learner recorded"
-            say(Said("diverged", self.incarnation, frame.sequence, name, place, text))
+        said = pushed(self.bank, self.incarnation, place, frame, values)
+        say(said)
+        if said.kind == "diverged":
             self.reason = "it diverged before"
-            return
-        say(Said("push", self.incarnation, frame.sequence, name, place))
 
 
 def main() -> int:

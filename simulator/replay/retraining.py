@@ -17,7 +17,7 @@ from node.host.tape_file import TapeLife
 from protocol.ids import short
 from simulator.replay.audit import Audit
 from simulator.replay.diverging import Diverged
-from simulator.replay.retrainer import Said, version_path
+from simulator.replay.repeating import Said, version_path
 from simulator.replay.tiny_again import TinyAgain
 from syncer_node.bank import Version
 from syncer_node.jobs import PushId

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from node.bank import FragmentBank
 from node.host.shelf import Shelf
 from node.host.tape_file import TapeLife
 from node.trainer_tape import replay_class
 from protocol.fragments import build_layout
-from protocol.numerics.version import state_manifests
 from protocol.project import Charter, Genesis
 from protocol.tape import (
     CharterInForce,
@@ -26,7 +24,7 @@ from protocol.tape import (
     VersionApplied,
 )
 from simulator.nodes import Speed, SpeedModel
-from simulator.replay.retrainer import Said, Unreplayable, version_path
+from simulator.replay.repeating import Said, Unreplayable, delivered, pushed
 from simulator.tiny import VIRTUAL, TinyTrainer
 
 
@@ -104,23 +102,7 @@ class TinyAgain:
                 pass
 
     def _apply(self, bank: FragmentBank, trainer: TinyTrainer, frame: VersionApplied) -> None:
-        path = version_path(self.spool, frame.fragment, frame.version)
-        try:
-            theta = np.fromfile(path, "<f4").astype(np.float32, copy=False)
-        except OSError:
-            raise Unreplayable(
-                f"version {frame.version} of fragment {frame.fragment} is not on any tape here"
-            ) from None
-        momentum = np.zeros_like(theta)  # Not what it was: the inner loop never sees it.
-        state = state_manifests(theta, momentum).digests
-        bank.install(frame.fragment, frame.version, state, theta, momentum)
-        delivery = bank.deliver(
-            frame.fragment,
-            is_assign=frame.is_assign,
-            merged_sequence=frame.merged_sequence,
-            kept_frac=frame.kept_frac,
-        )
-        trainer.apply(frame.fragment, delivery)
+        trainer.apply(frame.fragment, delivered(bank, self.spool, frame))
 
     def _push(self, place: str, frame: PushCaptured) -> Said:
         assert self.trainer is not None
@@ -129,10 +111,7 @@ class TinyAgain:
         if values is None:
             self.reason = f"fragment {frame.fragment} was not delivered before {place}"
             return Said("untried", self.incarnation, frame.sequence, text=self.reason)
-        made = self.bank.push(frame.fragment, frame.sequence, values)
-        name = made.digest.hex()
-        if made.digest != frame.digest or made.base_version != frame.base_version:
+        said = pushed(self.bank, self.incarnation, place, frame, values)
+        if said.kind == "diverged":
             self.reason = "it diverged before"
-            text = f"push {frame.sequence} came out otherwise than its learner recorded"
-            return Said("diverged", self.incarnation, frame.sequence, name, place, text)
-        return Said("push", self.incarnation, frame.sequence, name, place)
+        return said

@@ -5,7 +5,6 @@ First a whole learner is killed and started again, then only the trainer of the 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -13,20 +12,8 @@ from typing import Any
 
 import pytest
 
-from node.host.home import Home
-from shoal import projects
-from shoal.project_text import create_text
-from tests.net.test_swarm_processes import (
-    CHANGES,
-    Processes,
-    free_port,
-    is_gone,
-    start_learner,
-    start_syncer,
-    status,
-    until,
-)
-from tests.tiny_project import write_text
+from tests.net.swarms import begin, swarm_in
+from tests.net.test_swarm_processes import is_gone, start_learner, status, until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(150)]
 
@@ -60,22 +47,8 @@ def merging_again(home, processes, name, *, above=0, pid=None):
 
 
 def go_through_it(seen, processes, home, folder):
-    changes = {
-        **CHANGES,
-        "data.location": str(folder / "text.txt"),
-        "limits.tokens": 10**9,
-        "rounds.local_steps": 96,
-        "training.moments": "peer",
-    }
-    path = folder / "tiny.toml"
-    path.write_text(create_text("tiny", changes=changes))
-    projects.sign(path, home, instance="default")
-    start_syncer(processes, path, free_port())
-    ready = until(
-        lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,
-        timeout_s=40,
-        what="a syncer with weights",
-    )
+    changes = {"rounds.local_steps": 96, "training.moments": "peer"}
+    ready = begin(processes, home, folder, changes)
     for name in LEARNERS:
         start_learner(processes, ready.join_link, name)
     seen.first = {name: merging_again(home, processes, name) for name in LEARNERS}
@@ -102,20 +75,10 @@ def go_through_it(seen, processes, home, folder):
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rejoin")
-    write_text(folder / "text.txt", chars=60_000)
-    home = Home(folder / "home")
     seen = Seen()
-    processes = Processes(folder, home)
-    try:
+    with swarm_in(folder, ("syncer", *LEARNERS)) as (home, processes):
         go_through_it(seen, processes, home, folder)
         yield seen
-    except BaseException:
-        for name in ("syncer", *LEARNERS):
-            with contextlib.suppress(OSError):
-                print(f"--- {name}\n{processes.output(name)[-3000:]}")
-        raise
-    finally:
-        processes.clean_up()
 
 
 def test_the_first_one_had_nobody_to_ask(seen):

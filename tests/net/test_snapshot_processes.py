@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -10,19 +9,9 @@ from typing import Any
 
 import pytest
 
-from node.host.home import Home
-from shoal import projects, restoring, snapshotting
-from shoal.project_text import create_text
-from tests.net.test_swarm_processes import (
-    CHANGES,
-    Processes,
-    free_port,
-    start_learner,
-    start_syncer,
-    status,
-    until,
-)
-from tests.tiny_project import write_text
+from shoal import restoring, snapshotting
+from tests.net.swarms import begin, swarm_in
+from tests.net.test_swarm_processes import start_learner, status, until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 
@@ -80,21 +69,7 @@ def past(home, step, *, points=0):
 
 
 def go_through_it(seen, processes, home, folder):
-    changes = {
-        **CHANGES,
-        "data.location": str(folder / "text.txt"),
-        "limits.tokens": 10**9,
-        "limits.evaluate_every": 8,
-    }
-    path = folder / "tiny.toml"
-    path.write_text(create_text("tiny", changes=changes))
-    projects.sign(path, home, instance="default")
-    start_syncer(processes, path, free_port())
-    ready = until(
-        lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,
-        timeout_s=40,
-        what="a syncer with weights",
-    )
+    ready = begin(processes, home, folder, {"limits.evaluate_every": 8})
     for name in LEARNERS:
         start_learner(processes, ready.join_link, name)
     training(home, processes, LEARNERS)
@@ -106,7 +81,9 @@ def go_through_it(seen, processes, home, folder):
     seen.before = past(home, seen.cut.global_step + 30, points=5)
 
     seen.restored = printed(
-        lambda: restoring.restore(path, home, snapshot=None, instance="default", is_confirmed=True)
+        lambda: restoring.restore(
+            folder / "tiny.toml", home, snapshot=None, instance="default", is_confirmed=True
+        )
     )
     seen.back = status(home, "syncer")
     start_learner(processes, ready.join_link, VICTIM)
@@ -120,20 +97,10 @@ def go_through_it(seen, processes, home, folder):
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("snapshot")
-    write_text(folder / "text.txt", chars=60_000)
-    home = Home(folder / "home")
     seen = Seen()
-    processes = Processes(folder, home)
-    try:
+    with swarm_in(folder, ("syncer", *LEARNERS)) as (home, processes):
         go_through_it(seen, processes, home, folder)
         yield seen
-    except BaseException:
-        for name in ("syncer", *LEARNERS):
-            with contextlib.suppress(OSError):
-                print(f"--- {name}\n{processes.output(name)[-3000:]}")
-        raise
-    finally:
-        processes.clean_up()
 
 
 def test_the_snapshot_has_the_living_and_names_the_dead(seen):

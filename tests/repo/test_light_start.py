@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "datasets", "hivemind", "accelerate", "numpy", "asyncio")
+from node.host.home import Home
+from tests.daemon_double import SENTENCE, FakeDaemon
+
+TRAINING = ("torch", "transformers", "datasets", "accelerate", "pydantic", "hivemind.averaging")
+HEAVY = (*TRAINING, "hivemind", "numpy", "asyncio")
 
 PROGRAM = """
 import sys
 from shoal.__main__ import main
 code = main(sys.argv[2:])
 print("loaded:", *[name for name in sys.argv[1].split(",") if name in sys.modules])
+sys.exit(code)
+"""
+
+
+OURS = ("shoal", "node", "syncer_node", "protocol", "simulator", "tui")
+STATUS_OURS = {
+    "node": "node.host.control_client node.host.home node.host.log_lines node.host.options "
+    "node.politeness.settings",
+    "protocol": "protocol.errors protocol.limits protocol.status",
+    "shoal": "shoal.__main__ shoal.choices shoal.cli shoal.cli_config shoal.cli_hosting "
+    "shoal.cli_identity shoal.cli_machine shoal.cli_project shoal.cli_runs shoal.cli_service "
+    "shoal.cli_sim shoal.daemons shoal.exit_codes shoal.failures shoal.presets "
+    "shoal.project_text shoal.versions shoal.watching",
+    "tui": "tui.frames tui.guest tui.node_view tui.rows tui.seats tui.snapshots tui.status_view "
+    "tui.syncer_view tui.witness_view tui.words",
+    "packages": "node node.host node.politeness protocol shoal simulator syncer_node tui",
+}
+"""All of ours that `shoal status` may load. Whoever adds to it adds to what people wait for."""
+STATUS_OTHERS = {"attr", "attrs", "cyclopts", "msgspec", "rich", "typing_extensions"}
+STATUS_BARRED = {"asyncio", "concurrent", "email", "http", "logging", "multiprocessing", "ssl"}
+"""Of the standard library: each takes longer to load than the answer takes to come."""
+
+LOADED = """
+import json, sys
+at_rest = set(sys.modules)
+from shoal.__main__ import main
+code = main(sys.argv[1:])
+print(json.dumps(sorted(set(sys.modules) - at_rest)))
 sys.exit(code)
 """
 
@@ -44,3 +77,41 @@ def test_the_views_import_nothing_heavy():
         [sys.executable, "-c", program, *HEAVY], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("daemon", "barred"),
+    [
+        ("node.daemon", TRAINING),
+        ("syncer_node.daemon", TRAINING),
+        ("syncer_node.witness_daemon", (*TRAINING, "numpy", "numba")),
+        ("node.observer", (*TRAINING, "numpy", "numba")),
+    ],
+)
+def test_no_daemon_loads_what_only_trainers_need(daemon, barred):
+    """They stay for months beside other programs: torch alone would be 200 MB in each."""
+    program = f"import {daemon}, sys; print([name for name in sys.argv[1:] if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *barred], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_status_that_is_answered_loads_no_more_than_it_needs(tmp_path):
+    daemon = FakeDaemon(Home(tmp_path).socket("learner"))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", LOADED, "--home", str(tmp_path), "status"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    finally:
+        daemon.close()
+    assert SENTENCE in done.stdout
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    ours = {name for name in loaded if name.partition(".")[0] in OURS}
+    assert ours <= {name for names in STATUS_OURS.values() for name in names.split()}
+    roots = {name.partition(".")[0] for name in loaded} - set(OURS)
+    assert roots - set(sys.stdlib_module_names) <= STATUS_OTHERS
+    assert roots & STATUS_BARRED == set()

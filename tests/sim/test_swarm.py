@@ -203,6 +203,42 @@ def test_a_finishing_learner_hands_in_what_it_did_and_leaves():
     swarm.check()
 
 
+def finishing_alone(seed, quorum, *, crash_s=None):
+    """The only learner that trains finishes; how long that took, and its host."""
+    rounds = RoundSpec(8, 2, quorum, 0.9, 0.5, 10.0, 10.0, "rebase", "int4", "int4")
+    swarm = build_swarm(seed, steps_s=(0.3,), rounds=rounds)
+    swarm.world.run(40.0)
+    (alone,) = swarm.learners
+    keeping, done = alone.learner.keeping, alone.trainer.local_step
+    assert sum(track.steps(done) > 0 for track in keeping.tracks) > 1
+    if crash_s is not None:
+        swarm.world.at(40.0 + crash_s, swarm.syncer.crash)
+    alone.take(Note(FinishAsked()))
+    for _ in range(1400):
+        swarm.world.run(swarm.world.now_s + 0.05)
+        if alone.stopped is not None:
+            return swarm, alone, swarm.world.now_s - 40.0
+    raise AssertionError("it never finished")
+
+
+@pytest.mark.parametrize(("quorum", "within_s"), [(1, 3.0), (2, 30.0)])
+def test_the_last_learner_hands_in_everything_and_does_not_wait(quorum, within_s):
+    """No round would be due, for nobody trains on; a quorum of two falls after its patience."""
+    swarm, alone, took_s = finishing_alone(14, quorum)
+    assert alone.stopped.reason == "finished: everything was handed in"
+    assert took_s < within_s
+    done = alone.trainer.local_step
+    assert all(track.steps(done) == 0 for track in alone.learner.keeping.tracks)
+    swarm.check()
+
+
+def test_a_learner_that_finishes_while_its_syncer_is_gone_waits_for_another_one_a_moment():
+    _, alone, took_s = finishing_alone(15, 1, crash_s=0.0)
+    assert "no syncer was there for 10 s" in alone.stopped.reason
+    assert "fragments are dropped" in alone.stopped.reason
+    assert 10.0 <= took_s < 10.0 + 2 * limits.GONE_AFTER_S
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rounds", [OVERWRITE, REBASE, BLEND], ids=["overwrite", "rebase", "blend"])
 def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):

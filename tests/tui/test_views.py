@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from protocol.status import GuestStatus
@@ -385,6 +386,31 @@ def test_a_pause_says_why_in_the_header_and_in_the_view():
     assert judge(now).level == "PAUSED"
     view = "\n".join(line.plain for line in this_node.render(now, 100, 30))
     assert "why idle  Paused because it runs on battery. The weights stay current." in view
+
+
+@pytest.mark.parametrize(
+    ("states", "level"),
+    [
+        (("paused",), "PAUSED"),
+        (("paused", "finishing"), "PAUSED"),
+        (("starting", "syncing"), "START"),
+        (("paused", "starved"), "CARE"),
+    ],
+)
+def test_where_nobody_trains_the_learner_here_says_why_it_does_not(states, level):
+    peers = [recordings.peer(at, 900, state=state) for at, state in enumerate(states)]
+    there = recordings.syncer(900, peers, sentence="Nobody trains: avocet paused.")
+    there.project = msgspec.structs.replace(there.project, quorum=1)
+    here = recordings.learner(
+        900, state="paused", sentence="Paused by its owner for 2 h more. The weights stay current."
+    )
+    frame = Frame(at_s=recordings.START_S, statuses=(there, here))
+    verdict = judge(Scene(frame=frame, history=History()))
+    assert verdict.level == level
+    assert verdict.sentence == (
+        "Nobody trains: avocet paused. learner heron: Paused by its owner for 2 h more. The "
+        "weights stay current."
+    )
 
 
 def test_training_beside_somebody_says_so():

@@ -12,9 +12,11 @@ from node.swarm_trial_facts import NamedHost, SwarmAnswer
 from node.trainer.trial_facts import TrialAnswer
 from protocol.errors import UserError
 from protocol.numerics.codecs import payload_bytes
-from shoal import diagnosis, doctor, examining
+from shoal import diagnosis, doctor, examining, findings, suiting
 from shoal.__main__ import main
-from shoal.diagnosis import GIB, Finding, Needs
+from shoal.diagnosis import GIB
+from shoal.findings import Finding
+from shoal.suiting import Needs
 from tests.builders import layout, project
 from tests.daemon_double import LINK
 
@@ -46,12 +48,12 @@ def changed(value, **changes):
 
 
 def bandwidth(trial=TRIAL, swarm=SWARM, needs=NEEDS, up_max=None, down_max=None) -> Finding:
-    return diagnosis.bandwidth(trial, swarm, needs, up_max=up_max, down_max=down_max)
+    return suiting.bandwidth(trial, swarm, needs, up_max=up_max, down_max=down_max)
 
 
 def test_the_needs_are_those_of_genesis_and_charter():
     tiny = project()
-    needs = diagnosis.needs_of(tiny.genesis, tiny.charter)
+    needs = suiting.needs_of(tiny.genesis, tiny.charter)
     codec = tiny.charter.rounds.up_codec
     numels = [one.numel for one in layout().fragments]
     assert needs.payload_bytes_up == sum(payload_bytes(codec, numel) for numel in numels)
@@ -91,7 +93,7 @@ def test_a_line_is_judged_by_what_came_and_by_the_owners_limits(swarm, limits, v
     ("tokens_per_s", "verdict"), [(2_000.0, "good"), (5.0, "care"), (0.2, "trouble")]
 )
 def test_pace_is_trouble_when_work_would_be_a_day_old(tokens_per_s, verdict):
-    found = diagnosis.pace(changed(TRIAL, tokens_per_s=tokens_per_s), NEEDS)
+    found = suiting.pace(changed(TRIAL, tokens_per_s=tokens_per_s), NEEDS)
     assert found.verdict == verdict
     assert found.figures["cycle_s"] == pytest.approx(20_000 / tokens_per_s, rel=0.01)
 
@@ -109,7 +111,7 @@ def test_pace_is_trouble_when_work_would_be_a_day_old(tokens_per_s, verdict):
     ],
 )
 def test_the_model_must_fit_the_device_and_the_daemon_the_memory(trial, available, verdict):
-    assert diagnosis.fit(trial, NEEDS, available).verdict == verdict
+    assert suiting.fit(trial, NEEDS, available).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -185,8 +187,8 @@ def test_every_trouble_has_a_remedy():
         diagnosis.reach(changed(SWARM, genesis=b"", trouble="x")),
         diagnosis.disk(0, "/x"),
         diagnosis.speed(TrialAnswer(trouble="x"), "y"),
-        diagnosis.fit(None, NEEDS, 0),
-        diagnosis.pace(changed(TRIAL, tokens_per_s=0.1), NEEDS),
+        suiting.fit(None, NEEDS, 0),
+        suiting.pace(changed(TRIAL, tokens_per_s=0.1), NEEDS),
         bandwidth(swarm=changed(SWARM, down_bytes_per_s=1.0)),
     ]
     assert {one.verdict for one in troubles} == {"trouble"}
@@ -331,10 +333,10 @@ def test_a_sample_is_found_by_its_name_alone():
 
 
 def test_amounts_and_durations_are_short():
-    assert diagnosis.amount(1536) == "1.5 KiB"
-    assert diagnosis.duration(0.21) == "0.21 s"
-    assert diagnosis.duration(600) == "10 min"
-    assert diagnosis.duration(86_400 * 3) == "3 days"
+    assert findings.amount(1536) == "1.5 KiB"
+    assert findings.duration(0.21) == "0.21 s"
+    assert findings.duration(600) == "10 min"
+    assert findings.duration(86_400 * 3) == "3 days"
 
 
 def test_a_broken_name_raises_a_user_error(home):

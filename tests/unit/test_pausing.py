@@ -7,6 +7,7 @@ import math
 import pytest
 
 from node import status
+from node.finishing import FINISH_S_MAX
 from node.inner import Inner
 from node.jobs import (
     BeginSteps,
@@ -35,9 +36,9 @@ from node.jobs import (
 )
 from node.tending import PARK_RETRY_S, WAKES_MAX
 from protocol.machine import Failed, Note
-from protocol.messages import Cursor, Heartbeat, LeaseRequest, Pull, Push
+from protocol.messages import Alive, Cursor, Goodbye, Heartbeat, LeaseRequest, Pull, Push
 from protocol.records import SeatTaken
-from tests.builders import SYNCER, LearnerBench, Log, actions, digest_of, weights
+from tests.builders import SYNCER, LearnerBench, Log, actions, digest_of, stops, weights
 
 
 class PauseBench(LearnerBench):
@@ -225,6 +226,42 @@ def test_a_parked_learner_that_finishes_stays_parked(bench):
     assert bench.machine.tending.state == "finishing"
     assert bench.said().startswith("Finishing")
     assert actions(bench.effects, HoldSteps) == []
+
+
+def test_who_finishes_with_nothing_to_hand_in_leaves_at_once():
+    bench = LearnerBench().follow(Log(SeatTaken(SYNCER.key), weights()))
+    (stop,) = stops(bench.feed(Note(FinishAsked())))
+    assert stop.reason == "finished: everything was handed in"
+
+
+def test_who_finishes_says_what_is_left_and_what_it_waits_for(bench):
+    bench.note(FinishAsked())
+    fragments = len(bench.machine.keeping.tracks)
+    assert bench.said() == (
+        f"Finishing: handing in what is done, {fragments} of {fragments} fragments left, then "
+        "stopping."
+    )
+    bench.say(SYNCER.key, Goodbye("restart"))
+    assert "waiting a moment for a syncer to hand in to" in bench.said()
+
+
+def test_finishing_takes_a_minute_at_most_and_what_is_dropped_is_said(bench):
+    bench.note(FinishAsked())
+    ends_s = bench.now_s + FINISH_S_MAX
+    found = []
+    while bench.now_s < ends_s + 2.0 and not found:
+        bench.say(SYNCER.key, Alive(0))
+        found = stops(bench.wait(1.0) or [])
+    assert found[0].reason.startswith(
+        "finished: 60 s were not enough to hand in all; local steps on"
+    )
+
+
+def test_a_learner_that_goes_on_after_all_does_not_leave(bench):
+    bench.note(FinishAsked())
+    bench.note(ResumeAsked())
+    assert bench.machine.tending.finishing.deadline_s() is None
+    assert bench.machine.tending.finishing.look() == ""
 
 
 def test_memory_at_its_ceiling_halves_the_micro_batch_without_losing_a_step(bench):

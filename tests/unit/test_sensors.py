@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from node.politeness import sensors
 from node.politeness.accelerators import Amd, DeviceReading, Nvidia
 from node.politeness.files import tree_bytes
-from node.politeness.own import OwnProcesses
+from node.politeness.own import SHARES_EVERY_S, OwnProcesses
 from node.politeness.owner_input import OwnerInput, look
 from node.politeness.sensors import Seldom, Sensors
 
@@ -228,3 +229,43 @@ def test_files_below_folders_are_counted(tmp_path):
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
     counted = tree_bytes([tmp_path / "a", tmp_path / "none"])
     assert 8_192 <= counted <= 40_960
+
+
+class Measured:
+    """A process without children that takes what it is told."""
+
+    pid, rss, asked = 1, 1000, 0
+
+    def oneshot(self):
+        return contextlib.nullcontext()
+
+    def create_time(self):
+        return 0.0
+
+    def cpu_times(self):
+        return SimpleNamespace(user=0.0, system=0.0)
+
+    def children(self, recursive):
+        return []
+
+    def memory_info(self):
+        return SimpleNamespace(rss=self.rss)
+
+    def memory_full_info(self):
+        self.asked += 1
+        return SimpleNamespace(pss=600)
+
+
+def test_memory_follows_what_a_process_takes_between_two_looks_at_shared_pages(monkeypatch):
+    process, now_s = Measured(), [0.0]
+    monkeypatch.setattr(psutil, "Process", lambda: process)
+    own = OwnProcesses(lambda: now_s[0])
+    assert own.look(None).memory_bytes == 600
+    process.rss, now_s[0] = 1500, 1.0
+    assert own.look(None).memory_bytes == 1100
+    process.rss, now_s[0] = 300, 2.0  # It gave back more than was counted for it.
+    assert own.look(None).memory_bytes == 0
+    assert process.asked == 1
+    now_s[0] = SHARES_EVERY_S
+    assert own.look(None).memory_bytes == 600
+    assert process.asked == 2

@@ -1,0 +1,85 @@
+"""hivemind's network parts, without its training parts, and so without torch.
+
+hivemind's own `__init__` modules import everything: averaging, experts, optimizers, and with them
+torch, some 200 MB and a second of processor time in a daemon that never touches a tensor of torch.
+Here the three packages on our way get empty `__init__`s instead; their modules are untouched. It
+holds for the one version that is pinned, and `tests/repo` looks at what a daemon has loaded.
+
+Nothing else imports hivemind. Where somebody else imported it whole already, nothing changes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, Final
+
+NAMES: Final = {
+    "hivemind": {},
+    "hivemind.utils": {
+        "MSGPackSerializer": "serializer",
+        "SerializerBase": "serializer",
+        "get_dht_time": "timed_storage",
+        "get_logger": "logging",
+    },
+    "hivemind.dht": {},
+}
+"""Package -> what its modules, or those of the others, import from it -> where that is."""
+
+
+def install() -> None:
+    """Puts the packages in place, once. ImportError where hivemind is not installed."""
+    if "hivemind" in sys.modules:
+        return
+    for package, names in NAMES.items():
+        _place(package, names)
+
+
+def _place(package: str, names: dict[str, str]) -> None:
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ImportError(f"{package} is not installed", name=package)
+    module = importlib.util.module_from_spec(spec)  # Not executed.
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"{package}.{name} is not among what Shoal loads of hivemind")
+        return getattr(importlib.import_module(f"{package}.{names[name]}"), name)
+
+    module.__dict__["__getattr__"] = find
+    sys.modules[package] = module
+    _attach(module)
+
+
+def _attach(module: ModuleType) -> None:
+    """As an import would: `hivemind.utils` is an attribute of `hivemind`."""
+    parent, _, child = module.__name__.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+
+
+install()
+
+from hivemind.dht.node import DHTNode  # noqa: E402
+from hivemind.dht.protocol import ValidationError  # noqa: E402
+from hivemind.dht.routing import DHTID  # noqa: E402
+from hivemind.dht.storage import DictionaryDHTValue  # noqa: E402
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
+from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
+from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
+
+__all__ = [
+    "DHTID",
+    "P2P",
+    "DHTNode",
+    "DHTRecord",
+    "DictionaryDHTValue",
+    "Multiaddr",
+    "P2PDaemonError",
+    "P2PHandlerError",
+    "PeerID",
+    "RecordValidatorBase",
+    "ValidationError",
+]

@@ -1,0 +1,62 @@
+"""A hint to the CPU: this memory is needed soon. It changes no value, so twins need no such thing.
+
+The processor's own prefetcher stops at each page of 4 KiB; kernels that stream through arrays
+larger than any cache then wait for memory at every page.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import NDArray
+
+LINE_BYTES = 64
+"""Of the caches of every CPU that we know of; with another one the hints are only less good."""
+
+
+def ahead(values: NDArray[Any], start: int, stop: int) -> None:
+    """Begins to load values[start:stop] where this is compiled; does nothing otherwise.
+
+    The range may reach beyond the array: no such memory is touched.
+    """
+
+
+def _compile() -> None:
+    """Teaches numba what `ahead` is in compiled code."""
+    try:
+        extending = import_module("numba.extending")
+    except ImportError:
+        return
+    types = import_module("numba.core.types")
+    proxies = import_module("numba.core.cgutils")
+    ir = import_module("llvmlite.ir")
+
+    def load(_typing: Any, values: Any, index: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            array = proxies.create_struct_proxy(signature.args[0])(context, builder, given[0])
+            byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+            address = builder.bitcast(builder.gep(array.data, [given[1]]), byte)
+            kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+            hint = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+            # To read it, into the nearest cache, data and not code.
+            builder.call(hint, [address, word(0), word(3), word(1)])
+            return context.get_dummy_value()
+
+        return types.void(values, index), emit
+
+    load_line = extending.intrinsic(load)
+
+    def compiled(values: Any, start: Any, stop: Any) -> Any:
+        step = LINE_BYTES * 8 // values.dtype.bitwidth
+
+        def body(values: Any, start: Any, stop: Any) -> None:
+            for index in range(start, stop, step):
+                load_line(values, index)
+
+        return body
+
+    extending.overload(ahead, inline="always")(compiled)
+
+
+_compile()

@@ -1,0 +1,48 @@
+"""One thing that was looked at, with a verdict on it, and how its numbers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+Verdict = Literal["good", "care", "trouble", "unknown"]
+Figures = dict[str, float | str | bool | None]
+
+
+class Finding(Struct, kw_only=True, frozen=True):
+    """One thing that was looked at."""
+
+    topic: str
+    verdict: Verdict
+    says: str
+    remedy: str = ""
+    """What to do, where something is to be done."""
+    figures: Figures = {}
+    """The numbers behind it, for programs."""
+
+
+def worst(findings: Sequence[Finding]) -> Verdict:
+    """The verdict on all of them: trouble, care or good. What is unknown hurts nobody."""
+    told = {one.verdict for one in findings}
+    if "trouble" in told:
+        return "trouble"
+    return "care" if "care" in told else "good"
+
+
+def amount(count: float) -> str:
+    """So many bytes, in words."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"

@@ -1,0 +1,50 @@
+"""Which round opens next: that of the fragment whose turn it is, once the pace allows it.
+
+While nobody trains no round is due, however long one waits. Learners that are about to leave would
+then take with them what they did; for them rounds open at once, of every fragment on which they
+have local steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syncer_node.merging import Merging
+
+LEAVING_EVERY_S = 2.0
+"""Rounds of one fragment for those who leave come no more often: one that they answered left them
+nothing on it, and one that they declined is not asked for again at once."""
+
+
+def next_to_open(merging: Merging, now_s: float) -> int | None:
+    """The fragment whose round opens now; None for none."""
+    if len(merging.rounds) >= merging.spec.overlap_steps:
+        return None
+    coming = merging.coming()
+    if not coming:
+        return None
+    training = merging.members.training()
+    if not training:
+        fragment = _of_those_who_leave(merging, coming, now_s)
+        if fragment is not None:
+            return fragment
+    fragment = coming[0]
+    version = merging.state.fragments[fragment].version
+    if not merging.pace.may_open(fragment, version, training, now_s):
+        return None
+    if not any(merging.can_ask(session, fragment, version, now_s) for session in training):
+        return None  # Everybody is busy handing in another fragment; soon they are not.
+    return fragment
+
+
+def _of_those_who_leave(merging: Merging, coming: list[int], now_s: float) -> int | None:
+    """The first fragment on which somebody who leaves has local steps."""
+    leaving, opened_s = merging.members.leaving(), merging.pace.leaving_opened_s
+    for fragment in coming:
+        version = merging.state.fragments[fragment].version
+        is_due = now_s >= opened_s.get(fragment, -LEAVING_EVERY_S) + LEAVING_EVERY_S
+        if is_due and any(merging.can_ask(one, fragment, version, now_s) for one in leaving):
+            opened_s[fragment] = now_s
+            return fragment
+    return None
