@@ -156,9 +156,11 @@ def _most(available: int) -> int:
 def _wish(named: Named, settings: Settings) -> TrialWish:
     """A trial of the project's model, or of the one that `shoal project create` writes."""
     from node.politeness.budget import threads_for
+    from node.trainer.devices import named_devices
 
     threads = threads_for(settings, os.cpu_count() or 1)
-    device = settings.learner.device
+    # Of several devices that train as one the first is tried.
+    device = next(iter(named_devices(settings.learner.device)), None)
     if named.genesis is not None and named.charter is not None:
         model, inner = named.genesis.model, named.charter.inner
         return TrialWish(
