@@ -85,7 +85,9 @@ class OwnProcesses:
 
 def _ranks(pid: int | None, tree: list[psutil.Process]) -> set[int]:
     """The trainer and its other ranks, which it started; `tree` has all of ours."""
-    found = {pid} if pid is not None else set()
+    if pid is None:
+        return set()
+    found = {pid}
     for process in tree:
         with suppress(psutil.Error):  # It ended; then it has no part in anything.
             if process.ppid() == pid:

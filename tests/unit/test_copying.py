@@ -145,7 +145,7 @@ def test_a_copy_is_told_with_its_own_step_before_the_step_that_hides_it(late, ma
     finally:
         late_receive.undo()
     kinds = [type(one) for one in events]
-    assert kinds == [link.Ready, link.Done, link.Done, link.Done, link.Done, link.Stepped]
+    assert kinds[:6] == [link.Ready, link.Done, link.Done, link.Done, link.Done, link.Stepped]
     assert (events[4].job, events[4].local_step, events[5].local_step) == (7, 0, 1)
     np.testing.assert_array_equal(target.values, weights[1])
 
