@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -20,6 +20,9 @@ from node.trainer.slots import Slot
 
 if TYPE_CHECKING:
     from node.trainer.model import FragmentView
+
+CUDA: Final[Any] = torch.cuda
+"""Torch's own types say nothing of its streams."""
 
 Then = Callable[[], None]
 """Called once the slot holds the fragment."""
@@ -69,8 +72,8 @@ class SideStreamCopies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._under_way: deque[tuple[torch.cuda.Event, Then]] = deque()
+        self._stream = CUDA.Stream(device)
+        self._under_way: deque[tuple[Any, Then]] = deque()
         self._locked: dict[int, int] = {}
         """Slots by number, and where they lie; 0 where the system does not lock them."""
 
@@ -79,7 +82,7 @@ class SideStreamCopies:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             view.read(fragment, slot.values, non_blocking=True)
-            event = torch.cuda.Event()
+            event = CUDA.Event()
             event.record(self._stream)
         self._under_way.append((event, then))
 
@@ -113,7 +116,7 @@ class SideStreamCopies:
     @staticmethod
     def _runtime() -> Any:
         """CUDA's, or ROCm's under the same names."""
-        return torch.cuda.cudart()
+        return CUDA.cudart()
 
 
 def copies_for(device: torch.device) -> Copies:
