@@ -1,6 +1,6 @@
 """Local steps per second of a learner in a swarm, over those of the bare loop.
 
-.venv/bin/python benchmarks/inner_loop.py [--hidden 192] [--pairs 12] [--window-s 4] [--out FILE]
+.venv/bin/python benchmarks/inner_loop.py [--hidden 128] [--pairs 12] [--window-s 4] [--out FILE]
 
 A syncer and one learner of real processes train a small Llama on the processor. A bare loop, plain
 torch on the same model, text, batch and number of threads, runs beside it. Trainer and bare loop
@@ -26,7 +26,6 @@ import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.pausing import learner, project, swarm  # noqa: E402
+from benchmarks.small_swarm import SmallSwarm, small_swarm  # noqa: E402
 from node.host.home import Home  # noqa: E402
 from node.host.signed_project import read_signed  # noqa: E402
 from node.trainer import link  # noqa: E402
@@ -95,13 +94,13 @@ def bare(genesis: Genesis, charter: Charter, cache: Path, counter: Path) -> None
 class Turns:
     """Trainer and bare loop, of which one runs at a time."""
 
-    def __init__(self, home: Home, trainer: int, bare_loop: int, counter: Path) -> None:
-        self.home, self.pids = home, {True: trainer, False: bare_loop}
+    def __init__(self, swarm: SmallSwarm, trainer: int, bare_loop: int, counter: Path) -> None:
+        self.swarm, self.pids = swarm, {True: trainer, False: bare_loop}
         self.counter = counter
 
     def count(self, is_swarm: bool) -> int:
         if is_swarm:
-            return learner(self.home, lambda now: True).local_step
+            return self.swarm.learner(lambda now: True).local_step
         return int(struct.unpack("<q", self.counter.read_bytes())[0])
 
     def rate(self, is_swarm: bool, window_s: float) -> float:
@@ -116,62 +115,53 @@ class Turns:
         return (self.count(is_swarm) - before) / took
 
 
-def measure_ratios(chosen: argparse.Namespace, folder: Path) -> dict[str, object]:
+def measure_ratios(chosen: argparse.Namespace, swarm: SmallSwarm) -> dict[str, object]:
     core = max(os.sched_getaffinity(0))
     others = sorted(os.sched_getaffinity(0) - {core})
     if not others:
         sys.exit("It takes two cores: one for the loops, one for everything else.")
     os.sched_setaffinity(0, others)
     os.environ["SHOAL_LIMITS_NICE"] = "0"  # The bare loop has no priority to give up either.
-    home = Home(folder / "home")
-    path = project(folder, home, chosen.hidden)
-    counter = folder / "counter"
+    counter = swarm.home.root / "counter"
     counter.write_bytes(bytes(COUNTER_BYTES))
-    with swarm(home, path, "--threads", "1") as daemon:
-        now = learner(home, lambda now: now.state == "training" and now.merged > 0)
-        assert now.trainer_pid is not None
-        trainer = psutil.Process(now.trainer_pid)
-        arguments = ["--bare", str(path.with_suffix(".shoal")), "--home", str(home.root)]
-        alone = subprocess.Popen(
-            [sys.executable, __file__, *arguments, "--counter", str(counter)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-        )
-        try:
-            turns = Turns(home, trainer.pid, alone.pid, counter)
-            while turns.count(False) == 0:
-                time.sleep(0.1)
-            for process in (trainer, psutil.Process(alone.pid)):
-                process.suspend()
-                for thread in process.threads():
-                    os.sched_setaffinity(thread.id, {core})
-            before, pairs = learner(home, lambda now: True), []
-            for number in range(chosen.pairs + 1):
-                rates = {
-                    is_swarm: turns.rate(is_swarm, chosen.window_s)
-                    for is_swarm in ((True, False) if number % 2 else (False, True))
-                }
-                if number:  # The first pair warms everything up.
-                    pairs.append((rates[True], rates[False]))
-                    print(json.dumps(rates[True] / rates[False]), flush=True)
-            after = learner(home, lambda now: True)
-        finally:
-            trainer.resume()
-            alone.kill()
-            alone.wait()
-        del daemon
+    swarm.start_syncer()
+    swarm.start_learner("default", "--threads", "1")
+    now = swarm.learner(lambda now: now.state == "training" and now.merged > 0)
+    trainer = psutil.Process(now.trainer_pid)
+    arguments = ["--bare", str(swarm.project.with_suffix(".shoal")), "--home", str(swarm.home.root)]
+    alone = subprocess.Popen(
+        [sys.executable, __file__, *arguments, "--counter", str(counter)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+    )
+    try:
+        turns = Turns(swarm, trainer.pid, alone.pid, counter)
+        while turns.count(False) == 0:
+            time.sleep(0.1)
+        for process in (trainer, psutil.Process(alone.pid)):
+            process.suspend()
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, {core})
+        before, pairs = swarm.learner(lambda now: True), []
+        for number in range(chosen.pairs + 1):
+            order = (True, False) if number % 2 else (False, True)
+            rates = {is_swarm: turns.rate(is_swarm, chosen.window_s) for is_swarm in order}
+            if number:  # The first pair warms everything up.
+                pairs.append((rates[True], rates[False]))
+                print(json.dumps(rates[True] / rates[False]), flush=True)
+        after = swarm.learner(lambda now: True)
+    finally:
+        trainer.resume()
+        alone.kill()
+        alone.wait()
     return {
-        "nice": {"trainer": trainer_nice(chosen), "bare": 0},
         "ratio": quartiles([one / other for one, other in pairs]),
+        "ratio_of_sums": sum(one for one, _ in pairs) / sum(other for _, other in pairs),
         "swarm_steps_per_s": quartiles([one for one, _ in pairs]),
         "bare_steps_per_s": quartiles([other for _, other in pairs]),
         "parameters": now.project.parameters,
         "fragments": now.project.fragments,
         "merged_meanwhile": after.merged - before.merged,
     }
-
-
-def trainer_nice(chosen: argparse.Namespace) -> int:
-    return 0
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
@@ -196,7 +186,7 @@ class Trainer:
         return event
 
 
-async def measure_copies(path: Path, home: Home, folder: Path) -> dict[str, object]:
+async def measure_copies(path: Path, home: Home) -> dict[str, object]:
     """A fragment's way out of and into the model, in seconds, beside a local step's."""
     signed = read_signed(path)
     genesis, charter = signed.genesis, signed.charter
@@ -204,7 +194,7 @@ async def measure_copies(path: Path, home: Home, folder: Path) -> dict[str, obje
 
     numel = max(one.numel for one in layout_of(genesis).fragments)
     count = genesis.fragments
-    one = Trainer(folder / "copies.log")
+    one = Trainer(home.root / "copies.log")
     await one.process.start(
         link.Configure(
             genesis=encode(genesis),
@@ -243,7 +233,7 @@ async def measure_copies(path: Path, home: Home, folder: Path) -> dict[str, obje
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--hidden", type=int, default=192)
+    parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--window-s", type=float, default=4.0)
     parser.add_argument("--out", type=Path)
@@ -254,12 +244,12 @@ def main() -> None:
     if chosen.bare is not None:
         signed = read_signed(chosen.bare)
         return bare(signed.genesis, signed.charter, Home(chosen.home).data_cache(), chosen.counter)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        found = {"hidden": chosen.hidden, "processor": platform.processor() or platform.machine()}
-        found |= measure_ratios(chosen, folder)
-        signed = (folder / "pausing.toml").with_suffix(".shoal")
-        found |= asyncio.run(measure_copies(signed, Home(folder / "home"), folder))
+    found = {"hidden": chosen.hidden, "processor": platform.processor() or platform.machine()}
+    with small_swarm(hidden=chosen.hidden) as swarm:
+        found |= measure_ratios(chosen, swarm)
+        swarm.stop()
+        signed = swarm.project.with_suffix(".shoal")
+        found |= asyncio.run(measure_copies(signed, swarm.home))
     text = json.dumps(found, indent=2)
     print(text)
     if chosen.out is not None:

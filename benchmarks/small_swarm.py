@@ -25,7 +25,7 @@ from shoal import daemons, projects  # noqa: E402
 from shoal.project_text import create_text  # noqa: E402
 
 POLL_S = 0.02
-START_S = 120.0
+START_S = 240.0
 STOP_S = 20.0
 T = TypeVar("T")
 

@@ -27,11 +27,12 @@ def screen(learners: int) -> int:
     """The child: the screen, fed by the stand-in."""
     import msgspec
 
-    from tests.tui import tapes
+    from tests.tui import recordings
     from tui import app
     from tui.sources import Endpoint, LiveSource
 
-    answers = [msgspec.msgpack.encode(frame.statuses[0]) for frame in tapes.thousand(8, learners)]
+    frames = recordings.thousand(8, learners)
+    answers = [msgspec.msgpack.encode(frame.statuses[0]) for frame in frames]
     turn = itertools.cycle(answers)
 
     def call(path: Path, verb: str, timeout_s: float = 2.0, **fields: Any) -> dict[str, Any]:

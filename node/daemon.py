@@ -7,7 +7,6 @@ the inner loop in the trainer process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from node import status
+from node.arriving import learn_project
 from node.bank import FragmentBank
 from node.fetching import StateFetcher
 from node.hospitality import guest_of, trainer_job, trainer_room
@@ -33,13 +33,6 @@ from node.host.life import Stopper, background, live, tidying
 from node.host.options import NodeOptions
 from node.host.pace import Bucket
 from node.host.seam import TransportState
-from node.host.seat import (
-    ANNOUNCE_EVERY_S,
-    ANNOUNCE_TTL_S,
-    LearnerNotice,
-    learners_topic,
-    seat_topic,
-)
 from node.host.shelf import Shelf
 from node.host.tape_file import TapeLabel, TapeRecorder
 from node.host.taping import NoTape, begin_tape
@@ -79,10 +72,11 @@ from node.jobs import (
     WritePart,
 )
 from node.learner import LearnerMachine
-from node.locator import Locator, fetch_genesis
+from node.locator import Locator
 from node.moments_port import MomentsPort
 from node.parting import RESTART_EXIT
 from node.parts_port import Beginning, PartsPort, held_parts
+from node.presence import Presence, tell_attempt, transport_of
 from node.shared import EpochStart, LearnerSetup
 from node.text import trainer_settings
 from node.trainer_port import TrainerPort
@@ -91,7 +85,6 @@ from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.fragments import build_layout
 from protocol.machine import Job, JobResult, Note, StopAsked
-from protocol.numerics.outer import digest
 from protocol.numerics.warm import warm_up
 from protocol.project import Genesis
 from protocol.signing import verify_ed25519
@@ -119,20 +112,12 @@ def run(options: NodeOptions) -> int:
 
 
 async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> int:
-    project = options.link.project
     shown = f"learner {options.name} ({identity.key[:4].hex()}) for {options.link.name}"
     log.info("%s; log in %s", shown, options.home.log("learner", options.instance))
-    transport = Transport(
-        identity,
-        port=options.port,
-        bootstrap=options.link.addresses,
-        topics=(seat_topic(project), learners_topic(project)),
-        on_state=_tell_network,
-        listen_host=options.listen_host,
-    )
+    transport = transport_of(options, identity, _tell_network)
     try:
-        await transport.start_with_retry(_tell_attempt)
-        genesis = await _genesis(options, transport)
+        await transport.start_with_retry(tell_attempt)
+        genesis = await learn_project(options, transport, tell_attempt)
         beginning = Beginning()
         while True:
             daemon = NodeDaemon(options, identity, transport, genesis, beginning)
@@ -150,21 +135,6 @@ def _tell_network(state: TransportState) -> None:
         log.info("connected to the swarm")
     else:
         log.warning("the network engine is down: %s; it is being rebuilt", state.reason)
-
-
-def _tell_attempt(reason: str, next_try_s: float) -> None:
-    log.warning("%s; next try in %.0f s", reason, next_try_s)
-
-
-async def _genesis(options: NodeOptions, transport: Transport) -> bytes:
-    """The project's genesis, from this machine's copy or from a host named in the link."""
-    link = options.link
-    copy = options.home.project(link.project) / "genesis"
-    if copy.is_file() and digest(copy.read_bytes()) == link.project:
-        return copy.read_bytes()
-    genesis = await fetch_genesis(transport, link, _tell_attempt)
-    copy.write_bytes(genesis)
-    return genesis
 
 
 def _warm_pool() -> ThreadPoolExecutor:
@@ -228,6 +198,7 @@ class NodeDaemon:
         """What speaks to the swarm."""
         options, transport = self.options, self.transport
         swarm = (self.locator, transport)
+        self.presence = Presence(options, transport, self.machine, self.locator)
         self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
         self.parts = PartsPort(
             folder=options.home.parts(options.link.project, options.instance),
@@ -310,7 +281,8 @@ class NodeDaemon:
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         try:
-            async with background(self._announce, self._report, self.fetcher.run, self.guest.run):
+            works = (self.presence.announce, self.presence.vigil.run, self._report)
+            async with background(*works, self.fetcher.run, self.guest.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
@@ -435,24 +407,6 @@ class NodeDaemon:
         self.machine.fault(peer, error)
 
     # Background.
-
-    async def _announce(self) -> None:
-        """Tell the swarm, again and again, that fragments may be fetched here."""
-        while True:
-            shared = self.machine.shared
-            notice = LearnerNotice(
-                self.options.name, self.machine.tending.state, shared.state.index
-            )
-            pause_s = ANNOUNCE_EVERY_S if self.machine.keeping.is_held else 1.0
-            if self.machine.keeping.is_held:
-                with contextlib.suppress(TransientError):
-                    # Expired by itself and said again soon; the engine's own troubles are told.
-                    await self.transport.announce(
-                        learners_topic(self.options.link.project),
-                        wire.encode(notice),
-                        ANNOUNCE_TTL_S,
-                    )
-            await asyncio.sleep(pause_s)
 
     async def _report(self) -> None:
         """A line for the person who watches the terminal, now and then."""

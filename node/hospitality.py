@@ -59,6 +59,7 @@ def obey(daemon: NodeDaemon, decision: Decision) -> None:
         daemon.driver.take(Note(MemoryShort(decision.wants_smaller)))
     daemon.trainer.set_duty(decision.duty_frac)
     _shape(daemon.transport, decision.allowed)
+    daemon.transport.relaying.limit(daemon.guest.settings.network.relay_bytes_per_s)
 
 
 def _shape(transport: Transport, allowed: Allowance) -> None:

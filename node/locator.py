@@ -42,6 +42,7 @@ ASK_EVERY_S = 1.0
 
 CHARTERS_KEPT = 16
 GENESIS_PAUSE_S_MAX = 30.0
+GENESIS_ASKED_MAX = 8
 
 STRANGERS_ASKED_MAX = 8
 """Announcers that nobody vouches for; their charters are asked for side by side."""
@@ -58,10 +59,13 @@ async def fetch_genesis(
 
     `on_attempt` gets why a try failed and the seconds until the next.
     """
-    peers = [parse_peer(text).key for text in link.addresses]
+    named = [parse_peer(text).key for text in link.addresses]
     attempt = 0
     while True:
-        for peer in peers:
+        # Whoever works for the project can give it; those that are named are surely there for it.
+        others = sorted(transport.connected() - {*named, transport.key})
+        reason = "nobody is connected"
+        for peer in (*named, *others[:GENESIS_ASKED_MAX]):
             try:
                 return bytes(await transport.fetch(peer, link.project, link.genesis_bytes))
             except (TransientError, RemoteError) as error:
@@ -193,13 +197,33 @@ class Locator:
             if now_s - self._donors_s > DONORS_FRESH_S:
                 found = await self.transport.lookup(learners_topic(self.project))
                 self._donors_s = now_s
-                self._donors = sorted(key for key, value in found.items() if _can_give(value))
+                self._donors = sorted(key for key in found if self._can_give(key, found[key]))
         self._shunned = {key: at_s for key, at_s in self._shunned.items() if at_s > now_s}
         donors = [
             key for key in self._donors if key not in self._shunned and key != self.transport.key
         ]
         self.rng.shuffle(donors)
         return donors
+
+    def _can_give(self, key: bytes, value: bytes) -> bool:
+        """Whether a notice is one of a learner that holds weights; notes how it is reached."""
+        try:
+            notice = wire.decode(value, LearnerNotice)
+        except RemoteError:
+            return False
+        self.transport.relaying.tell_relays(key, notice.relays)
+        return notice.state != "syncing"
+
+    async def heads(self) -> list[bytes]:
+        """Hosts that prove to the swarm's table that they hold the seat. Raises TransientError."""
+        found = await self.transport.lookup(seat_topic(self.project))
+        notices = [(key, read_notice(value, self.project)) for key, value in sorted(found.items())]
+        proven = [
+            await self._seat(key, notice)
+            for key, notice in notices[:STRANGERS_ASKED_MAX]
+            if notice is not None
+        ]
+        return [seat.leader for _, seat in filter(None, proven)]
 
     async def donors_or_none(self) -> list[bytes]:
         """As `donors`, and empty when the swarm's table cannot be asked: the syncer still can."""
@@ -245,11 +269,3 @@ class Locator:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _can_give(value: bytes) -> bool:
-    try:
-        notice = wire.decode(value, LearnerNotice)
-    except RemoteError:
-        return False
-    return notice.state != "syncing"

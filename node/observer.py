@@ -27,6 +27,7 @@ from node.host.control import ControlServer
 from node.host.feed import Feed
 from node.host.joinlink import JoinLink, parse_link
 from node.host.life import Stopper, background, live, tidying
+from node.host.options import BulkAt
 from node.host.orphans import end_with_parent
 from node.host.seam import TransportState
 from node.host.seat import learners_topic, seat_topic
@@ -114,6 +115,7 @@ async def _main(link: JoinLink, socket: Path, stopper: Stopper) -> int:
             bootstrap=link.addresses,
             topics=(seat_topic(link.project), learners_topic(link.project)),
             on_state=_tell,
+            bulk=BulkAt(is_on=False),
         )
         holder: list[Observer] = []
         trouble = ["connecting to the swarm"]

@@ -8,7 +8,6 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from node.host.links import paths
 from node.host.summaries import all_faults, network_status, project_status, swarm_status
 from node.inner import Inner
 from node.learner import LearnerMachine
@@ -158,7 +157,7 @@ def _way(daemon: NodeDaemon) -> tuple[str, float | None]:
     leader = machine.shared.leader if machine.link is Link.FOLLOWING else None
     if leader is None:
         return "", None
-    return paths(transport.peers()).get(leader, ""), transport.round_trips.of(leader)
+    return transport.paths().get(leader, ""), transport.round_trips.of(leader)
 
 
 def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
@@ -217,7 +216,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         micro_batch=daemon.trainer.ready.micro_batch if daemon.trainer.ready else None,
         project=project_status(daemon.options.link.project, daemon.genesis, layout, shared.charter),
         swarm=swarm_status(shared.state, shared.charter),
-        network=network_status(daemon.transport),
+        network=network_status(daemon.transport, daemon.presence.vigil.trouble),
         local_step=stepped.local_step if stepped else 0,
         tokens=stepped.tokens if stepped else 0,
         tokens_per_s=_step_tokens(daemon) / step_s if step_s else 0.0,

@@ -19,9 +19,10 @@ from typing import Final
 
 import msgspec
 
-from node.host import keystore, links, sample
+from node.host import keystore, sample
 from node.host.addresses import parse_peer
 from node.host.joinlink import JoinLink, parse_link
+from node.host.options import BulkAt
 from node.host.seat import learners_topic, seat_topic
 from node.host.transport import Transport
 from node.locator import Locator
@@ -30,14 +31,18 @@ from protocol import wire
 from protocol.errors import PeerUnreachable, RemoteError, ShoalError, TransientError, UserError
 from protocol.messages import Envelope
 
-START_S: Final = 75.0
+START_S: Final = 30.0
+DESCRIBE_S: Final = 15.0
 PATHS_S: Final = 12.0
 """The engine looks at its connections every 10 s."""
 
+REACH_S: Final = 20.0
+"""A host is asked to dial back, and again after a while whether it carries streams for others."""
+
 LOOK_S: Final = 0.25
-SEAT_S: Final = 20.0
+SEAT_S: Final = 10.0
 SAMPLE_S: Final = 3.0
-SAMPLE_S_MAX: Final = 12.0
+SAMPLE_S_MAX: Final = 8.0
 SAMPLES_BYTES_MAX: Final = 32 << 20
 SAMPLES_AT_ONCE: Final = 2
 
@@ -54,6 +59,7 @@ async def try_out(wish: SwarmWish) -> SwarmAnswer:
             topics=(seat_topic(link.project), learners_topic(link.project)) if link else (),
             on_state=lambda state: None,
             listen_host=wish.listen_host,
+            bulk=BulkAt(is_on=False),
         )
         try:
             await _in_swarm(transport, link, answer)
@@ -77,11 +83,17 @@ async def _in_swarm(transport: Transport, link: JoinLink | None, answer: SwarmAn
     answer.addresses = transport.addresses()
     if link is None:
         return
-    await _describe(transport, link, answer)
+    try:
+        async with asyncio.timeout(DESCRIBE_S):
+            await _describe(transport, link, answer)
+    except TimeoutError:
+        answer.trouble = f"none of the link's hosts answered within {DESCRIBE_S:g} s"
+        return
     await _measure(transport, answer)
     with contextlib.suppress(TransientError, TimeoutError):
         await _ask_charter(transport, link, answer)
     await _paths(transport, answer)
+    await _reach(transport, answer)
 
 
 async def _describe(transport: Transport, link: JoinLink, answer: SwarmAnswer) -> None:
@@ -139,10 +151,21 @@ async def _paths(transport: Transport, answer: SwarmAnswer) -> None:
         if wanted.keys() & {one.key for one in transport.peers()}:
             break
         await asyncio.sleep(LOOK_S)
-    paths = links.paths(transport.peers())
+    paths = transport.paths()
     for key, host in wanted.items():
         host.path = paths.get(key, "")
         host.rtt_s = transport.round_trips.of(key)
+
+
+async def _reach(transport: Transport, answer: SwarmAnswer) -> None:
+    """Whether others can dial this host, or carry streams to it, once some have tried."""
+    for _ in range(int(REACH_S / LOOK_S)):
+        answer.reach = transport.reachability.verdict
+        if answer.reach in ("direct", "relayed"):
+            break
+        await asyncio.sleep(LOOK_S)
+    answer.could_dial, answer.tried_to_dial = transport.reachability.count
+    answer.port = transport.port_outside
 
 
 def main() -> int:

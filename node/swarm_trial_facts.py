@@ -28,6 +28,8 @@ class SwarmAnswer(Struct, kw_only=True, omit_defaults=True):
 
     engine_s: float = 0.0
     """Seconds until the engine ran and, with a link, was in the swarm."""
+    busy: str = ""
+    """That the machine was too busy for a verdict, in words; said by whoever asked."""
     trouble: str = ""
     """Why it does not run, or why the swarm cannot be reached."""
     is_clock_off: bool = False
@@ -42,6 +44,14 @@ class SwarmAnswer(Struct, kw_only=True, omit_defaults=True):
     down_bytes_per_s: float = 0.0
     """What came from the hosts within seconds: at least so much is possible."""
     sample_bytes: int = 0
+
+    reach: str = ""
+    """How others reach this host: direct, relayed, outward where they cannot; else not known."""
+    could_dial: int = 0
+    """Hosts that could open a connection to this one."""
+    tried_to_dial: int = 0
+    port: int = 0
+    """The port at which they tried."""
 
     @property
     def is_engine_up(self) -> bool:

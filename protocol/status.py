@@ -42,6 +42,20 @@ class SwarmStatus(Struct, kw_only=True):
     is_ended: bool = False
 
 
+class BulkRow(Struct, kw_only=True):
+    """The way that bulk data takes between this host and a peer."""
+
+    key: str
+    way: str
+    """direct or streams."""
+    detail: str = ""
+    """Why it is not direct; empty while that was not tried."""
+    connections: int = 0
+    bytes_up: int = 0
+    """Over direct connections, since the start."""
+    bytes_down: int = 0
+
+
 class NetworkStatus(Struct, kw_only=True):
     """The local network engine."""
 
@@ -51,6 +65,20 @@ class NetworkStatus(Struct, kw_only=True):
     peers: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    bulk_port: int = 0
+    """Where direct connections are taken; 0: nowhere."""
+    bulk: list[BulkRow] = field(default_factory=list)
+    """Peers with which bulk data was exchanged directly, or with which that was tried."""
+    reach: str = ""
+    """How others reach this host: unknown, direct, relayed, or outward where they cannot."""
+    reach_detail: str = ""
+    """The same in a sentence, and what to do about it."""
+    split: str = ""
+    """What is wrong with the swarm as a whole; empty if nothing is known."""
+    carrying: int = 0
+    """Streams carried for others now."""
+    carried_bytes: int = 0
+    """What was carried for others since the start."""
 
 
 class EventRow(Struct, kw_only=True):
@@ -96,6 +124,10 @@ class PeerRow(Struct, kw_only=True):
     """How it is reached: direct or relayed; empty where that is not known."""
     rtt_s: float | None = None
     """Shortest of its latest answers, from question to first byte."""
+    bulk: str = ""
+    """The way of bulk data: direct or streams; empty where none was large enough to choose."""
+    bulk_detail: str = ""
+    """Why it is not direct."""
 
 
 class RoundRow(Struct, kw_only=True):

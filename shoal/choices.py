@@ -29,6 +29,14 @@ Port = Annotated[
     ),
 ]
 Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
+BulkPort = Annotated[
+    str | None,
+    Parameter(
+        name="--bulk-port",
+        help="TCP port for direct connections that carry bulk data; any, the default, takes a "
+        "free one; off: all goes through --port.",
+    ),
+]
 LogJson = Annotated[
     bool | None,
     Parameter(

@@ -21,6 +21,7 @@ from shoal.choices import (
     TAKE_PART,
     TRY_OUT,
     AtLeastOne,
+    BulkPort,
     HomeHere,
     Instance,
     Listen,
@@ -42,6 +43,16 @@ from shoal.cli_service import service_app
 from shoal.cli_sim import sim_app
 from shoal.exit_codes import ExitCode, epilogue
 
+Duty = Annotated[
+    float,
+    Parameter(
+        help="Share of the time in which training may run.",
+        validator=validators.Number(gt=0, lte=1),
+    ),
+]
+Anyway = Annotated[
+    bool, Parameter(help="Also where this machine is too small or too slow for it.", negative="")
+]
 Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
 MicroBatch = Annotated[
     int | None,
@@ -158,14 +169,9 @@ def join(
     ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     port: Port = 0,
+    bulk_port: BulkPort = None,
     listen: Listen = "0.0.0.0",
-    duty: Annotated[
-        float,
-        Parameter(
-            help="Share of the time in which training may run.",
-            validator=validators.Number(gt=0, lte=1),
-        ),
-    ] = 1.0,
+    duty: Duty = 1.0,
     threads: Threads = None,
     micro_batch: MicroBatch = None,
     evaluate: Evaluates = None,
@@ -181,6 +187,7 @@ def join(
     tape: TapeAt = "on",
     monitor: MonitorPlace = None,
     log_json: LogJson = None,
+    anyway: Anyway = False,
     home: HomeHere,
 ) -> int:
     """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""
@@ -199,6 +206,7 @@ def join(
             "learner.compile": compile,
             "learner.evaluate": evaluate,
             "learner.moments": moments,
+            "learner.bulk_port": bulk_port,
         },
         port=port,
         listen_host=listen,
@@ -208,6 +216,7 @@ def join(
         tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),
         monitor=monitor_at(monitor),
         log_json=log_json,
+        anyway=anyway,
     )
 
 

@@ -7,11 +7,12 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from node.host.home import DEFAULT_INSTANCE
-from node.host.options import TAPE_MIB_MAX
+from node.host.options import TAPE_MIB_MAX, bulk_at
 from shoal.choices import (
     HOST,
     Announce,
     Bootstrap,
+    BulkPort,
     HomeHere,
     Instance,
     Key,
@@ -39,6 +40,7 @@ def run_syncer(
     project: ProjectPath,
     *,
     port: Port = 4100,
+    bulk_port: BulkPort = None,
     announce: Announce = (),
     join: Link = None,
     bootstrap: Bootstrap = (),
@@ -61,6 +63,7 @@ def run_syncer(
         home,
         instance=instance,
         port=port,
+        bulk=bulk_at(bulk_port or "any"),
         listen_host=listen,
         announce=announce,
         bootstrap=bootstrap,
@@ -146,6 +149,7 @@ def run_witness(
     project: ProjectPath,
     *,
     port: Port = 4101,
+    bulk_port: BulkPort = None,
     announce: Announce = (),
     join: Link = None,
     bootstrap: Bootstrap = (),
@@ -163,6 +167,7 @@ def run_witness(
         home,
         instance=instance,
         port=port,
+        bulk=bulk_at(bulk_port or "any"),
         listen_host=listen,
         announce=announce,
         bootstrap=bootstrap,

@@ -28,6 +28,15 @@ def _untried(topic: str) -> Finding:
     return Finding(topic=topic, verdict="unknown", says="not tried (--quick)")
 
 
+def _too_busy(topic: str, busy: str) -> Finding:
+    return Finding(
+        topic=topic,
+        verdict="unknown",
+        says=f"not measured: {busy}",
+        remedy="Try again when it is quieter.",
+    )
+
+
 def python(version: tuple[int, int], shown: str, torch: str) -> Finding:
     """The interpreter, and PyTorch as its package names it (empty: not installed)."""
     figures: Figures = {"python": shown, "torch": torch or None}
@@ -65,6 +74,8 @@ def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
         "backend": trial.backend,
         "bf16": trial.is_bf16,
     }
+    if not trial.device and trial.busy:
+        return _too_busy("accelerator", trial.busy)
     if not trial.device:
         return Finding(
             topic="accelerator",
@@ -101,6 +112,8 @@ def engine(swarm: SwarmAnswer | None) -> Finding:
     """Whether the network engine runs."""
     if swarm is None:
         return _untried("engine")
+    if not swarm.is_engine_up and swarm.busy:
+        return _too_busy("engine", swarm.busy)
     if not swarm.is_engine_up:
         return Finding(
             topic="engine",
@@ -174,12 +187,10 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
     """Whether the swarm is reached, how, and whether it could reach us."""
     if swarm is None:
         return _untried("reach")
-    outside = public_addresses(swarm.addresses)
-    inward = (
-        f"others can dial {outside[0]} unless a firewall is in between"
-        if outside
-        else "this machine has only private addresses, so nobody outside can dial it"
-    )
+    is_unclear = bool(swarm.busy) and not swarm.is_swarm_away and not swarm.is_in_swarm
+    if is_unclear and (swarm.hosts or not swarm.is_engine_up):
+        return _too_busy("reach", swarm.busy)
+    outside, inward = public_addresses(swarm.addresses), _inward(swarm)
     figures: Figures = {
         "is_public": bool(outside),
         "hosts": float(len(swarm.hosts)),
@@ -206,17 +217,41 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
     direct = sum(host.path == "direct" for host in told)
     rtts = [host.rtt_s for host in told if host.rtt_s is not None]
     quick = f", {min(rtts) * 1000:.0f} ms" if rtts else ""
-    how = "direct" if direct or not told else "relayed"
+    way = "directly" if direct or not told else "through relays"
+    how = swarm.reach if swarm.reach in _REACHED else "unknown"
     return Finding(
         topic="reach",
-        verdict="good" if how == "direct" else "care",
-        says=f"{how}{quick}; {max(len(told), 1)} of {len(swarm.hosts)} hosts of the link answer; "
-        f"{inward}",
-        remedy=""
-        if how == "direct"
-        else "Relays are slow. Forward a TCP port to this machine and name it with --port.",
+        verdict="care" if how in ("relayed", "outward") or way != "directly" else "good",
+        says=f"{_REACHED.get(how, '')}{max(len(told), 1)} of {len(swarm.hosts)} hosts of the link "
+        f"answer {way}{quick}; {inward}",
+        remedy=_opening(how, swarm.port),
         figures={**figures, "path": how, "rtt_s": min(rtts) if rtts else None},
     )
+
+
+_REACHED: Final = {"direct": "direct; ", "relayed": "relayed; ", "outward": "not from outside; "}
+
+
+def _inward(swarm: SwarmAnswer) -> str:
+    """Whether others could dial this host, by what they found or by its addresses alone."""
+    outside = public_addresses(swarm.addresses)
+    if swarm.tried_to_dial:
+        tried = f"{swarm.could_dial} of {swarm.tried_to_dial} that tried could dial port"
+        carried = ", others carry streams to it" if swarm.reach == "relayed" else ""
+        return f"{tried} {swarm.port} here{carried}"
+    if outside:
+        return f"others can dial {outside[0]} unless a firewall is in between"
+    return "this machine has only private addresses, so nobody outside can dial it"
+
+
+def _opening(how: str, port: int) -> str:
+    """What to do about a NAT, if anything."""
+    open_it = f"forward TCP port {port} to this machine and name it with --port {port}"
+    if how == "relayed":
+        return f"Training works so. To give weights to others at full speed, {open_it}."
+    if how == "outward":
+        return f"Training works so, but nothing can be fetched from here. To be of use, {open_it}."
+    return ""
 
 
 def public_addresses(addresses: Sequence[str]) -> list[str]:
@@ -275,6 +310,8 @@ def speed(trial: TrialAnswer | None, what: str) -> Finding:
     """Measured tokens per second."""
     if trial is None:
         return Finding(topic="speed", verdict="unknown", says="not measured (--quick)")
+    if not trial.tokens_per_s and trial.busy:
+        return _too_busy("speed", trial.busy)
     if not trial.tokens_per_s:
         return Finding(
             topic="speed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import textwrap
@@ -122,7 +121,10 @@ def _training(
 ) -> Iterator[Finding]:
     genesis, charter = named.genesis, named.charter
     needs = suiting.needs_of(genesis, charter) if genesis and charter else None
-    is_hopeless = needs is not None and suiting.TRAINING_BYTES * needs.parameters > _most(available)
+    is_hopeless = (
+        needs is not None
+        and suiting.TRAINING_BYTES * needs.parameters > examining.most_memory(available)
+    )
     trial = None
     if not is_quick and not is_hopeless:
         tell("training a little")
@@ -145,45 +147,16 @@ def _training(
         )
 
 
-def _most(available: int) -> int:
-    """The most memory that any device here has."""
-    from node.politeness.accelerators import Amd, Nvidia
-
-    devices = (*Nvidia().read(), *Amd().read())
-    return max([available, *(one.memory_bytes or 0 for one in devices)])
-
-
 def _wish(named: Named, settings: Settings) -> TrialWish:
     """A trial of the project's model, or of the one that `shoal project create` writes."""
-    from node.politeness.budget import threads_for
-    from node.trainer.devices import named_devices
-
-    threads = threads_for(settings, os.cpu_count() or 1)
-    # Of several devices that train as one the first is tried.
-    device = next(iter(named_devices(settings.learner.device)), None)
     if named.genesis is not None and named.charter is not None:
-        model, inner = named.genesis.model, named.charter.inner
-        return TrialWish(
-            architecture=model.architecture,
-            config=dict(model.config),
-            inner=inner,
-            sequence_tokens=named.genesis.data.sequence_tokens,
-            device=device,
-            threads=threads,
-            nice=settings.limits.nice,
-        )
+        return examining.wish_of(named.genesis, named.charter, settings)
     from shoal import project_file
     from shoal.project_text import create_text
 
     file = project_file.parse(create_text("trial"), Path("trial.toml"))
-    return TrialWish(
-        architecture=file.architecture,
-        config=dict(file.config),
-        inner=file.inner,
-        sequence_tokens=file.data.sequence_tokens,
-        device=device,
-        threads=threads,
-        nice=settings.limits.nice,
+    return examining.wish_for(
+        file.architecture, dict(file.config), file.inner, file.data.sequence_tokens, settings
     )
 
 

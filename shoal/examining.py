@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -15,13 +16,19 @@ from typing import Final, TypeVar
 import msgspec
 
 from node.host.home import Home
+from node.politeness.settings import Settings
 from node.swarm_trial_facts import SwarmAnswer, SwarmWish
 from node.trainer.trial_facts import TrialAnswer, TrialWish
 from protocol.errors import UserError
-from protocol.project import Charter, Genesis
+from protocol.project import Charter, ConfigValue, Genesis, InnerSpec
 
-TRIAL_S: Final = 180.0
-SWARM_S: Final = 150.0
+TRIAL_S: Final = 75.0
+SWARM_S: Final = 80.0
+"""Above what the trial's own deadlines add up to."""
+
+SLOW_S: Final = 20.0
+"""A trial that fails sooner does not fail because others have the processor."""
+
 TIME_ERROR: Final = 5
 """Answer of adjtimex where nothing keeps the clock."""
 
@@ -94,6 +101,7 @@ def _trial(module: str, wish: object, kind: type[Answer], timeout_s: float) -> A
     """The answer of a trial; one that holds no more than its trouble where it ended badly."""
     command = [sys.executable, "-P", "-m", module]
     environment = {**os.environ, "PYTHONPATH": _our_path()}
+    started_s = time.monotonic()
     try:
         done = subprocess.run(
             command,
@@ -104,7 +112,14 @@ def _trial(module: str, wish: object, kind: type[Answer], timeout_s: float) -> A
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return kind(trouble=f"it was not done within {timeout_s:g} s")
+        return kind(trouble=f"it was not done within {timeout_s:g} s", busy=busy())
+    answer = _answer(done, kind)
+    if answer.trouble and time.monotonic() - started_s > SLOW_S:
+        answer.busy = busy()
+    return answer
+
+
+def _answer(done: subprocess.CompletedProcess[bytes], kind: type[Answer]) -> Answer:
     try:
         return msgspec.json.decode(done.stdout, type=kind)
     except msgspec.MsgspecError:
@@ -112,6 +127,16 @@ def _trial(module: str, wish: object, kind: type[Answer], timeout_s: float) -> A
             return _killed(kind)
         last = done.stderr.decode(errors="replace").strip().splitlines()
         return kind(trouble=last[-1] if last else f"it ended with code {done.returncode}")
+
+
+def busy() -> str:
+    """That others have the processor, in words; empty if they have not, or nobody says so."""
+    cores = os.cpu_count() or 1
+    with contextlib.suppress(OSError, AttributeError):
+        load = os.getloadavg()[0]
+        if load > 1.5 * cores:
+            return f"machine busy (load {load:.1f} on {cores} cores)"
+    return ""
 
 
 def _killed(kind: type[Answer]) -> Answer:
@@ -169,6 +194,49 @@ def accelerators_present() -> list[str]:
         if not found and any(driver.iterdir()):
             found.append("an NVIDIA device")
     return found
+
+
+def most_memory(available: int) -> int:
+    """The most memory that any device here has, in bytes. available: of main memory."""
+    from node.politeness.accelerators import Amd, Nvidia
+
+    devices = (*Nvidia().read(), *Amd().read())
+    return max([available, *(one.memory_bytes or 0 for one in devices)])
+
+
+def wish_of(genesis: Genesis, charter: Charter, settings: Settings) -> TrialWish:
+    """A trial of a project's model."""
+    model = genesis.model
+    return wish_for(
+        model.architecture,
+        dict(model.config),
+        charter.inner,
+        genesis.data.sequence_tokens,
+        settings,
+    )
+
+
+def wish_for(
+    architecture: str,
+    config: dict[str, ConfigValue],
+    inner: InnerSpec,
+    sequence_tokens: int,
+    settings: Settings,
+) -> TrialWish:
+    """A trial of a model with what the owner of this machine allows."""
+    from node.politeness.budget import threads_for
+    from node.trainer.devices import named_devices
+
+    return TrialWish(
+        architecture=architecture,
+        config=config,
+        inner=inner,
+        sequence_tokens=sequence_tokens,
+        # Of several devices that train as one the first is tried.
+        device=next(iter(named_devices(settings.learner.device)), None),
+        threads=threads_for(settings, os.cpu_count() or 1),
+        nice=settings.limits.nice,
+    )
 
 
 def free_disk(home: Home) -> tuple[int, str]:

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, get_type_hints
 import msgspec
 from msgspec import inspect
 
+from node.host.options import bulk_at
 from node.politeness.schedule import Schedule
 from node.politeness.settings import Settings
 from protocol.errors import UserError
@@ -29,6 +30,7 @@ from shoal.project_schema import Place, allowed, as_table, plain_kind, shown
 CONFIG_VARIABLE: Final = "SHOAL_CONFIG"
 FILE_NAME: Final = "settings.toml"
 FILE_BYTES_MAX: Final = 1 << 20
+BULK_PORT: Final = "learner.bulk_port"
 
 Origin = Literal["flag", "environment", "file", "project", "default"]
 
@@ -180,6 +182,8 @@ def read(name: str, value: object, place: Place) -> object:
         value = _amount(value, place)
     if isinstance(value, list):
         value = tuple(value)
+    if name == BULK_PORT and type(value) is int:
+        value = str(value)
     try:
         result = msgspec.convert(value, key.annotation, strict=True)
     except msgspec.ValidationError as error:
@@ -239,12 +243,25 @@ def amount_text(count: int) -> str:
 
 
 def _check_words(name: str, value: object, place: Place) -> None:
-    """What a type cannot say: hours that can be read, devices that may exist."""
+    """What a type cannot say: hours that can be read, devices and ports that may exist."""
+    if name == BULK_PORT:
+        try:
+            bulk_at(str(value))
+        except UserError as error:
+            raise place.error(f"cannot be {shown(value)}: {error}") from error
     if name == "when.hours" and isinstance(value, tuple):
         try:
             Schedule(value)
         except UserError as error:
             raise place.error(f"cannot be read: {error}") from error
+    if name == "network.bootstrap" and isinstance(value, tuple):
+        from node.host.addresses import parse_peer
+
+        for text in value:
+            try:
+                parse_peer(text)
+            except UserError as error:
+                raise place.error(f"names no host: {error}") from error
     if name == "when.devices" and isinstance(value, dict):
         for device in value:
             if not _DEVICE.fullmatch(device):

@@ -149,7 +149,7 @@ SECTIONS = (
         "rounds",
         "When a fragment is merged, and for whom a round waits.",
         (
-            Line("local_steps", 4, "H: local steps between two merges of the same fragment"),
+            Line("local_steps", 8, "H: local steps between two merges of the same fragment"),
             Line("overlap_steps", 2, "rounds in flight at most, always on different fragments"),
             Line("quorum", 1, "K: pushes a round needs; lowered when fewer learners are alive"),
             Line("grace_safety", 0.9, "share of the spare time a round waits after its quorum"),

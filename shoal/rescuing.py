@@ -15,6 +15,7 @@ from pathlib import Path
 
 from node.host import keystore
 from node.host.joinlink import JoinLink
+from node.host.options import BulkAt
 from node.host.seat import learners_topic, seat_topic
 from node.host.signed_project import OpenedProject
 from node.host.streams import ControlStream
@@ -68,6 +69,7 @@ async def _find(project: OpenedProject, link: JoinLink) -> tuple[Rescued, int]:
             topics=(seat_topic(project.id), learners_topic(project.id)),
             on_state=lambda state: None,
             hints=link.addresses,
+            bulk=BulkAt(is_on=False),
         )
         try:
             async with asyncio.timeout(CONNECT_S):

@@ -11,7 +11,7 @@ from typing import Any
 from node.host import control_client, joined
 from node.host.home import DaemonRole, Home, VoterRole, checked_instance
 from node.host.joinlink import parse_link
-from node.host.options import LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions
+from node.host.options import LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions, bulk_at
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
@@ -81,6 +81,7 @@ def _entrance(
         addresses.parse_peer(address)
     project = projects.keep_copy(signed, home)
     known = {**choices, "project_path": signed, "instance": checked_instance(instance)}
+    known["network"] = local_settings.load().values.network
     if link is None:
         return known
     found = parse_link(link)
@@ -132,22 +133,31 @@ def drain(home: Home, *, instance: str) -> int:
 
 
 def join(
-    link: str, home: Home, *, instance: str, flags: Mapping[str, object], **choices: Any
+    link: str,
+    home: Home,
+    *,
+    instance: str,
+    flags: Mapping[str, object],
+    anyway: bool = False,
+    **choices: Any,
 ) -> int:
     """Runs a learner in the foreground and returns its exit code; `run` can repeat it later.
 
     flags: what the command line says of the owner's settings, by key; None where it says nothing.
+    anyway: also where this machine is too small or too slow for the project.
     """
     from node.host.options import NodeOptions
     from node.trainer.devices import ranks_wanted
+    from shoal.suitability import judge_of
 
     settings = local_settings.load(flags=flags).values
     learner = settings.learner
     if choices.get("data") is not None:
         choices["data"] = os.path.abspath(choices["data"])
+    parsed = parse_link(link)
     options = NodeOptions(
         home=home,
-        link=parse_link(link),
+        link=parsed,
         instance=checked_instance(instance),
         name=_name(learner.name, home, instance),
         threads=learner.threads,
@@ -156,10 +166,13 @@ def join(
         ranks=ranks_wanted(learner.device, learner.ranks),
         evaluates=learner.evaluate,
         shares_moments=learner.moments,
+        bulk=bulk_at(learner.bulk_port),
         settings=lambda: local_settings.load(flags=flags).values,
+        judge=None if anyway else judge_of(home, parsed.project, settings),
         **choices,
     )
     given = {**flags, **choices, "log_json": None, "tape": _tape_text(options.tape)}
+    given["anyway"] = anyway or None
     given["monitor"] = _monitor_text(options.monitor)
     joined.remember(home, joined.now_joined(link, instance, given))
     try:

@@ -28,6 +28,7 @@ from node.host.joinlink import JoinLink, format_link
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
 from node.host.options import SyncerOptions
+from node.host.peer_file import peer_file
 from node.host.seam import TransportState
 from node.host.seat import (
     ANNOUNCE_EVERY_S,
@@ -65,6 +66,7 @@ from syncer_node.jobs import (
     NameBest,
     TellWatchers,
 )
+from syncer_node.outlook import voter_vigil
 from syncer_node.raft.context import PeerVoter
 from syncer_node.recording import RecordedMachine, payload_tape
 from syncer_node.seat import Phase
@@ -121,8 +123,12 @@ async def _main(
         on_state=_tell_network,
         announce=options.announce,
         listen_host=options.listen_host,
+        bulk=options.bulk,
+        known=peer_file(options.home, project.id, "syncer", options.instance, own=identity.key),
+        relay_bytes_per_s=options.network.relay_bytes_per_s,
         hints=(
             *options.hints,
+            *options.network.bootstrap,
             *kept_addresses(options.home.syncer_store(project.id, options.instance)),
         ),
     )
@@ -193,6 +199,7 @@ class SyncerDaemon:
             self.recorded, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
         transport.serve_blobs(self._find_blob)
+        self.vigil = voter_vigil(transport, self.machine.raft)
 
     def _recorded_machine(self) -> RecordedMachine:
         """The machine, as the disk has it, with a tape around it."""
@@ -278,7 +285,9 @@ class SyncerDaemon:
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         self._banner()
         try:
-            async with background(self._announce, self._report, self._leave_when_done):
+            async with background(
+                self._announce, self._report, self._leave_when_done, self.vigil.run
+            ):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):

@@ -91,6 +91,7 @@ class Merging:
             self._answer_again(session, header)
             return
         self.last_sequence[session.key] = header.sequence
+        self._forget_sequences()
         current, ticket = self._find(session.peer, header.round)
         is_open = current is None or current.is_collecting
         if ticket is None or not is_open or ticket.state is not PullState.ASKED:
@@ -108,6 +109,14 @@ class Merging:
             return
         ticket.state = PullState.SENDING
         self.desk.start(FetchPush(session.peer, header.round, header))
+
+    def _forget_sequences(self) -> None:
+        """Of sessions that are over: their pulls are void, so nothing of theirs can count again."""
+        known = self.members.sessions
+        if len(self.last_sequence) > 2 * len(known):
+            live = {session.key for session in known.values()}
+            kept = {key: at for key, at in self.last_sequence.items() if key in live}
+            self.last_sequence = kept
 
     def _find(self, peer: bytes, number: int) -> tuple[Round | None, PullTicket | None]:
         """The pull that this round sent to a learner, and the round that waits for it now."""

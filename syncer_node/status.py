@@ -7,8 +7,7 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from node.host.links import paths
-from node.host.summaries import all_faults, network_status, project_status, swarm_status
+from node.host.summaries import all_faults, bulk_rows, network_status, project_status, swarm_status
 from node.host.transport import Transport
 from protocol import limits
 from protocol.ids import short
@@ -158,13 +157,15 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
 
 
 def _add_links(rows: list[PeerRow], transport: Transport) -> None:
-    reached = paths(transport.peers())
+    reached, ways = transport.paths(), {row.key: row for row in bulk_rows(transport)}
     for row in rows:
         if row.state in ("left", "gone"):
             continue
         key = bytes.fromhex(row.key)
         row.path = reached.get(key, "")
         row.rtt_s = transport.round_trips.of(key)
+        if (bulk := ways.get(row.key)) is not None:
+            row.bulk, row.bulk_detail = bulk.way, bulk.detail
 
 
 def round_rows(seat: Seat, now_s: float) -> list[RoundRow]:
@@ -209,7 +210,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         join_link=daemon.join_link(),
         project=project_status(daemon.project.id, genesis, daemon.layout, charter),
         swarm=swarm_status(machine.state, charter),
-        network=network_status(daemon.transport),
+        network=network_status(daemon.transport, daemon.vigil.trouble),
         peers=peers,
         rounds=round_rows(seat, now_s) if seat else [],
         merges=list(books.recent),
@@ -276,8 +277,11 @@ def public(daemon: SyncerDaemon) -> SyncerStatus:
     shown = snapshot(daemon)
     shown.pid = 0
     shown.checkpoint_dir = ""
-    shown.network.addresses = []
+    shown.network.addresses, shown.network.bulk, shown.network.bulk_port = [], [], 0
+    shown.network.reach_detail = ""
     shown.peers = shown.peers[:PEERS_REPORTED_MAX]
+    for row in shown.peers:
+        row.bulk_detail = ""
     return shown
 
 

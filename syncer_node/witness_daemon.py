@@ -26,6 +26,7 @@ from node.host.feed import Feed
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
 from node.host.options import WitnessOptions
+from node.host.peer_file import peer_file
 from node.host.seam import TransportState
 from node.host.seat import learners_topic, seat_topic
 from node.host.signed_project import OpenedProject, newest_of, read_signed
@@ -40,6 +41,7 @@ from protocol.signing import verify_ed25519
 from protocol.status import ProjectStatus, WitnessStatus
 from protocol.trace import Fact
 from syncer_node.jobs import Installed, InstallState, Keep, KeepCharter
+from syncer_node.outlook import voter_vigil
 from syncer_node.raft.context import RaftSetup
 from syncer_node.raft.jobs import (
     Append,
@@ -100,7 +102,10 @@ async def _main(
         on_state=_tell_network,
         announce=options.announce,
         listen_host=options.listen_host,
-        hints=(*options.hints, *kept_addresses(store)),
+        bulk=options.bulk,
+        known=peer_file(options.home, project.id, "witness", options.instance, own=identity.key),
+        relay_bytes_per_s=options.network.relay_bytes_per_s,
+        hints=(*options.hints, *options.network.bootstrap, *kept_addresses(store)),
     )
     try:
         await transport.start_with_retry(
@@ -146,6 +151,7 @@ class WitnessDaemon:
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
+        self.vigil = voter_vigil(transport, self.machine.raft)
 
     def _recovered(self) -> WitnessMachine:
         files, charter = self.files, self.project.charter
@@ -191,7 +197,7 @@ class WitnessDaemon:
         log.info("witness %s for %s", short(self.identity.key), self.project.genesis.name)
         log.info("log in %s, certified to record %d", self.files.root, self.machine.raft.log.last)
         try:
-            async with background(self._look_after_disk):
+            async with background(self._look_after_disk, self.vigil.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
@@ -302,7 +308,7 @@ class WitnessDaemon:
             seat=seat_status(self.machine.raft, now_s),
             log_index=self.machine.raft.log.certified,
             stored_from=self.files.floor.index + 1,
-            network=network_status(self.transport),
+            network=network_status(self.transport, self.vigil.trouble),
             faults=all_faults(self.transport, self.machine.faults),
         )
 

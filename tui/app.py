@@ -6,6 +6,7 @@ frames come from a `Source` that lives in threads, and the newest frame wins.
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -21,6 +22,7 @@ from protocol.errors import ShoalError, UserError
 from protocol.status import NodeStatus, SyncerStatus
 from tui import commands, words
 from tui.frames import Frame, label_of
+from tui.frugality import Frugality
 from tui.history import History, sample
 from tui.look import THEME, THEMES, AsciiFilter, Paint, paint_of
 from tui.messages import Entered, FrameCame, ViewWanted
@@ -88,6 +90,7 @@ class ShoalApp(RecordingApp):
         self.is_faults = False
         self.filters: dict[str, str] = {}
         """What each view is filtered by."""
+        self.frugality = Frugality(time.monotonic, time.process_time)
         self.drawn = 0
         """How many frames were drawn."""
         for theme in THEMES:
@@ -146,9 +149,16 @@ class ShoalApp(RecordingApp):
             self.exit(error.exit_code, message=str(error))
 
     def on_frame_came(self) -> None:
-        """Draws the newest frame."""
+        """Draws the newest frame, unless that would cost too much; the next one comes soon."""
+        if self.source.playback is None and not self.frugality.may_draw(self._who_answers()):
+            return
         self._draw()
         self.drawn += 1
+
+    def _who_answers(self) -> tuple[tuple[str, bool, bool], ...]:
+        """That a daemon came, spoke for the first time, or fell silent, is worth a drawing."""
+        daemons = self.frame.attached() if self.frame is not None else ()
+        return tuple((one.label, one.answered_s is None, bool(one.trouble)) for one in daemons)
 
     def on_resize(self, event: events.Resize) -> None:
         """Wide terminals have room for two views."""

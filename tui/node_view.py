@@ -40,6 +40,7 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[rows.Row]:
         ("measured", _measured(status)),
         ("faults", rows.faults(status.faults)),
         ("network", rows.network(status.network)),
+        ("reached", rows.reached(status.network)),
         (
             "wire",
             rows.wire(

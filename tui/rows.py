@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rich.table import Table
 from rich.text import Text
 
-from protocol.status import NetworkStatus, ProjectStatus, SwarmStatus
+from protocol.status import BulkRow, NetworkStatus, ProjectStatus, SwarmStatus
 from tui import words
 
 BAR_CELLS = 16
@@ -94,7 +95,38 @@ def network(status: NetworkStatus) -> str:
     return (
         f"{words.clean(status.state, 12)}{detail} · {words.plural(status.peers, 'connection')} · "
         f"sent {words.bytes_of(status.bytes_up)}, received {words.bytes_of(status.bytes_down)}"
+        f"{_bulk(status.bulk)}"
     )
+
+
+def _bulk(rows: Sequence[BulkRow]) -> str:
+    """How many peers bulk data goes to directly, and why not to others."""
+    direct = sum(row.way == "direct" for row in rows)
+    others = [row for row in rows if row.way != "direct" and row.detail]
+    told = []
+    if direct:
+        told.append(f"direct with {words.plural(direct, 'peer')}")
+    if others:
+        told.append(f"over streams with {len(others)} ({words.clean(others[0].detail, 80)})")
+    return f" · bulk data {', '.join(told)}" if told else ""
+
+
+REACHED: Final = {
+    "direct": "others dial this host",
+    "relayed": "relayed: nobody outside can dial this host",
+    "outward": "not at all: it can only dial out",
+}
+
+
+def reached(status: NetworkStatus) -> str:
+    """How others reach this host, what it carries for them, and whether the swarm is whole."""
+    parts = [REACHED.get(status.reach, "not known yet")]
+    if status.carrying or status.carried_bytes:
+        streams = words.plural(status.carrying, "stream")
+        parts.append(f"carries {streams} for others, {words.bytes_of(status.carried_bytes)} so far")
+    if status.split:
+        parts.append(words.clean(status.split, 300))
+    return " · ".join(parts)
 
 
 def wire(pushed: tuple[int, int], published: tuple[int, int]) -> str:

@@ -97,6 +97,7 @@ def _facts(status: SyncerStatus, tokens_per_s: float | None, names: seats.Names)
         ("pushes", words.tally(status.outcomes)),
         ("faults", rows.faults(status.faults)),
         ("network", rows.network(status.network)),
+        ("reached", rows.reached(status.network)),
         (
             "wire",
             rows.wire(

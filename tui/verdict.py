@@ -339,5 +339,7 @@ def _node(status: NodeStatus) -> Verdict:
     if status.network.state not in ("up", "") and level == "WELL":
         level = "CARE"
         said = f"The network is {words.clean(status.network.state, 20)}. {said}"
+    if status.network.split:
+        level, said = "TROUBLE", f"{words.clean(status.network.split, CHARS_MAX)} {said}"
     notices = " ".join(f"Note: {words.clean(one, 200)}" for one in status.notices[:1])
     return Verdict(level, f"{said} {notices}".strip())

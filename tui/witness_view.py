@@ -33,4 +33,5 @@ def _facts(status: WitnessStatus, names: seats.Names) -> list[rows.Row]:
         ("trouble", words.clean(seat.trouble, 500)),
         ("faults", rows.faults(status.faults)),
         ("network", rows.network(status.network)),
+        ("reached", rows.reached(status.network)),
     ]

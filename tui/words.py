@@ -130,6 +130,14 @@ def clock(at_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
+def bulk_way(way: str, detail: str) -> str:
+    """How bulk data goes to a host: directly or over streams, and why not directly."""
+    if way == "direct":
+        return "over a direct connection"
+    because = f" ({clean(detail, 120)})" if detail else ""
+    return f"over streams{because}" if way else ""
+
+
 def way(path: str, rtt_s: float | None) -> str:
     """How a host is reached and how fast it answers, with a comma before; empty if unknown."""
     told = [clean(path, 12), "" if rtt_s is None else f"answers in {rtt(rtt_s)}"]

@@ -103,6 +103,23 @@ def is_loopback(text: str) -> bool:
     return text.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
+def host_in(text: str) -> str:
+    """The IP address of a connection or listener; empty for a name or a carried connection."""
+    parts = text.split("/")
+    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
+        return ""
+    try:
+        return str(ipaddress.ip_address(parts[2]))
+    except ValueError:
+        return ""
+
+
+def is_public(text: str) -> bool:
+    """Whether the whole internet could dial the address."""
+    host = host_in(text)
+    return bool(host) and ipaddress.ip_address(host).is_global
+
+
 def claim_port(host: str, port: int) -> int:
     """`port` if nobody listens there, or a free one for 0.
 

@@ -174,7 +174,7 @@ class Engine:
                 record_validator=validator,
                 wait_timeout=TABLE_PEER_S,
             )
-        await self._refresh()
+        await self.refresh()
 
     async def _create_child(self, peers: list[str]) -> None:
         engine, options = self, self._options
@@ -196,6 +196,7 @@ class Engine:
             startup_timeout=BOOT_S,
             auto_nat=False,
             nat_port_map=options.nat_port_map,
+            use_relay=False,  # It cuts carried connections after 128 KiB; see `relaying`.
         )
 
     @asynccontextmanager
@@ -221,9 +222,16 @@ class Engine:
             _, reader, writer = await self._p2p.call_binary_stream_handler(peer, protocol)
         return self.wire(key, reader, writer, counters)
 
-    def wire(self, key: NodeKey, reader: Any, writer: Any, counters: tuple[Traffic, ...]) -> Wire:
+    def wire(
+        self,
+        key: NodeKey,
+        reader: Any,
+        writer: Any,
+        counters: tuple[Traffic, ...],
+        address: str = "",
+    ) -> Wire:
         """Wraps an open stream, so that it ends when the engine is lost."""
-        wire = Wire(key, reader, writer, loss=self.loss, counters=counters)
+        wire = Wire(key, reader, writer, loss=self.loss, counters=counters, address=address)
         self._wires.add(wire)
         return wire
 
@@ -253,6 +261,18 @@ class Engine:
             if await self._node.protocol.call_ping(peer_id) is not None:
                 self._node.blacklist.register_success(peer_id)
 
+    async def where(self, key: NodeKey) -> tuple[str, ...]:
+        """The far ends of our connections with a peer; empty without any."""
+        if all(peer.key != key for peer in self.connected):
+            await self.refresh()
+        return tuple(text for peer in self.connected if peer.key == key for text in peer.addresses)
+
+    async def connect(self, key: NodeKey, places: Sequence[PeerAddress], timeout_s: float) -> None:
+        """A connection to a host at one of these places. PeerUnreachable or TransportLost."""
+        known = [Multiaddr(place.text.rpartition("/p2p/")[0]) for place in places]
+        async with self.limited(f"connecting to host {short(key)}", timeout_s):
+            await self._p2p._client.connect(PeerID(keystore.peer_id_bytes(key)), known)
+
     async def watch(self) -> str:
         """Why the engine was lost; returns when it is."""
         control = self._p2p._client.control
@@ -270,11 +290,12 @@ class Engine:
             if any(task.done() for task in talking):
                 return "the connection to the network engine broke"
             try:
-                await self._refresh()
+                await self.refresh()
             except TransientError as error:
                 return f"the network engine does not answer ({error})"
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
+        """Asks the child whom it is connected with, and where it listens."""
         async with self.limited("asking the network engine", ENGINE_CALL_S):
             found = await self._p2p.list_peers()
             try:

@@ -16,6 +16,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
@@ -54,6 +55,10 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature of `message`; the caller puts a domain tag in front."""
         return self._private.sign(message)
+
+    def certify(self, certificate: x509.CertificateBuilder) -> x509.Certificate:
+        """A certificate, signed with this key."""
+        return certificate.sign(self._private, None)
 
 
 def load_or_create(path: Path) -> Identity:

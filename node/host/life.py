@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from typing import Any
 
 import uvloop
@@ -83,6 +83,17 @@ async def background(*works: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIt
         finally:
             for task in tasks:
                 task.cancel()
+
+
+async def end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel these and wait for them; one that had failed before is told."""
+    for task in tasks:
+        task.cancel()
+    for task, error in zip(
+        tasks, await asyncio.gather(*tasks, return_exceptions=True), strict=True
+    ):
+        if isinstance(error, Exception):
+            log.error("%s failed", task.get_name(), exc_info=error)
 
 
 @contextlib.contextmanager

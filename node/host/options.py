@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.host.home import DEFAULT_INSTANCE, Home
-from node.politeness.settings import Settings
+from node.politeness.settings import NetworkSettings, Settings
+from protocol.errors import UserError
 
 if TYPE_CHECKING:
     from node.host.joinlink import JoinLink
+    from protocol.project import Charter, Genesis
 
 SYNCER_PORT = 4100
 WITNESS_PORT = 4101
@@ -31,6 +33,15 @@ LEARNER_TAPE_MIB_MAX = 64
 """It holds no tensors: months of training."""
 
 
+@dataclass(frozen=True, slots=True)
+class BulkAt:
+    """Where direct connections are taken, and whether at all."""
+
+    port: int = 0
+    """0 takes any free port."""
+    is_on: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapeOptions:
     """Whether and where a daemon records what it is told and decides."""
@@ -42,6 +53,9 @@ class TapeOptions:
 
 
 TAPE_ON = TapeOptions()
+NETWORK = NetworkSettings()
+
+BULK_ANYWHERE = BulkAt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,15 @@ class MonitorAt:
     host: str
     port: int
     """0 takes any free port."""
+
+
+def bulk_at(text: str) -> BulkAt:
+    """What `--bulk-port` says: any, off, or a port. UserError for others."""
+    if text in ("any", "off"):
+        return BulkAt(is_on=text == "any")
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise UserError(f"{text!r} is no port for bulk data. Give 1 to 65535, any, or off.")
+    return BulkAt(int(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +93,11 @@ class SyncerOptions:
     """Hosts of an existing swarm; empty begins one."""
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
+    network: NetworkSettings = NETWORK
+    """What the owner of this machine allows and knows of the network."""
     exit_when_done: bool = False
+    bulk: BulkAt = BULK_ANYWHERE
+    """Where direct connections for bulk data are taken."""
     log_json: bool | None = None
     """What stderr gets; None: JSON unless it is a terminal."""
     monitor: MonitorAt | None = None
@@ -95,6 +122,10 @@ class WitnessOptions:
     """Hosts of the swarm, one of which must answer; empty begins alone."""
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
+    bulk: BulkAt = BULK_ANYWHERE
+    """Where direct connections for bulk data are taken."""
+    network: NetworkSettings = NETWORK
+    """What the owner of this machine allows and knows of the network."""
     log_json: bool | None = None
     """What stderr gets; None: JSON unless it is a terminal."""
     monitor: MonitorAt | None = None
@@ -134,10 +165,15 @@ class NodeOptions:
     """Megabits per second at which weights are given to others, all of them together."""
     data: str | None = None
     """Where the project's text lies here; None: where the project says, if that is allowed."""
+    bulk: BulkAt = BULK_ANYWHERE
+    """Where direct connections for bulk data are taken."""
     log_json: bool | None = None
     """What stderr gets; None: JSON unless it is a terminal."""
     monitor: MonitorAt | None = None
     """Where metrics, health and status are answered over HTTP; None: nowhere."""
     tape: TapeOptions = TAPE_ON
+    judge: Callable[[Genesis, Charter], str] | None = None
+    """Says what speaks against joining, empty for nothing; asked once, before anybody hears of this
+    learner, on a thread. None: nothing does."""
     settings: Callable[[], Settings] = Settings
     """Reads what the owner of this machine allows; asked again and again."""

@@ -13,9 +13,10 @@ from msgspec import Meta, Struct
 from node.host.signed_project import open_project
 from protocol import limits, wire
 from protocol.errors import RemoteError
-from protocol.ids import Count, Digest
+from protocol.ids import Count, Digest, NodeKey
 from protocol.messages import Envelope, Vote
 from protocol.project import Charter
+from protocol.reach import RELAYS_MAX
 from protocol.records import is_elected
 from protocol.signing import verify_ed25519
 
@@ -43,6 +44,8 @@ class LearnerNotice(Struct, frozen=True, array_like=True):
     name: str
     state: str
     log_index: Count
+    relays: Annotated[tuple[NodeKey, ...], Meta(max_length=RELAYS_MAX)] = ()
+    """Who carries streams to it; empty where it can be dialled, or where that is not known."""
 
 
 def seat_topic(project: bytes) -> str:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from node.host.seam import Loss, translated
 from protocol import limits
@@ -59,6 +60,23 @@ class Traffic:
     down_bytes: int = 0
 
 
+class ByteSource(Protocol):
+    """What a stream is read from."""
+
+    async def read(self, n: int, /) -> bytes: ...
+    async def readexactly(self, n: int, /) -> bytes: ...
+
+
+class ByteSink(Protocol):
+    """What a stream is written to."""
+
+    @property
+    def transport(self) -> asyncio.WriteTransport: ...
+    def write(self, data: bytes | memoryview, /) -> None: ...
+    async def drain(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class StreamEnded(PeerUnreachable):
     """The stream ended in the middle of a read; `got_bytes` of it had come."""
 
@@ -73,18 +91,26 @@ class Wire:
     def __init__(
         self,
         peer: NodeKey,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        reader: ByteSource,
+        writer: ByteSink,
         *,
         loss: Loss,
         counters: tuple[Traffic, ...],
+        address: str = "",
     ) -> None:
+        """`address`: where the connection comes from, for one that was not dialled here."""
         self.peer = peer
+        self.address = address
         self._reader = reader
         self._writer = writer
         self._loss = loss
         self._counters = counters
         self._closed_reason: str | None = None
+
+    @property
+    def ends(self) -> tuple[ByteSource, ByteSink]:
+        """What another layer is put upon; nothing else may use this one from then on."""
+        return self._reader, self._writer
 
     async def read_exactly(self, size: int, *, timeout_s: float | None) -> bytes:
         """Exactly `size` bytes. Raises StreamEnded, PeerUnreachable or TransportLost.

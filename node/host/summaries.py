@@ -6,7 +6,7 @@ from node.host.transport import Transport
 from protocol.fragments import Layout
 from protocol.project import Charter, Genesis
 from protocol.state import SwarmState
-from protocol.status import NetworkStatus, ProjectStatus, SwarmStatus
+from protocol.status import BulkRow, NetworkStatus, ProjectStatus, SwarmStatus
 
 
 def project_status(
@@ -44,8 +44,31 @@ def swarm_status(state: SwarmState, charter: Charter | None) -> SwarmStatus:
     )
 
 
-def network_status(transport: Transport) -> NetworkStatus:
-    """The network engine."""
+BULK_ROWS_MAX = 1024
+
+
+def bulk_rows(transport: Transport) -> list[BulkRow]:
+    """The way of bulk data to each peer that it matters for."""
+    channels = transport.bulk.channels
+    rows = []
+    for peer in channels.known[:BULK_ROWS_MAX]:
+        carried = channels.traffic.get(peer)
+        count = len(channels.to(peer))
+        rows.append(
+            BulkRow(
+                key=peer.hex(),
+                way="direct" if count else "streams",
+                detail=channels.reason(peer),
+                connections=count,
+                bytes_up=carried.up_bytes if carried else 0,
+                bytes_down=carried.down_bytes if carried else 0,
+            )
+        )
+    return rows
+
+
+def network_status(transport: Transport, split: str = "") -> NetworkStatus:
+    """The network engine. split: what is wrong with the swarm as a whole, if anything is."""
     state = transport.state
     return NetworkStatus(
         state="up" if state.is_up else "down",
@@ -54,6 +77,13 @@ def network_status(transport: Transport) -> NetworkStatus:
         peers=len(transport.peers()),
         bytes_up=transport.traffic.up_bytes,
         bytes_down=transport.traffic.down_bytes,
+        bulk_port=transport.bulk.channels.port,
+        bulk=bulk_rows(transport),
+        reach=transport.reachability.verdict,
+        reach_detail=transport.reachability.sentence,
+        split=split,
+        carrying=transport.relaying.open,
+        carried_bytes=transport.relaying.carried.bytes_,
     )
 
 

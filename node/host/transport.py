@@ -12,51 +12,50 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
-from node.host import addresses, blobs, keystore, records, streams
+from node.host import addresses, blobs, channel, keystore, life, links, records, streams
 from node.host.addresses import PeerAddress
-from node.host.blobs import BlobLookup, PaceLookup, Slots
+from node.host.blobs import BlobLookup, PaceLookup
+from node.host.bulk import BLOB_PROTOCOL, Bulk
 from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
+from node.host.greeting import Greeting
 from node.host.keystore import Identity
 from node.host.links import RoundTrips
+from node.host.notes import Inner
+from node.host.options import BulkAt
+from node.host.peer_file import PeerFile
+from node.host.reachability import Reachability
+from node.host.reception import Accept, ControlHandler, Reception
+from node.host.relaying import Relaying
+from node.host.sealed import Sealed
 from node.host.seam import Loss, TransportState
 from node.host.shaping import Shaper
 from node.host.streams import ControlStream, Traffic, Wire
 from protocol import limits
 from protocol.errors import (
     InternalError,
-    LimitExceeded,
-    RemoteError,
+    PeerUnreachable,
     ShoalError,
     TransientError,
     TransportLost,
 )
-from protocol.ids import Digest, NodeKey, short
+from protocol.ids import Digest, NodeKey
 
-CONTROL_PROTOCOL = f"shoal.control.{limits.WIRE_VERSION}"
-BLOB_PROTOCOL = f"shoal.blob.{limits.WIRE_VERSION}"
+_VERSION = limits.WIRE_VERSION
+CONTROL_PROTOCOL = f"shoal.control.{_VERSION}"
 
 WITHDRAW_S = 2.0
 STOP_TASKS_S = 5.0
-GREET_EVERY_S = 15.0
 
 PEERS_COUNTED_MAX = 4096
 """Hosts whose traffic is counted one by one; the oldest gives way."""
 
-SEEN_MAX = 64  # peers remembered for rebuilding the engine
-INCOMING_PER_PEER_MAX = 16
-INCOMING_MAX = streams.CONTROL_STREAMS_MAX + 4 * limits.STREAMS_SERVED_MAX
-"""Streams of peers in any state, also those that were opened and then said nothing."""
-
 log = logging.getLogger("shoal.transport")
 
-ControlHandler = Callable[[ControlStream], Awaitable[None]]
 OnAttempt = Callable[[str, float], None]
 """Gets why the last try failed and the seconds until the next."""
-
-_Accept = Callable[[Wire], Awaitable[None]]
 
 
 class Transport:
@@ -65,6 +64,11 @@ class Transport:
     Every method that talks to the network raises TransportLost while the engine is down, and
     TransientError or RemoteError otherwise; none waits for ever.
     """
+
+    REACH_PROTOCOL: Final = f"shoal.reach.{_VERSION}"
+    RELAY_PROTOCOL: Final = f"shoal.relay.{_VERSION}"
+    RELAYED_PROTOCOL: Final = f"shoal.relayed.{_VERSION}"
+    INNER: Final[Mapping[Inner, str]] = {"control": CONTROL_PROTOCOL, "blob": BLOB_PROTOCOL}
 
     def __init__(
         self,
@@ -78,12 +82,17 @@ class Transport:
         listen_host: str = "0.0.0.0",
         nat_port_map: bool = False,
         hints: Sequence[str] = (),
+        known: PeerFile | None = None,
+        relay_bytes_per_s: int = 0,
+        bulk: BulkAt = BulkAt(),  # noqa: B008  # Frozen.
     ) -> None:
-        """`bootstrap`: one of these must answer. `hints`: hosts known from before, which may."""
+        """`bootstrap`: one of these must answer, or one that is `known` from before. `hints`: may.
+
+        `relay_bytes_per_s`: what is carried for others at most; 0 carries nothing. `bulk`: where
+        direct channels are taken.
+        """
         self.key = identity.key
         self.traffic = Traffic()
-        self.faults: dict[str, int] = {}
-        """Offences on streams before anybody above could see them, by reason."""
         self.traffic_by_peer: dict[NodeKey, Traffic] = {}
         self.round_trips = RoundTrips()
         self.shaper = Shaper()
@@ -93,9 +102,7 @@ class Transport:
         self._announce = tuple(addresses.check_listen(text) for text in announce)
         self._topics = frozenset(topics)
         self._nat_port_map = nat_port_map
-        self._bootstrap = addresses.parse_others(bootstrap, self.key)
-        self._hints = addresses.parse_others(hints, self.key)
-        self._seen: dict[NodeKey, ConnectedPeer] = {}
+        self.greeting = Greeting(self.key, bootstrap, hints, known or PeerFile(), self.live)
         self._on_state = on_state
         self._engine: Engine | None = None
         self._booting: Engine | None = None
@@ -103,21 +110,33 @@ class Transport:
         self._is_closed = False
         self._down_reason = "the network engine has not been started"
         self._supervisor: asyncio.Task[None] | None = None
-        self._tasks: asyncio.TaskGroup | None = None
-        self._serving: dict[str, _Accept] = {
-            CONTROL_PROTOCOL: self._accept_control,
-            BLOB_PROTOCOL: self._accept_blob,
+        self._reception = Reception(self.counters)
+        self.faults = self._reception.faults
+        self.reachability = Reachability(self, self.greeting.known.saw)
+        self.relaying = Relaying(self, identity, relay_bytes_per_s)
+        self.bulk = self._make_bulk(bulk)
+        self._serving: dict[str, Accept] = {
+            CONTROL_PROTOCOL: self._reception.control,
+            BLOB_PROTOCOL: self.bulk.accept,
+            self.REACH_PROTOCOL: self.reachability.answer,
+            self.RELAY_PROTOCOL: self.relaying.carry,
+            self.RELAYED_PROTOCOL: self.relaying.accept,
         }
-        self._serve_control: ControlHandler | None = None
-        self._lookup_blob: BlobLookup | None = None
-        self._pace_blob: PaceLookup | None = None
-        self._control_slots = Slots(
-            streams.CONTROL_STREAMS_MAX, streams.CONTROL_STREAMS_PER_PEER_MAX
-        )
-        self._serve_slots = Slots(limits.STREAMS_SERVED_MAX, limits.STREAMS_PER_PEER_MAX)
-        self._incoming_slots = Slots(INCOMING_MAX, INCOMING_PER_PEER_MAX)
-        self._fetch_slots = Slots(blobs.FETCHES_MAX, limits.STREAMS_PER_PEER_MAX)
+        if bulk.is_on:
+            self._serving[channel.PROTOCOL] = self.bulk.channels.answer
         self._expiry_s: dict[str, float] = {}
+
+    def _make_bulk(self, at: BulkAt) -> Bulk:
+        return Bulk(
+            self._identity,
+            at,
+            self.shaper,
+            self.round_trips,
+            self.counters,
+            self._dial,
+            lambda key: self.live().where(key),
+            self._reception.note_fault,
+        )
 
     # Life
 
@@ -156,8 +175,10 @@ class Transport:
         engine = self._engine
         if engine is not None:
             await self._withdraw_all()
+        await self.greeting.known.save(is_last=True)
         self._is_closed = True
         self._down_reason = "this host is shutting down"
+        await self.bulk.channels.close()
         for running in (engine, self._booting):
             if running is not None:
                 await running.close(self._down_reason, is_orderly=True)
@@ -183,10 +204,12 @@ class Transport:
             self._topics,
             self._nat_port_map,
         )
-        peers = self._peers_to_try(attempt)
+        peers = self.greeting.to_try(attempt)
         engine = self._booting = Engine(options, Loss())
         accept: dict[str, IncomingStream] = {
-            protocol: functools.partial(self._accept, engine, protocol)
+            protocol: functools.partial(
+                self._reception.accept, engine, functools.partial(self._serve, protocol)
+            )
             for protocol in self._serving
         }
         is_up = False
@@ -204,15 +227,6 @@ class Transport:
         self._booted.set()
         self._on_state(TransportState(is_up=True))
 
-    def _peers_to_try(self, attempt: int) -> list[PeerAddress]:
-        known = [*self._bootstrap, *self._hints]
-        for peer in self._seen.values():
-            known += addresses.readable(peer.addresses)
-        # The first host of a swarm has nobody it must find: after one try it may begin alone.
-        if not self._bootstrap and attempt > 0:
-            return []
-        return addresses.rotated(list(dict.fromkeys(known)), attempt)
-
     async def _ensure_supervisor(self) -> None:
         if self._supervisor is None:
             ready = asyncio.Event()
@@ -223,7 +237,7 @@ class Transport:
         """Owns every task of the transport; `close` cancels and awaits it."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+                self._reception.tasks = tasks
                 ready.set()
                 while not self._is_closed:
                     await self._booted.wait()
@@ -238,24 +252,23 @@ class Transport:
                 self._engine = None
             self._on_state(TransportState(is_up=False, reason=self._down_reason))
         finally:
-            self._tasks = None
+            self._reception.tasks = None
 
     async def _watch_and_rebuild(self) -> None:
         engine = self._engine
         assert engine is not None, "booted means that there is an engine"
-        greeting = asyncio.create_task(self._keep_greeting(), name="greeting")
+        looking = [
+            asyncio.create_task(self.greeting.run(), name="greeting"),
+            asyncio.create_task(self.reachability.run(), name="reach"),
+        ]
         try:
             reason = await engine.watch()
         finally:
-            greeting.cancel()
-            await asyncio.wait([greeting])
+            await life.end(looking)
         engine.lose(reason)
         if self._is_closed:
             return  # `close` ends the engine, and us after it
-        for peer in engine.connected[:SEEN_MAX]:
-            self._seen[peer.key] = peer
-        while len(self._seen) > SEEN_MAX:
-            del self._seen[next(iter(self._seen))]
+        self.greeting.remember(engine.connected)
         self._booted.clear()
         self._engine = None
         self._report_down(reason)
@@ -268,13 +281,6 @@ class Transport:
                 self._report_retry(str(error), addresses.BACKOFF_S[-1])
                 await asyncio.sleep(addresses.BACKOFF_S[-1])
 
-    async def _keep_greeting(self) -> None:
-        """Hosts that we were told of may go and come back; they are greeted again and again."""
-        while True:
-            await asyncio.sleep(GREET_EVERY_S)
-            with contextlib.suppress(TransientError):  # The engine's own troubles are told anyway.
-                await self.greet_bootstrap()
-
     def _report_down(self, reason: str) -> None:
         self._down_reason = reason
         self._on_state(TransportState(is_up=False, reason=reason))
@@ -282,7 +288,7 @@ class Transport:
     def _report_retry(self, reason: str, pause_s: float) -> None:
         self._report_down(f"{reason}; next try in {pause_s:.0f} s")
 
-    def _live(self) -> Engine:
+    def live(self) -> Engine:
         if self._engine is None or self._is_closed:
             raise TransportLost(self._down_reason)
         return self._engine
@@ -291,80 +297,18 @@ class Transport:
 
     def serve_control(self, handler: ControlHandler) -> None:
         """From now on `handler` runs for each control stream a peer opens; its return ends it."""
-        self._serve_control = handler
+        self._reception.handler = handler
 
     def serve_blobs(self, lookup: BlobLookup, pace: PaceLookup | None = None) -> None:
         """From now on peers may fetch what `lookup` finds, as fast as `pace` allows."""
-        self._lookup_blob, self._pace_blob = lookup, pace
+        self.bulk.serve(lookup, pace)
 
-    async def _accept(
-        self, engine: Engine, protocol: str, stream: Any, reader: Any, writer: Any
-    ) -> None:
-        """Called by hivemind for an incoming stream; hands it to a task of ours and returns."""
-        try:
-            key = keystore.key_of_peer_id(stream.peer_id.to_bytes())
-            engine.loss.check()
-        except ShoalError:
-            writer.transport.abort()
-            return
-        if self._tasks is None or not self._incoming_slots.try_take(key):
-            writer.transport.abort()  # not even a refusal for a peer that floods us
-            return
-        wire = engine.wire(key, reader, writer, self._counters(key))
-        self._tasks.create_task(
-            self._serve(self._serving[protocol], wire), name=f"serve {short(key)}"
-        )
+    async def serve_inner(self, inner: Inner, wire: Wire) -> None:
+        """Serves a stream that a relay carried, as one that came by itself."""
+        await self._serve(self.INNER[inner], wire)
 
-    async def _serve(self, serve: _Accept, wire: Wire) -> None:
-        try:
-            await serve(wire)
-        except ShoalError as error:
-            wire.abort(str(error))
-            if isinstance(error, RemoteError):
-                self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
-            log.info("stream of host %s ended: %s", short(wire.peer), error)
-        except Exception:
-            # Root of the task: one stream's bug must not end the others, which share the group.
-            wire.abort("this host failed over the stream")
-            log.exception("serving host %s failed", short(wire.peer))
-        finally:
-            self._incoming_slots.release(wire.peer)
-
-    async def _accept_control(self, wire: Wire) -> None:
-        has_room = self._serve_control is not None and self._control_slots.try_take(wire.peer)
-        try:
-            if not await streams.accept_hello(wire, has_room=has_room):
-                await wire.wait_ended(timeout_s=streams.HELLO_S)  # let the answer arrive
-                wire.close()
-                return
-            assert self._serve_control is not None, "room means that there is a handler"
-            stream = self._standing(wire)
-            try:
-                await self._serve_control(stream)
-            finally:
-                stream.close()
-        finally:
-            if has_room:
-                self._control_slots.release(wire.peer)
-
-    async def _accept_blob(self, wire: Wire) -> None:
-        way = self.shaper.up
-        await blobs.serve_one(wire, self._lookup_blob, self._serve_slots, self._pace_blob, way)
-
-    def _standing(self, wire: Wire) -> ControlStream:
-        stream = ControlStream(wire)
-        if self._tasks is None:
-            raise TransportLost(self._down_reason)
-        self._tasks.create_task(self._run_writer(stream), name=f"control {short(wire.peer)}")
-        return stream
-
-    async def _run_writer(self, stream: ControlStream) -> None:
-        try:
-            await stream.run_writer()
-        except Exception:
-            # Root of the task: one stream's bug must not end the others, which share the group.
-            stream.abort("this host failed over the stream")
-            log.exception("writing to host %s failed", short(stream.peer))
+    async def _serve(self, protocol: str, wire: Wire) -> None:
+        await self._serving[protocol](wire)
 
     # What this host asks of others
 
@@ -373,7 +317,7 @@ class Transport:
 
         Raises PeerUnreachable, TransientError (no room there), MalformedMessage (another version).
         """
-        wire = await self._live().dial(key, CONTROL_PROTOCOL, self._counters(key))
+        wire = await self._open(key, "control")
         asked_s = time.monotonic()
         try:
             await streams.offer_hello(wire)
@@ -381,7 +325,7 @@ class Transport:
         except BaseException:
             wire.abort("the control stream was not accepted")
             raise
-        return self._standing(wire)
+        return self._reception.standing(wire)
 
     async def fetch(
         self,
@@ -400,40 +344,65 @@ class Transport:
         broken transfer continues at another peer. Waits while too many transfers are under way.
         Raises what `blobs.Download.run` raises; LimitExceeded for a length over the bound.
         """
-        if into is not None and len(into) != length:
-            raise InternalError(f"a buffer of {len(into)} bytes for a blob of {length}")
-        if length > limits.BLOB_BYTES_MAX:
-            raise LimitExceeded(f"a blob of {length} bytes; {limits.BLOB_BYTES_MAX} is the limit")
-        target = memoryview(into) if into is not None else blobs.room_for(length)
-        download = blobs.Download(
-            digest,
-            target,
-            offset=offset,
-            timeout_s=timeout_s,
-            on_progress=on_progress,
-            on_answer=functools.partial(self.round_trips.note, peer),
-            way=self.shaper.down,
-        )
-        await self._fetch_slots.take(peer)
+        self.live()
+        return await self.bulk.fetch(peer, digest, length, timeout_s, into, offset, on_progress)
+
+    async def _dial(self, key: NodeKey, protocol: str) -> Wire:
+        """A stream for bulk data; only blobs go by way of a relay."""
+        if protocol == BLOB_PROTOCOL:
+            return await self._open(key, "blob")
+        return await self.dial_plain(key, protocol)
+
+    async def _open(self, key: NodeKey, inner: Inner) -> Wire:
+        """A stream to a host: over a connection, or by way of a relay where there can be none."""
+        is_hidden = self.relaying.is_hidden(key) and not await self.is_connected(key)
+        if is_hidden:
+            with contextlib.suppress(TransientError):
+                return await self.relaying.through(key, inner)
         try:
-            wire = await self._live().dial(peer, BLOB_PROTOCOL, self._counters(peer))
-            await download.run(wire)
-        finally:
-            self._fetch_slots.release(peer)
-        return target
+            return await self.dial_plain(key, self.INNER[inner])
+        except PeerUnreachable as error:
+            # One that others dial is away if it does not answer; so is one that was just tried.
+            if is_hidden or key in self.greeting.named or key in self.greeting.known.book:
+                raise
+            try:
+                return await self.relaying.through(key, inner)
+            except TransientError:
+                raise error from None
+
+    async def dial_plain(self, key: NodeKey, protocol: str) -> Wire:
+        """A stream over a connection of our own. Raises PeerUnreachable or TransportLost."""
+        return await self.live().dial(key, protocol, self.counters(key))
+
+    async def connect(
+        self, key: NodeKey, places: Sequence[PeerAddress], *, timeout_s: float
+    ) -> None:
+        """A connection to a host at one of these. Raises PeerUnreachable or TransportLost."""
+        await self.live().connect(key, places, timeout_s)
+
+    async def is_connected(self, key: NodeKey) -> bool:
+        """Whether there is a connection with a host at this moment."""
+        await self.look_at_connections()
+        return key in self.connected()
+
+    async def look_at_connections(self) -> None:
+        """Brings `peers` up to date. Raises TransportLost or TransientError."""
+        await self.live().refresh()
+
+    def wire_over(self, key: NodeKey, sealed: Sealed) -> Wire:
+        """A stream that was sealed with a host, upon another one."""
+        return self.live().wire(key, sealed, sealed, self.counters(key))
+
+    def likely_relays(self) -> list[NodeKey]:
+        """Hosts that may carry streams: those that say so, then those that we were told of."""
+        here = self.connected()
+        told = self.reachability.machine.relays(here)
+        named = (key for key in self.greeting.named if key in here)
+        return list(dict.fromkeys((*told, *named)))
 
     async def greet_bootstrap(self) -> None:
-        """Makes sure that we and the hosts we were told of know each other, as far as they answer.
-
-        A host that does not answer is no error. Raises TransportLost while the engine is down.
-        """
-        engine = self._live()
-        answers = await asyncio.gather(
-            *map(engine.greet, (*self._bootstrap, *self._hints)), return_exceptions=True
-        )
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, TransientError):
-                raise answer
+        """As `Greeting.greet_named`."""
+        await self.greeting.greet_named()
 
     async def announce(self, topic: str, value: bytes, ttl_s: float) -> None:
         """Stores `value`, signed, under `topic` and our key; newer values replace older ones.
@@ -447,7 +416,7 @@ class Transport:
             raise InternalError(f"a time to live of {ttl_s} s is not within {records.TTL_S_MAX} s")
         # The table takes a newer value only with a strictly later expiry, also after a clock jump.
         expiry_s = max(time.time() + ttl_s, self._expiry_s.get(topic, 0.0) + 0.001)
-        if not await self._live().store(topic, value, expiry_s):
+        if not await self.live().store(topic, value, expiry_s):
             raise TransientError(
                 f"nobody took our value for {topic}: it is too large, or our clock jumped"
             )
@@ -460,7 +429,7 @@ class Transport:
     async def lookup(self, topic: str, at: NodeKey | None = None) -> dict[NodeKey, bytes]:
         """The newest signed value of each host under `topic`; asks holders anew, or only `at`."""
         self._check_topic(topic)
-        return await self._live().find(topic, at)
+        return await self.live().find(topic, at)
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics:
@@ -490,11 +459,27 @@ class Transport:
         reachable = [text for text in listening if not addresses.is_loopback(text)]
         return reachable or list(listening)
 
+    def connected(self) -> set[NodeKey]:
+        """Keys of `peers`."""
+        return {peer.key for peer in self.peers()}
+
+    def paths(self) -> dict[NodeKey, str]:
+        """How each host that we have to do with is reached: direct or relayed."""
+        return {**dict.fromkeys(self.relaying.used(), "relayed"), **links.paths(self.peers())}
+
+    @property
+    def port_outside(self) -> int:
+        """The port that others dial: an announced one, one that a router forwards, or ours."""
+        listening = self._engine.listening if self._engine is not None else ()
+        for text in (*self._announce, *filter(addresses.is_public, listening)):
+            return int(text.partition("/p2p/")[0].rpartition("/")[2])
+        return self._port
+
     def peers(self) -> list[ConnectedPeer]:
         """Hosts that we have a connection with, as of the last probe (every 10 s)."""
         return list(self._engine.connected) if self._engine is not None else []
 
-    def _counters(self, peer: NodeKey) -> tuple[Traffic, Traffic]:
+    def counters(self, peer: NodeKey) -> tuple[Traffic, Traffic]:
         if peer not in self.traffic_by_peer and len(self.traffic_by_peer) >= PEERS_COUNTED_MAX:
             del self.traffic_by_peer[next(iter(self.traffic_by_peer))]
         return self.traffic, self.traffic_by_peer.setdefault(peer, Traffic())

@@ -19,6 +19,9 @@ RATE_MIN: Final = 16 << 10
 
 Rate = Annotated[int, Meta(ge=RATE_MIN)]
 
+RELAY_BYTES_PER_S: Final = 2_500_000
+"""20 megabits per second: what many lines can spare."""
+
 
 def _about(unit: str, words: str) -> Meta:
     """What `shoal config explain` says of a key."""
@@ -55,6 +58,10 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     moments: Annotated[
         bool, _about("", "Share optimizer state with other learners where the project wants it.")
     ] = True
+    bulk_port: Annotated[
+        str,
+        _about("", "TCP port for direct connections that carry bulk data: any, a number, or off."),
+    ] = "any"
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +97,22 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     down_bytes_per_s: Annotated[
         Rate | None, _about("bytes per second", "Weights and displacements fetched, all together.")
     ] = None
+
+
+class NetworkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[network]: how this machine takes part in finding and reaching others."""
+
+    bootstrap: Annotated[
+        tuple[str, ...],
+        _about("", "Whole addresses of hosts to find the swarm by, besides those of the link."),
+    ] = ()
+    map_port: Annotated[
+        bool, _about("", "Ask the router to forward the learner's port (UPnP, NAT-PMP).")
+    ] = False
+    relay_bytes_per_s: Annotated[
+        Bytes,
+        _about("bytes per second", "Carried for hosts that cannot be dialled, in all; 0: nothing."),
+    ] = RELAY_BYTES_PER_S
 
 
 class WhenSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,5 +172,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     learner: LearnerSettings = LearnerSettings()
     limits: LimitSettings = LimitSettings()
+    network: NetworkSettings = NetworkSettings()
     when: WhenSettings = WhenSettings()
     present: PresentSettings = PresentSettings()

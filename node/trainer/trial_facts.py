@@ -37,6 +37,8 @@ class TrialAnswer(Struct, kw_only=True, omit_defaults=True):
     """At the highest: of the device, or of this process where the device is the processor."""
     device_bytes: int = 0
     """Of memory that the device has; 0 for the processor."""
+    busy: str = ""
+    """That the machine was too busy for a verdict, in words; said by whoever asked."""
     trouble: str = ""
     """Why it stopped early; what was found until then holds."""
     is_out_of_memory: bool = False

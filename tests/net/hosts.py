@@ -10,9 +10,11 @@ from pathlib import Path
 import uvloop
 
 from node.host import keystore
+from node.host.options import BulkAt
 from node.host.seam import TransportState
 from node.host.streams import ControlStream
 from node.host.transport import Transport
+from node.politeness.settings import RELAY_BYTES_PER_S
 
 TOPICS = ("shoal/00/seat", "shoal/00/learners")
 
@@ -39,6 +41,7 @@ class Host:
         bootstrap: list[str],
         port: int = 0,
         listen_host: str = "127.0.0.1",
+        bulk: BulkAt = BulkAt(),  # noqa: B008  # Frozen.
     ) -> None:
         self.states: list[TransportState] = []
         self.changed = asyncio.Event()
@@ -50,6 +53,8 @@ class Host:
             topics=TOPICS,
             listen_host=listen_host,
             on_state=self._note,
+            relay_bytes_per_s=RELAY_BYTES_PER_S,
+            bulk=bulk,
         )
 
     def _note(self, state: TransportState) -> None:
@@ -76,13 +81,17 @@ class Host:
 
 
 @asynccontextmanager
-async def swarm(home: Path, count: int) -> AsyncIterator[list[Host]]:
+async def swarm(
+    home: Path,
+    count: int,
+    bulk: BulkAt = BulkAt(),  # noqa: B008  # Frozen.
+) -> AsyncIterator[list[Host]]:
     """`count` hosts, the first of which is the others' bootstrap."""
     hosts: list[Host] = []
     try:
         for number in range(count):
             bootstrap = hosts[0].transport.addresses() if hosts else []
-            host = Host(home, f"host{number}", bootstrap=bootstrap)
+            host = Host(home, f"host{number}", bootstrap=bootstrap, bulk=bulk)
             hosts.append(host)
             await host.transport.start()
         yield hosts

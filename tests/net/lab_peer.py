@@ -7,7 +7,11 @@ output is `{"key": ..., "addresses": [...]}`. After that, each line of input is 
 and each is answered with one line that repeats its number; questions do not wait for each other:
 
 - `{"number": 1, "fetch": KEY, "size": 1000}`: `seconds`, once the blob is here and checked;
+- `{"number": 3, "how": KEY}`: `verdict` on this host, its `relays`, and the `path` to that peer;
+- `{"number": 4, "relays_of": KEY, "are": [KEY, ...]}`: nothing, once it is noted;
 - `{"number": 2, "say": KEY, "text": "hi"}`: `text`, once the echo is back on the standing stream;
+- `{"number": 3, "way": KEY}`: `connections` that are direct, `bytes` that came over them, and the
+  `reason` why there are none;
 - what failed is answered with `error`, the name of the exception.
 """
 
@@ -55,11 +59,39 @@ class Peer:
                 key = bytes.fromhex(asked["fetch"])
                 await self.host.transport.fetch(key, self.digests[size], size)
                 said = {"seconds": time.monotonic() - started_s}
+            elif "way" in asked:
+                said = self.way(bytes.fromhex(asked["way"]))
+            elif "how" in asked:
+                said = await self.how(bytes.fromhex(asked["how"]))
+            elif "relays_of" in asked:
+                relays = [bytes.fromhex(key) for key in asked["are"]]
+                self.host.transport.relaying.tell_relays(bytes.fromhex(asked["relays_of"]), relays)
+                said = {}
             else:
                 said = {"text": await self.say(bytes.fromhex(asked["say"]), asked["text"])}
         except ShoalError as error:
             said = {"error": type(error).__name__, "detail": str(error)}
         print(json.dumps({"number": asked["number"], **said}), flush=True)
+
+    def way(self, key):
+        channels = self.host.transport.bulk.channels
+        carried = channels.traffic.get(key)
+        return {
+            "connections": len(channels.to(key)),
+            "bytes": carried.down_bytes if carried else 0,
+            "reason": channels.reason(key),
+        }
+
+    async def how(self, key):
+        transport = self.host.transport
+        await transport.look_at_connections()
+        return {
+            "verdict": transport.reachability.verdict,
+            "sentence": transport.reachability.sentence,
+            "relays": [relay.hex() for relay in transport.reachability.relays],
+            "path": transport.paths().get(key, ""),
+            "carried_bytes": transport.relaying.carried.bytes_,
+        }
 
     async def say(self, key, text):
         if key not in self.streams:

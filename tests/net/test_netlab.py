@@ -290,3 +290,25 @@ def test_a_test_that_is_killed_leaves_nothing_for_long():
     while is_running(sleeper) and time.monotonic() < ends_s:
         time.sleep(0.01)
     assert not is_running(sleeper)
+
+
+def test_nobody_begins_a_connection_to_a_node_behind_a_nat():
+    with Lab(["inside", "outside"]) as lab:
+        lab.put_behind_nat("inside")
+        near, far = connect(lab, "inside", "outside")
+        with near, far:
+            far.sendall(b"an answer")
+            assert near.recv(100) == b"an answer", "what was begun inside works both ways"
+        with (
+            lab.inside("inside", lambda: socket.create_server((lab.address("inside"), PORT))),
+            pytest.raises(TimeoutError),
+        ):
+            lab.inside(
+                "outside",
+                lambda: socket.create_connection((lab.address("inside"), PORT), SILENCE_S),
+            )
+        assert lab.counts("outside", "inside").refused >= 1
+        lab.forward("inside")
+        near, far = connect(lab, "outside", "inside")
+        near.close()
+        far.close()

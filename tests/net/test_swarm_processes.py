@@ -193,12 +193,12 @@ def start_syncer(processes, path, port):
     )
 
 
-def start_learner(processes, link, name, *more):
+def start_learner(processes, link, name, *words):
     processes.start(
         name,
         *("join", link, "--name", name, "--instance", name, "--listen", "127.0.0.1"),
         *("--threads", "1", "--device", "cpu", "--duty", "0.5"),
-        *more,
+        *words,
     )
 
 

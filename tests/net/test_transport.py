@@ -210,7 +210,7 @@ def test_more_control_streams_than_allowed_are_told_so(tmp_path):
 
 
 def test_a_flood_of_streams_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.host.transport.INCOMING_PER_PEER_MAX", 6)
+    monkeypatch.setattr("node.host.reception.INCOMING_PER_PEER_MAX", 6)
 
     async def main():
         async with swarm(tmp_path, 2) as (one, two):

@@ -1,4 +1,4 @@
-"""Bulk transfers between real hosts on loopback: honest, lying, silent and slow donors."""
+"""Bulk transfers over streams between real hosts: honest, lying, silent and slow donors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from blake3 import blake3
 
 from node.host import blobs
+from node.host.options import BulkAt
 from node.host.transport import BLOB_PROTOCOL
 from protocol import limits
 from protocol.errors import (
@@ -25,6 +26,9 @@ pytestmark = pytest.mark.net
 
 BLOB = random.Random(7).randbytes(3_000_001)
 DIGEST = blake3(BLOB).digest()
+
+STREAMS = BulkAt(is_on=False)
+"""The direct channel has tests of its own."""
 
 
 def serve_blob(host, blob=BLOB, digest=DIGEST):
@@ -44,7 +48,7 @@ def serve_raw(host, reply):
 
 def test_a_blob_arrives_and_is_checked(tmp_path):
     async def main():
-        async with swarm(tmp_path, 2) as (one, two):
+        async with swarm(tmp_path, 2, STREAMS) as (one, two):
             serve_blob(one)
             progress = []
             blob = await two.transport.fetch(
@@ -62,7 +66,7 @@ def test_a_blob_arrives_and_is_checked(tmp_path):
 
 def test_many_transfers_at_once_wait_for_their_turn(tmp_path):
     async def main():
-        async with swarm(tmp_path, 2) as (one, two):
+        async with swarm(tmp_path, 2, STREAMS) as (one, two):
             serve_blob(one)
             async with asyncio.TaskGroup() as tasks:
                 fetches = [
@@ -70,16 +74,16 @@ def test_many_transfers_at_once_wait_for_their_turn(tmp_path):
                     for _ in range(3 * limits.STREAMS_PER_PEER_MAX)
                 ]
             assert all(task.result() == BLOB for task in fetches)
-            assert two.transport._fetch_slots.used == 0
+            assert two.transport.bulk._fetch_slots.used == 0
             await asyncio.sleep(0.1)
-            assert one.transport._serve_slots.used == 0
+            assert one.transport.bulk._serve_slots.used == 0
 
     run(main())
 
 
 def test_a_broken_transfer_goes_on_from_its_offset(tmp_path):
     async def main():
-        async with swarm(tmp_path, 3) as (one, two, three):
+        async with swarm(tmp_path, 3, STREAMS) as (one, two, three):
             cut = 1_300_000
             serve_raw(one, bytes([blobs.OK]) + len(BLOB).to_bytes(8, "big") + BLOB[:cut])
             serve_blob(two)
@@ -100,7 +104,7 @@ def test_a_broken_transfer_goes_on_from_its_offset(tmp_path):
 
 def test_a_blob_that_lies_is_refused(tmp_path):
     async def main():
-        async with swarm(tmp_path, 2) as (one, two):
+        async with swarm(tmp_path, 2, STREAMS) as (one, two):
             key = one.identity.key
             with pytest.raises(NotHeld):
                 await two.transport.fetch(key, DIGEST, len(BLOB))
@@ -124,7 +128,7 @@ def test_a_blob_that_lies_is_refused(tmp_path):
 
 def test_a_silent_donor_is_given_up(tmp_path):
     async def main():
-        async with swarm(tmp_path, 2) as (one, two):
+        async with swarm(tmp_path, 2, STREAMS) as (one, two):
 
             async def silent(wire):
                 await asyncio.sleep(30)
@@ -140,7 +144,7 @@ def test_a_trickling_donor_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(blobs, "FLOOR_WINDOW_S", 0.3)
 
     async def main():
-        async with swarm(tmp_path, 2) as (one, two):
+        async with swarm(tmp_path, 2, STREAMS) as (one, two):
 
             async def trickle(wire):
                 await wire.write(bytes([blobs.OK]) + len(BLOB).to_bytes(8, "big"), timeout_s=5)
@@ -162,7 +166,7 @@ def test_a_ceiling_holds_for_all_transfers_together_and_control_does_not_wait(tm
     named = {blake3(part).digest(): part for part in parts}
 
     async def main():
-        async with swarm(tmp_path, 2) as (one, two):
+        async with swarm(tmp_path, 2, STREAMS) as (one, two):
             one.transport.serve_blobs(lambda _, asked: memoryview(named[asked]))
             one.transport.serve_control(echo)
             limits_of = {"up": (rate, None), "down": (None, rate)}[side]

@@ -64,6 +64,7 @@ class Lab:
         self._addresses = {node: f"{SUBNET}.{k}" for k, node in enumerate(nodes, start=1)}
         self._links = dict.fromkeys(permutations(nodes, 2), link)
         self._cuts: set[tuple[str, str]] = set()
+        self._nats: set[str] = set()
         self._namespaces: dict[str, int] = {}
         self._relay: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -198,6 +199,24 @@ class Lab:
         healed = {pair for pair in self._cuts if wanted <= set(pair)}
         self._cuts -= healed
         self._tell(healed)
+
+    def put_behind_nat(self, *nodes: str) -> None:
+        """From now on nobody can begin a TCP connection to these nodes; nothing is answered.
+
+        Connections that stand stay, and those that the nodes begin themselves work.
+        """
+        self._nats |= self._checked(nodes)
+        self._ask({"nats": sorted(self._nats)})
+
+    def forward(self, *nodes: str) -> None:
+        """Takes nodes out of their NAT again, as a forwarded port would."""
+        self._nats -= self._checked(nodes)
+        self._ask({"nats": sorted(self._nats)})
+
+    def _checked(self, nodes: Iterable[str]) -> set[str]:
+        if not set(nodes) <= set(self.nodes):
+            raise ValueError(f"there is no node {set(nodes) - set(self.nodes)}")
+        return set(nodes)
 
     def counts(self, sender: str, receiver: str) -> Counts:
         """What became of the packets of one direction so far."""

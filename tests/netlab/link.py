@@ -47,6 +47,8 @@ class Counts:
     overflowed: int = 0
     """For lack of room in the queue."""
     cut: int = 0
+    refused: int = 0
+    """By the NAT that the receiver is behind."""
 
 
 class Shaper:

@@ -5,7 +5,8 @@ of the node that has the destination address. It ends when its test process does
 
 Arguments: the descriptor of a control socket, a seed, and `NAME=ADDRESS=DESCRIPTOR` for each node.
 On the control socket come JSON messages, each answered when it has taken effect:
-`{"links": [[FROM, TO, is_open, latency_s, ...], ...]}` with the fields of `Link` in order, and
+`{"links": [[FROM, TO, is_open, latency_s, ...], ...]}` with the fields of `Link` in order,
+`{"nats": [NODE, ...]}` with all nodes that are behind a NAT from now on, and
 `{"count": [FROM, TO]}`.
 """
 
@@ -25,6 +26,7 @@ import time
 from typing import Any, Final
 
 from tests.netlab.link import Link, Shaper
+from tests.netlab.nat import begins_tcp
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 PACKET_BYTES_MAX: Final = 1 << 16
@@ -56,6 +58,9 @@ class Relay:
         self._by_names: dict[tuple[str, str], Path] = {}
         self._waiting: list[tuple[float, int, Path, bytes]] = []
         self._number = 0
+        self._devices = {name: tun for name, _, tun in nodes}
+        self._behind_nat: set[int] = set()
+        """Devices of nodes that nobody outside can begin a connection to."""
         for name, _, tun in nodes:
             self._paths[tun] = {}
             for other, address, out in nodes:
@@ -85,6 +90,9 @@ class Relay:
                 path = paths.get(packet[16:20])
                 if path is None:
                     continue  # Multicast, or somebody who does not exist.
+                if path.out in self._behind_nat and begins_tcp(packet):
+                    path.shaper.counts.refused += 1
+                    continue
                 now_s = time.monotonic()
                 at_s = path.shaper.admit(len(packet), now_s)
                 if at_s is None:
@@ -116,6 +124,8 @@ class Relay:
         for sender, receiver, is_open, *link in asked.get("links", ()):
             shaper = self._by_names[sender, receiver].shaper
             shaper.link, shaper.is_open = Link(*link), is_open
+        if "nats" in asked:
+            self._behind_nat = {self._devices[node] for node in asked["nats"]}
         if "count" in asked:
             sender, receiver = asked["count"]
             answer = dataclasses.asdict(self._by_names[sender, receiver].shaper.counts)

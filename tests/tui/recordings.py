@@ -549,7 +549,10 @@ def left(seconds: int = 5) -> list[Frame]:
         status = leading(second, sentence="All is well. 6 learners training.")
         for row in status.peers:
             row.path, row.rtt_s = "direct", 0.004 + len(row.name) / 300
+            row.bulk = "direct"
         status.peers[5].path, status.peers[5].rtt_s = "relayed", 0.182
+        status.peers[5].bulk = "streams"
+        status.peers[5].bulk_detail = "it is only reached over a relay"
         for place, why in ((4, "stopped by its owner"), (7, "finished")):
             row = status.peers[place]
             row.state, row.left, row.heard_s = "left", why, 40.0 + second

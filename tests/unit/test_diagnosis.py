@@ -134,11 +134,31 @@ def test_an_idle_accelerator_is_told(trial, present, verdict, words):
     assert (found.verdict, words in found.says) == (verdict, True)
 
 
+def reached(how, could_dial):
+    return changed(SWARM, reach=how, could_dial=could_dial, tried_to_dial=3, port=4321)
+
+
+@pytest.mark.parametrize("how", ["relayed", "outward"])
+def test_a_nat_comes_with_its_remedy(how):
+    found = diagnosis.reach(reached(how, 0))
+    assert "orward TCP port 4321" in found.remedy
+    assert "--port 4321" in found.remedy
+
+
+def test_a_host_that_others_dial_needs_no_remedy():
+    assert diagnosis.reach(reached("direct", 3)).remedy == ""
+
+
 @pytest.mark.parametrize(
     ("swarm", "verdict", "words"),
     [
-        (SWARM, "good", "direct, 20 ms; 1 of 2 hosts of the link answer"),
-        (changed(SWARM, hosts=[NamedHost(address="a", path="relayed")]), "care", "relayed"),
+        (SWARM, "good", "1 of 2 hosts of the link answer directly, 20 ms"),
+        (changed(SWARM, hosts=[NamedHost(address="a", path="relayed")]), "care", "through relays"),
+        (reached("direct", 2), "good", "direct; 1 of 2 hosts of the link answer directly, 20 ms; "),
+        (reached("direct", 2), "good", "2 of 3 that tried could dial port 4321 here"),
+        (reached("relayed", 0), "care", "relayed; "),
+        (reached("relayed", 0), "care", "0 of 3 that tried could dial port 4321 here, others"),
+        (reached("outward", 0), "care", "not from outside; "),
         (changed(SWARM, genesis=b"", trouble="none answers"), "trouble", "not at all: none"),
         (changed(SWARM, hosts=[]), "unknown", "no swarm was asked"),
         (changed(SWARM, addresses=["/ip4/8.8.8.8/tcp/1/p2p/x"]), "good", "dial /ip4/8.8.8.8/tcp/1"),
@@ -273,7 +293,7 @@ def test_what_is_no_project_is_refused(home, trials, capsys):
 def test_a_model_beyond_all_memory_is_not_even_tried(home, trials, monkeypatch):
     tiny = project()
     named = examining.Named("tiny", "", tiny.genesis, tiny.charter)
-    monkeypatch.setattr(doctor, "_most", lambda available: 10)
+    monkeypatch.setattr(examining, "most_memory", lambda available: 10)
     settings = doctor.local_settings.load(environ={}).values
     found = doctor.examine(home, named, settings, port=4100, is_quick=False, tell=lambda text: None)
     told = {one.topic: one for one in found}
@@ -286,6 +306,28 @@ def test_a_trial_that_dies_or_hangs_is_told(monkeypatch):
     assert "code 1" in examining.try_swarm("", port=0).trouble
     killed = examining._killed(TrialAnswer)
     assert killed.is_out_of_memory
+
+
+def test_a_trial_that_had_no_time_on_a_busy_machine_says_nothing_about_it(monkeypatch):
+    monkeypatch.setattr(examining.os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr(examining.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(examining, "SWARM_S", 0.2)
+    swarm = examining.try_swarm("", port=0)
+    words = "machine busy (load 9.0 on 2 cores)"
+    assert (swarm.busy, swarm.trouble) == (words, "it was not done within 0.2 s")
+    trial = TrialAnswer(trouble=swarm.trouble, busy=words)
+    told = [diagnosis.engine(swarm), diagnosis.reach(swarm), diagnosis.accelerator(trial, [])]
+    for one in (*told, diagnosis.speed(trial, "a model")):
+        assert (one.verdict, one.says) == ("unknown", f"not measured: {words}")
+    monkeypatch.setattr(examining.os, "getloadavg", lambda: (2.0, 2.0, 2.0))
+    assert diagnosis.engine(examining.try_swarm("", port=0)).verdict == "trouble"
+
+
+def test_a_swarm_that_is_away_is_trouble_on_a_busy_machine_too():
+    away = changed(SWARM, genesis=b"", trouble="x", is_swarm_away=True, busy="machine busy")
+    assert diagnosis.reach(away).verdict == "trouble"
+    slow = changed(SWARM, genesis=b"", trouble="x", busy="machine busy")
+    assert diagnosis.reach(slow).verdict == "unknown"
 
 
 def test_the_kernel_is_asked_about_the_clock():

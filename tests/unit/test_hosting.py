@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +14,9 @@ from node.host import keystore
 from node.host.home import Daemon, Home
 from node.host.joinlink import JoinLink, format_link
 from node.host.options import WitnessOptions
+from node.host.reachability import Reachability
+from node.host.relaying import Relaying
+from node.host.shaping import Shaper
 from node.host.signed_project import read_signed, seal_project, write_signed
 from node.host.transport import Traffic, TransportState
 from protocol import wire
@@ -189,9 +193,18 @@ def test_a_drain_that_does_not_come_about_has_its_own_exit_code(drained, capsys)
 class StubTransport:
     """A transport that nobody calls."""
 
-    def __init__(self, key: bytes) -> None:
-        self.key, self.faults, self.traffic = key, {}, Traffic()
+    port_outside = 4101
+    shaper = Shaper()
+
+    def __init__(self, identity) -> None:
+        self.key, self.faults, self.traffic = identity.key, {}, Traffic()
         self.state = TransportState(is_up=True)
+        self.bulk = SimpleNamespace(channels=SimpleNamespace(known=[], port=0))
+        self.reachability = Reachability(self, lambda key, addresses: None)
+        self.relaying = Relaying(self, identity, 0)
+
+    def connected(self):
+        return set()
 
     def addresses(self):
         return []
@@ -210,7 +223,7 @@ def witness(home, target):
         WitnessOptions(home=home, project_path=target),
         read_signed(target),
         identity,
-        StubTransport(identity.key),
+        StubTransport(identity),
     )
     yield made
     made.disk_pool.shutdown()

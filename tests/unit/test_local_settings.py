@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.host.options import bulk_at
 from node.politeness.settings import Settings
 from protocol.errors import UserError
 from shoal import local_settings
@@ -19,6 +20,20 @@ HERE = Place("here")
 @pytest.fixture
 def file(tmp_path):
     return tmp_path / "settings.toml"
+
+
+def test_a_port_for_bulk_data_is_a_number_or_one_of_two_words(file):
+    key = local_settings.BULK_PORT
+    assert load(file, environ={}).value(key) == "any"
+    for said, meant in (("off", "off"), (4110, "4110"), ("4110", "4110")):
+        assert load(file, environ={}, flags={key: said}).value(key) == meant
+    assert load(file, environ={"SHOAL_LEARNER_BULK_PORT": "off"}).value(key) == "off"
+    for wrong in ("4k", "0", 70_000, "-1", ""):
+        with pytest.raises(UserError, match="1 to 65535, any, or off"):
+            load(file, environ={}, flags={key: wrong})
+    assert (bulk_at("any").port, bulk_at("any").is_on) == (0, True)
+    assert (bulk_at("4110").port, bulk_at("4110").is_on) == (4110, True)
+    assert not bulk_at("off").is_on
 
 
 def test_without_a_file_everything_is_as_it_comes(file):

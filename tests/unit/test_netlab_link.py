@@ -6,6 +6,7 @@ import pytest
 
 from tests.netlab import Link
 from tests.netlab.link import Shaper
+from tests.netlab.nat import begins_tcp
 
 PACKET_BYTES = 1000
 
@@ -77,3 +78,34 @@ def test_a_cut_counts_and_does_not_use_up_chances():
 def test_links_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match=r"cannot|not a share|say so"):
         Link(**wrong)
+
+
+def tcp(flags, *, options=0, protocol=6, fragment=0, version=4):
+    """The beginning of an IP packet as a NAT sees it."""
+    header = bytearray(20 + options)
+    header[0] = version << 4 | (20 + options) // 4
+    header[6:8] = fragment.to_bytes(2, "big")
+    header[9] = protocol
+    segment = bytearray(20)
+    segment[13] = flags
+    return bytes(header + segment)
+
+
+@pytest.mark.parametrize(
+    ("packet", "begins"),
+    [
+        (tcp(0x02), True),
+        (tcp(0xC2), True),  # With ECN.
+        (tcp(0x02, options=8), True),
+        (tcp(0x12), False),  # The answer to one that was begun inside.
+        (tcp(0x10), False),
+        (tcp(0x04), False),
+        (tcp(0x02, protocol=17), False),
+        (tcp(0x02, fragment=5), False),
+        (tcp(0x02, version=6), False),
+        (tcp(0x02)[:30], False),
+        (b"", False),
+    ],
+)
+def test_a_nat_knows_the_packet_that_begins_a_connection(packet, begins):
+    assert begins_tcp(packet) is begins

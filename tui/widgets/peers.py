@@ -254,6 +254,7 @@ def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
             ("left", words.clean(peer.left, 200)),
             ("heard", words.ago(line.heard_s)),
             ("link", words.way(peer.path, peer.rtt_s).removeprefix(", ")),
+            ("bulk data", words.bulk_way(peer.bulk, peer.bulk_detail)),
             ("device", words.clean(peer.device)),
             ("local step", f"{peer.local_step:,}, {words.duration(peer.step_s)} each"),
             ("tokens", f"{words.count(peer.tokens)}, {words.count(peer.tokens_per_s)} a second"),

@@ -1,0 +1,141 @@
+"""Whether others can dial this host, and who carries streams to it where they cannot.
+
+Hosts that we are connected with are asked to dial us back, a fresh connection to the address that
+they see. Who was reached by half of them is `direct`. Behind a NAT a host is `relayed` while one of
+those that answered, and that we are still connected with, carries streams for others; `outward`
+says that it can only dial out. The answers also say who those relays are.
+
+Sans IO: the owner asks whom `to_ask` names and reports with `told` or `failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.ids import NodeKey
+
+Reach = Literal["unknown", "direct", "relayed", "outward"]
+
+RELAYS_MAX = 3
+"""One that is gone must not leave the host unreachable, and each holds a connection for us."""
+
+ASK_AT_ONCE_MAX = 4
+ANSWERS_WANTED = 3
+ANSWER_S = 1800.0
+"""A router is changed, a laptop is carried elsewhere: what was so is asked again after this."""
+
+AGAIN_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0)
+"""Pauses before the same host is asked again; the last one repeats."""
+
+PEERS_MAX = 256
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one host said last."""
+
+    times: int = 0
+    """How often it was asked since anything changed."""
+    again_s: float = 0.0
+    at_s: float = 0.0
+    could_dial: bool | None = None
+    """None: it did not try, or did not answer."""
+    is_public: bool = False
+    """It saw us at an address of the whole internet."""
+    relays: bool = False
+
+
+@dataclass
+class Reaching:
+    """The verdict on one host, from what others say."""
+
+    rng: Callable[[], float]
+    """Numbers from 0 to 1, as they come."""
+    answers: dict[NodeKey, Answer] = field(default_factory=dict)
+
+    def to_ask(self, connected: Collection[NodeKey], now_s: float) -> list[NodeKey]:
+        """Whom to ask now, of those we are connected with."""
+        if len(self._votes(now_s)) >= ANSWERS_WANTED and not self._wants_relays(connected, now_s):
+            return []
+        due = [key for key in connected if self._is_due(key, now_s)]
+        due.sort(key=lambda key: (self._times(key), self.rng()))
+        return due[:ASK_AT_ONCE_MAX]
+
+    def told(
+        self,
+        peer: NodeKey,
+        *,
+        could_dial: bool | None,
+        is_public: bool,
+        relays: bool,
+        now_s: float,
+    ) -> None:
+        """A host answered. could_dial: None if it did not try; what it found before still holds."""
+        answer = self._asked(peer, now_s)
+        answer.relays = relays
+        if could_dial is not None:
+            answer.at_s, answer.could_dial, answer.is_public = now_s, could_dial, is_public
+
+    def failed(self, peer: NodeKey, now_s: float) -> None:
+        """A host did not answer: it carries nothing now. What it found before still holds."""
+        self._asked(peer, now_s).relays = False
+
+    def moved(self) -> None:
+        """Our network changed: all is asked anew."""
+        self.answers.clear()
+
+    def verdict(self, connected: Collection[NodeKey], now_s: float) -> Reach:
+        """How this host is reached, for all that is known."""
+        votes = self._votes(now_s)
+        if not votes:
+            return "unknown"
+        if 2 * sum(votes) >= len(votes):
+            return "direct"
+        return "relayed" if self.relays(connected) else "outward"
+
+    def relays(self, connected: Collection[NodeKey]) -> tuple[NodeKey, ...]:
+        """Hosts that carry streams to us, those that have done so longest first."""
+        here = set(connected)
+        found = [key for key, answer in self.answers.items() if answer.relays and key in here]
+        return tuple(found[:RELAYS_MAX])
+
+    def count(self, now_s: float) -> tuple[int, int]:
+        """How many hosts could dial us, and how many tried."""
+        votes = self._votes(now_s)
+        return sum(votes), len(votes)
+
+    def _votes(self, now_s: float) -> list[bool]:
+        """Of those that saw a public address, if any did: a neighbour says nothing of the NAT."""
+        fresh = [
+            answer
+            for answer in self.answers.values()
+            if answer.could_dial is not None and now_s - answer.at_s < ANSWER_S
+        ]
+        public = [answer for answer in fresh if answer.is_public]
+        return [bool(answer.could_dial) for answer in (public or fresh)]
+
+    def _wants_relays(self, connected: Collection[NodeKey], now_s: float) -> bool:
+        votes = self._votes(now_s)
+        is_direct = bool(votes) and 2 * sum(votes) >= len(votes)
+        return not is_direct and len(self.relays(connected)) < RELAYS_MAX
+
+    def _times(self, peer: NodeKey) -> int:
+        answer = self.answers.get(peer)
+        return answer.times if answer is not None else 0
+
+    def _is_due(self, peer: NodeKey, now_s: float) -> bool:
+        answer = self.answers.get(peer)
+        return answer is None or now_s >= answer.again_s
+
+    def _asked(self, peer: NodeKey, now_s: float) -> Answer:
+        answer = self.answers.get(peer)
+        if answer is None:
+            while len(self.answers) >= PEERS_MAX:
+                del self.answers[min(self.answers, key=lambda key: self.answers[key].at_s)]
+            answer = self.answers[peer] = Answer()
+        pause_s = AGAIN_S[min(answer.times, len(AGAIN_S) - 1)]
+        answer.again_s = now_s + pause_s * (0.75 + 0.5 * self.rng())
+        answer.times += 1
+        return answer

@@ -1,0 +1,72 @@
+"""Hours of pausing, resuming and killing: nothing that a daemon holds grows with them.
+
+A day in full: `python benchmarks/soak.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from node.tending import Tending
+from protocol import state
+from simulator.soaking import Soak, grown, held_by
+from syncer_node import archive, merging
+from syncer_node.raft import log
+
+HOURS = 12
+
+
+@pytest.fixture
+def soak(monkeypatch):
+    """Bounded memories are made short, so that they are full within the first hours."""
+    monkeypatch.setattr(state, "CURVE_POINTS_MAX", 8)
+    monkeypatch.setattr(merging, "FATES_MAX", 2)
+    monkeypatch.setattr(archive, "RECENT_RECORDS", 64)
+    monkeypatch.setattr(log, "ENTRIES_KEPT", 64)
+    return Soak(1, steps_s=(12.0, 15.0))
+
+
+@pytest.mark.timeout(300)
+def test_nothing_grows_over_hours_of_an_undecided_owner(soak):
+    for _ in range(HOURS):
+        soak.run_hour()
+    assert {host: grown(soak.hours, host) for host in soak.hours[-1].held} == {
+        "syncer": [],
+        "learner-0": [],
+        "learner-1": [],
+    }
+    first, second = soak.swarm.learners
+    assert first.life == 1, "the first one's daemon lived through all of it"
+    assert second.life > HOURS
+    tally = first.learner.shared.tally
+    assert tally.trainer_restarts >= 3
+    assert tally.merged > 20 * HOURS
+    soak.swarm.check()
+
+
+def test_what_grows_is_found(soak, monkeypatch):
+    kept = []
+    honest = Tending.pause
+
+    def leaking(tending, seconds):
+        kept.append([{}, {}])
+        tending.shared.tally.outcomes["leak"] = kept
+        honest(tending, seconds)
+
+    monkeypatch.setattr(Tending, "pause", leaking)
+    monkeypatch.setattr(Tending, "resume", lambda tending: leaking(tending, 0.0))
+    for _ in range(6):
+        soak.run_hour()
+    assert "builtins.list" in dict(grown(soak.hours, "learner-0"))
+
+
+def test_everything_that_can_be_reached_is_counted_once():
+    shared = [1.5, 2.5]
+    held = held_by([{"a": shared}, {"b": shared}])
+    assert held.by_type == {
+        "builtins.dict": 2,
+        "builtins.list": 1,
+        "builtins.float": 2,
+        "builtins.str": 2,
+    }
+    assert held.objects == 7
