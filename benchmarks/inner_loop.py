@@ -6,7 +6,8 @@ A syncer and one learner of real processes train a small Llama on the processor.
 torch on the same model, text, batch and number of threads, runs beside it. Trainer and bare loop
 have one core to themselves and take turns on it, stopped and continued by signals; daemon, syncer
 and their network engines have the other cores. Told are the ratios of local steps per second of
-neighbouring turns, in changing order: median and quartiles.
+neighbouring turns, in changing order: median and quartiles; and the same per second that each had
+the core, which leaves out whoever else ran.
 
 Then, in a trainer without a swarm: how long it takes to copy a fragment out of the model and to put
 one in, over the length of a local step, and what that comes to for each local step of a cycle in
@@ -86,7 +87,7 @@ def bare(genesis: Genesis, charter: Charter, cache: Path, counter: Path) -> None
             torch.nn.utils.clip_grad_norm_(model.parameters(), inner.grad_norm_max)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            float(loss)
+            float(loss.detach())
             steps += 1
             shared[:] = struct.pack("<q", steps)
 
@@ -103,16 +104,18 @@ class Turns:
             return self.swarm.learner(lambda now: True).local_step
         return int(struct.unpack("<q", self.counter.read_bytes())[0])
 
-    def rate(self, is_swarm: bool, window_s: float) -> float:
-        """Local steps per second in one turn."""
-        before = self.count(is_swarm)
+    def rate(self, is_swarm: bool, window_s: float) -> tuple[float, float]:
+        """Local steps in one turn, per second and per second that it had the core."""
+        process = psutil.Process(self.pids[is_swarm])
+        before, cpu_s = self.count(is_swarm), sum(process.cpu_times()[:2])
         os.kill(self.pids[is_swarm], signal.SIGCONT)
         started = time.monotonic()
         time.sleep(window_s)
         os.kill(self.pids[is_swarm], signal.SIGSTOP)
         took = time.monotonic() - started
         time.sleep(SETTLE_S)
-        return (self.count(is_swarm) - before) / took
+        steps, cpu_s = self.count(is_swarm) - before, sum(process.cpu_times()[:2]) - cpu_s
+        return steps / took, steps / cpu_s
 
 
 def measure_ratios(chosen: argparse.Namespace, swarm: SmallSwarm) -> dict[str, object]:
@@ -147,17 +150,17 @@ def measure_ratios(chosen: argparse.Namespace, swarm: SmallSwarm) -> dict[str, o
             rates = {is_swarm: turns.rate(is_swarm, chosen.window_s) for is_swarm in order}
             if number:  # The first pair warms everything up.
                 pairs.append((rates[True], rates[False]))
-                print(json.dumps(rates[True] / rates[False]), flush=True)
+                print(json.dumps(rates), flush=True)
         after = swarm.learner(lambda now: True)
     finally:
         trainer.resume()
         alone.kill()
         alone.wait()
     return {
-        "ratio": quartiles([one / other for one, other in pairs]),
-        "ratio_of_sums": sum(one for one, _ in pairs) / sum(other for _, other in pairs),
-        "swarm_steps_per_s": quartiles([one for one, _ in pairs]),
-        "bare_steps_per_s": quartiles([other for _, other in pairs]),
+        "ratio": quartiles([one[0] / other[0] for one, other in pairs]),
+        "ratio_on_cpu": quartiles([one[1] / other[1] for one, other in pairs]),
+        "swarm_steps_per_s": quartiles([one[0] for one, _ in pairs]),
+        "bare_steps_per_s": quartiles([other[0] for _, other in pairs]),
         "parameters": now.project.parameters,
         "fragments": now.project.fragments,
         "merged_meanwhile": after.merged - before.merged,
