@@ -25,6 +25,7 @@ from node.fetching import StateFetcher
 from node.hospitality import guest_of, trainer_job, trainer_room
 from node.host import keystore, last_run, logs
 from node.host.addresses import parse_peer
+from node.host.contributions import Contributions
 from node.host.control import ControlServer
 from node.host.driver import Driver
 from node.host.feed import Feed as EventFeed
@@ -56,6 +57,7 @@ from node.jobs import (
     Freeze,
     HoldSteps,
     InstallMoments,
+    KeepReceipt,
     LoadPart,
     ParkTrainer,
     PauseAsked,
@@ -179,6 +181,8 @@ class NodeDaemon:
         # Grows with every start, also across a restart of the machine.
         incarnation = beginning.incarnation or time.time_ns() // 1_000_000
         self.tape = self._begin_tape(identity)
+        place = options.home.contributions()
+        self.contributions = Contributions(place, genesis, options.link.project, identity)
         self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
         beginning.hold(self.machine)
         self.guest = guest_of(self)
@@ -255,6 +259,7 @@ class NodeDaemon:
             signer=identity,
             verify=verify_ed25519,
             rng=random.Random(os.urandom(8)),
+            credit=self.contributions.newest,
         )
 
     def notice(self, text: str) -> None:
@@ -337,10 +342,10 @@ class NodeDaemon:
                 self.trainer.feed(action)
             case BeginSteps():
                 self.trainer.begin()
-            case HoldSteps():
-                self.trainer.hold(is_held=True)
-            case ReleaseSteps():
-                self.trainer.hold(is_held=False)
+            case HoldSteps() | ReleaseSteps():
+                self.trainer.hold(is_held=isinstance(action, HoldSteps))
+            case KeepReceipt(receipt, charter):
+                self.contributions.keep_or_tell(receipt, charter, self.notice)
             case ReplaceTrainer(reason):
                 self.trainer.replace(reason)
             case SetProgress(fraction):

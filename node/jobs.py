@@ -261,6 +261,14 @@ class PartLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepReceipt:
+    """Put a receipt that was proven with the others, and the charter that proves it."""
+
+    receipt: Envelope
+    charter: Envelope
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetMoments:
     """Drop what was fetched, and end what is being fetched."""
 

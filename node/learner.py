@@ -26,17 +26,14 @@ from node.joining import prove_index, read_charter
 from node.keeping import Keeping
 from node.linking import LINK_TRANSITIONS, Link, suspect_s
 from node.parting import Parting
+from node.receipts import Receipts
 from node.rejoining import Rejoining
 from node.shared import LearnerSetup, Shared
 from node.tending import Tending
 from node.trading import Trading
 from protocol import limits
 from protocol.desk import Desk
-from protocol.errors import (
-    LimitExceeded,
-    RemoteError,
-    UnexpectedMessage,
-)
+from protocol.errors import LimitExceeded, RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
 from protocol.machine import (
     Connect,
@@ -67,6 +64,7 @@ from protocol.messages import (
     IndexPart,
     Message,
     Pull,
+    Receipt,
     Refused,
     Settled,
     Welcome,
@@ -86,12 +84,7 @@ from protocol.records import (
 )
 from protocol.snapshots import Marker
 from protocol.state import SwarmState
-from protocol.trace import (
-    CheckpointScored,
-    LinkChanged,
-    PeerMisbehaved,
-    RecordCommitted,
-)
+from protocol.trace import CheckpointScored, LinkChanged, PeerMisbehaved, RecordCommitted
 
 BACK_OFF_S = (0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0)
 REFUSED_EXIT = 4
@@ -108,6 +101,7 @@ class LearnerMachine:
         self.shared = Shared(setup=setup, desk=self.desk, state=state)
         self.keeping = Keeping(self.shared, setup.genesis.fragments)
         self.rejoining = Rejoining(self.shared)
+        self.receipts = Receipts(self.shared, self._blame)
         self.trading = Trading(self.shared, self.keeping, self.rejoining)
         self.tending = Tending(self.shared, self.keeping, self.rejoining)
         self.parting = Parting(self.shared, self.keeping, self.tending)
@@ -301,6 +295,8 @@ class LearnerMachine:
                 self.keeping.on_settled(message)
             case Marker() if self.link is Link.FOLLOWING:
                 self.parting.on_marker(message)
+            case Receipt(credit) if self.link is Link.FOLLOWING:
+                self.receipts.take(peer, credit)
             case Goodbye(reason):
                 self._lost(f"the syncer closed: {reason}")
                 self.desk.out.append(Disconnect(peer, "goodbye"))
@@ -352,9 +348,11 @@ class LearnerMachine:
 
     def _read_charter(self, envelope: Envelope) -> Charter:
         setup = self.setup
-        return read_charter(
+        charter = read_charter(
             envelope, project=setup.project, owner=setup.genesis.owner, verify=setup.verify
         )
+        self.receipts.learn(charter, envelope)
+        return charter
 
     def _take_index(self, index: FragmentIndex, charters: list[Charter]) -> None:
         """Start from certified fragment states instead of the whole log."""
@@ -368,6 +366,7 @@ class LearnerMachine:
             verify=self.setup.verify,
         )
         self.shared.proofs.start(self._origins)
+        self.receipts.restart()
         self.keeping.restart_from_index(former)
         self.tending.on_progress()
 
@@ -392,6 +391,7 @@ class LearnerMachine:
         self.shared.proofs.add(entry, record.index, self.shared.state)
         kind = type(record.body).__name__
         self.desk.emit(RecordCommitted(record.index, record.term, digest, kind))
+        self.receipts.on_record()
         match record.body:
             case FragmentMerged() as merged:
                 self.keeping.on_committed(merged)

@@ -10,6 +10,7 @@ from node.parts import PartState
 from node.proofs import Proofs
 from protocol.desk import Desk
 from protocol.project import Charter, Genesis
+from protocol.receipts import Credit
 from protocol.signing import Signer, Verify
 from protocol.state import SwarmState
 
@@ -51,6 +52,8 @@ class LearnerSetup:
     """Snapshots of which there is a part on this host's disk."""
     start: EpochStart | None = None
     """Present in a machine that was built anew for an epoch."""
+    credit: Credit | None = None
+    """Of the newest receipt that this host has kept."""
 
 
 @dataclass(slots=True)

@@ -70,6 +70,12 @@ class MalformedPayload(RemoteError):
     reason = "malformed-payload"
 
 
+class FalseReceipt(RemoteError):
+    """A receipt is not what the log, the charter or an earlier receipt say."""
+
+    reason = "false-receipt"
+
+
 class TransientError(ShoalError):
     """Not possible now, worth another try later."""
 

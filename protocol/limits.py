@@ -43,6 +43,9 @@ RECORDS_PER_MESSAGE_MAX = 512
 ENTRIES_BYTES_MAX = FRAME_BYTES_MAX // 2
 """Certified records in one message: a merge of a thousand learners takes over 100 KiB."""
 
+ACCOUNTS_MAX = 1 << 20
+"""Contributors of one project."""
+
 INDEX_ENTRIES_MAX = 4096
 """Certified records that a joiner keeps before it is welcomed."""
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol import limits
+from protocol.accounts import Account
 from protocol.clocks import Steps, VectorClock
 from protocol.ids import Count, Digest, NodeKey, Signature
 from protocol.project import CodecName, Name, Text
@@ -236,6 +237,12 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     log_index: Count
 
 
+class Receipt(Struct, frozen=True, array_like=True, tag="receipt"):
+    """What the log counts for the receiver: a `protocol.receipts.Credit`, signed by the leader."""
+
+    credit: Envelope
+
+
 class Report(Struct, frozen=True, array_like=True, tag="report"):
     """How the swarm is, for watchers: an encoded `protocol.status.SyncerStatus`."""
 
@@ -342,10 +349,17 @@ class Certified(Struct, frozen=True, array_like=True, tag="certified"):
     ]
 
 
+class AccountsPart(Struct, frozen=True, array_like=True, tag="accounts-part"):
+    """Some contributors' accounts as of the record that the next `StateOffer` names."""
+
+    accounts: dict[NodeKey, Account]
+
+
 class StateOffer(Struct, frozen=True, array_like=True, tag="state-offer"):
     """The receiver's log is too far behind: start from this state instead.
 
-    Preceded by the certified origin of every fragment in `IndexPart` messages.
+    Preceded by the certified origin of every fragment in `IndexPart` messages, and by everybody's
+    accounts in `AccountsPart` messages.
     """
 
     epoch: Count
@@ -353,7 +367,7 @@ class StateOffer(Struct, frozen=True, array_like=True, tag="state-offer"):
     entry: CertifiedRecord
     """The record at which the state is taken."""
     summary: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX // 2)]
-    """Encoded `SwarmSummary`; a witness needs only the entry."""
+    """Encoded `SwarmSummary` without accounts; a witness needs only the entry."""
 
 
 class HandOver(Struct, frozen=True, array_like=True, tag="hand-over"):
@@ -439,7 +453,17 @@ LearnerMessage = (
     Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye | PartMessage
 )
 SyncerMessage = (
-    IndexPart | Welcome | Refused | Committed | Pull | Settled | Alive | Report | Marker | Goodbye
+    IndexPart
+    | Welcome
+    | Refused
+    | Committed
+    | Pull
+    | Settled
+    | Alive
+    | Receipt
+    | Report
+    | Marker
+    | Goodbye
 )
 VoterMessage = (
     VoterHello
@@ -449,6 +473,7 @@ VoterMessage = (
     | Replicated
     | Certified
     | IndexPart
+    | AccountsPart
     | StateOffer
     | HandOver
     | CharterOffer
@@ -456,39 +481,4 @@ VoterMessage = (
     | Goodbye
 )
 DonorMessage = AskMoments | MomentsReady | MomentsRefused
-Message = (
-    Hello
-    | Heartbeat
-    | Push
-    | Decline
-    | LeaseRequest
-    | Evaluation
-    | Watch
-    | IndexPart
-    | Welcome
-    | Refused
-    | Committed
-    | Pull
-    | Settled
-    | Alive
-    | Report
-    | VoterHello
-    | AskVote
-    | GiveVote
-    | Replicate
-    | Replicated
-    | Certified
-    | StateOffer
-    | HandOver
-    | CharterOffer
-    | AskState
-    | StateHeld
-    | Goodbye
-    | AskMoments
-    | MomentsReady
-    | MomentsRefused
-    | Marker
-    | PartKept
-    | PartRefused
-    | PartRestored
-)
+Message = LearnerMessage | SyncerMessage | VoterMessage | AskState | StateHeld | DonorMessage

@@ -1,10 +1,11 @@
-"""Certified entries cut into messages."""
+"""Certified entries, and accounts, cut into messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from protocol import limits
+from protocol import limits, wire
+from protocol.accounts import Account
 from protocol.messages import CertifiedRecord
 
 
@@ -22,3 +23,18 @@ def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecor
         size += cost
     if piece:
         yield tuple(piece)
+
+
+def accounts_in_messages(accounts: Mapping[bytes, Account]) -> Iterator[dict[bytes, Account]]:
+    """The accounts, those of the lowest keys first, in pieces that fit a frame each."""
+    piece: dict[bytes, Account] = {}
+    size = 0
+    for key in sorted(accounts):
+        cost = len(key) + 2 + len(wire.encode(accounts[key]))
+        if piece and size + cost > limits.ENTRIES_BYTES_MAX:
+            yield piece
+            piece, size = {}, 0
+        piece[key] = accounts[key]
+        size += cost
+    if piece:
+        yield piece

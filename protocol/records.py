@@ -15,6 +15,7 @@ from blake3 import blake3
 from msgspec import Meta, Struct
 
 from protocol import limits, wire
+from protocol.accounts import NOTES_MAX, ChosenName, Refusal
 from protocol.errors import BadSignature, MalformedMessage, WrongProject
 from protocol.ids import Count, Digest, NodeKey
 from protocol.messages import Certificate, CertifiedRecord, Cursor, Envelope, Loss, Vote
@@ -114,6 +115,13 @@ class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
     """As `momentum`: how this very version was made."""
 
 
+class AccountsNoted(Struct, frozen=True, array_like=True, tag="accounts"):
+    """What belongs into contributors' accounts besides merges, gathered over some seconds."""
+
+    names: Annotated[tuple[ChosenName, ...], Meta(max_length=NOTES_MAX)]
+    refusals: Annotated[tuple[Refusal, ...], Meta(max_length=NOTES_MAX)]
+
+
 class BlocksLeased(Struct, frozen=True, array_like=True, tag="leased"):
     """A session may train on these positions, after those it already has."""
 
@@ -169,6 +177,7 @@ Body = (
     | CharterAdopted
     | WeightsInitialised
     | FragmentMerged
+    | AccountsNoted
     | BlocksLeased
     | BlocksReturned
     | CheckpointMarked

@@ -1,8 +1,8 @@
 """Signatures over bytes as sent: verify first, decode afterwards.
 
-Only what is stored or forwarded is signed (push headers, records, charters, DHT values); messages
-on a stream are authenticated by the transport. Every signature covers a domain, so that bytes
-signed for one purpose mean nothing for another, and the project id.
+Only what is stored or forwarded is signed (push headers, records, charters, receipts, DHT values);
+messages on a stream are authenticated by the transport. Every signature covers a domain, so that
+bytes signed for one purpose mean nothing for another, and the project id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from protocol.errors import BadSignature
 from protocol.messages import Envelope
 
-Domain = Literal["charter", "record", "seat", "push"]
+Domain = Literal["charter", "record", "seat", "push", "receipt", "contributions"]
 Verify = Callable[[bytes, bytes, bytes], bool]
 """(key, message, signature) -> whether the signature is that key's over that message."""
 

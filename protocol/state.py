@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from protocol import wire
+from protocol.accounts import Account, copied, note
 from protocol.errors import MalformedMessage
 from protocol.leases import LeaseBook, LeaseEntry
 from protocol.messages import Envelope
 from protocol.project import Charter
 from protocol.records import (
     NO_RECORD,
+    AccountsNoted,
     Admission,
     BlocksLeased,
     BlocksReturned,
@@ -66,15 +68,6 @@ class AdoptedCharter(Struct, frozen=True, array_like=True):
 
     index: int
     charter: Envelope
-
-
-class Account(Struct, array_like=True):
-    """What one contributor handed in, over all its sessions."""
-
-    merges: int = 0
-    tokens: int = 0
-    """Summed over fragments; divide by their number for tokens read."""
-    clipped: int = 0
 
 
 class SwarmSummary(Struct, frozen=True, array_like=True):
@@ -175,7 +168,9 @@ class SwarmState:
             case WeightsInitialised(fragments):
                 self._initialise(fragments, record.index)
             case FragmentMerged() as merged:
-                self._merge(merged, record.index)
+                self._merge(merged, record)
+            case AccountsNoted(names, refusals):
+                note(self.accounts, names, refusals)
             case BlocksLeased(learner, incarnation, spans):
                 self.leases.lease((learner, incarnation), spans, record.at_s)
             case BlocksReturned(learner, incarnation):
@@ -209,12 +204,12 @@ class SwarmState:
         self.fragments = [FragmentState(0, state, index) for state in fragments]
         self.tokens_by_fragment = [0] * len(fragments)
 
-    def _merge(self, merged: FragmentMerged, index: int) -> None:
+    def _merge(self, merged: FragmentMerged, record: Record) -> None:
         if merged.fragment >= len(self.fragments):
             raise MalformedMessage(f"there is no fragment {merged.fragment}")
         if merged.version != self.fragments[merged.fragment].version + 1:
             raise MalformedMessage(f"version {merged.version} is not the next one")
-        self.fragments[merged.fragment] = FragmentState(merged.version, merged.state, index)
+        self.fragments[merged.fragment] = FragmentState(merged.version, merged.state, record.index)
         oldest = min(fragment.record_index for fragment in self.fragments)
         while len(self.charters) > 1 and self.charters[1].index < oldest:
             self.charters.pop(0)
@@ -223,9 +218,7 @@ class SwarmState:
         for part in merged.contributions:
             self.tokens_by_fragment[merged.fragment] += part.tokens
             account = self.accounts.setdefault(part.learner, Account())
-            account.merges += 1
-            account.tokens += part.tokens
-            account.clipped += part.scale < 1.0
+            account.merged(part.tokens, is_clipped=part.scale < 1.0, at_s=record.at_s)
             session = (part.learner, part.incarnation)
             self.leases.advance(session, part.cursor, self.block_sequences)
 
@@ -254,11 +247,7 @@ class SwarmState:
             checkpoint_step=self.checkpoint_step,
             marks=tuple(Mark(at, step, tokens) for at, (step, tokens) in self.marks.items()),
             curve=tuple(self.curve),
-            accounts={
-                key: Account(account.merges, account.tokens, account.clipped)
-                for key, account in self.accounts.items()
-                if with_accounts
-            },
+            accounts=copied(self.accounts) if with_accounts else {},
             next_position=self.leases.next_position,
             returned=tuple(self.leases.returned),
             held=self.leases.entries(),
@@ -292,7 +281,7 @@ class SwarmState:
             checkpoint_step=summary.checkpoint_step,
             marks={mark.index: (mark.global_step, mark.tokens) for mark in summary.marks},
             curve=list(summary.curve),
-            accounts=dict(summary.accounts),
+            accounts=copied(summary.accounts),
             leases=book,
             rounds=summary.rounds,
             is_ending=summary.is_ending,

@@ -130,6 +130,26 @@ class PeerRow(Struct, kw_only=True):
     """Why it is not direct."""
 
 
+class ContributorRow(Struct, kw_only=True):
+    """What one key gave, whether it is here or left long ago."""
+
+    key: str
+    name: str
+    """As it wants to be called; the key's first digits while the log says nothing else."""
+    tokens: int
+    """Read and merged, as the log counts: the mean over fragments."""
+    merges: int
+    fragment_tokens: int = 0
+    """The same summed over fragments: what adds up exactly."""
+    clipped: int = 0
+    """Merges in which it was scaled down to the group."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Pushes that did not count, by outcome and reason."""
+    merged_at_s: float = 0.0
+    """When something of it was last merged: Unix seconds; 0 for never."""
+    is_here: bool = False
+
+
 class RoundRow(Struct, kw_only=True):
     """One round in flight."""
 
@@ -280,6 +300,12 @@ class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     checkpoint_dir: str = ""
     seat: SeatStatus | None = None
     snapshots: SnapshotStatus = field(default_factory=SnapshotStatus)
+    contributors: list[ContributorRow] = field(default_factory=list)
+    """Those that gave most, in that order."""
+    contributors_all: int = 0
+    """How many there are."""
+    contributor_merges: int = 0
+    """Pushes merged from all of them."""
 
 
 class WitnessStatus(Struct, kw_only=True, tag="witness"):
@@ -299,6 +325,20 @@ class WitnessStatus(Struct, kw_only=True, tag="witness"):
     """First record that this disk still has."""
     network: NetworkStatus
     faults: dict[str, int] = field(default_factory=dict)
+
+
+class ReceiptStatus(Struct, kw_only=True):
+    """The newest receipt that was proven."""
+
+    index: int
+    """Last record that it counts."""
+    merges: int
+    tokens: int
+    """Read and merged: the mean over fragments."""
+    clipped: int
+    at_s: float
+    """When it was signed: Unix seconds."""
+    signer: str = ""
 
 
 class DownloadStatus(Struct, kw_only=True):
@@ -444,6 +484,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     """How it behaves on this machine; None before the first look at its sensors."""
     ranks: int = 1
     """Processes of the trainer, a device each."""
+    receipt: ReceiptStatus | None = None
+    """What a leader signed that this learner gave; None before the first merge with it."""
 
 
 Status = SyncerStatus | NodeStatus

@@ -365,6 +365,21 @@ class MomentsOffered:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceiptTaken:
+    """A leader's receipt was proven, and agrees with the log."""
+
+    leader: bytes
+    index: int
+    merges: int
+    tokens: int
+    """Summed over fragments."""
+
+    @property
+    def text(self) -> str:
+        return f"receipt of {short(self.leader)} up to record {self.index}: {self.merges} merges"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointScored:
     global_step: int
     loss: float

@@ -34,6 +34,7 @@ from shoal.choices import (
     tape_options,
 )
 from shoal.cli_config import config_app
+from shoal.cli_contributions import contributions_app
 from shoal.cli_hosting import syncer_app, witness_app
 from shoal.cli_identity import identity_app
 from shoal.cli_machine import add_machine
@@ -79,6 +80,10 @@ Moments = Annotated[
 Evaluates = Annotated[
     bool | None, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
 ]
+Device = Annotated[
+    str | None,
+    Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best otherwise."),
+]
 DataHere = Annotated[
     str | None,
     Parameter(help="Where the project's text lies here, if it is in files of your own."),
@@ -113,6 +118,7 @@ app = App(
 app.command(project_app)
 add_runs(sim_app)
 add_machine(app)
+app.command(contributions_app)
 app.command(identity_app)
 app.command(config_app)
 app.command(service_app)
@@ -176,10 +182,7 @@ def join(
     micro_batch: MicroBatch = None,
     evaluate: Evaluates = None,
     moments: Moments = None,
-    device: Annotated[
-        str | None,
-        Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best otherwise."),
-    ] = None,
+    device: Device = None,
     ranks: Ranks = None,
     compile: Compiles = None,
     donate_mbps: DonateMbps = DONATE_MBPS,

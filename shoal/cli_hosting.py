@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -134,6 +135,20 @@ def snapshot(
     if list_kept or json:
         return say(snapshotting.show(home, instance=instance, as_json=json))
     return snapshotting.take(home, instance=instance)
+
+
+@syncer_app.command
+def ledger(
+    *,
+    json: Annotated[bool, Parameter(help="Print it as JSON.", negative="")] = False,
+    csv: Annotated[Path | None, Parameter(help="Write it to this file as CSV.")] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Show who gave how much, and what did not count and why; also when no syncer runs."""
+    from shoal import accounting
+
+    return accounting.ledger(home, instance=instance, as_json=json, csv_path=csv)
 
 
 @syncer_app.command(name="readmit")

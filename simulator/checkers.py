@@ -14,6 +14,7 @@ from protocol.trace import (
     MomentsTaken,
     RecordCommitted,
 )
+from simulator.credit import check_receipts
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger, Violation
 from simulator.syncers import SimSyncer
@@ -177,3 +178,4 @@ def check_all(ledger: Ledger, learners: list[SimLearner]) -> None:
     check_tokens_balance(ledger, learners)
     check_leases_do_not_overlap(ledger, learners)
     check_local_steps_count_once(ledger, learners)
+    check_receipts(ledger, learners)

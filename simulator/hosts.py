@@ -24,6 +24,7 @@ from node.jobs import (
     FindSeat,
     Freeze,
     HoldSteps,
+    KeepReceipt,
     LoadPart,
     ParkTrainer,
     ReleaseSteps,
@@ -50,8 +51,10 @@ from protocol import wire
 from protocol.errors import CorruptState
 from protocol.fragments import Layout
 from protocol.machine import Failed, Note, Start
+from protocol.messages import Envelope
 from protocol.numerics.codecs import NonFinite
 from protocol.project import Charter
+from protocol.receipts import Credit
 from protocol.records import is_elected
 from simulator.backends import Backend
 from simulator.fetching import SimFetcher
@@ -114,6 +117,8 @@ class SimLearner(Host):
         self.tape: Callable[[SimLearner], Sink] | None = None
         """Makes the tape of each life; None records nothing."""
         self.recorder: TrainerTape | None = None
+        self.kept: list[tuple[float, Envelope, Envelope]] = []
+        """When a receipt was kept, the receipt, and the charter that proves it; outlives crashes"""
         self.pushed: list[tuple[int, int]] = []
         """Fragment and payload bytes of every push that was encoded."""
 
@@ -157,6 +162,7 @@ class SimLearner(Host):
             signer=self.signer,
             verify=sim_verify,
             rng=random.Random(f"back-off {self.name} {self.world.seed} {self.life}"),
+            credit=wire.decode(self.kept[-1][1].payload, Credit) if self.kept else None,
         )
         self.learner = LearnerMachine(setup)
         return self.learner
@@ -232,8 +238,8 @@ class SimLearner(Host):
                 if self.trainer is not None:
                     self.trainer.spans.extend(spans)
                     self._step()
-            case SetProgress(fraction):
-                self.progress.append(fraction)
+            case SetProgress() | KeepReceipt():
+                self._write_down(action)
             case ReplaceTrainer():
                 self.world.after(0.1, self.lose_trainer)
             case HoldSteps() | ReleaseSteps():
@@ -265,6 +271,12 @@ class SimLearner(Host):
         self.bank.settle(fragment, sequence, is_merged=is_merged)
         if self.recorder is not None:
             self.recorder.closed(fragment, sequence, is_merged=is_merged)
+
+    def _write_down(self, action: SetProgress | KeepReceipt) -> None:
+        if isinstance(action, SetProgress):
+            self.progress.append(action.fraction)
+        else:
+            self.kept.append((self.world.now_s, action.receipt, action.charter))
 
     def _find_seat(self) -> object:
         """The newest proven leader that the table names, as the daemon's locator finds it."""

@@ -238,6 +238,11 @@ class ProvenanceChecker:
         """Of its trainer, by fragment: what assignments overwrote so far."""
         return [set(self._book(host, at).discarded) for at in range(len(self._values))]
 
+    def merged_of(self, learner: bytes) -> int:
+        """Local steps of this learner that are in the global value, summed over fragments."""
+        takers = self.backend.takers
+        return sum(takers[slot] == learner for merged in self._merged for slot in merged)
+
     def go_back(self, versions: Sequence[int]) -> None:
         """Merges behind these versions never were."""
         for at, version in enumerate(versions):

@@ -11,6 +11,7 @@ from protocol.numerics.merge import merge_fragment
 from protocol.project import Durability, FragmentStrategy, LimitSpec, OuterSpec, RoundSpec, Voter
 from simulator.backends import Backend, TinyBackend
 from simulator.checkers import RejoinChecker, SafetyChecker, check_all
+from simulator.credit import check_accounts
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger
 from simulator.network import NetworkModel
@@ -51,6 +52,7 @@ class Swarm:
     def check(self) -> None:
         """Raise Violation if anything that must hold does not."""
         check_all(self.ledger, self.learners)
+        check_accounts(self.ledger, self.syncers, self.world.facts)
 
     @property
     def merges(self) -> int:

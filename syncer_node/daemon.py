@@ -66,6 +66,7 @@ from syncer_node.jobs import (
     NameBest,
     TellWatchers,
 )
+from syncer_node.ledger import ledger_of
 from syncer_node.outlook import voter_vigil
 from syncer_node.raft.context import PeerVoter
 from syncer_node.recording import RecordedMachine, payload_tape
@@ -276,6 +277,7 @@ class SyncerDaemon:
                 "stop": self._stop,
                 "events": self.feed.answer,
                 "drain": self._drain,
+                "ledger": self._ledger,
                 "charter": self._take_charter,
                 "snapshot": self._take_snapshot,
             },
@@ -449,6 +451,13 @@ class SyncerDaemon:
     def _stop(self, _: dict[str, Any]) -> dict[str, Any]:
         asyncio.get_running_loop().call_soon(self.driver.take, StopAsked("stopped by its owner"))
         return {}
+
+    def _ledger(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Everything that the log counts, and for whom."""
+        seat = self.machine.seat
+        here = {session.peer for session in seat.members.live()} if seat else set()
+        told = ledger_of(self.project, self.machine.state, here, time.time())
+        return {"ledger": msgspec.to_builtins(told)}
 
     def _drain(self, _: dict[str, Any]) -> dict[str, Any]:
         """Give the seat to a standby. UserError where nobody could take it."""

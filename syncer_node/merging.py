@@ -29,6 +29,7 @@ from syncer_node.jobs import (
     PushId,
     PushRefused,
 )
+from syncer_node.noting import Noting
 from syncer_node.opening import next_to_open
 from syncer_node.pacing import Pace, median_step_s
 from syncer_node.uplinks import Uplinks
@@ -61,6 +62,7 @@ class Merging:
     tokens_per_step: int
     wall_offset_s: float
     propose: Callable[[Body], None]
+    noting: Noting
     pace: Pace
     window: GraceWindow
     rounds: dict[int, Round] = field(default_factory=dict)
@@ -477,10 +479,11 @@ class Merging:
         self, peer: bytes, header: PushHeader, outcome: Outcome, reason: str, detail: str = ""
     ) -> None:
         words = f"{reason}: {detail}" if detail else reason
-        self._count(reason if outcome == "rejected" else outcome)
+        name = reason if outcome == "rejected" else outcome
+        self._count(name)
+        self.noting.on_refused(peer, outcome, reason)
         session = self.members.sessions.get(peer)
         if session is not None:
-            name = reason if outcome == "rejected" else outcome
             session.rejected[name] = session.rejected.get(name, 0) + 1
         settled = Settled(header.incarnation, header.sequence, outcome, words[:200])
         self._fates[(peer, header.incarnation), header.sequence] = (outcome, words[:200])

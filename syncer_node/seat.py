@@ -73,7 +73,9 @@ from syncer_node.jobs import (
 )
 from syncer_node.leasing import Leasing
 from syncer_node.merging import Merging
+from syncer_node.noting import Noting
 from syncer_node.pacing import Pace
+from syncer_node.receipts import Receipts
 from syncer_node.setup import SyncerSetup
 from syncer_node.snapshots import Snapshots
 
@@ -129,6 +131,7 @@ class Seat:
         self._is_ending_proposed = False
         self._is_end_proposed = False
         charter, rounds = setup.charter, setup.charter.rounds
+        self.noting = Noting(state, self.members, propose)
         self.merging = Merging(
             desk=desk,
             state=state,
@@ -139,6 +142,7 @@ class Seat:
             tokens_per_step=charter.inner.batch_sequences * setup.genesis.data.sequence_tokens,
             wall_offset_s=_wall_offset_s(setup, state, now_s),
             propose=propose,
+            noting=self.noting,
             pace=Pace(rounds, setup.genesis.fragments),
             window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
             last_round=state.rounds,
@@ -146,6 +150,7 @@ class Seat:
         )
         self.leasing = Leasing(state, self.members, charter.limits, propose)
         self.leasing.listening_since_s = now_s
+        self.receipts = Receipts(desk, state, self.members)
         self.evaluating = Evaluating(
             state=state,
             members=self.members,
@@ -210,6 +215,8 @@ class Seat:
         is_open = self.phase is Phase.TRAINING and not self.is_closing
         self.merging.look(now_s, may_open=is_open and may_open)
         self.snapshots.look(now_s, may_begin=is_open and may_open)
+        if may_open and not self._is_end_proposed and self.phase is not Phase.ENDED:
+            self.noting.look(now_s)
         if is_open:
             self._check_budget()
             self.evaluating.look(now_s)
@@ -230,6 +237,7 @@ class Seat:
 
     def _end(self) -> None:
         self._is_end_proposed = True
+        self.noting.flush()
         best = self.state.best
         body = RunEnded(
             global_step=self.state.global_step,
@@ -251,7 +259,7 @@ class Seat:
     def deadline_s(self) -> float:
         """When something happens here by itself."""
         times = [self.merging.deadline_s(self._now_s), self.evaluating.deadline_s()]
-        times.append(self.snapshots.deadline_s())
+        times += [self.snapshots.deadline_s(), self.noting.deadline_s()]
         return min((t for t in times if t is not None), default=1e18)
 
     # The log.
@@ -276,6 +284,7 @@ class Seat:
             case RunEnding():
                 self._fire("budget", f"{self.state.tokens:,} tokens committed")
             case RunEnded():
+                self.receipts.on_ended(self.setup, now_s)
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
             case _:
                 pass
@@ -293,6 +302,8 @@ class Seat:
     def _merged(self, merged: FragmentMerged, index: int) -> None:
         parts = merged.contributions
         self.merging.on_committed(merged, self._now_s)
+        self.receipts.on_merged(merged, self.setup, self._now_s)
+        self.noting.on_merged(merged)
         self.desk.emit(
             FragmentCommitted(
                 index=index,
@@ -395,6 +406,7 @@ class Seat:
         self.desk.send(peer, Welcome(charter, state.epoch, state.term, formers, index))
         for piece in in_messages(entries or []):
             self.desk.send(peer, Committed(piece))
+        self.receipts.on_welcome(session, self.setup, self._now_s)
         self.desk.emit(SessionOpened(peer, session.name, entries is not None))
 
     def _push(self, session: Session, envelope: Envelope) -> None:

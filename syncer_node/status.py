@@ -21,6 +21,7 @@ from protocol.status import (
     SnapshotStatus,
     SyncerStatus,
 )
+from syncer_node.ledger import leading_rows
 from syncer_node.raft.raft import Raft
 from syncer_node.seat import Phase, Seat
 from syncer_node.syncer import SyncerMachine
@@ -199,6 +200,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         for _, session in sorted(seat.members.sessions.items() if seat else ())
     ]
     _add_links(peers, daemon.transport)
+    here = {session.peer for session in seat.members.live()} if seat else set()
     return SyncerStatus(
         key=daemon.identity.key.hex(),
         name=daemon.options.instance,
@@ -229,6 +231,9 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         checkpoint_dir=str(daemon.store.root / "checkpoints"),
         seat=seat_status(machine.raft, now_s, machine.following.trouble),
         snapshots=snapshot_status(machine, now_s),
+        contributors=leading_rows(machine.state, here),
+        contributors_all=len(machine.state.accounts),
+        contributor_merges=sum(one.merges for one in machine.state.accounts.values()),
     )
 
 

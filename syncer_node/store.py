@@ -174,14 +174,23 @@ def read_checkpoint(place: Path) -> Checkpoint:
     """The checkpoint in this directory. Raises CorruptState if a part is missing or damaged."""
     try:
         tensors = load_file(place / "state.safetensors")
-        meta = (place / "meta").read_bytes()
-        versions, summary = msgspec.msgpack.decode(meta, type=tuple[list[int], SwarmSummary | None])
+        versions, summary = _read_meta(place)
         count = len(versions)
         theta = [tensors[f"theta.{at:04d}"] for at in range(count)]
         momentum = [tensors[f"momentum.{at:04d}"] for at in range(count)]
     except (OSError, KeyError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
         raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
     return Checkpoint(int(place.name), theta, momentum, versions, summary)
+
+
+def _read_meta(place: Path) -> tuple[list[int], SwarmSummary | None]:
+    meta = (place / "meta").read_bytes()
+    return msgspec.msgpack.decode(meta, type=tuple[list[int], SwarmSummary | None])
+
+
+def read_summary(place: Path) -> SwarmSummary | None:
+    """The folded log of this checkpoint, without its tensors. OSError or MsgspecError."""
+    return _read_meta(place)[1]
 
 
 def find_checkpoint(root: Path, which: str) -> Path:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from protocol import limits, wire
+from protocol.accounts import Account
 from protocol.desk import Desk
 from protocol.errors import RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
@@ -31,6 +34,7 @@ from protocol.machine import (
     Woke,
 )
 from protocol.messages import (
+    AccountsPart,
     CertifiedRecord,
     CharterOffer,
     Envelope,
@@ -42,7 +46,7 @@ from protocol.messages import (
     StateOffer,
     Watch,
 )
-from protocol.pieces import in_messages
+from protocol.pieces import accounts_in_messages, in_messages
 from protocol.project import Charter
 from protocol.records import CharterAdopted, SeatTaken
 from protocol.state import SwarmSummary
@@ -283,6 +287,7 @@ class SyncerMachine:
             self.seat.is_closing = True
             if self.seat.merging.rounds:
                 return  # The rounds in flight end first: nothing of them is lost.
+            self.seat.noting.flush()
         successor = self.raft.hand_over(self._now_s)
         if successor is not None:
             self.desk.emit(PhaseChanged("handing over", f"to {short(successor)}"))
@@ -366,12 +371,20 @@ class SyncerMachine:
             return
         for piece in in_messages(self.archive.origins()):
             self.desk.send(peer, IndexPart(piece))
+        for some in accounts_in_messages(self.state.accounts):
+            self.desk.send(peer, AccountsPart(some))
         context = self.raft.context
-        summary = wire.encode(self.state.summary())
+        summary = wire.encode(self.state.summary(with_accounts=False))
         self.desk.send(peer, StateOffer(context.epoch, context.term, newest, summary))
 
-    def on_state_offer(self, offer: StateOffer, origins: list[CertifiedRecord]) -> None:
-        summary = wire.decode(offer.summary, SwarmSummary)
+    def on_state_offer(
+        self,
+        offer: StateOffer,
+        origins: list[CertifiedRecord],
+        accounts: dict[bytes, Account],
+    ) -> None:
+        said = wire.decode(offer.summary, SwarmSummary)
+        summary = structs.replace(said, accounts=said.accounts | accounts)
         if self.is_installing or summary.index <= self.state.index:
             return
         self.is_installing = self.raft.replication.is_held = True

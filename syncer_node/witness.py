@@ -6,6 +6,7 @@ following the log --Stop(RESTART_EXIT)--> built anew from the disk: another floo
 from __future__ import annotations
 
 from protocol import limits, wire
+from protocol.accounts import Account
 from protocol.desk import Desk
 from protocol.errors import RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
@@ -155,7 +156,12 @@ class WitnessMachine:
     def offer_state(self, peer: bytes) -> None:
         raise AssertionError("a witness does not lead")
 
-    def on_state_offer(self, offer: StateOffer, origins: list[CertifiedRecord]) -> None:
+    def on_state_offer(
+        self,
+        offer: StateOffer,
+        origins: list[CertifiedRecord],
+        accounts: dict[bytes, Account],
+    ) -> None:
         """Begin behind the offered record; the tensors that go with it are for syncers."""
         summary = wire.decode(offer.summary, SwarmSummary)
         if self.is_installing or summary.index <= self.raft.log.certified:

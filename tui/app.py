@@ -22,7 +22,7 @@ from protocol.errors import ShoalError, UserError
 from protocol.status import NodeStatus, SyncerStatus
 from tui import commands, words
 from tui.frames import Frame, label_of
-from tui.frugality import Frugality
+from tui.frugality import REST_S_MAX, Frugality
 from tui.history import History, sample
 from tui.look import THEME, THEMES, AsciiFilter, Paint, paint_of
 from tui.messages import Entered, FrameCame, ViewWanted
@@ -91,6 +91,7 @@ class ShoalApp(RecordingApp):
         self.filters: dict[str, str] = {}
         """What each view is filtered by."""
         self.frugality = Frugality(time.monotonic, time.process_time)
+        self._is_put_off = False
         self.drawn = 0
         """How many frames were drawn."""
         for theme in THEMES:
@@ -149,11 +150,21 @@ class ShoalApp(RecordingApp):
             self.exit(error.exit_code, message=str(error))
 
     def on_frame_came(self) -> None:
-        """Draws the newest frame, unless that would cost too much; the next one comes soon."""
+        """Draws the newest frame, or a later one where that costs too much."""
         if self.source.playback is None and not self.frugality.may_draw(self._who_answers()):
+            if not self._is_put_off:
+                self._is_put_off = True
+                self.set_timer(REST_S_MAX, self.catch_up)
             return
         self._draw()
+        self._is_put_off = False
         self.drawn += 1
+
+    def catch_up(self) -> None:
+        """Draws what was put off, where no frame came since."""
+        if self._is_put_off:
+            self._is_put_off = False
+            self._draw()
 
     def _who_answers(self) -> tuple[tuple[str, bool, bool], ...]:
         """That a daemon came, spoke for the first time, or fell silent, is worth a drawing."""
@@ -337,7 +348,13 @@ class ShoalApp(RecordingApp):
                     Page("Event", lambda: event_view.details(event, PAGE_WIDTH, self.paint))
                 )
             return
+        if message.roster.id == "leaders":
+            self.push_screen(Page("Contributor", lambda: self._contributor(key)))
+            return
         self.push_screen(Page("Learner", lambda: self._learner(key)))
+
+    def _contributor(self, key: str) -> list[Text]:
+        return contribution.details(self.scene(), key, PAGE_WIDTH)
 
     def _learner(self, key: str) -> list[Text]:
         now = self.scene()

@@ -36,6 +36,7 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[rows.Row]:
         ("machine", guest.machine(status.guest) if status.guest else ""),
         ("limits", guest.summary(status.guest) if status.guest else ""),
         ("handed in", _handed_in(status)),
+        ("receipt", words.receipt(status.receipt)),
         ("discarded", _discarded(status)),
         ("measured", _measured(status)),
         ("faults", rows.faults(status.faults)),

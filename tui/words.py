@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from protocol.status import ReceiptStatus
+
 _BARS = "▁▂▃▄▅▆▇█"
 _COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -142,3 +144,14 @@ def way(path: str, rtt_s: float | None) -> str:
     """How a host is reached and how fast it answers, with a comma before; empty if unknown."""
     told = [clean(path, 12), "" if rtt_s is None else f"answers in {rtt(rtt_s)}"]
     return "".join(f", {one}" for one in told if one)
+
+
+def receipt(one: ReceiptStatus | None) -> str:
+    """What is signed for, and when that was; empty without a receipt."""
+    if one is None:
+        return ""
+    signed = time.strftime("%m-%d %H:%M", time.gmtime(one.at_s))
+    return (
+        f"{count(one.tokens)} tokens, {plural(one.merges, 'merge')}; "
+        f"signed by {one.signer[:8]} {signed} UTC"
+    )

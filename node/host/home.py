@@ -125,6 +125,14 @@ class Home:
         """Directory of what the newest demo recorded. Makes only what is above it."""
         return self._directory("demo") / "newest"
 
+    def contributions(self) -> Path:
+        """Directory of receipts, a file for each project and key."""
+        return self._directory("contributions")
+
+    def contribution_files(self) -> list[Path]:
+        """All files of receipts in this home, sorted. Makes no directory."""
+        return sorted((self.root / "contributions").glob("*.json"))
+
     def data_cache(self) -> Path:
         """Directory of tokenised text, shared by all daemons of this home."""
         return self._directory("cache")

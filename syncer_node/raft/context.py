@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from protocol import limits
+from protocol.accounts import Account
 from protocol.desk import Desk
 from protocol.machine import Disconnect, Failed
 from protocol.messages import CertifiedRecord, Envelope, Message, StateOffer
@@ -72,7 +73,12 @@ class RaftApp(Protocol):
         """Send a voter whose log is too far behind the state instead."""
         ...
 
-    def on_state_offer(self, offer: StateOffer, origins: list[CertifiedRecord]) -> None: ...
+    def on_state_offer(
+        self,
+        offer: StateOffer,
+        origins: list[CertifiedRecord],
+        accounts: dict[bytes, Account],
+    ) -> None: ...
 
     def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
         """The owner signed a newer charter than any seen here before."""

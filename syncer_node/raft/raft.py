@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from protocol import limits
+from protocol.accounts import Account
 from protocol.desk import Desk
 from protocol.errors import LimitExceeded, UnexpectedMessage
 from protocol.messages import (
+    AccountsPart,
     Alive,
     AskVote,
     Certified,
@@ -77,6 +79,7 @@ class Raft:
         self.election = Election(self.context)
         self.replication = Replication(self.context)
         self._origins: list[CertifiedRecord] = []
+        self._accounts: dict[bytes, Account] = {}
         self._handed_s = -1e9
         self._leaving_s: float | None = None
 
@@ -217,6 +220,10 @@ class Raft:
                 self._origins.extend(entries)
                 if len(self._origins) > limits.INDEX_ENTRIES_MAX:
                     raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
+            case AccountsPart(accounts):
+                self._accounts |= accounts
+                if len(self._accounts) > limits.ACCOUNTS_MAX:
+                    raise LimitExceeded(f"more than {limits.ACCOUNTS_MAX} accounts")
             case _:
                 self._replicate(peer, message)
 
@@ -237,8 +244,9 @@ class Raft:
                     self.replication.on_replicated(peer, message)
             case StateOffer():
                 origins, self._origins = self._origins, []
+                accounts, self._accounts = self._accounts, {}
                 if self._is_leader(peer, message.epoch, message.term):
-                    self.context.app.on_state_offer(message, origins)
+                    self.context.app.on_state_offer(message, origins, accounts)
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} from a voter")
 

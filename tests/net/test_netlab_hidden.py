@@ -25,14 +25,15 @@ from tests.netlab.lab import ROOT
 from tests.netlab.marks import needs_lab
 from tests.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(480), needs_lab]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(900), needs_lab]
 
 SYNCER, DOOR, HIDDEN, LATE, SPARE = NODES = ("syncer", "door", "bob", "cyd", "dan")
 LINK = Link(latency_s=0.01)
-SPLIT_S = 150.0
-"""Connections that fell silent are given up after 40 s; then it has to last."""
+SPLIT_S = 240.0
+"""Connections that fell silent are given up after 40 s; then it has to last. The rest is for
+busy machines."""
 
-BACK_S = 150.0
+BACK_S = 300.0
 
 
 @dataclass
@@ -64,13 +65,13 @@ def go_through_it(seen, daemons):
     daemons.run_syncer(SYNCER, path)
     ready = until(
         lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,
-        timeout_s=60,
+        timeout_s=240,
         what="a syncer with weights",
     )
     daemons.join(DOOR, ready.join_link, "--no-evaluate", "--duty", "0.3", "--port", "4200")
     door = until(
         lambda: (n := daemons.learner(DOOR)) and n.network.reach == "direct" and n,
-        timeout_s=90,
+        timeout_s=180,
         what="an entrance that others can dial",
     )
     addresses = tuple(door.network.addresses)[:1]
@@ -96,7 +97,7 @@ def see_hidden_ones(seen, daemons, link):
     join(daemons, LATE, late_link)
     seen.late = until(
         lambda: (n := daemons.learner(LATE)) and n.state == "training" and n,
-        timeout_s=120,
+        timeout_s=240,
         what="a hidden joiner that trains",
     )
     seen.late_merges = wait_for_merge(daemons, LATE)
@@ -140,7 +141,7 @@ def see_the_entrance_gone(seen, daemons, link):
     join(daemons, HIDDEN, link)
     until(
         lambda: (n := daemons.learner(HIDDEN)) and n.merged > 0,
-        timeout_s=120,
+        timeout_s=240,
         what="the hidden learner in a merge, without the host that its link names",
     )
     seen.again = daemons.learner(HIDDEN)
@@ -175,7 +176,7 @@ def wait_for_merge(daemons, node):
         daemons.check()
         return daemons.merges(SYNCER).get(node)
 
-    return until(merged, timeout_s=150, what=f"{node} in a merge")
+    return until(merged, timeout_s=240, what=f"{node} in a merge")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.netlab.marks import needs_lab
 pytestmark = [pytest.mark.net, needs_lab]
 
 SMALL, MIDDLE, LARGE = SIZES
-START_S = 30.0
+START_S = 90.0
 PARTITION_S = 10.0
 CUT_S = 1.5
 BACK_S = 20.0

@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,12 +30,13 @@ from protocol import wire
 from protocol.errors import TransientError
 from protocol.fragments import build_layout
 from protocol.messages import Refused
-from shoal import daemons, projects
+from shoal import projects
 from shoal.project_text import create_text
 from syncer_node.store import find_checkpoint, read_checkpoint
 from tests.builders import hello
 from tests.net.hosts import Host
 from tests.net.hosts import run as run_async
+from tests.net.processes import Processes, free_port, shoal, status, until
 from tests.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(150)]
@@ -45,7 +44,6 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(150)]
 LEARNERS = ("ada", "bob", "eve")
 VICTIM = "eve"
 SURVIVORS = ("ada", "bob")
-POLL_S = 0.05
 NOISE_STREAMS = 5
 TOKENS_LEFT = 100_000
 """Some seconds of training for those who are left."""
@@ -103,79 +101,6 @@ class Seen:
     outputs: dict[str, str] = field(default_factory=dict)
     export: Any = None
     model: Any = None
-
-
-class Processes:
-    """Daemons of the test, each with its output in a file; all are gone at the end."""
-
-    def __init__(self, folder, home):
-        self.folder = folder
-        self.home = home
-        self.running = {}
-        self.every = []
-
-    def start(self, name, *arguments):
-        output = (self.folder / f"{name}.out").open("ab")
-        self.running[name] = subprocess.Popen(
-            [sys.executable, "-m", "shoal", "--home", str(self.home.root), *arguments],
-            cwd=self.folder,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-        output.close()
-        self.every.append(self.running[name])
-
-    def check(self, *names):
-        for name in names:
-            assert self.running[name].poll() is None, f"{name} ended: {self.output(name)}"
-
-    def output(self, name):
-        return (self.folder / f"{name}.out").read_text(errors="replace")
-
-    def kill(self, name):
-        """kill -9, and what it leaves behind."""
-        process = self.running.pop(name)
-        process.kill()
-        process.wait(10)
-        return process
-
-    def clean_up(self):
-        for process in self.every:
-            if process.poll() is not None:
-                continue
-            children = []
-            with contextlib.suppress(psutil.Error):
-                children = psutil.Process(process.pid).children(recursive=True)
-            process.kill()
-            process.wait(10)
-            for child in children:
-                with contextlib.suppress(psutil.Error):
-                    child.kill()
-
-
-def status(home, role, instance="default"):
-    """The status of a daemon, or None while it does not answer."""
-    found = [d for d in home.daemons() if (d.role, d.instance) == (role, instance)]
-    with contextlib.suppress(TransientError):
-        return daemons.ask_status(found[0]) if found else None
-    return None
-
-
-def until(look, *, timeout_s, what):
-    """The first result of `look` that is true; a failure with its last result after the time."""
-    ends_s = time.monotonic() + timeout_s
-    while time.monotonic() < ends_s:
-        if found := look():
-            return found
-        time.sleep(POLL_S)
-    raise AssertionError(f"not within {timeout_s} s: {what}")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def write_project(folder, tokens):
@@ -331,17 +256,6 @@ def end_the_run(seen, processes, folder, path, port):
     seen.model = folder / "model" / "model.safetensors"
 
 
-def shoal(home, *arguments):
-    """A verb of the command, run to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "shoal", "--home", str(home.root), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-
-
 async def _keep(seen, nonsense):
     seen.refusal = await nonsense
 
@@ -442,3 +356,19 @@ def test_the_exported_model_is_the_checkpoint_bit_for_bit(seen):
         values = checkpoint.theta[index][span.offset : span.offset + span.numel]
         assert exported[span.name].dtype == np.float32
         assert exported[span.name].tobytes() == values.tobytes(), span.name
+
+
+def test_receipts_and_ledger_say_the_same_once_everybody_left(seen):
+    """What the killed learner gave has no later receipt."""
+    shown = shoal(seen.home, "contributions", "--json")
+    assert shown.returncode == 0, shown.stderr
+    gave = {one["name"]: one for one in json.loads(shown.stdout)}
+    assert sorted(gave) == sorted(LEARNERS)
+    (ledger,) = json.loads(shoal(seen.home, "syncer", "ledger", "--json").stdout)
+    counted = {row["name"]: row for row in ledger["contributors"]}
+    assert sorted(counted) == sorted(LEARNERS)
+    for name in SURVIVORS:
+        for what in ("merges", "tokens", "clipped"):
+            assert gave[name][what] == counted[name][what], (name, what)
+    assert 0 < gave[VICTIM]["merges"] <= counted[VICTIM]["merges"]
+    assert ledger["fragment_tokens"] == sum(row["fragment_tokens"] for row in counted.values())

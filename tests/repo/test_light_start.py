@@ -28,9 +28,9 @@ STATUS_OURS = {
     "node": "node.host.control_client node.host.home node.host.log_lines node.host.options "
     "node.politeness.settings",
     "protocol": "protocol.errors protocol.limits protocol.status",
-    "shoal": "shoal.__main__ shoal.choices shoal.cli shoal.cli_config shoal.cli_hosting "
-    "shoal.cli_identity shoal.cli_machine shoal.cli_project shoal.cli_runs shoal.cli_service "
-    "shoal.cli_sim shoal.daemons shoal.exit_codes shoal.failures shoal.presets "
+    "shoal": "shoal.__main__ shoal.choices shoal.cli shoal.cli_config shoal.cli_contributions "
+    "shoal.cli_hosting shoal.cli_identity shoal.cli_machine shoal.cli_project shoal.cli_runs "
+    "shoal.cli_service shoal.cli_sim shoal.daemons shoal.exit_codes shoal.failures shoal.presets "
     "shoal.project_text shoal.versions shoal.watching",
     "tui": "tui.frames tui.guest tui.node_view tui.rows tui.seats tui.snapshots tui.status_view "
     "tui.syncer_view tui.witness_view tui.words",

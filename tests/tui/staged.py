@@ -66,6 +66,8 @@ async def settle(pilot: Any, app: ShoalApp | None = None) -> None:
     source = pilot.app.source
     while isinstance(source, Staged) and not source.waiting.empty():
         await pilot.pause()
+    await pilot.pause()
+    pilot.app.catch_up()  # Frames that come at once are too dear to be drawn one by one.
     for _ in range(2):
         await pilot.pause()
 

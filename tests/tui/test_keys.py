@@ -118,6 +118,22 @@ def test_columns_are_sorted_with_keys_and_mouse():
     drive(app, look)
 
 
+def test_enter_shows_all_that_the_log_says_of_a_contributor():
+    app = app_of()
+
+    async def look(pilot):
+        await pilot.press("7")
+        await settle(pilot)
+        await pilot.press("G", "enter")
+        await settle(pilot)
+        assert isinstance(app.screen, Page)
+        assert "Contributor" in screen_text(app)
+        await pilot.press("escape")
+        assert len(app.screen_stack) == 1
+
+    drive(app, look)
+
+
 def test_enter_shows_all_of_a_learner_and_follows_it():
     app = app_of()
 

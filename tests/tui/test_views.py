@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from protocol.status import GuestStatus
+from protocol.status import ContributorRow, GuestStatus
 from tests.tui import recordings
 from tests.tui.screens import screen_lines, screen_text
 from tests.tui.staged import LARGE, SMALL, Staged, drive, settle
@@ -418,3 +418,30 @@ def test_training_beside_somebody_says_so():
     text = "\n".join(line.plain for line in this_node.render(node_scene(beside), 100, 30))
     assert "The trainer works 25 % of the time." in text
     assert "less, because somebody used it 12 s ago" in text
+
+
+def test_the_contribution_view_counts_by_the_ledger_also_who_left():
+    now = scene_of("healthy")
+    leader = now.leader
+    here = leader.peers[0]
+    leader.contributors = [
+        ContributorRow(key="ff" * 32, name="gone\x1b[2J", tokens=9_000_000, merges=30_000),
+        ContributorRow(key=here.key, name=here.name, tokens=4_000_000, merges=10_000),
+    ]
+    leader.contributor_merges = 40_000
+    first, second, *others = contribution.places(now)
+    assert (first.line.peer.state, first.line.peer.merges, first.line.share) == (
+        "left",
+        30_000,
+        0.75,
+    )
+    assert (second.line.peer.key, second.line.peer.merges) == (here.key, 10_000)
+    assert len(others) == len(leader.peers) - 1
+    assert "\x1b" not in contribution.COLUMNS[1].say(first)
+    leader.contributors[0].refused = {"late: the round is closed": 3}
+    told = "\n".join(line.plain for line in contribution.details(now, "ff" * 32, 76))
+    assert "3 late: the round is closed" in told
+    assert "9,000,000 read and merged" in told
+    assert "\x1b" not in told
+    other = contribution.details(now, leader.peers[1].key, 76)
+    assert "counts nothing" in other[0].plain

@@ -209,3 +209,11 @@ def test_the_fold_does_not_care_who_folds(log):
 
 def test_weights_of_no_fragment_are_no_weights():
     assert not Log(WeightsInitialised(())).state.has_weights
+
+
+def test_two_states_of_one_summary_count_each_for_itself(log):
+    state = busy(log)
+    summary = state.summary()
+    for account in SwarmState.restore(summary, state.block_sequences).accounts.values():
+        account.merges += 100
+    assert SwarmState.restore(summary, state.block_sequences) == state

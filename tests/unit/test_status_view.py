@@ -391,3 +391,25 @@ def test_a_rate_needs_a_few_seconds_and_forgets_what_is_old():
 )
 def test_numbers_in_words(made, text):
     assert made == text
+
+
+@pytest.mark.parametrize(
+    ("network", "words_shown"),
+    [
+        (NetworkStatus(state="up"), "not known yet"),
+        (NetworkStatus(state="up", reach="direct"), "others dial this host"),
+        (NetworkStatus(state="up", reach="relayed"), "relayed: nobody outside can dial this host"),
+        (NetworkStatus(state="up", reach="outward"), "not at all: it can only dial out"),
+        (
+            NetworkStatus(state="up", reach="direct", carrying=1, carried_bytes=2_000_000),
+            "carries 1 stream for others, 2.00 MB so far",
+        ),
+        (
+            NetworkStatus(state="up", split="The swarm is split: 2 hosts here."),
+            "The swarm is split",
+        ),
+    ],
+)
+def test_how_others_reach_a_host_is_told(network, words_shown):
+    for status in (NODE, SYNCER):
+        assert words_shown in shown(msgspec.structs.replace(status, network=network), width=140)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
+import msgspec
 from rich.text import Text
 
+from protocol.status import ContributorRow, PeerRow, SyncerStatus
 from tui import lines, words
 from tui.look import Paint
 from tui.scene import Scene
@@ -27,15 +31,46 @@ class Place:
 
 
 def places(scene: Scene) -> list[Place]:
-    """All learners, the one with most merges first."""
+    """All contributors, also those who left, the one with most merges first."""
     if scene.leader is None:
         return []
     you = scene.node.key if scene.node is not None else ""
     ordered = sorted(
-        peers.peer_lines(scene),
+        _contributors(scene, scene.leader),
         key=lambda one: (-one.peer.merges, -one.peer.tokens, one.peer.key),
     )
     return [Place(i + 1, line, is_you=line.peer.key == you) for i, line in enumerate(ordered)]
+
+
+def _contributors(scene: Scene, leader: SyncerStatus) -> list[PeerLine]:
+    """Learners as the log counts them; where only sessions are told, those."""
+    here = {line.peer.key: line for line in peers.peer_lines(scene)}
+    if not leader.contributors:
+        return list(here.values())
+    merges_all = leader.contributor_merges
+    age_s = scene.silent_s(leader)
+    found = [
+        PeerLine(_counted(row, here.get(row.key)), merges_all, age_s) for row in leader.contributors
+    ]
+    known = {row.key for row in leader.contributors}
+    others = (line for key, line in here.items() if key not in known)
+    return found + [PeerLine(_uncounted(line.peer), merges_all, age_s) for line in others]
+
+
+def _uncounted(peer: PeerRow) -> PeerRow:
+    """A learner of which the log counts nothing yet, whatever it trained."""
+    return msgspec.structs.replace(peer, merges=0, tokens=0)
+
+
+def _counted(row: ContributorRow, line: PeerLine | None) -> PeerRow:
+    """A learner with the log's counts, whether it is here or left long ago."""
+    if line is None:
+        line_peer = PeerRow(key=row.key, name=row.name, device="", state="left", heard_s=0.0)
+    else:
+        line_peer = line.peer
+    return msgspec.structs.replace(
+        line_peer, name=row.name, merges=row.merges, tokens=row.tokens, refused=row.refused
+    )
 
 
 def key_of(place: Place) -> str:
@@ -51,7 +86,7 @@ def summary(scene: Scene, width: int, height: int) -> list[Text]:
         return [Text("No daemon has answered yet.", style=paint.quiet)]
     total = (
         f"{words.count(status.swarm.tokens)} tokens committed in "
-        f"{words.plural(status.swarm.global_step, 'global step')}"
+        f"{words.plural(status.swarm.global_step, 'global step')}{_by(scene.leader)}"
     )
     stale = scene.stale(status)
     rows: list[lines.Pair] = [("swarm", total)]
@@ -59,11 +94,46 @@ def summary(scene: Scene, width: int, height: int) -> list[Text]:
         rows.append(("you", "No learner of this project runs on this machine."))
     else:
         mine = f"{node.name}: {node.merged:,} of {words.plural(node.pushed, 'push', 'pushes')} "
-        mine += f"merged, {words.count(node.tokens)} tokens trained since its trainer began"
+        mine += f"merged, {words.count(node.tokens)} tokens trained now"
         rows.append(("you", words.clean(mine, 200)))
         rows.append(("your share", _share(scene, node.key)))
+        rows.append(("receipt", words.receipt(node.receipt)))
     body = lines.pairs(rows, width, paint, label=12)
     return ([Text(stale, style=paint.bad)] if stale else []) + body
+
+
+def _by(leader: SyncerStatus | None) -> str:
+    """How many gave that, where a syncer says."""
+    if leader is None or not leader.contributors_all:
+        return ""
+    return f" by {words.plural(leader.contributors_all, 'contributor')}"
+
+
+def details(scene: Scene, key: str, width: int) -> list[Text]:
+    """Everything that the log says of one contributor."""
+    leader = scene.leader
+    found = leader.contributors if leader is not None else []
+    row = next((one for one in found if one.key == key), None)
+    if row is None:
+        return [Text("The log counts nothing of this learner yet.")]
+    place = next(one for one in places(scene) if key_of(one) == key)
+    merged = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.merged_at_s)) + " UTC"
+    refused, paint = words.tally(row.refused), scene.paint
+    return lines.pairs(
+        [
+            ("name", words.clean(row.name)),
+            ("key", words.clean(row.key, 80)),
+            ("here", "yes" if row.is_here else "no"),
+            ("place", f"{place.number}, with {words.percent(place.line.share)} of all merges"),
+            ("tokens", f"{row.tokens:,} read and merged"),
+            ("merges", f"{row.merges:,}, {row.clipped:,} of them clipped to the group"),
+            ("newest", merged if row.merged_at_s else ""),
+            ("not counted", Text(refused or "nothing", style=paint.warn if refused else "")),
+        ],
+        width,
+        paint,
+        label=12,
+    )
 
 
 def _share(scene: Scene, key: str) -> str:

@@ -83,6 +83,7 @@ def _work(scene: Scene, node: NodeStatus) -> list[Pair]:
         ("state", state),
         ("why idle", Text(why, style=scene.paint.warn) if why else ""),
         ("handed in", handed if node.pushed else "nothing yet"),
+        ("receipt", words.receipt(node.receipt)),
         ("discarded", ", ".join(thrown) or "nothing"),
         ("measured", f"{words.plural(node.evaluations, 'held-out loss', 'held-out losses')}"),
         ("faults", parts.faults(node, scene.paint)),
