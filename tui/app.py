@@ -22,7 +22,7 @@ from protocol.errors import ShoalError, UserError
 from protocol.status import NodeStatus, SyncerStatus
 from tui import commands, words
 from tui.frames import Frame, label_of
-from tui.frugality import REST_S_MAX, Frugality
+from tui.frugality import REST_S_MAX, Frugality, who_answers
 from tui.history import History, sample
 from tui.look import THEME, THEMES, AsciiFilter, Paint, paint_of
 from tui.messages import Entered, FrameCame, ViewWanted
@@ -151,7 +151,7 @@ class ShoalApp(RecordingApp):
 
     def on_frame_came(self) -> None:
         """Draws the newest frame, or a later one where that costs too much."""
-        if self.source.playback is None and not self.frugality.may_draw(self._who_answers()):
+        if self.source.playback is None and not self.frugality.may_draw(who_answers(self.frame)):
             if not self._is_put_off:
                 self._is_put_off = True
                 self.set_timer(REST_S_MAX, self.catch_up)
@@ -165,11 +165,6 @@ class ShoalApp(RecordingApp):
         if self._is_put_off:
             self._is_put_off = False
             self._draw()
-
-    def _who_answers(self) -> tuple[tuple[str, bool, bool], ...]:
-        """That a daemon came, spoke for the first time, or fell silent, is worth a drawing."""
-        daemons = self.frame.attached() if self.frame is not None else ()
-        return tuple((one.label, one.answered_s is None, bool(one.trouble)) for one in daemons)
 
     def on_resize(self, event: events.Resize) -> None:
         """Wide terminals have room for two views."""

@@ -10,11 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tui.frames import Frame
+
 SHARE_MAX: Final = 0.045
 """Of a core, from one drawing to the next."""
 
 REST_S_MAX: Final = 2.0
 """What is shown is never older than this, whatever it costs."""
+
+
+def who_answers(frame: Frame | None) -> tuple[tuple[str, bool, bool], ...]:
+    """That a daemon came, spoke for the first time, or fell silent, is worth a drawing."""
+    daemons = frame.attached() if frame is not None else ()
+    return tuple((one.label, one.answered_s is None, bool(one.trouble)) for one in daemons)
 
 
 @dataclass(slots=True)

@@ -214,6 +214,7 @@ class Transport:
         }
         is_up = False
         try:
+            await self.bulk.channels.open(self._listen_host)
             await engine.boot(peers, accept)
             engine.loss.check()  # closed in the last moment
             is_up = True
