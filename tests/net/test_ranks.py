@@ -137,7 +137,6 @@ def test_captures_and_evaluations_are_those_of_rank_0(genesis, folder):
             captured = await one.port.capture(Capture(1, 7))
             assert isinstance(captured, Captured)
             assert (captured.local_step, captured.tokens) == (6, 6 * 4 * 32)
-            one.bank.freeze(0)
             for fragment in range(genesis.fragments):
                 one.bank.freeze(0, fragment)
             evaluated = await one.port.evaluate(Evaluate(0, 4))
