@@ -61,7 +61,7 @@ def changed(old: str, new: str) -> str:
 def test_the_text_that_is_created_is_sound_and_says_what_it_says():
     file = parse(TEXT, PATH)
     assert (file.name, file.seed, file.architecture) == ("harbour", 1, "LlamaForCausalLM")
-    assert (file.fragments, file.rounds.local_steps, file.rounds.quorum) == (4, 4, 1)
+    assert (file.fragments, file.rounds.local_steps, file.rounds.quorum) == (4, 8, 1)
     assert file.limits.tokens == 20_000_000
     assert file.config["tie_word_embeddings"] is True
     assert [(line.key, line.voter.role) for line in file.voters] == [(None, "syncer")]
