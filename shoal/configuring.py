@@ -30,8 +30,6 @@ EXAMPLES: Final = {
     "learner.ranks": "2",
     "learner.threads": "4",
     "learner.micro_batch": "8",
-    "network.bootstrap": '["/dns4/seed.example/tcp/4100/p2p/'
-    '12D3KooWA1fSTf6iTo2cKnh1epDYJH4Lot8SZcFnaHakq96muaQr"]',
     "when.devices": '{ cpu = "never", "cuda:0" = "idle" }',
     "when.hours": '["mon-fri 22:00-07:00", "sat,sun 00:00-24:00"]',
     "when.temperature_c_max": "80",
