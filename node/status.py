@@ -191,11 +191,10 @@ def _guest(daemon: NodeDaemon) -> GuestStatus | None:
 
 def snapshot(daemon: NodeDaemon) -> NodeStatus:
     """Everything a screen could want."""
-    machine, shared = daemon.machine, daemon.machine.shared
-    tending, keeping, now_s = machine.tending, machine.keeping, time.monotonic()
+    machine, tending, shared = daemon.machine, daemon.machine.tending, daemon.machine.shared
     stepped, tally, layout, charter = shared.stepped, shared.tally, daemon.layout, shared.charter
     (versions, lag), (path, rtt_s), guest = _versions(machine), _way(daemon), _guest(daemon)
-    step_s, download = stepped.step_s if stepped else 0.0, download_status(daemon)
+    now_s, tracks, download = time.monotonic(), machine.keeping.tracks, download_status(daemon)
     return NodeStatus(
         key=machine.setup.signer.key.hex(),
         name=machine.setup.name,
@@ -219,8 +218,8 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         network=network_status(daemon.transport, daemon.presence.vigil.trouble),
         local_step=stepped.local_step if stepped else 0,
         tokens=stepped.tokens if stepped else 0,
-        tokens_per_s=_step_tokens(daemon) / step_s if step_s else 0.0,
-        step_s=step_s,
+        tokens_per_s=_step_tokens(daemon) / stepped.step_s if stepped and stepped.step_s else 0.0,
+        step_s=stepped.step_s if stepped else 0.0,
         loss=stepped.loss if stepped else None,
         goodput=stepped.work_s / stepped.alive_s if stepped and stepped.alive_s else None,
         work_s=stepped.work_s if stepped else 0.0,
@@ -228,7 +227,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         pushed=tally.pushed,
         merged=tally.merged,
         outcomes=dict(tally.outcomes),
-        discarded_steps=sum(t.discarded_steps for t in keeping.tracks) // len(keeping.tracks),
+        discarded_steps=sum(t.discarded_steps for t in tracks) // len(tracks),
         lost_steps=tally.lost_steps,
         trainer_restarts=tally.trainer_restarts,
         versions=versions,
@@ -237,7 +236,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         weights_from_syncer=tally.states_from_syncer,
         weights_sources={key.hex(): count for key, count in tally.state_bytes.items()},
         download=download,
-        weights_held=sum(track.held >= 0 for track in keeping.tracks),
+        weights_held=sum(track.held >= 0 for track in tracks),
         moments=moments_in_words(machine),
         evaluations=daemon.trainer.evaluations,
         push_bytes=daemon.push_bytes,
@@ -247,6 +246,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         faults=all_faults(daemon.transport, tally.faults),
         notices=list(daemon.notices),
         guest=guest,
+        ranks=daemon.trainer.ready.ranks if daemon.trainer.ready else 1,
         receipt=daemon.contributions.status(daemon.genesis.fragments),
     )
 

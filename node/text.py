@@ -9,7 +9,7 @@ from node.host.options import NodeOptions
 from node.politeness.budget import threads_for
 from node.politeness.governor import device_wanted
 from node.politeness.settings import Settings
-from node.trainer_port import TrainerSettings
+from node.trainer_settings import TrainerSettings
 from protocol import limits, wire
 from protocol.errors import UserError
 from protocol.project import Genesis
@@ -47,6 +47,8 @@ def trainer_settings(
         threads=options.threads or threads_for(owner, os.cpu_count() or 1),
         duty_frac=options.duty_frac,
         device=options.device or device_wanted(owner),
+        ranks=options.ranks,
+        compiles=owner.learner.compile,
         nice=owner.limits.nice,
         gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
         salt=int.from_bytes(identity.key[:6], "big"),

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -38,7 +37,8 @@ from node.parking import Gate, ParkedTrainer
 from node.trainer import link
 from node.trainer.supervisor import ExitReason, TrainerProcess
 from node.trainer_clock import Clock
-from node.trainer_tape import TrainerTape, applied, replay_class, snapshot
+from node.trainer_settings import TrainerSettings
+from node.trainer_tape import TrainerTape, applied, how_trained, replay_class, snapshot
 from protocol.errors import TransientError
 from protocol.machine import Failed, JobResult
 from protocol.messages import Cursor
@@ -54,23 +54,6 @@ READY_TIMEOUT_S = 600.0
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """What the owner of this machine decided about the trainer."""
-
-    genesis: bytes
-    data_cache: Path
-    data_location: str
-    """Path or name of the text on this machine."""
-    log_path: Path
-    threads: int
-    duty_frac: float
-    device: str | None
-    salt: int
-    nice: int = 0
-    gpu_memory_frac: float = 1.0
 
 
 @dataclass(slots=True)
@@ -147,6 +130,8 @@ class TrainerPort:
                 nice=settings.nice,
                 gpu_memory_frac=settings.gpu_memory_frac,
                 ram_bytes_max=self.ram_room(),
+                ranks=settings.ranks,
+                compiles=settings.compiles,
             )
         )
         async with asyncio.timeout(READY_TIMEOUT_S):
@@ -158,6 +143,8 @@ class TrainerPort:
             await process.stop()
             return Failed("the model here has other tensors than the project; update transformers")
         self.ready = event
+        for words in event.adjustments:
+            self.notice(words)
         return TrainerReady(event.device, event.micro_batch)
 
     async def deliver(self, job: Deliver) -> JobResult:
@@ -404,14 +391,14 @@ class TrainerPort:
     def _tape_began(self, inner: InnerSpec, ready: link.Ready) -> None:
         charter = self.bank.charter
         if self.tape is not None and charter is not None:
-            settings = self.settings
+            settings, how = self.settings, how_trained(ready)
             self.tape.began(
                 genesis=settings.genesis,
                 charter=charter,
                 inner=inner,
                 micro_batch=ready.micro_batch,
                 seed_salt=settings.salt,
-                replay_class=replay_class(ready.device, settings.threads, ready.corpus_digest),
+                replay_class=replay_class(how, settings.threads, ready.corpus_digest),
             )
 
     def ask(
@@ -437,6 +424,8 @@ class TrainerPort:
                 self._stepped(event)
             case link.Starved():
                 self.note(Starved())
+            case link.Adjusted():
+                self._adjusted(event)
             case link.Done() | link.Parked() | link.PartCut() | link.Evaluated() | link.Generated():
                 if self.tape is not None and isinstance(event, link.Done):
                     self.tape.answered(event.job, event.local_step)
@@ -446,6 +435,14 @@ class TrainerPort:
             case link.Ready() | link.Failed():
                 if self._starting is not None and not self._starting.done():
                     self._starting.set_result(event)
+
+    def _adjusted(self, event: link.Adjusted) -> None:
+        """It goes on with less than it began with; the tape cannot be followed from here."""
+        if self.ready is not None:
+            self.ready = msgspec.structs.replace(self.ready, micro_batch=event.micro_batch)
+        if self.tape is not None:
+            self.tape.inexact(event.reason)
+        self.notice(event.reason)
 
     def _stepped(self, event: link.Stepped) -> None:
         self._cursor = Cursor(event.position, event.sequence)

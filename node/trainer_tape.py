@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from node.bank import Delivery
+from node.trainer.link import Ready
 from protocol.project import Charter, InnerSpec, encode
 from protocol.tape import (
     CharterInForce,
@@ -146,6 +147,13 @@ def applied(
 def snapshot(fragment: int) -> Callable[[int], Frame]:
     """The mark of a snapshot."""
     return lambda step: SnapshotTaken(fragment, step)
+
+
+def how_trained(ready: Ready) -> str:
+    """The device, as far as it decides about the bits: several ranks add up in another order, and
+    a compiler chooses its own."""
+    how = "compiled, " if ready.is_compiled else ""
+    return how + (ready.device if ready.ranks == 1 else f"{ready.ranks} ranks on {ready.device}")
 
 
 def replay_class(device: str, threads: int, corpus: bytes | None) -> ReplayClass:

@@ -482,6 +482,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     """What the owner should know: a differing corpus, a missing accelerator, a full disk."""
     guest: GuestStatus | None = None
     """How it behaves on this machine; None before the first look at its sensors."""
+    ranks: int = 1
+    """Processes of the trainer, a device each."""
     receipt: ReceiptStatus | None = None
     """What a leader signed that this learner gave; None before the first merge with it."""
 

@@ -59,6 +59,17 @@ MicroBatch = Annotated[
     int | None,
     Parameter(help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne),
 ]
+Ranks = Annotated[
+    int | None,
+    Parameter(
+        help="Devices that train as one, a process each; as many as --device names.",
+        validator=validators.Number(gte=1, lte=64),
+    ),
+]
+Compiles = Annotated[
+    bool | None,
+    Parameter(help="Let torch.compile speed up the model, where it can.", negative=""),
+]
 Moments = Annotated[
     bool | None,
     Parameter(
@@ -70,7 +81,8 @@ Evaluates = Annotated[
     bool | None, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
 ]
 Device = Annotated[
-    str | None, Parameter(help="cpu, cuda, cuda:1 ...; the best there is otherwise.")
+    str | None,
+    Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best otherwise."),
 ]
 DataHere = Annotated[
     str | None,
@@ -171,6 +183,8 @@ def join(
     evaluate: Evaluates = None,
     moments: Moments = None,
     device: Device = None,
+    ranks: Ranks = None,
+    compile: Compiles = None,
     donate_mbps: DonateMbps = DONATE_MBPS,
     data: DataHere = None,
     tape: TapeAt = "on",
@@ -191,6 +205,8 @@ def join(
             "learner.threads": threads,
             "learner.micro_batch": micro_batch,
             "learner.device": device,
+            "learner.ranks": ranks,
+            "learner.compile": compile,
             "learner.evaluate": evaluate,
             "learner.moments": moments,
             "learner.bulk_port": bulk_port,

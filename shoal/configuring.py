@@ -27,6 +27,7 @@ WIDTH: Final = 80
 EXAMPLES: Final = {
     "learner.name": '"osprey"',
     "learner.device": '"cpu"',
+    "learner.ranks": "2",
     "learner.threads": "4",
     "learner.micro_batch": "8",
     "when.devices": '{ cpu = "never", "cuda:0" = "idle" }',

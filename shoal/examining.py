@@ -225,13 +225,15 @@ def wish_for(
 ) -> TrialWish:
     """A trial of a model with what the owner of this machine allows."""
     from node.politeness.budget import threads_for
+    from node.trainer.devices import named_devices
 
     return TrialWish(
         architecture=architecture,
         config=config,
         inner=inner,
         sequence_tokens=sequence_tokens,
-        device=settings.learner.device,
+        # Of several devices that train as one the first is tried.
+        device=next(iter(named_devices(settings.learner.device)), None),
         threads=threads_for(settings, os.cpu_count() or 1),
         nice=settings.limits.nice,
     )

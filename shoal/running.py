@@ -147,6 +147,7 @@ def join(
     anyway: also where this machine is too small or too slow for the project.
     """
     from node.host.options import NodeOptions
+    from node.trainer.devices import ranks_wanted
     from shoal.suitability import judge_of
 
     settings = local_settings.load(flags=flags).values
@@ -162,6 +163,7 @@ def join(
         threads=learner.threads,
         micro_batch=learner.micro_batch,
         device=learner.device,
+        ranks=ranks_wanted(learner.device, learner.ranks),
         evaluates=learner.evaluate,
         shares_moments=learner.moments,
         bulk=bulk_at(learner.bulk_port),

@@ -96,6 +96,8 @@ def _trainer(status: NodeStatus) -> str:
         text += f" ({words.clean(status.trainer_detail, 200)})"
     if status.device:
         text += f" on {words.clean(status.device, 40)}"
+    if status.ranks > 1:
+        text += f", {status.ranks} ranks"
     if status.micro_batch is not None:
         text += f", micro-batch {status.micro_batch}"
     if status.trainer_restarts:

@@ -157,7 +157,10 @@ class NodeOptions:
     keeps_parts: bool = True
     """Whether this host keeps its part of snapshots on its disk."""
     device: str | None = None
-    """A name that torch knows, such as `cpu` or `cuda:1`; None takes the best one."""
+    """A name that torch knows, such as `cpu` or `cuda:1`, or several with commas between; None
+    takes the best one."""
+    ranks: int = 1
+    """Processes that train as one, a device each."""
     donate_mbps: float = DONATE_MBPS
     """Megabits per second at which weights are given to others, all of them together."""
     data: str | None = None

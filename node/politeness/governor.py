@@ -25,6 +25,8 @@ COOLED_C: Final = 8.0
 MEMORY_BACK_FRAC: Final = 1.25
 """Free memory must be so much above its floor before training goes on."""
 
+STRICTNESS: Final[tuple[Mode, ...]] = ("always", "idle", "never")
+
 Assumed = Literal["absent", "present"]
 Share = Literal["full", "beside", "none"]
 """All that the owner allows; what is allowed while somebody uses the machine; nothing."""
@@ -192,7 +194,15 @@ def rules_of(settings: Settings, device: str) -> Rules:
 
 
 def mode_of(settings: Settings, device: str) -> tuple[Mode, str]:
-    """The mode that counts for a device, and what it was set for, in words."""
+    """The mode that counts for a device, and what it was set for, in words.
+
+    Of several devices that train as one, `cuda:0,cuda:1`, the strictest.
+    """
+    found = [_mode_of_one(settings, one) for one in device.split(",")]
+    return max(found, key=lambda one: STRICTNESS.index(one[0]))
+
+
+def _mode_of_one(settings: Settings, device: str) -> tuple[Mode, str]:
     kind = device.partition(":")[0]
     names = [f"{kind}:0" if device == kind else device, kind]
     names += ["gpu"] if kind not in ("", "cpu") else []

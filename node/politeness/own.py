@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -23,7 +24,7 @@ class Own:
     cpu_s: float
     """Processor seconds since the first look; never less than before."""
     trainer_cpu_s: float
-    """The trainers' part of it."""
+    """The trainers' part of it, all ranks together."""
     memory_bytes: int
     """Resident, with what the processes share counted once."""
 
@@ -37,6 +38,8 @@ class OwnProcesses:
         self._tree: list[psutil.Process] = []
         self._tree_s = -1e9
         self._trainer_pid: int | None = None
+        self._trainer: set[int] = set()
+        """Process ids of its ranks."""
         self._seen_s: dict[tuple[int, float], float] = {}
         self._memory: dict[tuple[int, float], _Memory] = {}
         self._cpu_s = self._trainer_cpu_s = 0.0
@@ -48,6 +51,7 @@ class OwnProcesses:
         if is_due or trainer_pid != self._trainer_pid:
             self._tree = [self._self, *self._self.children(recursive=True)]
             self._tree_s, self._trainer_pid = now_s, trainer_pid
+            self._trainer = _ranks(trainer_pid, self._tree)
         memory_bytes = 0
         for process in self._tree:
             try:
@@ -62,7 +66,7 @@ class OwnProcesses:
             spent_s = used_s - self._seen_s.get(key, used_s)
             self._seen_s[key] = used_s
             self._cpu_s += spent_s
-            if process.pid == trainer_pid:
+            if process.pid in self._trainer:
                 self._trainer_cpu_s += spent_s
         living = {process.pid for process in self._tree}
         self._seen_s = {key: used for key, used in self._seen_s.items() if key[0] in living}
@@ -77,6 +81,18 @@ class OwnProcesses:
         if known is None or now_s - known.at_s >= SHARES_EVERY_S:
             known = self._memory[key] = _Memory(now_s, rss - _in_parts(process, rss))
         return max(0, rss - known.others)
+
+
+def _ranks(pid: int | None, tree: list[psutil.Process]) -> set[int]:
+    """The trainer and its other ranks, which it started; `tree` has all of ours."""
+    if pid is None:
+        return set()
+    found = {pid}
+    for process in tree:
+        with suppress(psutil.Error):  # It ended; then it has no part in anything.
+            if process.ppid() == pid:
+                found.add(process.pid)
+    return found
 
 
 class _Memory(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +70,8 @@ def _device(guest: Guest, one: DeviceReading, used: str) -> DeviceRow:
 
 
 def _is_same(device: str, used: str) -> bool:
-    return device in (used, f"{used}:0")
+    """Whether a device is one of those that the trainer is on."""
+    return any(device in (one, f"{one}:0") for one in used.split(","))
 
 
 def _limits(guest: Guest, look: Look, decision: Decision, device: str) -> Iterator[LimitRow]:
@@ -90,8 +91,9 @@ def _limits(guest: Guest, look: Look, decision: Decision, device: str) -> Iterat
         ceiling=limits.ram_bytes_max,
         used=look.own.memory_bytes,
     )
-    used = _used(look.devices, device)
-    if used is not None:
+    for used in look.devices:
+        if used.device == "cpu" or not _is_same(used.device, device):
+            continue
         yield LimitRow(
             key="limits.gpu_percent",
             words=f"{used.device}'s time",
@@ -128,10 +130,3 @@ def _limits(guest: Guest, look: Look, decision: Decision, device: str) -> Iterat
         ("limits.down_bytes_per_s", "fetching", allowed.down_bytes_per_s, guest.rates[1]),
     ):
         yield LimitRow(key=key, words=words, unit="bytes/s", ceiling=ceiling, used=rate)
-
-
-def _used(devices: Iterable[DeviceReading], used: str) -> DeviceReading | None:
-    """The accelerator that the trainer is on."""
-    return next(
-        (one for one in devices if one.device != "cpu" and _is_same(one.device, used)), None
-    )

@@ -155,11 +155,9 @@ def _battery() -> bool | None:
 
 
 def _hottest(devices: tuple[DeviceReading, ...], used: str) -> DeviceReading | None:
-    """The hotter of the processor and the trainer's device; None without a reading."""
-    name = f"{used}:0" if used == "cuda" else used
-    found = [
-        one for one in devices if one.temperature_c is not None and one.device in ("cpu", name)
-    ]
+    """The hottest of the processor and the trainer's devices; None without a reading."""
+    names = {"cpu", *(f"{one}:0" if one == "cuda" else one for one in used.split(","))}
+    found = [one for one in devices if one.temperature_c is not None and one.device in names]
     return max(found, key=lambda one: one.temperature_c or 0.0, default=None)
 
 

@@ -33,7 +33,15 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: Annotated[str | None, _about("", "What others see this learner as.")] = None
     device: Annotated[
-        str | None, _about("", "cpu, cuda, cuda:1, mps, xpu; the best there is otherwise.")
+        str | None,
+        _about(
+            "",
+            "cpu, cuda, cuda:1, mps, xpu, xla, or several: cuda:0,cuda:1; the best otherwise.",
+        ),
+    ] = None
+    ranks: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        _about("devices", "Devices that train as one, a process each; as many as are named."),
     ] = None
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
@@ -43,6 +51,9 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Annotated[int, Meta(ge=1)] | None,
         _about("sequences", "Sequences at once on the device; found out otherwise."),
     ] = None
+    compile: Annotated[
+        bool, _about("", "Let torch.compile speed up the model; without where it cannot.")
+    ] = False
     evaluate: Annotated[bool, _about("", "Measure held-out loss when asked.")] = True
     moments: Annotated[
         bool, _about("", "Share optimizer state with other learners where the project wants it.")

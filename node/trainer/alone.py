@@ -20,7 +20,7 @@ from node.trainer.failures import TrainerFailure
 from node.trainer.files import read_document, read_fragments, write_atomically, write_fragments
 from node.trainer.link import Configure
 from node.trainer.main import be_quiet
-from node.trainer.session import Workshop, limit_resources
+from node.trainer.workshop import Workshop, limit_resources
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, encode
 

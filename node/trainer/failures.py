@@ -27,6 +27,10 @@ class StepAbandoned(Exception):
     """Raised between two micro-batches by whoever wants no whole local step any more."""
 
 
+class RankLost(ShoalError):
+    """The ranks of a trainer cannot reach each other any more: one of them ended, or hangs."""
+
+
 class TrainerFailure(ShoalError):
     """The trainer cannot go on, and knows what kind of trouble it is in."""
 

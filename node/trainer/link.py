@@ -77,13 +77,13 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     """Directory for tokenised text; trainers of one host may share it."""
     threads: Annotated[int, Meta(ge=1, le=1024)]
     micro_batch: Annotated[int, Meta(ge=1)] | None = None
-    """Sequences in one forward pass; None: the whole batch of a local step."""
+    """Sequences in one forward pass; None: as many as fit, found by a dry step."""
     duty_frac: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Share of wall time spent working; the rest is slept after each local step."""
     seed_salt: Count = 0
     """Mixed into the random stream (dropout), so that learners differ."""
     device: str | None = None
-    """`cpu`, `cuda`, `cuda:1`, `mps`, `xpu`; None: the best that `accelerate` finds."""
+    """`cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, `xla`; None: the best that `accelerate` finds."""
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
     data_location: str | None = None
     """Where the text lies on this machine, if not where the genesis says."""
@@ -91,6 +91,10 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     """Share of the accelerator's memory that the trainer may take."""
     ram_bytes_max: Count | None = None
     """Memory of the machine that the trainer may hold."""
+    ranks: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Processes that train as one, a device each; `device` may then name several, with commas."""
+    compiles: bool = False
+    """Whether torch compiles the model, where it can."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):
@@ -319,7 +323,11 @@ class Ready(Struct, frozen=True, array_like=True, tag=True):
     heldout_tokens: Count
     blocks_local: Count
     startup_s: dict[str, float]
-    """Seconds by phase: import, data, model, device."""
+    """Seconds by phase: import, data, model, device, ranks."""
+    ranks: Annotated[int, Meta(ge=1)] = 1
+    is_compiled: bool = False
+    adjustments: tuple[str, ...] = ()
+    """What was wanted and cannot be had, in words."""
 
 
 class Stepped(Struct, frozen=True, array_like=True, tag=True):
@@ -382,6 +390,13 @@ class Generated(Struct, frozen=True, array_like=True, tag=True):
     text: str
 
 
+class Adjusted(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer goes on, but otherwise than it said when it was ready. No local step is lost."""
+
+    micro_batch: Count
+    reason: str
+
+
 class Starved(Struct, frozen=True, array_like=True, tag=True):
     """The queue holds less than one local step; the trainer sleeps until a command comes."""
 
@@ -395,7 +410,12 @@ class Failed(Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-Event = Ready | Stepped | Done | PartCut | Parked | Evaluated | Generated | Starved | Failed
+Event = (
+    Ready | Stepped | Done | PartCut | Parked | Evaluated | Generated | Starved | Adjusted | Failed
+)
+
+Framed = Struct
+"""Any message; between the ranks of a trainer there are others than these."""
 
 M = TypeVar("M")
 
@@ -404,7 +424,7 @@ COMMANDS: Final = msgspec.msgpack.Decoder(Command)
 EVENTS: Final = msgspec.msgpack.Decoder(Event)
 
 
-def frame(message: Command | Event) -> bytes:
+def frame(message: Framed) -> bytes:
     """The message as it goes over the socket. InternalError if it is over `FRAME_BYTES_MAX`."""
     body = _ENCODER.encode(message)
     if len(body) > FRAME_BYTES_MAX:

@@ -14,45 +14,39 @@ It does not know of the daemon: `node.trainer.session` and `node.trainer.alone` 
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from importlib import import_module
+from typing import Any, Final, Protocol
 
 import accelerate
-import numpy as np
 import torch
 from blake3 import blake3
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from node.trainer.failures import StepAbandoned
+from node.trainer.failures import StepAbandoned, is_out_of_memory
+from node.trainer.group import RankGroup, share_of
 from node.trainer.model import Floats, FragmentView
 from node.trainer.moments import MomentsView
 from node.trainer.optimizers import make_optimizer
-from protocol.errors import InternalError
+from node.trainer.reader import BlockReader, Pieces, Sequences, part_of
 from protocol.fragments import Layout
 from protocol.project import InnerSpec
-
-Sequences = NDArray[np.int64]
 
 WARMUP_FLOOR_FRAC: Final = 0.1
 """The rise starts here, not at zero: progress stands still until the first merge is committed."""
 
-LossSum = Callable[[nn.Module, Tensor], Tensor]
+Forward = Callable[..., Any]
+"""The model, or what torch compiled of it."""
+
+LossSum = Callable[[Forward, Tensor], Tensor]
 """Summed cross-entropy of the model on sequences [batch, sequence_tokens + 1]."""
-
-
-class SequenceSource(Protocol):
-    """Where the sequences of a leased position come from; `node.trainer.data.Corpus` is one."""
-
-    def sequences(self, position: int) -> Sequences:
-        """[block_sequences, sequence_tokens + 1] token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,83 +64,14 @@ Between = Callable[[float], float]
 that it rested. May raise StepAbandoned."""
 
 
-Ranges = tuple[tuple[int, int, int], ...]
-"""Positions [start, stop) and the sequences of the first that are read."""
+class Leading(Protocol):
+    """Tells the other ranks what rank 0 does; `node.trainer.followers.Followers` is one."""
 
+    def share(self, local_step: int, pieces: Pieces, learning_rate: float) -> None:
+        """A local step begins on this batch."""
 
-class BlockReader:
-    """Leased positions in the order they came, read sequence by sequence."""
-
-    def __init__(self, source: SequenceSource, *, block_sequences: int) -> None:
-        self._source = source
-        self._block_sequences = block_sequences
-        self._ranges: deque[tuple[int, int, int]] = deque()
-        """Positions [start, stop) and the sequences of the first that are read."""
-        self._block: tuple[int, Sequences] | None = None
-        self.available = 0
-        """Sequences leased and not yet read."""
-        self.position = 0
-        """Leased position last read from."""
-        self.sequence = 0
-        """Sequences of that block that are read."""
-
-    def append(self, ranges: tuple[tuple[int, int], ...], start_sequence: int = 0) -> None:
-        """Adds positions [start, stop), the very first block without its first `start_sequence`.
-
-        InternalError if a range is empty or a block has no such sequence.
-        """
-        if not 0 <= start_sequence <= self._block_sequences:
-            raise InternalError(f"a block has no sequence {start_sequence}")
-        for start, stop in ranges:
-            if start >= stop:
-                raise InternalError(f"positions {start} to {stop} are no range")
-            self._push(start, stop, start_sequence)
-            self.available += (stop - start) * self._block_sequences - start_sequence
-            start_sequence = 0
-
-    def mark(self) -> tuple[Ranges, int, int]:
-        """Where it stands: what is left to read, position and sequence last read."""
-        return tuple(self._ranges), self.position, self.sequence
-
-    def go_to(self, ranges: Ranges, position: int, sequence: int) -> None:
-        """Stands where it stood at a mark; the text is read again from there."""
-        self._ranges = deque(ranges)
-        self.position, self.sequence = position, sequence
-        self.available = sum(
-            (stop - start) * self._block_sequences - first for start, stop, first in ranges
-        )
-
-    def clear(self) -> None:
-        """Forgets everything not yet read."""
-        self._ranges.clear()
-        self.available = 0
-
-    def take(self, count: int) -> Sequences:
-        """The next `count` sequences, [count, sequence_tokens + 1]; there must be that many."""
-        assert 0 < count <= self.available
-        pieces = []
-        wanted = count
-        while wanted:
-            start, stop, first = self._ranges.popleft()
-            piece = self._read(start)[first : first + wanted]
-            pieces.append(piece)
-            wanted -= len(piece)
-            self.position, self.sequence = start, first + len(piece)
-            self._push(start, stop, self.sequence, in_front=True)
-        self.available -= count
-        return np.concatenate(pieces)
-
-    def _push(self, start: int, stop: int, first: int, *, in_front: bool = False) -> None:
-        if first == self._block_sequences:
-            start, first = start + 1, 0
-        if start < stop:
-            entry = (start, stop, first)
-            self._ranges.appendleft(entry) if in_front else self._ranges.append(entry)
-
-    def _read(self, position: int) -> Sequences:
-        if self._block is None or self._block[0] != position:
-            self._block = (position, self._source.sequences(position))
-        return self._block[1]
+    def abandon(self) -> None:
+        """It shall not count."""
 
 
 class InnerLoop:
@@ -174,8 +99,20 @@ class InnerLoop:
         self.progress = 0.0
         self.is_seasoned = False
         """The moments are another learner's: no ramp for fresh ones."""
+        self.adjustments: list[str] = []
+        """What it had to make do without since somebody emptied the list, in words."""
+        self._forward: Forward = self.model
         self._loss_sum = loss_sum or cross_entropy_sum
         self._optimizer = make_optimizer(self.model, inner)
+        self.before_moving: Callable[[], None] = lambda: None
+        """Called before the optimizer moves the weights."""
+        self._group: RankGroup | None = None
+        self._leading: Leading | None = None
+
+    def join(self, group: RankGroup, leading: Leading | None) -> None:
+        """Local steps are taken together with other ranks from now on; rank 0 is the one that
+        leads."""
+        self._group, self._leading = group, leading
 
     def moments(self, layout: Layout) -> MomentsView:
         """The optimizer's state as fragments."""
@@ -203,33 +140,162 @@ class InnerLoop:
             raise
 
     def _step(self, between: Between | None) -> LocalStep:
-        started, rested_s = time.monotonic(), 0.0
-        batch = self.reader.take(self.inner.batch_sequences)
-        tokens = batch.shape[0] * (batch.shape[1] - 1)
-        inner = self.inner
+        started, inner = time.monotonic(), self.inner
         ramp_step = max(self.local_step, inner.fresh_moment_steps if self.is_seasoned else 0)
         rate = learning_rate(inner, progress=self.progress, local_step=ramp_step)
-        loss, since = 0.0, started
+        if self._leading is None:
+            batch = self.reader.take(inner.batch_sequences)
+        else:
+            pieces = self.reader.plan(inner.batch_sequences)
+            self._leading.share(self.local_step, pieces, rate)
+            batch = self._part(pieces)
+        loss, tokens, rested_s = self._move(batch, rate, between)
+        self.local_step += 1
+        self.tokens_total += tokens
+        return LocalStep(loss, time.monotonic() - started - rested_s, rate)
+
+    def follow(self, pieces: Pieces, rate: float, between: Between) -> None:
+        """This rank's part of a local step that rank 0 leads, whether it comes to count or not."""
+        try:
+            self._move(self._part(pieces), rate, between)
+        except StepAbandoned:
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def _part(self, pieces: Pieces) -> Sequences:
+        """What this rank reads of a batch."""
+        group = self._group
+        assert group is not None, "one rank reads all of it"
+        cut = share_of(group.rank, group.ranks, self.inner.batch_sequences)
+        return self.reader.read(part_of(pieces, *cut))
+
+    def _move(
+        self, batch: Sequences, rate: float, between: Between | None
+    ) -> tuple[float, int, float]:
+        """Moves the weights by the batch of which this rank has its part: loss, tokens, seconds of
+        rest."""
+        group = self._group
+        sequences = len(batch) if group is None else self.inner.batch_sequences
+        tokens = sequences * (batch.shape[1] - 1)
+        try:
+            loss, rested_s = self._gradients(batch, tokens, between)
+        except StepAbandoned:
+            if self._leading is not None:
+                self._leading.abandon()
+            if group is not None:
+                group.agree(0.0, is_abandoned=True)
+            raise
+        if group is not None:
+            agreed = group.agree(loss, is_abandoned=False)
+            if agreed is None:
+                raise StepAbandoned
+            loss = agreed
+            group.add_up(list(self.model.parameters()))
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.inner.grad_norm_max)
+        if math.isfinite(float(norm)):
+            for one in self._optimizer.param_groups:
+                one["lr"] = rate
+            self.before_moving()
+            self._optimizer.step()
+            if self.device.type == "xla":
+                self._run_what_was_noted()
+        else:
+            loss = math.nan  # One bad batch must not turn every weight into NaN.
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss, tokens, rested_s
+
+    def _gradients(
+        self, batch: Sequences, tokens: int, between: Between | None
+    ) -> tuple[float, float]:
+        """Adds up the gradients of a batch's mean loss over `tokens`: its part of that loss, and
+        seconds of rest.
+
+        What can be made do without is: where memory runs out, the batch is done again in smaller
+        pieces. Nothing has moved by then, so nothing is lost.
+        """
+        random = self.random_state()
+        while True:
+            try:
+                return self._accumulate(batch, tokens, between)
+            except (RuntimeError, MemoryError) as error:
+                self._make_do(error)
+            # Behind the handler: what the failed pass held is free only now.
+            self._optimizer.zero_grad(set_to_none=True)
+            self.set_random_state(*random)
+            free_device_memory(self.device)
+
+    def _accumulate(
+        self, batch: Sequences, tokens: int, between: Between | None
+    ) -> tuple[float, float]:
+        loss, rested_s, since = 0.0, 0.0, time.monotonic()
         for first in range(0, len(batch), self.micro_batch):
             if first and between is not None:
                 rested_s += between(time.monotonic() - since)
                 since = time.monotonic()
-            piece = torch.from_numpy(batch[first : first + self.micro_batch]).to(self.device)
-            with self.accelerator.autocast():
-                share = self._loss_sum(self.model, piece) / tokens
-            self.accelerator.backward(share)
-            loss += float(share.detach())
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.inner.grad_norm_max)
-        if math.isfinite(float(norm)):
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
+            loss += self._pass(batch[first : first + self.micro_batch], tokens)
+        return loss, rested_s
+
+    def _pass(self, sequences: Sequences, tokens: int) -> float:
+        """Forward and backward: the loss of these sequences over `tokens`."""
+        piece = torch.from_numpy(sequences).to(self.device)
+        with self.accelerator.autocast():
+            share = self._loss_sum(self._forward, piece) / tokens
+        self.accelerator.backward(share)
+        return float(share.detach())
+
+    def _make_do(self, error: RuntimeError | MemoryError) -> None:
+        """Goes on with less, and says so; raises `error` again where there is nothing to spare."""
+        if is_out_of_memory(error):
+            if self.micro_batch == 1:
+                raise error
+            self.micro_batch = (self.micro_batch + 1) // 2
+            self.adjustments.append(
+                f"memory ran out; the trainer goes on with a micro-batch of {self.micro_batch}"
+            )
+        elif self._forward is not self.model:
+            self._forward = self.model
+            words = " ".join(str(error).split())[:200]
+            self.adjustments.append(f"torch.compile failed and is left out ({words})")
         else:
-            loss = math.nan  # One bad batch must not turn every weight into NaN.
+            raise error
+
+    def compile(self) -> None:
+        """Forward and backward passes are compiled from now on; by torch, at the first one."""
+        self._forward = torch.compile(self.model)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._forward is not self.model
+
+    def rehearse(self, sequences: Sequences) -> None:
+        """A forward and a backward pass as in a local step, whose gradients stay.
+
+        Raises what the device raises where memory is short; a compiler that fails is left out.
+        """
+        random = self.random_state()
+        try:
+            self._pass(sequences, sequences.size)
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not self.is_compiled:
+                raise
+            self._make_do(error)
+            self._pass(sequences, sequences.size)
+        finally:
+            self.set_random_state(*random)
+
+    def take_adjustments(self) -> tuple[str, ...]:
+        """The list of them, which is empty then."""
+        taken, self.adjustments = tuple(self.adjustments), []
+        return taken
+
+    def forget_gradients(self) -> None:
+        """Frees what rehearsals left."""
         self._optimizer.zero_grad(set_to_none=True)
-        self.local_step += 1
-        self.tokens_total += tokens
-        return LocalStep(loss, time.monotonic() - started - rested_s, rate)
+        free_device_memory(self.device)
+
+    def _run_what_was_noted(self) -> None:
+        """XLA notes operations down and runs them when asked to. Untested on a real device."""
+        torch_xla: Any = import_module("torch_xla")
+        torch_xla.sync()
 
     def random_state(self) -> tuple[bytes, bytes]:
         """The random streams on the processor and, where it has one of its own, on the device."""
@@ -280,7 +346,18 @@ class InnerLoop:
             yield model
 
 
-def cross_entropy_sum(model: nn.Module, sequences: Tensor) -> Tensor:
+def free_device_memory(device: torch.device) -> None:
+    """Gives back what torch keeps for later, so that larger pieces can be had."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "xpu":
+        torch.xpu.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
+def cross_entropy_sum(model: Forward, sequences: Tensor) -> Tensor:
     """Summed cross-entropy of each token given those before it, in f32 whatever the autocast."""
     logits = model(input_ids=sequences[:, :-1], use_cache=False).logits
     targets = sequences[:, 1:].reshape(-1)
@@ -308,17 +385,35 @@ def make_accelerator(device: str | None) -> accelerate.Accelerator:
     `device` None takes what `accelerate` prefers. Process-wide: the first call decides. Raises
     whatever torch raises where the device does not exist.
     """
-    if device not in (None, "cpu"):
+    if device == "xla":
+        import_module("torch_xla")  # Without it torch knows no such device, and accelerate neither.
+    elif device not in (None, "cpu"):
         torch.zeros(1, device=device)  # Fails here, with torch's own words, not in the first step.
         os.environ["ACCELERATE_TORCH_DEVICE"] = device
     on_cpu = device == "cpu"
     kind = accelerate.PartialState(cpu=on_cpu).device.type
-    has_bf16 = kind == "xpu" or (kind == "cuda" and torch.cuda.is_bf16_supported())
+    # Devices that would only emulate it are faster in f32.
+    on_cuda = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bf16 = on_cuda or kind in ("xpu", "xla")
     return accelerate.Accelerator(cpu=on_cpu, mixed_precision="bf16" if has_bf16 else "no")
 
 
-def seed_random_stream(seed: int, salt: int) -> None:
-    """Seeds torch's global generators from the project's seed and this learner's salt."""
+def best_kind() -> str:
+    """The kind of the best device here, as torch calls it."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.xpu.is_available():
+        return "xpu"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def seed_random_stream(seed: int, salt: int, *, rank: int = 0, local_step: int = 0) -> None:
+    """Seeds torch's global generators from the project's seed and this learner's salt.
+
+    Ranks other than 0 do so for every local step, so that there is nothing of theirs to keep.
+    """
     material = seed.to_bytes(8, "little") + salt.to_bytes(8, "little")
+    if rank:
+        material += rank.to_bytes(8, "little") + local_step.to_bytes(8, "little")
     drawn = blake3(material, derive_key_context="shoal 1 trainer random stream").digest(8)
     torch.manual_seed(int.from_bytes(drawn, "little") >> 1)

@@ -220,12 +220,20 @@ class FragmentView:
             raise InternalError(f"there is no fragment {fragment}")
         return self.layout.fragments[fragment].numel
 
-    def read(self, fragment: int, out: Floats) -> None:
-        """Copies a fragment into `out`, f32 [numel]; padding becomes zero."""
+    def tensors(self, fragment: int) -> list[Tensor]:
+        """The model's own tensors of a fragment, flat."""
+        return [self._flat[span.name] for span in self.layout.fragments[fragment].spans]
+
+    def read(self, fragment: int, out: Floats, *, non_blocking: bool = False) -> None:
+        """Copies a fragment into `out`, f32 [numel]; padding becomes zero.
+
+        non_blocking: returns before it is done, where `out` is locked in memory and the device can.
+        """
         self._check(fragment, out)
         for span in self.layout.fragments[fragment].spans:
             end = span.offset + span.numel
-            torch.from_numpy(out[span.offset : end]).copy_(self._flat[span.name])
+            target = torch.from_numpy(out[span.offset : end])
+            target.copy_(self._flat[span.name], non_blocking=non_blocking)
             out[end : span.offset + span.padded] = 0.0
 
     def write(self, fragment: int, values: Floats) -> None:

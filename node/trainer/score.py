@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from node.trainer.files import read_document, write_atomically
 from node.trainer.main import be_quiet
-from node.trainer.session import THREAD_VARIABLES
+from node.trainer.workshop import THREAD_VARIABLES
 from protocol.errors import UserError
 from protocol.project import Genesis
 

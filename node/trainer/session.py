@@ -1,8 +1,9 @@
 """One trainer's life: configure, then commands at local-step boundaries and local steps between.
 
 Commands are carried out strictly in the order received, and all that wait are carried out before
-the next local step. With nothing to train the trainer sleeps on the socket. Heavy imports happen
-after `Configure` came, because the number of threads must be set before torch is loaded.
+the next local step. With nothing to train the trainer sleeps on the socket. Where several ranks
+train, this is rank 0, and what changes weights or optimizer is spread to the others before it is
+answered.
 """
 
 from __future__ import annotations
@@ -11,131 +12,24 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from node.moments import moments_numel
 from node.trainer import link
-from node.trainer.failures import StepAbandoned, TrainerFailure, failing_as
+from node.trainer.failures import RankLost, StepAbandoned
+from node.trainer.followers import Followers, part_for
 from node.trainer.link_end import TrainerEnd
+from node.trainer.pace import Pace
 from node.trainer.slots import Slot
+from node.trainer.workshop import Workshop, decoded, limit_resources
 from protocol.errors import InternalError
-from protocol.project import Genesis, InnerSpec
 
 if TYPE_CHECKING:
-    from node.trainer.data import Corpus
-    from node.trainer.loop import InnerLoop
     from node.trainer.model import Floats, FragmentView
     from node.trainer.moments import MomentsView
-
-BURST_S: Final = 0.2
-"""A throttled trainer works for about so long before it rests, also within a local step."""
-
-THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-
-
-class Workshop:
-    """What a configured trainer owns: model, text, inner loop."""
-
-    def __init__(self, configure: link.Configure) -> None:
-        """TrainerFailure if model, text or device cannot be had. Cost: seconds."""
-        self.startup_s: dict[str, float] = {}
-        genesis, inner = _decoded(configure)
-        with self._phase("data"), failing_as("data"):
-            from node.trainer.data import open_corpus  # No torch: bad text is noticed in a second.
-
-            cache = Path(configure.data_cache)
-            data = genesis.data
-            if configure.data_location is not None:
-                data = msgspec.structs.replace(data, location=configure.data_location)
-            self.corpus: Corpus = open_corpus(data, seed=genesis.seed, cache=cache)
-        with self._phase("import"):
-            import torch
-
-            from node.trainer import ceilings, loop, model
-        torch.set_num_threads(configure.threads)
-        with self._phase("device"), _failing_device():
-            accelerator = loop.make_accelerator(configure.device)
-            ceilings.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
-        with self._phase("model"), failing_as("model"):
-            model.check_fits(genesis.model, genesis.data, self.corpus.vocabulary.size)
-            network = model.build_model(genesis.model, seed=genesis.seed)
-            self.layout = model.layout_of(genesis)
-            self._positions = int(network.config.max_position_embeddings)
-        loop.seed_random_stream(genesis.seed, configure.seed_salt)
-        with failing_as("model"):
-            self.loop: InnerLoop = loop.InnerLoop(
-                network,
-                loop.BlockReader(self.corpus, block_sequences=genesis.data.block_sequences),
-                inner,
-                accelerator=accelerator,
-                micro_batch=configure.micro_batch,
-            )
-        # After the move to the device: the view holds the tensors that are trained.
-        self.view: FragmentView = model.FragmentView(network, self.layout)
-        self.moments: MomentsView = self.loop.moments(self.layout)
-        ceilings.limit_host_memory(configure.ram_bytes_max)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.startup_s[name] = round(time.monotonic() - started, 3)
-
-    def ready(self) -> link.Ready:
-        """What the daemon learns first."""
-        return link.Ready(
-            layout_digest=self.layout.digest,
-            device=str(self.loop.device),
-            parameters=self.layout.parameters,
-            micro_batch=self.loop.micro_batch,
-            corpus_digest=self.corpus.facts.digest,
-            corpus_matches=self.corpus.matches,
-            train_tokens=self.corpus.facts.train_tokens,
-            heldout_tokens=self.corpus.facts.heldout_tokens,
-            blocks_local=self.corpus.local_blocks,
-            startup_s=self.startup_s,
-        )
-
-    def heldout_loss(self, fragments: Sequence[Floats], count: int) -> float:
-        """Held-out loss of other weights, in nats per token, over at most `count` sequences."""
-        sequences = self.corpus.heldout(count)
-        return self.loop.evaluate(
-            sequences, layout=self.layout, values=np.concatenate(list(fragments))
-        )
-
-    def generate(
-        self, prompt: str, tokens: int, *, seed: int, temperature: float, values: Floats | None
-    ) -> str:
-        """Text sampled after the prompt, from `values` (every fragment) or the own weights.
-
-        At most as many tokens as the model has positions; a long prompt loses its beginning.
-        """
-        import torch
-
-        vocabulary = self.corpus.vocabulary
-        ids = [vocabulary.eos, *vocabulary.encode([prompt])[0].tolist()]
-        # Some architectures have no positions beyond those they were built with.
-        tokens = min(tokens, self._positions - 1)
-        ids = ids[tokens - self._positions :]
-        with self.loop.other_model(self.layout, values) as model, torch.no_grad():
-            torch.manual_seed(seed)
-            sample: Callable[..., Any] = model.generate  # type: ignore[assignment]
-            produced = sample(
-                torch.tensor([ids], device=self.loop.device),
-                max_new_tokens=tokens,
-                do_sample=True,
-                temperature=temperature,
-                top_k=0,
-                eos_token_id=vocabulary.eos,
-                pad_token_id=vocabulary.eos,
-            )
-        return vocabulary.decode(produced[0, len(ids) :].tolist())
 
 
 class Session:
@@ -150,13 +44,10 @@ class Session:
         self._has_begun = False
         self._is_paused = False
         self._said_starved = False
-        self._duty_frac = 1.0
+        self._pace = Pace(self._is_held)
+        self._followers: Followers | None = None
         self._rest_until = 0.0
         self._boundary = 0.0
-        self._unrested_s = 0.0
-        """Seconds of work in this local step for which it has not rested yet."""
-        self._paid_s = 0.0
-        """... and for which it has."""
         self._is_over = False
         self._actions: dict[type[Any], Callable[[Any], None]] = {
             link.OfferSlot: self._offer_slot,
@@ -183,20 +74,34 @@ class Session:
 
     def run(self) -> None:
         """Returns after `Quit`. Raises TrainerFailure, LinkClosed, or whatever torch raises."""
+        try:
+            self._run()
+        except RankLost as error:
+            if self._followers is None:
+                raise
+            raise self._followers.failure() from error
+        finally:
+            if self._followers is not None:
+                self._followers.end()
+
+    def _run(self) -> None:
         first = self._end.receive(None)
         if isinstance(first, link.Quit):
             return
         if not isinstance(first, link.Configure):
             raise InternalError(f"the first command was {type(first).__name__}, not Configure")
+        first = self._shared(first)
         limit_resources(first)
-        self._duty_frac = first.duty_frac
-        self._shop = Workshop(first)
+        self._pace.duty_frac = first.duty_frac
+        self._shop = Workshop(first, self._followers)
         ready = self._shop.ready()
         self._end.send(ready)
         spent_s = sum(ready.startup_s.values())
         say(f"ready on {ready.device} after {spent_s:.1f} s, micro-batch {ready.micro_batch}")
         while not self._is_over:
             may_train = self._may_train()
+            if not may_train:
+                self._shop.copies.finish()  # Nothing else would tell of them.
             command = self._end.receive(self._rest_s() if may_train else None)
             if command is None:
                 self._train()
@@ -206,9 +111,27 @@ class Session:
             action = self._actions.get(type(command))
             if action is None:
                 raise InternalError(f"{type(command).__name__} makes no sense here")
+            if not isinstance(command, link.Snapshot | link.OfferSlot):
+                self._shop.copies.finish()  # Answers keep the order of the commands.
             action(command)
             if not may_train:
                 self._boundary = time.monotonic()  # Waiting is not part of a local step's time.
+
+    def _shared(self, configure: link.Configure) -> link.Configure:
+        """This rank's part of it, where there are several; at most one for each sequence."""
+        ranks = min(configure.ranks, decoded(configure)[1].batch_sequences)
+        if ranks > 1:
+            configure = part_for(configure, ranks)
+            self._followers = Followers(configure, self._give_up)
+        return configure
+
+    def _give_up(self, failed: link.Failed) -> None:
+        """Ends the process on behalf of a thread that is stuck."""
+        print(failed.message, file=sys.stderr, flush=True)
+        try:
+            self._end.send(failed)
+        finally:
+            os._exit(link.EXIT_CODES[failed.kind])
 
     def _may_train(self) -> bool:
         """Whether a local step is due; says so, once, if only blocks are missing."""
@@ -227,14 +150,19 @@ class Session:
 
     def _train(self) -> None:
         loop = self._shop.loop
-        self._unrested_s = self._paid_s = 0.0
+        self._pace.begin()
         try:
-            done = loop.step(self._between)
+            done = loop.step(self._pace.between)
         except StepAbandoned:
             return  # A pause is the next command.
+        self._shop.copies.finish()
+        if loop.adjustments:
+            reason = "; ".join(loop.take_adjustments())
+            say(reason)
+            self._end.send(link.Adjusted(loop.micro_batch, reason))
         now = time.monotonic()
         step_s, self._boundary = now - self._boundary, now
-        self._rest_after(done.work_s - self._paid_s)
+        self._rest_after(done.work_s - self._pace.paid_s)
         self._end.send(
             link.Stepped(
                 local_step=loop.local_step,
@@ -249,29 +177,19 @@ class Session:
             )
         )
 
-    def _between(self, work_s: float) -> float:
-        """Rests, if enough was worked, until the work is the share of the time that it may be.
-
-        Raises StepAbandoned as soon as a command that allows no more work is waiting.
-        """
-        self._unrested_s += work_s
-        started, owed_s = time.monotonic(), 0.0
-        if self._unrested_s >= BURST_S:
-            owed_s = self._owed_s(self._unrested_s)
-            self._paid_s += self._unrested_s
-            self._unrested_s = 0.0
+    def _is_held(self, timeout_s: float) -> bool:
+        """Whether a command that allows no more work is waiting, or comes in time."""
+        self._shop.copies.poll()
+        ends_s = time.monotonic() + timeout_s
         while True:
-            command = self._end.glance(max(0.0, started + owed_s - time.monotonic()))
+            command = self._end.glance(max(0.0, ends_s - time.monotonic()))
             if isinstance(command, link.Pause | link.Quit):
-                raise StepAbandoned
+                return True
             if command is None:
-                return time.monotonic() - started
-
-    def _owed_s(self, work_s: float) -> float:
-        return work_s * (1.0 / self._duty_frac - 1.0)
+                return False
 
     def _rest_after(self, work_s: float) -> None:
-        self._rest_until = max(self._rest_until, time.monotonic() + self._owed_s(work_s))
+        self._rest_until = max(self._rest_until, time.monotonic() + self._pace.owed_s(work_s))
 
     # ------------------------------------------------------------------------------- commands
 
@@ -283,6 +201,7 @@ class Session:
     def _drop_slot(self, identity: int) -> None:
         slot = self._slots.pop(identity, None)
         if slot is not None:
+            self._shop.copies.forget(slot)
             slot.close()
 
     def _slot(self, identity: int, numel: int, checksum: link.Checksum = None) -> Slot:
@@ -297,6 +216,7 @@ class Session:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
         self._shop.view.blend(command.fragment, slot.values, command.kept_frac)
+        self._shop.spread_weights(command.fragment)
         self._assigned.add(command.fragment)
         self._done(command.job, started)
 
@@ -304,13 +224,20 @@ class Session:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
         self._shop.view.add(command.fragment, slot.values)
+        self._shop.spread_weights(command.fragment)
         self._done(command.job, started)
 
     def _snapshot(self, command: link.Snapshot) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
-        self._shop.view.read(command.fragment, slot.values)
-        self._done(command.job, started, slot.checksum() if command.wants_checksum else None)
+        at = self._shop.loop.local_step, self._shop.loop.tokens_total
+
+        def told() -> None:
+            checksum = slot.checksum() if command.wants_checksum else None
+            seconds = time.monotonic() - started
+            self._end.send(link.Done(command.job, *at, seconds, checksum))
+
+        self._shop.copies.read(self._shop.view, command.fragment, slot, told)
 
     def _capture_moments(self, command: link.CaptureMoments) -> None:
         started = time.monotonic()
@@ -324,6 +251,7 @@ class Session:
             raise InternalError("moments came after the first local step")
         slot = self._slot(command.slot, command.numel)
         self._shop.moments.write(command.fragment, slot.values)
+        self._shop.spread_moments(command.fragment, slot.values)
         self._seasoned.add(command.fragment)
         self._shop.loop.is_seasoned = len(self._seasoned) == len(self._shop.layout.fragments)
         self._done(command.job, started)
@@ -342,6 +270,10 @@ class Session:
         for view, pieces in self._views(slot.values):
             for fragment, piece in enumerate(pieces):
                 view.write(fragment, piece)
+                if view is shop.view:
+                    shop.spread_weights(fragment)
+                else:
+                    shop.spread_moments(fragment, piece)
         self._assigned = set(range(len(shop.layout.fragments)))
         self._done(command.job, started)
 
@@ -354,10 +286,10 @@ class Session:
         count = len(fragments)
         return [(self._shop.view, pieces[:count]), (self._shop.moments, pieces[count:])]
 
-    def _done(self, job: int, started: float, checksum: link.Checksum = None) -> None:
+    def _done(self, job: int, started: float) -> None:
         loop = self._shop.loop
         seconds = time.monotonic() - started
-        self._end.send(link.Done(job, loop.local_step, loop.tokens_total, seconds, checksum))
+        self._end.send(link.Done(job, loop.local_step, loop.tokens_total, seconds))
 
     def _blocks(self, command: link.Blocks) -> None:
         self._shop.loop.reader.append(command.ranges, command.start_sequence)
@@ -371,7 +303,9 @@ class Session:
         self._shop.loop.progress = command.frac
 
     def _set_duty(self, command: link.SetDuty) -> None:
-        self._duty_frac = command.frac
+        self._pace.duty_frac = command.frac
+        if self._followers is not None:
+            self._followers.duty_frac = command.frac
         # A longer rest begun under the old share would outlast the change.
         self._rest_until = min(self._rest_until, time.monotonic())
 
@@ -380,10 +314,10 @@ class Session:
         slot = self._slot(command.slot, command.numel, command.checksum)
         sequences = self._shop.corpus.heldout(command.sequences)
         loop, layout = self._shop.loop, self._shop.layout
-        self._unrested_s = 0.0
+        self._pace.begin()
         try:
             loss = loop.evaluate(
-                sequences, layout=layout, values=slot.values, between=self._between
+                sequences, layout=layout, values=slot.values, between=self._pace.between
             )
         except StepAbandoned:
             loss = math.nan
@@ -460,30 +394,3 @@ class Session:
 def say(text: str) -> None:
     """Writes a line to the log that the daemon keeps of its trainer."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
-
-
-def _decoded(configure: link.Configure) -> tuple[Genesis, InnerSpec]:
-    try:
-        genesis = msgspec.msgpack.decode(configure.genesis, type=Genesis)
-        inner = msgspec.msgpack.decode(configure.inner, type=InnerSpec)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise TrainerFailure("model", f"The genesis cannot be read ({error}).") from error
-    return genesis, inner
-
-
-def limit_resources(configure: link.Configure) -> None:
-    """Sets what must be set before torch is loaded."""
-    for name in THREAD_VARIABLES:
-        os.environ[name] = str(configure.threads)
-    if configure.nice:
-        os.nice(configure.nice)
-
-
-@contextmanager
-def _failing_device() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise TrainerFailure(
-            "device", f"The device cannot be used ({error}). Name another one, or `cpu`."
-        ) from error

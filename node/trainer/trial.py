@@ -56,7 +56,7 @@ def try_out(wish: Wish) -> Answer:
 def _prepare(wish: Wish, answer: Answer) -> None:
     import torch
 
-    from node.trainer import loop, model
+    from node.trainer import loop, model, reader
 
     answer.torch = str(torch.__version__)
     torch.set_num_threads(wish.threads)
@@ -67,10 +67,10 @@ def _prepare(wish: Wish, answer: Answer) -> None:
     network = model.build_model(ModelSpec(wish.architecture, wish.config, ()), seed=0)
     answer.parameters = sum(tensor.numel() for tensor in network.parameters())
     text = _RandomText(int(network.config.vocab_size), wish.sequence_tokens)
-    reader = loop.BlockReader(text, block_sequences=1)  # type: ignore[arg-type]
-    reader.append(((0, 1 << 20),))
+    blocks = reader.BlockReader(text, block_sequences=1)  # type: ignore[arg-type]
+    blocks.append(((0, 1 << 20),))
     one = msgspec.structs.replace(wish.inner, batch_sequences=1)
-    inner = loop.InnerLoop(network, reader, one, accelerator=accelerator)
+    inner = loop.InnerLoop(network, blocks, one, accelerator=accelerator)
     inner.step()
     first_s = inner.step().work_s
     _measure(inner, wish, answer, first_s)
@@ -132,7 +132,7 @@ def _memory_bytes(device: str) -> int:
 def main() -> int:
     """The exit code; 2 for a wish that cannot be read."""
     from node.trainer.main import be_quiet
-    from node.trainer.session import limit_resources
+    from node.trainer.workshop import limit_resources
 
     be_quiet()
     try:

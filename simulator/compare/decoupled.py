@@ -17,8 +17,9 @@ import numpy as np
 
 from node.jobs import SetProgress
 from node.moments import moments_numel
-from node.trainer.loop import BlockReader, InnerLoop, Sequences
+from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
+from node.trainer.reader import BlockReader, Sequences
 from protocol import wire
 from protocol.errors import InternalError
 from protocol.messages import Message

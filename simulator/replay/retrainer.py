@@ -18,7 +18,7 @@ from node.host.shelf import Shelf
 from node.host.tape_file import TapeLife, find_tapes
 from node.trainer import link
 from node.trainer.failures import TrainerFailure
-from node.trainer.session import Workshop, limit_resources
+from node.trainer.workshop import Workshop, limit_resources
 from node.trainer_tape import replay_class
 from protocol.fragments import build_layout
 from protocol.project import Charter, Genesis

@@ -35,7 +35,8 @@ from node.parking import Gate
 from node.parking_jobs import park, wake
 from node.trainer import link
 from node.trainer.model import initial_weights, layout_of
-from node.trainer_port import TrainerPort, TrainerSettings
+from node.trainer_port import TrainerPort
+from node.trainer_settings import TrainerSettings
 from protocol.machine import Failed
 from protocol.numerics.version import state_manifests
 from protocol.project import encode
@@ -52,7 +53,7 @@ BLOCKS = 40
 class Bench:
     """A learner's trainer port, with weights, and everything that it noted."""
 
-    def __init__(self, genesis, folder, pool, *, blocks=BLOCKS, micro_batch=2):
+    def __init__(self, genesis, folder, pool, *, blocks=BLOCKS, micro_batch=2, ranks=1):
         self.genesis, self.folder, self.micro_batch = genesis, folder, micro_batch
         self.notes = []
         self.changed = asyncio.Event()
@@ -72,6 +73,7 @@ class Bench:
                 duty_frac=1.0,
                 device="cpu",
                 salt=0,
+                ranks=ranks,
             ),
             bank=self.bank,
             pool=pool,

@@ -18,8 +18,9 @@ import uvloop
 
 from node.trainer import link
 from node.trainer.data import open_corpus
-from node.trainer.loop import BlockReader, InnerLoop, make_accelerator
+from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, initial_weights, layout_of
+from node.trainer.reader import BlockReader
 from node.trainer.supervisor import TrainerProcess
 from protocol.errors import TransientError
 from tests.tiny_project import BLOCK_SEQUENCES, FRAGMENTS, INNER, configure, data_spec, tiny_genesis

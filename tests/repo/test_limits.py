@@ -19,6 +19,7 @@ CATCHES_EVERYTHING = {
     "node/host/life.py": 1,
     "node/host/reception.py": 2,
     "node/host/transport.py": 1,
+    "node/trainer/follower.py": 1,
     "node/trainer/main.py": 1,
     "node/trainer/vocabulary.py": 1,
     "shoal/__main__.py": 1,

@@ -17,15 +17,16 @@ from node.trainer.files import read_fragments
 from node.trainer.link_end import TrainerEnd
 from node.trainer.loop import (
     WARMUP_FLOOR_FRAC,
-    BlockReader,
     InnerLoop,
     cross_entropy_sum,
     learning_rate,
     make_accelerator,
 )
 from node.trainer.model import build_model, describe_model, initial_weights, layout_of
-from node.trainer.session import THREAD_VARIABLES, Session, Workshop
+from node.trainer.reader import BlockReader
+from node.trainer.session import Session
 from node.trainer.vocabulary import ByteVocabulary
+from node.trainer.workshop import THREAD_VARIABLES, Workshop
 from protocol.errors import InternalError
 from protocol.project import (
     Charter,

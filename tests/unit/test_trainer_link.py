@@ -48,6 +48,7 @@ EVENTS = [
     link.Parked(6, LOOP_STATE),
     link.Evaluated(10, 5.0, 64, 0.1),
     link.Generated(11, "main"),
+    link.Adjusted(4, "memory ran out"),
     link.Starved(1),
     link.Failed("oom", "no memory"),
 ]

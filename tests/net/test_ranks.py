@@ -1,0 +1,196 @@
+"""Several ranks as one learner: real processes on one processor, over gloo."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import uvloop
+
+from node.jobs import (
+    Capture,
+    Captured,
+    Delivered,
+    Evaluate,
+    EvaluatedLoss,
+    Feed,
+    StartTrainer,
+    Starved,
+    TrainerLost,
+    TrainerParked,
+    TrainerReady,
+)
+from node.trainer.model import describe_model
+from protocol.records import Span
+from tests.net.test_parking import BLOCKS, bench, open_files
+from tests.tiny_project import CONFIG, INNER, tiny_genesis
+
+pytestmark = pytest.mark.net
+
+GONE_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def genesis(folder):
+    return tiny_genesis(folder)
+
+
+def family(pid):
+    """A trainer and its other ranks."""
+    rank_0 = psutil.Process(pid)
+    return [rank_0, *rank_0.children(recursive=True)]
+
+
+def are_gone(processes):
+    return all(not one.is_running() or one.status() == psutil.STATUS_ZOMBIE for one in processes)
+
+
+async def until_gone(processes, timeout_s):
+    """Seconds until all of them had ended."""
+    started = time.monotonic()
+    while not are_gone(processes):
+        assert time.monotonic() - started < timeout_s, processes
+        await asyncio.sleep(0.01)  # Nothing tells of the end of another's child.
+    return time.monotonic() - started
+
+
+async def train(genesis, folder, ranks, *, micro_batch=1):
+    """Losses and weights after two stretches of text, with a delivery between them."""
+    async with bench(genesis, folder, ranks=ranks, blocks=10, micro_batch=micro_batch) as one:
+        await one.begin()
+        assert one.port.ready.ranks == ranks
+        assert len(family(one.port.pid)) == ranks
+        await one.until(lambda: Starved() in one.notes)
+        assert isinstance(await one.deliver(1), Delivered)
+        one.notes.remove(Starved())
+        one.port.feed(Feed((Span(10, 20, 0),)))
+        await one.until(lambda: Starved() in one.notes)
+        return one.losses, await one.weights()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_come_to_the_weights_of_one_rank_with_the_same_batch(genesis, folder, ranks):
+    alone = uvloop.run(train(genesis, folder, 1))
+    together = uvloop.run(train(genesis, folder, ranks))
+    assert len(alone[0]) == len(together[0]) == 20 * 6 // 4
+    np.testing.assert_allclose(together[0], alone[0], rtol=2e-4)
+    # AdamW divides by the size of gradients: where they are almost nothing, rounding shows.
+    np.testing.assert_allclose(together[1], alone[1], atol=2e-3)
+    assert np.abs(together[1] - alone[1]).mean() < 1e-5
+
+
+def test_more_ranks_than_sequences_are_not_started(genesis, folder):
+    async def run():
+        async with bench(genesis, folder, ranks=INNER.batch_sequences + 2) as one:
+            assert isinstance(await one.port.start(StartTrainer(None), INNER), TrainerReady)
+            assert one.port.ready.ranks == INNER.batch_sequences
+
+    uvloop.run(run())
+
+
+def test_parked_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
+    """With dropout, so that every rank's random stream counts."""
+    config = {**CONFIG, "attention_dropout": 0.2}
+    model = describe_model("LlamaForCausalLM", config)
+    random = msgspec.structs.replace(genesis, model=model)
+
+    async def go(pauses):
+        async with bench(random, folder, ranks=2, micro_batch=1) as one:
+            await one.begin()
+            for after in pauses:
+                await one.until(lambda after=after: len(one.steps) >= after)
+                processes = family(one.port.pid)
+                started = time.monotonic()
+                assert isinstance(await one.park(), TrainerParked)
+                assert are_gone(processes)
+                assert time.monotonic() - started < GONE_S
+                assert isinstance(await one.wake(), TrainerReady)
+            await one.until(lambda: Starved() in one.notes)
+            assert not any(isinstance(note, TrainerLost) for note in one.notes)
+            return one.steps, one.losses, await one.weights()
+
+    calm = uvloop.run(go([]))
+    before = open_files()
+    disturbed = uvloop.run(go([3, 20]))
+    assert open_files() == before
+    assert calm[0] == disturbed[0] == list(range(1, BLOCKS * 6 // 4 + 1))
+    assert calm[1] == disturbed[1]
+    np.testing.assert_array_equal(calm[2], disturbed[2])
+
+
+def test_captures_and_evaluations_are_those_of_rank_0(genesis, folder):
+    async def run():
+        async with bench(genesis, folder, ranks=2, blocks=4) as one:
+            await one.begin()
+            await one.until(lambda: Starved() in one.notes)
+            captured = await one.port.capture(Capture(1, 7))
+            assert isinstance(captured, Captured)
+            assert (captured.local_step, captured.tokens) == (6, 6 * 4 * 32)
+            for fragment in range(genesis.fragments):
+                one.bank.freeze(0, fragment)
+            evaluated = await one.port.evaluate(Evaluate(0, 4))
+            assert isinstance(evaluated, EvaluatedLoss)
+            assert 0.0 < evaluated.loss < 10.0
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_takes_the_others_with_it_and_is_named(genesis, folder, rank):
+    async def run():
+        async with bench(genesis, folder, ranks=3, blocks=400) as one:
+            await one.begin()
+            await one.until(lambda: len(one.steps) >= 2)
+            processes = family(one.port.pid)
+            os.kill(processes[rank].pid, signal.SIGKILL)
+            await one.until(lambda: any(isinstance(note, TrainerLost) for note in one.notes))
+            (lost,) = [note for note in one.notes if isinstance(note, TrainerLost)]
+            if rank:
+                assert f"Rank {rank} of the trainer was ended by SIGKILL" in lost.detail
+            else:
+                assert "SIGKILL" in lost.detail
+            assert not lost.is_out_of_memory
+            await until_gone(processes, GONE_S)
+
+    uvloop.run(run())
+
+
+def test_the_death_of_a_rank_is_noticed_while_nothing_is_trained(genesis, folder):
+    async def run():
+        async with bench(genesis, folder, ranks=2, blocks=4) as one:
+            await one.begin()
+            await one.until(lambda: Starved() in one.notes)
+            processes = family(one.port.pid)
+            processes[1].kill()
+            await one.until(lambda: any(isinstance(note, TrainerLost) for note in one.notes))
+            (lost,) = [note for note in one.notes if isinstance(note, TrainerLost)]
+            assert "Rank 1 of the trainer was ended by SIGKILL" in lost.detail
+            await until_gone(processes, GONE_S)
+
+    uvloop.run(run())
+
+
+def test_a_frozen_rank_does_not_keep_a_trainer_from_being_stopped(genesis, folder):
+    async def run():
+        async with bench(genesis, folder, ranks=2, blocks=400) as one:
+            await one.begin()
+            await one.until(lambda: len(one.steps) >= 2)
+            processes = family(one.port.pid)
+            processes[1].suspend()
+            started = time.monotonic()
+            await one.port.stop()
+            assert time.monotonic() - started < 6.0
+            await until_gone(processes, GONE_S)
+
+    uvloop.run(run())
