@@ -18,6 +18,7 @@ from simulator.credit import check_receipts
 from simulator.hosts import SimLearner
 from simulator.ledger import Ledger, Violation
 from simulator.syncers import SimSyncer
+from simulator.witnesses import SimWitness
 from simulator.world import Host, World
 
 
@@ -54,6 +55,8 @@ class SafetyChecker:
         """Whether this host follows a log from before the owner's newest epoch."""
         if isinstance(host, SimLearner):
             return host.is_void or host.learner.shared.state.epoch < self.ledger.epoch
+        if isinstance(host, SimWitness):
+            return host.witness.raft.context.epoch < self.ledger.epoch
         return isinstance(host, SimSyncer) and host.syncer.state.epoch < self.ledger.epoch
 
     def _check_version(
