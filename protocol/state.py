@@ -150,6 +150,11 @@ class SwarmState:
         return 0 if self.charter is None else wire.decode(self.charter.payload, Charter).revision
 
     @property
+    def charter_epoch(self) -> int:
+        """Epoch of the charter in force, 0 before there is one."""
+        return 0 if self.charter is None else wire.decode(self.charter.payload, Charter).epoch
+
+    @property
     def has_weights(self) -> bool:
         return bool(self.fragments)
 

@@ -32,7 +32,8 @@ class SafetyChecker:
         world.watchers.append(self.watch)
 
     def watch(self, now_s: float, host: Host, fact: Fact) -> None:
-        if isinstance(fact, RecordCommitted | FragmentAdvanced) and self._is_before(host):
+        of_log = RecordCommitted | FragmentAdvanced | FragmentApplied
+        if isinstance(fact, of_log) and self._is_before(host):
             return  # It has not heard yet that what it follows is void.
         match fact:
             case RecordCommitted(index, _, digest, _):
@@ -50,6 +51,7 @@ class SafetyChecker:
     def void_behind(self, index: int) -> None:
         """Records behind this one never were."""
         self.committed = {at: digest for at, digest in self.committed.items() if at <= index}
+        self.applied.clear()
 
     def _is_before(self, host: Host) -> bool:
         """Whether this host follows a log from before the owner's newest epoch."""

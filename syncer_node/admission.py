@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol import limits
 from protocol.membership import Membership
 from protocol.messages import Hello, Refused
+from protocol.state import SwarmState
 from syncer_node.setup import SyncerSetup
 
 NOT_READY_RETRY_S = 2.0
@@ -12,7 +13,7 @@ FULL_RETRY_S = 60.0
 
 
 def refusal(
-    setup: SyncerSetup, members: Membership, peer: bytes, hello: Hello, *, has_weights: bool
+    setup: SyncerSetup, members: Membership, peer: bytes, hello: Hello, state: SwarmState
 ) -> Refused | None:
     """Why this session is not admitted, or None if it is.
 
@@ -37,6 +38,9 @@ def refusal(
         return Refused("stale-incarnation", text, None)
     if known is None and sum(1 for _ in members.live()) >= charter.limits.learners:
         return Refused("full", "the project takes no more learners now", FULL_RETRY_S)
-    if not has_weights:
+    if state.charter_epoch < charter.epoch:
+        # Welcomed under the log's charter, it would not know what to go on from.
+        return Refused("not-ready", "a new epoch is only beginning", NOT_READY_RETRY_S)
+    if not state.has_weights:
         return Refused("not-ready", "the first weights are being made", NOT_READY_RETRY_S)
     return None

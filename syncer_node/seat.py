@@ -375,7 +375,7 @@ class Seat:
         is_lower = known is not None and known.incarnation > hello.incarnation
         if is_lower and self.snapshots.may_resume(peer, hello.incarnation):
             self.members.forget(peer)
-        refused = refusal(self.setup, self.members, peer, hello, has_weights=self.state.has_weights)
+        refused = refusal(self.setup, self.members, peer, hello, self.state)
         if refused is not None:
             self.desk.emit(SessionRefused(peer, refused.reason, refused.text))
             if refused.retry_after_s is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -138,6 +140,17 @@ def test_before_there_are_weights_learners_are_asked_to_come_later():
     refused = bench.last(ONE.key, Refused)
     assert refused.reason == "not-ready"
     assert refused.retry_after_s > 0
+
+
+def test_learners_come_into_a_new_epoch_only_once_its_charter_is_in_the_log():
+    bench = SyncerBench().start(ONE)
+    setup = bench.seat.setup
+    bench.seat.setup = replace(setup, charter=msgspec.structs.replace(setup.charter, epoch=1))
+    bench.join(TWO)
+    refused = bench.last(TWO.key, Refused)
+    assert refused.reason == "not-ready"
+    assert refused.retry_after_s > 0
+    assert bench.last(TWO.key, Welcome) is None
 
 
 def test_a_newcomer_gets_the_certified_index():
