@@ -46,6 +46,7 @@ from node.jobs import (
     CaptureMoments,
     CutPart,
     Deliver,
+    DropFed,
     Evaluate,
     Feed,
     FetchMoments,
@@ -338,7 +339,7 @@ class NodeDaemon:
                 self.bank.thaw(index)
             case Settle(fragment, sequence, outcome):
                 self.trainer.settle(fragment, sequence, is_merged=outcome == "merged")
-            case Feed():
+            case Feed() | DropFed():
                 self.trainer.feed(action)
             case BeginSteps():
                 self.trainer.begin()

@@ -310,6 +310,11 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
+class DropFed:
+    """Empty the trainer's queue: what it held was leased to others."""
+
+
+@dataclass(frozen=True, slots=True)
 class BeginSteps:
     """All fragments are delivered: the inner loop may step."""
 

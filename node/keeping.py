@@ -107,6 +107,11 @@ class Keeping:
                 # The inner loop stands on the void one: what came instead must be delivered.
                 track.held = track.standing = NONE
 
+    def start_over(self) -> None:
+        """Local steps that are not handed in do not count: others read their text again."""
+        for track in self.tracks:
+            track.must_assign = track.must_assign or track.standing != NONE
+
     def look(self) -> None:
         """Do for each fragment whatever can be done next."""
         for track in self.tracks:
@@ -263,7 +268,7 @@ class Keeping:
             self._decline(push.pull, reason)
             return
         steps = result.local_step - track.marked_step
-        if steps < 1:
+        if steps < 1 or track.must_assign:
             track.push = None
             self._drop(job.fragment, job.sequence)
             self._decline(push.pull, "no local steps since the last hand-in")

@@ -72,6 +72,7 @@ from protocol.messages import (
 from protocol.project import Charter
 from protocol.records import (
     BlocksLeased,
+    BlocksReturned,
     CharterAdopted,
     CheckpointEvaluated,
     CheckpointMarked,
@@ -368,7 +369,7 @@ class LearnerMachine:
         self.shared.proofs.start(self._origins)
         self.receipts.restart()
         self.keeping.restart_from_index(former)
-        self.tending.on_progress()
+        self.tending.on_index()
 
     def _end_if_over(self) -> None:
         """A run that ended before this learner came has nothing for it to do."""
@@ -398,6 +399,8 @@ class LearnerMachine:
                 self.tending.on_progress()
             case BlocksLeased() as leased:
                 self.tending.on_leased(leased)
+            case BlocksReturned() as returned:
+                self.tending.on_returned(returned)
             case CheckpointMarked() as mark:
                 self.tending.on_marked(mark, record.index)
             case CheckpointEvaluated() as scored:

@@ -47,6 +47,8 @@ class ParkedTrainer:
     """Known once the trainer has answered."""
     fed: list[Span] = field(default_factory=list)
     """Blocks leased meanwhile."""
+    is_emptied: bool = False
+    """The blocks that it had went to others."""
 
     @classmethod
     def make(cls, layout: Layout, folder: Path, micro_batch: int) -> ParkedTrainer:
@@ -80,11 +82,17 @@ class ParkedTrainer:
             np.copyto(slot.values, delivery.values)
         slot.relax()
 
+    def drop_fed(self) -> None:
+        """What it had to read, and what was leased since, is leased to others now."""
+        self.fed.clear()
+        self.is_emptied = True
+
     def state_with_fed(self) -> LoopState:
         """What it goes on from, with the blocks leased meanwhile behind those it had."""
         assert self.state is not None, "the gate is closed until the state is here"
         fed = tuple((span.start, span.stop, span.skip) for span in self.fed)
-        return msgspec.structs.replace(self.state, ranges=(*self.state.ranges, *fed))
+        had = () if self.is_emptied else self.state.ranges
+        return msgspec.structs.replace(self.state, ranges=(*had, *fed))
 
     def close(self) -> None:
         """Frees the files."""

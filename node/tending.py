@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+from node.feeding import Feeding
 from node.finishing import Finishing
 from node.inner import INNER_TRANSITIONS, Inner
 from node.jobs import (
     BeginSteps,
     Evaluate,
     EvaluatedLoss,
-    Feed,
     FinishAsked,
     Governed,
     HoldSteps,
@@ -37,21 +37,12 @@ from node.rejoining import Rejoining
 from node.shared import Shared
 from protocol import limits
 from protocol.machine import Failed
-from protocol.messages import Cursor, Evaluation, Heartbeat, LearnerState, LeaseRequest
-from protocol.records import BlocksLeased, CheckpointMarked, Span
+from protocol.messages import Cursor, Evaluation, Heartbeat, LearnerState
+from protocol.records import BlocksLeased, BlocksReturned, CheckpointMarked
 from protocol.trace import TrainerChanged
 
 BEAT_EVERY_S = 0.1
 """Heartbeats on change come no more often than this."""
-
-LEASE_AHEAD_S = 120.0
-"""More blocks are asked for when those at hand last less than this: so long, and up to twice as
-long, a learner goes on by itself when the syncer is away."""
-
-LEASE_FOR_S = 120.0
-"""How long one lease should last."""
-
-LEASE_RETRY_S = 5.0
 
 PARK_RETRY_S = 60.0
 """A trainer that could not be parked is tried again after so long."""
@@ -81,8 +72,7 @@ class Tending:
         self._is_ended = False
         """The trainer that is starting was told to end."""
         self._restart_s: float | None = None
-        self._fed_sequences = 0
-        self._lease_asked_s: float | None = None
+        self.feeding = Feeding(shared, keeping)
         self._beat_s = -1e9
         self._is_news = False
         self._told_progress = -1.0
@@ -139,11 +129,8 @@ class Tending:
         if self._is_news:
             times.append(self._beat_s + BEAT_EVERY_S)
         waits = (self._restart_s, self.paused_until_s, self.finishing.deadline_s())
-        times += [t for t in waits if t is not None]
-        now_s = self.shared.now_s
-        if self._lease_asked_s is not None and self._lease_asked_s + LEASE_RETRY_S > now_s:
-            times.append(self._lease_asked_s + LEASE_RETRY_S)
-        return max(min(times), now_s + 0.01)
+        times += [t for t in (*waits, self.feeding.deadline_s()) if t is not None]
+        return max(min(times), self.shared.now_s + 0.01)
 
     # From the owner of this machine.
 
@@ -173,11 +160,22 @@ class Tending:
 
     def on_leased(self, leased: BlocksLeased) -> None:
         """Blocks for somebody; for this session they are fed to the inner loop."""
-        setup = self.shared.setup
-        if (leased.learner, leased.incarnation) == (setup.signer.key, setup.incarnation):
-            self._lease_asked_s = None
+        if (leased.learner, leased.incarnation) == self.feeding.session:
+            self.feeding.asked_s = None
             if self.inner not in (Inner.DOWN, Inner.STARTING):
-                self._feed(leased.spans)
+                self.feeding.feed(leased.spans)
+
+    def on_returned(self, returned: BlocksReturned) -> None:
+        """A session's blocks go to others; this one's, if it was away for too long."""
+        is_own = (returned.learner, returned.incarnation) == self.feeding.session
+        if is_own and self.inner not in (Inner.DOWN, Inner.STARTING):
+            self.feeding.lose()
+
+    def on_index(self) -> None:
+        """Records were skipped: what they did shows in the state alone."""
+        if self.inner not in (Inner.DOWN, Inner.STARTING):
+            self.feeding.check()
+        self.on_progress()
 
     def on_marked(self, mark: CheckpointMarked, index: int) -> None:
         """A checkpoint; this learner freezes and evaluates it if it is named."""
@@ -200,7 +198,7 @@ class Tending:
 
     def on_link(self) -> None:
         """The session opened or ended: what was asked for on the former one is void."""
-        self._lease_asked_s = None
+        self.feeding.asked_s = None
         self._is_news = True
 
     def on_inner_changed(self) -> None:
@@ -257,9 +255,7 @@ class Tending:
         self.keeping.can_deliver = True
         self.on_progress()
         # Blocks whose steps died with the former trainer are read again.
-        setup = self.shared.setup
-        session = (setup.signer.key, setup.incarnation)
-        self._feed(tuple(self.shared.state.leases.held.get(session, ())))
+        self.feeding.feed_held()
 
     def _go_on(self, part: PartState, unread: int, local_step: int) -> None:
         """The trainer stands where the part was cut, the leased blocks it had not read included."""
@@ -269,7 +265,7 @@ class Tending:
         self.rejoining.on_trainer_restored()
         self.keeping.can_deliver = True
         read = local_step * shared.charter.inner.batch_sequences
-        self._fed_sequences = unread + read
+        self.feeding.fed_sequences = unread + read
         # Should it die before its first report: this much was read, whatever it is then counted as.
         tokens = read * shared.setup.genesis.data.sequence_tokens
         shared.stepped = Stepped(local_step, tokens, None, 0.0, 0.0, 0.0, Cursor(0, 0))
@@ -378,16 +374,9 @@ class Tending:
     def _start(self) -> None:
         self._restart_s = None
         self._is_ended = False
-        self._fed_sequences = 0
+        self.feeding.begin()
         self._fire("start", "")
         self.shared.desk.start(StartTrainer(self.micro_batch))
-
-    def _feed(self, spans: tuple[Span, ...]) -> None:
-        sequences = self.shared.setup.genesis.data.block_sequences
-        for span in spans:
-            self._fed_sequences += (span.stop - span.start) * sequences - span.skip
-        if spans:
-            self.shared.desk.do(Feed(spans))
 
     def _hold(self) -> None:
         """Make the inner loop hold or go on, as the owner wants."""
@@ -426,26 +415,11 @@ class Tending:
             return
         if self.inner in (Inner.DOWN, Inner.HELD, Inner.PARKING, Inner.PARKED):
             return
-        session = (shared.setup.signer.key, shared.setup.incarnation)
         is_going_on = shared.setup.start is not None and shared.setup.start.part is not None
-        has_some = is_going_on or shared.state.leases.held.get(session)
+        has_some = is_going_on or shared.state.leases.held.get(self.feeding.session)
         if self.inner is Inner.STARTING and has_some:
             return  # They are fed as soon as there is a trainer.
-        asked_s = self._lease_asked_s
-        if asked_s is not None and shared.now_s < asked_s + LEASE_RETRY_S:
-            return
-        data = shared.setup.genesis.data
-        batch = shared.charter.inner.batch_sequences
-        stepped = shared.stepped
-        read = stepped.tokens // data.sequence_tokens if stepped else 0
-        per_s = batch / stepped.step_s if stepped and stepped.step_s > 0 else float(batch)
-        left = self._fed_sequences - read
-        if left > max(LEASE_AHEAD_S * per_s, 2 * batch):
-            return
-        blocks = math.ceil(max(LEASE_FOR_S * per_s, 2 * batch) / data.block_sequences)
-        blocks = max(1, min(blocks, shared.charter.limits.lease_blocks))
-        self._lease_asked_s = shared.now_s
-        shared.desk.send(shared.leader, LeaseRequest(blocks))
+        self.feeding.ask()
 
     def _evaluate(self) -> None:
         plan = self.keeping.freezing

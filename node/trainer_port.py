@@ -7,6 +7,7 @@ loop waits for them. When the trainer dies every open job fails at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -24,6 +25,7 @@ from node.jobs import (
     Captured,
     Deliver,
     Delivered,
+    DropFed,
     Evaluate,
     EvaluatedLoss,
     Feed,
@@ -54,6 +56,8 @@ READY_TIMEOUT_S = 600.0
 
 F32 = NDArray[np.float32]
 T = TypeVar("T")
+
+log = logging.getLogger("shoal.node")
 
 
 @dataclass(slots=True)
@@ -303,7 +307,11 @@ class TrainerPort:
 
     # Actions.
 
-    def feed(self, feed: Feed) -> None:
+    def feed(self, feed: Feed | DropFed) -> None:
+        if isinstance(feed, DropFed):
+            log.info("away for too long: its text went to others; starting over with other text")
+            self._drop_fed()
+            return
         for span in feed.spans:
             if self.parked is not None:
                 self.parked.fed.append(span)
@@ -311,6 +319,15 @@ class TrainerPort:
                 self.process.send(link.Blocks(((span.start, span.stop),), span.skip))
             if self.tape is not None:
                 self.tape.fed(span.start, span.stop, span.skip)
+
+    def _drop_fed(self) -> None:
+        if self.parked is not None:
+            self.parked.drop_fed()
+        elif self.process is not None:
+            self.process.send(link.DropBlocks())
+        if self.tape is not None:
+            # At which local step the trainer hears of it is not on the tape.
+            self.tape.inexact("its blocks went to others")
 
     def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         """The fate of a push is known."""

@@ -17,6 +17,7 @@ from node.jobs import (
     CutPart,
     Deliver,
     Delivered,
+    DropFed,
     Evaluate,
     EvaluatedLoss,
     Feed,
@@ -234,10 +235,8 @@ class SimLearner(Host):
                 self.bank.thaw(index)
             case Settle(fragment, sequence, outcome):
                 self._settle(fragment, sequence, is_merged=outcome == "merged")
-            case Feed(spans):
-                if self.trainer is not None:
-                    self.trainer.spans.extend(spans)
-                    self._step()
+            case Feed() | DropFed():
+                self._feed(action)
             case SetProgress() | KeepReceipt():
                 self._write_down(action)
             case ReplaceTrainer():
@@ -271,6 +270,15 @@ class SimLearner(Host):
         self.bank.settle(fragment, sequence, is_merged=is_merged)
         if self.recorder is not None:
             self.recorder.closed(fragment, sequence, is_merged=is_merged)
+
+    def _feed(self, action: Feed | DropFed) -> None:
+        if self.trainer is None:
+            return
+        if isinstance(action, DropFed):
+            self.trainer.command(self.trainer.spans.clear)
+            return
+        self.trainer.spans.extend(action.spans)
+        self._step()
 
     def _write_down(self, action: SetProgress | KeepReceipt) -> None:
         if isinstance(action, SetProgress):

@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from node.jobs import FinishAsked, PauseAsked
+from node.linking import Link
 from protocol import limits
 from protocol.machine import Note
 from protocol.project import LimitSpec, RoundSpec
-from protocol.trace import CheckpointScored, FragmentCommitted, SessionOpened, WeightsReady
+from protocol.records import BlocksLeased, BlocksReturned, FragmentMerged
+from protocol.trace import (
+    CheckpointScored,
+    FragmentCommitted,
+    SessionOpened,
+    WeightsReady,
+)
 from simulator.scenario import afflict, build_swarm
 
 OVERWRITE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
@@ -92,6 +99,44 @@ def test_local_steps_go_on_while_the_syncer_is_away_and_the_log_continues():
     assert swarm.merges > merges + 10
     back = [f for f in facts(swarm, SessionOpened, swarm.syncer.key) if f.is_resumed]
     assert len(back) == 3
+
+
+def test_whoever_was_away_for_so_long_that_its_text_went_to_others_goes_on_with_other_text():
+    swarm = build_swarm(11, limits=LimitSpec(10**9, 256, 20, 8, 20.0, 64))
+    swarm.world.run(40.0)
+    victim = swarm.learners[1]
+    swarm.world.partition(victim.key, swarm.syncer.key, for_s=50.0)
+    swarm.world.run(104.0)
+    assert victim.learner.link is Link.FOLLOWING
+    trainer, read = victim.trainer, len(victim.trainer.read)
+    swarm.world.run(140.0)
+    swarm.check()
+    assert victim.trainer is trainer
+    records = swarm.ledger.records
+    (returned,) = [
+        record.index
+        for record in records
+        if isinstance(record.body, BlocksReturned) and record.body.learner == victim.key
+    ]
+    leased = {
+        position
+        for record in records
+        if isinstance(record.body, BlocksLeased) and record.index > returned
+        for span in record.body.spans
+        if record.body.learner == victim.key
+        for position in range(span.start, span.stop)
+    }
+    new = {position for position, _ in trainer.read[read:]}
+    assert new
+    assert new <= leased
+    merged = [
+        part
+        for record in records
+        if isinstance(record.body, FragmentMerged) and record.index > returned
+        for part in record.body.contributions
+        if part.learner == victim.key
+    ]
+    assert len(merged) > 10
 
 
 def test_a_lost_trainer_costs_only_its_unmerged_steps():
