@@ -144,8 +144,13 @@ def _explain(console: Console, whole: Whole, number: int) -> int:
     story = whole.story(number)
     if story is None:
         known = sorted({one.round for one in whole.rounds.values()})
-        span = f"rounds {known[0]} to {known[-1]}" if known else "no committed round"
-        raise UserError(f"Round {number} is not on this tape, which tells of {span}.")
+        if not known:
+            span = "tells of no committed round"
+        elif number < known[0]:
+            span = f"begins with round {known[0]}"
+        else:
+            span = f"tells of rounds {known[0]} to {known[-1]}"
+        raise UserError(f"Round {number} is not on this tape, which {span}.")
     console.print(headline(story), soft_wrap=True)
     console.print(parts(story))
     return ExitCode.DONE

@@ -436,8 +436,10 @@ def outer(
     worst = np.int32(0)
     for start in range(0, theta.size, BLOCK):
         soon = start + _SOON * BLOCK
-        for values in (theta, momentum, theta_next, momentum_next):
-            ahead(values, soon, soon + BLOCK)
+        ahead(theta, soon, soon + BLOCK)
+        ahead(momentum, soon, soon + BLOCK)
+        ahead(theta_next, soon, soon + BLOCK)
+        ahead(momentum_next, soon, soon + BLOCK)
         here = slice(start, start + BLOCK)
         now, old, step = theta[here], momentum[here], g[here]
         moved, kept = theta_next[here], momentum_next[here]

@@ -142,3 +142,27 @@ def test_a_merge_is_that_of_the_twin(data, count, codec):
         twin = merge_fragment(parts, fragment, 2.0)
     assert compiled.values.tobytes() == twin.values.tobytes()
     assert (compiled.norms, compiled.scales) == (twin.norms, twin.scales)
+
+
+def test_what_is_read_may_be_read_only():
+    """As what comes out of a tape or a file is."""
+    draw = np.random.default_rng(1).standard_normal
+    theta, momentum, g = (draw(BLOCK, dtype=np.float32) for _ in range(3))
+    payload = codecs.encode("int4", g)
+    rates = {"learning_rate": 0.5, "momentum_coefficient": 0.5}
+    free = [
+        *outer.outer_step(theta, momentum, g, **rates),
+        outer.encode_with_feedback("int4", theta, momentum, minus=g)[1],
+        outer.encode_with_feedback("int8", theta, momentum)[1],
+        codecs.decode("int4", payload, BLOCK),
+    ]
+    for one in (theta, momentum, g):
+        one.setflags(write=False)
+    fixed = [
+        *outer.outer_step(theta, momentum, g, **rates),
+        outer.encode_with_feedback("int4", theta, momentum, minus=g)[1],
+        outer.encode_with_feedback("int8", theta, momentum)[1],
+        codecs.decode("int4", memoryview(payload), BLOCK),
+    ]
+    for one, other in zip(free, fixed, strict=True):
+        assert one.tobytes() == other.tobytes()

@@ -334,7 +334,7 @@ def test_a_round_behind_the_state_is_explained_and_one_before_it_is_not(
     rounds = sorted(merged.round for merged in again(rotated[0], levels=("audit",)).rounds.values())
     assert replaying.run(rotated[0], Home(tmp_path), explain=rounds[20]) == 0
     assert "learner-0" in capsys.readouterr().out
-    with pytest.raises(UserError, match=f"tells of rounds {rounds[0]} to"):
+    with pytest.raises(UserError, match=r"begins with round \d+"):
         replaying.run(rotated[0], Home(tmp_path), explain=3)
 
 
