@@ -25,7 +25,7 @@ from tui.sources import PlaybackSource  # noqa: E402
 FOLDER = ROOT / "docs" / "screenshots"
 RECORDING, ELECTION_RECORDING = FOLDER / "run.recording", FOLDER / "election.recording"
 WIDE, USUAL, SMALL = (180, 45), (120, 34), (80, 24)
-WELL, LEARNER_KILLED, SYNCER_KILLED = 30, 42, 50
+WELL, LEARNER_KILLED, SYNCER_KILLED = 20, 40, 57
 LEADER_KILLED, ELECTED = 4, 9
 """Frames of the recordings."""
 

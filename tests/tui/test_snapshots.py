@@ -14,7 +14,7 @@ from tui.frames import Frame
 from tui.sources import PlaybackSource
 
 RECORDING = Path(__file__).parents[2] / "docs" / "screenshots" / "run.recording"
-WELL, LEARNER_KILLED, SYNCER_KILLED = 30, 42, 50
+WELL, LEARNER_KILLED, SYNCER_KILLED = 20, 40, 57
 
 
 @pytest.fixture(autouse=True)
