@@ -191,6 +191,8 @@ def eta(scene: Scene) -> str:
         return "done"
     if swarm.is_ending or swarm.tokens >= project.token_budget:
         return "finishing"
+    if swarm.tokens == 0:
+        return "not known"  # Nobody has begun, so nothing stands still.
     assert scene.status is not None  # the swarm came from it
     rate = scene.history.committed_per_s(scene.status.key, scene.now_s)
     if isinstance(scene.status, NodeStatus) and scene.status.state == "adrift":

@@ -272,7 +272,10 @@ def test_what_is_not_of_now_says_so():
 def test_time_left_is_told_only_where_it_is_known():
     assert "ETA not known" in banner.title(scene_of("healthy", 0), 120).plain
     assert re.search(r"ETA \d h", banner.title(scene_of("healthy"), 120).plain)
-    assert "ETA stalled" in banner.title(scene_of("quorum-short"), 120).plain
+    short = scene_of("quorum-short")
+    assert "ETA stalled" in banner.title(short, 120).plain
+    short.swarm.tokens = 0
+    assert "ETA not known" in banner.title(short, 120).plain
     assert "ETA done" in banner.title(scene_of("ended"), 120).plain
 
 
