@@ -310,7 +310,12 @@ class TrainerPort:
     def feed(self, feed: Feed | DropFed) -> None:
         if isinstance(feed, DropFed):
             log.info("away for too long: its text went to others; starting over with other text")
-            self._drop_fed()
+            if self.parked is not None:
+                self.parked.drop_fed()
+            elif self.process is not None:
+                self.process.send(link.DropBlocks())
+            if self.tape is not None:  # Which local step comes before it is not known here.
+                self.tape.inexact("its blocks went to others")
             return
         for span in feed.spans:
             if self.parked is not None:
@@ -319,15 +324,6 @@ class TrainerPort:
                 self.process.send(link.Blocks(((span.start, span.stop),), span.skip))
             if self.tape is not None:
                 self.tape.fed(span.start, span.stop, span.skip)
-
-    def _drop_fed(self) -> None:
-        if self.parked is not None:
-            self.parked.drop_fed()
-        elif self.process is not None:
-            self.process.send(link.DropBlocks())
-        if self.tape is not None:
-            # At which local step the trainer hears of it is not on the tape.
-            self.tape.inexact("its blocks went to others")
 
     def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         """The fate of a push is known."""
