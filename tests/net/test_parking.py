@@ -48,6 +48,7 @@ pytestmark = pytest.mark.net
 
 WAIT_S = 60.0
 BLOCKS = 40
+LAUNCH = TrainerPort.launch
 
 
 class Bench:
@@ -233,7 +234,22 @@ def test_where_there_is_no_room_it_holds_and_goes_on(genesis, folder):
     uvloop.run(run())
 
 
-def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(genesis, folder):
+async def launch_and_kill(port, *how):
+    """A launch whose trainer got ready, and is dead before anything more is said to it."""
+    ready = await LAUNCH(port, *how)
+    kill_at_once(port.pid)
+    return ready
+
+
+def kill_at_once(pid):
+    """It is dead afterwards, and its owner still has to hear of it."""
+    psutil.Process(pid).kill()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(
+    genesis, folder, monkeypatch
+):
     async def run():
         async with bench(genesis, folder) as one:
             await one.begin()
@@ -244,13 +260,10 @@ def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(genesi
             psutil.Process(one.port.pid).kill()
             assert isinstance(await waking, Failed)
             assert one.port.parked is not None
-            # And once more, while it is given its state.
-            waking = asyncio.ensure_future(one.wake())
-            async with asyncio.timeout(WAIT_S):
-                while one.port.ready is None:  # noqa: ASYNC110
-                    await asyncio.sleep(0.0005)
-            psutil.Process(one.port.pid).kill()
-            assert isinstance(await waking, NotRestored)
+            # And once more, before it is given its state.
+            with monkeypatch.context() as patched:
+                patched.setattr(TrainerPort, "launch", launch_and_kill)
+                assert isinstance(await one.wake(), NotRestored)
             assert one.port.parked is not None
             at = one.steps[-1]
             assert isinstance(await one.wake(), TrainerReady)
