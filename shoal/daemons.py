@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -12,7 +13,7 @@ import msgspec
 
 from node.host import control_client
 from node.host.home import Daemon, DaemonRole, Home
-from protocol.errors import MalformedMessage, TransientError
+from protocol.errors import MalformedMessage, ShoalError, TransientError
 from protocol.status import DaemonStatus
 
 POLL_S = 0.1
@@ -58,13 +59,34 @@ def ask_status(daemon: Daemon) -> DaemonStatus:
 
 
 def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
-    """The status of those who answer, and for each of the others a line that says so."""
-    statuses, silent = [], []
-    for daemon in daemons:
+    """The status of those who answer, and for each of the others a line that says so.
+
+    In the order of `daemons`. All are asked at once, so that one that hangs delays nobody's answer
+    and the whole by no more than what it is waited for.
+    """
+    answers: list[DaemonStatus | ShoalError | None] = [None] * len(daemons)
+
+    def ask(at: int) -> None:
         try:
-            statuses.append(ask_status(daemon))
-        except TransientError as error:
-            silent.append(f"{daemon.role} {daemon.instance}: {error}")
+            answers[at] = ask_status(daemons[at])
+        except ShoalError as error:
+            answers[at] = error
+
+    threads = [threading.Thread(target=ask, args=(at,), daemon=True) for at in range(len(daemons))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    statuses, silent = [], []
+    for daemon, answer in zip(daemons, answers, strict=True):
+        match answer:
+            case TransientError():
+                silent.append(f"{daemon.role} {daemon.instance}: {answer}")
+            case ShoalError():
+                raise answer
+            case _:
+                assert answer is not None, "a thread has answered or raised"
+                statuses.append(answer)
     return statuses, silent
 
 
