@@ -2,7 +2,8 @@
 
 Gathered for some seconds and proposed as one record, so that every voter has the same accounts. A
 leader that dies takes with it what it had not proposed yet: refusals of the last seconds, nothing
-that was merged. Names are noted again by the next leader.
+that was merged. Names are noted again by the next leader, if their learners are still there; whose
+key has none yet therefore waits for a moment only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from protocol.state import SwarmState
 EVERY_S = 10.0
 """How long something to note may wait; at most this much of it is lost with a leader."""
 
+FIRST_S = 1.0
+"""... and the first name of a key: those who come into their first merge together are noted
+together. That is once for a learner, however long it stays."""
+
 
 @dataclass(slots=True)
 class Noting:
@@ -37,6 +42,8 @@ class Noting:
     _refused: dict[bytes, dict[str, int]] = field(default_factory=dict)
     _since_s: float | None = None
     """Since when something waits."""
+    _wait_s: float = EVERY_S
+    """How long the most urgent of it may."""
 
     def on_refused(self, learner: bytes, outcome: str, reason: str) -> None:
         """A push got a fate other than being merged. reason: without details of this one push."""
@@ -57,6 +64,8 @@ class Noting:
             name = printable(session.name)
             if name and name != account.name:
                 self._names[part.learner] = name
+                if not account.name:
+                    self._wait_s = FIRST_S
 
     def look(self, now_s: float) -> None:
         """Propose what waited long enough."""
@@ -64,7 +73,7 @@ class Noting:
             return
         if self._since_s is None:
             self._since_s = now_s
-        if now_s - self._since_s >= EVERY_S:
+        if now_s - self._since_s >= self._wait_s:
             self.flush()
 
     def flush(self) -> None:
@@ -75,11 +84,11 @@ class Noting:
             for key, counts in sorted(self._refused.items())
             for kind, pushes in sorted(counts.items())
         ]
-        self._names, self._refused, self._since_s = {}, {}, None
+        self._names, self._refused, self._since_s, self._wait_s = {}, {}, None, EVERY_S
         while names or refusals:
             self.propose(AccountsNoted(tuple(names[:NOTES_MAX]), tuple(refusals[:NOTES_MAX])))
             del names[:NOTES_MAX], refusals[:NOTES_MAX]
 
     def deadline_s(self) -> float | None:
         """When something is due."""
-        return None if self._since_s is None else self._since_s + EVERY_S
+        return None if self._since_s is None else self._since_s + self._wait_s

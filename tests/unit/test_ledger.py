@@ -37,7 +37,7 @@ from shoal.exit_codes import ExitCode
 from simulator.tiny import tiny_project
 from syncer_node.jobs import InstallState
 from syncer_node.ledger import SHOWN_MAX, leading_rows, ledger_of, read_state
-from syncer_node.noting import EVERY_S, Noting
+from syncer_node.noting import EVERY_S, FIRST_S, Noting
 from syncer_node.store import Checkpoint, Store
 from tests.builders import (
     FRAGMENTS,
@@ -148,7 +148,11 @@ class Leader:
 
 def test_names_and_refusals_wait_and_are_noted_together_once():
     leader = Leader()
-    leader.members.open(ONE.key, hello(name="ada\x1b"), 0.0)
+    leader.members.open(ONE.key, hello(name="bob"), 0.0)
+    leader.merge(ONE)
+    leader.part.flush()
+    leader.write()
+    leader.members.open(ONE.key, hello(incarnation=2, name="ada\x1b"), 0.0)
     leader.merge(ONE)
     leader.part.on_refused(ONE.key, "late", "the round is closed")
     leader.part.on_refused(ONE.key, "stale", "stale")
@@ -166,6 +170,36 @@ def test_names_and_refusals_wait_and_are_noted_together_once():
     leader.part.look(90.0)
     assert leader.proposed == []
     assert leader.part.deadline_s() is None
+
+
+def test_the_first_name_of_a_key_waits_for_a_moment_only_and_once():
+    leader = Leader()
+    for learner, name in ((ONE, "ada"), (TWO, "bob")):
+        leader.members.open(learner.key, hello(name=name), 0.0)
+    leader.merge(ONE)
+    leader.part.look(5.0)
+    leader.merge(TWO)
+    leader.part.look(5.9)
+    assert leader.proposed == []
+    assert leader.part.deadline_s() == 5.0 + FIRST_S
+    leader.part.look(5.0 + FIRST_S)
+    (noted,) = leader.proposed
+    assert sorted(one.name for one in noted.names) == ["ada", "bob"]
+    leader.write()
+    leader.part.on_refused(ONE.key, "stale", "stale")
+    leader.part.look(7.0)
+    assert leader.part.deadline_s() == 7.0 + EVERY_S
+
+
+def test_a_learner_that_is_gone_at_once_has_its_name_in_the_log():
+    leader = Leader()
+    leader.members.open(ONE.key, hello(name="ada"), 0.0)
+    leader.merge(ONE)
+    leader.members.close(ONE.key, "lost")
+    leader.part.look(5.0)
+    leader.part.look(5.0 + FIRST_S)
+    leader.write()
+    assert leader.log.state.accounts[ONE.key].name == "ada"
 
 
 def test_a_name_that_changed_is_noted_again():
