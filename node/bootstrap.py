@@ -4,14 +4,15 @@ A learner that serves the manifest of a version is taken to hold its chunks unti
 otherwise; each donor is asked for one of the two manifests of a fragment to find out. Chunks of
 the version with the fewest holders go first, then those of the fragment that was begun first, so
 that versions are complete before their holders move on to newer ones. Within a version the order
-is random. At the end a chunk that is slow to come is asked of a second donor. The syncer is asked
-only for what no learner has.
+is random. At the end a chunk that is slow to come is asked of a second donor, if that one is sure
+to be faster. The syncer is asked only for what no learner has.
 
 Sans IO: the owner carries out what `asks` returns and reports each with `arrived` or `failed`.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from enum import Enum
@@ -43,7 +44,8 @@ PART_FAILURES_MAX = 12
 """Failures after which one piece lets the whole version fail, to be tried again later."""
 
 SLOW_S = 2.0
-"""What is under way this long is slow, where it is not known how fast another donor is."""
+"""A donor of which nothing comes for this long is asked for nothing that others have; what is
+under way this long is slow, where it is not known how fast another donor is."""
 
 SLOW_S_MIN = 0.5
 
@@ -61,7 +63,7 @@ class Trouble(Enum):
     OURS = "our own network is down"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """One request: this blob of this donor."""
 
@@ -72,6 +74,8 @@ class Ask:
     length: int
     asked_s: float
     is_manifest: bool
+    left_bytes: int
+    """What has not come yet."""
 
 
 @dataclass(slots=True)
@@ -210,7 +214,8 @@ class Planner:
             return
         donor = self._donors[ask.donor]
         is_full = not ask.is_manifest and ask.length == limits.STATE_CHUNK_BYTES
-        donor.served(ask.number, now_s - ask.asked_s if is_full else None)
+        donor.ended(number)
+        donor.served(now_s - ask.asked_s if is_full else None)
         want = self._wants.get(ask.fragment)
         if want is None:
             return
@@ -229,9 +234,11 @@ class Planner:
         self._cancel(others)
 
     def received(self, number: int, count: int, now_s: float) -> None:
-        """Some bytes of a request came in, for the rate that people see."""
+        """Some bytes of a request came in."""
         ask = self.asked.get(number)
         if ask is not None:
+            ask.left_bytes = max(0, ask.left_bytes - count)
+            self._donors[ask.donor].received(number, count, now_s)
             self.meter.add(ask.donor, count, now_s)
 
     def failed(self, number: int, trouble: Trouble, words: str, now_s: float) -> None:
@@ -240,7 +247,9 @@ class Planner:
         if ask is None:
             return
         donor = self._donors[ask.donor]
-        donor.asks.discard(number)
+        donor.ended(number)
+        # Who is gone for long is gone for every piece: that says nothing of this one.
+        is_of_part = trouble is Trouble.WRONG or (trouble is Trouble.GONE and not donor.is_gone)
         self._judge(donor, ask, trouble, now_s)
         want = self._wants.get(ask.fragment)
         if want is None:
@@ -249,7 +258,7 @@ class Planner:
         part = want.assembly.parts.get(ask.digest)
         if part is not None:
             part.asks.discard(number)
-            part.failures += trouble in (Trouble.GONE, Trouble.WRONG)
+            part.failures += is_of_part
             want.assembly.put_back(ask.digest)
 
     def progress(self, now_s: float) -> Progress:
@@ -281,9 +290,8 @@ class Planner:
         wants = [want for want in self._wants.values() if want.opened_s is not None]
         wants.sort(key=lambda want: self._hopes(want, now_s))
         probed = self._probed(wants)
-        slow = [ask for ask in self.asked.values() if now_s - ask.asked_s > SLOW_S_MIN]
         for donor in donors:
-            if len(donor.asks) >= donor.depth:
+            if not donor.has_room(self._left_bytes(donor), now_s):
                 continue
             may = [want for want in wants if self._may_ask(donor, want, now_s)]
             found = self._manifest(donor, may, now_s)
@@ -293,7 +301,7 @@ class Planner:
                 found
                 or self._chunk(donor, may)
                 or self._probe(donor, may, probed, now_s)
-                or self._second(donor, may, slow, now_s)
+                or self._second(donor, may, now_s)
             )
             if found is not None:
                 return self._ask(donor, *found, now_s)
@@ -335,23 +343,47 @@ class Planner:
             return want, want.assembly.state.theta
         return None
 
-    def _second(
-        self, donor: Donor, wants: list[Want], slow: list[Ask], now_s: float
-    ) -> tuple[Want, Digest] | None:
-        """A chunk that is slow to come from the one donor that was asked for it."""
-        if not slow:
+    def _second(self, donor: Donor, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
+        """The chunk that lets us wait longest for the one donor that was asked for it, if this one
+        is sure to be much faster: a chunk that comes twice is a chunk less for everybody.
+        """
+        is_proven = not donor.chunks or donor.rate(now_s) is not None
+        if not is_proven or self._is_stuck(donor, donor, now_s):
             return None
-        known_s = donor.chunk_s
-        patience_s = SLOW_S if known_s is None else max(SLOW_S_MIN, 2 * known_s)
         may = {want.assembly.fragment: want for want in wants}
-        for ask in slow:  # The oldest first.
+        found: tuple[Want, Digest] | None = None
+        longest_s = 0.0
+        for ask in self.asked.values():  # The oldest first.
             want = may.get(ask.fragment)
-            if want is None or ask.is_manifest or ask.fragment not in donor.holds:
+            if want is None or ask.is_manifest or ask.donor == donor.key:
                 continue
             is_alone = len(want.assembly.parts[ask.digest].asks) == 1
-            if is_alone and ask.donor != donor.key and now_s - ask.asked_s > patience_s:
-                return want, ask.digest
-        return None
+            if is_alone and ask.fragment in donor.holds:
+                left_s = self._left_s(ask, donor, now_s)
+                if left_s > longest_s:
+                    found, longest_s = (want, ask.digest), left_s
+        return found
+
+    def _left_s(self, ask: Ask, donor: Donor, now_s: float) -> float:
+        """Seconds until a chunk will have come, if `donor` needs far less for it; 0 otherwise."""
+        first = self._donors[ask.donor]
+        if self._is_stuck(first, donor, now_s):
+            return math.inf
+        rate = first.rate(now_s)
+        if rate is None or now_s - ask.asked_s <= _patience_s(donor):
+            return 0.0
+        # All that a donor was asked for shares its line.
+        left_s = ask.left_bytes * len(first.chunks) / rate
+        need_s = (self._left_bytes(donor) + ask.length) / (donor.rate(now_s) or rate)
+        return left_s if left_s > 2 * need_s else 0.0
+
+    def _left_bytes(self, donor: Donor) -> int:
+        """What was asked of a donor and has not come yet, of chunks."""
+        return sum(self.asked[number].left_bytes for number in donor.chunks)
+
+    def _is_stuck(self, donor: Donor, judge: Donor, now_s: float) -> bool:
+        """Whether nothing comes of what was asked of a donor, in times of another one."""
+        return donor.is_silent(min(SLOW_S, _patience_s(judge)), now_s)
 
     def _ask(self, donor: Donor, want: Want, digest: Digest, now_s: float) -> Ask:
         part: Part | None = want.assembly.parts.get(digest)
@@ -362,10 +394,9 @@ class Planner:
         else:
             length, is_manifest = part.length, part.is_manifest
             part.asks.add(number)
-        ask = Ask(number, donor.key, fragment, digest, length, now_s, is_manifest)
+        ask = Ask(number, donor.key, fragment, digest, length, now_s, is_manifest, length)
         self.asked[number] = ask
-        donor.asks.add(number)
-        donor.taken += not is_manifest
+        donor.asked(number, now_s, is_chunk=not is_manifest)
         return ask
 
     # Inside: judging.
@@ -449,9 +480,14 @@ class Planner:
         self._cancelled += numbers
         for number in numbers:
             ask = self.asked.pop(number)
-            self._donors[ask.donor].asks.discard(number)
+            self._donors[ask.donor].ended(number)
             want = self._wants[ask.fragment]
             part = want.assembly.parts.get(ask.digest)
             if part is not None:
                 part.asks.discard(number)
                 want.assembly.put_back(ask.digest)
+
+
+def _patience_s(donor: Donor) -> float:
+    """What is under way this long elsewhere is slow beside this donor."""
+    return SLOW_S if donor.chunk_s is None else max(SLOW_S_MIN, 2 * donor.chunk_s)

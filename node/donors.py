@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-IN_FLIGHT_MIN = 3
-"""Requests under way at one donor where more would only wait for each other."""
+IN_FLIGHT_MIN = 2
+"""Requests under way at one donor, however slow: while one ends and another begins, the line of
+the donor is not idle. Of more, each would only come later, and more is lost with the donor."""
 
-IN_FLIGHT_FIRST = 6
-"""... and at one of which nothing is known yet."""
+FIRST_BYTES = 3 << 20
+"""Under way at one donor of whose line little is known: a long line needs as much to fill up."""
 
 IN_FLIGHT_PER_DONOR_MAX = 10
 """Below the streams that a host serves to one peer: the others are for merged payloads."""
 
-QUICK_S = 1.5
-"""A donor that takes less over a chunk is asked for more at once. Every chunk waits for some round
-trips, in which the line is idle unless other chunks are under way."""
+AHEAD_S = 2.0
+"""What a donor sends within this is asked for ahead. Every chunk waits for some round trips, in
+which the line is idle unless other chunks are under way."""
 
-SLUGGISH_S = 3.0
-"""One that takes longer is asked for fewer: its line is full."""
+RATE_S_MIN = 0.1
+"""Bytes over less time than this say nothing of a rate."""
+
+RATE_SURE_S = 1.0
+"""... and over less than this it may be the rate of a connection that is only about to open up."""
+
+RATE_FADES_S = 5.0
+"""What came this long ago weighs a third in a rate."""
 
 ASK_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """A donor that lacked a version may be about to have it."""
@@ -38,6 +46,49 @@ def _step(steps: tuple[float, ...], times: int) -> float:
 
 
 @dataclass(slots=True)
+class Flow:
+    """How fast bytes come in, over the time in which some are waited for."""
+
+    _heard_s: float = 0.0
+    """When something came last, or was first waited for."""
+    _gap_s: float = 0.0
+    """Longest time of late between two pieces."""
+    _bytes: float = 0.0
+    _span_s: float = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Nothing was waited for until now."""
+        self._heard_s = now_s
+
+    def add(self, count: int, now_s: float) -> None:
+        """So many bytes came in."""
+        gap_s = now_s - self._heard_s
+        fade = math.exp(-gap_s / RATE_FADES_S)
+        self._bytes = self._bytes * fade + count
+        self._span_s = self._span_s * fade + gap_s
+        self._gap_s = max(gap_s, 0.9 * self._gap_s)
+        self._heard_s = now_s
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the rate is that of the line."""
+        return self._span_s >= RATE_SURE_S
+
+    def rate(self, waited_s: float) -> float | None:
+        """Bytes per second, after so many seconds in which nothing came; None while not known."""
+        span_s = self._span_s + waited_s
+        return self._bytes / span_s if self._bytes and span_s >= RATE_S_MIN else None
+
+    def silent_s(self, now_s: float) -> float:
+        """Seconds since something came."""
+        return now_s - self._heard_s
+
+    def is_silent(self, patience_s: float, now_s: float) -> bool:
+        """Whether nothing came for longer than that, and longer than is usual."""
+        return self.silent_s(now_s) > max(patience_s, 2 * self._gap_s)
+
+
+@dataclass(slots=True)
 class Donor:
     """One host that may be asked."""
 
@@ -52,8 +103,11 @@ class Donor:
     """Chunks asked of it so far."""
     chunk_s: float | None = None
     """About how long it takes over a chunk."""
-    depth: int = IN_FLIGHT_FIRST
-    """Requests that may be under way at once."""
+    chunks: set[int] = field(default_factory=set)
+    """Numbers of those requests that are for chunks."""
+    _flow: Flow = field(default_factory=Flow)
+    _in_flight_max: int = IN_FLIGHT_PER_DONOR_MAX
+    """Lower for a while after it was busy."""
     _lacks: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Fragment -> (when to ask again, how often it was asked in vain)."""
     _rest_until_s: float = 0.0
@@ -87,22 +141,58 @@ class Donor:
         """Whether nothing speaks against asking it."""
         return not self._lacks and not self.is_shunned(now_s)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has sent nothing since it could not be reached, or broke off."""
+        return self._failures > 0
+
+    # What is under way.
+
+    def has_room(self, left_bytes: int, now_s: float) -> bool:
+        """Whether its line takes one request more, when it has so much to send of the others."""
+        if len(self.asks) < IN_FLIGHT_MIN:
+            return True
+        useful_bytes = AHEAD_S * (self.rate(now_s) or 0.0)
+        if not self._flow.is_sure:
+            useful_bytes = max(useful_bytes, FIRST_BYTES)
+        return len(self.asks) < self._in_flight_max and left_bytes < useful_bytes
+
+    def rate(self, now_s: float) -> float | None:
+        """Bytes per second that it sends while it has chunks to send; None while not known."""
+        return self._flow.rate(self._flow.silent_s(now_s) if self.chunks else 0.0)
+
+    def is_silent(self, patience_s: float, now_s: float) -> bool:
+        """Whether chunks are asked of it and nothing has come for longer than that."""
+        return bool(self.chunks) and self._flow.is_silent(patience_s, now_s)
+
+    def asked(self, number: int, now_s: float, *, is_chunk: bool) -> None:
+        """It is asked for something."""
+        self.asks.add(number)
+        if is_chunk:
+            if not self.chunks:
+                self._flow.begin(now_s)
+            self.chunks.add(number)
+            self.taken += 1
+
+    def received(self, number: int, count: int, now_s: float) -> None:
+        """So many bytes more of a request came in."""
+        if number in self.chunks:
+            self._flow.add(count, now_s)
+
+    def ended(self, number: int) -> None:
+        """A request is not under way any more."""
+        self.asks.discard(number)
+        self.chunks.discard(number)
+
     # What it did.
 
-    def served(self, number: int, chunk_s: float | None) -> None:
+    def served(self, chunk_s: float | None) -> None:
         """It sent what was asked for; a whole chunk in so many seconds, where it was one."""
-        self.asks.discard(number)
         self._failures = self._busies = 0
         if chunk_s is not None:
             former_s = chunk_s if self.chunk_s is None else self.chunk_s
             self.chunk_s = 0.7 * former_s + 0.3 * chunk_s
-            self._deepen(chunk_s)
-
-    def _deepen(self, chunk_s: float) -> None:
-        if chunk_s < QUICK_S:
-            self.depth = min(self.depth + 1, IN_FLIGHT_PER_DONOR_MAX)
-        elif chunk_s > SLUGGISH_S:
-            self.depth = max(self.depth - 1, IN_FLIGHT_MIN)
+            self._in_flight_max = min(self._in_flight_max + 1, IN_FLIGHT_PER_DONOR_MAX)
 
     def hold(self, fragment: int) -> None:
         """It holds the wanted version."""
@@ -117,7 +207,7 @@ class Donor:
 
     def busy(self, now_s: float) -> None:
         """It serves as many as it may."""
-        self.depth = IN_FLIGHT_MIN
+        self._in_flight_max = IN_FLIGHT_MIN
         if now_s < self._rest_until_s:
             return  # Several requests, one cause.
         self._rest_until_s = now_s + _step(BUSY_S, self._busies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,8 @@ from protocol import limits
 from protocol.numerics.version import state_manifests
 
 LOOK_EVERY_S = 0.25
+PIECES = 16
+"""In which a blob arrives."""
 
 
 def a_state(seed, chunks=4, is_fresh=False):
@@ -28,17 +31,22 @@ def a_state(seed, chunks=4, is_fresh=False):
 
 @dataclass
 class FakeDonor:
-    """Who answers requests; `bytes_per_s` is its uplink, shared by all of them."""
+    """Who answers requests; `bytes_per_s` is its uplink, shared by all of them, piece by piece."""
 
     key: bytes
     bytes_per_s: float = 10e6
     delay_s: float = 0.02
     dies_s: float = float("inf")
+    """Whatever is asked of it fails from now on."""
+    hangs_s: float = float("inf")
+    """Nothing comes from now on, and nobody says so."""
     lies: bool = False
     is_busy_until_s: float = 0.0
     blobs: dict[bytes, memoryview] = field(default_factory=dict)
     sent_bytes: int = 0
-    free_s: float = 0.0
+    queue: deque = field(default_factory=deque)
+    """Requests that are being served, with the bytes that each still lacks."""
+    is_sending: bool = False
 
     def hold(self, *states):
         for theta, momentum in states:
@@ -116,13 +124,47 @@ class FakeNet:
             return self._fail(start_s, ask, Trouble.BUSY)
         if blob is None:
             return self._fail(start_s, ask, Trouble.NOT_HELD)
-        donor.free_s = max(donor.free_s, start_s) + ask.length / donor.bytes_per_s
-        if donor.free_s >= donor.dies_s:
-            return self._fail(donor.dies_s, ask, Trouble.GONE)
-        if donor.lies:
-            return self._fail(donor.free_s, ask, Trouble.WRONG)
         assert len(blob) == ask.length
-        return self._at(donor.free_s, lambda: self._arrive(ask, donor, blob))
+        return self._at(start_s, lambda: self._serve(donor, ask))
+
+    def _serve(self, donor, ask):
+        donor.queue.append((ask, ask.length))
+        if not donor.is_sending:
+            donor.is_sending = True
+            self._send(donor)
+
+    def _send(self, donor):
+        """One piece of what is first in line, which then goes to the end of it."""
+        while donor.queue and donor.queue[0][0].number in self._cancelled:
+            donor.queue.popleft()
+        donor.is_sending = bool(donor.queue)
+        if not donor.queue:
+            return
+        ask, left = donor.queue[0]
+        piece = min(left, -(-ask.length // PIECES))
+        ends_s = self.now_s + piece / donor.bytes_per_s
+        if ends_s >= donor.hangs_s:
+            return
+        if ends_s >= donor.dies_s:
+            for cut, _ in donor.queue:
+                self._fail(max(self.now_s, donor.dies_s), cut, Trouble.GONE)
+            donor.queue.clear()
+            donor.is_sending = False
+            return
+        self._at(ends_s, lambda: self._sent(donor, piece))
+
+    def _sent(self, donor, piece):
+        ask, left = donor.queue.popleft()
+        if ask.number not in self._cancelled:
+            donor.sent_bytes += piece
+            self.planner.received(ask.number, piece, self.now_s)
+        if left > piece:
+            donor.queue.append((ask, left - piece))
+        elif donor.lies:
+            self._fail(self.now_s, ask, Trouble.WRONG)
+        elif ask.number not in self._cancelled:
+            self.planner.arrived(ask.number, donor.blobs[ask.digest], self.now_s)
+        self._send(donor)
 
     def _fail(self, at_s, ask, trouble):
         def tell():
@@ -132,12 +174,6 @@ class FakeNet:
                 self.planner.failed(ask.number, trouble, trouble.value, self.now_s)
 
         self._at(at_s, tell)
-
-    def _arrive(self, ask, donor, blob):
-        if ask.number not in self._cancelled:
-            donor.sent_bytes += ask.length
-            self.planner.received(ask.number, ask.length, self.now_s)
-            self.planner.arrived(ask.number, blob, self.now_s)
 
 
 def is_whole(assembly, state):

@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from node import donors as donors_module
 from node.assembly import Assembly
-from node.bootstrap import GRACE_S, LEARNERS_MAX, PART_FAILURES_MAX, Planner, Trouble
+from node.bootstrap import GRACE_S, LEARNERS_MAX, PART_FAILURES_MAX, SLOW_S, Planner, Trouble
 from protocol import limits
 from protocol.errors import InternalError
 from protocol.numerics import chunks
@@ -22,6 +23,7 @@ SYNCER = digest_of("syncer")
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(limits, "STATE_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(donors_module, "FIRST_BYTES", 3 * 4096)
 
 
 def donors(count, *states, **how):
@@ -97,8 +99,8 @@ def test_small_fragments_also_come_from_all_three():
 
 def test_a_donor_that_dies_costs_nothing_that_has_arrived():
     state = a_state(4, chunks=20)
-    team = donors(3, state)
-    team[1].dies_s = 0.3
+    team = donors(3, state, bytes_per_s=8000)
+    team[1].dies_s = 4.0
     net = FakeNet(team, a_syncer(state))
     assembly = net.want(0, state)
     net.run()
@@ -202,6 +204,56 @@ def test_a_slow_donor_does_not_hold_up_the_end():
     assert fetched(net, assembly, state)
 
 
+def test_on_slow_lines_hardly_anything_is_fetched_twice():
+    state = a_state(19, chunks=7)
+    team = donors(3, state, bytes_per_s=2000)
+    net = FakeNet(team, a_syncer(state))
+    assembly = net.want(0, state)
+    seconds = net.run()
+    assert fetched(net, assembly, state)
+    chunks_asked = [ask.digest for ask in net.asked if not ask.is_manifest]
+    assert len(set(chunks_asked)) == 14
+    assert len(chunks_asked) <= 15, "a donor that is done may take one from one that has many"
+    assert seconds < 1.3 * assembly.total_bytes / 6000
+
+
+def test_little_is_lost_with_a_donor_on_a_slow_line():
+    state = a_state(19, chunks=7)
+    team = donors(3, state, bytes_per_s=2000)
+    team[1].dies_s = 6.0
+    net = FakeNet(team)
+    assembly = net.want(0, state)
+    net.run()
+    assert fetched(net, assembly, state)
+    sent = sum(donor.sent_bytes for donor in team)
+    assert sent < assembly.total_bytes + 4 * limits.STATE_CHUNK_BYTES
+
+
+@pytest.mark.parametrize("bytes_per_s", [2000, 1e5])
+def test_a_donor_of_which_nothing_comes_any_more_is_found_out(bytes_per_s):
+    state = a_state(19, chunks=7)
+    team = donors(3, state, bytes_per_s=bytes_per_s)
+    hangs_s = team[1].hangs_s = 6000 / bytes_per_s
+    net = FakeNet(team)
+    assembly = net.want(0, state)
+    seconds = net.run()
+    assert fetched(net, assembly, state)
+    fair_s = assembly.total_bytes / (2 * bytes_per_s) + hangs_s
+    assert seconds < fair_s + SLOW_S + 0.5
+
+
+def test_a_chunk_at_a_slow_donor_comes_from_one_that_is_sure_to_be_faster():
+    state = a_state(19, chunks=7)
+    slow, fast = donors(2, state, bytes_per_s=4000)
+    slow.bytes_per_s = 200
+    net = FakeNet([slow, fast])
+    assembly = net.want(0, state)
+    seconds = net.run()
+    assert fetched(net, assembly, state)
+    assert seconds < 1.5 * assembly.total_bytes / 4000
+    assert fast.sent_bytes <= assembly.total_bytes + 2 * 14 * 32
+
+
 def test_the_rarest_version_goes_first():
     common, rare = a_state(14, chunks=16), a_state(15, chunks=16)
     team = donors(3, common, bytes_per_s=5e4)
@@ -302,6 +354,21 @@ def test_one_piece_that_never_comes_lets_the_version_fail():
     assert 2 * PART_FAILURES_MAX < LEARNERS_MAX
     assert ended[0][0] is assembly
     assert "sent something else" in ended[0][1]
+
+
+def test_a_donor_that_stays_away_says_nothing_of_a_piece():
+    planner = Planner(random.Random(0))
+    theta, momentum = a_state(45, chunks=1)
+    assembly = Assembly(0, 1, state_manifests(theta, momentum).digests, theta.size)
+    planner.want(assembly)
+    planner.know([digest_of("donor")], None, 0.0)
+    tries = 0
+    for now_s in range(2000):
+        for ask in planner.asks(now_s):
+            tries += 1
+            planner.failed(ask.number, Trouble.GONE, "is gone", now_s)
+    assert tries > 2 * PART_FAILURES_MAX
+    assert sum(part.failures for part in assembly.parts.values()) == 1
 
 
 def test_of_very_many_learners_some_are_asked_and_liars_make_room():
