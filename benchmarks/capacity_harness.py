@@ -437,7 +437,7 @@ def profiled(case: Case, syncer: Syncer) -> Iterator[None]:
         return
     place = case.profile / f"{case.parameters}-{case.learners}.txt"
     words = ["--pid", str(syncer.process.pid), "--output", str(place), "--format", "raw"]
-    words += ["--threads", "--rate", "100", "--duration", "unlimited", "--native"]
+    words += ["--threads", "--rate", "100", "--duration", "unlimited"]
     recorder = subprocess.Popen(
         ["py-spy", "record", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
