@@ -174,6 +174,11 @@ class Syncer:
         (line,) = [line for line in text.splitlines() if line.startswith(f"{name}:")]
         return int(line.split()[1]) * 1024
 
+    def faults(self) -> int:
+        """Pages that were handed out to it."""
+        text = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return int(text.rpartition(")")[2].split()[7])
+
     def forget_peak(self) -> None:
         """VmHWM counts from now."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
@@ -273,6 +278,8 @@ class Moment:
 
     at_s: float
     syncer_s: float
+    syncer_system_s: float
+    syncer_faults: int
     engine_s: float
     learners_s: float
     busy_s: float
@@ -291,6 +298,8 @@ def look(syncer: Syncer, learners: Learners) -> Moment:
     return Moment(
         at_s=time.monotonic(),
         syncer_s=cpu_s(syncer.process),
+        syncer_system_s=syncer.process.cpu_times().system,
+        syncer_faults=syncer.faults(),
         engine_s=sum(map(cpu_s, engines)),
         learners_s=sum(map(cpu_s, all_learners)),
         busy_s=times.user + times.nice + times.system + times.irq + times.softirq,
@@ -397,6 +406,8 @@ def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) 
         sync_s=window_s / syncs,
         merges_per_s=merges / window_s,
         syncer_cpu_s=ours[0] / syncs,
+        syncer_system_s=(last.syncer_system_s - first.syncer_system_s) / syncs,
+        syncer_faults=(last.syncer_faults - first.syncer_faults) / syncs,
         engine_cpu_s=ours[1] / syncs,
         learners_cpu_s=ours[2] / syncs,
         cores_ours=sum(ours) / window_s,

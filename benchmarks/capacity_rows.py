@@ -58,6 +58,10 @@ class Row:
     sync_s: float
     merges_per_s: float
     syncer_cpu_s: float
+    syncer_system_s: float
+    """Of that in the kernel: sockets, files, and memory that is handed out anew."""
+    syncer_faults: float
+    """Pages of memory handed out to the syncer, per full model sync."""
     engine_cpu_s: float
     """Of the syncer's network engine."""
     learners_cpu_s: float
@@ -97,6 +101,7 @@ COLUMNS: tuple[tuple[str, int, int, Callable[[Row], float]], ...] = (
     ("merge/s", 7, 2, lambda row: row.merges_per_s),
     ("learn/m", 7, 1, lambda row: row.participants),
     ("syncer", 7, 2, lambda row: row.syncer_cpu_s),
+    ("system", 6, 2, lambda row: row.syncer_system_s),
     ("engine", 7, 2, lambda row: row.engine_cpu_s),
     ("learner", 7, 2, lambda row: row.learners_cpu_s),
     ("ours", 5, 2, lambda row: row.cores_ours),
