@@ -282,6 +282,7 @@ class Moment:
     syncer_faults: int
     engine_s: float
     learners_s: float
+    learners_engines_s: float
     busy_s: float
     bytes_in: int
     bytes_out: int
@@ -292,7 +293,7 @@ def look(syncer: Syncer, learners: Learners) -> Moment:
     """Now. Asking costs the syncer a status, which is part of what is measured."""
     engines = syncer.process.children(recursive=True)
     wholes = [psutil.Process(one.pid) for one in learners.processes]
-    all_learners = [one for whole in wholes for one in (whole, *whole.children(recursive=True))]
+    their_engines = [one for whole in wholes for one in whole.children(recursive=True)]
     times = psutil.cpu_times()
     now = syncer.status()
     return Moment(
@@ -301,7 +302,8 @@ def look(syncer: Syncer, learners: Learners) -> Moment:
         syncer_system_s=syncer.process.cpu_times().system,
         syncer_faults=syncer.faults(),
         engine_s=sum(map(cpu_s, engines)),
-        learners_s=sum(map(cpu_s, all_learners)),
+        learners_s=sum(map(cpu_s, [*wholes, *their_engines])),
+        learners_engines_s=sum(map(cpu_s, their_engines)),
         busy_s=times.user + times.nice + times.system + times.irq + times.softirq,
         bytes_in=now.network.bytes_down,
         bytes_out=now.network.bytes_up,
@@ -410,6 +412,7 @@ def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) 
         syncer_faults=(last.syncer_faults - first.syncer_faults) / syncs,
         engine_cpu_s=ours[1] / syncs,
         learners_cpu_s=ours[2] / syncs,
+        learners_engines_cpu_s=(last.learners_engines_s - first.learners_engines_s) / syncs,
         cores_ours=sum(ours) / window_s,
         cores_busy=(last.busy_s - first.busy_s) / window_s,
         cores=len(os.sched_getaffinity(0)),

@@ -66,6 +66,8 @@ class Row:
     """Of the syncer's network engine."""
     learners_cpu_s: float
     """Of all learners and their engines."""
+    learners_engines_cpu_s: float
+    """Of that the engines'."""
     cores_busy: float
     """Of the machine, mean, by whoever; little more than the three above, if it is quiet."""
     cores_ours: float
@@ -104,6 +106,7 @@ COLUMNS: tuple[tuple[str, int, int, Callable[[Row], float]], ...] = (
     ("system", 6, 2, lambda row: row.syncer_system_s),
     ("engine", 7, 2, lambda row: row.engine_cpu_s),
     ("learner", 7, 2, lambda row: row.learners_cpu_s),
+    ("engines", 7, 2, lambda row: row.learners_engines_cpu_s),
     ("ours", 5, 2, lambda row: row.cores_ours),
     ("busy", 5, 2, lambda row: row.cores_busy),
     ("GB", 6, 2, lambda row: row.rss_before_gb),
