@@ -22,11 +22,13 @@ import msgspec
 
 from node.host import addresses, keystore, last_run, logs, sample
 from node.host.control import ControlServer
+from node.host.cores import Cores
 from node.host.driver import Driver
 from node.host.feed import Feed
 from node.host.joinlink import JoinLink, format_link
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
+from node.host.loop_lag import LoopWatch
 from node.host.options import SyncerOptions
 from node.host.peer_file import peer_file
 from node.host.seam import TransportState
@@ -177,12 +179,14 @@ class SyncerDaemon:
         self._kept_addresses: tuple[str, ...] = ()
         self.books = Books()
         self.feed = Feed()
+        self.loop_watch = LoopWatch()
         self.shelf = Shelf(clock=time.monotonic)
         self.shelf.put(project.id, project.genesis_bytes)
         self.store = Store(options.home.syncer_store(project.id, options.instance))
         self.project = project = newest_of(project, self.store.voter.charter())
         genesis, charter = project.genesis, project.charter
-        self.bank = MergeBank(self.layout, charter, self.shelf)
+        cores = Cores(options.threads)
+        self.bank = MergeBank(self.layout, charter, self.shelf, workers=cores)
         self.disk = Disk(self.store, self.bank, project, identity)
         self.recorded = self._recorded_machine()
         self.machine = self.recorded.inner
@@ -191,6 +195,7 @@ class SyncerDaemon:
             store=self.store,
             bank=self.bank,
             disk=self.disk,
+            cores=cores,
             project=project.id,
             kept_marks=lambda: set(self.machine.state.marks),
             other_syncers=self._other_syncers,
@@ -280,6 +285,7 @@ class SyncerDaemon:
                 "ledger": self._ledger,
                 "charter": self._take_charter,
                 "snapshot": self._take_snapshot,
+                "loop_lag": self.loop_watch.answer,
             },
             monitor=self.options.monitor,
         )
@@ -287,9 +293,8 @@ class SyncerDaemon:
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         self._banner()
         try:
-            async with background(
-                self._announce, self._report, self._leave_when_done, self.vigil.run
-            ):
+            works = (self._announce, self._report, self._leave_when_done)
+            async with background(*works, self.vigil.run, self.loop_watch.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
