@@ -291,7 +291,8 @@ class Planner:
         wants.sort(key=lambda want: self._hopes(want, now_s))
         probed = self._probed(wants)
         for donor in donors:
-            if not donor.has_room(self._left_bytes(donor), now_s):
+            asked_bytes = sum(self.asked[number].length for number in donor.chunks)
+            if not donor.has_room(asked_bytes, now_s):
                 continue
             may = [want for want in wants if self._may_ask(donor, want, now_s)]
             found = self._manifest(donor, may, now_s)

@@ -148,14 +148,14 @@ class Donor:
 
     # What is under way.
 
-    def has_room(self, left_bytes: int, now_s: float) -> bool:
-        """Whether its line takes one request more, when it has so much to send of the others."""
+    def has_room(self, asked_bytes: int, now_s: float) -> bool:
+        """Whether its line takes one request more, when chunks of so much are under way."""
         if len(self.asks) < IN_FLIGHT_MIN:
             return True
         useful_bytes = AHEAD_S * (self.rate(now_s) or 0.0)
         if not self._flow.is_sure:
             useful_bytes = max(useful_bytes, FIRST_BYTES)
-        return len(self.asks) < self._in_flight_max and left_bytes < useful_bytes
+        return len(self.asks) < self._in_flight_max and asked_bytes < useful_bytes
 
     def rate(self, now_s: float) -> float | None:
         """Bytes per second that it sends while it has chunks to send; None while not known."""
