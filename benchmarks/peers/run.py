@@ -1,0 +1,228 @@
+"""Shoal against what else could merge displacements: same work, same machine, same run.
+
+    make bench                                      # everything, with the environment it needs
+    python benchmarks/peers/run.py [--only NAME,...] [--parameters N] [--workers M] [--rounds K]
+
+Every contender runs as a user would run it, in processes of its own, all of them at the same time;
+only one works at a time, and they take turns round by round. docs/benchmarks.md says what is
+measured and what each does differently. Prints a table and writes benchmarks/peers.json and .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.peers import report  # noqa: E402
+from benchmarks.peers.arena import ANSWER_S, Contestant, Late, running  # noqa: E402
+from benchmarks.peers.contenders import CONTENDERS, Contender  # noqa: E402
+
+DIES_AFTER = 0.5
+"""Of a round: when a worker is killed in it."""
+
+GIVES_UP_S = 60.0
+
+
+def one_round(contestant: Contestant) -> dict[str, Any]:
+    """What one synchronisation took; nothing is running meanwhile but idle contenders."""
+    loaded = contestant.all(do="load")
+    cpu_s, wire = contestant.cpu_s(), contestant.wire_bytes()
+    answers = contestant.all(do="sync")
+    timed = [
+        answer
+        for member, answer in zip(contestant.members, answers, strict=True)
+        if member.role == "worker"
+    ]
+    wall_s = max(one["ended_s"] for one in timed) - min(one["began_s"] for one in timed)
+    wired = contestant.wire_bytes()
+    found = {
+        "wall_s": wall_s,
+        "cpu_s": contestant.cpu_s() - cpu_s,
+        "wire_bytes": None if wired is None or wire is None else wired - wire,
+    }
+    waits = [one["matchmaking_s"] for one in loaded if "matchmaking_s" in one]
+    return {**found, "matchmaking_s": max(waits)} if waits else found
+
+
+def judged(contestant: Contestant, asked: list[int], ranks: list[int]) -> dict[str, Any]:
+    """The largest error of the workers asked against the mean of `ranks`; whether all are alike."""
+    for rank in asked:
+        contestant.workers[rank].say({"do": "check", "ranks": ranks})
+    until_s = time.monotonic() + ANSWER_S
+    found = [contestant.workers[rank].hear(until_s) for rank in asked]
+    return {
+        "error": max(one["error"] for one in found),
+        "is_same": len({one["digest"] for one in found}) == 1,
+    }
+
+
+def death(contestant: Contestant, wall_s: float) -> dict[str, Any]:
+    """One worker is killed in the middle of a round: what the others have, and when after it."""
+    contestant.all(do="load")
+    for member in contestant.members:
+        member.say({"do": "sync"})
+    time.sleep(DIES_AFTER * wall_s)
+    victim, others = contestant.workers[-1], contestant.workers[:-1]
+    victim.kill()
+    killed_s = time.monotonic()
+    told: list[dict[str, Any]] = []
+    for member in others:
+        try:
+            told.append(member.hear(killed_s + GIVES_UP_S))
+        except Late as error:
+            told.append({"late": str(error)})
+    failures = [one["failed"] for one in told if "failed" in one]
+    late = sum("late" in one for one in told)
+    if late:
+        return {"outcome": "hangs", "after_s": GIVES_UP_S, "late": late, "errors": failures}
+    after_s = max(one["ended_s"] for one in told) - killed_s
+    if failures:
+        return {"outcome": "fails", "after_s": after_s, "errors": failures}
+    everybody = list(range(len(contestant.workers)))
+    of_all = judged(contestant, everybody[:-1], everybody)
+    of_others = judged(contestant, everybody[:-1], everybody[:-1])
+    best = min(of_all, of_others, key=lambda one: float(one["error"]))
+    return {"outcome": "result", "after_s": after_s, "with_victim": best is of_all, **best}
+
+
+def measure(chosen: list[Contender], given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Rounds in turn, then the deaths one after another."""
+    task = {
+        "workers": given.workers,
+        "parameters": given.parameters,
+        "fragments": given.fragments,
+    }
+    rows: dict[str, Any] = {}
+    with running([Contestant(one, task, folder / one.name) for one in chosen]) as everybody:
+        alive = []
+        for contestant in everybody:
+            name = contestant.contender.name
+            began_s = time.monotonic()
+            try:
+                contestant.start()
+                for _ in range(given.warm):
+                    one_round(contestant)
+                alive.append(contestant)
+                rows[name] = {"rounds": []}
+                print(f"{name}: ready after {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+            except (Late, RuntimeError, OSError) as error:
+                contestant.stop()
+                rows[name] = {"absent": str(error), "log": last_words(contestant)}
+                print(f"{name}: {error}\n{rows[name]['log']}", file=sys.stderr)
+        for contestant in alive:
+            contestant.forget_peaks()
+        for at in range(given.rounds):
+            for contestant in alive:
+                rows[contestant.contender.name]["rounds"].append(one_round(contestant))
+            print(f"round {at + 1} of {given.rounds}", file=sys.stderr)
+        for contestant in alive:
+            row = rows[contestant.contender.name]
+            row.update(contestant.peaks())
+            whole = list(range(given.workers))
+            row.update(judged(contestant, whole, whole))
+        for contestant in alive if given.death else []:
+            row = rows[contestant.contender.name]
+            middle_s = statistics.median(one["wall_s"] for one in row["rounds"])
+            row["death"] = death(contestant, middle_s)
+            print(f"{contestant.contender.name}: {row['death']}", file=sys.stderr)
+            contestant.stop()
+    return rows
+
+
+def last_words(contestant: Contestant) -> str:
+    """The end of its logs, for who has to find out why it did not run."""
+    found = []
+    for log in sorted(contestant.folder.glob("*.log")):
+        lines = log.read_text(errors="replace").splitlines()[-12:]
+        found += [f"{log.name}: {line}" for line in lines]
+    return "\n".join(found[-30:])
+
+
+def machine() -> dict[str, Any]:
+    """Where and of what this was measured."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "commit": commit.stdout.strip() or "unknown",
+        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": names[0] if names else platform.machine(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "python": platform.python_version(),
+    }
+
+
+def versions(chosen: list[Contender]) -> dict[str, str]:
+    """Of the packages behind the rows, as their own environments tell."""
+    found = {}
+    for one in chosen:
+        code = f"import importlib.metadata as m; print(m.version({one.package!r}))"
+        asked = subprocess.run(
+            [one.python, "-c", code], capture_output=True, text=True, check=False
+        )
+        found[one.package] = asked.stdout.strip() or "not installed"
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [one.name for one in CONTENDERS]
+    parser.add_argument("--only", default=",".join(names), help=", ".join(names))
+    parser.add_argument("--parameters", type=int, default=16 << 20)
+    parser.add_argument("--fragments", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--no-death", dest="death", action="store_false")
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/peers.json")
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs/peers.svg")
+    parser.add_argument("--logs", type=Path, help="keep what the processes said in this folder")
+    given = parser.parse_args()
+    wanted = given.only.split(",")
+    if unknown := set(wanted) - set(names):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    chosen = [one for one in CONTENDERS if one.name in wanted]
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        rows = measure(chosen, given, given.logs or Path(folder))
+    found = {
+        "machine": machine(),
+        "versions": versions(chosen),
+        "workers": given.workers,
+        "parameters": given.parameters,
+        "fragments": given.fragments,
+        "titles": {one.name: one.title for one in chosen},
+        "rows": rows,
+    }
+    given.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(report.table(found))
+    if given.plot is not None:
+        report.plot(found, given.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

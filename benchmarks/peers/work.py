@@ -1,0 +1,153 @@
+"""The work that every contender of run.py does, and how its processes are spoken to.
+
+Each of M workers holds a displacement of N float32 parameters in a few fragments. After a round
+each holds their mean. A process reads one JSON object per line and answers with one: first it says
+where it is found (`place`), then it is told all places (`connect`); `load` puts the displacement
+where the contender wants it, `sync` is what is timed, and `check` compares the result with the mean
+in float64.
+
+Only numpy is needed here: it is imported in the environments of all contenders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+SCALE = 1e-3
+"""Of a displacement; outer gradients are of the size of learning rate times local steps."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of one contender."""
+
+    role: str
+    rank: int
+    workers: int
+    parameters: int
+    fragments: int
+    variant: str
+    folder: str
+
+    def size(self, fragment: int) -> int:
+        """How many parameters a fragment has."""
+        ends = [self.parameters * k // self.fragments for k in (fragment, fragment + 1)]
+        return ends[1] - ends[0]
+
+    def displacement(self, fragment: int, rank: int | None = None) -> Floats:
+        """Of a worker, ours by default; every process can make everybody's.
+
+        A part that all workers share and a part of its own, of equal size and normally distributed.
+        """
+        size, own = self.size(fragment), self.rank if rank is None else rank
+        shared = np.random.default_rng([1, fragment]).standard_normal(size, np.float32)
+        shared += np.random.default_rng([2, fragment, own]).standard_normal(size, np.float32)
+        shared *= np.float32(SCALE)
+        return shared
+
+    def mean(self, fragment: int, ranks: list[int]) -> NDArray[np.float64]:
+        """The exact one of these workers."""
+        total = np.zeros(self.size(fragment))
+        for rank in ranks:
+            total += self.displacement(fragment, rank)
+        return total / len(ranks)
+
+
+class Process:
+    """What a contender fills in; services leave out what they have no part in."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def place(self) -> Any:
+        """Where others find this process; anything that JSON can say."""
+        return None
+
+    def connect(self, places: list[Any]) -> None:
+        """With the places of all processes, in the order of starting."""
+
+    def load(self) -> None:
+        """Brings our displacement to where the next round takes it from."""
+
+    def sync(self) -> None:
+        """One round; raises where the contender gives up."""
+
+    def result(self, fragment: int) -> Floats | None:
+        """What this worker has after the round."""
+        return None
+
+    def close(self) -> None:
+        """Ends what this process started."""
+
+    def note(self) -> dict[str, Any]:
+        """Other things worth telling about the last round."""
+        return {}
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """To one line of the runner."""
+        verb = asked["do"]
+        began_s = time.monotonic()
+        if verb == "connect":
+            self.connect(asked["places"])
+        elif verb == "load":
+            self.load()
+        elif verb == "sync":
+            self.sync()
+        elif verb == "check":
+            return self._check(asked["ranks"])
+        return {"began_s": began_s, "ended_s": time.monotonic(), **self.note()}
+
+    def _check(self, ranks: list[int]) -> dict[str, Any]:
+        """Relative L2 error against the mean of these workers, and a digest of our bits."""
+        off = whole = 0.0
+        digest = hashlib.blake2b(digest_size=16)
+        for fragment in range(self.task.fragments):
+            found = self.result(fragment)
+            if found is None:
+                return {}
+            wanted = self.task.mean(fragment, ranks)
+            whole += float(wanted @ wanted)
+            wanted -= found
+            off += float(wanted @ wanted)
+            digest.update(memoryview(np.ascontiguousarray(found)).cast("B"))
+        return {"error": (off / whole) ** 0.5, "digest": digest.hexdigest()}
+
+
+def serve(made: type[Process]) -> None:
+    """Until the runner closes our stdin. Libraries that print to stdout print to stderr instead."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    process = made(Task(**json.loads(sys.argv[1])))
+    _say(out, {"place": process.place()})
+    for asked in _lines(sys.stdin):
+        try:
+            _say(out, process.answer(asked))
+        except Exception as error:  # The runner decides what a failed round means.
+            traceback.print_exc()
+            what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            _say(out, {"failed": what, "ended_s": time.monotonic()})
+    process.close()
+    sys.stderr.flush()
+    os._exit(0)  # Some contenders leave threads behind that never end.
+
+
+def _lines(source: TextIO) -> Iterator[dict[str, Any]]:
+    while line := source.readline():
+        yield json.loads(line)
+
+
+def _say(out: TextIO, what: dict[str, Any]) -> None:
+    out.write(json.dumps(what) + "\n")
+    out.flush()
