@@ -24,10 +24,15 @@ class Contender:
 
 
 GLOO, HIVEMIND = "gloo_allreduce.py", "hivemind_average.py"
+FLOWER, TORCHFT = "flower_fedavg.py", "torchft_diloco.py"
 
 CONTENDERS = (
     Contender("gloo", "torch.distributed gloo all-reduce, float32", GLOO, "torch", "fp32"),
     Contender("gloo-bf16", "torch.distributed gloo all-reduce, bfloat16", GLOO, "torch", "bf16"),
     Contender("hivemind", "hivemind averaging, float32", HIVEMIND, "hivemind", "fp32"),
     Contender("hivemind-fp16", "hivemind averaging, float16", HIVEMIND, "hivemind", "fp16"),
+    Contender(
+        "torchft", "torchft DiLoCo, float32", TORCHFT, "torchft-nightly", services=("lighthouse",)
+    ),
+    Contender("flower", "Flower FedAvg, float32", FLOWER, "flwr", services=("server",)),
 )

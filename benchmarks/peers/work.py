@@ -17,7 +17,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -125,7 +125,7 @@ class Process:
         return {"error": (off / whole) ** 0.5, "digest": digest.hexdigest()}
 
 
-def serve(made: type[Process]) -> None:
+def serve(made: Callable[[Task], Process]) -> None:
     """Until the runner closes our stdin. Libraries that print to stdout print to stderr instead."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
