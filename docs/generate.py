@@ -273,6 +273,7 @@ def examples() -> dict[str, status.DaemonStatus]:
     shared = {**plain, "project": about, "network": status.NetworkStatus()}
     seat = status.SeatStatus(role="", epoch=0, term=0, leader="", leaderless_s=0.0)
     peer = status.PeerRow(key="", name="", device="", state="", heard_s=0.0, goodput=1.0)
+    lag = {"p50_s": 0.0, "p99_s": 0.0, "max_s": 0.0}
     learner = status.NodeStatus(
         **shared,
         swarm=swarm,
@@ -289,9 +290,17 @@ def examples() -> dict[str, status.DaemonStatus]:
         loss=0.0,
         goodput=1.0,
         guest=status.GuestStatus(),
+        loop_lag=lag,
     )
     syncer = status.SyncerStatus(
-        **shared, swarm=swarm, phase="", join_link="", peers=[peer], slack_s=0.0, seat=seat
+        **shared,
+        swarm=swarm,
+        phase="",
+        join_link="",
+        peers=[peer],
+        slack_s=0.0,
+        seat=seat,
+        loop_lag=lag,
     )
     witness = status.WitnessStatus(**shared, seat=seat, log_index=0, stored_from=0)
     return {"learner": learner, "syncer": syncer, "witness": witness}

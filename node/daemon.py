@@ -31,6 +31,7 @@ from node.host.driver import Driver
 from node.host.feed import Feed as EventFeed
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
+from node.host.loop_lag import LoopWatch
 from node.host.options import NodeOptions
 from node.host.pace import Bucket
 from node.host.seam import TransportState
@@ -166,6 +167,7 @@ class NodeDaemon:
         self.started_s = time.monotonic()
         self.notices: list[str] = []
         self.feed = EventFeed()
+        self.loop_watch = LoopWatch()
         self.payload_bytes = self.payload_params = 0
         self.push_bytes = self.push_params = 0
         self.pool = _warm_pool()
@@ -281,14 +283,15 @@ class NodeDaemon:
                 "finish": self._finish,
                 "stop": self._stop,
                 "generate": self._generate,
+                "loop_lag": self.loop_watch.answer,
             },
             monitor=self.options.monitor,
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         try:
-            works = (self.presence.announce, self.presence.vigil.run, self._report)
-            async with background(*works, self.fetcher.run, self.guest.run):
+            works = (self.presence.announce, self.presence.vigil.run, self.loop_watch.run)
+            async with background(*works, self.fetcher.run, self.guest.run, self._report):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
@@ -423,7 +426,9 @@ class NodeDaemon:
     # The control socket.
 
     def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"status": msgspec.to_builtins(status.snapshot(self))}
+        told = status.snapshot(self)
+        told.loop_lag = self.loop_watch.lag()
+        return {"status": msgspec.to_builtins(told)}
 
     def _stop(self, _: dict[str, Any]) -> dict[str, Any]:
         asyncio.get_running_loop().call_soon(self.driver.take, StopAsked("stopped by its owner"))

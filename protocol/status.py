@@ -306,6 +306,8 @@ class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     """How many there are."""
     contributor_merges: int = 0
     """Pushes merged from all of them."""
+    loop_lag: dict[str, float] = field(default_factory=dict)
+    """How late timers of the event loop were in the last minute: p50_s, p99_s, max_s."""
 
 
 class WitnessStatus(Struct, kw_only=True, tag="witness"):
@@ -484,6 +486,7 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     """How it behaves on this machine; None before the first look at its sensors."""
     ranks: int = 1
     """Processes of the trainer, a device each."""
+    loop_lag: dict[str, float] = field(default_factory=dict)
     receipt: ReceiptStatus | None = None
     """What a leader signed that this learner gave; None before the first merge with it."""
 

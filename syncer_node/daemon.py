@@ -27,6 +27,7 @@ from node.host.feed import Feed
 from node.host.joinlink import JoinLink, format_link
 from node.host.keystore import Identity
 from node.host.life import Stopper, background, live, tidying
+from node.host.loop_lag import LoopWatch
 from node.host.options import SyncerOptions
 from node.host.peer_file import peer_file
 from node.host.seam import TransportState
@@ -177,6 +178,7 @@ class SyncerDaemon:
         self._kept_addresses: tuple[str, ...] = ()
         self.books = Books()
         self.feed = Feed()
+        self.loop_watch = LoopWatch()
         self.shelf = Shelf(clock=time.monotonic)
         self.shelf.put(project.id, project.genesis_bytes)
         self.store = Store(options.home.syncer_store(project.id, options.instance))
@@ -280,6 +282,7 @@ class SyncerDaemon:
                 "ledger": self._ledger,
                 "charter": self._take_charter,
                 "snapshot": self._take_snapshot,
+                "loop_lag": self.loop_watch.answer,
             },
             monitor=self.options.monitor,
         )
@@ -287,9 +290,8 @@ class SyncerDaemon:
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         self._banner()
         try:
-            async with background(
-                self._announce, self._report, self._leave_when_done, self.vigil.run
-            ):
+            works = (self._announce, self._report, self._leave_when_done)
+            async with background(*works, self.vigil.run, self.loop_watch.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):

@@ -231,6 +231,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         checkpoint_dir=str(daemon.store.root / "checkpoints"),
         seat=seat_status(machine.raft, now_s, machine.following.trouble),
         snapshots=snapshot_status(machine, now_s),
+        loop_lag=daemon.loop_watch.lag(),
         contributors=leading_rows(machine.state, here),
         contributors_all=len(machine.state.accounts),
         contributor_merges=sum(one.merges for one in machine.state.accounts.values()),

@@ -116,6 +116,15 @@ def metrics_of(told: Fields) -> Iterator[Metric]:
     )
     yield from _plain(told, COMMON, COMMON_SUMS)
     yield from _labelled("faults", "Misbehaviour of others, by kind.", "kind", told.get("faults"))
+    if lag := told.get("loop_lag"):
+        late = GaugeMetricFamily(
+            "shoal_loop_lag_seconds",
+            "How late timers of this daemon were in the last minute.",
+            labels=["quantile"],
+        )
+        for quantile, field in (("0.5", "p50_s"), ("0.99", "p99_s"), ("1", "max_s")):
+            late.add_metric([quantile], float(lag[field]))
+        yield late
     curve = _at(told, "swarm.curve")
     if curve:
         yield GaugeMetricFamily(

@@ -1,0 +1,498 @@
+"""One syncer process under the load of synthetic learners: start both, measure, end both.
+
+    from benchmarks.capacity_harness import Case, measure
+
+    row = measure(Case(parameters="10m", learners=4), cache=Path("/tmp/shoal-capacity"))
+    row.sync_s              # wall clock of a full model sync: every fragment merged once
+    print(row.line())       # what benchmarks/capacity.py prints
+
+The syncer is `shoal syncer run` as users start it, with its tape, its disk and one voter; the
+learners are those of `benchmarks/synthetic.py`, in a few processes. A quorum of all learners makes
+each merge one of all of them. Everything runs on this machine and shares its cores; what each side
+took of them is told, and nothing is subtracted.
+
+`cache` keeps the first weights and the payloads of each size for the next time. Nobody but the
+syncer itself makes the weights: the first case of a size starts it once more for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import psutil
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.small_swarm import until  # noqa: E402
+from node.host import control_client  # noqa: E402
+from node.host.home import Home  # noqa: E402
+from node.host.signed_project import read_signed  # noqa: E402
+from protocol.errors import TransientError  # noqa: E402
+from protocol.fragments import build_layout  # noqa: E402
+from protocol.numerics import codecs  # noqa: E402
+from protocol.status import SyncerStatus  # noqa: E402
+from shoal import daemons, projects  # noqa: E402
+from shoal.project_text import Value, create_text  # noqa: E402
+
+SIZES = {"10m": (256, 10), "100m": (768, 11), "1b": (2048, 15)}
+"""Width and depth of Llama models of about so many parameters, over a vocabulary of bytes."""
+
+SWEEP_HIDDEN_TIMES = 4
+STOP_S = 60.0
+LEARNERS_PER_PROCESS = 64
+QUIET_S = 1800.0
+"""For making weights of any size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is measured."""
+
+    parameters: str = "10m"
+    """One of SIZES."""
+    learners: int = 4
+    fragments: int = 24
+    overlap: int = 4
+    """Rounds in flight at most."""
+    downloads: bool = True
+    """Whether learners fetch merged payloads."""
+    step_s: float = 0.25
+    """Of a learner's local step; one is enough for the next push."""
+    syncs: int = 3
+    """Full model syncs that are measured."""
+    warm: int = 1
+    """Full model syncs before that, with all learners."""
+    seconds: float = 120.0
+    """What is measured ends after so long at the latest, at a whole number of merges."""
+    processes: int = 0
+    """That hold the learners; 0: one for each 64."""
+
+    @property
+    def children(self) -> int:
+        return self.processes or math.ceil(self.learners / LEARNERS_PER_PROCESS)
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """What was found. CPU is user and system time in seconds of one core, per full model sync."""
+
+    case: dict[str, Any]
+    parameters: int
+    window_s: float
+    merges: int
+    syncs: float
+    """Merges in the window by the number of fragments."""
+    participants: float
+    """Learners in a merge, mean."""
+    sync_s: float
+    merges_per_s: float
+    syncer_cpu_s: float
+    engine_cpu_s: float
+    """Of the syncer's network engine."""
+    learners_cpu_s: float
+    """Of all learners and their engines."""
+    cores_busy: float
+    """Of the machine, mean, by whoever."""
+    cores: int
+    rss_before_gb: float
+    """Of the syncer process, before the first learner came."""
+    rss_peak_gb: float
+    """In the window."""
+    lag_p50_ms: float
+    lag_p99_ms: float
+    lag_max_ms: float
+    bytes_in: float
+    """Received by the syncer, per parameter, learner and model sync."""
+    bytes_out: float
+    outcomes: dict[str, int] = field(default_factory=dict)
+    start_s: float = 0.0
+    """Until all learners trained."""
+
+    def line(self) -> str:
+        """For a table on a terminal; `heading()` stands above it."""
+        return (
+            f"{self.parameters / 1e6:>7.1f} {self.case['learners']:>4} {self.sync_s:>8.2f} "
+            f"{self.merges_per_s:>8.2f} {self.participants:>6.1f} {self.syncer_cpu_s:>7.2f} "
+            f"{self.engine_cpu_s:>7.2f} {self.learners_cpu_s:>8.2f} {self.cores_busy:>5.2f} "
+            f"{self.rss_before_gb:>6.2f} {self.rss_peak_gb:>6.2f} {self.lag_p50_ms:>6.1f} "
+            f"{self.lag_p99_ms:>6.1f} {self.lag_max_ms:>7.1f} {self.bytes_in:>6.3f} "
+            f"{self.bytes_out:>6.3f}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def heading() -> str:
+    """Names of the columns of `Row.line`."""
+    return (
+        "par/10^6    M   sync/s merges/s  part. syn.cpu eng.cpu lear.cpu cores  GB at   peak lag50 "
+        " lag99  lagmax   in/p  out/p"
+    )
+
+
+def project_text(case: Case, *, quorum: int) -> str:
+    """The project file: as `shoal project create` writes it, with this size and an eager pace."""
+    hidden, layers = SIZES[case.parameters]
+    changes: dict[str, Value] = {
+        "model.fragments": case.fragments,
+        "model.config.hidden_size": hidden,
+        "model.config.intermediate_size": SWEEP_HIDDEN_TIMES * hidden,
+        "model.config.num_hidden_layers": layers,
+        "model.config.num_attention_heads": hidden // 64,
+        "model.config.num_key_value_heads": hidden // 64,
+        "data.block_sequences": 256,
+        "training.batch_sequences": 1,
+        "rounds.local_steps": 1,
+        "rounds.overlap_steps": case.overlap,
+        "rounds.quorum": quorum,
+        "rounds.patience_s": 600.0,
+        "rounds.pull_timeout_s": 600.0,
+        "rounds.eligible": "step",
+        "limits.tokens": 1 << 40,
+        "limits.learners": 1024,
+        "limits.evaluate_every": 1_000_000,
+    }
+    return create_text(f"capacity-{case.parameters}", changes=changes)
+
+
+class Prepared:
+    """Keys, first weights and payloads of one size, made once."""
+
+    def __init__(self, case: Case, cache: Path) -> None:
+        self.case = case
+        self.root = cache / f"{case.parameters}-{case.fragments}"
+        self.payloads = self.root / "payloads"
+        self.template = Home(self.root / "home")
+        self.project = self.root / f"{case.parameters}.toml"
+
+    def make(self) -> None:
+        """Whatever is not there yet; minutes for a thousand million parameters."""
+        if (self.root / "done").exists():
+            return
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.payloads.mkdir(parents=True)
+        self.project.write_text(project_text(self.case, quorum=1))
+        projects.sign(self.project, self.template, instance="default")
+        self._make_payloads()
+        with syncer_process(self.template, self.project) as syncer:
+            until(lambda: syncer.status() if self._has_weights(syncer) else None, QUIET_S)
+        (self.root / "done").touch()
+
+    def _has_weights(self, syncer: Syncer) -> bool:
+        now = syncer.status_or_none()
+        return now is not None and "learners" in now.sentence
+
+    def _make_payloads(self) -> None:
+        """Int4 displacements of noise, each with the length of its fragment."""
+        genesis = read_signed(self.project.with_suffix(".shoal")).genesis
+        layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+        rng = np.random.default_rng(1)
+        longest = max(fragment.numel for fragment in layout.fragments)
+        noise = rng.standard_normal(longest, dtype=np.float32) * np.float32(1e-3)
+        for at, fragment in enumerate(layout.fragments):
+            values = np.roll(noise, -at * 128)[: fragment.numel]
+            (self.payloads / f"{at}.bin").write_bytes(codecs.encode("int4", values.copy()))
+
+    @contextlib.contextmanager
+    def home(self, folder: Path) -> Iterator[tuple[Home, Path]]:
+        """A home with the keys and first weights, and the project signed for the case's quorum."""
+        home = Home(folder / "home")
+        home.identity("owner")
+        for key in (self.template.root / "keys").iterdir():
+            shutil.copy2(key, home.root / "keys" / key.name)
+        path = folder / self.project.name
+        path.write_text(project_text(self.case, quorum=self.case.learners))
+        projects.sign(path, home, instance="default")
+        project = read_signed(path.with_suffix(".shoal")).id
+        held = self.template.syncer_store(project) / "checkpoints" / "0"
+        if not held.is_dir():
+            raise RuntimeError(f"{self.root} holds another project's weights: remove it")
+        place = home.syncer_store(project) / "checkpoints" / "0"
+        place.mkdir(parents=True, mode=0o700)
+        for file in held.iterdir():
+            os.link(file, place / file.name)  # Never written to: replaced as a whole.
+        yield home, path
+
+
+@dataclass(slots=True)
+class Syncer:
+    """A running syncer process."""
+
+    home: Home
+    process: psutil.Process
+
+    def status_or_none(self) -> SyncerStatus | None:
+        """What it says of itself; None while it does not answer."""
+        for one in self.home.daemons():
+            with contextlib.suppress(TransientError):
+                told = daemons.ask_status(one)
+                return told if isinstance(told, SyncerStatus) else None
+        return None
+
+    def status(self) -> SyncerStatus:
+        """What it says of itself."""
+        return until(self.status_or_none)
+
+    def lag(self, over_s: float) -> dict[str, float]:
+        """How late its event loop was."""
+        (one,) = self.home.daemons()
+        told = control_client.call(one.socket, "loop_lag", over_s=min(60.0, over_s))
+        return {name: float(told[name]) for name in ("p50_s", "p99_s", "max_s")}
+
+    def memory(self, name: str) -> int:
+        """Bytes, of a field of /proc/PID/status such as VmHWM."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{name}:")]
+        return int(line.split()[1]) * 1024
+
+    def forget_peak(self) -> None:
+        """VmHWM counts from now."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+
+@contextlib.contextmanager
+def syncer_process(home: Home, project: Path) -> Iterator[Syncer]:
+    """`shoal syncer run`, ended with the block."""
+    words = ["--home", str(home.root), "syncer", "run", str(project.with_suffix(".shoal"))]
+    log = (home.root / "syncer.err").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal", *words, "--listen", "127.0.0.1", "--port", "0"],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+    )
+    try:
+        yield Syncer(home, psutil.Process(process.pid))
+    finally:
+        process.terminate()
+        end(process)
+        log.close()
+
+
+def environment() -> dict[str, str]:
+    """Ours, with the code beside this file and no owner's settings."""
+    return {**os.environ, "SHOAL_CONFIG": os.devnull, "PYTHONPATH": str(ROOT)}
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Waits for a process that was asked to end, not for ever."""
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class Learners:
+    """The processes of the synthetic learners, and what they tell."""
+
+    def __init__(self, case: Case, link: str, folder: Path, payloads: Path) -> None:
+        self.told: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.processes: list[subprocess.Popen[str]] = []
+        self._threads: list[threading.Thread] = []
+        share = math.ceil(case.learners / case.children)
+        for first in range(0, case.learners, share):
+            count = min(share, case.learners - first)
+            words = ["--link", link, "--home", str(folder), "--payloads", str(payloads)]
+            words += ["--count", str(count), "--first", str(first), "--step-s", str(case.step_s)]
+            words += ["--download"] if case.downloads else []
+            words += ["--observe"] if first == 0 else []
+            process = subprocess.Popen(
+                [sys.executable, str(ROOT / "benchmarks" / "synthetic.py"), *words],
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert process.stdout is not None
+            self.processes.append(process)
+            thread = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _read(self, lines: IO[str]) -> None:
+        for line in lines:
+            self.told.put(json.loads(line))
+
+    def hear(self, timeout_s: float = QUIET_S) -> dict[str, Any]:
+        """The next thing that any of them tells."""
+        try:
+            return self.told.get(timeout=timeout_s)
+        except queue.Empty:
+            raise RuntimeError(f"learners told nothing for {timeout_s:.0f} s") from None
+
+    def close(self) -> None:
+        """Ends all of them, in order."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            end(process)
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """User and system time of one process."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+@dataclass(slots=True)
+class Moment:
+    """Everything that is counted, at one time."""
+
+    at_s: float
+    syncer_s: float
+    engine_s: float
+    learners_s: float
+    busy_s: float
+    bytes_in: int
+    bytes_out: int
+    outcomes: dict[str, int]
+
+
+def look(syncer: Syncer, learners: Learners) -> Moment:
+    """Now. Asking costs the syncer a status, which is part of what is measured."""
+    engines = syncer.process.children(recursive=True)
+    wholes = [psutil.Process(one.pid) for one in learners.processes]
+    all_learners = [one for whole in wholes for one in (whole, *whole.children(recursive=True))]
+    times = psutil.cpu_times()
+    now = syncer.status()
+    return Moment(
+        at_s=time.monotonic(),
+        syncer_s=cpu_s(syncer.process),
+        engine_s=sum(map(cpu_s, engines)),
+        learners_s=sum(map(cpu_s, all_learners)),
+        busy_s=sum(times) - times.idle - getattr(times, "iowait", 0.0),
+        bytes_in=now.network.bytes_down,
+        bytes_out=now.network.bytes_up,
+        outcomes=dict(now.outcomes),
+    )
+
+
+class Progress:
+    """Which merges there were, as the first learner hears of them."""
+
+    def __init__(self, learners: Learners, fragments: int) -> None:
+        self.learners = learners
+        self.versions = [0] * fragments
+        self.merges = 0
+        self.participants = 0
+        self.up = 0
+
+    def hear(self) -> None:
+        """The next line of any learner."""
+        told = self.learners.hear()
+        match told["kind"]:
+            case "up":
+                self.up += 1
+            case "merge":
+                self.versions[told["fragment"]] = told["version"]
+                self.merges += 1
+                self.participants = told["participants"]
+            case "end":
+                raise RuntimeError("learners ended before the measurement did")
+
+    def until_up(self, count: int) -> None:
+        while self.up < count:
+            self.hear()
+
+    def until_whole(self, syncs: int, participants: int) -> None:
+        """So many full model syncs, each merge with so many learners."""
+        done = 0
+        while done < syncs * len(self.versions):
+            former = self.merges
+            self.hear()
+            if self.merges > former:
+                done = done + 1 if self.participants >= participants else 0
+
+
+def measure(case: Case, cache: Path) -> Row:
+    """Starts everything, waits until all learners take part, and measures."""
+    prepared = Prepared(case, cache)
+    prepared.make()
+    with (
+        tempfile.TemporaryDirectory(prefix="case-", dir=cache) as folder,
+        prepared.home(Path(folder)) as (home, path),
+        syncer_process(home, path) as syncer,
+    ):
+        link = until(lambda: _link(syncer), QUIET_S)
+        before = syncer.memory("VmRSS")
+        begun_s = time.monotonic()
+        learners = Learners(case, link, Path(folder) / "learners", prepared.payloads)
+        try:
+            progress = Progress(learners, case.fragments)
+            progress.until_up(case.learners)
+            start_s = time.monotonic() - begun_s
+            progress.until_whole(case.warm, case.learners)
+            row = _window(case, syncer, learners, progress)
+        finally:
+            learners.close()
+        row.rss_before_gb, row.start_s = before / 1e9, start_s
+        return row
+
+
+def _link(syncer: Syncer) -> str | None:
+    """The join link, once the weights are there."""
+    now = syncer.status_or_none()
+    return now.join_link if now is not None and "learners" in now.sentence else None
+
+
+def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) -> Row:
+    """The measurement itself."""
+    syncer.forget_peak()
+    first, merges, participants = look(syncer, learners), 0, 0
+    former = progress.merges
+    while merges < case.syncs * case.fragments and time.monotonic() - first.at_s < case.seconds:
+        progress.hear()
+        if progress.merges > former:
+            former, merges = progress.merges, merges + 1
+            participants += progress.participants
+    last = look(syncer, learners)
+    window_s = last.at_s - first.at_s
+    lag, now = syncer.lag(window_s), syncer.status()
+    syncs = merges / case.fragments
+    each = now.project.parameters * syncs * case.learners
+    return Row(
+        case=asdict(case),
+        parameters=now.project.parameters,
+        window_s=window_s,
+        merges=merges,
+        syncs=syncs,
+        participants=participants / merges,
+        sync_s=window_s / syncs,
+        merges_per_s=merges / window_s,
+        syncer_cpu_s=(last.syncer_s - first.syncer_s) / syncs,
+        engine_cpu_s=(last.engine_s - first.engine_s) / syncs,
+        learners_cpu_s=(last.learners_s - first.learners_s) / syncs,
+        cores_busy=(last.busy_s - first.busy_s) / window_s,
+        cores=len(os.sched_getaffinity(0)),
+        rss_before_gb=0.0,
+        rss_peak_gb=syncer.memory("VmHWM") / 1e9,
+        lag_p50_ms=1e3 * lag["p50_s"],
+        lag_p99_ms=1e3 * lag["p99_s"],
+        lag_max_ms=1e3 * lag["max_s"],
+        bytes_in=(last.bytes_in - first.bytes_in) / each,
+        bytes_out=(last.bytes_out - first.bytes_out) / each,
+        outcomes={
+            name: count - first.outcomes.get(name, 0) for name, count in last.outcomes.items()
+        },
+    )

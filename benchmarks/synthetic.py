@@ -1,0 +1,384 @@
+"""Synthetic learners: everything a syncer sees of a learner, and no model.
+
+    python benchmarks/synthetic.py --link LINK --home DIR --payloads DIR --count N [--download]
+
+Each has a key, a network engine and the machine of a real learner daemon, on the real transport:
+sessions, leases, heartbeats, signed pushes and their payloads are what a syncer always gets. In
+place of the trainer there is a clock: a local step every so many seconds. In place of tensors there
+are a few prepared payloads, one for each fragment, which every learner hands in again and again.
+Weights are never fetched; merged payloads are, with `--download`, and then thrown away: the outer
+step that would follow is the learner's own business.
+
+Tells its parent in lines of JSON on standard output: `up` for each learner that trains, and with
+`--observe` `merge` for each merge that its first learner hears of, with the time (monotonic, which
+all processes of a machine share). Ends with its standard input; the last line is `end`, with all
+that was counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import mmap
+import os
+import random
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from blake3 import blake3
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from node.host import keystore  # noqa: E402
+from node.host.addresses import parse_peer  # noqa: E402
+from node.host.driver import Driver  # noqa: E402
+from node.host.joinlink import JoinLink, parse_link  # noqa: E402
+from node.host.life import background, quiet_about_peers  # noqa: E402
+from node.host.seat import learners_topic, seat_topic  # noqa: E402
+from node.host.transport import Transport  # noqa: E402
+from node.jobs import (  # noqa: E402
+    Advance,
+    Advanced,
+    BeginSteps,
+    Capture,
+    Captured,
+    Deliver,
+    Delivered,
+    DropFed,
+    Feed,
+    FetchState,
+    FindSeat,
+    StartTrainer,
+    Starved,
+    StateFetched,
+    Stepped,
+    TrainerReady,
+)
+from node.learner import LearnerMachine  # noqa: E402
+from node.locator import Locator, fetch_genesis  # noqa: E402
+from node.shared import LearnerSetup  # noqa: E402
+from protocol import limits, wire  # noqa: E402
+from protocol.errors import RemoteError  # noqa: E402
+from protocol.fragments import Layout, build_layout  # noqa: E402
+from protocol.ids import short  # noqa: E402
+from protocol.machine import Failed, Job, JobResult, Note, StopAsked  # noqa: E402
+from protocol.messages import Cursor  # noqa: E402
+from protocol.project import Genesis  # noqa: E402
+from protocol.records import FragmentMerged, Span  # noqa: E402
+from protocol.signing import verify_ed25519  # noqa: E402
+
+STARTS_AT_ONCE = 2
+CLOSES_AT_ONCE = 4
+
+Tell = Callable[..., None]
+
+
+def tell(kind: str, **words: object) -> None:
+    """A line for the parent."""
+    print(json.dumps({"kind": kind, "at_s": time.monotonic(), **words}), flush=True)
+
+
+class Payloads:
+    """A prepared payload of each fragment, mapped into memory: processes share its pages."""
+
+    def __init__(self, folder: Path, fragments: int) -> None:
+        self.by_digest: dict[bytes, memoryview] = {}
+        self.digests: list[bytes] = []
+        for fragment in range(fragments):
+            with (folder / f"{fragment}.bin").open("rb") as file:
+                held = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            digest = blake3(held).digest()
+            self.by_digest[digest] = held
+            self.digests.append(digest)
+
+
+@dataclass(slots=True, kw_only=True)
+class Manner:
+    """How these learners behave."""
+
+    step_s: float
+    """Of one local step."""
+    downloads: bool
+    """Whether merged payloads are fetched."""
+
+
+class Clockwork:
+    """An inner loop of nothing but time: counters, and the leased text that it would have read."""
+
+    def __init__(self, batch: int, sequence_tokens: int, block_sequences: int) -> None:
+        self.batch, self.sequence_tokens = batch, sequence_tokens
+        self.block_sequences = block_sequences
+        self.spans: deque[Span] = deque()
+        self.local_step = 0
+        self.work_s = 0.0
+        self._end = Cursor(0, 0)
+
+    @property
+    def tokens(self) -> int:
+        return self.local_step * self.batch * self.sequence_tokens
+
+    @property
+    def cursor(self) -> Cursor:
+        """The next unread sequence."""
+        return Cursor(self.spans[0].start, self.spans[0].skip) if self.spans else self._end
+
+    def step(self, seconds: float) -> bool:
+        """One local step, if there is text for it."""
+        unread = sum((s.stop - s.start) * self.block_sequences - s.skip for s in self.spans)
+        if unread < self.batch:
+            return False
+        wanted = self.batch
+        while wanted:
+            span = self.spans.popleft()
+            left = (span.stop - span.start) * self.block_sequences - span.skip
+            if left <= wanted:
+                self._end, wanted = Cursor(span.stop, 0), wanted - left
+                continue
+            blocks, skip = divmod(span.skip + wanted, self.block_sequences)
+            self.spans.appendleft(Span(span.start + blocks, span.stop, skip))
+            wanted = 0
+        self.local_step += 1
+        self.work_s += seconds
+        return True
+
+
+class Learner:
+    """One synthetic learner: the daemon's machine and transport around a clock."""
+
+    def __init__(
+        self, home: Path, link: JoinLink, payloads: Payloads, manner: Manner, observe: bool
+    ) -> None:
+        self.name = home.name
+        self.identity = keystore.load_or_create(home / "key")
+        self.link, self.payloads, self.manner = link, payloads, manner
+        self.is_observer = observe
+        self.counts: Counter[str] = Counter()
+        self.transport = Transport(
+            self.identity,
+            port=0,
+            bootstrap=link.addresses,
+            topics=(seat_topic(link.project), learners_topic(link.project)),
+            listen_host="127.0.0.1",
+            on_state=lambda state: None if state.is_up else self._trouble(state.reason),
+        )
+        self.transport.serve_blobs(lambda _, digest: self.payloads.by_digest.get(digest))
+        self.machine: LearnerMachine
+        self.driver: Driver
+        self.clock: Clockwork
+        self._based: dict[int, int] = {}
+        """Fragment -> the version that the inner loop would stand on."""
+        self._begun = asyncio.Event()
+        self._begun_s = 0.0
+
+    def build(self, genesis: Genesis, encoded: bytes, layout: Layout) -> None:
+        """The machine and what is around it."""
+        data = genesis.data
+        rng = random.Random(os.urandom(8))
+        named = frozenset(parse_peer(text).key for text in self.link.addresses)
+        self.locator = Locator(self.transport, self.link.project, encoded, rng, named)
+        self.machine = LearnerMachine(
+            LearnerSetup(
+                project=self.link.project,
+                genesis=genesis,
+                layout_digest=layout.digest,
+                name=self.name,
+                agent="synthetic",
+                incarnation=time.time_ns() // 1_000_000,
+                evaluates=False,
+                micro_batch=None,
+                signer=self.identity,
+                verify=verify_ed25519,
+                rng=rng,
+                shares_moments=False,
+                keeps_parts=False,
+            )
+        )
+        self.clock = Clockwork(1, data.sequence_tokens, data.block_sequences)
+        self.driver = Driver(
+            self.machine,
+            self.transport,
+            run_job=self._run_job,
+            act=self._act,
+            on_fact=lambda fact: self.counts.update([type(fact).__name__]),
+        )
+
+    def _trouble(self, words: str) -> None:
+        print(f"{self.name}: {words}", file=sys.stderr, flush=True)
+
+    async def run(self) -> None:
+        """Takes part until it is told to stop."""
+        async with background(self._train):
+            stop = await self.driver.run()
+        if stop.exit_code:
+            self._trouble(stop.reason)
+
+    async def _train(self) -> None:
+        """A local step every so often, spread out so that learners do not step in time."""
+        await self._begun.wait()
+        tell("up", name=self.name)
+        self._begun_s = time.monotonic()
+        charter = self.machine.shared.charter
+        assert charter is not None, "an inner loop begins under a charter"
+        self.clock.batch = charter.inner.batch_sequences
+        step_s = self.manner.step_s
+        due_s = self._begun_s + random.random() * step_s
+        while True:
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            due_s = max(due_s + step_s, time.monotonic())
+            self._step(step_s)
+
+    def _step(self, step_s: float) -> None:
+        clock = self.clock
+        if not clock.step(step_s):
+            self.driver.take(Note(Starved()))
+            return
+        alive_s = time.monotonic() - self._begun_s
+        self.driver.take(
+            Note(
+                Stepped(
+                    local_step=clock.local_step,
+                    tokens=clock.tokens,
+                    loss=None,
+                    step_s=step_s,
+                    work_s=clock.work_s,
+                    alive_s=alive_s,
+                    cursor=clock.cursor,
+                )
+            )
+        )
+
+    # What the machine asks for.
+
+    async def _run_job(self, job: Job) -> JobResult:
+        match job:
+            case FindSeat(after):
+                return await self.locator.find_seat(self.machine.shared.charter, after)
+            case FetchState():
+                return StateFetched(())
+            case Advance(merged):
+                return await self._advance(merged)
+            case StartTrainer():
+                return TrainerReady("synthetic", 1)
+            case Deliver(fragment, version):
+                self._based[fragment] = version
+                return Delivered(version, self.clock.local_step, self.clock.tokens)
+            case Capture(fragment):
+                return self._capture(fragment)
+        return Failed(f"a synthetic learner cannot carry out {type(job).__name__}")
+
+    async def _advance(self, merged: FragmentMerged) -> Advanced:
+        if self.is_observer:
+            participants = len(merged.contributions)
+            tell(
+                "merge",
+                fragment=merged.fragment,
+                version=merged.version,
+                participants=participants,
+            )
+        leader = self.machine.shared.leader
+        if self.manner.downloads:
+            sources = [leader] if leader is not None else []
+            wanted = [(merged.payload, merged.payload_bytes)]
+            await self.locator.fetch_from(sources, wanted, self._fault)
+            self.counts["downloaded_bytes"] += merged.payload_bytes
+        return Advanced()
+
+    def _fault(self, peer: bytes, error: RemoteError) -> None:
+        self._trouble(f"{short(peer)}: {error}")
+
+    def _capture(self, fragment: int) -> Captured:
+        digest = self.payloads.digests[fragment]
+        size = len(self.payloads.by_digest[digest])
+        self.counts["pushes"] += 1
+        clock = self.clock
+        return Captured(
+            self._based[fragment], digest, size, clock.local_step, clock.tokens, clock.cursor
+        )
+
+    def _act(self, action: object) -> None:
+        match action:
+            case Feed(spans):
+                self.clock.spans.extend(spans)
+            case DropFed():
+                self.clock.spans.clear()
+            case BeginSteps():
+                self._begun.set()
+
+
+async def serve(chosen: argparse.Namespace) -> None:
+    """All learners of this process, until standard input ends."""
+    asyncio.get_running_loop().set_exception_handler(quiet_about_peers)
+    link = parse_link(chosen.link)
+    manner = Manner(step_s=chosen.step_s, downloads=chosen.download)
+    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    learners: list[Learner] = []
+    started = asyncio.Semaphore(STARTS_AT_ONCE)
+    running: list[asyncio.Task[None]] = []
+    payloads: Payloads | None = None
+
+    async def begin(learner: Learner) -> None:
+        assert payloads is not None
+        async with started:
+            await learner.transport.start_with_retry(lambda reason, _: learner._trouble(reason))
+            encoded = await fetch_genesis(learner.transport, link, lambda *_: None)
+        genesis = wire.decode(encoded, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+        layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+        learner.build(genesis, encoded, layout)
+        await learner.run()
+
+    count = len(list(chosen.payloads.glob("*.bin")))
+    payloads = Payloads(chosen.payloads, count)
+    for at in range(chosen.count):
+        home = chosen.home / f"{chosen.first + at}"
+        home.mkdir(parents=True, exist_ok=True)
+        learners.append(Learner(home, link, payloads, manner, chosen.observe and at == 0))
+    running = [asyncio.create_task(begin(one)) for one in learners]
+    await asyncio.wait([ended, *running], return_when=asyncio.FIRST_COMPLETED)
+    for learner, task in zip(learners, running, strict=True):
+        if hasattr(learner, "driver"):
+            learner.driver.take(StopAsked("the measurement is over"))
+        else:
+            task.cancel()
+    errors = await asyncio.gather(*running, return_exceptions=True)
+    for error in errors:
+        if isinstance(error, Exception):
+            print(f"a learner failed: {error!r}", file=sys.stderr, flush=True)
+    closed = asyncio.Semaphore(CLOSES_AT_ONCE)
+
+    async def close(learner: Learner) -> None:
+        async with closed:
+            await learner.transport.close()
+
+    await asyncio.gather(*map(close, learners))
+    total: Counter[str] = Counter()
+    for learner in learners:
+        total.update(learner.counts)
+        outcomes = learner.machine.shared.tally.outcomes if hasattr(learner, "machine") else {}
+        total.update({f"push {name}": number for name, number in outcomes.items()})
+    tell("end", **total)
+
+
+def main() -> int:
+    """Runs until its standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--link", required=True)
+    parser.add_argument("--home", type=Path, required=True, help="a folder for keys")
+    parser.add_argument("--payloads", type=Path, required=True, help="holds 0.bin, 1.bin, ...")
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--step-s", type=float, default=0.25)
+    parser.add_argument("--download", action="store_true", help="fetch merged payloads")
+    parser.add_argument("--observe", action="store_true", help="tell of each merge")
+    uvloop.run(serve(parser.parse_args()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
