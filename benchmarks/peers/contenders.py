@@ -21,18 +21,25 @@ class Contender:
     variant: str = ""
     services: tuple[str, ...] = ()
     python: str = THEIRS
+    dies: bool = True
+    """Whether a worker is killed at the end; what else differs would not show there."""
 
 
 GLOO, HIVEMIND = "gloo_allreduce.py", "hivemind_average.py"
+SHOAL = "shoal_merge.py"
 FLOWER, TORCHFT = "flower_fedavg.py", "torchft_diloco.py"
 
 CONTENDERS = (
-    Contender("gloo", "torch.distributed gloo all-reduce, float32", GLOO, "torch", "fp32"),
-    Contender("gloo-bf16", "torch.distributed gloo all-reduce, bfloat16", GLOO, "torch", "bf16"),
-    Contender("hivemind", "hivemind averaging, float32", HIVEMIND, "hivemind", "fp32"),
+    Contender("shoal", "Shoal, 4 bit (as it comes)", SHOAL, "shoal", "int4", ("syncer",), OURS),
+    Contender(
+        "shoal-bf16", "Shoal, bfloat16", SHOAL, "shoal", "bf16", ("syncer",), OURS, dies=False
+    ),
+    Contender("gloo", "gloo all-reduce, float32", GLOO, "torch", "fp32"),
+    Contender("gloo-bf16", "gloo all-reduce, bfloat16", GLOO, "torch", "bf16", dies=False),
+    Contender("hivemind", "hivemind averaging, float32", HIVEMIND, "hivemind", "fp32", dies=False),
     Contender("hivemind-fp16", "hivemind averaging, float16", HIVEMIND, "hivemind", "fp16"),
     Contender(
-        "torchft", "torchft DiLoCo, float32", TORCHFT, "torchft-nightly", services=("lighthouse",)
+        "torchft", "torchft DiLoCo, float32", TORCHFT, "torchft-nightly", "", ("lighthouse",)
     ),
-    Contender("flower", "Flower FedAvg, float32", FLOWER, "flwr", services=("server",)),
+    Contender("flower", "Flower FedAvg, float32", FLOWER, "flwr", "", ("server",)),
 )

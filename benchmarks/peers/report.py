@@ -43,7 +43,7 @@ def told_death(row: dict[str, Any]) -> str:
     """One cell: what the other workers have, and after how long."""
     death = row.get("death")
     if death is None:
-        return "not tried"
+        return ""
     if death["outcome"] == "hangs":
         return f"some wait on after {death['after_s']:.0f} s"
     if death["outcome"] == "fails":

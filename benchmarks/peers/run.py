@@ -1,7 +1,7 @@
 """Shoal against what else could merge displacements: same work, same machine, same run.
 
     make bench                                      # everything, with the environment it needs
-    python benchmarks/peers/run.py [--only NAME,...] [--parameters N] [--workers M] [--rounds K]
+    python benchmarks/peers/run.py [--only NAME,...] [--model 4m|16m|40m] [--workers M] [--rounds K]
 
 Every contender runs as a user would run it, in processes of its own, all of them at the same time;
 only one works at a time, and they take turns round by round. docs/benchmarks.md says what is
@@ -26,14 +26,15 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers import report  # noqa: E402
+from benchmarks.peers import report, shoal_project  # noqa: E402
 from benchmarks.peers.arena import ANSWER_S, Contestant, Late, running  # noqa: E402
 from benchmarks.peers.contenders import CONTENDERS, Contender  # noqa: E402
+from benchmarks.peers.work import write_displacements  # noqa: E402
 
 DIES_AFTER = 0.5
 """Of a round: when a worker is killed in it."""
 
-GIVES_UP_S = 60.0
+GIVES_UP_S = 30.0
 
 
 def one_round(contestant: Contestant) -> dict[str, Any]:
@@ -98,15 +99,28 @@ def death(contestant: Contestant, wall_s: float) -> dict[str, Any]:
     return {"outcome": "result", "after_s": after_s, "with_victim": best is of_all, **best}
 
 
-def measure(chosen: list[Contender], given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def tasks(chosen: list[Contender], given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """What each contender is told; all fragments are as large as those of Shoal's model."""
+    found = []
+    for one in chosen:
+        place = folder / one.name
+        place.mkdir(parents=True)
+        codec = one.variant if one.package == "shoal" else "int4"
+        path = shoal_project.signed(place, given.model, given.fragments, given.workers, codec)
+        sizes = shoal_project.sizes(path)
+        told = {"workers": given.workers, "sizes": sizes, "project": str(path)}
+        found.append({**told, "data": str(folder / "data")})
+    write_displacements(folder / "data", found[0]["sizes"], given.workers)
+    return found
+
+
+def measure(
+    chosen: list[Contender], given: argparse.Namespace, told: list[dict[str, Any]], folder: Path
+) -> dict[str, Any]:
     """Rounds in turn, then the deaths one after another."""
-    task = {
-        "workers": given.workers,
-        "parameters": given.parameters,
-        "fragments": given.fragments,
-    }
     rows: dict[str, Any] = {}
-    with running([Contestant(one, task, folder / one.name) for one in chosen]) as everybody:
+    pairs = zip(chosen, told, strict=True)
+    with running([Contestant(one, task, folder / one.name) for one, task in pairs]) as everybody:
         alive = []
         for contestant in everybody:
             name = contestant.contender.name
@@ -133,7 +147,7 @@ def measure(chosen: list[Contender], given: argparse.Namespace, folder: Path) ->
             row.update(contestant.peaks())
             whole = list(range(given.workers))
             row.update(judged(contestant, whole, whole))
-        for contestant in alive if given.death else []:
+        for contestant in [one for one in alive if given.death and one.contender.dies]:
             row = rows[contestant.contender.name]
             middle_s = statistics.median(one["wall_s"] for one in row["rounds"])
             row["death"] = death(contestant, middle_s)
@@ -192,7 +206,7 @@ def main() -> int:
     )
     names = [one.name for one in CONTENDERS]
     parser.add_argument("--only", default=",".join(names), help=", ".join(names))
-    parser.add_argument("--parameters", type=int, default=16 << 20)
+    parser.add_argument("--model", default="16m", choices=shoal_project.MODELS, help="its size")
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
@@ -207,12 +221,14 @@ def main() -> int:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     chosen = [one for one in CONTENDERS if one.name in wanted]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        rows = measure(chosen, given, given.logs or Path(folder))
+        place = given.logs or Path(folder)
+        told = tasks(chosen, given, place)
+        rows = measure(chosen, given, told, place)
     found = {
         "machine": machine(),
         "versions": versions(chosen),
         "workers": given.workers,
-        "parameters": given.parameters,
+        "parameters": sum(told[0]["sizes"]),
         "fragments": given.fragments,
         "titles": {one.name: one.title for one in chosen},
         "rows": rows,

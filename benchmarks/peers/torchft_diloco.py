@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchft import DiLoCo, Manager, ProcessGroupGloo
+from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
+from torchft.local_sgd import DiLoCo
 from work import Floats, Process, Task, serve
 
 TIMEOUT = datetime.timedelta(seconds=30)
@@ -65,8 +66,8 @@ class Worker(Process):
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = Manager(
             pg=ProcessGroupGloo(timeout=TIMEOUT),
-            load_state_dict=lambda state: None,
-            state_dict=lambda: {},
+            load_state_dict=self.parts.load_state_dict,
+            state_dict=self.parts.state_dict,
             min_replica_size=2,
             use_async_quorum=False,
             timeout=TIMEOUT,

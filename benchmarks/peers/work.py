@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -36,26 +37,28 @@ class Task:
     role: str
     rank: int
     workers: int
-    parameters: int
-    fragments: int
+    sizes: list[int]
+    """Parameters of each fragment."""
     variant: str
     folder: str
+    """For this contender alone."""
+    data: str
+    """Where everybody's displacements lie."""
+    project: str
+    """Shoal's; the others do without."""
+
+    @property
+    def fragments(self) -> int:
+        return len(self.sizes)
 
     def size(self, fragment: int) -> int:
         """How many parameters a fragment has."""
-        ends = [self.parameters * k // self.fragments for k in (fragment, fragment + 1)]
-        return ends[1] - ends[0]
+        return self.sizes[fragment]
 
     def displacement(self, fragment: int, rank: int | None = None) -> Floats:
-        """Of a worker, ours by default; every process can make everybody's.
-
-        A part that all workers share and a part of its own, of equal size and normally distributed.
-        """
-        size, own = self.size(fragment), self.rank if rank is None else rank
-        shared = np.random.default_rng([1, fragment]).standard_normal(size, np.float32)
-        shared += np.random.default_rng([2, fragment, own]).standard_normal(size, np.float32)
-        shared *= np.float32(SCALE)
-        return shared
+        """Of a worker, ours by default."""
+        own = self.rank if rank is None else rank
+        return np.fromfile(_file(Path(self.data), fragment, own), np.float32)
 
     def mean(self, fragment: int, ranks: list[int]) -> NDArray[np.float64]:
         """The exact one of these workers."""
@@ -63,6 +66,22 @@ class Task:
         for rank in ranks:
             total += self.displacement(fragment, rank)
         return total / len(ranks)
+
+
+def _file(data: Path, fragment: int, rank: int) -> Path:
+    return data / f"{fragment}-{rank}.f32"
+
+
+def write_displacements(data: Path, sizes: list[int], workers: int) -> None:
+    """A part that all workers share and a part of their own, as large and normally distributed."""
+    data.mkdir(parents=True, exist_ok=True)
+    for fragment, size in enumerate(sizes):
+        shared = np.random.default_rng([1, fragment]).standard_normal(size, np.float32)
+        for rank in range(workers):
+            found = np.random.default_rng([2, fragment, rank]).standard_normal(size, np.float32)
+            found += shared
+            found *= np.float32(SCALE)
+            found.tofile(_file(data, fragment, rank))
 
 
 class Process:
