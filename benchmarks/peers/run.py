@@ -58,10 +58,10 @@ def one_round(contestant: Contestant) -> dict[str, Any]:
     return {**found, "matchmaking_s": max(waits)} if waits else found
 
 
-def judged(contestant: Contestant, asked: list[int], ranks: list[int]) -> dict[str, Any]:
-    """The largest error of the workers asked against the mean of `ranks`; whether all are alike."""
+def judged(contestant: Contestant, asked: list[int], means: list[list[int]]) -> dict[str, Any]:
+    """The largest error of the workers asked, and whether all of them hold the same bits."""
     for rank in asked:
-        contestant.workers[rank].say({"do": "check", "ranks": ranks})
+        contestant.workers[rank].say({"do": "check", "means": means})
     until_s = time.monotonic() + ANSWER_S
     found = [contestant.workers[rank].hear(until_s) for rank in asked]
     return {
@@ -93,10 +93,8 @@ def death(contestant: Contestant, wall_s: float) -> dict[str, Any]:
     if failures:
         return {"outcome": "fails", "after_s": after_s, "errors": failures}
     everybody = list(range(len(contestant.workers)))
-    of_all = judged(contestant, everybody[:-1], everybody)
-    of_others = judged(contestant, everybody[:-1], everybody[:-1])
-    best = min(of_all, of_others, key=lambda one: float(one["error"]))
-    return {"outcome": "result", "after_s": after_s, "with_victim": best is of_all, **best}
+    means = [everybody, everybody[:-1]]
+    return {"outcome": "result", "after_s": after_s, **judged(contestant, means[1], means)}
 
 
 def tasks(chosen: list[Contender], given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -104,7 +102,7 @@ def tasks(chosen: list[Contender], given: argparse.Namespace, folder: Path) -> l
     found = []
     for one in chosen:
         place = folder / one.name
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         codec = one.variant if one.package == "shoal" else "int4"
         path = shoal_project.signed(place, given.model, given.fragments, given.workers, codec)
         sizes = shoal_project.sizes(path)
@@ -146,7 +144,7 @@ def measure(
             row = rows[contestant.contender.name]
             row.update(contestant.peaks())
             whole = list(range(given.workers))
-            row.update(judged(contestant, whole, whole))
+            row.update(judged(contestant, whole, [whole]))
         for contestant in [one for one in alive if given.death and one.contender.dies]:
             row = rows[contestant.contender.name]
             middle_s = statistics.median(one["wall_s"] for one in row["rounds"])

@@ -1,10 +1,10 @@
 """Shoal: a syncer process as users start it, and learners with everything but the training.
 
 A worker here is the machine, transport, shelf and fragment bank of the learner's daemon. In place
-of the trainer there is the displacement, and a local step when the runner asks for a round: one
-step makes every fragment due once. Timed is all that a learner does in a swarm: the local value is
-put beside its anchor, encoded with error feedback, pushed; the merged payload is fetched, decoded,
-the outer step taken and its outcome checked against the signed record.
+of the trainer there is the displacement, and local steps when the runner asks for a round, just
+enough that every fragment becomes due once. Timed is all that a learner does in a swarm: the local
+value is put beside its anchor, encoded with error feedback, pushed; the merged payload is fetched,
+decoded, the outer step taken and its outcome checked against the signed record.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ from shoal import daemons  # noqa: E402
 UP_S = 150.0
 ROUND_S = 150.0
 STEP_S = 0.001
+DUE_EACH_STEP = 2
+"""Fragments: shoal_project.py asks for half as many local steps as there are fragments."""
+
 POOL_THREADS = 2
 """As in the learner's daemon."""
 
@@ -112,6 +115,7 @@ class Hands(Learner):
         )
         self.before: list[Floats] = []
         self.newer = asyncio.Event()
+        self.captured = 0
 
     async def _train(self) -> None:
         """No steps but those that a round asks for."""
@@ -131,12 +135,21 @@ class Hands(Learner):
         return [self.bank.version(at) for at in range(len(self.bank.layout.fragments))]
 
     async def whole_sync(self) -> None:
-        """A local step; back when every fragment has a newer version, its outer step taken."""
+        """Back when every fragment has a newer version, its outer step taken."""
         wanted = [version + 1 for version in self.versions]
-        self._step(STEP_S)
+        self.captured = 0
+        await self._step_on()
         while any(now < then for now, then in zip(self.versions, wanted, strict=True)):
             self.newer.clear()
             await self.newer.wait()
+
+    async def _step_on(self) -> None:
+        """One local step, as soon as there is text for it: two more fragments become due."""
+        former = self.clock.local_step
+        self._step(STEP_S)
+        while self.clock.local_step == former:
+            await asyncio.sleep(0.01)
+            self._step(STEP_S)
 
     async def _run_job(self, job: Job) -> JobResult:
         if self.bank.charter is None:
@@ -165,6 +178,9 @@ class Hands(Learner):
             return self.bank.push(at, job.sequence, local)
 
         push = await self._in_pool(encode)
+        self.captured += 1
+        if self.captured % DUE_EACH_STEP == 0 and self.captured < len(self.moved):
+            await self._step_on()
         return Captured(
             push.base_version,
             push.digest,
@@ -211,7 +227,7 @@ class Worker(Process):
 
     async def _join(self, text: str) -> None:
         home = Path(self.task.folder) / f"learner{self.task.rank}"
-        home.mkdir(parents=True)
+        home.mkdir(parents=True, exist_ok=True)
         link = parse_link(text)
         nothing = Payloads(home, 0)
         self.learner = Hands(home, link, nothing, Manner(step_s=STEP_S, downloads=True), False)
@@ -220,6 +236,7 @@ class Worker(Process):
         genesis = wire.decode(encoded, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
         layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
         self.learner.attach(genesis, encoded, layout)
+        self.fetching = asyncio.create_task(self.learner.fetcher.run())
         self.running = asyncio.create_task(self.learner.run())
         while not self.learner.is_ready:
             await asyncio.sleep(0.05)

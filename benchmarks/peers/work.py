@@ -125,23 +125,32 @@ class Process:
         elif verb == "sync":
             self.sync()
         elif verb == "check":
-            return self._check(asked["ranks"])
+            return self._check(asked["means"])
         return {"began_s": began_s, "ended_s": time.monotonic(), **self.note()}
 
-    def _check(self, ranks: list[int]) -> dict[str, Any]:
-        """Relative L2 error against the mean of these workers, and a digest of our bits."""
+    def _check(self, means: list[list[int]]) -> dict[str, Any]:
+        """Relative L2 error, each fragment against the nearest of these means, and our bits' digest.
+
+        A mean is told by the workers that are in it.
+        """
         off = whole = 0.0
         digest = hashlib.blake2b(digest_size=16)
         for fragment in range(self.task.fragments):
             found = self.result(fragment)
             if found is None:
                 return {}
-            wanted = self.task.mean(fragment, ranks)
-            whole += float(wanted @ wanted)
-            wanted -= found
-            off += float(wanted @ wanted)
+            pairs = [self._off(found, fragment, ranks) for ranks in means]
+            nearest = min(pairs, key=lambda pair: pair[0] / pair[1])
+            off, whole = off + nearest[0], whole + nearest[1]
             digest.update(memoryview(np.ascontiguousarray(found)).cast("B"))
         return {"error": (off / whole) ** 0.5, "digest": digest.hexdigest()}
+
+    def _off(self, found: Floats, fragment: int, ranks: list[int]) -> tuple[float, float]:
+        """Squared lengths: of the difference from a mean, and of the mean."""
+        wanted = self.task.mean(fragment, ranks)
+        whole = float(wanted @ wanted)
+        wanted -= found
+        return float(wanted @ wanted), whole
 
 
 def serve(made: Callable[[Task], Process]) -> None:
