@@ -14,11 +14,13 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from benchmarks.peers.work import write_displacements  # noqa: E402
 DIES_AFTER = 0.5
 """Of a round: when a worker is killed in it."""
 
-GIVES_UP_S = 30.0
+GIVES_UP_S = 20.0
 
 
 def one_round(contestant: Contestant) -> dict[str, Any]:
@@ -113,9 +115,13 @@ def tasks(chosen: list[Contender], given: argparse.Namespace, folder: Path) -> l
 
 
 def measure(
-    chosen: list[Contender], given: argparse.Namespace, told: list[dict[str, Any]], folder: Path
-) -> dict[str, Any]:
-    """Rounds in turn, then the deaths one after another."""
+    chosen: list[Contender],
+    given: argparse.Namespace,
+    told: list[dict[str, Any]],
+    folder: Path,
+    keep: Callable[[dict[str, Any]], None],
+) -> None:
+    """Rounds in turn, then the deaths one after another; `keep` gets the rows now and then."""
     rows: dict[str, Any] = {}
     pairs = zip(chosen, told, strict=True)
     with running([Contestant(one, task, folder / one.name) for one, task in pairs]) as everybody:
@@ -145,13 +151,14 @@ def measure(
             row.update(contestant.peaks())
             whole = list(range(given.workers))
             row.update(judged(contestant, whole, [whole]))
+        keep(rows)
         for contestant in [one for one in alive if given.death and one.contender.dies]:
             row = rows[contestant.contender.name]
             middle_s = statistics.median(one["wall_s"] for one in row["rounds"])
             row["death"] = death(contestant, middle_s)
             print(f"{contestant.contender.name}: {row['death']}", file=sys.stderr)
             contestant.stop()
-    return rows
+            keep(rows)
 
 
 def last_words(contestant: Contestant) -> str:
@@ -218,23 +225,27 @@ def main() -> int:
     if unknown := set(wanted) - set(names):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     chosen = [one for one in CONTENDERS if one.name in wanted]
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        place = given.logs or Path(folder)
-        told = tasks(chosen, given, place)
-        rows = measure(chosen, given, told, place)
-    found = {
+    found: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(chosen),
         "workers": given.workers,
-        "parameters": sum(told[0]["sizes"]),
         "fragments": given.fragments,
         "titles": {one.name: one.title for one in chosen},
-        "rows": rows,
     }
-    given.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(report.table(found))
-    if given.plot is not None:
-        report.plot(found, given.plot)
+
+    def keep(rows: dict[str, Any]) -> None:
+        given.json.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+
+    # What was started ends with us, also when we are told to.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as temporary:
+        folder = given.logs or Path(temporary)
+        told = tasks(chosen, given, folder)
+        found["parameters"] = sum(told[0]["sizes"])
+        measure(chosen, given, told, folder, keep)
+    kept = json.loads(given.json.read_text())
+    print(report.table(kept))
+    report.plot(kept, given.plot)
     return 0
 
 

@@ -129,7 +129,7 @@ class Process:
         return {"began_s": began_s, "ended_s": time.monotonic(), **self.note()}
 
     def _check(self, means: list[list[int]]) -> dict[str, Any]:
-        """Relative L2 error, each fragment against the nearest of these means, and our bits' digest.
+        """Relative L2 error, each fragment against the nearest of these means, and a digest.
 
         A mean is told by the workers that are in it.
         """
