@@ -116,6 +116,7 @@ class Hands(Learner):
         self.before: list[Floats] = []
         self.newer = asyncio.Event()
         self.captured = 0
+        self.wanted = 0
 
     async def _train(self) -> None:
         """No steps but those that a round asks for."""
@@ -135,13 +136,25 @@ class Hands(Learner):
         return [self.bank.version(at) for at in range(len(self.bank.layout.fragments))]
 
     async def whole_sync(self) -> None:
-        """Back when every fragment has a newer version, its outer step taken."""
-        wanted = [version + 1 for version in self.versions]
-        self.captured = 0
+        """Back when every fragment has a newer version, its outer step taken.
+
+        The pace of H = P / 2 lets two rounds open with each local step, but only one with the first
+        of all. So the first call merges one fragment twice, and later ones begin with the next.
+        """
+        count = len(self.moved)
+        self.wanted += count if self.wanted else count + 1
+        is_first = self.wanted == count + 1
         await self._step_on()
-        while any(now < then for now, then in zip(self.versions, wanted, strict=True)):
+        while sum(self.versions) < self.wanted:
             self.newer.clear()
             await self.newer.wait()
+            if is_first and sum(self.versions) == self.captured:
+                await self._step_if_due()
+
+    async def _step_if_due(self) -> None:
+        due = DUE_EACH_STEP * self.clock.local_step - 1
+        if self.captured == due and self.captured < self.wanted:
+            await self._step_on()
 
     async def _step_on(self) -> None:
         """One local step, as soon as there is text for it: two more fragments become due."""
@@ -178,10 +191,7 @@ class Hands(Learner):
             return self.bank.push(at, job.sequence, local)
 
         push = await self._in_pool(encode)
-        self.captured += 1
-        if self.captured % DUE_EACH_STEP == 0 and self.captured < len(self.moved):
-            await self._step_on()
-        return Captured(
+        captured = Captured(
             push.base_version,
             push.digest,
             push.payload_bytes,
@@ -189,6 +199,10 @@ class Hands(Learner):
             clock.tokens,
             clock.cursor,
         )
+        self.captured += 1
+        if self.captured > len(self.moved):  # Otherwise after the merge: see `whole_sync`.
+            await self._step_if_due()
+        return captured
 
     async def _advance(self, merged: Any) -> Advanced:
         leader = self.machine.shared.leader
