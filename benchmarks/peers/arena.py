@@ -18,9 +18,8 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -99,7 +98,7 @@ def network() -> int | None:
 
 
 class Contestant:
-    """A contender that runs, from `start` to `stop`."""
+    """A contender that runs, from `start` until the block ends."""
 
     def __init__(self, contender: Contender, task: dict[str, Any], folder: Path) -> None:
         self.contender = contender
@@ -199,7 +198,10 @@ class Contestant:
                 found.append(int(line.split()[1]) / 1024)
         return {"busiest_mib": max(found, default=0.0), "all_mib": sum(found)}
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for member in self.members:
             member.kill()
         for pid in self.pids():
@@ -208,13 +210,3 @@ class Contestant:
         if self._network is not None:
             os.close(self._network)
             self._network = None
-
-
-@contextlib.contextmanager
-def running(contestants: list[Contestant]) -> Iterator[list[Contestant]]:
-    """All that come up; those that do not are told on stderr by their logs and left out."""
-    try:
-        yield contestants
-    finally:
-        for one in contestants:
-            one.stop()

@@ -3,9 +3,10 @@
     make bench                                      # everything, with the environment it needs
     python benchmarks/peers/run.py [--only NAME,...] [--model 4m|16m|40m] [--workers M] [--rounds K]
 
-Every contender runs as a user would run it, in processes of its own, all of them at the same time;
-only one works at a time, and they take turns round by round. docs/benchmarks.md says what is
-measured and what each does differently. Prints a table and writes benchmarks/peers.json and .svg.
+Every contender runs as a user would run it, in processes of its own. They take turns: each is
+started, warmed up, timed for a few rounds and ended, and all that again. docs/benchmarks.md says
+what is measured and what each does differently. Prints a table and writes benchmarks/peers.json
+and docs/peers.svg.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.peers import report, shoal_project  # noqa: E402
-from benchmarks.peers.arena import ANSWER_S, Contestant, Late, running  # noqa: E402
+from benchmarks.peers.arena import ANSWER_S, Contestant, Late  # noqa: E402
 from benchmarks.peers.contenders import CONTENDERS, Contender  # noqa: E402
 from benchmarks.peers.work import write_displacements  # noqa: E402
 
@@ -121,44 +122,44 @@ def measure(
     folder: Path,
     keep: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Rounds in turn, then the deaths one after another; `keep` gets the rows now and then."""
-    rows: dict[str, Any] = {}
-    pairs = zip(chosen, told, strict=True)
-    with running([Contestant(one, task, folder / one.name) for one, task in pairs]) as everybody:
-        alive = []
-        for contestant in everybody:
-            name = contestant.contender.name
+    """Everybody's turn, as often as `passes` says; `keep` gets the rows after each."""
+    rows: dict[str, Any] = {one.name: {"rounds": []} for one in chosen}
+    for number in range(given.passes):
+        for one, task in zip(chosen, told, strict=True):
+            row = rows[one.name]
+            if "absent" in row:
+                continue
+            contestant = Contestant(one, task, folder / one.name)
+            is_last = number == given.passes - 1
             began_s = time.monotonic()
             try:
-                contestant.start()
-                for _ in range(given.warm):
-                    one_round(contestant)
-                alive.append(contestant)
-                rows[name] = {"rounds": []}
-                print(f"{name}: ready after {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+                with contestant:
+                    turn(contestant, row, given, is_deadly=is_last and given.death and one.dies)
             except (Late, RuntimeError, OSError) as error:
-                contestant.stop()
-                rows[name] = {"absent": str(error), "log": last_words(contestant)}
-                print(f"{name}: {error}\n{rows[name]['log']}", file=sys.stderr)
-        for contestant in alive:
-            contestant.forget_peaks()
-        for at in range(given.rounds):
-            for contestant in alive:
-                rows[contestant.contender.name]["rounds"].append(one_round(contestant))
-            print(f"round {at + 1} of {given.rounds}", file=sys.stderr)
-        for contestant in alive:
-            row = rows[contestant.contender.name]
-            row.update(contestant.peaks())
-            whole = list(range(given.workers))
-            row.update(judged(contestant, whole, [whole]))
-        keep(rows)
-        for contestant in [one for one in alive if given.death and one.contender.dies]:
-            row = rows[contestant.contender.name]
-            middle_s = statistics.median(one["wall_s"] for one in row["rounds"])
-            row["death"] = death(contestant, middle_s)
-            print(f"{contestant.contender.name}: {row['death']}", file=sys.stderr)
-            contestant.stop()
+                row["absent"], row["log"] = str(error), last_words(contestant)
+                print(f"{one.name}: {error}\n{row['log']}", file=sys.stderr)
+            took_s = time.monotonic() - began_s
+            print(f"{one.name}: pass {number + 1} took {took_s:.0f} s", file=sys.stderr)
             keep(rows)
+
+
+def turn(
+    contestant: Contestant, row: dict[str, Any], given: argparse.Namespace, *, is_deadly: bool
+) -> None:
+    """Start, warm up, the rounds that count, what came of them, and perhaps a death."""
+    contestant.start()
+    for _ in range(given.warm):
+        one_round(contestant)
+    contestant.forget_peaks()
+    for _ in range(given.rounds):
+        row["rounds"].append(one_round(contestant))
+    for name, peak in contestant.peaks().items():
+        row[name] = max(peak, row.get(name, 0.0))
+    whole = list(range(given.workers))
+    row.update(judged(contestant, whole, [whole]))
+    if is_deadly:
+        row["death"] = death(contestant, statistics.median(one["wall_s"] for one in row["rounds"]))
+        print(f"{contestant.contender.name}: {row['death']}", file=sys.stderr)
 
 
 def last_words(contestant: Contestant) -> str:
@@ -214,8 +215,9 @@ def main() -> int:
     parser.add_argument("--model", default="16m", choices=shoal_project.MODELS, help="its size")
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--passes", type=int, default=3, help="turns of each contender")
+    parser.add_argument("--rounds", type=int, default=3, help="in each turn")
+    parser.add_argument("--warm", type=int, default=1, help="rounds before those that count")
     parser.add_argument("--no-death", dest="death", action="store_false")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/peers.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/peers.svg")

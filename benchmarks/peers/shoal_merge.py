@@ -153,7 +153,7 @@ class Hands(Learner):
 
     async def _step_if_due(self) -> None:
         due = DUE_EACH_STEP * self.clock.local_step - 1
-        if self.captured == due and self.captured < self.wanted:
+        if due <= self.captured < self.wanted:
             await self._step_on()
 
     async def _step_on(self) -> None:

@@ -1,7 +1,8 @@
 """The project behind Shoal's row; its model also says how large everybody's fragments are.
 
 The rule is set to what the others compute: equal weights, plain means, an outer step that takes the
-merged displacement as it is. Every merge waits for all workers, as long as all of them are alive.
+merged displacement as it is. Every merge waits for all workers that are alive, and for a second
+before it believes that one is not.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -
         "rounds.overlap_steps": fragments,
         "rounds.eligible": "step",
         "rounds.quorum": workers,
+        "rounds.patience_s": 1.0,
         "rounds.weights": "equal",
         "rounds.up_codec": codec,
         "rounds.down_codec": codec,
