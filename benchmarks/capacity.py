@@ -18,7 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.capacity_harness import SIZES, Case, heading, measure  # noqa: E402
+from benchmarks.capacity_harness import measure  # noqa: E402
+from benchmarks.capacity_rows import SIZES, Case, heading  # noqa: E402
 
 
 def main() -> int:
@@ -37,6 +38,7 @@ def main() -> int:
         "--cache", type=Path, default=Path(tempfile.gettempdir()) / "shoal-capacity"
     )
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", type=Path, help="a folder for py-spy's stacks of the syncer")
     chosen = parser.parse_args()
     chosen.cache.mkdir(parents=True, exist_ok=True)
     print(heading(), flush=True)
@@ -53,6 +55,7 @@ def main() -> int:
                 syncs=chosen.syncs,
                 warm=chosen.warm,
                 seconds=chosen.seconds,
+                profile=chosen.profile,
             )
             row = measure(case, chosen.cache)
             rows.append(row.as_json())

@@ -1,6 +1,7 @@
 """One syncer process under the load of synthetic learners: start both, measure, end both.
 
-    from benchmarks.capacity_harness import Case, measure
+    from benchmarks.capacity_harness import measure
+    from benchmarks.capacity_rows import Case
 
     row = measure(Case(parameters="10m", learners=4), cache=Path("/tmp/shoal-capacity"))
     row.sync_s              # wall clock of a full model sync: every fragment merged once
@@ -23,13 +24,14 @@ import math
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +41,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.capacity_rows import SIZES, Case, Row  # noqa: E402
 from benchmarks.small_swarm import until  # noqa: E402
 from node.host import control_client  # noqa: E402
 from node.host.home import Home  # noqa: E402
@@ -50,101 +53,10 @@ from protocol.status import SyncerStatus  # noqa: E402
 from shoal import daemons, projects  # noqa: E402
 from shoal.project_text import Value, create_text  # noqa: E402
 
-SIZES = {"10m": (256, 10), "100m": (768, 11), "1b": (2048, 15)}
-"""Width and depth of Llama models of about so many parameters, over a vocabulary of bytes."""
-
-SWEEP_HIDDEN_TIMES = 4
+MLP_TIMES = 4
 STOP_S = 60.0
-LEARNERS_PER_PROCESS = 64
 QUIET_S = 1800.0
 """For making weights of any size."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What is measured."""
-
-    parameters: str = "10m"
-    """One of SIZES."""
-    learners: int = 4
-    fragments: int = 24
-    overlap: int = 4
-    """Rounds in flight at most."""
-    downloads: bool = True
-    """Whether learners fetch merged payloads."""
-    step_s: float = 0.25
-    """Of a learner's local step; one is enough for the next push."""
-    syncs: int = 3
-    """Full model syncs that are measured."""
-    warm: int = 1
-    """Full model syncs before that, with all learners."""
-    seconds: float = 120.0
-    """What is measured ends after so long at the latest, at a whole number of merges."""
-    processes: int = 0
-    """That hold the learners; 0: one for each 64."""
-
-    @property
-    def children(self) -> int:
-        return self.processes or math.ceil(self.learners / LEARNERS_PER_PROCESS)
-
-
-@dataclass(slots=True, kw_only=True)
-class Row:
-    """What was found. CPU is user and system time in seconds of one core, per full model sync."""
-
-    case: dict[str, Any]
-    parameters: int
-    window_s: float
-    merges: int
-    syncs: float
-    """Merges in the window by the number of fragments."""
-    participants: float
-    """Learners in a merge, mean."""
-    sync_s: float
-    merges_per_s: float
-    syncer_cpu_s: float
-    engine_cpu_s: float
-    """Of the syncer's network engine."""
-    learners_cpu_s: float
-    """Of all learners and their engines."""
-    cores_busy: float
-    """Of the machine, mean, by whoever."""
-    cores: int
-    rss_before_gb: float
-    """Of the syncer process, before the first learner came."""
-    rss_peak_gb: float
-    """In the window."""
-    lag_p50_ms: float
-    lag_p99_ms: float
-    lag_max_ms: float
-    bytes_in: float
-    """Received by the syncer, per parameter, learner and model sync."""
-    bytes_out: float
-    outcomes: dict[str, int] = field(default_factory=dict)
-    start_s: float = 0.0
-    """Until all learners trained."""
-
-    def line(self) -> str:
-        """For a table on a terminal; `heading()` stands above it."""
-        return (
-            f"{self.parameters / 1e6:>7.1f} {self.case['learners']:>4} {self.sync_s:>8.2f} "
-            f"{self.merges_per_s:>8.2f} {self.participants:>6.1f} {self.syncer_cpu_s:>7.2f} "
-            f"{self.engine_cpu_s:>7.2f} {self.learners_cpu_s:>8.2f} {self.cores_busy:>5.2f} "
-            f"{self.rss_before_gb:>6.2f} {self.rss_peak_gb:>6.2f} {self.lag_p50_ms:>6.1f} "
-            f"{self.lag_p99_ms:>6.1f} {self.lag_max_ms:>7.1f} {self.bytes_in:>6.3f} "
-            f"{self.bytes_out:>6.3f}"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def heading() -> str:
-    """Names of the columns of `Row.line`."""
-    return (
-        "par/10^6    M   sync/s merges/s  part. syn.cpu eng.cpu lear.cpu cores  GB at   peak lag50 "
-        " lag99  lagmax   in/p  out/p"
-    )
 
 
 def project_text(case: Case, *, quorum: int) -> str:
@@ -153,7 +65,7 @@ def project_text(case: Case, *, quorum: int) -> str:
     changes: dict[str, Value] = {
         "model.fragments": case.fragments,
         "model.config.hidden_size": hidden,
-        "model.config.intermediate_size": SWEEP_HIDDEN_TIMES * hidden,
+        "model.config.intermediate_size": MLP_TIMES * hidden,
         "model.config.num_hidden_layers": layers,
         "model.config.num_attention_heads": hidden // 64,
         "model.config.num_key_value_heads": hidden // 64,
@@ -381,7 +293,7 @@ def look(syncer: Syncer, learners: Learners) -> Moment:
         syncer_s=cpu_s(syncer.process),
         engine_s=sum(map(cpu_s, engines)),
         learners_s=sum(map(cpu_s, all_learners)),
-        busy_s=sum(times) - times.idle - getattr(times, "iowait", 0.0),
+        busy_s=times.user + times.nice + times.system + times.irq + times.softirq,
         bytes_in=now.network.bytes_down,
         bytes_out=now.network.bytes_up,
         outcomes=dict(now.outcomes),
@@ -412,8 +324,13 @@ class Progress:
                 raise RuntimeError("learners ended before the measurement did")
 
     def until_up(self, count: int) -> None:
+        begun_s, told = time.monotonic(), 0
         while self.up < count:
             self.hear()
+            if self.up % 16 == 0 and self.up > told:
+                told = self.up
+                seconds = time.monotonic() - begun_s
+                print(f"{told} of {count} learners after {seconds:.0f} s", file=sys.stderr)
 
     def until_whole(self, syncs: int, participants: int) -> None:
         """So many full model syncs, each merge with so many learners."""
@@ -459,20 +376,19 @@ def _link(syncer: Syncer) -> str | None:
 def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) -> Row:
     """The measurement itself."""
     syncer.forget_peak()
-    first, merges, participants = look(syncer, learners), 0, 0
-    former = progress.merges
-    while merges < case.syncs * case.fragments and time.monotonic() - first.at_s < case.seconds:
-        progress.hear()
-        if progress.merges > former:
-            former, merges = progress.merges, merges + 1
-            participants += progress.participants
-    last = look(syncer, learners)
+    with profiled(case, syncer):
+        first, last, merges, participants = _load(case, syncer, learners, progress)
     window_s = last.at_s - first.at_s
     lag, now = syncer.lag(window_s), syncer.status()
     syncs = merges / case.fragments
+    ours = [
+        (last.syncer_s - first.syncer_s),
+        (last.engine_s - first.engine_s),
+        (last.learners_s - first.learners_s),
+    ]
     each = now.project.parameters * syncs * case.learners
     return Row(
-        case=asdict(case),
+        case={**asdict(case), "profile": case.profile is not None},
         parameters=now.project.parameters,
         window_s=window_s,
         merges=merges,
@@ -480,9 +396,10 @@ def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) 
         participants=participants / merges,
         sync_s=window_s / syncs,
         merges_per_s=merges / window_s,
-        syncer_cpu_s=(last.syncer_s - first.syncer_s) / syncs,
-        engine_cpu_s=(last.engine_s - first.engine_s) / syncs,
-        learners_cpu_s=(last.learners_s - first.learners_s) / syncs,
+        syncer_cpu_s=ours[0] / syncs,
+        engine_cpu_s=ours[1] / syncs,
+        learners_cpu_s=ours[2] / syncs,
+        cores_ours=sum(ours) / window_s,
         cores_busy=(last.busy_s - first.busy_s) / window_s,
         cores=len(os.sched_getaffinity(0)),
         rss_before_gb=0.0,
@@ -496,3 +413,36 @@ def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) 
             name: count - first.outcomes.get(name, 0) for name, count in last.outcomes.items()
         },
     )
+
+
+def _load(
+    case: Case, syncer: Syncer, learners: Learners, progress: Progress
+) -> tuple[Moment, Moment, int, int]:
+    """What was counted before and after so many merges; how many, and with how many learners."""
+    first, merges, participants = look(syncer, learners), 0, 0
+    former = progress.merges
+    while merges < case.syncs * case.fragments and time.monotonic() - first.at_s < case.seconds:
+        progress.hear()
+        if progress.merges > former:
+            former, merges = progress.merges, merges + 1
+            participants += progress.participants
+    return first, look(syncer, learners), merges, participants
+
+
+@contextlib.contextmanager
+def profiled(case: Case, syncer: Syncer) -> Iterator[None]:
+    """Where the syncer spends its time meanwhile, as folded stacks of its threads."""
+    if case.profile is None:
+        yield
+        return
+    place = case.profile / f"{case.parameters}-{case.learners}.txt"
+    words = ["--pid", str(syncer.process.pid), "--output", str(place), "--format", "raw"]
+    words += ["--threads", "--rate", "100", "--duration", "unlimited", "--native"]
+    recorder = subprocess.Popen(
+        ["py-spy", "record", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        recorder.send_signal(signal.SIGINT)
+        end(recorder)

@@ -129,6 +129,13 @@ class Round:
         timeout_s = self.spec.pull_timeout_s
         return (p for p, t in sorted(self.tickets.items()) if t.is_pending(now_s, timeout_s))
 
+    def is_ripe(self, now_s: float) -> bool:
+        """Whether there is nobody left to wait for, or the quorum was just reached."""
+        timeout_s = self.spec.pull_timeout_s
+        if not any(one.is_pending(now_s, timeout_s) for one in self.tickets.values()):
+            return True
+        return self.state is RoundState.OPEN and self.fresh >= self.required(now_s)
+
     def required(self, now_s: float) -> int:
         """Pushes needed now."""
         waited_s = now_s - self.opened_s

@@ -12,6 +12,7 @@ from node.host.options import TAPE_MIB_MAX, bulk_at
 from shoal.choices import (
     HOST,
     Announce,
+    AtLeastOne,
     Bootstrap,
     BulkPort,
     HomeHere,
@@ -47,6 +48,10 @@ def run_syncer(
     bootstrap: Bootstrap = (),
     listen: Listen = "0.0.0.0",
     instance: Instance = DEFAULT_INSTANCE,
+    threads: Annotated[
+        int | None,
+        Parameter(help="CPU threads that merge; every core otherwise.", validator=AtLeastOne),
+    ] = None,
     exit_when_done: Annotated[
         bool, Parameter(help="End when the token budget is reached.", negative="")
     ] = False,
@@ -69,6 +74,7 @@ def run_syncer(
         announce=announce,
         bootstrap=bootstrap,
         link=join,
+        threads=threads,
         exit_when_done=exit_when_done,
         tape=tape_options(tape, tape_mib_max),
         monitor=monitor_at(monitor),

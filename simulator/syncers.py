@@ -442,7 +442,7 @@ class SimSyncer(Host):
             outcome = self.bank.merge(job)
         except (CorruptState, KeyError) as error:
             return Failed(str(error))
-        self.disk.payloads[outcome.payload_digest] = outcome.payload
+        self.disk.payloads[outcome.payload_digest] = bytes(outcome.payload)
         return Merged(
             payload=outcome.payload_digest,
             payload_bytes=len(outcome.payload),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from protocol.numerics.version import (
     next_version,
     state_manifests,
 )
+from protocol.numerics.workers import ALONE, Workers
 from protocol.project import Charter, CodecName
 from protocol.records import FragmentMerged, StateDigests
 from syncer_node.jobs import Merge, PushId
@@ -44,13 +46,13 @@ class Version:
     momentum: F32
     residual: F32 | None
     state: StateDigests
-    payload: bytes | None
+    payload: bytes | memoryview | None
     manifests: StateManifests
 
 
 @dataclass(frozen=True, slots=True)
 class MergeOutcome:
-    payload: bytes
+    payload: bytes | memoryview
     payload_digest: bytes
     state: StateDigests
     norms: tuple[float, ...]
@@ -66,14 +68,17 @@ class MergeBank:
         charter: Charter,
         shelf: Shelf,
         *,
-        merge: MergeFunction = merge_fragment,
+        merge: MergeFunction | None = None,
+        workers: Workers = ALONE,
     ) -> None:
-        """`merge`: how pushes become one displacement; the simulator may have another one."""
+        """`merge`: how pushes become one displacement; the simulator may have another one.
+        `workers`: who calculates."""
         count = len(layout.fragments)
         self.layout = layout
         self.charter = charter
         self.shelf = shelf
-        self._merge = merge
+        self._merge = merge or partial(merge_fragment, workers=workers)
+        self._workers = workers
         self._current: list[Version | None] = [None] * count
         self._offers: list[Offer | None] = [None] * count
         self._candidates: dict[tuple[int, int, bytes], Version] = {}
@@ -97,7 +102,7 @@ class MergeBank:
         residual: F32 | None = None,
     ) -> StateDigests:
         """Take this as the current version, and its digests."""
-        manifests = state_manifests(theta, momentum)
+        manifests = state_manifests(theta, momentum, workers=self._workers)
         state = manifests.digests
         self._put(fragment, Version(number, theta, momentum, residual, state, None, manifests))
         return state
@@ -135,7 +140,9 @@ class MergeBank:
             outer.clip_to_median,
         )
         carried = base.residual if base.residual is not None else np.zeros_like(base.theta)
-        payload, residual = encode_with_feedback(job.codec, merged.values, carried)
+        payload, residual = encode_with_feedback(
+            job.codec, merged.values, carried, workers=self._workers
+        )
         theta, momentum, manifests = next_version(
             base.theta,
             base.momentum,
@@ -144,6 +151,7 @@ class MergeBank:
             learning_rate=outer.learning_rate,
             momentum_coefficient=outer.momentum,
             nesterov=outer.nesterov,
+            workers=self._workers,
         )
         name, state = digest(payload), manifests.digests
         self._candidates[job.fragment, job.version, name] = Version(
@@ -173,7 +181,9 @@ class MergeBank:
         base = self.current(fragment)
         if base.number != number - 1:
             raise CorruptState(f"fragment {fragment} is at {base.number}, not {number - 1}")
-        theta, momentum, manifests = certified_version(base.theta, base.momentum, payload, merged)
+        theta, momentum, manifests = certified_version(
+            base.theta, base.momentum, payload, merged, workers=self._workers
+        )
         version = Version(number, theta, momentum, None, merged.state, payload, manifests)
         self._put(fragment, version)
         self._offer(fragment, payload)
@@ -188,7 +198,7 @@ class MergeBank:
         if former is not None:
             self.shelf.retire(former)
 
-    def _offer(self, fragment: int, payload: bytes) -> None:
+    def _offer(self, fragment: int, payload: bytes | memoryview) -> None:
         name = digest(payload)
         self.shelf.put(name, payload)
         ring = self._ring[fragment]

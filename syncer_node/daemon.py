@@ -22,6 +22,7 @@ import msgspec
 
 from node.host import addresses, keystore, last_run, logs, sample
 from node.host.control import ControlServer
+from node.host.cores import Cores
 from node.host.driver import Driver
 from node.host.feed import Feed
 from node.host.joinlink import JoinLink, format_link
@@ -184,7 +185,8 @@ class SyncerDaemon:
         self.store = Store(options.home.syncer_store(project.id, options.instance))
         self.project = project = newest_of(project, self.store.voter.charter())
         genesis, charter = project.genesis, project.charter
-        self.bank = MergeBank(self.layout, charter, self.shelf)
+        cores = Cores(options.threads)
+        self.bank = MergeBank(self.layout, charter, self.shelf, workers=cores)
         self.disk = Disk(self.store, self.bank, project, identity)
         self.recorded = self._recorded_machine()
         self.machine = self.recorded.inner
@@ -193,6 +195,7 @@ class SyncerDaemon:
             store=self.store,
             bank=self.bank,
             disk=self.disk,
+            cores=cores,
             project=project.id,
             kept_marks=lambda: set(self.machine.state.marks),
             other_syncers=self._other_syncers,

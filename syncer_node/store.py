@@ -76,7 +76,9 @@ class Store:
         """Raise DiskFull while the disk has less than the reserve free."""
         require_space(self.root)
 
-    def write_payload(self, fragment: int, version: int, name: bytes, payload: bytes) -> None:
+    def write_payload(
+        self, fragment: int, version: int, name: bytes, payload: bytes | memoryview
+    ) -> None:
         """Keep a merged payload durably, before its record is. `name`: its digest."""
         self.require_space()
         write_atomically(self._payload(fragment, version, name), payload)

@@ -8,6 +8,7 @@ payloads and checkpoints up to date, so that it can take the seat within seconds
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from msgspec import structs
@@ -38,7 +39,6 @@ from protocol.messages import (
     CertifiedRecord,
     CharterOffer,
     Envelope,
-    Heartbeat,
     Hello,
     IndexPart,
     Message,
@@ -53,6 +53,7 @@ from protocol.state import SwarmSummary
 from protocol.trace import PeerMisbehaved, PhaseChanged, RecordCommitted
 from syncer_node.archive import Archive
 from syncer_node.following import Following
+from syncer_node.glancing import look_s
 from syncer_node.jobs import (
     FetchPayload,
     FetchPush,
@@ -76,9 +77,6 @@ from syncer_node.raft.log import Entry
 from syncer_node.raft.raft import Raft
 from syncer_node.seat import Seat
 from syncer_node.setup import Recovered, SyncerSetup
-
-LOOK_EVERY_S = 0.02
-"""Heartbeats come often; rounds are looked at no more often than this because of their news."""
 
 NOT_LEADING_RETRY_S = 1.0
 HAND_OVER_S_MAX = 4.0
@@ -125,6 +123,7 @@ class SyncerMachine:
         )
         self._now_s = 0.0
         self._looked_s = -1.0
+        self._wake_s = math.inf
         self._seat_term = -1
         """Term of our own seat record once it is certified."""
         self._is_over = False
@@ -160,23 +159,13 @@ class SyncerMachine:
                 self._stop = (reason, now_s + HAND_OVER_S_MAX)
             case Woke() | Note():
                 pass
-        if isinstance(event, Received) and isinstance(event.message, Heartbeat):
-            if not self._is_news(event.peer):
-                return self.desk.drain()  # Whatever is due has its wake-up already.
-            is_due = now_s - self._looked_s >= LOOK_EVERY_S
-        else:
-            is_due = True
-        if is_due:
+        due_s = look_s(event, self.seat, looked_s=self._looked_s, now_s=now_s)
+        if due_s <= now_s:
             self._look()
-        self._wake()
+            self._wake()
+        elif due_s < self._wake_s:
+            self._wake_at(due_s)
         return self.desk.drain()
-
-    def _is_news(self, learner: bytes) -> bool:
-        """Whether a heartbeat just said more than that a learner lives."""
-        if self.seat is None:
-            return True
-        session = self.seat.members.sessions.get(learner)
-        return session is None or session.is_news
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count a peer's offence that was found while reading its bytes."""
@@ -251,7 +240,11 @@ class SyncerMachine:
         times.append(self.following.deadline_s())
         if self.seat is not None:
             times.append(self.seat.deadline_s())
-        self.desk.out.append(WakeAt(max(self._now_s + 0.001, min(times))))
+        self._wake_at(max(self._now_s + 0.001, min(times)))
+
+    def _wake_at(self, at_s: float) -> None:
+        self._wake_s = at_s
+        self.desk.out.append(WakeAt(at_s))
 
     @property
     def phase(self) -> str:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from node.host.cores import Cores, give_way
 from node.host.hedging import fetch_from
 from node.host.seat import learners_topic
 from node.host.transport import Transport
@@ -65,7 +66,7 @@ from syncer_node.store import F32, Checkpoint, Store
 
 log = logging.getLogger("shoal.syncer")
 
-MERGE_THREADS = 2
+MERGES_AT_ONCE = 2
 SOURCES_ASKED_MAX = 8
 T = TypeVar("T")
 
@@ -80,6 +81,7 @@ class Work:
         store: Store,
         bank: MergeBank,
         disk: Disk,
+        cores: Cores,
         project: bytes,
         kept_marks: Callable[[], set[int]],
         other_syncers: Callable[[], list[bytes]],
@@ -89,17 +91,21 @@ class Work:
         self.store = store
         self.bank = bank
         self.disk = disk
+        self.cores = cores
         self.project = project
         self.kept_marks = kept_marks
         self.other_syncers = other_syncers
         self.payloads = payloads
-        self.merge_pool = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
+        self.merge_pool = ThreadPoolExecutor(
+            MERGES_AT_ONCE, thread_name_prefix="merge", initializer=give_way
+        )
         self.merge_pool.submit(warm_up)
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
 
     def close(self) -> None:
         """Wait for what is under way; nothing remains half done."""
         self.merge_pool.shutdown(wait=True, cancel_futures=True)
+        self.cores.close()
         self.disk_pool.shutdown(wait=True, cancel_futures=True)
         self.store.close()
 

@@ -33,7 +33,7 @@ def writing(what: str) -> Iterator[None]:
         raise TransientError(f"{what} was not written: {error.strerror}") from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     partial = path.with_name(f".{path.name}.partial")
     with writing(path.name):
         with partial.open("wb") as handle:

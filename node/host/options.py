@@ -96,6 +96,8 @@ class SyncerOptions:
     network: NetworkSettings = NETWORK
     """What the owner of this machine allows and knows of the network."""
     exit_when_done: bool = False
+    threads: int | None = None
+    """That merge; None: as many as this process may use."""
     bulk: BulkAt = BULK_ANYWHERE
     """Where direct connections for bulk data are taken."""
     log_json: bool | None = None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from protocol import limits
 from protocol.errors import InternalError
 from protocol.numerics.codecs import require_flat
+from protocol.numerics.workers import ALONE, Workers
 
 F32 = NDArray[np.float32]
 
@@ -40,10 +41,12 @@ def content(values: F32) -> memoryview:
     return values.astype("<f4", copy=False).view(np.uint8).data
 
 
-def manifest(values: F32) -> bytes:
+def manifest(values: F32, *, workers: Workers = ALONE) -> bytes:
     """The digests of all chunks of an array."""
     whole = content(values)
-    return b"".join(blake3(whole[start:end]).digest() for start, end in spans(len(whole)))
+    return b"".join(
+        workers.map(lambda part: blake3(whole[slice(*part)]).digest(), spans(len(whole)))
+    )
 
 
 def root(manifest: bytes) -> bytes:

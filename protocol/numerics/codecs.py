@@ -17,10 +17,9 @@ what they must agree with, bit for bit, and what runs elsewhere.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,7 @@ from protocol.errors import InternalError, MalformedPayload, ShoalError
 from protocol.fragments import BLOCK
 from protocol.numerics import buffers, coarse, kernels
 from protocol.numerics.kernels import SCALE_MAX, SCALE_MIN
+from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName
 
 F32: TypeAlias = NDArray[np.float32]
@@ -77,7 +77,7 @@ def payload_bytes(codec: CodecName, numel: int) -> int:
     return numel * CODE_BITS[codec] // 8 + numel // BLOCK * SCALE_BYTES[codec]
 
 
-def encode(codec: CodecName, values: F32) -> bytes:
+def encode(codec: CodecName, values: F32, *, workers: Workers = ALONE) -> memoryview:
     """The payload of `values`, a flat contiguous array of whole blocks, each value to the nearest.
 
     Blocks whose scale would be under 2^-100 in magnitude become zeros.
@@ -85,51 +85,100 @@ def encode(codec: CodecName, values: F32) -> bytes:
     array has another shape or type.
     """
     require_flat(values)
-    sink = Sink(codec, values.size)
-    for start in range(0, values.size, CHUNK):
-        sink.write(values[start : start + CHUNK])
-    return sink.payload()
+    draft = Draft(codec, values.size)
+    workers.map(lambda part: draft.tell(part[0], values[slice(*part)]), pieces(values.size))
+    return draft.payload
 
 
-class Sink:
-    """A payload that is made chunk by chunk."""
+class Draft:
+    """A payload in the making: pieces of it may be told at the same time, in any order."""
 
     def __init__(self, codec: CodecName, numel: int) -> None:
+        """Raises: InternalError as `payload_bytes`."""
         self._codec = codec
-        self._bytes = payload_bytes(codec, numel)
-        # A BytesIO hands over its own buffer at the end; a bytearray would have to be copied whole.
-        self._codes = io.BytesIO()
-        self._scales: list[bytes] = []
+        self._bytes = buffers.empty_bytes(payload_bytes(codec, numel))
+        codes = numel * CODE_BITS[codec] // 8
+        self._codes, self._scales = self._bytes[:codes], self._bytes[codes:]
 
-    def write(self, values: F32, *, is_consumed: bool = False) -> None:
-        """Encodes the next elements, at most CHUNK.
+    @property
+    def payload(self) -> memoryview:
+        """All of it, read-only; its memory is used again when nobody looks at it any more."""
+        return self._bytes.data.toreadonly()
 
-        is_consumed: turn `values` into what their codes do not say, without subnormals.
+    def tell(
+        self,
+        start: int,
+        values: F32,
+        *,
+        minus: F32 | None = None,
+        residual: F32 | None = None,
+        left: F32 | None = None,
+    ) -> None:
+        """Encodes the elements from `start` on: `values`, or values - minus + residual, flushed,
+        where there is a `left`, which is filled with what their codes do not say, flushed.
+
         Raises: NonFinite as `encode`.
         """
-        codes, scales = _ENCODERS[self._codec](values)
-        self._codes.write(codes)
-        self._scales.append(scales)
-        if is_consumed:
-            plane = np.frombuffer(codes, dtype=np.uint8)
-            sent = np.frombuffer(scales, dtype="<u2").astype(np.uint16, copy=False)
-            _LEAVERS.get(self._codec, partial(leave, self._codec))(plane, sent, values)
+        codes, scales = self._places(start, values.size)
+        if kernels.IS_COMPILED and self._codec in _TELLERS:
+            tell, width = _TELLERS[self._codec]
+            bits = scales.view(np.uint16)
+            into = values if left is None else left
+            if not tell(values, minus, residual, into, codes.view(width), bits):
+                told = values if residual is None else wanted(values, minus, residual)
+                _require_finite(told)
+                raise NonFinite("a value is too large for the scale of a block")
+            return
+        told = values
+        if left is not None and residual is not None:
+            left[:] = told = wanted(values, minus, residual)
+        for at, end in pieces(values.size, step=CHUNK):
+            here, there = self._places(start + at, end - at)
+            made, sent = TWIN_ENCODERS[self._codec](told[at:end])
+            here[:], there[:] = np.frombuffer(made, np.uint8), np.frombuffer(sent, np.uint8)
+            if left is not None:
+                bits = there.view("<u2").astype(np.uint16, copy=False)
+                _leave(self._codec, here, bits, left[at:end])
 
-    def payload(self) -> bytes:
-        """Everything that was written."""
-        self._codes.writelines(self._scales)
-        made = self._codes.getvalue()
-        assert len(made) == self._bytes
-        return made
+    def _places(self, start: int, numel: int) -> tuple[U8, U8]:
+        bits, width = CODE_BITS[self._codec], SCALE_BYTES[self._codec]
+        first, last = start // BLOCK * width, (start + numel) // BLOCK * width
+        return self._codes[start * bits // 8 : (start + numel) * bits // 8], self._scales[
+            first:last
+        ]
 
 
-def decode(codec: CodecName, payload: Payload, numel: int) -> F32:
+def wanted(values: F32, minus: F32 | None, residual: F32) -> F32:
+    """What there is to say, flushed: how far values are from `minus`, and what was left before."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        told = (values if minus is None else values - minus) + residual
+    flush(told)
+    return told
+
+
+def _leave(codec: CodecName, codes: U8, bits: U16, values: F32) -> None:
+    """Takes from `values` what codes and the bits of their scales say, and flushes the rest."""
+    told = np.empty_like(values)
+    TWIN_DECODERS[codec](codes, wide_scales(bits), told)
+    values -= told
+    flush(values)
+
+
+def decode(codec: CodecName, payload: Payload, numel: int, *, workers: Workers = ALONE) -> F32:
     """The `numel` values of a payload, as a new array.
 
     Raises: MalformedPayload if the length is wrong, a value or scale is Inf or NaN, or a scale is
     neither 0 nor in [2^-100, 2^100] in magnitude.
     """
-    return decode_range(codec, payload, numel, 0, numel)
+    payload_bytes(codec, numel)  # Raises where that is not a whole number of blocks.
+    out = buffers.empty(numel)
+    _checked_view(codec, payload, numel)
+
+    def work(part: tuple[int, int]) -> None:
+        decode_into(codec, payload, numel, part[0], out[slice(*part)])
+
+    workers.map(work, pieces(numel))
+    return out
 
 
 def decode_range(codec: CodecName, payload: Payload, numel: int, start: int, stop: int) -> F32:
@@ -140,20 +189,16 @@ def decode_range(codec: CodecName, payload: Payload, numel: int, start: int, sto
     """
     _require_borders(numel, start, stop)
     out = buffers.empty(stop - start)
-    decode_chunk = _DECODERS[codec]
-    for begin in range(start, stop, CHUNK):
-        end = min(begin + CHUNK, stop)
-        codes, scales = planes(codec, payload, numel, begin, end)
-        decode_chunk(codes, scales, out[begin - start : end - start])
+    decode_into(codec, payload, numel, start, out)
     return out
 
 
-def leave(codec: CodecName, codes: U8, bits: U16, values: F32) -> None:
-    """Takes from `values` what codes and the bits of their scales say, and flushes the rest."""
-    told = np.empty_like(values)
-    _DECODERS[codec](codes, wide_scales(bits), told)
-    values -= told
-    flush(values)
+def decode_into(codec: CodecName, payload: Payload, numel: int, start: int, out: F32) -> None:
+    """Fills `out` with the elements from `start` on. Raises: as `decode_range`."""
+    decode_chunk = _DECODERS[codec]
+    for begin, end in pieces(out.size, start, CHUNK):
+        codes, scales = planes(codec, payload, numel, begin, end)
+        decode_chunk(codes, scales, out[begin - start : end - start])
 
 
 def code_planes(codec: CodecName, payload: Payload, numel: int) -> tuple[U8, U16]:
@@ -364,30 +409,8 @@ def _decode_int4(codes: U8, scales: F32, out: F32) -> None:
     out += np.float32(0)
 
 
-def _compiled_encode_int8(values: F32) -> tuple[Payload, bytes]:
-    codes, scales = np.empty(values.size, np.int8), np.empty(values.size // BLOCK, np.uint16)
-    _require_sound(kernels.encode_int8(values, codes, scales), values)
-    return codes.data, scales.astype("<u2", copy=False).tobytes()
-
-
-def _compiled_encode_int4(values: F32) -> tuple[Payload, bytes]:
-    codes, scales = np.empty(values.size // 2, np.uint8), np.empty(values.size // BLOCK, np.uint16)
-    _require_sound(kernels.encode_int4(values, codes, scales), values)
-    return codes.data, scales.astype("<u2", copy=False).tobytes()
-
-
-def _require_sound(is_sound: bool, values: F32) -> None:
-    if not is_sound:
-        _require_finite(values)
-        raise NonFinite("a value is too large for the scale of a block")
-
-
 def _compiled_decode_int8(codes: U8, scales: F32, out: F32) -> None:
     kernels.decode_int8(codes.view(np.int8), scales, out)
-
-
-def _compiled_leave_int8(codes: U8, bits: U16, values: F32) -> None:
-    kernels.leave_int8(codes.view(np.int8), bits, values)
 
 
 TWIN_ENCODERS: dict[CodecName, Callable[[F32], tuple[Payload, bytes]]] = {
@@ -407,9 +430,12 @@ TWIN_DECODERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {
     "int1": partial(_decode_coarse, bits=1),
 }
 
-_ENCODERS, _DECODERS = dict(TWIN_ENCODERS), dict(TWIN_DECODERS)
-_LEAVERS: dict[CodecName, Callable[[U8, U16, F32], None]] = {}
+_DECODERS = dict(TWIN_DECODERS)
 if kernels.IS_COMPILED:
-    _LEAVERS |= {"int8": _compiled_leave_int8, "int4": kernels.leave_int4}
-    _ENCODERS |= {"int8": _compiled_encode_int8, "int4": _compiled_encode_int4}
     _DECODERS |= {"int8": _compiled_decode_int8, "int4": kernels.decode_int4}
+
+_Teller: TypeAlias = Callable[[F32, F32 | None, F32 | None, F32, Any, U16], bool]
+_TELLERS: dict[CodecName, tuple[_Teller, type[np.generic]]] = {
+    "int8": (kernels.tell_int8, np.int8),
+    "int4": (kernels.tell_int4, np.uint8),
+}

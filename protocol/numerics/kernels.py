@@ -12,6 +12,7 @@ Arrays are flat. `blocks` are 128 elements; codes and scales are those of the ch
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, TypeAlias, TypeVar
@@ -37,7 +38,7 @@ U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
-IS_COMPILED: Final = nb is not None
+IS_COMPILED: Final = nb is not None and sys.byteorder == "little"
 HALF: Final = BLOCK // 2
 
 LIMB_BITS: Final = 32
@@ -62,7 +63,7 @@ _UNIT = np.float32(1.0)
 _INT4_OFFSET = np.float32(8.0)
 _INT8_MAX = np.float32(127.0)
 _FACTOR_MIN = np.float32(2.0**-100)
-_GROUP = 64
+_FEW = 4
 """Blocks that are encoded together: what one loop reads, the next finds in the nearest cache."""
 _SOON = 8
 """Blocks between the one at work and the one that is loaded."""
@@ -76,6 +77,14 @@ def _compiled(function: _Kernel) -> _Kernel:
     if nb is None:
         return function
     made: _Kernel = nb.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return made
+
+
+def _inlined(function: _Kernel) -> _Kernel:
+    """The same for a part of a kernel that gets slices: called, each would be counted."""
+    if nb is None:
+        return function
+    made: _Kernel = nb.njit(nogil=True, inline="always", error_model="numpy")(function)
     return made
 
 
@@ -101,20 +110,18 @@ def _wide(bits: np.uint16) -> np.float32:
     return np.float32(np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32))
 
 
-@_compiled
-def _extremes(bits: I32, out: F32) -> None:
-    """Fills `out` with the element of largest magnitude of each block, of two equal ones the
-    positive. Inf and NaN come out as such: they are the largest.
+@_inlined
+def _extreme(bits: I32) -> np.uint32:
+    """Of one block, the bits of the element of largest magnitude, of two equal ones the positive.
+    Inf and NaN come out as such: they are the largest.
 
     The sign rides in the lowest bit, so that one comparison of integers finds both.
     """
-    found = out.view(np.uint32)
-    for block in range(bits.size // BLOCK):
-        base, most = block * BLOCK, np.uint32(0)
-        for i in range(BLOCK):
-            turned = np.uint32(np.uint32(bits[base + i]) ^ _TOP)
-            most = max(most, np.uint32(np.uint32(turned << _ONE) | np.uint32(turned >> _LAST)))
-        found[block] = np.uint32(np.uint32(most >> _ONE) | np.uint32(most << _LAST)) ^ _TOP
+    most = np.uint32(0)
+    for i in range(BLOCK):
+        turned = np.uint32(np.uint32(bits[i]) ^ _TOP)
+        most = max(most, np.uint32(np.uint32(turned << _ONE) | np.uint32(turned >> _LAST)))
+    return np.uint32(np.uint32(np.uint32(most >> _ONE) | np.uint32(most << _LAST)) ^ _TOP)
 
 
 @_compiled
@@ -141,104 +148,119 @@ def _rounded(value: np.float32) -> np.int32:
     return np.int32(np.int32(np.float32(value + _ROUNDER).view(np.int32)) - _ROUNDER_BITS)
 
 
-@_compiled
-def _codes_int4(values: F32, inverses: F32, codes: U8) -> None:
-    for block in range(codes.size // HALF):
-        base, at, inverse = block * BLOCK, block * HALF, inverses[block]
-        for i in range(HALF):
-            low = min(_rounded(values[base + i] * inverse), _SEVEN)
-            high = min(_rounded(values[base + HALF + i] * inverse), _SEVEN)
-            first, second = np.int32(low + _EIGHT), np.int32(high + _EIGHT)
-            codes[at + i] = np.uint8(np.int32(first | np.int32(second << _NIBBLE)))
+@_inlined
+def _code_int4(values: F32, inverse: np.float32, codes: U8) -> None:
+    """The codes of one block."""
+    for i in range(HALF):
+        low = min(_rounded(values[i] * inverse), _SEVEN)
+        high = min(_rounded(values[HALF + i] * inverse), _SEVEN)
+        first, second = np.int32(low + _EIGHT), np.int32(high + _EIGHT)
+        codes[i] = np.uint8(np.int32(first | np.int32(second << _NIBBLE)))
 
 
-@_compiled
-def _codes_int8(values: F32, inverses: F32, codes: I8) -> None:
-    for block in range(codes.size // BLOCK):
-        base, inverse = block * BLOCK, inverses[block]
+@_inlined
+def _code_int8(values: F32, inverse: np.float32, codes: I8) -> None:
+    for i in range(BLOCK):
+        codes[i] = np.int8(_rounded(values[i] * inverse))
+
+
+@_inlined
+def _want(values: F32, minus: F32 | None, residual: F32, left: F32, start: int) -> None:
+    """One block of what there is to say, flushed: how far values are from `minus`, and what was
+    left before."""
+    here = slice(start, start + BLOCK)
+    now, before, into = values[here], residual[here], left[here]
+    if minus is None:
         for i in range(BLOCK):
-            codes[base + i] = np.int8(_rounded(values[base + i] * inverse))
+            into[i] = _flushed(now[i] + before[i])
+    else:
+        base = minus[here]
+        for i in range(BLOCK):
+            into[i] = _flushed((now[i] - base[i]) + before[i])
+
+
+@_inlined
+def _leave_int4(codes: U8, scale: np.float32, left: F32) -> None:
+    """Takes from one block what its codes say, and flushes the rest."""
+    for i in range(HALF):
+        packed = np.int32(codes[i])
+        low = np.float32(np.int32(packed & _FIFTEEN) - _EIGHT) * scale
+        high = np.float32(np.int32(packed >> _NIBBLE) - _EIGHT) * scale
+        left[i] = _flushed(left[i] - low)
+        left[HALF + i] = _flushed(left[HALF + i] - high)
+
+
+@_inlined
+def _leave_int8(codes: I8, scale: np.float32, left: F32) -> None:
+    for i in range(BLOCK):
+        left[i] = _flushed(left[i] - np.float32(codes[i]) * scale)
 
 
 @_compiled
-def encode_int4(values: F32, codes: U8, scales: U16) -> bool:
-    """Fills `codes` (half as many as values) and `scales`; whether every scale is sound."""
-    extremes, inverses = np.empty(_GROUP, np.float32), np.empty(_GROUP, np.float32)
-    is_sound = True
-    for first in range(0, scales.size, _GROUP):
-        stop = min(first + _GROUP, scales.size)
-        ahead(values, (first + _GROUP) * BLOCK, (stop + _GROUP) * BLOCK)
-        here, bits = values[first * BLOCK : stop * BLOCK], scales[first:stop]
-        _extremes(here.view(np.int32), extremes)
-        is_sound &= _scales_of(extremes, -_INT4_OFFSET, bits, inverses)
-        _codes_int4(here, inverses, codes[first * HALF : stop * HALF])
+def tell_int4(
+    values: F32, minus: F32 | None, residual: F32 | None, left: F32, codes: U8, scales: U16
+) -> bool:
+    """Fills `codes` (half as many as values) and `scales` with what there is to say, and `left`
+    with what they do not say; whether every scale is sound. Without `residual` it is the values
+    that are said, and `left` are the values themselves, which stay.
+
+    Each of the loops over a few blocks loads one of the arrays for the next few.
+    """
+    extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
+    found, bits, is_sound = extremes.view(np.uint32), left.view(np.int32), True
+    for first in range(0, scales.size, _FEW):
+        stop = min(first + _FEW, scales.size)
+        if residual is not None:
+            for start in range(first * BLOCK, stop * BLOCK, BLOCK):
+                ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                _want(values, minus, residual, left, start)
+        for block in range(first, stop):
+            start = block * BLOCK
+            ahead(values, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            found[block - first] = _extreme(bits[start : start + BLOCK])
+        is_sound &= _scales_of(extremes, -_INT4_OFFSET, scales[first:stop], inverses)
+        for block in range(first, stop):
+            start, at = block * BLOCK, block * HALF
+            if minus is not None:
+                ahead(minus, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            inverse = inverses[block - first]
+            _code_int4(left[start : start + BLOCK], inverse, codes[at : at + HALF])
+        if residual is not None:
+            for block in range(first, stop):
+                start, at = block * BLOCK, block * HALF
+                ahead(residual, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                said, scale = codes[at : at + HALF], _wide(scales[block])
+                _leave_int4(said, scale, left[start : start + BLOCK])
     return is_sound
 
 
 @_compiled
-def encode_int8(values: F32, codes: I8, scales: U16) -> bool:
+def tell_int8(
+    values: F32, minus: F32 | None, residual: F32 | None, left: F32, codes: I8, scales: U16
+) -> bool:
     """The same with a code for each value."""
-    extremes, inverses = np.empty(_GROUP, np.float32), np.empty(_GROUP, np.float32)
-    is_sound = True
-    for first in range(0, scales.size, _GROUP):
-        stop = min(first + _GROUP, scales.size)
-        ahead(values, (first + _GROUP) * BLOCK, (stop + _GROUP) * BLOCK)
-        here, bits = values[first * BLOCK : stop * BLOCK], scales[first:stop]
-        _extremes(here.view(np.int32), extremes)
+    extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
+    found, bits, is_sound = extremes.view(np.uint32), left.view(np.int32), True
+    for first in range(0, scales.size, _FEW):
+        stop = min(first + _FEW, scales.size)
+        if residual is not None:
+            for start in range(first * BLOCK, stop * BLOCK, BLOCK):
+                ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                _want(values, minus, residual, left, start)
+        for block in range(first, stop):
+            start = block * BLOCK
+            ahead(values, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            found[block - first] = _extreme(bits[start : start + BLOCK])
         np.abs(extremes, extremes)
-        is_sound &= _scales_of(extremes, _INT8_MAX, bits, inverses)
-        _codes_int8(here, inverses, codes[first * BLOCK : stop * BLOCK])
+        is_sound &= _scales_of(extremes, _INT8_MAX, scales[first:stop], inverses)
+        for block in range(first, stop):
+            here = slice(block * BLOCK, block * BLOCK + BLOCK)
+            _code_int8(left[here], inverses[block - first], codes[here])
+            if residual is not None:
+                start = (block + _FEW) * BLOCK
+                ahead(residual, start, start + BLOCK)
+                _leave_int8(codes[here], _wide(scales[block]), left[here])
     return is_sound
-
-
-@_compiled
-def wanted(values: F32, minus: F32 | None, residual: F32, out: F32) -> None:
-    """What there is to say, flushed: how far values are from `minus`, and what was left before."""
-    for start in range(0, out.size, BLOCK):
-        soon = start + _SOON * BLOCK
-        ahead(values, soon, soon + BLOCK)
-        ahead(residual, soon, soon + BLOCK)
-        ahead(out, soon, soon + BLOCK)
-        here = slice(start, start + BLOCK)
-        now, before, into = values[here], residual[here], out[here]
-        if minus is None:
-            for i in range(into.size):
-                into[i] = _flushed(now[i] + before[i])
-        else:
-            ahead(minus, soon, soon + BLOCK)
-            base = minus[here]
-            for i in range(into.size):
-                into[i] = _flushed((now[i] - base[i]) + before[i])
-
-
-@_compiled
-def leave_int4(codes: U8, scales: U16, left: F32) -> None:
-    """Takes from `left` what the codes say, and flushes the rest."""
-    for block in range(scales.size):
-        soon = (block + _SOON) * BLOCK
-        ahead(codes, soon // 2, (soon + BLOCK) // 2)
-        ahead(left, soon, soon + BLOCK)
-        said, scale = codes[block * HALF : block * HALF + HALF], _wide(scales[block])
-        rest = left[block * BLOCK : block * BLOCK + BLOCK]
-        for i in range(HALF):
-            packed = np.int32(said[i])
-            low = np.float32(np.int32(packed & _FIFTEEN) - _EIGHT) * scale
-            high = np.float32(np.int32(packed >> _NIBBLE) - _EIGHT) * scale
-            rest[i] = _flushed(rest[i] - low)
-            rest[HALF + i] = _flushed(rest[HALF + i] - high)
-
-
-@_compiled
-def leave_int8(codes: I8, scales: U16, left: F32) -> None:
-    """The same of int8 codes."""
-    for block in range(scales.size):
-        soon = (block + _SOON) * BLOCK
-        ahead(codes, soon, soon + BLOCK)
-        ahead(left, soon, soon + BLOCK)
-        here, scale = slice(block * BLOCK, block * BLOCK + BLOCK), _wide(scales[block])
-        said, rest = codes[here], left[here]
-        for i in range(BLOCK):
-            rest[i] = _flushed(rest[i] - np.float32(said[i]) * scale)
 
 
 @_compiled
@@ -321,15 +343,19 @@ def factors(bits: U16, factor: float, out: F32) -> None:
 
 
 @_compiled
-def add_int4(planes: tuple[U8, ...], count: int, by_block: F32, total: F32) -> None:
+def add_int4(planes: tuple[U8, ...], count: int, by_block: F32, total: F32, is_new: bool) -> None:
     """Adds code times factor to `total` (float32), of one payload after the other.
 
-    planes: codes of at least `count` payloads; by_block: their factors, a row for each.
+    planes: codes of at least `count` payloads; by_block: their factors, a row for each; is_new:
+    whether it begins with +0, whatever is there.
     """
     for block in range(by_block.shape[1]):
         soon = (block + _SOON) * BLOCK
         ahead(total, soon, soon + BLOCK)
         into = total[block * BLOCK : block * BLOCK + BLOCK]
+        if is_new:
+            for i in range(BLOCK):
+                into[i] = _ZERO
         for at in range(count):
             ahead(planes[at], soon // 2, (soon + BLOCK) // 2)
             said = planes[at][block * HALF : block * HALF + HALF]
@@ -341,13 +367,16 @@ def add_int4(planes: tuple[U8, ...], count: int, by_block: F32, total: F32) -> N
 
 
 @_compiled
-def add_int8(planes: tuple[I8, ...], count: int, by_block: F32, total: F32) -> None:
+def add_int8(planes: tuple[I8, ...], count: int, by_block: F32, total: F32, is_new: bool) -> None:
     """The same of int8 codes."""
     for block in range(by_block.shape[1]):
         here = slice(block * BLOCK, block * BLOCK + BLOCK)
         soon = (block + _SOON) * BLOCK
         ahead(total, soon, soon + BLOCK)
         into = total[here]
+        if is_new:
+            for i in range(BLOCK):
+                into[i] = _ZERO
         for at in range(count):
             ahead(planes[at], soon, soon + BLOCK)
             said, factor = planes[at][here], by_block[at, block]

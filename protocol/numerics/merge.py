@@ -28,16 +28,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.errors import InternalError
 from protocol.fragments import BLOCK, Fragment, TensorSpan
 from protocol.numerics import buffers, kernels
-from protocol.numerics.codecs import CHUNK, F32, Payload, flush, require_flat
-from protocol.numerics.summing import LARGEST, Source, block_sums, root, weighted_sum
+from protocol.numerics.codecs import F32, Payload, flush, require_flat
+from protocol.numerics.summing import LARGEST, Source, block_sums, root, roots, weighted_sum
+from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName, WeightRule
 
 CLIP_PUSHES_MIN = 3
 """Fewer pushes have no majority whose median could say which one is the outlier."""
+
+READ = 1 << 20
+"""Elements of a piece of which only the codes are read."""
 
 CANCELLED = 1e-6
 """A mean direction shorter than this share of its weight is rounding noise."""
@@ -78,14 +83,15 @@ class _Part:
     span_norms: tuple[float, ...]
 
 
-def norm(values: F32) -> float:
+def norm(values: F32, *, workers: Workers = ALONE) -> float:
     """The L2 norm of a flat array of whole blocks: the same bits everywhere.
 
     Squares and block sums in float64, in an order fixed here and not by the CPU's vector width; the
     sum of the blocks is correctly rounded, so it has no order.
     """
     require_flat(values)
-    return root(block_sums(values))
+    sums = workers.map(lambda part: block_sums(values[slice(*part)]), pieces(values.size))
+    return root(np.concatenate(sums)) if sums else 0.0
 
 
 def token_weight(tokens: int, steps: int) -> float:
@@ -112,7 +118,11 @@ def push_weight(rule: WeightRule, tokens: int, steps: int) -> float:
 
 
 def merge_fragment(
-    contributions: Sequence[Contribution], fragment: Fragment, clip_to_median: float
+    contributions: Sequence[Contribution],
+    fragment: Fragment,
+    clip_to_median: float,
+    *,
+    workers: Workers = ALONE,
 ) -> MergeResult:
     """The merged displacement of `fragment`, of `fragment.numel` elements.
 
@@ -127,7 +137,7 @@ def merge_fragment(
     norms: list[float] = []
     sources = [Source(one.codec, one.payload, fragment.numel, one.key) for one in contributions]
     for source in sources:
-        whole, by_span = _norms(source, fragment)
+        whole, by_span = _norms(source, fragment, workers)
         norms.append(whole)
         span_norms.append(by_span)
     scales = _clip_scales(norms, [c.weight for c in contributions], clip_to_median)
@@ -144,11 +154,11 @@ def merge_fragment(
     for index, span in enumerate(fragment.spans):
         out = values[span.offset : span.offset + span.padded]
         if len(parts) == 1:
-            parts[0].source.copy(span, out)
+            _copy(parts[0].source, span, out, workers)
         elif parts and span.rule == "mean":
-            _mean(parts, span, out)
+            _mean(parts, span, out, workers)
         elif parts:
-            _radial(parts, span, index, out)
+            _radial(parts, span, index, out, workers)
         else:
             out[:] = 0
     return MergeResult(values, tuple(norms), tuple(scales))
@@ -163,17 +173,22 @@ def _require_sound(contributions: Sequence[Contribution]) -> None:
             raise InternalError(f"a push has the weight {contribution.weight}")
 
 
-def _norms(source: Source, fragment: Fragment) -> tuple[float, tuple[float, ...]]:
+def _norms(source: Source, fragment: Fragment, workers: Workers) -> tuple[float, tuple[float, ...]]:
     """Norm of the whole push, and of each tensor in it."""
     sums = np.zeros(fragment.numel // BLOCK, dtype=np.float64)
-    for span in fragment.spans:
-        here = sums[span.offset // BLOCK : (span.offset + span.padded) // BLOCK]
-        source.sum_squares(span, here)
-    by_span = tuple(
-        root(sums[span.offset // BLOCK : (span.offset + span.padded) // BLOCK])
-        for span in fragment.spans
-    )
-    return root(sums), by_span
+
+    def work(place: tuple[TensorSpan, tuple[int, int]]) -> None:
+        span, (start, stop) = place
+        first, last = (span.offset + start) // BLOCK, (span.offset + stop) // BLOCK
+        source.sum_squares(span, start, stop, sums[first:last])
+
+    places = [(span, at) for span in fragment.spans for at in pieces(span.padded, 0, READ)]
+    workers.map(work, places)
+    by_span = [
+        sums[span.offset // BLOCK : (span.offset + span.padded) // BLOCK] for span in fragment.spans
+    ]
+    whole, each = roots(by_span, workers=workers)
+    return whole, tuple(each)
 
 
 def _clip_scales(
@@ -192,30 +207,52 @@ def _clip_scales(
     return scales
 
 
-def _mean(parts: Sequence[_Part], span: TensorSpan, out: F32) -> None:
-    weighted_sum([(part.source, part.share * part.scale) for part in parts], span, out)
+def _copy(source: Source, span: TensorSpan, out: F32, workers: Workers) -> None:
+    workers.map(lambda part: source.copy(span, part[0], out[slice(*part)]), pieces(span.padded))
 
 
-def _radial(parts: Sequence[_Part], span: TensorSpan, index: int, out: F32) -> None:
+def _mean(parts: Sequence[_Part], span: TensorSpan, out: F32, workers: Workers) -> None:
+    _sum([(part.source, part.share * part.scale) for part in parts], span, out, workers)
+
+
+def _sum(
+    parts: Sequence[tuple[Source, float]], span: TensorSpan, out: F32, workers: Workers
+) -> float:
+    """Fills `out` with the weighted sum of the span; its norm."""
+
+    def work(part: tuple[int, int]) -> NDArray[np.float64]:
+        here = out[slice(*part)]
+        weighted_sum(parts, span, part[0], here)
+        return block_sums(here)  # While it is in the cache.
+
+    return root(np.concatenate(workers.map(work, pieces(span.padded))))
+
+
+def _radial(
+    parts: Sequence[_Part], span: TensorSpan, index: int, out: F32, workers: Workers
+) -> None:
     """Fills `out` with the radial-directional average of the span of that index."""
     pointing = [part for part in parts if part.span_norms[index] > 0]
     if not pointing:
         out[:] = 0
         return
-    weighted_sum([(one.source, one.share / one.span_norms[index]) for one in pointing], span, out)
-    length = norm(out)
+    units = [(one.source, one.share / one.span_norms[index]) for one in pointing]
+    length = _sum(units, span, out, workers)
     if length < CANCELLED * math.fsum(part.share for part in pointing):
-        _mean(parts, span, out)
+        _mean(parts, span, out, workers)
         return
     radius = math.fsum(part.share * part.scale * part.span_norms[index] for part in parts)
-    for start in range(0, out.size, CHUNK):
-        chunk = out[start : start + CHUNK]
-        if kernels.IS_COMPILED:
-            kernels.stretch(chunk, radius / length, LARGEST)
-            continue
-        stretched = chunk.astype(np.float64)
-        stretched *= radius / length
-        # A radius is a norm and can exceed what one float32 element can hold.
-        np.clip(stretched, -LARGEST, LARGEST, out=stretched)
-        chunk[:] = stretched
-        flush(chunk)
+    workers.map(lambda part: _stretch(out[slice(*part)], radius / length), pieces(span.padded))
+
+
+def _stretch(values: F32, factor: float) -> None:
+    """Multiplies in place; flushed."""
+    if kernels.IS_COMPILED:
+        kernels.stretch(values, factor, LARGEST)
+        return
+    stretched = values.astype(np.float64)
+    stretched *= factor
+    # A radius is a norm and can exceed what one float32 element can hold.
+    np.clip(stretched, -LARGEST, LARGEST, out=stretched)
+    values[:] = stretched
+    flush(values)

@@ -12,24 +12,30 @@ Source: Decoupled DiLoCo, arXiv 2604.21428; the rounding rules are ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from blake3 import blake3
 
+from protocol import limits
 from protocol.errors import InternalError
 from protocol.numerics import buffers, kernels
+from protocol.numerics.chunks import content
 from protocol.numerics.codecs import (
     CHUNK,
     F32,
+    Draft,
     NonFinite,
     Payload,
-    Sink,
-    decode_range,
+    decode_into,
     flush,
     require_flat,
 )
+from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName
+
+_Rates: TypeAlias = tuple[np.float32, np.float32, bool]
+"""Learning rate, coefficient of momentum, and whether it is Nesterov's."""
 
 
 def outer_step(
@@ -40,6 +46,7 @@ def outer_step(
     learning_rate: float,
     momentum_coefficient: float,
     nesterov: bool = True,
+    workers: Workers = ALONE,
 ) -> tuple[F32, F32]:
     """The next weights and the next momentum, as new arrays.
 
@@ -51,8 +58,8 @@ def outer_step(
     shape or type.
     """
     _require_equal(theta, momentum, g)
-    rates = learning_rate, momentum_coefficient, nesterov
-    return _stepped(theta, momentum, lambda start, stop: g[start:stop], rates)
+    rates = np.float32(learning_rate), np.float32(momentum_coefficient), nesterov
+    return _stepped(theta, momentum, lambda start, stop, _: g[start:stop], rates, workers)[:2]
 
 
 def outer_step_by(
@@ -64,48 +71,67 @@ def outer_step_by(
     learning_rate: float,
     momentum_coefficient: float,
     nesterov: bool = True,
-) -> tuple[F32, F32]:
-    """`outer_step` along what a payload decodes to, without decoding it whole.
+    workers: Workers = ALONE,
+) -> tuple[F32, F32, list[tuple[bytes, bytes]]]:
+    """`outer_step` along what a payload decodes to, without decoding it whole; and, for each
+    `STATE_CHUNK_BYTES` of the results, the blake3 digests of both, taken while they are at hand.
 
     Raises: MalformedPayload if it does not decode; otherwise as `outer_step`.
     """
     _require_equal(theta, momentum)
-    rates = learning_rate, momentum_coefficient, nesterov
-    part = partial(decode_range, codec, payload, theta.size)
-    return _stepped(theta, momentum, part, rates)
+    rates = np.float32(learning_rate), np.float32(momentum_coefficient), nesterov
+
+    def decoded(start: int, stop: int, scratch: F32) -> F32:
+        decode_into(codec, payload, theta.size, start, scratch[: stop - start])
+        return scratch[: stop - start]
+
+    return _stepped(theta, momentum, decoded, rates, workers, is_hashed=True)
 
 
 def _stepped(
     theta: F32,
     momentum: F32,
-    g_of: Callable[[int, int], F32],
-    rates: tuple[float, float, bool],
-) -> tuple[F32, F32]:
-    eta, mu, nesterov = np.float32(rates[0]), np.float32(rates[1]), rates[2]
+    g_of: Callable[[int, int, F32], F32],
+    rates: _Rates,
+    workers: Workers,
+    *,
+    is_hashed: bool = False,
+) -> tuple[F32, F32, list[tuple[bytes, bytes]]]:
+    """g_of: the displacement between two elements; it may be put into the array it is given."""
     theta_next, momentum_next = buffers.empty(theta.size), buffers.empty(theta.size)
+
+    def work(part: tuple[int, int]) -> tuple[bytes, bytes]:
+        scratch = np.empty(CHUNK, np.float32)
+        hashers = blake3(), blake3()
+        for start, stop in pieces(part[1] - part[0], part[0], CHUNK):
+            here, g = slice(start, stop), g_of(start, stop, scratch)
+            moved, buffer = theta_next[here], momentum_next[here]
+            if not _step(theta[here], momentum[here], g, rates, moved, buffer):
+                raise NonFinite("the outer step left the range of float32")
+            if is_hashed:
+                hashers[0].update(content(moved))
+                hashers[1].update(content(buffer))
+        return hashers[0].digest(), hashers[1].digest()
+
+    digests = workers.map(work, pieces(theta.size, 0, limits.STATE_CHUNK_BYTES // 4))
+    return theta_next, momentum_next, digests
+
+
+def _step(theta: F32, momentum: F32, g: F32, rates: _Rates, moved: F32, buffer: F32) -> bool:
+    """One chunk; whether all of it is finite."""
+    if kernels.IS_COMPILED:
+        return kernels.outer(theta, momentum, g, *rates, moved, buffer)
     # Overflow is looked for in the results; NumPy's warning would only repeat it.
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, theta.size, CHUNK):
-            here = slice(start, start + CHUNK)
-            buffer, moved = momentum_next[here], theta_next[here]
-            g = g_of(start, min(start + CHUNK, theta.size))
-            if kernels.IS_COMPILED:
-                is_sound = kernels.outer(
-                    theta[here], momentum[here], g, eta, mu, nesterov, moved, buffer
-                )
-            else:
-                _twin_step(theta[here], momentum[here], g, (eta, mu, nesterov), moved, buffer)
-                is_sound = bool(np.isfinite(moved).all() and np.isfinite(buffer).all())
-            if not is_sound:
-                raise NonFinite("the outer step left the range of float32")
-    return theta_next, momentum_next
+        _twin_step(theta, momentum, g, rates, moved, buffer)
+    return bool(np.isfinite(moved).all() and np.isfinite(buffer).all())
 
 
 def _twin_step(
     theta: F32,
     momentum: F32,
     g: F32,
-    rates: tuple[np.float32, np.float32, bool],
+    rates: _Rates,
     moved: F32,
     buffer: F32,
 ) -> None:
@@ -129,8 +155,13 @@ def _twin_step(
 
 
 def encode_with_feedback(
-    codec: CodecName, values: F32, residual: F32, *, minus: F32 | None = None
-) -> tuple[bytes, F32]:
+    codec: CodecName,
+    values: F32,
+    residual: F32,
+    *,
+    minus: F32 | None = None,
+    workers: Workers = ALONE,
+) -> tuple[memoryview, F32]:
     """The payload of values - minus + residual, and the residual for the next time.
 
     The new residual is what this payload could not say, up to one rounding. The caller keeps the
@@ -138,30 +169,20 @@ def encode_with_feedback(
     Raises: NonFinite if the sum is not finite or too large for the codec.
     """
     _require_equal(values, residual, *(() if minus is None else (minus,)))
-    sink, left = Sink(codec, values.size), buffers.empty(values.size)
-    for start in range(0, values.size, CHUNK):
-        here = slice(start, start + CHUNK)
-        _want(values[here], None if minus is None else minus[here], residual[here], left[here])
-        sink.write(left[here], is_consumed=True)
-    return sink.payload(), left
+    draft, left = Draft(codec, values.size), buffers.empty(values.size)
+
+    def work(part: tuple[int, int]) -> None:
+        here = slice(*part)
+        base = None if minus is None else minus[here]
+        draft.tell(part[0], values[here], minus=base, residual=residual[here], left=left[here])
+
+    workers.map(work, pieces(values.size))
+    return draft.payload, left
 
 
-def _want(values: F32, minus: F32 | None, residual: F32, out: F32) -> None:
-    """Fills `out` with what there is to say, flushed."""
-    if kernels.IS_COMPILED:
-        kernels.wanted(values, minus, residual, out)
-        return
-    with np.errstate(over="ignore", invalid="ignore"):
-        np.add(values if minus is None else values - minus, residual, out=out)
-    flush(out)
-
-
-def digest(content: F32 | Payload) -> bytes:
+def digest(blob: F32 | Payload) -> bytes:
     """The 32-byte blake3 address of a blob: of bytes as they are, of an array as f32 payload."""
-    if isinstance(content, np.ndarray):
-        require_flat(content)
-        return blake3(content.astype("<f4", copy=False).view(np.uint8).data).digest()
-    return blake3(content).digest()
+    return blake3(content(blob) if isinstance(blob, np.ndarray) else blob).digest()
 
 
 def _require_equal(first: F32, *others: F32) -> None:

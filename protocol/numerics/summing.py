@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,12 @@ from protocol.numerics.codecs import (
     TWIN_DECODERS,
     Payload,
     code_planes,
+    decode_into,
     decode_range,
     flush,
     wide_scales,
 )
+from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName
 
 F64 = NDArray[np.float64]
@@ -39,8 +41,7 @@ F64 = NDArray[np.float64]
 TOGETHER = 8
 """Payloads that are added in one pass."""
 
-PIECE = 1 << 20
-"""Elements between two returns to Python; a multiple of BLOCK."""
+_Adder: TypeAlias = Callable[[tuple[Any, ...], int, F32, F32, bool], None]
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -86,54 +87,61 @@ class Source:
         values[max(span.numel - start, 0) :] = 0
         return values
 
-    def copy(self, span: TensorSpan, out: F32) -> None:
-        """Fills `out` with the values of the span."""
-        for start, stop in _parts(0, span.padded, CHUNK):
-            out[start:stop] = self.decoded(span, start, stop)
+    def copy(self, span: TensorSpan, start: int, out: F32) -> None:
+        """Fills `out` with values of the span, from `start` on."""
+        decode_into(self.codec, self._payload, self._numel, span.offset + start, out)
+        out[max(span.numel - start, 0) :] = 0
 
-    def sum_squares(self, span: TensorSpan, sums: F64) -> None:
-        """Fills `sums` with the sum of squares of each block of the span."""
-        whole = self.whole(span) if kernels.IS_COMPILED else 0
-        kernel = kernels.squares_int8 if self.codec == "int8" else kernels.squares_int4
-        for start, stop in _parts(0, whole, PIECE):
-            begin, end = span.offset + start, span.offset + stop
+    def sum_squares(self, span: TensorSpan, start: int, stop: int, sums: F64) -> None:
+        """Fills `sums` with the sum of squares of each block of these elements of the span."""
+        whole = min(self.whole(span), stop) if kernels.IS_COMPILED else 0
+        if whole > start:
+            kernel = kernels.squares_int8 if self.codec == "int8" else kernels.squares_int4
+            begin, end = span.offset + start, span.offset + whole
             wide = wide_scales(self.bits(begin, end))
-            kernel(self.codes(begin, end), wide, sums[start // BLOCK : stop // BLOCK])
-        for start, stop in _parts(whole, span.padded, CHUNK):
-            sums[start // BLOCK : stop // BLOCK] = block_sums(self.decoded(span, start, stop))
+            kernel(self.codes(begin, end), wide, sums[: wide.size])
+        for at, end in pieces(stop - max(whole, start), max(whole, start), CHUNK):
+            here = slice((at - start) // BLOCK, (end - start) // BLOCK)
+            sums[here] = block_sums(self.decoded(span, at, end))
 
 
-def weighted_sum(parts: Sequence[tuple[Source, float]], span: TensorSpan, out: F32) -> None:
-    """Fills `out` with the sum of factor times values over `parts`, in the order given."""
-    out[:] = 0
-    for codec, run in groupby(parts, key=lambda part: part[0].codec):
+def weighted_sum(
+    parts: Sequence[tuple[Source, float]], span: TensorSpan, start: int, out: F32
+) -> None:
+    """Fills `out` with the sum of factor times values over `parts`, in the order given; of the
+    elements of the span from `start` on."""
+    begin = span.offset + start
+    for number, (codec, run) in enumerate(groupby(parts, key=lambda part: part[0].codec)):
         alike = list(run)
-        whole = alike[0][0].whole(span)
+        whole = min(max(alike[0][0].whole(span) - start, 0), out.size)
         for first in range(0, len(alike) if whole else 0, TOGETHER):
-            _add_together(codec, alike[first : first + TOGETHER], span, out[:whole])
+            together, is_new = alike[first : first + TOGETHER], not number and not first
+            _add_together(codec, together, begin, out[:whole], is_new=is_new)
+        if not number:
+            out[whole:] = 0
         for source, factor in alike:
-            _add_decoded(source, factor, span, whole, out)
+            _add_decoded(source, factor, span, start + whole, out[whole:])
 
 
 def _add_together(
-    codec: CodecName, parts: Sequence[tuple[Source, float]], span: TensorSpan, out: F32
+    codec: CodecName, parts: Sequence[tuple[Source, float]], begin: int, out: F32, *, is_new: bool
 ) -> None:
+    """Adds elements of the fragment from `begin` on."""
     add = _ADDERS[codec] if kernels.IS_COMPILED else _twin_adder(codec)
-    for start, stop in _parts(0, out.size, PIECE):
-        begin, end = span.offset + start, span.offset + stop
-        by_block = np.empty((len(parts), (stop - start) // BLOCK), dtype=np.float32)
-        for (source, factor), row in zip(parts, by_block, strict=True):
-            _fill_factors(source.bits(begin, end), factor, row)
-        planes = [source.codes(begin, end) for source, _ in parts]
-        # One length for all, or the loop would be compiled for each.
-        planes += planes[:1] * (TOGETHER - len(planes))
-        add(tuple(planes), len(parts), by_block, out[start:stop])
+    end = begin + out.size
+    by_block = np.empty((len(parts), out.size // BLOCK), dtype=np.float32)
+    for (source, factor), row in zip(parts, by_block, strict=True):
+        _fill_factors(source.bits(begin, end), factor, row)
+    planes = [source.codes(begin, end) for source, _ in parts]
+    # One length for all, or the loop would be compiled for each.
+    planes += planes[:1] * (TOGETHER - len(planes))
+    add(tuple(planes), len(parts), by_block, out, is_new)
 
 
 def _add_decoded(source: Source, factor: float, span: TensorSpan, begin: int, out: F32) -> None:
     """Adds what no kernel reads: other codecs, and a last block that is not full."""
-    for start, stop in _parts(begin, span.padded, CHUNK):
-        term = source.decoded(span, start, stop).astype(np.float64)
+    for start, stop in pieces(out.size, 0, CHUNK):
+        term = source.decoded(span, begin + start, begin + stop).astype(np.float64)
         term *= factor
         term += out[start:stop]
         # A mean exceeds its largest term by rounding, which is enough to leave float32.
@@ -149,10 +157,12 @@ def _fill_factors(bits: NDArray[np.uint16], factor: float, out: F32) -> None:
     out[np.abs(out) < _FACTOR_MIN] = 0
 
 
-def _twin_adder(codec: CodecName) -> Callable[[tuple[Any, ...], int, F32, F32], None]:
+def _twin_adder(codec: CodecName) -> _Adder:
     """What the kernel does, in NumPy."""
 
-    def add(planes: tuple[Any, ...], count: int, by_block: F32, total: F32) -> None:
+    def add(planes: tuple[Any, ...], count: int, by_block: F32, total: F32, is_new: bool) -> None:
+        if is_new:
+            total[:] = 0
         ones, codes = np.ones(by_block.shape[1], np.float32), np.empty_like(total)
         for plane, factors in zip(planes[:count], by_block, strict=True):
             TWIN_DECODERS[codec](plane.view(np.uint8), ones, codes)
@@ -161,14 +171,10 @@ def _twin_adder(codec: CodecName) -> Callable[[tuple[Any, ...], int, F32, F32], 
     return add
 
 
-_ADDERS: dict[CodecName, Callable[[tuple[Any, ...], int, F32, F32], None]] = {
+_ADDERS: dict[CodecName, _Adder] = {
     "int4": kernels.add_int4,
     "int8": kernels.add_int8,
 }
-
-
-def _parts(begin: int, end: int, step: int) -> list[tuple[int, int]]:
-    return [(start, min(start + step, end)) for start in range(begin, end, step)]
 
 
 def block_sums(values: F32) -> F64:
@@ -192,10 +198,26 @@ def block_sums(values: F32) -> F64:
 
 def root(sums: F64) -> float:
     """Of the exact sum of these sums, rounded once."""
-    if not kernels.IS_COMPILED or not np.isfinite(sums).all():
-        return math.sqrt(math.fsum(sums.tolist()))
+    return roots([sums])[0]
+
+
+def roots(parts: Sequence[F64], *, workers: Workers = ALONE) -> tuple[float, list[float]]:
+    """Of the exact sum of all these sums, rounded once, and of the exact sum of each part."""
+    if not kernels.IS_COMPILED or not all(np.isfinite(sums).all() for sums in parts):
+        each = [sums.tolist() for sums in parts]
+        whole = math.fsum(value for values in each for value in values)
+        return math.sqrt(whole), [math.sqrt(math.fsum(values)) for values in each]
+    limbs = workers.map(_exact, parts)
+    return _root(sum(limbs, np.zeros(kernels.LIMBS, dtype=np.int64))), [_root(one) for one in limbs]
+
+
+def _exact(sums: F64) -> NDArray[np.int64]:
     limbs = np.zeros(kernels.LIMBS, dtype=np.int64)
     kernels.add_exactly(sums, limbs)
+    return limbs
+
+
+def _root(limbs: NDArray[np.int64]) -> float:
     exact = sum(limb << (kernels.LIMB_BITS * place) for place, limb in enumerate(limbs.tolist()))
     # A quotient of two integers is correctly rounded.
     return math.sqrt(exact / (1 << kernels.LIMB_UNIT_BITS))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from protocol.errors import CorruptState
 from protocol.numerics import chunks
 from protocol.numerics.outer import outer_step_by
+from protocol.numerics.workers import ALONE, Workers
 from protocol.project import CodecName
 from protocol.records import FragmentMerged, StateDigests
 
@@ -37,9 +38,11 @@ class StateManifests:
         return [*chunks.blobs(self.theta, theta), *chunks.blobs(self.momentum, momentum)]
 
 
-def state_manifests(theta: F32, momentum: F32) -> StateManifests:
+def state_manifests(theta: F32, momentum: F32, *, workers: Workers = ALONE) -> StateManifests:
     """Hash a version, chunk by chunk."""
-    return StateManifests(chunks.manifest(theta), chunks.manifest(momentum))
+    return StateManifests(
+        chunks.manifest(theta, workers=workers), chunks.manifest(momentum, workers=workers)
+    )
 
 
 def state_digests(theta: F32, momentum: F32) -> StateDigests:
@@ -56,12 +59,13 @@ def next_version(
     learning_rate: float,
     momentum_coefficient: float,
     nesterov: bool = True,
+    workers: Workers = ALONE,
 ) -> tuple[F32, F32, StateManifests]:
     """The state after the outer step of this payload: new arrays, and their chunk digests.
 
     Raises MalformedPayload if the payload does not decode, NonFinite if the step overflows.
     """
-    moved, velocity = outer_step_by(
+    moved, velocity, digests = outer_step_by(
         theta,
         momentum,
         payload,
@@ -69,12 +73,19 @@ def next_version(
         learning_rate=learning_rate,
         momentum_coefficient=momentum_coefficient,
         nesterov=nesterov,
+        workers=workers,
     )
-    return moved, velocity, state_manifests(moved, velocity)
+    manifests = StateManifests(*(b"".join(pair[at] for pair in digests) for at in range(2)))
+    return moved, velocity, manifests
 
 
 def certified_version(
-    theta: F32, momentum: F32, payload: bytes | memoryview, merged: FragmentMerged
+    theta: F32,
+    momentum: F32,
+    payload: bytes | memoryview,
+    merged: FragmentMerged,
+    *,
+    workers: Workers = ALONE,
 ) -> tuple[F32, F32, StateManifests]:
     """The state that a merge record certifies, computed from the one before.
 
@@ -88,6 +99,7 @@ def certified_version(
         learning_rate=merged.learning_rate,
         momentum_coefficient=merged.momentum,
         nesterov=merged.nesterov,
+        workers=workers,
     )
     if manifests.digests != merged.state:
         raise CorruptState(

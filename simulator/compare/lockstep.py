@@ -48,7 +48,7 @@ class _Flight:
 
     lands_at: int
     fragment: int
-    pushes: tuple[bytes, ...]
+    pushes: tuple[memoryview, ...]
 
 
 class Lockstep:

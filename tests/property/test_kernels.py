@@ -59,6 +59,28 @@ def test_codes_and_scales_are_those_of_the_twin(codec, given, spoiled):
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 @UNHURRIED
 @given(
+    now=values(6),
+    minus=st.none() | values(6),
+    residual=values(6),
+    spoiled=st.none() | st.sampled_from([math.inf, -math.inf, math.nan]),
+)
+def test_what_is_told_and_what_is_left_are_those_of_the_twin(codec, now, minus, residual, spoiled):
+    if spoiled is not None:
+        residual[5 * BLOCK + 3] = spoiled
+
+    def tell():
+        payload, left = outer.encode_with_feedback(codec, now, residual, minus=minus)
+        return bytes(payload), left.tobytes()
+
+    compiled = outcome(tell)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "IS_COMPILED", False)
+        assert outcome(tell) == compiled
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+@UNHURRIED
+@given(
     codes=st.binary(min_size=BLOCK, max_size=BLOCK),
     scale=st.integers(0x0D80, 0x7180) | st.just(0) | st.integers(0x8D80, 0xF180),
 )

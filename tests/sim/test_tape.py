@@ -430,7 +430,7 @@ def test_the_verb_fails_where_a_tape_diverges(
     tape: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def lose(frames: list[Frame]) -> list[Frame]:
-        return frames[:200] + frames[201:]
+        return frames[:200] + frames[250:]  # One alone may have changed nothing.
 
     alter(events(tape), lose)
     assert replaying.run(tape, Home(tmp_path)) == 1

@@ -161,3 +161,18 @@ def test_a_collecting_round_always_has_a_deadline_and_a_closed_one_none():
         assert one.deadline_s(T0) is None
         with pytest.raises(AssertionError):
             look(one, T0)
+
+
+def test_a_round_is_ripe_with_its_quorum_and_when_nobody_is_left_to_wait_for():
+    one = a_round(ONE, TWO, THREE, quorum=2)
+    look(one, T0)
+    assert not one.is_ripe(T0)
+    deliver(one, ONE)
+    assert not one.is_ripe(T0)
+    deliver(one, TWO)
+    assert one.is_ripe(T0)
+
+    alone = a_round(ONE, quorum=2)
+    look(alone, T0)
+    fail(alone, ONE)
+    assert alone.is_ripe(T0)
