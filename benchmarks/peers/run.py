@@ -67,10 +67,9 @@ def judged(contestant: Contestant, asked: list[int], means: list[list[int]]) -> 
         contestant.workers[rank].say({"do": "check", "means": means})
     until_s = time.monotonic() + ANSWER_S
     found = [contestant.workers[rank].hear(until_s) for rank in asked]
-    return {
-        "error": max(one["error"] for one in found),
-        "is_same": len({one["digest"] for one in found}) == 1,
-    }
+    errors = ("error", "error_over_rounds")
+    worst = {name: max(one[name] for one in found) for name in errors if name in found[0]}
+    return {**worst, "is_same": len({one["digest"] for one in found}) == 1}
 
 
 def death(contestant: Contestant, wall_s: float) -> dict[str, Any]:

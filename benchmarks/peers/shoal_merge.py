@@ -232,6 +232,8 @@ class Worker(Process):
         self.loop.set_exception_handler(quiet_about_peers)
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.learner: Hands
+        self.origin: list[Floats] = []
+        self.rounds = -1
 
     def _run(self, work: Any, timeout_s: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
@@ -263,6 +265,9 @@ class Worker(Process):
     def load(self) -> None:
         bank = self.learner.bank
         self.learner.before = [bank.theta(at) for at in range(self.task.fragments)]
+        self.rounds += 1
+        if self.rounds == 1:  # The call before was to warm up.
+            self.origin = self.learner.before
 
     def sync(self) -> None:
         self._run(self.learner.whole_sync(), ROUND_S)
@@ -270,6 +275,10 @@ class Worker(Process):
     def result(self, fragment: int) -> Floats:
         found: Floats = self.learner.before[fragment] - self.learner.bank.theta(fragment)
         return found
+
+    def result_over_rounds(self, fragment: int) -> Floats:
+        found: Floats = self.origin[fragment] - self.learner.bank.theta(fragment)
+        return found / np.float32(self.rounds)
 
 
 def main() -> None:

@@ -107,6 +107,10 @@ class Process:
         """What this worker has after the round."""
         return None
 
+    def result_over_rounds(self, fragment: int) -> Floats | None:
+        """The mean of the results of all rounds so far, where errors of one make up for another."""
+        return None
+
     def close(self) -> None:
         """Ends what this process started."""
 
@@ -133,7 +137,7 @@ class Process:
 
         A mean is told by the workers that are in it.
         """
-        off = whole = 0.0
+        off = whole = over = 0.0
         digest = hashlib.blake2b(digest_size=16)
         for fragment in range(self.task.fragments):
             found = self.result(fragment)
@@ -143,7 +147,10 @@ class Process:
             nearest = min(pairs, key=lambda pair: pair[0] / pair[1])
             off, whole = off + nearest[0], whole + nearest[1]
             digest.update(memoryview(np.ascontiguousarray(found)).cast("B"))
-        return {"error": (off / whole) ** 0.5, "digest": digest.hexdigest()}
+            mean = self.result_over_rounds(fragment)
+            over += 0.0 if mean is None else self._off(mean, fragment, means[0])[0]
+        told = {"error": (off / whole) ** 0.5, "digest": digest.hexdigest()}
+        return {**told, "error_over_rounds": (over / whole) ** 0.5} if over else told
 
     def _off(self, found: Floats, fragment: int, ranks: list[int]) -> tuple[float, float]:
         """Squared lengths: of the difference from a mean, and of the mean."""
