@@ -99,36 +99,39 @@ def death(contestant: Contestant, wall_s: float) -> dict[str, Any]:
     return {"outcome": "result", "after_s": after_s, **judged(contestant, means[1], means)}
 
 
-def tasks(chosen: list[Contender], given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """What each contender is told; all fragments are as large as those of Shoal's model."""
-    found = []
-    for one in chosen:
-        place = folder / one.name
-        place.mkdir(parents=True, exist_ok=True)
-        codec = one.variant if one.package == "shoal" else "int4"
-        path = shoal_project.signed(place, given.model, given.fragments, given.workers, codec)
-        sizes = shoal_project.sizes(path)
-        told = {"workers": given.workers, "sizes": sizes, "project": str(path)}
-        found.append({**told, "data": str(folder / "data")})
-    write_displacements(folder / "data", found[0]["sizes"], given.workers)
-    return found
+def common(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What all are told; everybody's fragments are as large as those of Shoal's model."""
+    path = shoal_project.signed(folder, given.model, given.fragments, given.workers, "int4")
+    sizes = shoal_project.sizes(path)
+    write_displacements(folder / "data", sizes, given.workers)
+    return {"workers": given.workers, "sizes": sizes, "data": str(folder / "data")}
+
+
+def entering(
+    one: Contender, given: argparse.Namespace, told: dict[str, Any], place: Path
+) -> Contestant:
+    """A contender with nothing left of former passes."""
+    place.mkdir(parents=True, exist_ok=True)
+    codec = one.variant if one.package == "shoal" else "int4"
+    path = shoal_project.signed(place, given.model, given.fragments, given.workers, codec)
+    return Contestant(one, {**told, "project": str(path)}, place)
 
 
 def measure(
     chosen: list[Contender],
     given: argparse.Namespace,
-    told: list[dict[str, Any]],
+    told: dict[str, Any],
     folder: Path,
     keep: Callable[[dict[str, Any]], None],
 ) -> None:
     """Everybody's turn, as often as `passes` says; `keep` gets the rows after each."""
     rows: dict[str, Any] = {one.name: {"rounds": []} for one in chosen}
     for number in range(given.passes):
-        for one, task in zip(chosen, told, strict=True):
+        for one in chosen:
             row = rows[one.name]
             if "absent" in row:
                 continue
-            contestant = Contestant(one, task, folder / one.name)
+            contestant = entering(one, given, told, folder / f"{one.name}-{number + 1}")
             is_last = number == given.passes - 1
             began_s = time.monotonic()
             try:
@@ -241,8 +244,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as temporary:
         folder = given.logs or Path(temporary)
-        told = tasks(chosen, given, folder)
-        found["parameters"] = sum(told[0]["sizes"])
+        told = common(given, folder)
+        found["parameters"] = sum(told["sizes"])
         measure(chosen, given, told, folder, keep)
     kept = json.loads(given.json.read_text())
     print(report.table(kept))
