@@ -101,6 +101,7 @@ def death(contestant: Contestant, wall_s: float) -> dict[str, Any]:
 
 def common(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What all are told; everybody's fragments are as large as those of Shoal's model."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = shoal_project.signed(folder, given.model, given.fragments, given.workers, "int4")
     sizes = shoal_project.sizes(path)
     write_displacements(folder / "data", sizes, given.workers)
