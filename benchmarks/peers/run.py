@@ -218,7 +218,7 @@ def main() -> int:
     parser.add_argument("--model", default="16m", choices=shoal_project.MODELS, help="its size")
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--passes", type=int, default=3, help="turns of each contender")
+    parser.add_argument("--passes", type=int, default=2, help="turns of each contender")
     parser.add_argument("--rounds", type=int, default=3, help="in each turn")
     parser.add_argument("--warm", type=int, default=1, help="rounds before those that count")
     parser.add_argument("--no-death", dest="death", action="store_false")
