@@ -54,9 +54,8 @@ FLOOR_WINDOW_S = 60.0
 """A peer that trickles below this rate holds a slot for nothing; another donor is asked."""
 
 HASH_BATCH_BYTES = 1 << 20
-"""Up to this the hash is computed on the event loop (under a millisecond), above it in a thread."""
-
-HASH_STEP_BYTES = 128 << 10
+"""So much is worth a thread, in which the hash is computed while more comes. Less than that at the
+end is hashed on the event loop, in a fifth of a millisecond."""
 
 HUGE_BYTES_MIN = 8 << 20
 """Where a last huge page that is hardly used does not matter."""
@@ -185,19 +184,10 @@ class PrefixHash:
         self._hashing: asyncio.Future[object] | None = None
 
     def up_to(self, end: int) -> None:
-        """So much is filled. Never waits: what comes while a batch is hashed makes up the next.
-
-        What has just come is still in the processor's cache and hashed here, at several GB/s; only
-        more than that is worth a thread.
-        """
-        fresh_bytes = end - self._hashed
-        if fresh_bytes < HASH_STEP_BYTES or not (self._hashing is None or self._hashing.done()):
-            return
-        if fresh_bytes > HASH_BATCH_BYTES:
+        """So much is filled. Never waits: what comes while a batch is hashed makes up the next."""
+        is_busy = self._hashing is not None and not self._hashing.done()
+        if end - self._hashed >= HASH_BATCH_BYTES and not is_busy:
             self._begin(end)
-        else:
-            self._hasher.update(self._view[self._hashed : end])
-            self._hashed = end
 
     async def digest(self) -> Digest:
         """Of the whole memory, which is filled now."""
