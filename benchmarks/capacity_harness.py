@@ -174,6 +174,11 @@ class Syncer:
         (line,) = [line for line in text.splitlines() if line.startswith(f"{name}:")]
         return int(line.split()[1]) * 1024
 
+    def faults(self) -> int:
+        """Pages that were handed out to it."""
+        text = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return int(text.rpartition(")")[2].split()[7])
+
     def forget_peak(self) -> None:
         """VmHWM counts from now."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
@@ -273,8 +278,11 @@ class Moment:
 
     at_s: float
     syncer_s: float
+    syncer_system_s: float
+    syncer_faults: int
     engine_s: float
     learners_s: float
+    learners_engines_s: float
     busy_s: float
     bytes_in: int
     bytes_out: int
@@ -285,14 +293,17 @@ def look(syncer: Syncer, learners: Learners) -> Moment:
     """Now. Asking costs the syncer a status, which is part of what is measured."""
     engines = syncer.process.children(recursive=True)
     wholes = [psutil.Process(one.pid) for one in learners.processes]
-    all_learners = [one for whole in wholes for one in (whole, *whole.children(recursive=True))]
+    their_engines = [one for whole in wholes for one in whole.children(recursive=True)]
     times = psutil.cpu_times()
     now = syncer.status()
     return Moment(
         at_s=time.monotonic(),
         syncer_s=cpu_s(syncer.process),
+        syncer_system_s=syncer.process.cpu_times().system,
+        syncer_faults=syncer.faults(),
         engine_s=sum(map(cpu_s, engines)),
-        learners_s=sum(map(cpu_s, all_learners)),
+        learners_s=sum(map(cpu_s, [*wholes, *their_engines])),
+        learners_engines_s=sum(map(cpu_s, their_engines)),
         busy_s=times.user + times.nice + times.system + times.irq + times.softirq,
         bytes_in=now.network.bytes_down,
         bytes_out=now.network.bytes_up,
@@ -397,8 +408,11 @@ def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) 
         sync_s=window_s / syncs,
         merges_per_s=merges / window_s,
         syncer_cpu_s=ours[0] / syncs,
+        syncer_system_s=(last.syncer_system_s - first.syncer_system_s) / syncs,
+        syncer_faults=(last.syncer_faults - first.syncer_faults) / syncs,
         engine_cpu_s=ours[1] / syncs,
         learners_cpu_s=ours[2] / syncs,
+        learners_engines_cpu_s=(last.learners_engines_s - first.learners_engines_s) / syncs,
         cores_ours=sum(ours) / window_s,
         cores_busy=(last.busy_s - first.busy_s) / window_s,
         cores=len(os.sched_getaffinity(0)),
@@ -437,7 +451,7 @@ def profiled(case: Case, syncer: Syncer) -> Iterator[None]:
         return
     place = case.profile / f"{case.parameters}-{case.learners}.txt"
     words = ["--pid", str(syncer.process.pid), "--output", str(place), "--format", "raw"]
-    words += ["--threads", "--rate", "100", "--duration", "unlimited", "--native"]
+    words += ["--threads", "--rate", "100", "--duration", "unlimited"]
     recorder = subprocess.Popen(
         ["py-spy", "record", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

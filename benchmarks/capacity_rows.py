@@ -58,10 +58,16 @@ class Row:
     sync_s: float
     merges_per_s: float
     syncer_cpu_s: float
+    syncer_system_s: float
+    """Of that in the kernel: sockets, files, and memory that is handed out anew."""
+    syncer_faults: float
+    """Pages of memory handed out to the syncer, per full model sync."""
     engine_cpu_s: float
     """Of the syncer's network engine."""
     learners_cpu_s: float
     """Of all learners and their engines."""
+    learners_engines_cpu_s: float
+    """Of that the engines'."""
     cores_busy: float
     """Of the machine, mean, by whoever; little more than the three above, if it is quiet."""
     cores_ours: float
@@ -97,8 +103,10 @@ COLUMNS: tuple[tuple[str, int, int, Callable[[Row], float]], ...] = (
     ("merge/s", 7, 2, lambda row: row.merges_per_s),
     ("learn/m", 7, 1, lambda row: row.participants),
     ("syncer", 7, 2, lambda row: row.syncer_cpu_s),
+    ("system", 6, 2, lambda row: row.syncer_system_s),
     ("engine", 7, 2, lambda row: row.engine_cpu_s),
     ("learner", 7, 2, lambda row: row.learners_cpu_s),
+    ("engines", 7, 2, lambda row: row.learners_engines_cpu_s),
     ("ours", 5, 2, lambda row: row.cores_ours),
     ("busy", 5, 2, lambda row: row.cores_busy),
     ("GB", 6, 2, lambda row: row.rss_before_gb),

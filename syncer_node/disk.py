@@ -69,11 +69,15 @@ class Disk:
     def initialise(self) -> tuple[StateDigests, ...]:
         """Version 0 of every fragment: from disk if it was made before, else made now."""
         if FIRST_WEIGHTS not in self.store.checkpoints():
-            theta = self._make_weights()
-            momentum = [np.zeros_like(values) for values in theta]
-            checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
-            self.store.write_checkpoint(checkpoint)
+            self._keep_first_weights()
         return self._load(read_checkpoint(self._place(FIRST_WEIGHTS)))
+
+    def _keep_first_weights(self) -> None:
+        """Their memory is free again before they are read."""
+        theta = self._make_weights()
+        momentum = [np.zeros_like(values) for values in theta]
+        checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
+        self.store.write_checkpoint(checkpoint)
 
     def _make_weights(self) -> list[F32]:
         """Draw the weights in a process of its own: this daemon never builds a model."""
@@ -92,7 +96,8 @@ class Disk:
                 words = done.stderr.strip().splitlines() or ["it said nothing"]
                 raise TransientError(f"drawing the first weights failed: {words[-1]}")
             tensors = load_file(out)
-        weights = [tensors[name].copy() for name in sorted(tensors)]
+        # One by one, so that there are never two copies of all of them.
+        weights = [tensors.pop(name).copy() for name in sorted(tensors)]
         for values in weights:
             flush(values)  # So that their bytes are what decoding them would give.
         return weights

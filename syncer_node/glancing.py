@@ -18,9 +18,9 @@ from syncer_node.seat import Seat
 BEATS_LOOK_S = 0.02
 """Heartbeats come often; rounds are looked at no more often than this because of their news."""
 
-PUSHES_LOOK_S = 1e-5
-"""... and because of pushes no more often than this for each learner: about ten times what a look
-takes, and with a thousand learners a hundredth of a second."""
+PUSHES_LOOK_S = 3e-5
+"""... and because of pushes no more often than this for each learner: about twenty times what a
+look takes, and with a thousand learners a thirtieth of a second."""
 
 FEW = 16
 """Learners whose pushes are looked at one by one."""

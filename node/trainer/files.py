@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file, save_file
 
 from protocol.errors import UserError
 from protocol.fragments import Layout
@@ -37,7 +38,8 @@ def write_fragments(fragments: Sequence[Floats], path: Path) -> None:
     UserError if the file cannot be written.
     """
     named = {_name(index): values for index, values in enumerate(fragments)}
-    write_atomically(path, save(named, metadata={"format": "shoal-fragments-1"}))
+    with _replacing(path) as partial:  # Straight from the arrays: their bytes are not copied.
+        save_file(named, partial, metadata={"format": "shoal-fragments-1"})
 
 
 def read_fragments(path: Path, layout: Layout) -> list[Floats]:
@@ -56,15 +58,21 @@ def read_fragments(path: Path, layout: Layout) -> list[Floats]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces `path` by `content` on disk, or leaves it as it was. UserError if it cannot."""
+    with _replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then replaces `path` on disk."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
+        yield partial
+        with partial.open("rb") as handle:
             os.fsync(handle.fileno())
         partial.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
         raise UserError(
             f"{path} cannot be written ({error}). Free disk space or move it."

@@ -2,7 +2,8 @@
 
 Memory that the system hands out anew is cleared page by page, which costs more than most of what is
 done with a fragment. So the memory of a large array goes back to a shelf when the last array that
-looks at it is gone, slices and memory views included, and the next array of that size gets it.
+looks at it is gone, slices and memory views included, and the next array of about that size gets
+it. Every operation on the shelf is one step of the interpreter: any thread may come at any moment.
 """
 
 from __future__ import annotations
@@ -19,31 +20,41 @@ U8 = NDArray[np.uint8]
 LARGE: Final = 1 << 20
 """Bytes from which on it is worth the while."""
 
-SPARE_MAX: Final = 2
-"""Arrays kept for each size."""
+SPARE_MIN: Final = 2
+"""Arrays that are kept however large they are."""
 
-SIZES_MAX: Final = 4
-"""Sizes kept; the fragments of a model have about one, and their payloads another."""
+SPARE_SHARE: Final = 8
+"""Beyond those, what is kept is at most this part of what is in use."""
 
-_spare: dict[int, list[U8]] = {}
+LARGER_MAX: Final = 1.25
+"""Memory so many times as large as what is wanted will do; fragments differ a little."""
+
+_spare: dict[int, U8] = {}
+"""By identity, what came back last at the end."""
+_lent: dict[int, int] = {}
+"""Bytes of each array in use."""
 
 
 class _Loan:
     """Memory for one array: what NumPy holds on to as long as anything looks at it."""
 
     # Held here too: when Python ends, the module may be gone before the last array is.
-    _shelf, _each_max, _sizes_max = _spare, SPARE_MAX, SIZES_MAX
+    _shelf, _books, _kept_min, _share = _spare, _lent, SPARE_MIN, SPARE_SHARE
 
-    def __init__(self, memory: U8) -> None:
+    def __init__(self, memory: U8, size: int) -> None:
         self._memory = memory
-        self.__array_interface__: Mapping[str, Any] = memory.__array_interface__
+        self.__array_interface__: Mapping[str, Any] = memory[:size].__array_interface__
+        self._books[id(self)] = memory.nbytes
 
     def __del__(self) -> None:
-        kept = self._shelf.setdefault(self._memory.size, [])
-        if len(kept) < self._each_max:
-            kept.append(self._memory)
-        while len(self._shelf) > self._sizes_max:
-            self._shelf.pop(next(iter(self._shelf)), None)
+        shelf = self._shelf
+        self._books.pop(id(self), None)
+        shelf[id(self._memory)] = self._memory
+        room = sum(list(self._books.values())) // self._share
+        while (
+            len(shelf) > self._kept_min and sum(one.nbytes for one in list(shelf.values())) > room
+        ):
+            shelf.pop(next(iter(list(shelf)), 0), None)
 
 
 def empty(numel: int) -> F32:
@@ -55,15 +66,28 @@ def empty_bytes(size: int) -> U8:
     """The same of bytes."""
     if size < LARGE:
         return np.empty(size, dtype=np.uint8)
-    try:
-        memory = _spare[size].pop()
-    except (KeyError, IndexError):
-        memory = np.empty(size, dtype=np.uint8)
-    return np.asarray(_Loan(memory))
+    memory = _take(size)
+    return np.asarray(_Loan(np.empty(size, dtype=np.uint8) if memory is None else memory, size))
+
+
+def _take(size: int) -> U8 | None:
+    """The smallest spare memory that will do."""
+    will_do = [
+        (memory.nbytes, key)
+        for key, memory in list(_spare.items())
+        if size <= memory.nbytes <= LARGER_MAX * size
+    ]
+    for _, key in sorted(will_do):
+        memory = _spare.pop(key, None)
+        if memory is not None:
+            return memory
+    return None
 
 
 def trim() -> int:
     """Gives spare memory back to the system; how many bytes."""
-    freed = sum(array.nbytes for kept in _spare.values() for array in kept)
-    _spare.clear()
+    freed = 0
+    for key in list(_spare):
+        memory = _spare.pop(key, None)
+        freed += 0 if memory is None else memory.nbytes
     return freed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -47,19 +49,46 @@ def test_nobody_gets_memory_that_is_looked_at(look):
     assert place(buffers.empty(LARGE)) == where
 
 
-def test_other_sizes_get_other_memory():
-    where = place(buffers.empty(LARGE))
-    assert buffers.empty(2 * LARGE).size == 2 * LARGE
+def test_memory_that_is_much_larger_is_left_alone_and_a_little_larger_will_do():
+    large = buffers.empty(2 * LARGE)
+    where = place(large)
+    del large
+    assert place(buffers.empty(LARGE)) != where
+    smaller = buffers.empty(2 * LARGE - 4096)
+    assert (place(smaller), smaller.size) == (where, 2 * LARGE - 4096)
+
+
+def test_the_smallest_that_will_do_is_taken():
+    first, second = buffers.empty(LARGE + 8192), buffers.empty(LARGE)
+    where = place(second)
+    del first, second
     assert place(buffers.empty(LARGE)) == where
 
 
-def test_what_is_kept_is_bounded_and_given_back():
+def test_what_is_kept_is_bounded_by_what_is_in_use_and_given_back():
     arrays = [buffers.empty(LARGE) for _ in range(5)]
     del arrays
-    more = [buffers.empty(size) for size in (LARGE + 128, LARGE + 256, LARGE + 384)]
-    del more
-    assert buffers.trim() <= buffers.SPARE_MAX * buffers.SIZES_MAX * (LARGE + 384) * 4
+    assert buffers.trim() == buffers.SPARE_MIN * 4 * LARGE
+    held = [buffers.empty(LARGE) for _ in range(4 * buffers.SPARE_SHARE)]
+    arrays = [buffers.empty(LARGE) for _ in range(9)]
+    del arrays
+    assert buffers.trim() == 4 * 4 * LARGE
+    del held
+    buffers.trim()
     assert buffers.trim() == 0
+
+
+def test_many_threads_get_memory_of_their_own():
+    def use(number):
+        for _ in range(200):
+            array = buffers.empty(LARGE // 4)
+            array[::4096] = number
+            if not (array[::4096] == number).all():
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(use, range(8)))
 
 
 def test_small_arrays_are_ordinary():
