@@ -2,8 +2,9 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && command -v $$p && break; done)
 BIN := .venv/bin
 READY := .venv/.installed
+THEIRS := .venv-bench/.installed
 
-.PHONY: demo test check fix install docs
+.PHONY: demo test check fix install docs bench
 .DEFAULT_GOAL := check
 
 $(READY): pyproject.toml
@@ -31,6 +32,16 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory test
+
+# Their packages have an environment of their own, so that ours stays as it is.
+$(THEIRS): benchmarks/peers/requirements.txt
+	@test -n "$(PYTHON)" || { echo "No usable Python 3.11 or 3.12 found. On Debian or Ubuntu: apt install python3 python3-venv"; exit 1; }
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
+	touch $@
+
+bench: $(READY) $(THEIRS)
+	$(BIN)/python benchmarks/peers/run.py
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py

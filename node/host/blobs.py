@@ -8,8 +8,6 @@ nothing: length and digest come from a signed statement that it already holds.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import mmap
 import time
 from collections.abc import Callable
 
@@ -27,6 +25,7 @@ from protocol.errors import (
     PeerUnreachable,
 )
 from protocol.ids import Digest, NodeKey, short
+from protocol.numerics import buffers
 
 BlobLookup = Callable[[NodeKey, Digest], memoryview | None]
 """The bytes of a digest for this asker, or None. Called on the event loop: it must not read disks.
@@ -54,12 +53,8 @@ FLOOR_WINDOW_S = 60.0
 """A peer that trickles below this rate holds a slot for nothing; another donor is asked."""
 
 HASH_BATCH_BYTES = 1 << 20
-"""Up to this the hash is computed on the event loop (under a millisecond), above it in a thread."""
-
-HASH_STEP_BYTES = 128 << 10
-
-HUGE_BYTES_MIN = 8 << 20
-"""Where a last huge page that is hardly used does not matter."""
+"""So much is worth a thread, in which the hash is computed while more comes. Less than that at the
+end is hashed on the event loop, in a fifth of a millisecond."""
 
 FETCHES_MAX = 64
 """Streams that we open at once; the engine's accept queue fails some way above that."""
@@ -160,19 +155,12 @@ async def _send(wire: Wire, blob: memoryview, offset: int, bucket: Bucket | None
 
 
 def room_for(length: int) -> memoryview:
-    """Zeroed memory for a blob, made page by page as it is filled.
+    """Memory for a blob; what is in it is nobody's business before all of it has come.
 
-    A bytearray is cleared as a whole while the event loop stands still: 0.4 s were measured for
-    300 MB, too close to the seconds after which peers take us for dead. Private and in huge pages:
-    a fifth of what receiving costs went into faults of small shared ones.
+    Where that is large it is the memory of an earlier one: clearing new pages cost a fifth of what
+    receiving did, and with a bytearray the event loop stood still for 0.4 s for 300 MB.
     """
-    if length <= HASH_BATCH_BYTES:
-        return memoryview(bytearray(length))
-    pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if length >= HUGE_BYTES_MIN:
-        with contextlib.suppress(OSError, AttributeError):  # Not every kernel has them.
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(pages)
+    return buffers.empty_bytes(length).data
 
 
 class PrefixHash:
@@ -185,19 +173,10 @@ class PrefixHash:
         self._hashing: asyncio.Future[object] | None = None
 
     def up_to(self, end: int) -> None:
-        """So much is filled. Never waits: what comes while a batch is hashed makes up the next.
-
-        What has just come is still in the processor's cache and hashed here, at several GB/s; only
-        more than that is worth a thread.
-        """
-        fresh_bytes = end - self._hashed
-        if fresh_bytes < HASH_STEP_BYTES or not (self._hashing is None or self._hashing.done()):
-            return
-        if fresh_bytes > HASH_BATCH_BYTES:
+        """So much is filled. Never waits: what comes while a batch is hashed makes up the next."""
+        is_busy = self._hashing is not None and not self._hashing.done()
+        if end - self._hashed >= HASH_BATCH_BYTES and not is_busy:
             self._begin(end)
-        else:
-            self._hasher.update(self._view[self._hashed : end])
-            self._hashed = end
 
     async def digest(self) -> Digest:
         """Of the whole memory, which is filled now."""

@@ -10,7 +10,6 @@ one is wanted in `channel_choice`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
@@ -43,6 +42,7 @@ from node.host.channel_offer import (
     REACHED,
     Offer,
 )
+from node.host.channel_pipe import open_pipe
 from node.host.channel_tls import Contexts
 from node.host.channel_wire import Connection
 from node.host.keystore import Identity
@@ -316,17 +316,13 @@ class Channels:
         try:
             with translated(f"dialling host {short(peer)} directly", (ssl.SSLError,)):
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                with contextlib.ExitStack() as kept:
-                    plain = kept.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                with socket.socket(family, socket.SOCK_STREAM) as plain:
                     plain.setblocking(False)
                     async with asyncio.timeout(DIAL_S):
                         await loop.sock_connect(plain, (host, port))
                     channel_wire.tune(plain)
                     async with asyncio.timeout(HANDSHAKE_S):
-                        await loop.create_connection(
-                            connection, ssl=self._tls.client, sock=plain, server_hostname=""
-                        )
-                        kept.pop_all()
+                        await open_pipe(plain, self._tls.client, connection, is_server=False)
                         # The other side has seen our key only when it has greeted.
                         await self._greeted[made[0]]
         except BaseException:
@@ -386,9 +382,7 @@ class Channels:
             with translated("taking a direct connection", (ssl.SSLError,)):
                 async with asyncio.timeout(HANDSHAKE_S):
                     channel_wire.tune(plain)
-                    await loop.connect_accepted_socket(
-                        lambda: connection, plain, ssl=self._tls.server
-                    )
+                    await open_pipe(plain, self._tls.server, lambda: connection, is_server=True)
                     await greeted
         except ShoalError as error:
             log.debug("a direct connection from %s came to nothing: %s", host, error)

@@ -31,6 +31,8 @@ PIECES_AHEAD: Final = 8
 """As many may be under way on a connection that has nothing else to do."""
 
 PIECE_BYTES_MIN: Final = 256 << 10
+PIECE_BYTES_FAR: Final = 1 << 20
+"""At most so much where there are several connections: a slow one must not hold up the others."""
 PIECES_WANTED: Final = 8
 """A blob is cut into so many where that makes pieces of a sensible size: two for each of four."""
 
@@ -173,7 +175,7 @@ class StripedDownload:
             if connection is None:
                 return
             start, end = heapq.heappop(self._todo)
-            stop = min(end, start + self._piece_bytes())
+            stop = min(end, start + self._piece_bytes(len(self._connections())))
             if stop < end:
                 heapq.heappush(self._todo, (stop, end))
             ask = connection.ask(self._digest, start, self._view[start:stop], self._changed.set)
@@ -196,9 +198,10 @@ class StripedDownload:
         ]
         return min(free, key=lambda one: (mine[one], one.outstanding), default=None)
 
-    def _piece_bytes(self) -> int:
+    def _piece_bytes(self, connections: int) -> int:
         wanted = -(-len(self._view) // PIECES_WANTED)
-        return max(PIECE_BYTES_MIN, min(PIECE_BYTES_MAX, wanted))
+        most = PIECE_BYTES_MAX if connections == 1 else PIECE_BYTES_FAR
+        return max(PIECE_BYTES_MIN, min(most, wanted))
 
     def _came(self) -> int:
         return self._over_bytes + sum(piece.ask.filled for piece in self._pieces)

@@ -29,10 +29,11 @@ HEADER: Final = struct.Struct(">BBHIIQ")
 REQUEST_KIND, ANSWER_KIND, DATA_KIND = 1, 2, 3
 DIGEST_BYTES: Final = 32
 
-PIECE_BYTES_MAX: Final = 1 << 20
+PIECE_BYTES_MAX: Final = 4 << 20
 """What one request asks for."""
 
-DATA_BYTES_MAX: Final = limits.BLOB_CHUNK_BYTES
+DATA_BYTES_MAX: Final = 1 << 20
+"""One data frame; each costs both ends some microseconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Contexts:
         return context
 
 
-def key_of_connection(tls: ssl.SSLObject) -> NodeKey:
+def key_of_connection(tls: ssl.SSLSocket) -> NodeKey:
     """The key that the other end has proven. Raises MalformedMessage for another protocol."""
     der = tls.getpeercert(binary_form=True)
     if der is None or tls.version() != "TLSv1.3" or tls.selected_alpn_protocol() != ALPN:

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from node.host import blobs, channel_frames
 from node.host.channel_frames import Answer, Data, FrameReader, Greeted, Request
+from node.host.channel_pipe import TURN_BYTES
 from node.host.pace import PIECE_BYTES, Bucket
 from node.host.shaping import Way, wait_turn
 from node.host.streams import Traffic
@@ -33,13 +34,14 @@ from protocol.ids import Digest, NodeKey, short
 REQUESTS_MAX: Final = 32
 """Pieces asked for at once on one connection."""
 
-WRITE_HIGH_BYTES: Final = 256 << 10
-"""More than this is not left waiting in our memory for a peer that reads slowly."""
+WRITE_HIGH_BYTES: Final = 512 << 10
+"""With more than this waiting for a peer that reads slowly, nothing is added. What waits are views
+of blobs, not copies."""
 
 PIECE_BYTES_MIN: Final = 1 << 10
 """Below this the frame around a piece would cost more than it evens out."""
 
-NEWS_BYTES: Final = 256 << 10
+NEWS_BYTES: Final = 1 << 20
 NEWS_S: Final = 0.05
 """Whoever asked is told so often: at full speed each byte would otherwise wake a task."""
 
@@ -134,8 +136,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """After the handshake, on both sides."""
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]  # uvloop's are not of that class
+        assert isinstance(transport, asyncio.Transport), "what carries bytes both ways"
+        self._transport = transport
         self.used_s = self._heard_s = self._loop.time()
         try:
             self.peer = self._peer_of(transport)
@@ -143,13 +145,12 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(error)
             return
         self._counters = self._host.counters(self.peer)
-        assert self._transport is not None
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         self._put(channel_frames.GREETING)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong."""
-        return self._frames.buffer(self._host.down.piece_bytes or channel_frames.DATA_BYTES_MAX)
+        return self._frames.buffer(self._host.down.piece_bytes or TURN_BYTES)
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
@@ -164,10 +165,6 @@ class Connection(asyncio.BufferedProtocol):
                 self._take(frame)
         except RemoteError as error:
             self.abort(error)
-
-    def eof_received(self) -> bool:
-        """An end without a word; an orderly one comes only while nothing is under way."""
-        return False
 
     def pause_writing(self) -> None:
         """The peer reads slowly."""
@@ -251,8 +248,8 @@ class Connection(asyncio.BufferedProtocol):
         left = ask.count - ask.filled
         if ask.view is not None:
             return ask.view[ask.filled :]
-        if len(self._scratch) < left:
-            self._scratch = memoryview(bytearray(channel_frames.PIECE_BYTES_MAX))
+        if not self._scratch:
+            self._scratch = memoryview(bytearray(channel_frames.DATA_BYTES_MAX))
         return self._scratch[:left]
 
     def _take(self, frame: channel_frames.Frame) -> None:
@@ -327,11 +324,15 @@ class Connection(asyncio.BufferedProtocol):
             held = 0 if found is None else len(found[0])
             status = blobs.NOT_HELD if found is None else blobs.OK
             # The other end believes another length: it hears ours, and takes offence there.
-            await self._send(channel_frames.answer_bytes(Answer(request.id, status, held)), b"")
+            await self._send(channel_frames.answer_bytes(Answer(request.id, status, held)))
             return
         blob, bucket = found
-        await self._send(channel_frames.answer_bytes(Answer(request.id, blobs.OK, len(blob))), b"")
+        await self._send(channel_frames.answer_bytes(Answer(request.id, blobs.OK, len(blob))))
         start, end = request.offset, request.offset + request.count
+        if bucket is None and self._host.up.bucket is None:
+            await self._send(*_frames(request.id, blob[start:end]))
+            self._host.up.bulk_bytes += request.count
+            return
         while start < end:
             piece = blob[start : min(end, start + self._step(bucket))]
             await wait_turn(self._host.up, len(piece), bucket)
@@ -342,31 +343,41 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes of one turn. Under a ceiling each peer gets the same, however much it asks for."""
         limit = self._host.up.piece_bytes
         if limit is None:
-            return channel_frames.DATA_BYTES_MAX if bucket is None else PIECE_BYTES
+            return TURN_BYTES if bucket is None else PIECE_BYTES
         return max(PIECE_BYTES_MIN, limit // max(1, self._host.share(self.peer)))
 
-    async def _send(self, head: bytes, piece: bytes | memoryview) -> None:
+    async def _send(self, *parts: bytes | memoryview) -> None:
         # First come, first served: the requests of one connection take turns.
         async with self._turn:
-            try:
-                async with asyncio.timeout(blobs.WRITE_S):
-                    await self._can_write.wait()
-            except TimeoutError as error:
-                raise PeerUnreachable(f"{self._name()} does not read") from error
+            if not self._can_write.is_set():
+                try:
+                    async with asyncio.timeout(blobs.WRITE_S):
+                        await self._can_write.wait()
+                except TimeoutError as error:
+                    raise PeerUnreachable(f"{self._name()} does not read") from error
             if not self._is_over:
-                self._put(head, piece)
+                self._put(*parts)
 
     def _put(self, *parts: bytes | memoryview) -> None:
         assert self._transport is not None, "nothing is sent before the handshake"
         if self._transport.is_closing():
             return
-        self._transport.writelines([part for part in parts if len(part)])
+        self._transport.writelines(parts)
         sent = sum(map(len, parts))
         for counter in self._counters:
             counter.up_bytes += sent
 
     def _name(self) -> str:
         return f"host {short(self.peer)}" if self.peer else "the other end"
+
+
+def _frames(id: int, piece: memoryview) -> list[bytes | memoryview]:
+    """Data frames of the most bytes that one may have, headers and contents by turns."""
+    parts: list[bytes | memoryview] = []
+    for start in range(0, len(piece), channel_frames.DATA_BYTES_MAX):
+        part = piece[start : start + channel_frames.DATA_BYTES_MAX]
+        parts += channel_frames.data_header(id, len(part)), part
+    return parts
 
 
 def tune(connection: socket.socket) -> None:

@@ -11,7 +11,7 @@ and each is answered with one line that repeats its number; questions do not wai
 - `{"number": 4, "relays_of": KEY, "are": [KEY, ...]}`: nothing, once it is noted;
 - `{"number": 2, "say": KEY, "text": "hi"}`: `text`, once the echo is back on the standing stream;
 - `{"number": 3, "way": KEY}`: `connections` that are direct, `bytes` that came over them, and the
-  `reason` why there are none;
+  `reason` why there are none; `shown`, the way in words as `shoal status` has it, and the `port`;
 - what failed is answered with `error`, the name of the exception.
 """
 
@@ -28,6 +28,7 @@ import uvloop
 from blake3 import blake3
 
 from node.host.streams import ControlStream
+from node.host.summaries import bulk_rows
 from protocol.errors import ShoalError
 from tests.net.hosts import Host, echo
 
@@ -80,6 +81,12 @@ class Peer:
             "connections": len(channels.to(key)),
             "bytes": carried.down_bytes if carried else 0,
             "reason": channels.reason(key),
+            "port": channels.port,
+            "shown": [
+                [row.way, row.detail]
+                for row in bulk_rows(self.host.transport)
+                if row.key == key.hex()
+            ],
         }
 
     async def how(self, key):

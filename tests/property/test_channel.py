@@ -27,6 +27,7 @@ from node.host.channel_frames import (
     DATA_BYTES_MAX,
     GREETING,
     HEADER,
+    PIECE_BYTES_MAX,
     Answer,
     Data,
     FrameReader,
@@ -219,7 +220,7 @@ def test_nonsense_is_refused_or_waits_and_never_grows(nonsense, cuts):
         HEADER.pack(3, 0, 0, 1, DATA_BYTES_MAX + 1, 0),
         HEADER.pack(3, 0, 0, 1, 0, 0),
         HEADER.pack(3, 0, 0, 1, 5, 0),
-        HEADER.pack(1, 0, 0, 1, (1 << 20) + 1, 0),
+        HEADER.pack(1, 0, 0, 1, PIECE_BYTES_MAX + 1, 0),
         HEADER.pack(1, 0, 0, 1, 1, 1 << 60),
     ],
 )

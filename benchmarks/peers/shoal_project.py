@@ -1,0 +1,64 @@
+"""The project behind Shoal's row; its model also says how large everybody's fragments are.
+
+The rule is set to what the others compute: equal weights, plain means, an outer step that takes the
+merged displacement as it is. Every merge waits for all workers that are alive, and for a second
+before it believes that one is not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node.host.home import Home
+from node.host.signed_project import read_signed
+from protocol.fragments import Layout, build_layout
+from protocol.project import Genesis
+from shoal import projects
+from shoal.project_text import Value, create_text
+
+MODELS = {"4m": (256, 4), "16m": (512, 4), "40m": (640, 6)}
+"""Width and depth of Llama models of about so many parameters, over a vocabulary of bytes."""
+
+
+def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -> Path:
+    """The signed project file, its home in `folder`/home."""
+    width, depth = MODELS[model]
+    changes: dict[str, Value] = {
+        "model.fragments": fragments,
+        "model.config.hidden_size": width,
+        "model.config.intermediate_size": 4 * width,
+        "model.config.num_hidden_layers": depth,
+        "model.config.num_attention_heads": width // 64,
+        "model.config.num_key_value_heads": width // 64,
+        "model.merge.embeddings": "mean",
+        "model.merge.matrices": "mean",
+        "model.merge.vectors": "mean",
+        "training.batch_sequences": 1,
+        "outer.learning_rate": 1.0,
+        "outer.momentum": 0.0,
+        "outer.nesterov": False,
+        "rounds.local_steps": max(1, fragments // 2),
+        "rounds.overlap_steps": fragments,
+        "rounds.eligible": "step",
+        "rounds.quorum": workers,
+        "rounds.patience_s": 1.0,
+        "rounds.weights": "equal",
+        "rounds.up_codec": codec,
+        "rounds.down_codec": codec,
+        "limits.tokens": 1 << 40,
+        "limits.evaluate_every": 1_000_000,
+    }
+    path = folder / "bench.toml"
+    path.write_text(create_text("bench", changes=changes))
+    projects.sign(path, Home(folder / "home"), instance="default")
+    return path.with_suffix(".shoal")
+
+
+def layout_of(genesis: Genesis) -> Layout:
+    """Which parameters are in which fragment."""
+    return build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+
+
+def sizes(path: Path) -> list[int]:
+    """Parameters of each fragment."""
+    return [fragment.numel for fragment in layout_of(read_signed(path).genesis).fragments]
