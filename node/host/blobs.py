@@ -25,7 +25,6 @@ from protocol.errors import (
     PeerUnreachable,
 )
 from protocol.ids import Digest, NodeKey, short
-from protocol.numerics import buffers
 
 BlobLookup = Callable[[NodeKey, Digest], memoryview | None]
 """The bytes of a digest for this asker, or None. Called on the event loop: it must not read disks.
@@ -160,6 +159,10 @@ def room_for(length: int) -> memoryview:
     Where that is large it is the memory of an earlier one: clearing new pages cost a fifth of what
     receiving did, and with a bytearray the event loop stood still for 0.4 s for 300 MB.
     """
+    if length < HASH_BATCH_BYTES:
+        return memoryview(bytearray(length))
+    from protocol.numerics import buffers  # Witnesses, to whom nothing large comes, have no NumPy.
+
     return buffers.empty_bytes(length).data
 
 
