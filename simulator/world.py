@@ -7,6 +7,7 @@ heap are broken by a counter, and every kind of chance has its own generator.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -303,8 +304,11 @@ class Host(ABC):
         """Wake the machine then, and at no earlier time that it named."""
         self._wake += 1
         token, life = self._wake, self.life
-        at_s = (at_s - self.clock_ahead_s) / self.clock_rate
-        self.world.at(at_s, lambda: self._woke(token, life))
+        then_s = (at_s - self.clock_ahead_s) / self.clock_rate
+        # Rounded, this clock may read a trifle less then; asked again now, time would stand still.
+        while then_s <= self.world.now_s and then_s * self.clock_rate + self.clock_ahead_s < at_s:
+            then_s = math.nextafter(then_s, math.inf)
+        self.world.at(then_s, lambda: self._woke(token, life))
 
     def _carry_out(self, effect: Effect) -> None:
         world = self.world
