@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--warm", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--no-download", action="store_true")
+    parser.add_argument("--light", action="store_true", help="learners know the syncer alone")
     parser.add_argument(
         "--cache", type=Path, default=Path(tempfile.gettempdir()) / "shoal-capacity"
     )
@@ -51,6 +52,7 @@ def main() -> int:
                 fragments=chosen.fragments,
                 overlap=chosen.overlap,
                 downloads=not chosen.no_download,
+                is_light=chosen.light,
                 step_s=chosen.step_s,
                 syncs=chosen.syncs,
                 warm=chosen.warm,

@@ -231,6 +231,7 @@ class Learners:
             words += ["--count", str(count), "--first", str(first), "--step-s", str(case.step_s)]
             words += ["--download"] if case.downloads else []
             words += ["--observe"] if first == 0 else []
+            words += ["--light"] if case.is_light else []
             process = subprocess.Popen(
                 [sys.executable, str(ROOT / "benchmarks" / "synthetic.py"), *words],
                 env=environment(),

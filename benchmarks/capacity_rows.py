@@ -25,6 +25,8 @@ class Case:
     """Rounds in flight at most."""
     downloads: bool = True
     """Whether learners fetch merged payloads."""
+    is_light: bool = False
+    """Whether learners are connected with the syncer alone, not with each other."""
     step_s: float = 0.25
     """Of a learner's local step; one is enough for the next push."""
     syncs: int = 3

@@ -9,6 +9,10 @@ are a few prepared payloads, one for each fragment, which every learner hands in
 Weights are never fetched; merged payloads are, with `--download`, and then thrown away: the outer
 step that would follow is the learner's own business.
 
+With `--light` their network engines hold no part of the swarm's table and so are connected with the
+syncer alone. That is not how learners are: it is for more of them than fit on one machine when each
+is connected with each.
+
 Tells its parent in lines of JSON on standard output: `up` for each learner that trains, and with
 `--observe` `merge` for each merge that its first learner hears of, with the time (monotonic, which
 all processes of a machine share). Ends with its standard input; the last line is `end`, with all
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import mmap
 import os
@@ -29,6 +34,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from blake3 import blake3
@@ -36,7 +42,7 @@ from blake3 import blake3
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from node.host import keystore  # noqa: E402
+from node.host import engine, keystore  # noqa: E402
 from node.host.addresses import parse_peer  # noqa: E402
 from node.host.driver import Driver  # noqa: E402
 from node.host.joinlink import JoinLink, parse_link  # noqa: E402
@@ -78,6 +84,20 @@ STARTS_AT_ONCE = 2
 CLOSES_AT_ONCE = 4
 
 Tell = Callable[..., None]
+
+
+def make_light() -> None:
+    """All network engines of this process from now on."""
+
+    class Light(engine.P2P):  # type: ignore[misc]  # the engine ships no types
+        @classmethod
+        async def create(cls, *words: Any, **settings: Any) -> Any:
+            return await super().create(*words, dht_mode="client", **settings)
+
+    class LightNode:
+        create = functools.partial(engine.DHTNode.create, client_mode=True)
+
+    vars(engine).update(P2P=Light, DHTNode=LightNode)
 
 
 def tell(kind: str, **words: object) -> None:
@@ -376,7 +396,11 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.25)
     parser.add_argument("--download", action="store_true", help="fetch merged payloads")
     parser.add_argument("--observe", action="store_true", help="tell of each merge")
-    uvloop.run(serve(parser.parse_args()))
+    parser.add_argument("--light", action="store_true", help="engines without a table")
+    chosen = parser.parse_args()
+    if chosen.light:
+        make_light()
+    uvloop.run(serve(chosen))
     return 0
 
 

@@ -124,7 +124,7 @@ class LearnerMachine:
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
         self.shared.now_s = now_s
-        if self._is_mere_sign_of_life(event):
+        if isinstance(event, Received) and self._is_mere_sign_of_life(event):
             self.heard_s = now_s
             return self.desk.drain()
         match event:
@@ -154,15 +154,13 @@ class LearnerMachine:
             self._look()
         return self.desk.drain()
 
-    def _is_mere_sign_of_life(self, event: Event) -> bool:
-        """Whether nothing follows from it: whatever is due has its wake-up already."""
-        return (
-            isinstance(event, Received)
-            and isinstance(event.message, Alive)
-            and event.peer == self.shared.leader
-            and self.link is Link.FOLLOWING
-            and not self._is_stopping
-        )
+    def _is_mere_sign_of_life(self, event: Received) -> bool:
+        """Whether nothing follows from it now: whatever is due has its wake-up already."""
+        message = event.message
+        if not isinstance(message, Alive) or event.peer != self.shared.leader:
+            return False
+        self.tending.beat_every_s = message.beat_every_s
+        return self.link is Link.FOLLOWING and not self._is_stopping
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count the syncer's offence that was found while reading its bytes."""

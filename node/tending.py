@@ -74,6 +74,8 @@ class Tending:
         self._restart_s: float | None = None
         self.feeding = Feeding(shared, keeping)
         self._beat_s = -1e9
+        self.beat_every_s = 0.0
+        """The syncer wants to hear of news no more often."""
         self._is_news = False
         self._told_progress = -1.0
         self._furthest_progress = 0.0
@@ -127,7 +129,7 @@ class Tending:
         """When to look again if nothing happens before."""
         times = [self._beat_s + limits.HEARTBEAT_S]
         if self._is_news:
-            times.append(self._beat_s + BEAT_EVERY_S)
+            times.append(self._beat_s + max(BEAT_EVERY_S, self.beat_every_s))
         waits = (self._restart_s, self.paused_until_s, self.finishing.deadline_s())
         times += [t for t in (*waits, self.feeding.deadline_s()) if t is not None]
         return max(min(times), self.shared.now_s + 0.01)
@@ -436,8 +438,8 @@ class Tending:
         """Say where we stand: on change, rate-limited, and now and then that we live."""
         shared = self.shared
         since_s = shared.now_s - self._beat_s
-        is_due = since_s >= limits.HEARTBEAT_S or (self._is_news and since_s >= BEAT_EVERY_S)
-        if not is_due:
+        every_s = max(BEAT_EVERY_S, self.beat_every_s) if self._is_news else limits.HEARTBEAT_S
+        if since_s < every_s:
             return
         self._beat_s, self._is_news = shared.now_s, False
         if shared.is_following and shared.leader is not None:

@@ -71,16 +71,20 @@ class LeaseBook:
 
         A cursor outside its spans changes nothing: a learner cannot finish what it does not hold.
         """
-        spans = self.held.get(session, [])
+        spans = self.held.get(session)
+        if not spans:
+            return
+        position, sequence = cursor.position, cursor.sequence
+        if sequence >= block_sequences:
+            position, sequence = position + 1, 0
         for at, span in enumerate(spans):
-            position, sequence = cursor.position, cursor.sequence
-            if sequence >= block_sequences:
-                position, sequence = position + 1, 0
-            if span.start <= position < span.stop:
-                skip = max(sequence, span.skip) if position == span.start else sequence
-                self.held[session] = [Span(position, span.stop, skip), *spans[at + 1 :]]
+            start, stop = span.start, span.stop
+            if start <= position < stop:
+                skip = max(sequence, span.skip) if position == start else sequence
+                if at or position != start or skip != span.skip:
+                    self.held[session] = [Span(position, stop, skip), *spans[at + 1 :]]
                 return
-            if position == span.stop and sequence == 0:
+            if position == stop and sequence == 0:
                 self.held[session] = spans[at + 1 :]
                 return
 

@@ -65,6 +65,9 @@ CLOCK_SKEW_S_MAX = 3.0
 HEARTBEAT_S = 4.0
 """A learner that has nothing new to say says at least this often that it lives."""
 
+HEARTBEATS_PER_S = 400
+"""Of all learners together, on change; a syncer asks for fewer of each when they are many."""
+
 ALIVE_EVERY_S = 1.0
 """A syncer says at least this often that it lives."""
 

@@ -27,7 +27,7 @@ LearnerState = Literal["syncing", "starting", "training", "starved", "paused", "
 Outcome = Literal["merged", "clipped", "late", "stale", "rejected", "abandoned"]
 
 
-class Cursor(Struct, frozen=True, array_like=True):
+class Cursor(Struct, frozen=True, array_like=True, gc=False):
     """The next sequence a learner has not read: a leased position, and the sequence inside it."""
 
     position: Count
@@ -235,6 +235,8 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
     """Said regularly by a syncer, so that silence means something."""
 
     log_index: Count
+    beat_every_s: Annotated[float, Meta(ge=0.0, le=limits.HEARTBEAT_S)] = 0.0
+    """News of a learner should come no more often: a large swarm takes turns."""
 
 
 class Receipt(Struct, frozen=True, array_like=True, tag="receipt"):

@@ -77,7 +77,7 @@ class WeightsInitialised(Struct, frozen=True, array_like=True, tag="weights"):
     fragments: Annotated[tuple[StateDigests, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
 
 
-class Contribution(Struct, frozen=True, array_like=True):
+class Contribution(Struct, frozen=True, array_like=True, gc=False):
     """One push that went into a merge."""
 
     learner: NodeKey

@@ -220,12 +220,15 @@ class SwarmState:
             self.charters.pop(0)
         self.global_step = merged.global_step
         self.rounds = max(self.rounds, merged.round)
-        for part in merged.contributions:
-            self.tokens_by_fragment[merged.fragment] += part.tokens
-            account = self.accounts.setdefault(part.learner, Account())
-            account.merged(part.tokens, is_clipped=part.scale < 1.0, at_s=record.at_s)
-            session = (part.learner, part.incarnation)
-            self.leases.advance(session, part.cursor, self.block_sequences)
+        accounts, advance = self.accounts, self.leases.advance
+        for part in merged.contributions:  # Of hundreds, at each of hundreds of learners.
+            tokens = part.tokens
+            self.tokens_by_fragment[merged.fragment] += tokens
+            account = accounts.get(part.learner)
+            if account is None:
+                account = accounts[part.learner] = Account()
+            account.merged(tokens, is_clipped=part.scale < 1.0, at_s=record.at_s)
+            advance((part.learner, part.incarnation), part.cursor, self.block_sequences)
 
     def _thin_curve(self) -> None:
         """Keep the curve bounded for months: drop every second old point, never the best."""

@@ -204,8 +204,10 @@ class Seat:
             self.lose(session.peer, f"not heard for {limits.GONE_AFTER_S:.0f} s", now_s)
         if now_s - self._said_alive_s >= limits.ALIVE_EVERY_S:
             self._said_alive_s = now_s
-            alive = Alive(self.state.index)
-            for session in self.members.live():
+            live = list(self.members.live())
+            every_s = min(limits.HEARTBEAT_S, len(live) / limits.HEARTBEATS_PER_S)
+            alive = Alive(self.state.index, every_s)
+            for session in live:
                 self.desk.send(session.peer, alive)
         if self.watchers and now_s - self._reported_s >= limits.REPORT_EVERY_S:
             self._reported_s = now_s

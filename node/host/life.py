@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -56,6 +57,10 @@ def live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
 async def _live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(quiet_about_peers)
+    # A hundred thousand objects of imported code: looking through them for garbage, again and
+    # again, would hold the loop for 30 ms each time.
+    gc.collect()
+    gc.freeze()
     begun = asyncio.Event()
 
     async def begin() -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.limits import ALIVE_EVERY_S, HEARTBEATS_PER_S
 from protocol.machine import WakeAt
-from protocol.messages import Pull
+from protocol.messages import Alive, Pull
 from simulator.tiny import SimSigner
 from syncer_node.glancing import BEATS_LOOK_S, FEW, PUSHES_LOOK_S
 from tests.builders import SyncerBench, heartbeat, project, rounds
@@ -93,3 +94,13 @@ def test_news_of_heartbeats_need_no_other_event_to_be_looked_at():
     assert looks == []
     bench.wait(BEATS_LOOK_S)
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize(("count", "every_s"), [(1, 0.0025), (40, 0.1), (80, 0.2)])
+def test_many_learners_are_asked_to_tell_their_news_less_often(count, every_s):
+    learners = [SimSigner(f"one of many {at}") for at in range(count)]
+    bench = SyncerBench().start(*learners)
+    bench.wait(ALIVE_EVERY_S)
+    told = {bench.last(one.key, Alive).beat_every_s for one in learners}
+    assert told == {every_s}
+    assert count * (1 / every_s) == pytest.approx(HEARTBEATS_PER_S)

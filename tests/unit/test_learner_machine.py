@@ -23,10 +23,12 @@ from node.linking import Link
 from protocol import wire
 from protocol.machine import Connect, Failed, JobDone, PeerDown, PeerUp, StopAsked
 from protocol.messages import (
+    Alive,
     CertifiedRecord,
     Committed,
     Cursor,
     Goodbye,
+    Heartbeat,
     Hello,
     LeaseRequest,
     Pull,
@@ -470,3 +472,16 @@ def test_a_mark_that_names_somebody_else_asks_nothing_of_this_learner(bench, log
 def test_an_answer_to_a_job_that_was_never_started_changes_nothing(bench):
     bench.feed(JobDone(12345, Failed("?")))
     assert bench.machine.link is Link.FOLLOWING
+
+
+def test_news_is_told_no_more_often_than_the_syncer_asks_for(bench):
+    bench.say(SYNCER.key, Alive(1, 2.0))
+    bench.wait(2.0)
+    told = len(bench.all(SYNCER.key, Heartbeat))
+    for _ in range(5):
+        bench.machine.tending._is_news = True
+        bench.wait(0.3)
+    assert len(bench.all(SYNCER.key, Heartbeat)) == told
+    bench.machine.tending._is_news = True
+    bench.wait(0.6)
+    assert len(bench.all(SYNCER.key, Heartbeat)) == told + 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
-from node.host.life import quiet_about_peers
+from node.host.life import live, quiet_about_peers
 
 MESSAGE = "Unhandled exception in client_connected_cb"
 
@@ -28,3 +29,14 @@ def test_only_a_stream_that_ended_before_it_began_is_no_news(message, error, is_
     finally:
         loop.close()
     assert bool(told) is is_told
+
+
+def test_a_daemon_does_not_look_through_its_code_for_garbage():
+    async def main(_):
+        return gc.get_freeze_count()
+
+    gc.unfreeze()
+    try:
+        assert live(main) > 10_000
+    finally:
+        gc.unfreeze()
