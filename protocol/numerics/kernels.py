@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK
 from protocol.numerics.prefetch import ahead
+from protocol.numerics.vectors import LANES, Row, Vector, spelt, when
 
 nb: Any
 try:
@@ -46,13 +47,13 @@ SCALE_MIN: Final = np.uint16(0x0D80)
 SCALE_MAX: Final = np.uint16(0x7180)
 """2^100 as bf16 bits; Inf and NaN are above it."""
 
-_EXPONENT = np.int32(0x7F80_0000)
-_SIGN = np.int32(-0x8000_0000)
-_ROUNDER = np.float32(12_582_912.0)
+_EXPONENT: Final = 0x7F80_0000
+_TOP: Final = 0x8000_0000
+_ROUNDER: Final = 12_582_912.0
 """1.5 * 2^23: adding it and taking it away rounds to the nearest integer, ties to even."""
 _ZERO = np.float32(0.0)
 _NORMAL_MIN = np.float32(2.0**-126)
-_ROUNDER_BITS = np.int32(0x4B40_0000)
+_ROUNDER_BITS: Final = 0x4B40_0000
 _UNIT = np.float32(1.0)
 _INT4_OFFSET = np.float32(8.0)
 _INT8_MAX = np.float32(127.0)
@@ -60,9 +61,8 @@ _FEW = 4
 """Blocks that are encoded together: what one loop reads, the next finds in the nearest cache."""
 _SOON = 8
 """Blocks between the one at work and the one that is loaded."""
-# Plain Python integers would make every intermediate 64 bits wide.
-_SEVEN, _EIGHT, _FIFTEEN, _NIBBLE = np.int32(7), np.int32(8), np.int32(15), np.int32(4)
-_ONE, _LAST, _TOP = np.uint32(1), np.uint32(31), np.uint32(0x8000_0000)
+_SOON_CODES = 32
+"""The same of int4 codes, which are fewer bytes."""
 
 
 def compiled(function: _Kernel) -> _Kernel:
@@ -70,14 +70,6 @@ def compiled(function: _Kernel) -> _Kernel:
     if nb is None:
         return function
     made: _Kernel = nb.njit(nogil=True, cache=True, error_model="numpy")(function)
-    return made
-
-
-def _inlined(function: _Kernel) -> _Kernel:
-    """The same for a part of a kernel that gets slices: called, each would be counted."""
-    if nb is None:
-        return function
-    made: _Kernel = nb.njit(nogil=True, inline="always", error_model="numpy")(function)
     return made
 
 
@@ -103,18 +95,28 @@ def wide(bits: np.uint16) -> np.float32:
     return np.float32(np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32))
 
 
-@_inlined
-def _extreme(bits: I32) -> np.uint32:
-    """Of one block, the bits of the element of largest magnitude, of two equal ones the positive.
-    Inf and NaN come out as such: they are the largest.
+@spelt("uint32")
+def _want(values: Row, minus: Row | None, residual: Row | None, left: Row) -> Vector:
+    """Of one block: puts what there is to say into `left`, flushed: how far values are from
+    `minus`, and what was left before. Without `residual` it is the values, and stays there.
 
-    The sign rides in the lowest bit, so that one comparison of integers finds both.
+    Returns the bits of the element of largest magnitude, of two equal ones the positive. Inf and
+    NaN come out as such: they are the largest. The sign rides in the lowest bit, so that one
+    comparison of integers finds both.
     """
-    most = np.uint32(0)
-    for i in range(BLOCK):
-        turned = np.uint32(np.uint32(bits[i]) ^ _TOP)
-        most = max(most, np.uint32(np.uint32(turned << _ONE) | np.uint32(turned >> _LAST)))
-    return np.uint32(np.uint32(np.uint32(most >> _ONE) | np.uint32(most << _LAST)) ^ _TOP)
+    most: Vector | None = None
+    for at in range(0, BLOCK, LANES):
+        told = values.load(at)
+        if residual is not None:
+            told = told if minus is None else told - minus.load(at)
+            told = (told + residual.load(at)).flushed()
+            left.store(at, told)
+        turned = told.bits() ^ _TOP
+        turned = (turned << 1) | (turned >> 31)
+        most = turned if most is None else most.most(turned, is_signed=False)
+    assert most is not None
+    found = most.folded(lambda one, other: one.most(other, is_signed=False))
+    return ((found >> 1) | (found << 31)) ^ _TOP
 
 
 @compiled
@@ -135,58 +137,35 @@ def _scales_of(extremes: F32, divisor: np.float32, bits: U16, inverses: F32) -> 
     return is_sound
 
 
-@compiled
-def _rounded(value: np.float32) -> np.int32:
-    """The nearest integer, ties to even, of a value below 2^22 in magnitude."""
-    return np.int32(np.int32(np.float32(value + _ROUNDER).view(np.int32)) - _ROUNDER_BITS)
+def _rounded(values: Vector) -> Vector:
+    """The nearest integers, ties to even, of values below 2^22 in magnitude."""
+    return (values + _ROUNDER).bits() - _ROUNDER_BITS
 
 
-@_inlined
-def _code_int4(values: F32, inverse: np.float32, codes: U8) -> None:
-    """The codes of one block."""
-    for i in range(HALF):
-        low = min(_rounded(values[i] * inverse), _SEVEN)
-        high = min(_rounded(values[HALF + i] * inverse), _SEVEN)
-        first, second = np.int32(low + _EIGHT), np.int32(high + _EIGHT)
-        codes[i] = np.uint8(np.int32(first | np.int32(second << _NIBBLE)))
+@spelt(None)
+def _say_int4(left: Row, codes: Row, inverse: Vector, scale: Vector, is_leaving: Vector) -> None:
+    """The codes of one block; takes from it what they say, if that is asked for, and flushes the
+    rest."""
+    inverses, scales, stays = inverse.spread(), scale.spread(), left
+    for at in range(0, HALF, LANES):
+        told = [left.load(at), left.load(HALF + at)]
+        said = [_rounded(one * inverses).least(7) for one in told]
+        low, high = (one + 8 for one in said)
+        codes.store(at, (low | (high << 4)).narrow(8))
+        with when(is_leaving.is_set(), is_leaving):
+            for place, one, code in zip((at, HALF + at), told, said, strict=True):
+                stays.store(place, (one - code.floats() * scales).flushed())
 
 
-@_inlined
-def _code_int8(values: F32, inverse: np.float32, codes: I8) -> None:
-    for i in range(BLOCK):
-        codes[i] = np.int8(_rounded(values[i] * inverse))
-
-
-@_inlined
-def _want(values: F32, minus: F32 | None, residual: F32, left: F32, start: int) -> None:
-    """One block of what there is to say, flushed: how far values are from `minus`, and what was
-    left before."""
-    here = slice(start, start + BLOCK)
-    now, before, into = values[here], residual[here], left[here]
-    if minus is None:
-        for i in range(BLOCK):
-            into[i] = flushed(now[i] + before[i])
-    else:
-        base = minus[here]
-        for i in range(BLOCK):
-            into[i] = flushed((now[i] - base[i]) + before[i])
-
-
-@_inlined
-def _leave_int4(codes: U8, scale: np.float32, left: F32) -> None:
-    """Takes from one block what its codes say, and flushes the rest."""
-    for i in range(HALF):
-        packed = np.int32(codes[i])
-        low = np.float32(np.int32(packed & _FIFTEEN) - _EIGHT) * scale
-        high = np.float32(np.int32(packed >> _NIBBLE) - _EIGHT) * scale
-        left[i] = flushed(left[i] - low)
-        left[HALF + i] = flushed(left[HALF + i] - high)
-
-
-@_inlined
-def _leave_int8(codes: I8, scale: np.float32, left: F32) -> None:
-    for i in range(BLOCK):
-        left[i] = flushed(left[i] - np.float32(codes[i]) * scale)
+@spelt(None)
+def _say_int8(left: Row, codes: Row, inverse: Vector, scale: Vector, is_leaving: Vector) -> None:
+    inverses, scales = inverse.spread(), scale.spread()
+    for at in range(0, BLOCK, LANES):
+        told = left.load(at)
+        said = _rounded(told * inverses)
+        codes.store(at, said.narrow(8))
+        with when(is_leaving.is_set(), is_leaving):
+            left.store(at, (told - said.floats() * scales).flushed())
 
 
 @compiled
@@ -197,33 +176,27 @@ def tell_int4(
     with what they do not say; whether every scale is sound. Without `residual` it is the values
     that are said, and `left` are the values themselves, which stay.
 
-    Each of the loops over a few blocks loads one of the arrays for the next few.
+    Each of the loops over a few blocks loads some of the arrays for the next few.
     """
     extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
-    found, bits, is_sound = extremes.view(np.uint32), left.view(np.int32), True
+    found, is_sound, is_leaving = extremes.view(np.uint32), True, residual is not None
     for first in range(0, scales.size, _FEW):
         stop = min(first + _FEW, scales.size)
-        if residual is not None:
-            for start in range(first * BLOCK, stop * BLOCK, BLOCK):
-                ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-                _want(values, minus, residual, left, start)
         for block in range(first, stop):
             start = block * BLOCK
             ahead(values, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            found[block - first] = _extreme(bits[start : start + BLOCK])
+            if residual is not None:
+                ahead(residual, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            found[block - first] = _want(values, start, minus, start, residual, start, left, start)
         is_sound &= _scales_of(extremes, -_INT4_OFFSET, scales[first:stop], inverses)
         for block in range(first, stop):
             start, at = block * BLOCK, block * HALF
             if minus is not None:
                 ahead(minus, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            inverse = inverses[block - first]
-            _code_int4(left[start : start + BLOCK], inverse, codes[at : at + HALF])
-        if residual is not None:
-            for block in range(first, stop):
-                start, at = block * BLOCK, block * HALF
-                ahead(residual, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-                said, scale = codes[at : at + HALF], wide(scales[block])
-                _leave_int4(said, scale, left[start : start + BLOCK])
+            if residual is not None:
+                ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            inverse, scale = inverses[block - first], wide(scales[block])
+            _say_int4(left, start, codes, at, inverse, scale, is_leaving)
     return is_sound
 
 
@@ -233,26 +206,25 @@ def tell_int8(
 ) -> bool:
     """The same with a code for each value."""
     extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
-    found, bits, is_sound = extremes.view(np.uint32), left.view(np.int32), True
+    found, is_sound, is_leaving = extremes.view(np.uint32), True, residual is not None
     for first in range(0, scales.size, _FEW):
         stop = min(first + _FEW, scales.size)
-        if residual is not None:
-            for start in range(first * BLOCK, stop * BLOCK, BLOCK):
-                ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-                _want(values, minus, residual, left, start)
         for block in range(first, stop):
             start = block * BLOCK
             ahead(values, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            found[block - first] = _extreme(bits[start : start + BLOCK])
+            if residual is not None:
+                ahead(residual, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            found[block - first] = _want(values, start, minus, start, residual, start, left, start)
         np.abs(extremes, extremes)
         is_sound &= _scales_of(extremes, _INT8_MAX, scales[first:stop], inverses)
         for block in range(first, stop):
-            here = slice(block * BLOCK, block * BLOCK + BLOCK)
-            _code_int8(left[here], inverses[block - first], codes[here])
+            start = block * BLOCK
+            if minus is not None:
+                ahead(minus, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
             if residual is not None:
-                start = (block + _FEW) * BLOCK
-                ahead(residual, start, start + BLOCK)
-                _leave_int8(codes[here], wide(scales[block]), left[here])
+                ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            inverse, scale = inverses[block - first], wide(scales[block])
+            _say_int8(left, start, codes, start, inverse, scale, is_leaving)
     return is_sound
 
 
@@ -267,19 +239,31 @@ def scales(bits: U16, out: F32) -> bool:
     return is_sound
 
 
+@spelt(None)
+def _decode_block_int4(codes: Row, scale: Vector, into: Row) -> None:
+    scales = scale.spread()
+    for at in range(0, HALF, LANES):
+        packed = codes.load(at).wide()
+        into.store(at, ((packed & 15) - 8).floats() * scales + 0.0)
+        into.store(HALF + at, ((packed >> 4) - 8).floats() * scales + 0.0)
+
+
+@spelt(None)
+def _decode_block_int8(codes: Row, scale: Vector, into: Row) -> None:
+    scales = scale.spread()
+    for at in range(0, BLOCK, LANES):
+        into.store(at, codes.load(at).wide_signed().floats() * scales + 0.0)
+
+
 @compiled
 def decode_int4(codes: U8, by_block: F32, out: F32) -> None:
     """Fills `out` (float32) with code times scale; adding +0 makes -0 positive."""
     for block in range(by_block.size):
-        later = block + _SOON
+        later = block + _SOON_CODES
         ahead(codes, later * HALF, later * HALF + HALF)
+        later = block + _SOON
         ahead(out, later * BLOCK, later * BLOCK + BLOCK)
-        said, scale = codes[block * HALF : block * HALF + HALF], by_block[block]
-        into = out[block * BLOCK : block * BLOCK + BLOCK]
-        for i in range(HALF):
-            packed = np.int32(said[i])
-            into[i] = np.float32(np.int32(packed & _FIFTEEN) - _EIGHT) * scale + _ZERO
-            into[HALF + i] = np.float32(np.int32(packed >> _NIBBLE) - _EIGHT) * scale + _ZERO
+        _decode_block_int4(codes, block * HALF, by_block[block], out, block * BLOCK)
 
 
 @compiled
@@ -289,10 +273,7 @@ def decode_int8(codes: I8, by_block: F32, out: F32) -> None:
         soon = (block + _SOON) * BLOCK
         ahead(codes, soon, soon + BLOCK)
         ahead(out, soon, soon + BLOCK)
-        here, scale = slice(block * BLOCK, block * BLOCK + BLOCK), by_block[block]
-        said, into = codes[here], out[here]
-        for i in range(BLOCK):
-            into[i] = np.float32(said[i]) * scale + _ZERO
+        _decode_block_int8(codes, block * BLOCK, by_block[block], out, block * BLOCK)
 
 
 @compiled
@@ -305,6 +286,45 @@ def flush(values: F32) -> None:
             here[i] = flushed(here[i])
 
 
+def _outer_block(
+    theta: Row,
+    momentum: Row,
+    g: Row,
+    moved: Row,
+    kept: Row,
+    eta: Vector,
+    mu: Vector,
+    nesterov: bool,
+) -> Vector:
+    """One outer step on one block; the largest exponent of any result, in place."""
+    etas, mus, worst = eta.spread(), mu.spread(), None
+    for at in range(0, BLOCK, LANES):
+        step = g.load(at)
+        buffer = ((momentum.load(at) * mus).flushed() + step).flushed()
+        along = ((buffer * mus).flushed() + step).flushed() if nesterov else buffer
+        result = (theta.load(at) - (along * etas).flushed()).flushed()
+        kept.store(at, buffer)
+        moved.store(at, result)
+        largest = (buffer.bits() & _EXPONENT).most(result.bits() & _EXPONENT)
+        worst = largest if worst is None else worst.most(largest)
+    assert worst is not None
+    return worst.folded(Vector.most)
+
+
+@spelt("int32")
+def _outer_nesterov(
+    theta: Row, momentum: Row, g: Row, moved: Row, kept: Row, eta: Vector, mu: Vector
+) -> Vector:
+    return _outer_block(theta, momentum, g, moved, kept, eta, mu, True)
+
+
+@spelt("int32")
+def _outer_plain(
+    theta: Row, momentum: Row, g: Row, moved: Row, kept: Row, eta: Vector, mu: Vector
+) -> Vector:
+    return _outer_block(theta, momentum, g, moved, kept, eta, mu, False)
+
+
 @compiled
 def outer(
     theta: F32,
@@ -313,38 +333,24 @@ def outer(
     eta: np.float32,
     mu: np.float32,
     nesterov: bool,
-    theta_next: F32,
-    momentum_next: F32,
+    moved: F32,
+    kept: F32,
 ) -> bool:
-    """One outer step on one chunk, all float32; whether every result is finite.
+    """One outer step on one chunk, all float32: theta becomes `moved`, momentum `kept`; whether
+    every result is finite.
 
     Each product and each sum is rounded, and flushed if it is subnormal.
     """
     worst = np.int32(0)
-    for start in range(0, theta.size, BLOCK):
-        soon = start + _SOON * BLOCK
+    for at in range(0, theta.size, BLOCK):
+        soon = at + _SOON * BLOCK
         ahead(theta, soon, soon + BLOCK)
         ahead(momentum, soon, soon + BLOCK)
-        ahead(theta_next, soon, soon + BLOCK)
-        ahead(momentum_next, soon, soon + BLOCK)
-        here = slice(start, start + BLOCK)
-        now, old, step = theta[here], momentum[here], g[here]
-        moved, kept = theta_next[here], momentum_next[here]
-        for i in range(now.size):
-            buffer = flushed(flushed(old[i] * mu) + step[i])
-            along = buffer
-            if nesterov:
-                along = flushed(flushed(buffer * mu) + step[i])
-            kept[i] = buffer
-            moved[i] = flushed(now[i] - flushed(along * eta))
-        worst = max(worst, _exponent(moved.view(np.int32)), _exponent(kept.view(np.int32)))
+        ahead(moved, soon, soon + BLOCK)
+        ahead(kept, soon, soon + BLOCK)
+        if nesterov:
+            found = _outer_nesterov(theta, at, momentum, at, g, at, moved, at, kept, at, eta, mu)
+        else:
+            found = _outer_plain(theta, at, momentum, at, g, at, moved, at, kept, at, eta, mu)
+        worst = max(worst, found)
     return bool(worst != _EXPONENT)
-
-
-@compiled
-def _exponent(bits: I32) -> np.int32:
-    """The largest exponent, in place; that of Inf and NaN is `_EXPONENT`."""
-    worst = np.int32(0)
-    for i in range(bits.size):
-        worst = max(worst, np.int32(bits[i] & _EXPONENT))
-    return worst

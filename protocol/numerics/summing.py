@@ -123,7 +123,7 @@ def weighted_sum(
         for first in range(0, len(alike) if whole else 0, TOGETHER):
             together, is_new = alike[first : first + TOGETHER], not number and not first
             is_last = is_alike and first + TOGETHER >= len(alike)
-            _add_together(codec, together, begin, out[:whole], is_new, is_last, limbs)
+            add_together(codec, together, begin, out[:whole], is_new, is_last, limbs)
             done = whole if is_last and kernels.IS_COMPILED else 0
         if not number:
             out[whole:] = 0
@@ -133,7 +133,7 @@ def weighted_sum(
     return joined([rest, limbs]) if kernels.IS_COMPILED else rest
 
 
-def _add_together(
+def add_together(
     codec: CodecName,
     parts: Sequence[tuple[Source, float]],
     begin: int,
