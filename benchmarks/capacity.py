@@ -38,7 +38,7 @@ def main() -> int:
         "--cache", type=Path, default=Path(tempfile.gettempdir()) / "shoal-capacity"
     )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--profile", type=Path, help="a folder for py-spy's stacks of the syncer")
+    parser.add_argument("--profile", type=Path, help="a folder for py-spy's stacks")
     chosen = parser.parse_args()
     chosen.cache.mkdir(parents=True, exist_ok=True)
     print(heading(), flush=True)

@@ -387,7 +387,7 @@ def _link(syncer: Syncer) -> str | None:
 def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) -> Row:
     """The measurement itself."""
     syncer.forget_peak()
-    with profiled(case, syncer):
+    with profiled(case, syncer, learners):
         first, last, merges, participants = _load(case, syncer, learners, progress)
     window_s = last.at_s - first.at_s
     lag, now = syncer.lag(window_s), syncer.status()
@@ -444,19 +444,29 @@ def _load(
 
 
 @contextlib.contextmanager
-def profiled(case: Case, syncer: Syncer) -> Iterator[None]:
-    """Where the syncer spends its time meanwhile, as folded stacks of its threads."""
+def profiled(case: Case, syncer: Syncer, learners: Learners) -> Iterator[None]:
+    """Where the syncer and the first process of learners spend their time meanwhile.
+
+    As folded stacks of their threads.
+    """
     if case.profile is None:
         yield
         return
-    place = case.profile / f"{case.parameters}-{case.learners}.txt"
-    words = ["--pid", str(syncer.process.pid), "--output", str(place), "--format", "raw"]
-    words += ["--threads", "--rate", "100", "--duration", "unlimited"]
-    recorder = subprocess.Popen(
-        ["py-spy", "record", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    who = {"syncer": syncer.process.pid, "learners": learners.processes[0].pid}
+    recorders = []
+    for name, pid in who.items():
+        place = case.profile / f"{case.parameters}-{case.learners}-{name}.txt"
+        words = ["--pid", str(pid), "--output", str(place), "--format", "raw"]
+        words += ["--threads", "--rate", "100", "--duration", "unlimited"]
+        recorders.append(
+            subprocess.Popen(
+                ["py-spy", "record", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        )
     try:
         yield
     finally:
-        recorder.send_signal(signal.SIGINT)
-        end(recorder)
+        for recorder in recorders:
+            recorder.send_signal(signal.SIGINT)
+        for recorder in recorders:
+            end(recorder)

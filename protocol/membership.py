@@ -39,6 +39,8 @@ class Session:
     """Local steps per second as seen here, whatever the learner says of itself."""
     stepped_s: float = 0.0
     """When a local step was last seen."""
+    stride: int = 0
+    """Local steps that came with the newest heartbeat that told of any."""
     merged_steps: dict[int, int] = field(default_factory=dict)
     """Local steps merged since this session opened, by fragment."""
     lost_reason: str = ""
@@ -83,12 +85,12 @@ class Session:
         )
         done = beat.local_step - former.local_step if former is not None else 0
         if former is None or done < 0:
-            self.rate_per_s, self.stepped_s = 0.0, now_s
+            self.rate_per_s, self.stepped_s, self.stride = 0.0, now_s, 0
         elif done > 0 and now_s > self.stepped_s:
             seen = done / (now_s - self.stepped_s)
             weight = RATE_FACTOR if self.rate_per_s else 1.0
             self.rate_per_s += weight * (seen - self.rate_per_s)
-            self.stepped_s = now_s
+            self.stepped_s, self.stride = now_s, done
 
     def steps_per_s(self, now_s: float) -> float:
         """The measured rate, falling while no local step is seen: a hung one holds up nobody."""

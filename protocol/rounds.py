@@ -9,6 +9,7 @@ quorum itself falls to the number of those alive after the charter's patience.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -82,6 +83,14 @@ class Round:
     closed_s: float | None = None
     live: int = 0
     """Training sessions at the last look; what the quorum may fall to."""
+    fresh: int = 0
+    """Pushes that this round asked for and got.
+
+    Those of an earlier round do not make a quorum: they would close it before others came.
+    """
+    _waiting: deque[tuple[bytes, PullTicket]] = field(default_factory=deque)
+    """Those asked, longest ago first. At its ends are only such as may still deliver, once it was
+    looked at: so a round of hundreds knows without counting whether there is anybody."""
 
     @property
     def is_collecting(self) -> bool:
@@ -97,15 +106,6 @@ class Round:
         ]
 
     @property
-    def fresh(self) -> int:
-        """Pushes that this round asked for and got.
-
-        Those of an earlier round do not make a quorum: they would close it before others came.
-        """
-        arrived = [one for one in self.tickets.values() if one.state is PullState.ARRIVED]
-        return sum(ticket.round == self.number for ticket in arrived)
-
-    @property
     def hoped_for(self) -> int:
         """Pushes that this round asked for and got, or may still get."""
         asked = [one for one in self.tickets.values() if one.round == self.number]
@@ -116,23 +116,44 @@ class Round:
         self.state = ROUND_TRANSITIONS[self.state, trigger]
 
     def ask(self, peer: bytes, now_s: float, *, newest: int = 0) -> None:
-        self.tickets[peer] = PullTicket(
-            now_s,
-            round=self.number,
-            fragment=self.fragment,
-            codec=self.spec.up_codec,
-            newest=newest,
+        self.take(
+            peer,
+            PullTicket(
+                now_s,
+                round=self.number,
+                fragment=self.fragment,
+                codec=self.spec.up_codec,
+                newest=newest,
+            ),
         )
+
+    def take(self, peer: bytes, ticket: PullTicket) -> None:
+        """Somebody was asked, by this round or by an earlier one. Tickets come oldest first."""
+        self.tickets[peer] = ticket
+        self._waiting.append((peer, ticket))
+
+    def arrive(self, ticket: PullTicket) -> None:
+        """The push that this ticket was waiting for is here."""
+        ticket.state = PullState.ARRIVED
+        self.fresh += ticket.round == self.number
 
     def pending(self, now_s: float) -> Iterator[bytes]:
         """Learners that may still deliver in time."""
         timeout_s = self.spec.pull_timeout_s
-        return (p for p, t in sorted(self.tickets.items()) if t.is_pending(now_s, timeout_s))
+        return (peer for peer, one in self._waiting if one.is_pending(now_s, timeout_s))
+
+    def is_waiting(self, now_s: float) -> bool:
+        """Whether anybody may still deliver in time."""
+        timeout_s, waiting = self.spec.pull_timeout_s, self._waiting
+        while waiting and not waiting[0][1].is_pending(now_s, timeout_s):
+            waiting.popleft()
+        while waiting and not waiting[-1][1].is_pending(now_s, timeout_s):
+            waiting.pop()
+        return bool(waiting)
 
     def is_ripe(self, now_s: float) -> bool:
         """Whether there is nobody left to wait for, or the quorum was just reached."""
-        timeout_s = self.spec.pull_timeout_s
-        if not any(one.is_pending(now_s, timeout_s) for one in self.tickets.values()):
+        if not self.is_waiting(now_s):
             return True
         return self.state is RoundState.OPEN and self.fresh >= self.required(now_s)
 
@@ -145,8 +166,7 @@ class Round:
         """What to do now: `wait`, `quorum` (just reached, grace begins), `close` or `abandon`."""
         assert self.is_collecting
         self.live = live
-        timeout_s = self.spec.pull_timeout_s
-        is_pending = any(one.is_pending(now_s, timeout_s) for one in self.tickets.values())
+        is_pending = self.is_waiting(now_s)
         if self.state is RoundState.OPEN and self.fresh >= self.required(now_s):
             self.quorum_s = now_s
             # Nobody left to wait for means there is nothing a grace window could bring.
@@ -167,11 +187,9 @@ class Round:
         """When to look again if nothing happens before; None once it no longer collects."""
         if not self.is_collecting:
             return None
-        times = [
-            ticket.asked_s + self.spec.pull_timeout_s
-            for ticket in self.tickets.values()
-            if ticket.is_pending(now_s, self.spec.pull_timeout_s)
-        ]
+        times: list[float] = []
+        if self.is_waiting(now_s):
+            times.append(self._waiting[0][1].asked_s + self.spec.pull_timeout_s)
         if self.state is RoundState.GRACE and self.quorum_s is not None:
             times.append(self.quorum_s + self.grace_s)
         elif now_s < self.opened_s + self.spec.patience_s:

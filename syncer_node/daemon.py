@@ -86,8 +86,7 @@ LINGER_S_MIN, LINGER_S_MAX = 3.0, 30.0
 """With `exit_when_done`: how long the syncer stays, for screens and learners that come back."""
 
 LINGER_LOOK_S = 0.5
-
-ANNOUNCE_LOOK_S = 0.25
+ANNOUNCE_LOOK_S = 1.0
 LINK_OWN_MAX = 2
 LINK_ADDRESSES_MAX = 4
 """Of a join link: with them it finds the swarm when this host is away."""
@@ -177,6 +176,7 @@ class SyncerDaemon:
         self.started_s = time.monotonic()
         self.ended_s: float | None = None
         self._kept_addresses: tuple[str, ...] = ()
+        self._is_news = asyncio.Event()
         self.books = Books()
         self.feed = Feed()
         self.loop_watch = LoopWatch()
@@ -372,9 +372,11 @@ class SyncerDaemon:
             self.books.add(fact, self.layout, charter.rounds)
         if isinstance(fact, QuorumReached):
             self.books.grace_s = fact.grace_s
-        if isinstance(fact, PhaseChanged) and fact.phase == Phase.ENDED.value:
-            log.info("the model can be exported: shoal export --to DIR")
-            self.ended_s = time.monotonic()
+        if isinstance(fact, PhaseChanged):
+            self._is_news.set()  # Perhaps of who leads.
+            if fact.phase == Phase.ENDED.value:
+                log.info("the model can be exported: shoal export --to DIR")
+                self.ended_s = time.monotonic()
 
     # Background.
 
@@ -397,7 +399,9 @@ class SyncerDaemon:
                         seat_topic(self.project.id), wire.encode(notice), ANNOUNCE_TTL_S
                     )
             self._keep_addresses()
-            await asyncio.sleep(ANNOUNCE_LOOK_S)
+            self._is_news.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_news.wait(), ANNOUNCE_LOOK_S)
 
     def _keep_addresses(self) -> None:
         """Remember where the other voters are, whenever that changes."""

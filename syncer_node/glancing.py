@@ -15,8 +15,10 @@ from protocol.messages import Heartbeat, Push
 from syncer_node.jobs import PushFetched
 from syncer_node.seat import Seat
 
-BEATS_LOOK_S = 0.02
-"""Heartbeats come often; rounds are looked at no more often than this because of their news."""
+BEATS_LOOK_S = 1e-3
+BEATS_LOOK_S_MAX = 0.02
+"""Heartbeats come often; because of their news rounds are looked at no more often than the one for
+each learner, or than the other. A few learners that are all ready so hardly wait for a timer."""
 
 PUSHES_LOOK_S = 3e-5
 """... and because of pushes no more often than this for each learner: about twenty times what a
@@ -32,7 +34,9 @@ def look_s(event: Event, seat: Seat | None, *, looked_s: float, now_s: float) ->
         case Received(peer, Heartbeat()):
             session = seat.members.sessions.get(peer) if seat is not None else None
             is_news = session is None or session.is_news
-            return looked_s + BEATS_LOOK_S if is_news else math.inf
+            learners = len(seat.members.sessions) if seat is not None else 0
+            pause_s = min(BEATS_LOOK_S * learners, BEATS_LOOK_S_MAX)
+            return looked_s + pause_s if is_news else math.inf
         case Received(_, Push()) | JobDone(_, PushFetched()):
             learners = len(seat.members.sessions) if seat is not None else 0
             if seat is not None and learners > FEW and not _is_ripe(seat, now_s):

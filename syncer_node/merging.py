@@ -15,9 +15,10 @@ from protocol.numerics.merge import push_weight
 from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.records import Body, Contribution, FragmentMerged
-from protocol.rounds import PullState, PullTicket, Round, unsettled
+from protocol.rounds import PullState, PullTicket, Round, RoundState, unsettled
 from protocol.state import SwarmState
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
+from syncer_node.asking import busy, can_ask
 from syncer_node.jobs import (
     Adopt,
     FetchPush,
@@ -163,7 +164,10 @@ class Merging:
         )
         if isinstance(result, PushFetched):
             if is_awaited and ticket is not None:
-                ticket.state = PullState.ARRIVED
+                if current is not None:
+                    current.arrive(ticket)
+                else:
+                    ticket.state = PullState.ARRIVED
                 self.uplinks.arrived(
                     (job.peer, job.header.incarnation),
                     job.header.fragment,
@@ -275,9 +279,9 @@ class Merging:
         self._expire(now_s)
         collecting = [current for current in self.rounds.values() if current.is_collecting]
         if collecting:
-            able = self.members.handing_in()
+            able, taken = self.members.handing_in(), busy(self, now_s)
             for current in collecting:
-                self._ask(current, able, now_s)
+                self._ask(current, able, taken, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
             fragment = next_to_open(self, now_s)
@@ -314,12 +318,12 @@ class Merging:
         step_s = median_step_s(training, now_s)
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
-        self._ask(current, able, now_s)
+        self._ask(current, able, busy(self, now_s), now_s)
         self.desk.emit(
             RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
         )
 
-    def _ask(self, current: Round, able: list[Session], now_s: float) -> None:
+    def _ask(self, current: Round, able: list[Session], taken: set[bytes], now_s: float) -> None:
         """Ask everybody who can deliver and is not asked by another round right now.
 
         Slow uplinks are left alone if another fragment is more urgent for them, unless the quorum
@@ -329,7 +333,7 @@ class Merging:
             session
             for session in able
             if session.peer not in current.tickets
-            and self.can_ask(session, current.fragment, current.version - 1, now_s)
+            and can_ask(self, session, current.fragment, current.version - 1, taken)
         ]
         if not fit:
             return
@@ -338,23 +342,14 @@ class Merging:
         is_enough = current.hoped_for + len(turn) >= current.required(now_s)
         for session in turn if is_enough else fit:
             current.ask(session.peer, now_s, newest=self.last_round)
+            taken.add(session.peer)
             pull = Pull(current.number, current.fragment, current.version - 1)
             self.desk.send(session.peer, pull)
 
-    def can_ask(self, session: Session, fragment: int, version: int, now_s: float) -> bool:
-        """Whether a pull would bring something, and no other round waits for this learner."""
-        timeout_s = self.spec.pull_timeout_s
-        for other in self.rounds.values():
-            ticket = other.tickets.get(session.peer)
-            if ticket and other.is_collecting and ticket.is_pending(now_s, timeout_s):
-                return False
-        for (waits_for, peer), ticket in self.stragglers.items():
-            is_sending = ticket.is_pending(now_s, timeout_s)
-            if peer == session.peer and (is_sending or waits_for == fragment):
-                return False
-        return session.can_push(fragment, version)
-
     def _look_at(self, current: Round, able: list[Session], now_s: float) -> None:
+        current.live = len(able)
+        if current.state is RoundState.OPEN and not current.is_ripe(now_s):
+            return
         steps = [s.step_s for s in able if s.peer in current.tickets]
         slowest_step_s = max(steps, default=0.0)
         verdict = current.look(
@@ -399,19 +394,20 @@ class Merging:
 
     def _take_stragglers(self, current: Round) -> None:
         """What an earlier round of this fragment did not wait for is part of this one."""
-        for place in [place for place in self.stragglers if place[0] == current.fragment]:
+        found = [place for place in self.stragglers if place[0] == current.fragment]
+        for place in sorted(found, key=lambda one: self.stragglers[one].asked_s):
             ticket, peer = self.stragglers.pop(place), place[1]
             header = ticket.header
             if ticket.state is PullState.FAILED:
                 continue
             if header is None:
-                current.tickets[peer] = ticket
+                current.take(peer, ticket)
             elif current.version - 1 - header.base_version > limits.PUSH_LAG_MAX:
                 self._let_go(peer, header, "stale", "too many merges went by while it was sent")
             elif self.state.leases.since_s.get((peer, header.incarnation)) is None:
                 self._let_go(peer, header, "abandoned", "its session ended before it was merged")
             else:
-                current.tickets[peer] = ticket
+                current.take(peer, ticket)
 
     def _let_go(self, peer: bytes, header: PushHeader, outcome: Outcome, reason: str) -> None:
         self.desk.do(Forget((push_id(peer, header),)))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from syncer_node.asking import busy, can_ask
+
 if TYPE_CHECKING:
     from syncer_node.merging import Merging
 
@@ -33,7 +35,8 @@ def next_to_open(merging: Merging, now_s: float) -> int | None:
     version = merging.state.fragments[fragment].version
     if not merging.pace.may_open(fragment, version, training, now_s):
         return None
-    if not any(merging.can_ask(session, fragment, version, now_s) for session in training):
+    taken = busy(merging, now_s)
+    if not any(can_ask(merging, session, fragment, version, taken) for session in training):
         return None  # Everybody is busy handing in another fragment; soon they are not.
     return fragment
 
@@ -41,10 +44,11 @@ def next_to_open(merging: Merging, now_s: float) -> int | None:
 def _of_those_who_leave(merging: Merging, coming: list[int], now_s: float) -> int | None:
     """The first fragment on which somebody who leaves has local steps."""
     leaving, opened_s = merging.members.leaving(), merging.pace.leaving_opened_s
+    taken = busy(merging, now_s) if leaving else set()
     for fragment in coming:
         version = merging.state.fragments[fragment].version
         is_due = now_s >= opened_s.get(fragment, -LEAVING_EVERY_S) + LEAVING_EVERY_S
-        if is_due and any(merging.can_ask(one, fragment, version, now_s) for one in leaving):
+        if is_due and any(can_ask(merging, one, fragment, version, taken) for one in leaving):
             opened_s[fragment] = now_s
             return fragment
     return None

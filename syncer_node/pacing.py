@@ -99,13 +99,16 @@ class Pace:
         """Book H / P steps against everybody who is training.
 
         Nobody owes more than H: when faster learners leave, those who stay open rounds again within
-        one cycle of their own.
+        one cycle of their own. Nobody is owed more than what its last heartbeat brought, or one
+        opening if that is more: steps come several at a time, and those of one heartbeat may be
+        enough for several rounds.
         """
         spacing = self.spacing
         kept = {}
         for session in live:
             done = float(session.beat.local_step) if session.beat else 0.0
-            due = max(self.next_step.get(session.key, done), done - spacing)
+            owed = max(spacing, min(session.stride, self.spec.local_steps))
+            due = max(self.next_step.get(session.key, done), done - owed)
             kept[session.key] = min(due + spacing, done + self.spec.local_steps)
         self.next_step = kept
 

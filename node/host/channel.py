@@ -13,11 +13,13 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from node.host import channel_choice, channel_frames, channel_offer, channel_tls, channel_wire
+from node.host.bulk_loop import BulkLoop
 from node.host.channel_choice import (
     Agreed,
     Carried,
@@ -32,6 +34,7 @@ from node.host.channel_choice import (
     Opened,
     Wanted,
 )
+from node.host.channel_link import Shares
 from node.host.channel_offer import (
     ASK_S,
     DECLINE,
@@ -101,7 +104,6 @@ class Channels:
     ) -> None:
         """dial: a stream of the engine. where: addresses of the engine's connections with a peer.
         find: blobs that a peer may have."""
-        self.down, self.up = shaper.down, shaper.up
         self.find = find
         self.traffic: dict[NodeKey, Traffic] = {}
         """Bytes over direct connections, by peer; the oldest gives way."""
@@ -112,6 +114,8 @@ class Channels:
         self._where = where
         self._on_fault = on_fault
         self._choice = ChannelChoice(is_on=at.is_on)
+        self._shares = Shares(shaper)
+        self._loop: BulkLoop | None = None
         self._tls: Contexts | None = None
         self._socket: socket.socket | None = None
         self._connections: dict[NodeKey, list[Connection]] = {}
@@ -132,6 +136,7 @@ class Channels:
         if not self._at.is_on or self._socket is not None:
             return
         self._socket = channel_offer.listening(host, self._at.port)
+        self._loop = BulkLoop.of_this_loop()
         self._tls = await asyncio.to_thread(Contexts, self._identity)
         self._spawn(self._accept_all(self._socket), "bulk listener")
         self._spawn(self._check_all(), "bulk connections")
@@ -148,6 +153,9 @@ class Channels:
         self._socket = None
         if listener is not None:
             listener.close()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            await loop.give_back()
 
     # What the owner asks
 
@@ -166,7 +174,7 @@ class Channels:
 
     def stalled(self, peer: NodeKey, silent_s: float) -> None:
         """A transfer got nothing for so long: connections that bring nothing at all are ended."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         for connection in list(self._connections.get(peer, ())):
             connection.check(now_s, silent_s)
 
@@ -191,10 +199,6 @@ class Channels:
         if peer not in self.traffic and len(self.traffic) >= PEERS_COUNTED_MAX:
             del self.traffic[next(iter(self.traffic))]
         return (*self._all_counters(peer), self.traffic.setdefault(peer, Traffic()))
-
-    def share(self, peer: NodeKey) -> int:
-        """How many of the peer's requests are being served now."""
-        return sum(one.serving for one in self._connections.get(peer, ()))
 
     def on_ready(self, connection: Connection) -> None:
         """It counts from now on, where there is room."""
@@ -305,13 +309,8 @@ class Channels:
     async def _connect(self, peer: NodeKey, host: str, port: int) -> None:
         """One more connection to the peer. Raises TransientError or RemoteError."""
         loop = asyncio.get_running_loop()
-        made: list[Connection] = []
-
-        def connection() -> Connection:
-            made.append(Connection(self, self._expecting(peer)))
-            self._greeted[made[0]] = loop.create_future()
-            return made[0]
-
+        connection = self._new_connection(peer)
+        greeted = self._greeted[connection]
         assert self._tls is not None, "dialled only where direct connections are wanted"
         try:
             with translated(f"dialling host {short(peer)} directly", (ssl.SSLError,)):
@@ -322,17 +321,34 @@ class Channels:
                         await loop.sock_connect(plain, (host, port))
                     channel_wire.tune(plain)
                     async with asyncio.timeout(HANDSHAKE_S):
-                        await open_pipe(plain, self._tls.client, connection, is_server=False)
+                        await self._shake(plain, connection, self._tls.client)
                         # The other side has seen our key only when it has greeted.
-                        await self._greeted[made[0]]
+                        await greeted
         except BaseException:
-            for one in made:
-                one.abort(PeerUnreachable("the connection was given up"))
+            connection.abort(PeerUnreachable("the connection was given up"))
             raise
         finally:
-            for one in made:
-                if (greeted := self._greeted.pop(one, None)) is not None and greeted.done():
-                    greeted.cancelled() or greeted.exception()  # Seen: not to be logged.
+            self._forget_greeting(connection)
+
+    def _new_connection(self, peer: NodeKey | None) -> Connection:
+        """One to be made, with a place for its greeting."""
+        assert self._loop is not None, "made only where direct connections are wanted"
+        connection = Connection(self, self._loop, self._shares, self._expecting(peer))
+        self._greeted[connection] = asyncio.get_running_loop().create_future()
+        return connection
+
+    def _forget_greeting(self, connection: Connection) -> None:
+        greeted = self._greeted.pop(connection)
+        if greeted.done() and not greeted.cancelled():
+            greeted.exception()  # Seen: not to be logged.
+
+    async def _shake(
+        self, plain: socket.socket, connection: Connection, context: ssl.SSLContext
+    ) -> None:
+        """Shakes hands on a connected socket, which is the bulk loop's from then on."""
+        assert self._loop is not None, "made only where direct connections are wanted"
+        link, is_server = connection.link, context.protocol is ssl.PROTOCOL_TLS_SERVER
+        await self._loop.do(open_pipe(plain, context, link, link.lock, is_server=is_server))
 
     def _expecting(self, peer: NodeKey | None) -> Callable[[asyncio.BaseTransport], NodeKey]:
         def proven(transport: asyncio.BaseTransport) -> NodeKey:
@@ -371,25 +387,23 @@ class Channels:
                 plain.close()
                 continue
             self._handshakes[host] += 1
-            self._spawn(self._shake(plain, host), "bulk handshake")
+            self._spawn(self._take(plain, host), "bulk handshake")
 
-    async def _shake(self, plain: socket.socket, host: str) -> None:
+    async def _take(self, plain: socket.socket, host: str) -> None:
         assert self._tls is not None, "listening only with keys"
-        loop = asyncio.get_running_loop()
-        connection = Connection(self, self._expecting(None))
-        greeted = self._greeted[connection] = loop.create_future()
+        connection = self._new_connection(None)
         try:
             with translated("taking a direct connection", (ssl.SSLError,)):
                 async with asyncio.timeout(HANDSHAKE_S):
                     channel_wire.tune(plain)
-                    await open_pipe(plain, self._tls.server, lambda: connection, is_server=True)
-                    await greeted
+                    await self._shake(plain, connection, self._tls.server)
+                    await self._greeted[connection]
         except ShoalError as error:
             log.debug("a direct connection from %s came to nothing: %s", host, error)
             connection.abort(PeerUnreachable("the handshake did not end in time"))
-            plain.close()
         finally:
-            self._greeted.pop(connection, None)
+            plain.close()  # Where it is still ours.
+            self._forget_greeting(connection)
             self._handshakes[host] -= 1
             if not self._handshakes[host]:
                 del self._handshakes[host]
@@ -397,7 +411,7 @@ class Channels:
     async def _check_all(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            now_s = asyncio.get_running_loop().time()
+            now_s = time.monotonic()
             for connection in self._all():
                 connection.check(now_s)
 

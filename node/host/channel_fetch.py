@@ -14,7 +14,8 @@ from typing import Final
 
 from node.host import blobs
 from node.host.channel_frames import PIECE_BYTES_MAX
-from node.host.channel_wire import REQUESTS_MAX, Ask, Connection
+from node.host.channel_link import REQUESTS_MAX, Ask
+from node.host.channel_wire import Connection
 from protocol.errors import (
     MalformedMessage,
     MalformedPayload,
@@ -100,7 +101,7 @@ class StripedDownload:
                 )
         finally:
             for piece in self._pieces:
-                piece.ask.drop()
+                piece.connection.drop(piece.ask)
             await self._hash.join()
             self._view.release()
 

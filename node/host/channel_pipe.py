@@ -2,7 +2,8 @@
 
 asyncio's own TLS passes every byte through two more buffers in each direction, which cost as much
 time of the processor again as half of the encryption. Here OpenSSL has the socket itself: it reads
-into the protocol's memory and writes from the blob's. Everything runs on the event loop.
+into the protocol's memory and writes from the blob's. Everything runs on one event loop, which is
+not the daemon's own (`bulk_loop`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import asyncio
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 RECORD_BYTES: Final = 16 << 10
@@ -26,15 +28,21 @@ TURN_BYTES: Final = 512 << 10
 FLUSH_S: Final = 2.0
 """After `close`, what is queued gets so long to leave."""
 
+Guard = AbstractContextManager[object]
+
 
 class Pipe(asyncio.Transport):
     """A TLS connection whose handshake is over; calls `protocol` as asyncio's transports do."""
 
-    def __init__(self, tls: ssl.SSLSocket, protocol: asyncio.BufferedProtocol) -> None:
+    def __init__(
+        self, tls: ssl.SSLSocket, protocol: asyncio.BufferedProtocol, guard: Guard
+    ) -> None:
+        """guard: held from asking for a buffer until it was filled."""
         super().__init__({"ssl_object": tls})
         self._tls = tls
         self._fd = tls.fileno()
         self._protocol = protocol
+        self._guard = guard
         self._loop = asyncio.get_running_loop()
         self._queue: deque[memoryview] = deque()
         self._queue_bytes = 0
@@ -116,10 +124,11 @@ class Pipe(asyncio.Transport):
         moved = 0
         try:
             while self._reads and moved < TURN_BYTES:
-                count, is_dry = self._fill(self._protocol.get_buffer(-1))
-                if count:
-                    self._protocol.buffer_updated(count)
-                    moved += count
+                with self._guard:
+                    count, is_dry = self._fill(self._protocol.get_buffer(-1))
+                    if count:
+                        self._protocol.buffer_updated(count)
+                moved += count
                 if is_dry:
                     return
         except OSError as error:
@@ -235,7 +244,8 @@ def _records(parts: Sequence[bytes | bytearray | memoryview]) -> list[memoryview
 async def open_pipe(
     plain: socket.socket,
     context: ssl.SSLContext,
-    protocol: Callable[[], asyncio.BufferedProtocol],
+    protocol: asyncio.BufferedProtocol,
+    guard: Guard,
     *,
     is_server: bool,
 ) -> Pipe:
@@ -249,7 +259,7 @@ async def open_pipe(
         while True:
             try:
                 tls.do_handshake()
-                return Pipe(tls, protocol())
+                return Pipe(tls, protocol, guard)
             except ssl.SSLWantReadError:
                 await _until_ready(tls.fileno(), is_write=False)
             except ssl.SSLWantWriteError:

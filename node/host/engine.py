@@ -31,9 +31,10 @@ from node.host.hivemind_parts import (
     ValidationError,
 )
 from node.host.keystore import Identity
+from node.host.neighbours import ConnectedPeer, Neighbours
 from node.host.seam import Loss, translated
 from node.host.streams import Traffic, Wire
-from protocol.errors import ShoalError, TransientError
+from protocol.errors import TransientError
 from protocol.ids import NodeKey, short
 
 BOOT_S = 60.0
@@ -69,14 +70,6 @@ but a call of hivemind."""
 
 IncomingStream = Callable[[Any, Any, Any], Awaitable[None]]
 """Gets hivemind's stream description, a reader and a writer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectedPeer:
-    """A host that the engine has a connection with, and the addresses it is reached at."""
-
-    key: NodeKey
-    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +137,7 @@ class Engine:
         self.listening: list[str] = []
         self.connected: list[ConnectedPeer] = []
         self._options = options
+        self._neighbours = Neighbours()
         self._p2p: Any = None
         self._node: Any = None
         self._limits: set[asyncio.Timeout] = set()
@@ -297,13 +291,13 @@ class Engine:
     async def refresh(self) -> None:
         """Asks the child whom it is connected with, and where it listens."""
         async with self.limited("asking the network engine", ENGINE_CALL_S):
-            found = await self._p2p.list_peers()
+            connected = await self._neighbours.ask(self._p2p._client.control.daemon_connector)
             try:
                 visible = await self._p2p.get_visible_maddrs(latest=True)
             except ValueError:
                 visible = []  # nothing to listen on is a state, not a failure
         self.listening = [text for text in map(str, visible) if addresses.is_tcp(text)]
-        self.connected = [peer for info in found if (peer := _connected(info)) is not None]
+        self.connected = connected
 
     def lose(self, reason: str) -> None:
         """Ends everything in flight at once with TransportLost(reason)."""
@@ -372,11 +366,3 @@ def _allow_many_descriptors() -> None:
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _connected(info: Any) -> ConnectedPeer | None:
-    try:
-        key = keystore.key_of_peer_id(info.peer_id.to_bytes())
-    except ShoalError:
-        return None  # a foreign libp2p program; Shoal hosts have Ed25519 ids
-    return ConnectedPeer(key, tuple(f"{address}/p2p/{info.peer_id}" for address in info.addrs))

@@ -14,7 +14,8 @@ from typing import Final
 
 from node.host import addresses
 from node.host.addresses import PeerAddress
-from node.host.engine import ConnectedPeer, Engine
+from node.host.engine import Engine
+from node.host.neighbours import ConnectedPeer
 from node.host.peer_file import PeerFile
 from protocol.errors import TransientError
 from protocol.ids import NodeKey

@@ -68,6 +68,10 @@ from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.storage import DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe as read_message  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings.utils import write_pbmsg as write_message  # noqa: E402
+from hivemind.proto import p2pd_pb2  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
 
 __all__ = [
@@ -82,4 +86,8 @@ __all__ = [
     "PeerID",
     "RecordValidatorBase",
     "ValidationError",
+    "p2pd_pb2",
+    "raise_if_failed",
+    "read_message",
+    "write_message",
 ]

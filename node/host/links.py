@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from node.host.engine import ConnectedPeer
+from node.host.neighbours import ConnectedPeer
 from protocol.ids import NodeKey
 
 ANSWERS_KEPT = 8

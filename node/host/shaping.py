@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Final
 
 from node.host.pace import PIECE_BYTES, Bucket
@@ -18,13 +19,16 @@ PIECE_BYTES_MIN: Final = 4 << 10
 
 @dataclass(slots=True)
 class Way:
-    """One direction: sending, or receiving."""
+    """One direction: sending, or receiving. Any thread may wait for its turn."""
 
     bucket: Bucket | None = None
     """None: as fast as it goes."""
     bulk_bytes: int = 0
     _booked_bytes: int = 0
     _seen_bytes: int = 0
+    _other_bytes: int = 0
+    """Not booked yet; below zero where bulk data is counted later than it was granted."""
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def limit(self, bytes_per_s: int | None) -> None:
         """The ceiling from now on; transfers under way keep to it from their next piece on."""
@@ -45,15 +49,20 @@ class Way:
 
     def wait_s(self, count: int, now_s: float) -> float:
         """Seconds until so many bytes of bulk data may be on their way."""
-        self.bulk_bytes += count
-        return 0.0 if self.bucket is None else self.bucket.take(count, now_s)
+        with self._lock:
+            self.bulk_bytes += count
+        bucket = self.bucket
+        return 0.0 if bucket is None else bucket.take(count, now_s)
 
     def book(self, total_bytes: int, now_s: float) -> None:
         """Takes account of what went besides bulk data; total_bytes: everything so far."""
-        other = (total_bytes - self._seen_bytes) - (self.bulk_bytes - self._booked_bytes)
-        self._seen_bytes, self._booked_bytes = total_bytes, self.bulk_bytes
-        if self.bucket is not None and other > 0:
-            self.bucket.take(other, now_s)
+        bulk_bytes, bucket = self.bulk_bytes, self.bucket
+        self._other_bytes += (total_bytes - self._seen_bytes) - (bulk_bytes - self._booked_bytes)
+        self._seen_bytes, self._booked_bytes = total_bytes, bulk_bytes
+        if self._other_bytes > 0:
+            other, self._other_bytes = self._other_bytes, 0
+            if bucket is not None:
+                bucket.take(other, now_s)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ HELLO_S = 10.0
 """Round trip plus a busy event loop at the other end; a silent peer must not hold a slot longer."""
 
 FRAME_BODY_S = 30.0
-"""From a frame's length to its last byte: a megabyte at 35 KB/s."""
+"""From a frame's first byte to its last: a megabyte at 35 KB/s."""
 
 OUTBOX_FRAMES_MAX = 1024
 OUTBOX_BYTES_MAX = 8 << 20
@@ -50,6 +50,7 @@ CONTROL_STREAMS_PER_PEER_MAX = 4
 """A host needs one for each role it plays at us; a restarted one may overlap with its ghost."""
 
 _WRITE_BYTES = limits.BLOB_CHUNK_BYTES
+_READ_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
@@ -220,7 +221,10 @@ class ControlStream:
         self._outbox_bytes = 0
         self._wake = asyncio.Event()
         self._closed_reason: str | None = None
-        self._body_bytes: int | None = None
+        self._came = bytearray()
+        """Received and not taken yet: at most one frame and what one read gives."""
+        self._frame_end_s: float | None = None
+        """When the rest of the frame that began must be here."""
 
     @property
     def closed_reason(self) -> str | None:
@@ -249,39 +253,50 @@ class ControlStream:
         """The next frame. Cancelling it loses nothing; for one receiver at a time.
 
         Raises PeerUnreachable at the end of the stream, TransportLost when our engine died,
-        LimitExceeded for an announced length over the bound (nothing of it is read), and
-        MalformedMessage when the stream ends inside a frame; all of these close the stream.
+        LimitExceeded for an announced length over the bound, and MalformedMessage when the stream
+        ends inside a frame; all of these close the stream.
         """
         try:
-            if self._body_bytes is None:
-                self._body_bytes = await self._recv_length()
-            frame = await self._recv_body(self._body_bytes)
-            self._body_bytes = None
+            while (frame := self._take_frame()) is None:
+                await self._fill()
             return frame
         except (TransientError, MalformedMessage, LimitExceeded) as error:
             self.abort(str(error))
             raise
 
-    async def _recv_length(self) -> int:
-        try:
-            header = await self._wire.read_exactly(4, timeout_s=None)
-        except StreamEnded as error:
-            if error.got_bytes:
-                raise MalformedMessage(f"truncated frame length: {error}") from error
-            raise PeerUnreachable(f"host {short(self.peer)} closed the control stream") from error
-        size = int.from_bytes(header, "big")
+    def _take_frame(self) -> bytes | None:
+        """The first frame of what has come, if it is whole."""
+        held = self._came
+        if len(held) < 4:
+            return None
+        size = int.from_bytes(held[:4], "big")
         if size > limits.FRAME_BYTES_MAX:
             raise LimitExceeded(
                 f"host {short(self.peer)} announced a frame of {size} bytes; "
                 f"{limits.FRAME_BYTES_MAX} is the limit"
             )
-        return size
+        if len(held) < 4 + size:
+            return None
+        frame = bytes(held[4 : 4 + size])
+        del held[: 4 + size]
+        self._frame_end_s = None
+        return frame
 
-    async def _recv_body(self, size: int) -> bytes:
-        try:
-            return await self._wire.read_exactly(size, timeout_s=FRAME_BODY_S)
-        except StreamEnded as error:
-            raise MalformedMessage(f"truncated frame: {error}") from error
+    async def _fill(self) -> None:
+        """Whatever comes next: frames are small, and often there are several."""
+        left_s: float | None = None
+        if self._came:
+            now_s = asyncio.get_running_loop().time()
+            if self._frame_end_s is None:
+                self._frame_end_s = now_s + FRAME_BODY_S
+            left_s = max(0.0, self._frame_end_s - now_s)
+        part = await self._wire.read_some(_READ_BYTES, timeout_s=left_s)
+        if part:
+            self._came += part
+        elif self._came:
+            raise MalformedMessage(f"truncated frame: host {short(self.peer)} ended the stream")
+        else:
+            raise PeerUnreachable(f"host {short(self.peer)} closed the control stream")
 
     def close(self) -> None:
         """No more frames; those queued get `FLUSH_S` to leave, then the stream ends."""

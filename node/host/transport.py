@@ -19,10 +19,11 @@ from node.host import addresses, blobs, channel, keystore, life, links, records,
 from node.host.addresses import PeerAddress
 from node.host.blobs import BlobLookup, PaceLookup
 from node.host.bulk import BLOB_PROTOCOL, Bulk
-from node.host.engine import ConnectedPeer, Engine, IncomingStream, Options
+from node.host.engine import Engine, IncomingStream, Options
 from node.host.greeting import Greeting
 from node.host.keystore import Identity
 from node.host.links import RoundTrips
+from node.host.neighbours import ConnectedPeer
 from node.host.notes import Inner
 from node.host.options import BulkAt
 from node.host.peer_file import PeerFile

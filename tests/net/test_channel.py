@@ -10,7 +10,15 @@ import ssl
 import pytest
 from blake3 import blake3
 
-from node.host import blobs, certificates, channel, channel_frames, channel_offer, channel_wire
+from node.host import (
+    blobs,
+    certificates,
+    channel,
+    channel_frames,
+    channel_link,
+    channel_offer,
+    channel_wire,
+)
 from node.host.channel_choice import CONNECTIONS_FAR
 from node.host.channel_tls import Contexts
 from node.host.keystore import load_or_create
@@ -45,7 +53,7 @@ def test_a_blob_comes_over_the_channel_and_is_checked(tmp_path):
             assert two.streams == 0
             assert two.channels.traffic[one.key].down_bytes > len(BLOB)
             assert two.traffic.down_bytes == two.channels.traffic[one.key].down_bytes
-            assert one.traffic.up_bytes == two.traffic.down_bytes
+            await until(lambda: one.traffic.up_bytes == two.traffic.down_bytes)
             assert two.round_trips.of(one.key) is not None
 
     run(main())
@@ -169,12 +177,13 @@ def test_a_channel_that_breaks_in_the_middle_costs_no_byte_that_came(tmp_path, c
             await agree(two, one)
             two.channels.wanted(one.key, len(BLOB), 1.0)
             await until(lambda: len(two.channels.to(one.key)) == CONNECTIONS_FAR)
+            two.shaper.limit(None, 4 * len(BLOB))  # Slow enough to be cut.
 
             def cut(filled):
                 if filled > 2_000_000 and not broken:
                     broken.append(filled)
                     for connection in two.channels.to(one.key)[:cuts]:
-                        connection._transport.abort()
+                        connection._there(connection.link._transport.abort)
 
             broken = []
             before = two.channels.traffic[one.key].down_bytes
@@ -200,11 +209,8 @@ def test_a_channel_that_goes_silent_is_given_up(tmp_path, monkeypatch):
             one.hold(BLOB)
             await agree(two, one)
 
-            async def never(request):
-                await asyncio.sleep(30)
-
             for connection in one.channels.to(two.key):
-                connection._serve = never
+                connection.on_requests = lambda _: None
             assert await two.fetch(one, BLOB) == BLOB
             assert two.streams == 1
             assert "silent" in two.channels.reason(one.key)
@@ -472,7 +478,7 @@ REQUEST = channel_frames.Request(1, blake3(BLOB).digest(), 0, 1 << 20)
         channel_frames.HEADER.pack(1, 0, 0, 1, 1 << 30, 0),
         channel_frames.HEADER.pack(3, 0, 0, 7, 100, 0) + b"d" * 100,
         channel_frames.HEADER.pack(2, 0, 0, 7, 0, 100),
-        channel_frames.request_bytes(REQUEST) * (channel_wire.REQUESTS_MAX + 60),
+        channel_frames.request_bytes(REQUEST) * (channel_link.REQUESTS_MAX + 60),
     ],
     ids=["unknown kind", "too long", "unasked data", "unasked answer", "too many"],
 )
@@ -485,7 +491,7 @@ def test_who_breaks_the_rules_is_cut_off_and_kept_off(tmp_path, said):
             await until(lambda: one.faults)
             assert one.channels.peers == {}
             writer.transport.abort()
-            assert one.channels.share(two.key) == 0
+            assert one.channels._shares.transfers[two.key] == 0
             reader, writer = await raw(one, two)
             await asyncio.wait_for(ended(reader), 8)
             assert one.channels.peers == {}
@@ -517,16 +523,16 @@ def test_one_that_asks_and_does_not_read_costs_bounded_memory_and_time(tmp_path,
             one.hold(BLOB)
             _, writer = await raw(one, two)
             writer.transport.pause_reading()
-            for number in range(channel_wire.REQUESTS_MAX):
+            for number in range(channel_link.REQUESTS_MAX):
                 asked = channel_frames.Request(number, blake3(BLOB).digest(), 0, 1 << 20)
                 writer.write(channel_frames.request_bytes(asked))
-            await until(lambda: one.channels.share(two.key))
+            await until(lambda: one.channels._shares.transfers[two.key])
             connection = one.channels.to(two.key)[0]
             most = 0
             while one.channels.peers:
-                most = max(most, connection._transport.get_write_buffer_size())
+                most = max(most, connection.link._transport.get_write_buffer_size())
                 await asyncio.sleep(0.01)
-            assert most <= channel_wire.WRITE_HIGH_BYTES + channel_frames.PIECE_BYTES_MAX
+            assert most <= channel_link.WRITE_HIGH_BYTES + channel_link.TURN_BYTES + 1000
             writer.transport.abort()
             await still_serves(one, two)
 

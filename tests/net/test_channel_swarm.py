@@ -47,11 +47,12 @@ def test_hosts_agree_on_a_channel_and_fall_back_when_it_is_killed(tmp_path):
             assert await two.transport.fetch(key, DIGEST, len(BLOB)) == BLOB
             over = channels.traffic[key].down_bytes
             assert over > len(BLOB)
+            two.transport.shaper.limit(None, 4 * len(BLOB))  # Slow enough to be cut.
 
             def cut(filled):
                 if filled > len(BLOB) / 3:
                     for connection in channels.to(key):
-                        connection._transport.abort()
+                        connection._there(connection.link._transport.abort)
 
             assert await two.transport.fetch(key, DIGEST, len(BLOB), on_progress=cut) == BLOB
             assert not channels.to(key)

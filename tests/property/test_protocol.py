@@ -298,6 +298,8 @@ def step_round(one, draw):
     _, ticket = draw(st.sampled_from(open_tickets))
     ticket.state = draw(st.sampled_from([PullState.SENDING, PullState.ARRIVED, PullState.FAILED]))
     ticket.header = push_header()
+    if ticket.state is PullState.ARRIVED:
+        one.arrive(ticket)
 
 
 @settings(quick, max_examples=150)

@@ -7,7 +7,7 @@ import pytest
 from protocol.machine import WakeAt
 from protocol.messages import Pull
 from simulator.tiny import SimSigner
-from syncer_node.glancing import BEATS_LOOK_S, FEW, PUSHES_LOOK_S
+from syncer_node.glancing import BEATS_LOOK_S, BEATS_LOOK_S_MAX, FEW, PUSHES_LOOK_S
 from tests.builders import SyncerBench, heartbeat, project, rounds
 
 MANY = FEW + 4
@@ -82,14 +82,15 @@ def test_whoever_is_not_looked_at_now_is_soon():
     assert looks == []
 
 
-def test_news_of_heartbeats_need_no_other_event_to_be_looked_at():
-    bench, pulls, looks = asked(2, 2)
-    one, other = pulls
+@pytest.mark.parametrize(("learners", "pause_s"), [(2, 2 * BEATS_LOOK_S), (MANY, BEATS_LOOK_S_MAX)])
+def test_news_of_heartbeats_need_no_other_event_to_be_looked_at(learners, pause_s):
+    bench, pulls, looks = asked(learners, learners)
+    one, other, *_ = pulls
     bench.wait(0.5)
     looks.clear()
     first = wakes(bench.say(one.key, heartbeat(local_step=100)))
-    assert first == [pytest.approx(bench.now_s + BEATS_LOOK_S)]
+    assert first == [pytest.approx(bench.now_s + pause_s)]
     assert wakes(bench.say(other.key, heartbeat(local_step=100))) == []
     assert looks == []
-    bench.wait(BEATS_LOOK_S)
+    bench.wait(pause_s)
     assert len(looks) == 1

@@ -8,8 +8,8 @@ import pytest
 
 from node.host import keystore
 from node.host.addresses import PEERS_TRIED_MAX
-from node.host.engine import ConnectedPeer
 from node.host.greeting import Greeting
+from node.host.neighbours import ConnectedPeer
 from node.host.peer_file import PeerFile
 from protocol.errors import PeerUnreachable
 

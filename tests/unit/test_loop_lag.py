@@ -3,7 +3,15 @@ import time
 
 import pytest
 
-from node.host.loop_lag import EVERY_S, KEPT_S, LoopWatch
+from node.host.loop_lag import (
+    BUSY_FRAC,
+    EARLY_S,
+    EVERY_S,
+    KEPT_S,
+    QUIET_AFTER_S,
+    QUIET_EVERY_S,
+    LoopWatch,
+)
 from protocol.errors import UserError
 
 
@@ -22,6 +30,15 @@ def test_timers_in_time_are_not_late():
     for _ in range(100):
         due_s = watch.woke(due_s, due_s + 0.001)
     assert lag_of(watch) == pytest.approx((0.001, 0.001, 0.001))
+
+
+def test_a_timer_that_comes_a_little_early_is_in_time_and_not_waited_for_again():
+    watch, due_s = LoopWatch(), 1.0
+    for at in range(100):
+        next_s = watch.woke(due_s, due_s - EARLY_S / 2)
+        assert next_s == pytest.approx(1.0 + (at + 1) * EVERY_S)
+        due_s = next_s
+    assert lag_of(watch) == (0.0, 0.0, 0.0)
 
 
 def test_a_standstill_makes_all_timers_late_that_were_due_in_it():
@@ -53,7 +70,40 @@ def test_what_is_older_than_asked_for_does_not_count():
 def test_a_process_that_was_stopped_for_a_day_goes_on_at_once():
     watch = LoopWatch()
     watch.woke(watch.woke(1.0, 1.0), 86_400.0)
-    assert lag_of(watch)[2] == pytest.approx(KEPT_S, abs=EVERY_S)
+    assert lag_of(watch)[2] == pytest.approx(KEPT_S, abs=1.5 * EVERY_S)
+
+
+def rests(watch: LoopWatch, seconds: float, share: float, *, from_s: float, cpu_s: float) -> list:
+    """What it rests at each timer while the loop's thread takes this share of a core."""
+    count = round(seconds / EVERY_S)
+    at = [EVERY_S * number for number in range(1, count + 1)]
+    return [watch.rest_s(from_s + one, cpu_s + share * one) for one in at]
+
+
+def test_a_loop_that_has_nothing_to_do_is_looked_at_seldom():
+    watch = LoopWatch()
+    found = rests(watch, 2 * QUIET_AFTER_S, BUSY_FRAC / 2, from_s=5.0, cpu_s=1.0)
+    half = len(found) // 2
+    assert set(found[: half - 1]) == {0.0}
+    assert set(found[half + 1 :]) == {QUIET_EVERY_S - EVERY_S}
+
+
+def test_a_loop_that_has_something_to_do_is_looked_at_often_and_for_a_while_after_it():
+    watch = LoopWatch()
+    assert set(rests(watch, 10.0, 2 * BUSY_FRAC, from_s=0.0, cpu_s=0.0)) == {0.0}
+    after = rests(watch, 2 * QUIET_AFTER_S, 0.0, from_s=10.0, cpu_s=20 * BUSY_FRAC)
+    assert after[0] == 0.0
+    assert after[-1] > 0.0
+    again = rests(watch, EVERY_S, 2 * BUSY_FRAC, from_s=10.0 + 2 * QUIET_AFTER_S, cpu_s=9.0)
+    assert again == [0.0]
+
+
+def test_a_standstill_between_two_seldom_timers_is_booked_as_often_as_any():
+    watch = LoopWatch()
+    due_s = watch.woke(1.0, 1.0) + QUIET_EVERY_S - EVERY_S
+    watch.woke(due_s, due_s + 10 * EVERY_S)
+    assert lag_of(watch)[2] == pytest.approx(10 * EVERY_S)
+    assert len(watch._samples) == 12
 
 
 def test_a_loop_that_is_blocked_is_seen_to_be():

@@ -104,3 +104,15 @@ def test_a_session_without_a_heartbeat_has_neutral_readings():
     assert (one.device, one.step_s, one.cursor) == ("", 0.0, Cursor(0, 0))
     assert one.steps_on(0, 0) == 0
     assert not one.can_push(0, 0)
+
+
+def test_a_session_knows_how_many_local_steps_its_heartbeats_bring():
+    mine = session()
+    mine.hear(heartbeat(local_step=10), 0.0)
+    assert mine.stride == 0
+    mine.hear(heartbeat(local_step=16), 1.0)
+    assert mine.stride == 6
+    mine.hear(heartbeat(local_step=16), 1.1)
+    assert mine.stride == 6, "news of other things brings no steps"
+    mine.hear(heartbeat(local_step=2), 2.0)
+    assert mine.stride == 0, "another trainer"

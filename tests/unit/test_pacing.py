@@ -149,3 +149,38 @@ def test_the_median_step_time_is_weighted_by_rate(times, median):
     signers = (ONE, TWO, THREE)
     sessions = [learner(s, step_s=step_s) for s, step_s in zip(signers, times, strict=False)]
     assert median_step_s(sessions, 0.0) == pytest.approx(median)
+
+
+def test_steps_that_come_in_one_heartbeat_open_as_many_rounds_as_they_are_worth():
+    one = pace()
+    one.opened([learner(local_step=100)])
+    mine = learner(local_step=106)
+    mine.stride = 6  # Three openings at two local steps each.
+    for fragment in range(3):
+        assert one.may_open(fragment, 1, [mine], 0.0)
+        one.opened([mine])
+    assert not one.may_open(3, 1, [mine], 0.0)
+
+
+def test_credit_of_earlier_heartbeats_is_not_saved_up():
+    one = pace()
+    one.opened([learner(local_step=100)])
+    mine = learner(local_step=1000)
+    mine.stride = 4
+    opened = 0
+    while one.may_open(0, 1, [mine], 0.0):
+        one.opened([mine])
+        opened += 1
+    assert opened == 3  # What four steps are worth, and the one that was due.
+
+
+def test_nobody_is_owed_more_than_a_cycle():
+    one = pace()
+    one.opened([learner(local_step=100)])
+    mine = learner(local_step=1000)
+    mine.stride = 900
+    opened = 0
+    while one.may_open(0, 1, [mine], 0.0):
+        one.opened([mine])
+        opened += 1
+    assert opened == FRAGMENTS + 1

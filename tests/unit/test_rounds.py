@@ -30,7 +30,8 @@ def a_round(*asked, at_s=T0, **spec):
 
 def deliver(one, signer):
     ticket = one.tickets[signer.key]
-    ticket.state, ticket.header = PullState.ARRIVED, push_header()
+    ticket.header = push_header()
+    one.arrive(ticket)
 
 
 def fail(one, signer):
