@@ -34,7 +34,7 @@ import torch
 
 from node.host.cores import Cores, available
 from protocol.fragments import Fragment, TensorSpan
-from protocol.numerics import codecs, outer, version
+from protocol.numerics import buffers, codecs, outer, version
 from protocol.numerics.adders import LIMBS, TOGETHER
 from protocol.numerics.merge import Contribution, merge_fragment, norm
 from protocol.numerics.summing import Source, add_together
@@ -44,6 +44,8 @@ SPANS = 10
 """Tensors in the fragment."""
 INT4 = codecs.payload_bytes("int4", 128) / 128
 """Bytes of a payload for each parameter."""
+FRAGMENTS = 40
+"""Arrays of that size that are in use besides; nobody ever writes to them."""
 ONE_CALL = "copy, one call"
 MEMORY_LEARNERS = (2, 8, 16, 32, 64)
 
@@ -394,6 +396,8 @@ def main() -> None:
                 raise SystemExit(f"{learners} learners: exit code {run.exitcode}")
         return
     case = Case(fragment_of(given.mebi), given.learners)
+    # A syncer of many fragments: so much of what was used is kept for the next result.
+    _held = [buffers.empty(case.fragment.numel) for _ in range(FRAGMENTS)]
     found = measure(case, given.rounds, sorted({1, given.threads}))
     print(f"{case.fragment.numel / 1e6:.1f} M parameters, {os.cpu_count()} cores")
     show(case, found)

@@ -13,7 +13,7 @@ Arrays are flat. `blocks` are 128 elements; codes and scales are those of the ch
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK
 from protocol.numerics.prefetch import ahead
-from protocol.numerics.vectors import LANES, Row, Vector, spelt, when
+from protocol.numerics.vectors import LANES, Row, Vector, settle, spelt, when
 
 nb: Any
 try:
@@ -96,9 +96,9 @@ def wide(bits: np.uint16) -> np.float32:
 
 
 @spelt("uint32")
-def _want(values: Row, minus: Row | None, residual: Row | None, left: Row) -> Vector:
-    """Of one block: puts what there is to say into `left`, flushed: how far values are from
-    `minus`, and what was left before. Without `residual` it is the values, and stays there.
+def _want(values: Row, minus: Row | None, residual: Row | None, into: Row) -> Vector:
+    """Of one block: puts what there is to say into `into`, flushed: how far values are from
+    `minus`, and what was left before. Without `residual` it is the values, and nothing is put.
 
     Returns the bits of the element of largest magnitude, of two equal ones the positive. Inf and
     NaN come out as such: they are the largest. The sign rides in the lowest bit, so that one
@@ -110,7 +110,7 @@ def _want(values: Row, minus: Row | None, residual: Row | None, left: Row) -> Ve
         if residual is not None:
             told = told if minus is None else told - minus.load(at)
             told = (told + residual.load(at)).flushed()
-            left.store(at, told)
+            into.store(at, told)
         turned = told.bits() ^ _TOP
         turned = (turned << 1) | (turned >> 31)
         most = turned if most is None else most.most(turned, is_signed=False)
@@ -142,89 +142,135 @@ def _rounded(values: Vector) -> Vector:
     return (values + _ROUNDER).bits() - _ROUNDER_BITS
 
 
+def _leave(left: Row, at: int, rest: Vector, is_streamed: Vector) -> None:
+    with when(is_streamed.is_set(), is_streamed):
+        left.stream(at, rest)
+    with when((is_streamed ^ 1).is_set(), is_streamed):
+        left.store(at, rest)
+
+
 @spelt(None)
-def _say_int4(left: Row, codes: Row, inverse: Vector, scale: Vector, is_leaving: Vector) -> None:
-    """The codes of one block; takes from it what they say, if that is asked for, and flushes the
-    rest."""
-    inverses, scales, stays = inverse.spread(), scale.spread(), left
+def _say_int4(
+    told: Row,
+    codes: Row,
+    inverse: Vector,
+    scale: Vector,
+    left: Row | None,
+    is_streamed: Vector,
+) -> None:
+    """The codes of one block, and what they do not say, flushed, where that is asked for."""
+    inverses, scales = inverse.spread(), scale.spread()
     for at in range(0, HALF, LANES):
-        told = [left.load(at), left.load(HALF + at)]
-        said = [_rounded(one * inverses).least(7) for one in told]
-        low, high = (one + 8 for one in said)
+        halves = [told.load(at), told.load(HALF + at)]
+        said = [_rounded(half * inverses).least(7) for half in halves]
+        low, high = (code + 8 for code in said)
         codes.store(at, (low | (high << 4)).narrow(8))
-        with when(is_leaving.is_set(), is_leaving):
-            for place, one, code in zip((at, HALF + at), told, said, strict=True):
-                stays.store(place, (one - code.floats() * scales).flushed())
+        if left is not None:
+            for place, half, code in zip((at, HALF + at), halves, said, strict=True):
+                rest = (half - code.floats() * scales).flushed()
+                _leave(left, place, rest, is_streamed)
 
 
 @spelt(None)
-def _say_int8(left: Row, codes: Row, inverse: Vector, scale: Vector, is_leaving: Vector) -> None:
+def _say_int8(
+    told: Row,
+    codes: Row,
+    inverse: Vector,
+    scale: Vector,
+    left: Row | None,
+    is_streamed: Vector,
+) -> None:
     inverses, scales = inverse.spread(), scale.spread()
     for at in range(0, BLOCK, LANES):
-        told = left.load(at)
-        said = _rounded(told * inverses)
+        values = told.load(at)
+        said = _rounded(values * inverses)
         codes.store(at, said.narrow(8))
-        with when(is_leaving.is_set(), is_leaving):
-            left.store(at, (told - said.floats() * scales).flushed())
+        if left is not None:
+            rest = (values - said.floats() * scales).flushed()
+            _leave(left, at, rest, is_streamed)
 
 
 @compiled
 def tell_int4(
-    values: F32, minus: F32 | None, residual: F32 | None, left: F32, codes: U8, scales: U16
+    values: F32,
+    minus: F32 | None,
+    residual: F32 | None,
+    left: F32 | None,
+    codes: U8,
+    scales: U16,
+    is_streamed: bool,
 ) -> bool:
     """Fills `codes` (half as many as values) and `scales` with what there is to say, and `left`
-    with what they do not say; whether every scale is sound. Without `residual` it is the values
-    that are said, and `left` are the values themselves, which stay.
+    with what they do not say; whether every scale is sound. Without `residual`, and then without
+    `left`, it is the values that are said. is_streamed: whether `left` is written past the caches.
 
     Each of the loops over a few blocks loads some of the arrays for the next few.
     """
     extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
-    found, is_sound, is_leaving = extremes.view(np.uint32), True, residual is not None
+    found, is_sound = extremes.view(np.uint32), True
+    told = np.empty(_FEW * BLOCK, np.float32)
     for first in range(0, scales.size, _FEW):
         stop = min(first + _FEW, scales.size)
         for block in range(first, stop):
-            start = block * BLOCK
+            start, at = block * BLOCK, (block - first) * BLOCK
             ahead(values, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
             if residual is not None:
                 ahead(residual, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            found[block - first] = _want(values, start, minus, start, residual, start, left, start)
+            found[block - first] = _want(values, start, minus, start, residual, start, told, at)
         is_sound &= _scales_of(extremes, -_INT4_OFFSET, scales[first:stop], inverses)
         for block in range(first, stop):
-            start, at = block * BLOCK, block * HALF
+            start, at = block * BLOCK, (block - first) * BLOCK
             if minus is not None:
                 ahead(minus, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            if residual is not None:
-                ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            inverse, scale = inverses[block - first], wide(scales[block])
-            _say_int4(left, start, codes, at, inverse, scale, is_leaving)
+            inverse, scale, place = inverses[block - first], wide(scales[block]), block * HALF
+            if left is None:
+                _say_int4(values, start, codes, place, inverse, scale, left, start, is_streamed)
+            else:
+                if not is_streamed:
+                    ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                _say_int4(told, at, codes, place, inverse, scale, left, start, is_streamed)
+    if is_streamed:
+        settle(0)
     return is_sound
 
 
 @compiled
 def tell_int8(
-    values: F32, minus: F32 | None, residual: F32 | None, left: F32, codes: I8, scales: U16
+    values: F32,
+    minus: F32 | None,
+    residual: F32 | None,
+    left: F32 | None,
+    codes: I8,
+    scales: U16,
+    is_streamed: bool,
 ) -> bool:
     """The same with a code for each value."""
     extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
-    found, is_sound, is_leaving = extremes.view(np.uint32), True, residual is not None
+    found, is_sound = extremes.view(np.uint32), True
+    told = np.empty(_FEW * BLOCK, np.float32)
     for first in range(0, scales.size, _FEW):
         stop = min(first + _FEW, scales.size)
         for block in range(first, stop):
-            start = block * BLOCK
+            start, at = block * BLOCK, (block - first) * BLOCK
             ahead(values, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
             if residual is not None:
                 ahead(residual, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            found[block - first] = _want(values, start, minus, start, residual, start, left, start)
+            found[block - first] = _want(values, start, minus, start, residual, start, told, at)
         np.abs(extremes, extremes)
         is_sound &= _scales_of(extremes, _INT8_MAX, scales[first:stop], inverses)
         for block in range(first, stop):
-            start = block * BLOCK
+            start, at = block * BLOCK, (block - first) * BLOCK
             if minus is not None:
                 ahead(minus, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            if residual is not None:
-                ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
-            inverse, scale = inverses[block - first], wide(scales[block])
-            _say_int8(left, start, codes, start, inverse, scale, is_leaving)
+            inverse, scale, place = inverses[block - first], wide(scales[block]), block * BLOCK
+            if left is None:
+                _say_int8(values, start, codes, place, inverse, scale, left, start, is_streamed)
+            else:
+                if not is_streamed:
+                    ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                _say_int8(told, at, codes, place, inverse, scale, left, start, is_streamed)
+    if is_streamed:
+        settle(0)
     return is_sound
 
 
@@ -241,11 +287,22 @@ def scales(bits: U16, out: F32) -> bool:
 
 @spelt(None)
 def _decode_block_int4(codes: Row, scale: Vector, into: Row) -> None:
+    for at, values in _decoded_int4(codes, scale):
+        into.store(at, values)
+
+
+@spelt(None)
+def _stream_block_int4(codes: Row, scale: Vector, into: Row) -> None:
+    for at, values in _decoded_int4(codes, scale):
+        into.stream(at, values)
+
+
+def _decoded_int4(codes: Row, scale: Vector) -> Iterator[tuple[int, Vector]]:
     scales = scale.spread()
     for at in range(0, HALF, LANES):
         packed = codes.load(at).wide()
-        into.store(at, ((packed & 15) - 8).floats() * scales + 0.0)
-        into.store(HALF + at, ((packed >> 4) - 8).floats() * scales + 0.0)
+        yield at, ((packed & 15) - 8).floats() * scales + 0.0
+        yield HALF + at, ((packed >> 4) - 8).floats() * scales + 0.0
 
 
 @spelt(None)
@@ -253,6 +310,13 @@ def _decode_block_int8(codes: Row, scale: Vector, into: Row) -> None:
     scales = scale.spread()
     for at in range(0, BLOCK, LANES):
         into.store(at, codes.load(at).wide_signed().floats() * scales + 0.0)
+
+
+@spelt(None)
+def _stream_block_int8(codes: Row, scale: Vector, into: Row) -> None:
+    scales = scale.spread()
+    for at in range(0, BLOCK, LANES):
+        into.stream(at, codes.load(at).wide_signed().floats() * scales + 0.0)
 
 
 @compiled
@@ -274,6 +338,26 @@ def decode_int8(codes: I8, by_block: F32, out: F32) -> None:
         ahead(codes, soon, soon + BLOCK)
         ahead(out, soon, soon + BLOCK)
         _decode_block_int8(codes, block * BLOCK, by_block[block], out, block * BLOCK)
+
+
+@compiled
+def stream_int4(codes: U8, by_block: F32, out: F32) -> None:
+    """`decode_int4` past the caches, into an array that begins at a border of 64 bytes."""
+    for block in range(by_block.size):
+        later = block + 2 * _SOON_CODES
+        ahead(codes, later * HALF, later * HALF + HALF)
+        _stream_block_int4(codes, block * HALF, by_block[block], out, block * BLOCK)
+    settle(0)
+
+
+@compiled
+def stream_int8(codes: I8, by_block: F32, out: F32) -> None:
+    """The same of int8 codes."""
+    for block in range(by_block.size):
+        later = block + _SOON_CODES
+        ahead(codes, later * BLOCK, later * BLOCK + BLOCK)
+        _stream_block_int8(codes, block * BLOCK, by_block[block], out, block * BLOCK)
+    settle(0)
 
 
 @compiled

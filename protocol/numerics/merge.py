@@ -215,7 +215,12 @@ def _clip_scales(
 
 
 def _copy(source: Source, span: TensorSpan, out: F32, workers: Workers) -> None:
-    workers.map(lambda part: source.copy(span, part[0], out[slice(*part)]), pieces(span.padded))
+    is_streamed = buffers.is_streamed(out)
+
+    def work(part: tuple[int, int]) -> None:
+        source.copy(span, part[0], out[slice(*part)], is_streamed)
+
+    workers.map(work, pieces(span.padded))
 
 
 def _mean(parts: Sequence[_Part], span: TensorSpan, out: F32, workers: Workers) -> None:

@@ -172,11 +172,19 @@ def encode_with_feedback(
     """
     _require_equal(values, residual, *(() if minus is None else (minus,)))
     draft, left = Draft(codec, values.size), buffers.empty(values.size)
+    is_streamed = buffers.is_streamed(left)
 
     def work(part: tuple[int, int]) -> None:
         here = slice(*part)
         base = None if minus is None else minus[here]
-        draft.tell(part[0], values[here], minus=base, residual=residual[here], left=left[here])
+        draft.tell(
+            part[0],
+            values[here],
+            minus=base,
+            residual=residual[here],
+            left=left[here],
+            is_streamed=is_streamed,
+        )
 
     workers.map(work, pieces(values.size))
     return draft.payload, left

@@ -91,9 +91,10 @@ class Source:
         values[max(span.numel - start, 0) :] = 0
         return values
 
-    def copy(self, span: TensorSpan, start: int, out: F32) -> None:
-        """Fills `out` with values of the span, from `start` on."""
-        decode_into(self.codec, self._payload, self._numel, span.offset + start, out)
+    def copy(self, span: TensorSpan, start: int, out: F32, is_streamed: bool) -> None:
+        """Fills `out` with values of the span, from `start` on; is_streamed: past the caches."""
+        begin = span.offset + start
+        decode_into(self.codec, self._payload, self._numel, begin, out, is_streamed=is_streamed)
         out[max(span.numel - start, 0) :] = 0
 
     def squares(self, span: TensorSpan, start: int, stop: int) -> Squares:

@@ -28,6 +28,18 @@ _types: Any = None
 _proxies: Any = None
 
 
+def _load() -> None:
+    global _ir, _types, _proxies
+    try:
+        _types = import_module("numba.core.types")
+    except ImportError:
+        return
+    _proxies, _ir = import_module("numba.core.cgutils"), import_module("llvmlite.ir")
+
+
+_load()
+
+
 def spelt(returns: str | None) -> Callable[[Callable[..., Any]], Any]:
     """What makes a function usable in kernels that writes down what they are to do.
 
@@ -107,6 +119,18 @@ class Row:
         """Puts sixteen elements there."""
         where = self._builder.bitcast(self._place(at), values.value.type.as_pointer())
         self._builder.store(values.value, where, align=self._width)
+
+    def stream(self, at: int, values: Vector) -> None:
+        """The same past the caches, which are not asked for what is there; at a border of 64 bytes.
+
+        Other threads see it after the kernel's `settle`.
+        """
+        where = self._builder.bitcast(self._place(at), values.value.type.as_pointer())
+        stored = self._builder.store(
+            values.value, where, align=values.value.type.count * self._width
+        )
+        once = self._builder.module.add_metadata([_ir.IntType(32)(1)])
+        stored.set_metadata("nontemporal", once)
 
     def one(self, at: int) -> Vector:
         """One element, as a scalar."""
@@ -275,6 +299,12 @@ def when(condition: Any, near: Vector) -> Iterator[None]:
         yield
 
 
+@spelt(None)
+def settle(near: Vector) -> None:
+    """What was streamed is seen by others before anything that comes after; near: any number."""
+    near._builder.fence("seq_cst")
+
+
 def nought(near: Vector) -> Vector:
     """A scalar float64 of 0."""
     return Vector(near._builder, _ir.Constant(_ir.DoubleType(), 0.0))
@@ -290,15 +320,3 @@ def total_of_squares(parts: list[Vector]) -> Vector:
         half = len(sums) // 2
         sums = [sums[at] + sums[half + at] for at in range(half)]
     return sums[0].folded(Vector.__add__)
-
-
-def _load() -> None:
-    global _ir, _types, _proxies
-    try:
-        _types = import_module("numba.core.types")
-    except ImportError:
-        return
-    _proxies, _ir = import_module("numba.core.cgutils"), import_module("llvmlite.ir")
-
-
-_load()
