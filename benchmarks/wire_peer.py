@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ PARAMETERS = 4 << 20
 PAYLOAD = -1
 """Stands for the size of an int4 payload of so many parameters."""
 CHUNK_BYTES = 256 << 10
+HASHED_BYTES = 1 << 20
 PING_EVERY_S = 0.01
 SAMPLE_S = 0.02
 WAYS = ("streams", "channel")
@@ -83,6 +86,18 @@ class Raw:
                         out.sendall(piece)
                         at, left = at + len(piece), left - len(piece)
 
+    def fetch_checked(self, place: tuple[str, int], size: int) -> None:
+        """The same over one TLS connection, with the digest computed in another thread."""
+        mine = self._standing[True]
+        if not mine:
+            mine.append(self._dial(place, True))
+        into, hasher = blobs.room_for(size), blake3()
+        with ThreadPoolExecutor(1) as hashing:
+            for at in range(0, size, HASHED_BYTES):
+                _read(mine[0], into[at : at + HASHED_BYTES], ask=0 if at else size)
+                hashing.submit(hasher.update, into[at : at + HASHED_BYTES])
+        hasher.digest()
+
     def fetch(self, place: tuple[str, int], size: int, *, is_tls: bool, connections: int) -> None:
         """`size` bytes into new memory, over so many connections at once."""
         mine = self._standing[is_tls]
@@ -91,7 +106,7 @@ class Raw:
         into = blobs.room_for(size)
         each = size // connections
         threads = [
-            threading.Thread(target=_read, args=(one, into[at * each : (at + 1) * each]))
+            threading.Thread(target=_read, args=(one, into[at * each : (at + 1) * each], each))
             for at, one in enumerate(mine[:connections])
         ]
         for thread in threads:
@@ -106,8 +121,9 @@ class Raw:
         return self.tls.client.wrap_socket(plain) if is_tls else plain
 
 
-def _read(found: socket.socket, into: memoryview) -> None:
-    found.sendall(len(into).to_bytes(8, "big"))
+def _read(found: socket.socket, into: memoryview, ask: int) -> None:
+    if ask:
+        found.sendall(ask.to_bytes(8, "big"))
     at = 0
     while at < len(into):
         at += found.recv_into(into[at:])
@@ -182,9 +198,12 @@ class Peer:
             await self.fetch(what, size)
         else:
             place = (self.theirs["raw"][0], self.theirs["raw"][1])
-            many = int(what.split()[1])
-            is_tls = what.startswith("tls")
-            await asyncio.to_thread(self.raw.fetch, place, size, is_tls=is_tls, connections=many)
+            if what == "tls 1, checked":
+                await asyncio.to_thread(self.raw.fetch_checked, place, size)
+            else:
+                many, is_tls = int(what.split()[1]), what.startswith("tls")
+                fetch = functools.partial(self.raw.fetch, is_tls=is_tls, connections=many)
+                await asyncio.to_thread(fetch, place, size)
         return {"seconds": time.perf_counter() - began_s}
 
     async def spent(self) -> dict[str, Any]:
