@@ -4,7 +4,9 @@ Everything is timed in turn, in one process, several times, by one thread and by
 as a syncer uses them); medians. Yardsticks of the same run and the same number of threads: `copy`
 of the float32 fragment into a warm buffer, `read` (the sum of its bits), `scale`, an in-place
 multiplication that reads and writes it. `share of scale` is memory moved each second (what a call
-must read and write at least) against what `scale` moves.
+must read and write at least) against what `scale` moves. `copy` goes in pieces of 1 MiB, which stay
+in a cache; `copy, one call` gives each thread its part at once, which the C library copies past
+the caches, and is faster. Both are told. At the end: what is wanted, and what was found.
 
 `--memory` says instead how much memory a merge takes beyond its payloads, for 2 to 64 learners,
 each case in a process of its own.
@@ -22,7 +24,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numba
@@ -32,14 +34,19 @@ import torch
 
 from node.host.cores import Cores, available
 from protocol.fragments import Fragment, TensorSpan
-from protocol.numerics import codecs, outer, version
+from protocol.numerics import buffers, codecs, outer, version
+from protocol.numerics.adders import LIMBS, TOGETHER
 from protocol.numerics.merge import Contribution, merge_fragment, norm
+from protocol.numerics.summing import Source, add_together
 from protocol.numerics.workers import Workers, pieces
 
 SPANS = 10
 """Tensors in the fragment."""
 INT4 = codecs.payload_bytes("int4", 128) / 128
 """Bytes of a payload for each parameter."""
+FRAGMENTS = 40
+"""Arrays of that size that are in use besides; nobody ever writes to them."""
+ONE_CALL = "copy, one call"
 MEMORY_LEARNERS = (2, 8, 16, 32, 64)
 
 
@@ -92,6 +99,37 @@ def total(bits: np.ndarray) -> int:
     return found
 
 
+STEP_BYTES = 28.5
+"""For each parameter: what merged, residual, weights and momentum read and write, and the codes."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is wanted of one thing that is timed."""
+
+    name: str
+    limit: float
+    is_share: bool = False
+    """Of `scale`, and then at least; otherwise copies, and at most."""
+
+
+def targets(learners: int) -> list[Target]:
+    return [
+        Target("encode int4", 0.75),
+        Target("decode int4", 1.0),
+        Target("displacement, feedback, encode", 2.1),
+        Target("merge, one of 1", 0.9),
+        Target(f"merge, one of {learners}", 0.5),
+        Target("accumulate, one more", 0.65, True),
+        Target(f"accumulate, one of {learners}", 0.65, True),
+        Target("encode, outer step", 0.65, True),
+    ]
+
+
+NAIVE_TIMES = 20
+"""How much faster than a naive merge in torch ours is to be."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One thing to time."""
@@ -103,22 +141,38 @@ class Run:
     """Bytes for each parameter that it must at least read and write."""
 
 
-def runs(case: Case, workers: Workers) -> dict[str, Run]:
-    numel, many = case.fragment.numel, len(case.parts)
-    parts, bits = pieces(numel), case.values.view(np.int32)
-    rates = {"learning_rate": 0.7, "momentum_coefficient": 0.5}
+def runs(case: Case, workers: Cores) -> dict[str, Run]:
+    return {**yardsticks(case, workers), **codings(case, workers), **merges(case, workers)} | steps(
+        case, workers
+    )
 
-    def each(work: Callable[[slice], object]) -> Callable[[], object]:
-        return lambda: workers.map(lambda part: work(slice(*part)), parts)
 
-    def merge(contributions: list[Contribution]) -> Callable[[], object]:
-        return lambda: merge_fragment(contributions, case.fragment, 10.0, workers=workers)
+def each(workers: Workers, parts: list[tuple[int, int]], work: Callable[[slice], object]) -> Run:
+    """Of so many pieces, by those workers."""
+    return Run(lambda: workers.map(lambda part: work(slice(*part)), parts))
 
-    one = np.float32(1.0)
+
+def yardsticks(case: Case, workers: Cores) -> dict[str, Run]:
+    numel, one, bits = case.fragment.numel, np.float32(1.0), case.values.view(np.int32)
+    parts, halves = pieces(numel), pieces(numel, 0, -(-numel // (workers.count * 128)) * 128)
+
+    def copy(at: slice) -> None:
+        np.copyto(case.target[at], case.values[at])
+
+    def scale(at: slice) -> None:
+        np.multiply(case.target[at], one, out=case.target[at])
+
     return {
-        "copy": Run(each(lambda at: np.copyto(case.target[at], case.values[at])), 1, 8),
-        "read": Run(each(lambda at: total(bits[at])), 1, 4),
-        "scale": Run(each(lambda at: np.multiply(case.target[at], one, out=case.target[at])), 1, 8),
+        "copy": replace(each(workers, parts, copy), moves=8),
+        ONE_CALL: replace(each(workers, halves, copy), moves=8),
+        "read": replace(each(workers, parts, lambda at: total(bits[at])), moves=4),
+        "scale": replace(each(workers, parts, scale), moves=8),
+    }
+
+
+def codings(case: Case, workers: Cores) -> dict[str, Run]:
+    numel = case.fragment.numel
+    return {
         "encode int4": Run(
             lambda: codecs.encode("int4", case.values, workers=workers), 1, 4 + INT4
         ),
@@ -133,15 +187,67 @@ def runs(case: Case, workers: Workers) -> dict[str, Run]:
             16 + INT4,
         ),
         "norm": Run(lambda: norm(case.values, workers=workers), 1, 4),
+    }
+
+
+def merges(case: Case, workers: Cores) -> dict[str, Run]:
+    many, numel = len(case.parts), case.fragment.numel
+    sources = [(Source(p.codec, p.payload, numel, p.key), p.weight) for p in case.parts]
+    limbs, places = np.zeros(LIMBS, np.int64), pieces(numel)
+
+    def merge(contributions: list[Contribution]) -> Callable[[], object]:
+        return lambda: merge_fragment(contributions, case.fragment, 10.0, workers=workers)
+
+    def accumulate(begin: int, end: int, is_new: bool) -> None:
+        for first in range(0, many if is_new else 1, TOGETHER):
+            few = sources[first : first + TOGETHER] if is_new else sources[:1]
+            add_together(
+                "int4", few, begin, case.target[begin:end], is_new and not first, False, limbs
+            )
+
+    groups = -(-many // TOGETHER)
+    return {
+        "accumulate, one more": replace(
+            each(workers, places, lambda at: accumulate(at.start, at.stop, False)),
+            moves=8 + INT4,
+        ),
+        f"accumulate, one of {many}": replace(
+            each(workers, places, lambda at: accumulate(at.start, at.stop, True)),
+            share=many,
+            moves=8 * groups / many + INT4,
+        ),
         "merge, one of 1": Run(merge(case.parts[:1]), 1),
         f"merge, one of {many}": Run(merge(case.parts), many),
-        "decode, outer step, digests": Run(
-            lambda: outer.outer_step_by(
-                case.theta, case.momentum, case.payload, codec="int4", workers=workers, **rates
-            ),
-            1,
-            16 + INT4,
-        ),
+    }
+
+
+def steps(case: Case, workers: Cores) -> dict[str, Run]:
+    rates = {"learning_rate": 0.7, "momentum_coefficient": 0.5}
+
+    def step(payload: codecs.Payload, is_hashed: bool) -> object:
+        return outer.outer_step_by(
+            case.theta,
+            case.momentum,
+            payload,
+            codec="int4",
+            is_hashed=is_hashed,
+            workers=workers,
+            **rates,
+        )
+
+    def both(is_hashed: bool) -> Callable[[], object]:
+        def call() -> object:
+            merged, carried = case.values, case.residual
+            payload, left = outer.encode_with_feedback("int4", merged, carried, workers=workers)
+            return left, step(payload, is_hashed)
+
+        return call
+
+    return {
+        "encode, outer step": Run(both(False), 1, STEP_BYTES),
+        "encode, outer step, digests": Run(both(True), 1, STEP_BYTES),
+        "decode, outer step": Run(lambda: step(case.payload, False), 1, 16 + INT4),
+        "decode, outer step, digests": Run(lambda: step(case.payload, True), 1, 16 + INT4),
         "content digests": Run(
             lambda: version.state_manifests(case.theta, case.momentum, workers=workers), 1, 8
         ),
@@ -158,7 +264,7 @@ def measure(case: Case, rounds: int, counts: list[int]) -> dict[int, dict[str, f
     for at in range(-1, rounds):
         for count, listed in every.items():
             torch.set_num_threads(count)
-            named = {**listed, f"torch, naive merge, one of {len(case.parts)}": naive_run(case)}
+            named = {**listed, naive_name(case): naive_run(case)}
             for name, run in named.items():
                 began_s = time.perf_counter()
                 run.call()
@@ -173,6 +279,10 @@ def measure(case: Case, rounds: int, counts: list[int]) -> dict[int, dict[str, f
     }
 
 
+def naive_name(case: Case) -> str:
+    return f"torch, naive merge, one of {len(case.parts)}"
+
+
 def naive_run(case: Case) -> Run:
     return Run(case.naive, len(case.parts))
 
@@ -181,13 +291,59 @@ def show(case: Case, found: dict[int, dict[str, float]]) -> None:
     moves = {name: run.moves for name, run in runs(case, Cores(1)).items()}
     for count, took in found.items():
         print(f"\n{count} {'thread' if count == 1 else 'threads'}")
-        print(f"{'':36}{'ms':>8}{'copies':>9}{'reads':>8}{'share of scale':>17}")
-        scale_rate = 8 / took["scale"]
+        print(
+            f"{'':36}{'ms':>8}{'copies':>9}{'copies, one call':>18}{'reads':>8}"
+            f"{'share of scale':>17}"
+        )
         for name, took_ms in took.items():
             moved = moves.get(name)
-            share = f"{moved / took_ms / scale_rate:.2f}" if moved else ""
+            share = f"{share_of_scale(moved, took_ms, took):.2f}" if moved else ""
             copies, reads = took_ms / took["copy"], took_ms / took["read"]
-            print(f"{name:36}{took_ms:8.1f}{copies:9.2f}{reads:8.2f}{share:>17}")
+            fast = took_ms / took[ONE_CALL]
+            print(f"{name:36}{took_ms:8.1f}{copies:9.2f}{fast:18.2f}{reads:8.2f}{share:>17}")
+    show_targets(case, found, moves)
+
+
+def share_of_scale(moved: float, took_ms: float, took: dict[str, float]) -> float:
+    return moved / took_ms / (8 / took["scale"])
+
+
+def show_targets(
+    case: Case, found: dict[int, dict[str, float]], moves: dict[str, float | None]
+) -> None:
+    """What is wanted, what was found, by threads, and whether each is met."""
+    heads = [
+        f"{count} thr.{'' if yard == 'copy' else ', one call'}" for count, yard in columns(found)
+    ]
+    print(f"\n{'':36}{'wanted':>14}" + "".join(f"{head:>19}" for head in heads))
+    for target in targets(len(case.parts)):
+        sign = ">=" if target.is_share else "<="
+        unit = "of scale" if target.is_share else "copies"
+        cells = []
+        for count, yard in columns(found):
+            took = found[count]
+            value = took[target.name] / took[yard]
+            if target.is_share:
+                value = share_of_scale(moves[target.name] or 0.0, took[target.name], took)
+            is_met = value >= target.limit if target.is_share else value <= target.limit
+            is_twice = target.is_share and yard == ONE_CALL
+            cells.append("" if is_twice else f"{value:.2f} {'met' if is_met else 'not met'}")
+        wanted = f"{sign} {target.limit} {unit}"
+        print(f"{target.name:33}{wanted:>17}" + "".join(f"{cell:>19}" for cell in cells))
+    ours = f"merge, one of {len(case.parts)}"
+    cells = []
+    for count, yard in columns(found):
+        times = found[count][naive_name(case)] / found[count][ours]
+        word = "met" if times >= NAIVE_TIMES else "not met"
+        cells.append("" if yard == ONE_CALL else f"{times:.1f} {word}")
+    print(
+        f"{'naive merge in torch over ours':33}{f'>= {NAIVE_TIMES} times':>17}"
+        + "".join(f"{cell:>19}" for cell in cells)
+    )
+
+
+def columns(found: dict[int, dict[str, float]]) -> list[tuple[int, str]]:
+    return [(count, yard) for count in found for yard in ("copy", ONE_CALL)]
 
 
 def memory_of(learners: int, mebi: int) -> None:
@@ -240,6 +396,8 @@ def main() -> None:
                 raise SystemExit(f"{learners} learners: exit code {run.exitcode}")
         return
     case = Case(fragment_of(given.mebi), given.learners)
+    # A syncer of many fragments: so much of what was used is kept for the next result.
+    _held = [buffers.empty(case.fragment.numel) for _ in range(FRAGMENTS)]
     found = measure(case, given.rounds, sorted({1, given.threads}))
     print(f"{case.fragment.numel / 1e6:.1f} M parameters, {os.cpu_count()} cores")
     show(case, found)

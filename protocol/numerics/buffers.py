@@ -29,10 +29,26 @@ SPARE_SHARE: Final = 8
 LARGER_MAX: Final = 1.25
 """Memory so many times as large as what is wanted will do; fragments differ a little."""
 
+BORDER: Final = 64
+"""Bytes to a multiple of which a large array begins: a line of the caches."""
+
+STREAMED_MIN = 8 << 20
+"""Bytes of an array that has left a core's caches before anybody comes back to it."""
+
 _spare: dict[int, U8] = {}
 """By identity, what came back last at the end."""
 _lent: dict[int, int] = {}
 """Bytes of each array in use."""
+
+
+def is_streamed(array: NDArray[Any]) -> bool:
+    """Whether kernels should write this array past the caches, and its place allows that."""
+    place = int(array.__array_interface__["data"][0])
+    return array.nbytes >= STREAMED_MIN and place % BORDER == 0
+
+
+def _before_border(memory: U8) -> int:
+    return -int(memory.__array_interface__["data"][0]) % BORDER
 
 
 class _Loan:
@@ -43,7 +59,9 @@ class _Loan:
 
     def __init__(self, memory: U8, size: int) -> None:
         self._memory = memory
-        self.__array_interface__: Mapping[str, Any] = memory[:size].__array_interface__
+        self.__array_interface__: Mapping[str, Any] = memory[_before_border(memory) :][
+            :size
+        ].__array_interface__
         self._books[id(self)] = memory.nbytes
 
     def __del__(self) -> None:
@@ -66,8 +84,10 @@ def empty_bytes(size: int) -> U8:
     """The same of bytes."""
     if size < LARGE:
         return np.empty(size, dtype=np.uint8)
-    memory = _take(size)
-    return np.asarray(_Loan(np.empty(size, dtype=np.uint8) if memory is None else memory, size))
+    memory = _take(size + BORDER)
+    if memory is None:
+        memory = np.empty(size + BORDER, dtype=np.uint8)
+    return np.asarray(_Loan(memory, size))
 
 
 def _take(size: int) -> U8 | None:

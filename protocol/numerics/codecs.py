@@ -113,9 +113,11 @@ class Draft:
         minus: F32 | None = None,
         residual: F32 | None = None,
         left: F32 | None = None,
+        is_streamed: bool = False,
     ) -> None:
         """Encodes the elements from `start` on: `values`, or values - minus + residual, flushed,
-        where there is a `left`, which is filled with what their codes do not say, flushed.
+        where there is a `left`, which is filled with what their codes do not say, flushed;
+        is_streamed: past the caches.
 
         Raises: NonFinite as `encode`.
         """
@@ -123,8 +125,8 @@ class Draft:
         if kernels.IS_COMPILED and self._codec in _TELLERS:
             tell, width = _TELLERS[self._codec]
             bits = scales.view(np.uint16)
-            into = values if left is None else left
-            if not tell(values, minus, residual, into, codes.view(width), bits):
+            plane = codes.view(width)
+            if not tell(values, minus, residual, left, plane, bits, is_streamed):
                 told = values if residual is None else wanted(values, minus, residual)
                 _require_finite(told)
                 raise NonFinite("a value is too large for the scale of a block")
@@ -174,8 +176,11 @@ def decode(codec: CodecName, payload: Payload, numel: int, *, workers: Workers =
     out = buffers.empty(numel)
     _checked_view(codec, payload, numel)
 
+    is_streamed = buffers.is_streamed(out)
+
     def work(part: tuple[int, int]) -> None:
-        decode_into(codec, payload, numel, part[0], out[slice(*part)])
+        here = out[slice(*part)]
+        decode_into(codec, payload, numel, part[0], here, is_streamed=is_streamed)
 
     workers.map(work, pieces(numel))
     return out
@@ -193,9 +198,20 @@ def decode_range(codec: CodecName, payload: Payload, numel: int, start: int, sto
     return out
 
 
-def decode_into(codec: CodecName, payload: Payload, numel: int, start: int, out: F32) -> None:
-    """Fills `out` with the elements from `start` on. Raises: as `decode_range`."""
+def decode_into(
+    codec: CodecName,
+    payload: Payload,
+    numel: int,
+    start: int,
+    out: F32,
+    *,
+    is_streamed: bool = False,
+) -> None:
+    """Fills `out` with the elements from `start` on; is_streamed: past the caches, into a part of
+    an array that `buffers.is_streamed`. Raises: as `decode_range`."""
     decode_chunk = _DECODERS[codec]
+    if is_streamed:
+        decode_chunk = _STREAMERS.get(codec, decode_chunk)
     for begin, end in pieces(out.size, start, CHUNK):
         codes, scales = planes(codec, payload, numel, begin, end)
         decode_chunk(codes, scales, out[begin - start : end - start])
@@ -413,6 +429,10 @@ def _compiled_decode_int8(codes: U8, scales: F32, out: F32) -> None:
     kernels.decode_int8(codes.view(np.int8), scales, out)
 
 
+def _stream_int8(codes: U8, scales: F32, out: F32) -> None:
+    kernels.stream_int8(codes.view(np.int8), scales, out)
+
+
 TWIN_ENCODERS: dict[CodecName, Callable[[F32], tuple[Payload, bytes]]] = {
     "f32": _encode_f32,
     "bf16": _encode_bf16,
@@ -431,10 +451,12 @@ TWIN_DECODERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {
 }
 
 _DECODERS = dict(TWIN_DECODERS)
+_STREAMERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {}
 if kernels.IS_COMPILED:
     _DECODERS |= {"int8": _compiled_decode_int8, "int4": kernels.decode_int4}
+    _STREAMERS |= {"int8": _stream_int8, "int4": kernels.stream_int4}
 
-_Teller: TypeAlias = Callable[[F32, F32 | None, F32 | None, F32, Any, U16], bool]
+_Teller: TypeAlias = Callable[[F32, F32 | None, F32 | None, F32 | None, Any, U16, bool], bool]
 _TELLERS: dict[CodecName, tuple[_Teller, type[np.generic]]] = {
     "int8": (kernels.tell_int8, np.int8),
     "int4": (kernels.tell_int4, np.uint8),

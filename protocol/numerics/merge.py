@@ -28,13 +28,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protocol.errors import InternalError
-from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics import buffers, kernels
+from protocol.fragments import Fragment, TensorSpan
+from protocol.numerics import adders, buffers, kernels
 from protocol.numerics.codecs import F32, Payload, flush, require_flat
-from protocol.numerics.summing import LARGEST, Source, block_sums, root, roots, weighted_sum
+from protocol.numerics.summing import (
+    LARGEST,
+    Source,
+    Squares,
+    block_sums,
+    joined,
+    root,
+    root_of,
+    weighted_sum,
+)
 from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName, WeightRule
 
@@ -133,18 +141,14 @@ def merge_fragment(
     Cost: each payload is decoded twice.
     """
     _require_sound(contributions)
-    span_norms: list[tuple[float, ...]] = []
-    norms: list[float] = []
     sources = [Source(one.codec, one.payload, fragment.numel, one.key) for one in contributions]
-    for source in sources:
-        whole, by_span = _norms(source, fragment, workers)
-        norms.append(whole)
-        span_norms.append(by_span)
+    span_norms = _norms(sources, fragment, workers)
+    norms = [whole for whole, _ in span_norms]
     scales = _clip_scales(norms, [c.weight for c in contributions], clip_to_median)
     total = math.fsum(c.weight for c in contributions)
     parts = [
         _Part(source, one.weight / total, scale, by_span)
-        for one, source, scale, by_span in zip(
+        for one, source, scale, (_, by_span) in zip(
             contributions, sources, scales, span_norms, strict=True
         )
         if one.weight > 0
@@ -173,22 +177,25 @@ def _require_sound(contributions: Sequence[Contribution]) -> None:
             raise InternalError(f"a push has the weight {contribution.weight}")
 
 
-def _norms(source: Source, fragment: Fragment, workers: Workers) -> tuple[float, tuple[float, ...]]:
-    """Norm of the whole push, and of each tensor in it."""
-    sums = np.zeros(fragment.numel // BLOCK, dtype=np.float64)
-
-    def work(place: tuple[TensorSpan, tuple[int, int]]) -> None:
-        span, (start, stop) = place
-        first, last = (span.offset + start) // BLOCK, (span.offset + stop) // BLOCK
-        source.sum_squares(span, start, stop, sums[first:last])
-
-    places = [(span, at) for span in fragment.spans for at in pieces(span.padded, 0, READ)]
-    workers.map(work, places)
-    by_span = [
-        sums[span.offset // BLOCK : (span.offset + span.padded) // BLOCK] for span in fragment.spans
+def _norms(
+    sources: Sequence[Source], fragment: Fragment, workers: Workers
+) -> list[tuple[float, tuple[float, ...]]]:
+    """Of each: the norm of the whole push, and of each tensor in it."""
+    places = [
+        (source, span, *part)
+        for source in sources
+        for span in fragment.spans
+        for part in pieces(span.padded, 0, READ)
     ]
-    whole, each = roots(by_span, workers=workers)
-    return whole, tuple(each)
+    found = workers.map(lambda place: place[0].squares(*place[1:]), places)
+    norms, turn = [], iter(found)
+    for _ in sources:
+        by_span = [
+            joined([next(turn) for _ in pieces(span.padded, 0, READ)]) for span in fragment.spans
+        ]
+        whole = root_of(joined(by_span)) if by_span else 0.0
+        norms.append((whole, tuple(root_of(squares) for squares in by_span)))
+    return norms
 
 
 def _clip_scales(
@@ -208,7 +215,12 @@ def _clip_scales(
 
 
 def _copy(source: Source, span: TensorSpan, out: F32, workers: Workers) -> None:
-    workers.map(lambda part: source.copy(span, part[0], out[slice(*part)]), pieces(span.padded))
+    is_streamed = buffers.is_streamed(out)
+
+    def work(part: tuple[int, int]) -> None:
+        source.copy(span, part[0], out[slice(*part)], is_streamed)
+
+    workers.map(work, pieces(span.padded))
 
 
 def _mean(parts: Sequence[_Part], span: TensorSpan, out: F32, workers: Workers) -> None:
@@ -220,12 +232,10 @@ def _sum(
 ) -> float:
     """Fills `out` with the weighted sum of the span; its norm."""
 
-    def work(part: tuple[int, int]) -> NDArray[np.float64]:
-        here = out[slice(*part)]
-        weighted_sum(parts, span, part[0], here)
-        return block_sums(here)  # While it is in the cache.
+    def work(part: tuple[int, int]) -> Squares:
+        return weighted_sum(parts, span, part[0], out[slice(*part)])
 
-    return root(np.concatenate(workers.map(work, pieces(span.padded))))
+    return root_of(joined(workers.map(work, pieces(span.padded))))
 
 
 def _radial(
@@ -248,7 +258,7 @@ def _radial(
 def _stretch(values: F32, factor: float) -> None:
     """Multiplies in place; flushed."""
     if kernels.IS_COMPILED:
-        kernels.stretch(values, factor, LARGEST)
+        adders.stretch(values, factor, LARGEST)
         return
     stretched = values.astype(np.float64)
     stretched *= factor

@@ -71,10 +71,12 @@ def outer_step_by(
     learning_rate: float,
     momentum_coefficient: float,
     nesterov: bool = True,
+    is_hashed: bool = True,
     workers: Workers = ALONE,
 ) -> tuple[F32, F32, list[tuple[bytes, bytes]]]:
     """`outer_step` along what a payload decodes to, without decoding it whole; and, for each
     `STATE_CHUNK_BYTES` of the results, the blake3 digests of both, taken while they are at hand.
+    Where not `is_hashed`, those are digests of nothing.
 
     Raises: MalformedPayload if it does not decode; otherwise as `outer_step`.
     """
@@ -85,7 +87,7 @@ def outer_step_by(
         decode_into(codec, payload, theta.size, start, scratch[: stop - start])
         return scratch[: stop - start]
 
-    return _stepped(theta, momentum, decoded, rates, workers, is_hashed=True)
+    return _stepped(theta, momentum, decoded, rates, workers, is_hashed=is_hashed)
 
 
 def _stepped(
@@ -170,11 +172,19 @@ def encode_with_feedback(
     """
     _require_equal(values, residual, *(() if minus is None else (minus,)))
     draft, left = Draft(codec, values.size), buffers.empty(values.size)
+    is_streamed = buffers.is_streamed(left)
 
     def work(part: tuple[int, int]) -> None:
         here = slice(*part)
         base = None if minus is None else minus[here]
-        draft.tell(part[0], values[here], minus=base, residual=residual[here], left=left[here])
+        draft.tell(
+            part[0],
+            values[here],
+            minus=base,
+            residual=residual[here],
+            left=left[here],
+            is_streamed=is_streamed,
+        )
 
     workers.map(work, pieces(values.size))
     return draft.payload, left

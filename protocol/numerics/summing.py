@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK, TensorSpan
-from protocol.numerics import kernels
+from protocol.numerics import adders, kernels
+from protocol.numerics.adders import TOGETHER
 from protocol.numerics.codecs import (
     CHUNK,
     CODE_BITS,
@@ -33,15 +34,18 @@ from protocol.numerics.codecs import (
     flush,
     wide_scales,
 )
-from protocol.numerics.workers import ALONE, Workers, pieces
+from protocol.numerics.workers import pieces
 from protocol.project import CodecName
 
 F64 = NDArray[np.float64]
 
-TOGETHER = 8
-"""Payloads that are added in one pass."""
+I64 = NDArray[np.int64]
+Squares: TypeAlias = NDArray[Any]
+"""What is summed exactly: digits where loops are compiled, else float64 sums to be added."""
 
-_Adder: TypeAlias = Callable[[tuple[Any, ...], int, F32, F32, bool], None]
+_Adder: TypeAlias = Callable[
+    [tuple[Any, ...], tuple[Any, ...], F64, int, F32, bool, bool, I64], None
+]
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -87,55 +91,71 @@ class Source:
         values[max(span.numel - start, 0) :] = 0
         return values
 
-    def copy(self, span: TensorSpan, start: int, out: F32) -> None:
-        """Fills `out` with values of the span, from `start` on."""
-        decode_into(self.codec, self._payload, self._numel, span.offset + start, out)
+    def copy(self, span: TensorSpan, start: int, out: F32, is_streamed: bool) -> None:
+        """Fills `out` with values of the span, from `start` on; is_streamed: past the caches."""
+        begin = span.offset + start
+        decode_into(self.codec, self._payload, self._numel, begin, out, is_streamed=is_streamed)
         out[max(span.numel - start, 0) :] = 0
 
-    def sum_squares(self, span: TensorSpan, start: int, stop: int, sums: F64) -> None:
-        """Fills `sums` with the sum of squares of each block of these elements of the span."""
+    def squares(self, span: TensorSpan, start: int, stop: int) -> Squares:
+        """Of these elements of the span."""
         whole = min(self.whole(span), stop) if kernels.IS_COMPILED else 0
+        rest = pieces(stop - max(whole, start), max(whole, start), CHUNK)
+        found = [squares_of(self.decoded(span, at, end)) for at, end in rest]
         if whole > start:
-            kernel = kernels.squares_int8 if self.codec == "int8" else kernels.squares_int4
-            begin, end = span.offset + start, span.offset + whole
-            wide = wide_scales(self.bits(begin, end))
-            kernel(self.codes(begin, end), wide, sums[: wide.size])
-        for at, end in pieces(stop - max(whole, start), max(whole, start), CHUNK):
-            here = slice((at - start) // BLOCK, (end - start) // BLOCK)
-            sums[here] = block_sums(self.decoded(span, at, end))
+            tally = adders.tally_int8 if self.codec == "int8" else adders.tally_int4
+            begin, end, limbs = span.offset + start, span.offset + whole, _nothing()
+            tally(self.codes(begin, end), self.bits(begin, end), limbs)
+            found.append(limbs)
+        return joined(found)
 
 
 def weighted_sum(
     parts: Sequence[tuple[Source, float]], span: TensorSpan, start: int, out: F32
-) -> None:
+) -> Squares:
     """Fills `out` with the sum of factor times values over `parts`, in the order given; of the
-    elements of the span from `start` on."""
-    begin = span.offset + start
+    elements of the span from `start` on. Returns the squares of that."""
+    begin, done = span.offset + start, 0
+    limbs = _nothing()
+    is_alike = len({source.codec for source, _ in parts}) == 1
     for number, (codec, run) in enumerate(groupby(parts, key=lambda part: part[0].codec)):
         alike = list(run)
         whole = min(max(alike[0][0].whole(span) - start, 0), out.size)
         for first in range(0, len(alike) if whole else 0, TOGETHER):
             together, is_new = alike[first : first + TOGETHER], not number and not first
-            _add_together(codec, together, begin, out[:whole], is_new=is_new)
+            is_last = is_alike and first + TOGETHER >= len(alike)
+            add_together(codec, together, begin, out[:whole], is_new, is_last, limbs)
+            done = whole if is_last and kernels.IS_COMPILED else 0
         if not number:
             out[whole:] = 0
         for source, factor in alike:
             _add_decoded(source, factor, span, start + whole, out[whole:])
+    rest = squares_of(out[done:])
+    return joined([rest, limbs]) if kernels.IS_COMPILED else rest
 
 
-def _add_together(
-    codec: CodecName, parts: Sequence[tuple[Source, float]], begin: int, out: F32, *, is_new: bool
+def add_together(
+    codec: CodecName,
+    parts: Sequence[tuple[Source, float]],
+    begin: int,
+    out: F32,
+    is_new: bool,
+    is_last: bool,
+    limbs: I64,
 ) -> None:
-    """Adds elements of the fragment from `begin` on."""
-    add = _ADDERS[codec] if kernels.IS_COMPILED else _twin_adder(codec)
+    """Adds elements of the fragment from `begin` on; is_last: where kernels are compiled, the
+    squares of the sum are added to `limbs`."""
     end = begin + out.size
-    by_block = np.empty((len(parts), out.size // BLOCK), dtype=np.float32)
-    for (source, factor), row in zip(parts, by_block, strict=True):
-        _fill_factors(source.bits(begin, end), factor, row)
     planes = [source.codes(begin, end) for source, _ in parts]
+    scales = [source.bits(begin, end) for source, _ in parts]
+    shares = np.array([factor for _, factor in parts], dtype=np.float64)
+    if not kernels.IS_COMPILED:
+        _twin_add(codec, planes, scales, shares, out, is_new)
+        return
     # One length for all, or the loop would be compiled for each.
-    planes += planes[:1] * (TOGETHER - len(planes))
-    add(tuple(planes), len(parts), by_block, out, is_new)
+    more = TOGETHER - len(parts)
+    planes, scales = planes + planes[:1] * more, scales + scales[:1] * more
+    _ADDERS[codec](tuple(planes), tuple(scales), shares, len(parts), out, is_new, is_last, limbs)
 
 
 def _add_decoded(source: Source, factor: float, span: TensorSpan, begin: int, out: F32) -> None:
@@ -149,31 +169,28 @@ def _add_decoded(source: Source, factor: float, span: TensorSpan, begin: int, ou
         flush(out[start:stop])
 
 
-def _fill_factors(bits: NDArray[np.uint16], factor: float, out: F32) -> None:
-    if kernels.IS_COMPILED:
-        kernels.factors(bits, factor, out)
-        return
-    out[:] = wide_scales(bits).astype(np.float64) * factor
-    out[np.abs(out) < _FACTOR_MIN] = 0
-
-
-def _twin_adder(codec: CodecName) -> _Adder:
-    """What the kernel does, in NumPy."""
-
-    def add(planes: tuple[Any, ...], count: int, by_block: F32, total: F32, is_new: bool) -> None:
-        if is_new:
-            total[:] = 0
-        ones, codes = np.ones(by_block.shape[1], np.float32), np.empty_like(total)
-        for plane, factors in zip(planes[:count], by_block, strict=True):
-            TWIN_DECODERS[codec](plane.view(np.uint8), ones, codes)
-            total += (codes.reshape(-1, BLOCK) * factors[:, None]).reshape(-1)
-
-    return add
+def _twin_add(
+    codec: CodecName,
+    planes: Sequence[Any],
+    scales: Sequence[NDArray[np.uint16]],
+    shares: F64,
+    total: F32,
+    is_new: bool,
+) -> None:
+    """What the kernels do, in NumPy."""
+    if is_new:
+        total[:] = 0
+    ones, codes = np.ones(total.size // BLOCK, np.float32), np.empty_like(total)
+    for plane, bits, share in zip(planes, scales, shares, strict=True):
+        factors = (wide_scales(bits).astype(np.float64) * share).astype(np.float32)
+        factors[np.abs(factors) < _FACTOR_MIN] = 0
+        TWIN_DECODERS[codec](plane.view(np.uint8), ones, codes)
+        total += (codes.reshape(-1, BLOCK) * factors[:, None]).reshape(-1)
 
 
 _ADDERS: dict[CodecName, _Adder] = {
-    "int4": kernels.add_int4,
-    "int8": kernels.add_int8,
+    "int4": adders.add_int4,
+    "int8": adders.add_int8,
 }
 
 
@@ -181,7 +198,7 @@ def block_sums(values: F32) -> F64:
     """The sum of squares of each block, in float64."""
     sums = np.empty(values.size // BLOCK, dtype=np.float64)
     if kernels.IS_COMPILED:
-        kernels.squares(values, sums, np.empty(BLOCK, dtype=np.float64))
+        adders.squares(values, sums)
         return sums
     for start in range(0, values.size, CHUNK):
         blocks = values[start : start + CHUNK].reshape(-1, BLOCK)
@@ -196,28 +213,42 @@ def block_sums(values: F32) -> F64:
     return sums
 
 
-def root(sums: F64) -> float:
-    """Of the exact sum of these sums, rounded once."""
-    return roots([sums])[0]
-
-
-def roots(parts: Sequence[F64], *, workers: Workers = ALONE) -> tuple[float, list[float]]:
-    """Of the exact sum of all these sums, rounded once, and of the exact sum of each part."""
-    if not kernels.IS_COMPILED or not all(np.isfinite(sums).all() for sums in parts):
-        each = [sums.tolist() for sums in parts]
-        whole = math.fsum(value for values in each for value in values)
-        return math.sqrt(whole), [math.sqrt(math.fsum(values)) for values in each]
-    limbs = workers.map(_exact, parts)
-    return _root(sum(limbs, np.zeros(kernels.LIMBS, dtype=np.int64))), [_root(one) for one in limbs]
-
-
-def _exact(sums: F64) -> NDArray[np.int64]:
-    limbs = np.zeros(kernels.LIMBS, dtype=np.int64)
-    kernels.add_exactly(sums, limbs)
+def squares_of(values: F32) -> Squares:
+    """Of finite values, in whole blocks."""
+    sums = block_sums(values)
+    if not kernels.IS_COMPILED:
+        return sums
+    limbs = _nothing()
+    adders.add_exactly(sums, limbs)
     return limbs
 
 
-def _root(limbs: NDArray[np.int64]) -> float:
-    exact = sum(limb << (kernels.LIMB_BITS * place) for place, limb in enumerate(limbs.tolist()))
+def joined(parts: Sequence[Squares]) -> Squares:
+    """All of them as one."""
+    if not kernels.IS_COMPILED:
+        return np.concatenate(parts)
+    total: Squares = sum(parts[1:], parts[0])
+    return total
+
+
+def root_of(squares: Squares) -> float:
+    """Of the exact sum of all squares, rounded once."""
+    if squares.dtype == np.float64:
+        return math.sqrt(math.fsum(squares.tolist()))
+    places = np.flatnonzero(squares).tolist()
+    exact = sum(int(squares[place]) << (adders.LIMB_BITS * place) for place in places)
     # A quotient of two integers is correctly rounded.
-    return math.sqrt(exact / (1 << kernels.LIMB_UNIT_BITS))
+    return math.sqrt(exact / (1 << adders.LIMB_UNIT_BITS))
+
+
+def root(sums: F64) -> float:
+    """The same of sums of squares in float64, whatever they are."""
+    if not kernels.IS_COMPILED or not np.isfinite(sums).all():
+        return root_of(sums)
+    limbs = _nothing()
+    adders.add_exactly(sums, limbs)
+    return root_of(limbs)
+
+
+def _nothing() -> I64:
+    return np.zeros(adders.LIMBS, dtype=np.int64)

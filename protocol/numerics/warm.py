@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics import kernels
-from protocol.numerics.codecs import decode
+from protocol.numerics import buffers, kernels
+from protocol.numerics.codecs import decode, decode_into
 from protocol.numerics.merge import Contribution, merge_fragment
 from protocol.numerics.outer import encode_with_feedback, outer_step
 from protocol.project import CodecName
@@ -24,6 +24,7 @@ def warm_up() -> None:
     if not kernels.IS_COMPILED:
         return
     values = np.linspace(-1.0, 1.0, BLOCK, dtype=np.float32)
+    large = buffers.empty(buffers.LARGE)  # At a border, as what is streamed must be.
     for codec in _CODECS:
         zeros = np.zeros_like(values)
         for minus in (None, zeros):
@@ -33,4 +34,5 @@ def warm_up() -> None:
             span = TensorSpan("warm", (BLOCK,), BLOCK, rule, 0)
             merge_fragment(parts, Fragment(0, (span,), BLOCK), 10.0)
         g = decode(codec, payload, BLOCK)
+        decode_into(codec, payload, BLOCK, 0, large[:BLOCK], is_streamed=True)
         outer_step(values, left, g, learning_rate=0.5, momentum_coefficient=0.5)

@@ -166,6 +166,53 @@ def test_a_merge_is_that_of_the_twin(data, count, codec):
     assert (compiled.norms, compiled.scales) == (twin.norms, twin.scales)
 
 
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 17])
+@pytest.mark.parametrize("codecs_used", [["int4"], ["int8"], ["int4", "int8", "bf16"]])
+def test_many_payloads_of_many_blocks_are_added_as_the_twin_does(count, codecs_used):
+    """More than are added in one pass, and more blocks than factors are made for at a time."""
+    rng = np.random.default_rng(count)
+    size = 150 * BLOCK
+    spans = (
+        TensorSpan("radial", (size - BLOCK - 28,), size - BLOCK, "rda", 0),
+        TensorSpan("mean", (BLOCK - 5,), BLOCK, "mean", size - BLOCK),
+    )
+    parts = []
+    for number in range(count):
+        spread = (10.0 ** rng.uniform(-20, 20, size)).astype(np.float32)
+        codec = codecs_used[number % len(codecs_used)]
+        drawn = rng.standard_normal(size, dtype=np.float32) * spread
+        payload = codecs.encode(codec, drawn)
+        parts.append(Contribution((bytes(32), 0, number), payload, codec, 1.0 + number))
+    compiled = merge_fragment(parts, Fragment(0, spans, size), 2.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "IS_COMPILED", False)
+        patch.setattr(codecs, "_DECODERS", codecs.TWIN_DECODERS)
+        twin = merge_fragment(parts, Fragment(0, spans, size), 2.0)
+    assert compiled.values.tobytes() == twin.values.tobytes()
+    assert (compiled.norms, compiled.scales) == (twin.norms, twin.scales)
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+@UNHURRIED
+@given(
+    scales=st.lists(
+        st.integers(0x0D80, 0x7180) | st.just(0) | st.just(0x8000) | st.integers(0x8D80, 0xF180),
+        min_size=4,
+        max_size=4,
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_norm_of_a_push_is_exact_whatever_its_scales(codec, scales, seed):
+    size = 4 * BLOCK
+    codes = np.random.default_rng(seed).bytes(codecs.payload_bytes(codec, size) - 8)
+    payload = codes + struct.pack("<4H", *scales)
+    span = TensorSpan("radial", (size,), size, "rda", 0)
+    part = Contribution((bytes(32), 0, 0), payload, codec, 1.0)
+    found = merge_fragment([part], Fragment(0, (span,), size), 2.0).norms[0]
+    decoded = codecs.decode(codec, payload, size).astype(np.float64)
+    assert found == math.sqrt(math.fsum((decoded * decoded).tolist()))
+
+
 def test_what_is_read_may_be_read_only():
     """As what comes out of a tape or a file is."""
     draw = np.random.default_rng(1).standard_normal

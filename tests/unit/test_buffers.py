@@ -66,13 +66,14 @@ def test_the_smallest_that_will_do_is_taken():
 
 
 def test_what_is_kept_is_bounded_by_what_is_in_use_and_given_back():
+    each = 4 * LARGE + buffers.BORDER
     arrays = [buffers.empty(LARGE) for _ in range(5)]
     del arrays
-    assert buffers.trim() == buffers.SPARE_MIN * 4 * LARGE
+    assert buffers.trim() == buffers.SPARE_MIN * each
     held = [buffers.empty(LARGE) for _ in range(4 * buffers.SPARE_SHARE)]
     arrays = [buffers.empty(LARGE) for _ in range(9)]
     del arrays
-    assert buffers.trim() == 4 * 4 * LARGE
+    assert buffers.trim() == 4 * each
     del held
     buffers.trim()
     assert buffers.trim() == 0
@@ -96,3 +97,14 @@ def test_small_arrays_are_ordinary():
     assert small.size == 128
     del small
     assert buffers.trim() == 0
+
+
+def test_large_arrays_begin_at_a_border_and_only_very_large_ones_are_streamed():
+    assert all(place(buffers.empty(LARGE + 128 * at)) % buffers.BORDER == 0 for at in range(5))
+    very_large = buffers.empty(buffers.STREAMED_MIN // 4)
+    assert buffers.is_streamed(very_large)
+    assert not buffers.is_streamed(very_large[1:])
+    assert not buffers.is_streamed(very_large[128:])
+    shifted = np.empty(buffers.STREAMED_MIN // 4 + 32, np.float32)
+    at = (-place(shifted) % buffers.BORDER) // 4
+    assert not buffers.is_streamed(shifted[at + 1 :][: very_large.size])

@@ -15,7 +15,7 @@ from node.host import cores
 from node.host.cores import Cores
 from protocol.errors import MalformedPayload
 from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics import codecs, outer, version
+from protocol.numerics import buffers, codecs, outer, version
 from protocol.numerics.codecs import NonFinite
 from protocol.numerics.merge import Contribution, merge_fragment, norm
 from protocol.numerics.workers import ALONE, PIECE, pieces
@@ -166,6 +166,17 @@ def everything(codec, workers):
 def test_the_same_bits_come_out_whoever_works_and_in_whatever_order(codec, four):
     expected = everything(codec, ALONE)
     for workers in (four, Shuffled(1), Shuffled(2)):
+        for mine, others in zip(everything(codec, workers), expected, strict=True):
+            assert mine == others
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_the_same_bits_are_written_past_the_caches(codec, four, monkeypatch):
+    monkeypatch.setattr(buffers, "STREAMED_MIN", 1 << 40)
+    expected = everything(codec, ALONE)
+    monkeypatch.setattr(buffers, "STREAMED_MIN", 1)
+    assert buffers.is_streamed(buffers.empty(SIZE))
+    for workers in (ALONE, four):
         for mine, others in zip(everything(codec, workers), expected, strict=True):
             assert mine == others
 
