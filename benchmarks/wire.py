@@ -15,7 +15,8 @@ root); `--congestion` sets what TCP uses in both.
   (unchecked) whose median is the better one. Then who spent the processor's time, per GB.
 - cost: bytes per parameter of an int4 payload, each way, as the kernel counts them at the sockets
   (with TLS and frames) and, on the line, as IP packets.
-- fairness: four transfers that begin together, Jain's index and the slowest against the fastest.
+- fairness: four transfers of different blobs that begin together, Jain's index and the slowest
+  against the fastest.
 - control: how long a control message takes there and back, idle and while bulk data runs.
 - ceilings: what leaves a host whose owner allows 50 Mbit/s, in all and in the fullest second.
 """
@@ -278,7 +279,8 @@ def measure(kind: str, parts: list[str], given: argparse.Namespace, folder: Path
         two = Process(start("b", [str(folder), "b", address("b"), json.dumps(one.told)]))
         one.ask("meet", told=two.told)
         pair = Pair(kind, one, two, lab, given.rounds)
-        wanted = [pair.size, pair.size // AT_ONCE, PACED_BYTES, PACED_BYTES // AT_ONCE, PAYLOAD]
+        wanted = [pair.size, PACED_BYTES, PAYLOAD]
+        wanted += [size // AT_ONCE + at for size in wanted[:2] for at in range(AT_ONCE)]
         for process in (one, two):
             process.ask("hold", sizes=wanted)
         found: dict[str, Any] = {

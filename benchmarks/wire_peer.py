@@ -47,7 +47,7 @@ WAYS = ("streams", "channel")
 
 
 def content(size: int) -> bytes:
-    """The same in both processes."""
+    """The same in both processes. Sizes in the same MiB: as many bytes, but others."""
     if size == PAYLOAD:
         rng = np.random.default_rng(1)
         return bytes(codecs.encode("int4", rng.standard_normal(PARAMETERS, dtype=np.float32)))
@@ -228,14 +228,14 @@ class Peer:
         return {"up": sums["bytes_acked"], "down": sums["bytes_received"]}
 
     async def share(self, way: str, size: int, count: int) -> dict[str, Any]:
-        """Seconds of each of several transfers that begin together."""
+        """Seconds of each of several transfers of different blobs that begin together."""
 
-        async def one() -> float:
+        async def one(size: int) -> float:
             began_s = time.perf_counter()
             await self.fetch(way, size)
             return time.perf_counter() - began_s
 
-        return {"seconds": await asyncio.gather(*(one() for _ in range(count)))}
+        return {"seconds": await asyncio.gather(*(one(size + at) for at in range(count)))}
 
     async def limit(self, up: int | None, down: int | None) -> dict[str, Any]:
         """Ceilings of the owner, bytes per second."""
@@ -256,7 +256,7 @@ class Peer:
 
         watching = asyncio.ensure_future(watch())
         try:
-            await asyncio.gather(*(self.fetch(way, size) for _ in range(count)))
+            await asyncio.gather(*(self.fetch(way, size + at) for at in range(count)))
         finally:
             watching.cancel()
         samples.append((time.perf_counter() - began_s, traffic.down_bytes - began))

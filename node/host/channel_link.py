@@ -36,9 +36,9 @@ TURN_BYTES: Final = (256 << 10) - channel_frames.HEADER.size
 """Of one transfer, before another one on the same connection has its turn. With its header it fills
 records of TLS to the last byte."""
 
-WRITE_HIGH_BYTES: Final = 512 << 10
-"""With more than this waiting for a peer that reads slowly, nothing is added. What waits are views
-of blobs, not copies."""
+WRITE_HIGH_BYTES: Final = 64 << 10
+"""With more than this waiting to leave, nothing is added: it would be out of turn. What waits are
+views of blobs, not copies."""
 
 TURN_BYTES_MIN: Final = 1 << 10
 """Below this the frame around a piece would cost more than it evens out."""
@@ -257,7 +257,7 @@ class Link(asyncio.BufferedProtocol):
             end = request.offset + request.count
             self._turns.add(request.digest, Serving(request.id, blob, request.offset, end, bucket))
         self._sought -= 1
-        self._serve_on()
+        self._wake_at(time.monotonic())  # Others come with it, and each is to have its turn.
 
     def close(self) -> None:
         """An orderly end."""
