@@ -30,7 +30,7 @@ IDLE_S: Final = 90.0
 
 UNSENT_BYTES: Final = 1 << 20
 """Kept by the kernel beyond what is on its way: what is said next waits behind no more than this
-and what our own queue holds. A quarter of it cost a syncer under full load a fifth of its time."""
+and what our own queue holds."""
 
 log = logging.getLogger("shoal.channel")
 
