@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol.membership import Session
+from protocol.rounds import PullState
 
 if TYPE_CHECKING:
     from syncer_node.merging import Merging
@@ -33,3 +34,9 @@ def can_ask(
     if session.peer in taken or (fragment, session.peer) in merging.stragglers:
         return False
     return session.can_push(fragment, version)
+
+
+def has_given(merging: Merging, session: Session, fragment: int) -> bool:
+    """Whether its push for this fragment is here, too late for the round that asked for it."""
+    ticket = merging.stragglers.get((fragment, session.peer))
+    return ticket is not None and ticket.state is PullState.ARRIVED

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from syncer_node.asking import busy, can_ask
+from syncer_node.asking import busy, can_ask, has_given
 
 if TYPE_CHECKING:
     from syncer_node.merging import Merging
@@ -36,19 +36,25 @@ def next_to_open(merging: Merging, now_s: float) -> int | None:
     if not merging.pace.may_open(fragment, version, training, now_s):
         return None
     taken = busy(merging, now_s)
-    if not any(can_ask(merging, session, fragment, version, taken) for session in training):
-        return None  # Everybody is busy handing in another fragment; soon they are not.
-    return fragment
+    if any(can_ask(merging, session, fragment, version, taken) for session in training):
+        return fragment
+    # Nobody can be asked. If all that there is was here too late for its round, a round of that
+    # alone must open: nobody else would ever open one. Else some are busy, and soon are not.
+    is_all_here = all(has_given(merging, session, fragment) for session in training)
+    return fragment if training and is_all_here else None
 
 
 def _of_those_who_leave(merging: Merging, coming: list[int], now_s: float) -> int | None:
-    """The first fragment on which somebody who leaves has local steps."""
+    """The first fragment on which somebody who leaves has local steps, or has given some late."""
     leaving, opened_s = merging.members.leaving(), merging.pace.leaving_opened_s
     taken = busy(merging, now_s) if leaving else set()
     for fragment in coming:
         version = merging.state.fragments[fragment].version
         is_due = now_s >= opened_s.get(fragment, -LEAVING_EVERY_S) + LEAVING_EVERY_S
-        if is_due and any(can_ask(merging, one, fragment, version, taken) for one in leaving):
+        if is_due and any(
+            can_ask(merging, one, fragment, version, taken) or has_given(merging, one, fragment)
+            for one in leaving
+        ):
             opened_s[fragment] = now_s
             return fragment
     return None
