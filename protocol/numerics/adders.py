@@ -12,7 +12,19 @@ from typing import Final
 import numpy as np
 
 from protocol.fragments import BLOCK
-from protocol.numerics.kernels import F32, F64, HALF, I8, I64, U8, U16, compiled, flushed, wide
+from protocol.numerics.kernels import (
+    F32,
+    F64,
+    HALF,
+    I8,
+    I64,
+    U8,
+    U16,
+    compiled,
+    flushed,
+    int4_products,
+    wide,
+)
 from protocol.numerics.prefetch import ahead
 from protocol.numerics.vectors import (
     LANES,
@@ -189,12 +201,12 @@ def _add_block_int4(
     cells = _begun(into, is_new)
     for number, codes in enumerate(planes):
         with when(count > number, count):
-            factor = factors.one(number * _RUN).spread()
+            codes.hint(_SOON_CODES * HALF)
+            products = int4_products(factors.one(number * _RUN))
             for at in range(0, HALF, LANES):
-                packed = codes.load(at).wide()
                 low, high = cells[at // LANES], cells[(at + HALF) // LANES]
-                low.set(low.get() + ((packed & 15) - 8).floats() * factor)
-                high.set(high.get() + ((packed >> 4) - 8).floats() * factor)
+                for cell, product in zip((low, high), products(codes.load(at)), strict=True):
+                    cell.set(cell.get() + product)
     return _ended(into, cells, is_last)
 
 
@@ -237,9 +249,6 @@ def add_int4(
             here = factors[at * _RUN : at * _RUN + many]
             _factors(bits[at][first : first + many], shares[at], here)
         for block in range(first, first + many):
-            soon = block + _SOON_CODES
-            for at in range(count):
-                ahead(planes[at], soon * HALF, soon * HALF + HALF)
             soon = (block + _SOON) * BLOCK
             ahead(total, soon, soon + BLOCK)
             sums[block - first] = _add_block_int4(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK
 from protocol.numerics.prefetch import ahead
-from protocol.numerics.vectors import LANES, Row, Vector, settle, spelt, when
+from protocol.numerics.vectors import LANES, Row, Vector, settle, spelt, tabled, when
 
 nb: Any
 try:
@@ -57,8 +57,10 @@ _ROUNDER_BITS: Final = 0x4B40_0000
 _UNIT = np.float32(1.0)
 _INT4_OFFSET = np.float32(8.0)
 _INT8_MAX = np.float32(127.0)
-_FEW = 4
+_FEW = 12
 """Blocks that are encoded together: what one loop reads, the next finds in the nearest cache."""
+_LEAD = 24
+"""Blocks between those that are encoded and those that are loaded."""
 _SOON = 8
 """Blocks between the one at work and the one that is loaded."""
 _SOON_CODES = 32
@@ -204,7 +206,7 @@ def tell_int4(
     with what they do not say; whether every scale is sound. Without `residual`, and then without
     `left`, it is the values that are said. is_streamed: whether `left` is written past the caches.
 
-    Each of the loops over a few blocks loads some of the arrays for the next few.
+    Each of the loops over a few blocks loads some of the arrays for later ones.
     """
     extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
     found, is_sound = extremes.view(np.uint32), True
@@ -213,21 +215,22 @@ def tell_int4(
         stop = min(first + _FEW, scales.size)
         for block in range(first, stop):
             start, at = block * BLOCK, (block - first) * BLOCK
-            ahead(values, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            ahead(values, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
             if residual is not None:
-                ahead(residual, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                ahead(residual, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
             found[block - first] = _want(values, start, minus, start, residual, start, told, at)
         is_sound &= _scales_of(extremes, -_INT4_OFFSET, scales[first:stop], inverses)
         for block in range(first, stop):
             start, at = block * BLOCK, (block - first) * BLOCK
             if minus is not None:
-                ahead(minus, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                ahead(minus, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
             inverse, scale, place = inverses[block - first], wide(scales[block]), block * HALF
+            ahead(codes, place + _LEAD * HALF, place + (_LEAD + 1) * HALF)
             if left is None:
                 _say_int4(values, start, codes, place, inverse, scale, left, start, is_streamed)
             else:
                 if not is_streamed:
-                    ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                    ahead(left, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
                 _say_int4(told, at, codes, place, inverse, scale, left, start, is_streamed)
     if is_streamed:
         settle(0)
@@ -252,22 +255,23 @@ def tell_int8(
         stop = min(first + _FEW, scales.size)
         for block in range(first, stop):
             start, at = block * BLOCK, (block - first) * BLOCK
-            ahead(values, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+            ahead(values, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
             if residual is not None:
-                ahead(residual, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                ahead(residual, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
             found[block - first] = _want(values, start, minus, start, residual, start, told, at)
         np.abs(extremes, extremes)
         is_sound &= _scales_of(extremes, _INT8_MAX, scales[first:stop], inverses)
         for block in range(first, stop):
             start, at = block * BLOCK, (block - first) * BLOCK
             if minus is not None:
-                ahead(minus, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                ahead(minus, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
             inverse, scale, place = inverses[block - first], wide(scales[block]), block * BLOCK
+            ahead(codes, place + _LEAD * BLOCK, place + (_LEAD + 1) * BLOCK)
             if left is None:
                 _say_int8(values, start, codes, place, inverse, scale, left, start, is_streamed)
             else:
                 if not is_streamed:
-                    ahead(left, start + _FEW * BLOCK, start + (_FEW + 1) * BLOCK)
+                    ahead(left, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
                 _say_int8(told, at, codes, place, inverse, scale, left, start, is_streamed)
     if is_streamed:
         settle(0)
@@ -297,12 +301,25 @@ def _stream_block_int4(codes: Row, scale: Vector, into: Row) -> None:
         into.stream(at, values)
 
 
+def int4_products(factor: Vector) -> Callable[[Vector], tuple[Vector, Vector]]:
+    """What turns codes, two in each byte, into values times a factor, a scalar: those in the lower
+    halves of the bytes, and those in the upper halves."""
+    factors = factor.spread()
+    value = tabled(lambda code: (code - 8).floats() * factors, factor)
+
+    def products(packed: Vector) -> tuple[Vector, Vector]:
+        codes = packed.wide()
+        return value(codes), value(codes >> 4)
+
+    return products
+
+
 def _decoded_int4(codes: Row, scale: Vector) -> Iterator[tuple[int, Vector]]:
-    scales = scale.spread()
+    products = int4_products(scale)
     for at in range(0, HALF, LANES):
-        packed = codes.load(at).wide()
-        yield at, ((packed & 15) - 8).floats() * scales + 0.0
-        yield HALF + at, ((packed >> 4) - 8).floats() * scales + 0.0
+        low, high = products(codes.load(at))
+        yield at, low + 0.0
+        yield HALF + at, high + 0.0
 
 
 @spelt(None)
@@ -378,6 +395,7 @@ def _outer_block(
     kept: Row,
     eta: Vector,
     mu: Vector,
+    is_streamed: Vector,
     nesterov: bool,
 ) -> Vector:
     """One outer step on one block; the largest exponent of any result, in place."""
@@ -387,8 +405,8 @@ def _outer_block(
         buffer = ((momentum.load(at) * mus).flushed() + step).flushed()
         along = ((buffer * mus).flushed() + step).flushed() if nesterov else buffer
         result = (theta.load(at) - (along * etas).flushed()).flushed()
-        kept.store(at, buffer)
-        moved.store(at, result)
+        _leave(kept, at, buffer, is_streamed)
+        _leave(moved, at, result, is_streamed)
         largest = (buffer.bits() & _EXPONENT).most(result.bits() & _EXPONENT)
         worst = largest if worst is None else worst.most(largest)
     assert worst is not None
@@ -397,16 +415,30 @@ def _outer_block(
 
 @spelt("int32")
 def _outer_nesterov(
-    theta: Row, momentum: Row, g: Row, moved: Row, kept: Row, eta: Vector, mu: Vector
+    theta: Row,
+    momentum: Row,
+    g: Row,
+    moved: Row,
+    kept: Row,
+    eta: Vector,
+    mu: Vector,
+    is_streamed: Vector,
 ) -> Vector:
-    return _outer_block(theta, momentum, g, moved, kept, eta, mu, True)
+    return _outer_block(theta, momentum, g, moved, kept, eta, mu, is_streamed, True)
 
 
 @spelt("int32")
 def _outer_plain(
-    theta: Row, momentum: Row, g: Row, moved: Row, kept: Row, eta: Vector, mu: Vector
+    theta: Row,
+    momentum: Row,
+    g: Row,
+    moved: Row,
+    kept: Row,
+    eta: Vector,
+    mu: Vector,
+    is_streamed: Vector,
 ) -> Vector:
-    return _outer_block(theta, momentum, g, moved, kept, eta, mu, False)
+    return _outer_block(theta, momentum, g, moved, kept, eta, mu, is_streamed, False)
 
 
 @compiled
@@ -419,9 +451,10 @@ def outer(
     nesterov: bool,
     moved: F32,
     kept: F32,
+    is_streamed: bool,
 ) -> bool:
     """One outer step on one chunk, all float32: theta becomes `moved`, momentum `kept`; whether
-    every result is finite.
+    every result is finite. is_streamed: whether both are written past the caches.
 
     Each product and each sum is rounded, and flushed if it is subnormal.
     """
@@ -430,11 +463,18 @@ def outer(
         soon = at + _SOON * BLOCK
         ahead(theta, soon, soon + BLOCK)
         ahead(momentum, soon, soon + BLOCK)
-        ahead(moved, soon, soon + BLOCK)
-        ahead(kept, soon, soon + BLOCK)
+        if not is_streamed:
+            ahead(moved, soon, soon + BLOCK)
+            ahead(kept, soon, soon + BLOCK)
         if nesterov:
-            found = _outer_nesterov(theta, at, momentum, at, g, at, moved, at, kept, at, eta, mu)
+            found = _outer_nesterov(
+                theta, at, momentum, at, g, at, moved, at, kept, at, eta, mu, is_streamed
+            )
         else:
-            found = _outer_plain(theta, at, momentum, at, g, at, moved, at, kept, at, eta, mu)
+            found = _outer_plain(
+                theta, at, momentum, at, g, at, moved, at, kept, at, eta, mu, is_streamed
+            )
         worst = max(worst, found)
+    if is_streamed:
+        settle(0)
     return bool(worst != _EXPONENT)

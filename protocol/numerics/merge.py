@@ -53,7 +53,7 @@ READ = 1 << 20
 """Elements of a piece of which only the codes are read."""
 
 CANCELLED = 1e-6
-"""A mean direction shorter than this share of its weight is rounding noise."""
+"""A mean direction no longer than this share of its weight is rounding noise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,7 +248,7 @@ def _radial(
         return
     units = [(one.source, one.share / one.span_norms[index]) for one in pointing]
     length = _sum(units, span, out, workers)
-    if length < CANCELLED * math.fsum(part.share for part in pointing):
+    if length <= CANCELLED * math.fsum(part.share for part in pointing):
         _mean(parts, span, out, workers)
         return
     radius = math.fsum(part.share * part.scale * part.span_norms[index] for part in parts)

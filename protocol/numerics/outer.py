@@ -101,6 +101,8 @@ def _stepped(
 ) -> tuple[F32, F32, list[tuple[bytes, bytes]]]:
     """g_of: the displacement between two elements; it may be put into the array it is given."""
     theta_next, momentum_next = buffers.empty(theta.size), buffers.empty(theta.size)
+    # What is hashed at once is better left in a cache.
+    is_streamed = not is_hashed and all(map(buffers.is_streamed, (theta_next, momentum_next)))
 
     def work(part: tuple[int, int]) -> tuple[bytes, bytes]:
         scratch = np.empty(CHUNK, np.float32)
@@ -108,7 +110,7 @@ def _stepped(
         for start, stop in pieces(part[1] - part[0], part[0], CHUNK):
             here, g = slice(start, stop), g_of(start, stop, scratch)
             moved, buffer = theta_next[here], momentum_next[here]
-            if not _step(theta[here], momentum[here], g, rates, moved, buffer):
+            if not _step(theta[here], momentum[here], g, rates, (moved, buffer), is_streamed):
                 raise NonFinite("the outer step left the range of float32")
             if is_hashed:
                 hashers[0].update(content(moved))
@@ -119,14 +121,16 @@ def _stepped(
     return theta_next, momentum_next, digests
 
 
-def _step(theta: F32, momentum: F32, g: F32, rates: _Rates, moved: F32, buffer: F32) -> bool:
-    """One chunk; whether all of it is finite."""
+def _step(
+    theta: F32, momentum: F32, g: F32, rates: _Rates, into: tuple[F32, F32], is_streamed: bool
+) -> bool:
+    """One chunk, into the next weights and momentum; whether all of it is finite."""
     if kernels.IS_COMPILED:
-        return kernels.outer(theta, momentum, g, *rates, moved, buffer)
+        return kernels.outer(theta, momentum, g, *rates, *into, is_streamed)
     # Overflow is looked for in the results; NumPy's warning would only repeat it.
     with np.errstate(over="ignore", invalid="ignore"):
-        _twin_step(theta, momentum, g, rates, moved, buffer)
-    return bool(np.isfinite(moved).all() and np.isfinite(buffer).all())
+        _twin_step(theta, momentum, g, rates, *into)
+    return all(bool(np.isfinite(one).all()) for one in into)
 
 
 def _twin_step(

@@ -3,7 +3,7 @@
 From a loop over one block LLVM makes code that first asks whether its arrays overlap, and that uses
 half of the registers where those of full width are thought to slow the clock. What takes most of
 the time is therefore written down in vectors. They are LLVM's own, without anything of one
-processor: where registers are shorter, several of them do.
+processor: where registers are shorter, several of them do. The one exception is `tabled`.
 
 A function that is `spelt` is called from a kernel, gets what a `Row` or a `Vector` is made of, and
 runs once, while the kernel is compiled: what it does with them is what the kernel will do. Nothing
@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -38,6 +39,13 @@ def _load() -> None:
 
 
 _load()
+
+
+@cache
+def _has_lookup() -> bool:
+    """Whether one instruction of the CPU that is compiled for picks sixteen values of sixteen."""
+    target = import_module("numba.core.registry").cpu_target.target_context
+    return "+avx512f" in target.codegen().magic_tuple()[2].split(",")
 
 
 def spelt(returns: str | None) -> Callable[[Callable[..., Any]], Any]:
@@ -131,6 +139,15 @@ class Row:
         )
         once = self._builder.module.add_metadata([_ir.IntType(32)(1)])
         stored.set_metadata("nontemporal", once)
+
+    def hint(self, at: int) -> None:
+        """Begins to load the line of the caches with that element, which may be beyond the end."""
+        byte, word = _ir.IntType(8).as_pointer(), _ir.IntType(32)
+        kind = _ir.FunctionType(_ir.VoidType(), [byte, word, word, word])
+        hint = self._builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        # To read it, into the nearest cache, data and not code.
+        where = self._builder.bitcast(self._place(at), byte)
+        self._builder.call(hint, [where, word(0), word(3), word(1)])
 
     def one(self, at: int) -> Vector:
         """One element, as a scalar."""
@@ -275,6 +292,22 @@ class Vector:
         mask = _ir.Constant(_ir.VectorType(_ir.IntType(32), size), places)
         nothing = _ir.Constant(self.value.type, _ir.Undefined)
         return self._new(self._builder.shuffle_vector(self.value, nothing, mask))
+
+
+def tabled(of: Callable[[Vector], Vector], near: Vector) -> Callable[[Vector], Vector]:
+    """A function of the lowest four bits of 32-bit integers, as float32: `of`, which is given those
+    bits and nothing above them. Where the CPU can look up values, `of` is asked for all sixteen
+    once, and what it said is looked up.
+    """
+    if not _has_lookup():
+        return lambda given: of(given & (LANES - 1))
+    builder, word = near._builder, _ir.IntType(32)
+    whole = _ir.VectorType(word, LANES)
+    table = of(Vector(builder, _ir.Constant(whole, [word(at) for at in range(LANES)]))).value
+    kind = _ir.FunctionType(table.type, [table.type, whole])
+    name = "llvm.x86.avx512.permvar.sf.512"
+    look_up = builder.module.globals.get(name) or _ir.Function(builder.module, kind, name)
+    return lambda given: Vector(builder, builder.call(look_up, [table, given.value]))
 
 
 class Cell:

@@ -215,6 +215,14 @@ def test_cancelling_is_judged_against_the_weight_that_points_anywhere():
     assert norm(merged) == pytest.approx(4e-14, rel=1e-6, abs=0)
 
 
+def test_a_direction_whose_weight_is_next_to_nothing_falls_back_too():
+    """Its share, and what of it is noise, are both rounded to 0."""
+    fragment = one_fragment((128, "rda"))
+    vectors = [padded(fragment), np.ones(128, dtype=np.float32)]
+    merged = merge_fragment(pushes(vectors, [1.0, 5e-324]), fragment, NO_CLIP)
+    assert not merged.values.any()
+
+
 def test_nearly_opposite_directions_still_have_a_direction():
     merged = merge_fragment(
         pushes([padded(RDA, 1, 1e-4), padded(RDA, -1, 1e-4)]), RDA, NO_CLIP
