@@ -242,8 +242,11 @@ class Link(asyncio.BufferedProtocol):
         if self._is_over:
             return  # The owner is about to hear of it.
         self._asks[id] = ask
-        assert ask.view is not None, "wanted when it was asked for"
-        self._put(channel_frames.request_bytes(Request(id, ask.digest, ask.offset, len(ask.view))))
+        if ask.view is None:  # Dropped on its way here.
+            ask.status = blobs.NOT_HELD
+            self._changed(id, ask)
+            return
+        self._put(channel_frames.request_bytes(Request(id, ask.digest, ask.offset, ask.count)))
 
     def serve(self, request: Request, found: tuple[memoryview, Bucket | None] | None) -> None:
         """Answers a request with what its blob was found to be."""

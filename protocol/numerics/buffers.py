@@ -27,7 +27,11 @@ SPARE_SHARE: Final = 8
 """Beyond those, what is kept is at most this part of what is in use."""
 
 LARGER_MAX: Final = 1.25
-"""Memory so many times as large as what is wanted will do; fragments differ a little."""
+"""Memory so many times as large as what is wanted will do."""
+
+HEADROOM: Final = 16
+"""New memory is this part larger than what is wanted: the next fragment may be a little larger. What
+nobody writes to takes no room."""
 
 BORDER: Final = 64
 """Bytes to a multiple of which a large array begins: a line of the caches."""
@@ -86,7 +90,7 @@ def empty_bytes(size: int) -> U8:
         return np.empty(size, dtype=np.uint8)
     memory = _take(size + BORDER)
     if memory is None:
-        memory = np.empty(size + BORDER, dtype=np.uint8)
+        memory = np.empty(size + BORDER + size // HEADROOM, dtype=np.uint8)
     return np.asarray(_Loan(memory, size))
 
 

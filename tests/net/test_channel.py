@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 import ssl
+import threading
 
 import pytest
 from blake3 import blake3
@@ -252,6 +253,22 @@ def test_a_cancelled_transfer_leaves_the_channel_to_others(tmp_path):
             assert await two.fetch(one, SMALL) == SMALL
             assert await two.fetch(one, BLOB) == BLOB
             assert bytes(into) == kept, "its memory is its caller's again"
+            assert two.streams == 0
+
+    run(main())
+
+
+def test_what_is_dropped_on_its_way_out_is_not_waited_for(tmp_path):
+    async def main():
+        async with sides(tmp_path) as (one, two):
+            digest = one.hold(BLOB)
+            await agree(two, one)
+            connection, gate = two.channels.to(one.key)[0], threading.Event()
+            connection._there(gate.wait, 10.0)
+            connection.drop(connection.ask(digest, 0, memoryview(bytearray(1000)), gate.is_set))
+            gate.set()
+            await until(lambda: connection.is_idle)
+            assert await two.fetch(one, BLOB) == BLOB
             assert two.streams == 0
 
     run(main())

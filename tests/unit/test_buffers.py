@@ -58,15 +58,24 @@ def test_memory_that_is_much_larger_is_left_alone_and_a_little_larger_will_do():
     assert (place(smaller), smaller.size) == (where, 2 * LARGE - 4096)
 
 
+@pytest.mark.parametrize("size", [LARGE, LARGE + 1, 41_943_040, 5_406_984])
+def test_so_will_memory_of_one_that_was_a_little_smaller(size):
+    first = buffers.empty(size - size // 100)
+    where = place(first)
+    del first
+    assert place(buffers.empty(size)) == where
+
+
 def test_the_smallest_that_will_do_is_taken():
-    first, second = buffers.empty(LARGE + 8192), buffers.empty(LARGE)
+    first, second = buffers.empty(LARGE + LARGE // 8), buffers.empty(LARGE)
     where = place(second)
     del first, second
     assert place(buffers.empty(LARGE)) == where
 
 
 def test_what_is_kept_is_bounded_by_what_is_in_use_and_given_back():
-    each = 4 * LARGE + buffers.BORDER
+    buffers.empty(LARGE)
+    each = buffers.trim()
     arrays = [buffers.empty(LARGE) for _ in range(5)]
     del arrays
     assert buffers.trim() == buffers.SPARE_MIN * each
