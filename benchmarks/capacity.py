@@ -41,7 +41,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", type=Path, help="a folder for py-spy's stacks")
     chosen = parser.parse_args()
-    chosen.cache.mkdir(parents=True, exist_ok=True)
+    for folder in (chosen.cache, chosen.profile):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     print(heading(), flush=True)
     rows = []
     for size in chosen.sizes.split(","):

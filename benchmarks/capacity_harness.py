@@ -459,11 +459,8 @@ def profiled(case: Case, syncer: Syncer, learners: Learners) -> Iterator[None]:
         place = case.profile / f"{case.parameters}-{case.learners}-{name}.txt"
         words = ["--pid", str(pid), "--output", str(place), "--format", "raw"]
         words += ["--threads", "--rate", "100", "--duration", "unlimited"]
-        recorders.append(
-            subprocess.Popen(
-                ["py-spy", "record", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-        )
+        # What it has to say of a folder that it cannot write to, or a process, people should see.
+        recorders.append(subprocess.Popen(["py-spy", "record", *words], stdout=subprocess.DEVNULL))
     try:
         yield
     finally:

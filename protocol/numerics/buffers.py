@@ -30,8 +30,8 @@ LARGER_MAX: Final = 1.25
 """Memory so many times as large as what is wanted will do."""
 
 HEADROOM: Final = 16
-"""New memory is this part larger than what is wanted: the next fragment may be a little larger. What
-nobody writes to takes no room."""
+"""New memory is this part larger than what is wanted, for the next fragment may be a little larger.
+What nobody writes to takes no room."""
 
 BORDER: Final = 64
 """Bytes to a multiple of which a large array begins: a line of the caches."""
