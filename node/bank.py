@@ -27,6 +27,7 @@ from node.host.shelf import Offer, Shelf
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Layout
+from protocol.ids import Digest
 from protocol.numerics.codecs import decode, encode, flush
 from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.numerics.version import StateManifests, certified_version, state_manifests
@@ -138,7 +139,7 @@ class FragmentBank:
         if held is None or held.version != version - 1:
             raise CorruptState(f"fragment {fragment} is not at version {version - 1}")
         theta, momentum, manifests = certified_version(held.theta, held.momentum, payload, merged)
-        self._offer_payload(fragment, payload)
+        self._offer_payload(fragment, merged.payload, payload)
         self._hold(fragment, Held(version, theta, momentum, merged.state), manifests)
 
     def deliver(
@@ -255,8 +256,7 @@ class FragmentBank:
         if former is not None:
             self.shelf.retire(former)
 
-    def _offer_payload(self, fragment: int, payload: bytes | memoryview) -> None:
-        name = digest(payload)
+    def _offer_payload(self, fragment: int, name: Digest, payload: bytes | memoryview) -> None:
         ring = self._ring[fragment]
         self.shelf.put(name, payload)
         ring.append(name)

@@ -19,6 +19,7 @@ from node.host.shelf import Offer, Shelf
 from protocol import limits
 from protocol.errors import CorruptState
 from protocol.fragments import Fragment, Layout
+from protocol.ids import Digest
 from protocol.numerics.codecs import check
 from protocol.numerics.merge import Contribution, MergeResult, merge_fragment
 from protocol.numerics.outer import digest, encode_with_feedback
@@ -165,7 +166,7 @@ class MergeBank:
         version = self._candidates[fragment, number, payload]
         assert version.payload is not None, "candidates come from payloads"
         self._put(fragment, version)
-        self._offer(fragment, version.payload)
+        self._offer(fragment, payload, version.payload)
         self._drop_candidates(fragment, number)
 
     def _drop_candidates(self, fragment: int, number: int) -> None:
@@ -186,7 +187,7 @@ class MergeBank:
         )
         version = Version(number, theta, momentum, None, merged.state, payload, manifests)
         self._put(fragment, version)
-        self._offer(fragment, payload)
+        self._offer(fragment, merged.payload, payload)
         self._drop_candidates(fragment, number)
 
     def _put(self, fragment: int, version: Version) -> None:
@@ -198,8 +199,7 @@ class MergeBank:
         if former is not None:
             self.shelf.retire(former)
 
-    def _offer(self, fragment: int, payload: bytes | memoryview) -> None:
-        name = digest(payload)
+    def _offer(self, fragment: int, name: Digest, payload: bytes | memoryview) -> None:
         self.shelf.put(name, payload)
         ring = self._ring[fragment]
         ring.append(name)
