@@ -6,10 +6,15 @@ it and tells how long it took. Then the trigger is given and the averaging alone
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 import torch
+
+# Its processes are killed in the end; by default each would leave its tensors in /dev/shm for good.
+os.environ["HIVEMIND_MEMORY_SHARING_STRATEGY"] = "file_descriptor"
+
 from hivemind import DHT
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import AveragingStage, StepControl
