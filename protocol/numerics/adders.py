@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from protocol.fragments import BLOCK
+from protocol.numerics.compiling import compiled
 from protocol.numerics.kernels import (
     F32,
     F64,
@@ -20,7 +21,6 @@ from protocol.numerics.kernels import (
     I64,
     U8,
     U16,
-    compiled,
     flushed,
     int4_products,
     wide,

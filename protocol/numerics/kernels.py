@@ -14,21 +14,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK
+from protocol.numerics.compiling import compiled, nb
 from protocol.numerics.prefetch import ahead
 from protocol.numerics.vectors import LANES, Row, Vector, settle, spelt, tabled, when
-
-nb: Any
-try:
-    nb = import_module("numba")
-except ImportError:  # The twins do the same, slower.
-    nb = None
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
@@ -37,7 +31,6 @@ I32: TypeAlias = NDArray[np.int32]
 I64: TypeAlias = NDArray[np.int64]
 U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]
-_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 IS_COMPILED: Final = nb is not None and sys.byteorder == "little"
 HALF: Final = BLOCK // 2
@@ -65,14 +58,6 @@ _SOON = 8
 """Blocks between the one at work and the one that is loaded."""
 _SOON_CODES = 32
 """The same of int4 codes, which are fewer bytes."""
-
-
-def compiled(function: _Kernel) -> _Kernel:
-    """The function, compiled at its first call and kept on disk; itself where numba is missing."""
-    if nb is None:
-        return function
-    made: _Kernel = nb.njit(nogil=True, cache=True, error_model="numpy")(function)
-    return made
 
 
 @compiled
