@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
-from pathlib import Path
+from importlib import import_module, util
 from typing import Any, Final, TypeVar
 
 from blake3 import blake3
@@ -21,16 +20,25 @@ try:
 except ImportError:  # The twins do the same, slower.
     nb = None
 
-_SOURCES: Final = ("adders.py", "compiling.py", "kernels.py", "prefetch.py", "vectors.py")
+_SOURCES: Final = ("adders", "compiling", "kernels", "prefetch", "vectors")
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 
+def source(name: str) -> str:
+    """What is written in one of these files."""
+    module = f"{__package__}.{name}"
+    spec: Any = util.find_spec(module)
+    found: str | None = spec.loader.get_source(module)
+    assert found is not None, "kernels come with their sources, as numba needs"
+    return found
+
+
 def sources() -> str:
     """A name for the content of all files that kernels are made of."""
-    folder, hasher = Path(__file__).parent, blake3()
+    hasher = blake3()
     for name in _SOURCES:
-        content = (folder / name).read_bytes()
+        content = source(name).encode()
         hasher.update(len(content).to_bytes(8, "little") + content)
     return hasher.hexdigest(16)
 
