@@ -59,8 +59,9 @@ def table(found: dict[str, Any]) -> str:
     yard = medians(found, YARDSTICK) if base.get("rounds") else None
     for name, row in found["rows"].items():
         title = found["titles"][name]
-        if "absent" in row:
-            lines.append(f"| {title} | did not run: {row['absent']} |" + " |" * (len(HEAD) - 2))
+        if not row.get("rounds"):
+            why = row.get("absent", "cut off before its first round")
+            lines.append(f"| {title} | did not run: {why} |" + " |" * (len(HEAD) - 2))
             continue
         here = medians(found, name)
         cells = [
