@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -372,58 +372,36 @@ def flush(values: F32) -> None:
             here[i] = flushed(here[i])
 
 
-def _outer_block(
-    theta: Row,
-    momentum: Row,
-    g: Row,
-    moved: Row,
-    kept: Row,
-    eta: Vector,
-    mu: Vector,
-    is_streamed: Vector,
-    nesterov: bool,
-) -> Vector:
+def _outer_block(is_nesterov: bool) -> Any:
     """One outer step on one block; the largest exponent of any result, in place."""
-    etas, mus, worst = eta.spread(), mu.spread(), None
-    for at in range(0, BLOCK, LANES):
-        step = g.load(at)
-        buffer = ((momentum.load(at) * mus).flushed() + step).flushed()
-        along = ((buffer * mus).flushed() + step).flushed() if nesterov else buffer
-        result = (theta.load(at) - (along * etas).flushed()).flushed()
-        _leave(kept, at, buffer, is_streamed)
-        _leave(moved, at, result, is_streamed)
-        largest = (buffer.bits() & _EXPONENT).most(result.bits() & _EXPONENT)
-        worst = largest if worst is None else worst.most(largest)
-    assert worst is not None
-    return worst.folded(Vector.most)
+
+    def block(
+        theta: Row,
+        momentum: Row,
+        g: Row,
+        moved: Row,
+        kept: Row,
+        eta: Vector,
+        mu: Vector,
+        is_streamed: Vector,
+    ) -> Vector:
+        etas, mus, worst = eta.spread(), mu.spread(), None
+        for at in range(0, BLOCK, LANES):
+            step = g.load(at)
+            buffer = ((momentum.load(at) * mus).flushed() + step).flushed()
+            along = ((buffer * mus).flushed() + step).flushed() if is_nesterov else buffer
+            result = (theta.load(at) - (along * etas).flushed()).flushed()
+            _leave(kept, at, buffer, is_streamed)
+            _leave(moved, at, result, is_streamed)
+            largest = (buffer.bits() & _EXPONENT).most(result.bits() & _EXPONENT)
+            worst = largest if worst is None else worst.most(largest)
+        assert worst is not None
+        return worst.folded(Vector.most)
+
+    return spelt("int32")(block)
 
 
-@spelt("int32")
-def _outer_nesterov(
-    theta: Row,
-    momentum: Row,
-    g: Row,
-    moved: Row,
-    kept: Row,
-    eta: Vector,
-    mu: Vector,
-    is_streamed: Vector,
-) -> Vector:
-    return _outer_block(theta, momentum, g, moved, kept, eta, mu, is_streamed, True)
-
-
-@spelt("int32")
-def _outer_plain(
-    theta: Row,
-    momentum: Row,
-    g: Row,
-    moved: Row,
-    kept: Row,
-    eta: Vector,
-    mu: Vector,
-    is_streamed: Vector,
-) -> Vector:
-    return _outer_block(theta, momentum, g, moved, kept, eta, mu, is_streamed, False)
+_outer_nesterov, _outer_plain = (_outer_block(is_nesterov) for is_nesterov in (True, False))
 
 
 @compiled
