@@ -373,7 +373,7 @@ def flush(values: F32) -> None:
 
 
 def _outer_block(is_nesterov: bool) -> Any:
-    """One outer step on one block; the largest exponent of any result, in place."""
+    """What does one outer step on one block, and gives back the largest exponent of any result."""
 
     def block(
         theta: Row,

@@ -11,6 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from protocol.numerics.vectors import load_line
+
 LINE_BYTES = 64
 """Of the caches of every CPU that we know of; with another one the hints are only less good."""
 
@@ -30,29 +32,23 @@ def _compile() -> None:
         return
     types = import_module("numba.core.types")
     proxies = import_module("numba.core.cgutils")
-    ir = import_module("llvmlite.ir")
 
     def load(_typing: Any, values: Any, index: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             array = proxies.create_struct_proxy(signature.args[0])(context, builder, given[0])
-            byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-            address = builder.bitcast(builder.gep(array.data, [given[1]]), byte)
-            kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-            hint = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-            # To read it, into the nearest cache, data and not code.
-            builder.call(hint, [address, word(0), word(3), word(1)])
+            load_line(builder, builder.gep(array.data, [given[1]]))
             return context.get_dummy_value()
 
         return types.void(values, index), emit
 
-    load_line = extending.intrinsic(load)
+    line_of = extending.intrinsic(load)
 
     def compiled(values: Any, start: Any, stop: Any) -> Any:
         step = LINE_BYTES * 8 // values.dtype.bitwidth
 
         def body(values: Any, start: Any, stop: Any) -> None:
             for index in range(start, stop, step):
-                load_line(values, index)
+                line_of(values, index)
 
         return body
 

@@ -107,6 +107,15 @@ def _row(context: Any, builder: Any, kind: Any, value: Any, start: Any) -> Row:
     return Row(builder, builder.gep(array.data, [start]), kind.dtype.bitwidth // 8)
 
 
+def load_line(builder: Any, place: Any) -> None:
+    """Asks for a line of the caches to be loaded; place: a pointer, to any memory."""
+    byte, word = _ir.IntType(8).as_pointer(), _ir.IntType(32)
+    kind = _ir.FunctionType(_ir.VoidType(), [byte, word, word, word])
+    hint = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+    # To read it, into the nearest cache, data and not code.
+    builder.call(hint, [builder.bitcast(place, byte), word(0), word(3), word(1)])
+
+
 class Row:
     """Elements of an array from some place on."""
 
@@ -142,12 +151,7 @@ class Row:
 
     def hint(self, at: int) -> None:
         """Begins to load the line of the caches with that element, which may be beyond the end."""
-        byte, word = _ir.IntType(8).as_pointer(), _ir.IntType(32)
-        kind = _ir.FunctionType(_ir.VoidType(), [byte, word, word, word])
-        hint = self._builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        # To read it, into the nearest cache, data and not code.
-        where = self._builder.bitcast(self._place(at), byte)
-        self._builder.call(hint, [where, word(0), word(3), word(1)])
+        load_line(self._builder, self._place(at))
 
     def one(self, at: int) -> Vector:
         """One element, as a scalar."""
