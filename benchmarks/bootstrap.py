@@ -27,17 +27,17 @@ import uvloop
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from node.fetching import StateFetcher  # noqa: E402
-from node.host import keystore  # noqa: E402
-from node.host.life import background  # noqa: E402
-from node.host.pace import BURST_S, Bucket  # noqa: E402
-from node.host.seat import LearnerNotice, learners_topic  # noqa: E402
-from node.host.shelf import Shelf  # noqa: E402
-from node.host.transport import Transport  # noqa: E402
-from node.jobs import FetchState  # noqa: E402
-from node.locator import Locator  # noqa: E402
+from host.bulk.blob_cache import Shelf  # noqa: E402
+from host.files import keystore  # noqa: E402
+from host.network.leader_discovery import LearnerNotice, learners_topic  # noqa: E402
+from host.network.token_bucket import BURST_S, Bucket  # noqa: E402
+from host.runtime.lifecycle import background  # noqa: E402
+from host.transport import Transport  # noqa: E402
+from node.download.fetcher import StateFetcher  # noqa: E402
+from node.download.locator import Locator  # noqa: E402
+from node.machine.jobs import FetchState  # noqa: E402
 from protocol import wire  # noqa: E402
-from protocol.numerics.version import StateManifests, state_manifests  # noqa: E402
+from protocol.numerics.versions import StateManifests, state_manifests  # noqa: E402
 
 PROJECT = bytes(32)
 FRAGMENTS = 8

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.bootstrap import BLOCK, DONORS, FRAGMENTS, fetch, host, states  # noqa: E402
-from protocol.numerics.version import state_manifests  # noqa: E402
+from protocol.numerics.versions import state_manifests  # noqa: E402
 from tests.netlab import Lab, Link, missing  # noqa: E402
 
 PORT = 5000

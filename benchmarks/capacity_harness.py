@@ -43,15 +43,16 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.capacity_rows import SIZES, Case, Row  # noqa: E402
 from benchmarks.small_swarm import until  # noqa: E402
-from node.host import control_client  # noqa: E402
-from node.host.home import Home  # noqa: E402
-from node.host.signed_project import read_signed  # noqa: E402
+from host.control import client  # noqa: E402
+from host.files.home import Home  # noqa: E402
+from host.files.signed_project import read_signed  # noqa: E402
 from protocol.errors import TransientError  # noqa: E402
 from protocol.fragments import build_layout  # noqa: E402
 from protocol.numerics import codecs  # noqa: E402
 from protocol.status import SyncerStatus  # noqa: E402
-from shoal import daemons, projects  # noqa: E402
-from shoal.project_text import Value, create_text  # noqa: E402
+from shoal.common import daemons  # noqa: E402
+from shoal.project import file_commands  # noqa: E402
+from shoal.project.template import Value, create_text  # noqa: E402
 
 MLP_TIMES = 4
 STOP_S = 60.0
@@ -101,7 +102,7 @@ class Prepared:
         shutil.rmtree(self.root, ignore_errors=True)
         self.payloads.mkdir(parents=True)
         self.project.write_text(project_text(self.case, quorum=1))
-        projects.sign(self.project, self.template, instance="default")
+        file_commands.sign(self.project, self.template, instance="default")
         self._make_payloads()
         with syncer_process(self.template, self.project) as syncer:
             until(lambda: syncer.status() if self._has_weights(syncer) else None, QUIET_S)
@@ -131,7 +132,7 @@ class Prepared:
             shutil.copy2(key, home.root / "keys" / key.name)
         path = folder / self.project.name
         path.write_text(project_text(self.case, quorum=self.case.learners))
-        projects.sign(path, home, instance="default")
+        file_commands.sign(path, home, instance="default")
         project = read_signed(path.with_suffix(".shoal")).id
         held = self.template.syncer_store(project) / "checkpoints" / "0"
         if not held.is_dir():
@@ -165,7 +166,7 @@ class Syncer:
     def lag(self, over_s: float) -> dict[str, float]:
         """How late its event loop was."""
         (one,) = self.home.daemons()
-        told = control_client.call(one.socket, "loop_lag", over_s=min(60.0, over_s))
+        told = client.call(one.socket, "loop_lag", over_s=min(60.0, over_s))
         return {name: float(told[name]) for name in ("p50_s", "p99_s", "max_s")}
 
     def memory(self, name: str) -> int:

@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.bootstrap import host, states  # noqa: E402
-from node.host.addresses import parse_peer  # noqa: E402
-from node.host.options import DONATE_MBPS  # noqa: E402
+from host.addresses import parse_peer  # noqa: E402
+from host.options import DONATE_MBPS  # noqa: E402
 from protocol.errors import ShoalError  # noqa: E402
 from protocol.ids import short  # noqa: E402
 from protocol.numerics import chunks  # noqa: E402

@@ -26,14 +26,15 @@ from typing import Any
 
 import msgspec
 
-from node.host import control_client, keystore
-from node.host.home import Home
-from node.host.signed_project import read_signed, seal_project, write_signed
+from host.control import client
+from host.files import keystore
+from host.files.home import Home
+from host.files.signed_project import read_signed, seal_project, write_signed
 from protocol.errors import TransientError
 from protocol.project import Voter
 from protocol.status import NodeStatus, SyncerStatus
-from shoal import projects
-from shoal.project_text import create_text
+from shoal.project import file_commands
+from shoal.project.template import create_text
 
 SYNCERS = ("s0", "s1", "s2")
 LEARNERS = ("ada", "bob")
@@ -205,7 +206,7 @@ class Bench:
 def ask(socket: Path) -> Any:
     """The daemon's status, or None while it does not answer."""
     try:
-        return control_client.call(socket, "status", timeout_s=2.0)["status"]
+        return client.call(socket, "status", timeout_s=2.0)["status"]
     except TransientError:
         return None
 
@@ -215,7 +216,7 @@ def prepare(folder: Path) -> Bench:
     home = Home(folder / "home")
     path = folder / "failover.toml"
     path.write_text(create_text("failover", changes={**TINY, "limits.tokens": 10**10}))
-    projects.sign(path, home, instance=SYNCERS[0])
+    file_commands.sign(path, home, instance=SYNCERS[0])
     signed = path.with_suffix(".shoal")
     project = read_signed(signed)
     voters = tuple(

@@ -30,10 +30,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kernels import Case, fragment_of  # noqa: E402
 from benchmarks.wire_peer import Raw  # noqa: E402
-from node.host import keystore  # noqa: E402
-from node.host.channel_tls import Contexts  # noqa: E402
-from node.host.cores import available  # noqa: E402
-from protocol.numerics import outer, version  # noqa: E402
+from host.bulk.tls_context import Contexts  # noqa: E402
+from host.files import keystore  # noqa: E402
+from host.runtime.compute_pool import available  # noqa: E402
+from protocol.numerics import outer, versions  # noqa: E402
 from protocol.numerics.merge import merge_fragment  # noqa: E402
 
 HOST = "127.0.0.1"
@@ -99,7 +99,7 @@ def costs(case: Case, line: Line) -> dict[str, tuple[float, float]]:
             blake3(part.payload).digest()
 
     def step() -> None:
-        version.next_version(case.theta, case.momentum, case.payload, codec="int4", **RATES)
+        versions.next_version(case.theta, case.momentum, case.payload, codec="int4", **RATES)
 
     hashed = spent(hashes)
     return {

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.small_swarm import small_swarm  # noqa: E402
 
 SETTLE_S = 20.0
-MODULES = {"syncer": "syncer_node.daemon", "learner": "node.daemon"}
+MODULES = {"syncer": "syncer_node.daemon.syncer_daemon", "learner": "node.daemon.learner_daemon"}
 BARE = "import sys, importlib; importlib.import_module(sys.argv[1]); print(flush=True); input()"
 
 

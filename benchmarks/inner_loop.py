@@ -39,10 +39,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.small_swarm import SmallSwarm, small_swarm  # noqa: E402
-from node.host.home import Home  # noqa: E402
-from node.host.signed_project import read_signed  # noqa: E402
-from node.trainer import link  # noqa: E402
-from node.trainer.supervisor import TrainerProcess  # noqa: E402
+from host.files.home import Home  # noqa: E402
+from host.files.signed_project import read_signed  # noqa: E402
+from node.trainer.link import messages  # noqa: E402
+from node.trainer_client.process import TrainerProcess  # noqa: E402
 from protocol.project import Charter, Genesis, encode  # noqa: E402
 
 SETTLE_S = 0.15
@@ -51,15 +51,15 @@ SETTLE_S = 0.15
 COUNTER_BYTES = 8
 CAPTURES = 12
 EVENT_S = 60.0
-E = TypeVar("E", bound=link.Event)
+E = TypeVar("E", bound=messages.Event)
 
 
 def bare(genesis: Genesis, charter: Charter, cache: Path, counter: Path) -> None:
     """Local steps for ever, as anybody would write them; their number stands in a file."""
     import torch
 
-    from node.trainer.data import open_corpus
     from node.trainer.model import build_model
+    from node.trainer.text.corpus import open_corpus
 
     torch.set_num_threads(1)
     inner = charter.inner
@@ -176,7 +176,7 @@ class Trainer:
     """A trainer without a swarm."""
 
     def __init__(self, log: Path) -> None:
-        self.events: asyncio.Queue[link.Event] = asyncio.Queue()
+        self.events: asyncio.Queue[messages.Event] = asyncio.Queue()
         self.process = TrainerProcess(
             log_path=log, on_event=self.events.put_nowait, on_exit=lambda reason: None
         )
@@ -185,7 +185,7 @@ class Trainer:
         """The next event of this kind."""
         async with asyncio.timeout(EVENT_S):
             while not isinstance(event := await self.events.get(), kind):
-                assert not isinstance(event, link.Failed), event
+                assert not isinstance(event, messages.Failed), event
         return event
 
 
@@ -199,7 +199,7 @@ async def measure_copies(path: Path, home: Home) -> dict[str, object]:
     count = genesis.fragments
     one = Trainer(home.root / "copies.log")
     await one.process.start(
-        link.Configure(
+        messages.Configure(
             genesis=encode(genesis),
             inner=msgspec.msgpack.encode(charter.inner),
             data_cache=str(home.data_cache()),
@@ -207,22 +207,22 @@ async def measure_copies(path: Path, home: Home) -> dict[str, object]:
             device="cpu",
         )
     )
-    await one.next(link.Ready)
+    await one.next(messages.Ready)
     sizes = [fragment.numel for fragment in layout_of(genesis).fragments]
     slots = {size: one.process.slot(size) for size in sizes}
     for fragment, size in enumerate(sizes):
-        one.process.send(link.Assign(fragment, fragment, slots[size].identity, size))
-        await one.next(link.Done)
-    one.process.send(link.Blocks(((0, 100_000),)))
-    one.process.send(link.Begin())
+        one.process.send(messages.Assign(fragment, fragment, slots[size].identity, size))
+        await one.next(messages.Done)
+    one.process.send(messages.Blocks(((0, 100_000),)))
+    one.process.send(messages.Begin())
     out, into, steps = [], [], []
     largest, slot = sizes.index(numel), slots[numel]
     for number in range(CAPTURES):
-        steps += [(await one.next(link.Stepped)).work_s for _ in range(4)]
-        one.process.send(link.Snapshot(number, largest, slot.identity, numel))
-        out.append((await one.next(link.Done)).seconds)
-        one.process.send(link.Assign(number, largest, slot.identity, numel))
-        into.append((await one.next(link.Done)).seconds)
+        steps += [(await one.next(messages.Stepped)).work_s for _ in range(4)]
+        one.process.send(messages.Snapshot(number, largest, slot.identity, numel))
+        out.append((await one.next(messages.Done)).seconds)
+        one.process.send(messages.Assign(number, largest, slot.identity, numel))
+        into.append((await one.next(messages.Done)).seconds)
     await one.process.stop(2.0)
     step_s, copies = statistics.median(steps), [statistics.median(out), statistics.median(into)]
     return {

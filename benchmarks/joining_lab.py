@@ -29,8 +29,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from shoal import projects  # noqa: E402
-from shoal.project_text import create_text  # noqa: E402
+from shoal.project import file_commands  # noqa: E402
+from shoal.project.template import create_text  # noqa: E402
 from tests.net.lab_daemons import Daemons  # noqa: E402
 from tests.netlab import Lab, Link, missing  # noqa: E402
 from tests.tiny_project import write_text  # noqa: E402
@@ -123,7 +123,7 @@ class Bench:
             "data.location": str(self.folder / "text.txt"),
         }
         path.write_text(create_text("joining", changes=changes))
-        projects.sign(path, self.daemons.home, instance=SYNCER)
+        file_commands.sign(path, self.daemons.home, instance=SYNCER)
         self.daemons.run_syncer(SYNCER, path)
         ready = self.until(
             "a syncer with weights",

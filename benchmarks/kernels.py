@@ -32,11 +32,11 @@ import numpy as np
 import psutil
 import torch
 
-from node.host.cores import Cores, available
+from host.runtime.compute_pool import Cores, available
 from protocol.fragments import Fragment, TensorSpan
-from protocol.numerics import buffers, codecs, outer, version
-from protocol.numerics.adders import LIMBS, TOGETHER
+from protocol.numerics import buffers, codecs, outer, versions
 from protocol.numerics.merge import Contribution, merge_fragment, norm
+from protocol.numerics.sum_kernels import LIMBS, TOGETHER
 from protocol.numerics.summing import Source, add_together
 from protocol.numerics.workers import Workers, pieces
 
@@ -249,7 +249,7 @@ def steps(case: Case, workers: Cores) -> dict[str, Run]:
         "decode, outer step": Run(lambda: step(case.payload, False), 1, 16 + INT4),
         "decode, outer step, digests": Run(lambda: step(case.payload, True), 1, 16 + INT4),
         "content digests": Run(
-            lambda: version.state_manifests(case.theta, case.momentum, workers=workers), 1, 8
+            lambda: versions.state_manifests(case.theta, case.momentum, workers=workers), 1, 8
         ),
     }
 

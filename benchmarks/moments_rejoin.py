@@ -26,12 +26,12 @@ from torch import nn
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from node.moments import check_moments, moments_numel  # noqa: E402
-from node.trainer.data import Corpus, describe_corpus, open_corpus  # noqa: E402
+from node.machine.moments import check_moments, moments_numel  # noqa: E402
 from node.trainer.loop import InnerLoop, make_accelerator  # noqa: E402
 from node.trainer.model import FragmentView, build_model, describe_model, layout_of  # noqa: E402
-from node.trainer.moments import MomentsView  # noqa: E402
-from node.trainer.reader import BlockReader  # noqa: E402
+from node.trainer.moments_view import MomentsView  # noqa: E402
+from node.trainer.text.corpus import Corpus, describe_corpus, open_corpus  # noqa: E402
+from node.trainer.text.reader import BlockReader  # noqa: E402
 from protocol.fragments import build_layout  # noqa: E402
 from protocol.numerics.outer import outer_step  # noqa: E402
 from protocol.project import DataSpec, Genesis, InnerSpec, TensorSpec  # noqa: E402

@@ -17,12 +17,13 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from node.host import control_client  # noqa: E402
-from node.host.home import Home  # noqa: E402
+from host.control import client  # noqa: E402
+from host.files.home import Home  # noqa: E402
 from protocol.errors import TransientError  # noqa: E402
 from protocol.status import DaemonStatus, NodeStatus, SyncerStatus  # noqa: E402
-from shoal import daemons, projects  # noqa: E402
-from shoal.project_text import create_text  # noqa: E402
+from shoal.common import daemons  # noqa: E402
+from shoal.project import file_commands  # noqa: E402
+from shoal.project.template import create_text  # noqa: E402
 
 POLL_S = 0.02
 START_S = 240.0
@@ -78,7 +79,7 @@ class SmallSwarm:
         }
         path = folder / "small.toml"
         path.write_text(create_text("small", changes=changes))
-        projects.sign(path, self.home, instance="default")
+        file_commands.sign(path, self.home, instance="default")
         return path
 
     @property
@@ -132,7 +133,7 @@ class SmallSwarm:
     def tell(self, verb: str, name: str = "default", role: str = "learner") -> None:
         """Asks a daemon for something, such as a pause."""
         (daemon,) = [d for d in self.home.daemons() if (d.role, d.instance) == (role, name)]
-        control_client.call(daemon.socket, verb)
+        client.call(daemon.socket, verb)
 
     def stop(self) -> None:
         """Ends all daemons, in the reverse order of their start."""

@@ -3,9 +3,9 @@
 .venv/bin/python benchmarks/soak.py [--hours 24] [--seed 1] [--out FILE]
 
 The machines of a syncer and two learners, as the daemons run them, under owners who cannot decide
-(`simulator/soaking.py`). Prints what can be reached from each daemon's parts at the end of every
-hour, and at the end the types of which there are more and more; none is what is wanted. Exit code 1
-otherwise. A real trainer's pauses and kills, with descriptors and threads: benchmarks/pausing.py.
+(`simulator/scenarios/soak.py`). Prints what can be reached from each daemon at the end of
+every hour, and at the end the types of which there are more and more; none is what is wanted. Exit
+code 1 otherwise. A real trainer's pauses and kills: benchmarks/pausing.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from simulator.soaking import Hour, Soak, grown  # noqa: E402
+from simulator.scenarios.soak import Hour, Soak, grown  # noqa: E402
 
 
 def told(hour: Hour, seconds: float) -> str:

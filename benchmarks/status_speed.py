@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.small_swarm import SmallSwarm, small_swarm  # noqa: E402
-from node.host import control_client  # noqa: E402
+from host.control import client  # noqa: E402
 
 SETTLE_S = 5.0
 
@@ -51,7 +51,7 @@ def asked(swarm: SmallSwarm) -> float:
     longest_s = 0.0
     for daemon in swarm.home.daemons():
         began_s = time.monotonic()
-        control_client.call(daemon.socket, "status")
+        client.call(daemon.socket, "status")
         longest_s = max(longest_s, time.monotonic() - began_s)
     return longest_s
 

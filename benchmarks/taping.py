@@ -24,19 +24,19 @@ sys.path.insert(0, str(ROOT))
 
 import random  # noqa: E402
 
-from node.host.tape_file import TapeLabel, TapeRecorder, TapeWriter, find_tapes  # noqa: E402
+from host.tape.tape_file import TapeLabel, TapeRecorder, TapeWriter, find_tapes  # noqa: E402
 from protocol.machine import Event  # noqa: E402
 from protocol.project import Genesis  # noqa: E402
 from protocol.tape import Began, Input  # noqa: E402
-from simulator.scenario import build_swarm  # noqa: E402
-from simulator.tiny import SimSigner, sim_verify  # noqa: E402
-from syncer_node.recording import (  # noqa: E402
+from simulator.stand_ins.tiny import SimSigner, sim_verify  # noqa: E402
+from simulator.swarm.swarm import build_swarm  # noqa: E402
+from syncer_node.machine.syncer import SyncerMachine  # noqa: E402
+from syncer_node.storage.tape_recorder import (  # noqa: E402
     RecordedMachine,
     built_from,
     read_event,
     read_seeds,
 )
-from syncer_node.syncer import SyncerMachine  # noqa: E402
 from tests.taping import Direct  # noqa: E402
 
 

@@ -29,7 +29,7 @@ def screen(learners: int) -> int:
 
     from tests.tui import recordings
     from tui import app
-    from tui.sources import Endpoint, LiveSource
+    from tui.frames.sources import Endpoint, LiveSource
 
     frames = recordings.thousand(8, learners)
     answers = [msgspec.msgpack.encode(frame.statuses[0]) for frame in frames]

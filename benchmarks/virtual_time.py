@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from simulator import runs, scenarios
+from simulator.scenarios import runs, scenarios
 
 
 def measure(learners: int, until_s: float) -> dict[str, float]:

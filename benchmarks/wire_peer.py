@@ -28,9 +28,9 @@ import psutil
 import uvloop
 from blake3 import blake3
 
-from node.host import blobs
-from node.host.channel_tls import Contexts
-from node.host.options import BulkAt
+from host.bulk.tls_context import Contexts
+from host.network import blobs
+from host.options import BulkAt
 from protocol.errors import ShoalError
 from protocol.ids import NodeKey
 from protocol.numerics import codecs

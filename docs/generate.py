@@ -24,33 +24,29 @@ from msgspec import inspect as shape
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from node.donating import GIVING_TRANSITIONS, Giving  # noqa: E402
-from node.host.metrics import metrics_of  # noqa: E402
-from node.inner import INNER_TRANSITIONS, Inner  # noqa: E402
-from node.linking import LINK_TRANSITIONS, Link  # noqa: E402
-from node.parting import PART_TRANSITIONS, Part  # noqa: E402
-from node.politeness.settings import Settings  # noqa: E402
-from node.rejoining import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
-from protocol import (  # noqa: E402
-    clocks,
-    limits,
-    messages,
-    project,
-    records,
-    snapshots,
-    status,
-)
+from host.control.metrics import metrics_of  # noqa: E402
+from host.files.local_settings import Settings  # noqa: E402
+from node.machine.moments_client import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
+from node.machine.moments_server import GIVING_TRANSITIONS, Giving  # noqa: E402
+from node.machine.snapshot_participant import PART_TRANSITIONS, Part  # noqa: E402
+from node.machine.syncer_link import LINK_TRANSITIONS, Link  # noqa: E402
+from node.machine.trainer_states import INNER_TRANSITIONS, Inner  # noqa: E402
+from protocol import limits, messages, project, status  # noqa: E402
+from protocol.log import records  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
-from shoal import local_settings  # noqa: E402
-from shoal.exit_codes import MEANINGS  # noqa: E402
-from shoal.presets import NOT_PUBLISHED, preset_of  # noqa: E402
-from shoal.project_schema import allowed  # noqa: E402
-from shoal.project_text import SECTIONS, toml_value  # noqa: E402
+from protocol.snapshots import manifest, vector_clock  # noqa: E402
+from shoal.__main__ import PACKAGES  # noqa: E402
+from shoal.common import settings_file  # noqa: E402
+from shoal.common.exit_codes import MEANINGS  # noqa: E402
+from shoal.common.toml_tables import allowed  # noqa: E402
+from shoal.project.presets import NOT_PUBLISHED, preset_of  # noqa: E402
+from shoal.project.template import SECTIONS, toml_value  # noqa: E402
+from syncer_node.machine.leadership import PHASE_TRANSITIONS, Phase  # noqa: E402
 from syncer_node.raft.context import ROLE_TRANSITIONS, Role  # noqa: E402
-from syncer_node.seat import PHASE_TRANSITIONS, Phase  # noqa: E402
 
 FILES = (
     ROOT / "README.md",
+    ROOT / "docs" / "architecture.md",
     ROOT / "docs" / "protocol.md",
     ROOT / "docs" / "election.md",
     ROOT / "docs" / "settings.md",
@@ -176,8 +172,8 @@ def parts_text() -> str:
         messages.Envelope,
         messages.PushHeader,
         messages.Cursor,
-        clocks.VectorClock,
-        snapshots.PartBooks,
+        vector_clock.VectorClock,
+        manifest.PartBooks,
         messages.Vote,
         messages.Certificate,
         messages.CertifiedRecord,
@@ -326,9 +322,9 @@ def local_settings_text() -> str:
     for section in msgspec.structs.fields(Settings):
         lines = [f"**`[{section.name}]`** {section.type.__doc__.partition(': ')[2]}", ""]
         lines += ["| key | may be | default | |", "|---|---|---|---|"]
-        for key in local_settings.keys().values():
+        for key in settings_file.keys().values():
             if key.name.startswith(f"{section.name}."):
-                usual = local_settings.as_text(key.name, key.default)
+                usual = settings_file.as_text(key.name, key.default)
                 words = f"{key.about} Unit: {key.unit}." if key.unit else key.about
                 shown = f"`{usual}`" if usual not in ("", "unset") else ""
                 lines.append(f"| `{key.name}` | {key.allowed} | {shown} | {words} |")
@@ -336,7 +332,22 @@ def local_settings_text() -> str:
     return "\n\n".join(parts)
 
 
+def rooms_text() -> str:
+    """Every folder of the packages with its own two lines, the upper floors first."""
+    lines = []
+    for package in reversed(PACKAGES):
+        for folder in [ROOT / package, *sorted((ROOT / package).rglob("*/"))]:
+            start = folder / "__init__.py"
+            if not start.exists():
+                continue
+            said = ast.get_docstring(ast.parse(start.read_text(encoding="utf-8"))) or ""
+            depth = len(folder.relative_to(ROOT).parts) - 1
+            lines.append(f"{'  ' * depth}- `{folder.relative_to(ROOT)}/`: {' '.join(said.split())}")
+    return "\n".join(lines)
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "rooms": rooms_text,
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
     "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
     "rejoin": lambda: diagram(REJOIN_TRANSITIONS, Rejoin.IDLE),

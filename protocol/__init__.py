@@ -1,3 +1,5 @@
-"""What every Shoal process speaks: messages, records, machines. Pure: no clock, no IO, no task."""
+"""What every Shoal process speaks: messages, records, machines. No clock, no randomness, no IO.
+Not here: anything that one kind of process alone needs.
+"""
 
 __project__ = "shoal"

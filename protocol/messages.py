@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol import limits
-from protocol.accounts import Account
-from protocol.clocks import Steps, VectorClock
 from protocol.ids import Count, Digest, NodeKey, Signature
+from protocol.log.accounts import Account
 from protocol.project import CodecName, Name, Text
-from protocol.snapshots import Marker, PartKept, PartRefused, PartRestored
+from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartRestored
+from protocol.snapshots.vector_clock import Steps, VectorClock
 
 RUN_COMPLETE = "the run is complete"
 """Reason of the goodbye of a learner that heard of the end."""
@@ -240,7 +240,7 @@ class Alive(Struct, frozen=True, array_like=True, tag="alive"):
 
 
 class Receipt(Struct, frozen=True, array_like=True, tag="receipt"):
-    """What the log counts for the receiver: a `protocol.receipts.Credit`, signed by the leader."""
+    """What the log counts for the receiver: a `receipts.Credit`, signed by the leader."""
 
     credit: Envelope
 

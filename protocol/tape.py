@@ -7,7 +7,7 @@ A body is one frame behind another, all of one group compressed together. Every 
 also covers the groups before, so that a group that is lost, doubled or moved shows. The last group
 may be half written, as after a kill or a power cut: it is cut off, and said so. Damage anywhere
 else is an error that names the place. What the frames of a syncer's inputs contain is the
-syncer's own affair (`syncer_node.recording`).
+syncer's own affair (`syncer_node.storage.tape_recorder`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Standing(Struct, frozen=True, array_like=True, tag="stands"):
     at_s: float
     genesis: bytes
     machine: bytes
-    """The syncer's own encoding (`syncer_node.standing`)."""
+    """The syncer's own encoding (`syncer_node.storage.machine_state`)."""
 
 
 class TapeEnded(Struct, frozen=True, array_like=True, tag="ended"):

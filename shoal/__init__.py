@@ -1,3 +1,5 @@
-"""The `shoal` command: verbs, exit codes, and nothing that could live elsewhere."""
+"""The `shoal` command: verbs, exit codes, messages for people.
+Not here: anything that a daemon needs to run.
+"""
 
 __project__ = "shoal"

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-PACKAGES = ("protocol", "node", "syncer_node", "tui", "simulator", "shoal")
+PACKAGES = ("protocol", "host", "node", "syncer_node", "simulator", "tui", "shoal")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,13 +17,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if foreign is not None:
         print(f"error: {foreign}", file=sys.stderr)
         return 2
-    from shoal import failures
+    from shoal.common import failures
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        from shoal import cli
+        from shoal.cli import app
 
-        return cli.run(given)
+        return app.run(given)
     except BrokenPipeError:
         # Whoever read our output has seen enough; the interpreter must not fail over the rest.
         with contextlib.suppress(OSError):

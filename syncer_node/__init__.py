@@ -1,3 +1,5 @@
-"""The syncer daemon: merges what learners push and publishes what was committed."""
+"""The syncer and the witness: they merge what learners push and agree on one log.
+Not here: what all daemons share (`host`) and learners (`node`).
+"""
 
 __project__ = "shoal"

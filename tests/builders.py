@@ -9,11 +9,28 @@ from typing import Any
 
 import msgspec
 
-from node.jobs import FindSeat, SeatFound
-from node.learner import LearnerMachine
-from node.shared import LearnerSetup
+from node.machine.context import LearnerSetup
+from node.machine.jobs import FindSeat, SeatFound
+from node.machine.learner import LearnerMachine
 from protocol import limits, wire
 from protocol.fragments import Layout, build_layout
+from protocol.log.records import (
+    NO_RECORD,
+    Admission,
+    Body,
+    CharterAdopted,
+    Contribution,
+    FragmentMerged,
+    Record,
+    SeatTaken,
+    StateDigests,
+    VotersAdmitted,
+    WeightsInitialised,
+    certify,
+    record_hash,
+    sign_record,
+)
+from protocol.log.state import SwarmState
 from protocol.machine import (
     Disconnect,
     Do,
@@ -30,7 +47,6 @@ from protocol.machine import (
     WakeAt,
     Woke,
 )
-from protocol.membership import Session
 from protocol.messages import (
     CertifiedRecord,
     Committed,
@@ -48,28 +64,12 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.numerics.codecs import payload_bytes
+from protocol.peers.membership import Session
 from protocol.project import Charter, LimitSpec, OuterSpec, RoundSpec, encode
-from protocol.records import (
-    NO_RECORD,
-    Admission,
-    Body,
-    CharterAdopted,
-    Contribution,
-    FragmentMerged,
-    Record,
-    SeatTaken,
-    StateDigests,
-    VotersAdmitted,
-    WeightsInitialised,
-    certify,
-    record_hash,
-    sign_record,
-)
 from protocol.signing import seal
-from protocol.state import SwarmState
-from simulator.syncers import charter_envelope
-from simulator.tiny import SimSigner, TinyProject, sim_verify, tiny_project
-from syncer_node.jobs import (
+from simulator.stand_ins.tiny import SimSigner, TinyProject, sim_verify, tiny_project
+from simulator.swarm.syncers import charter_envelope
+from syncer_node.machine.jobs import (
     CheckpointWritten,
     FetchPush,
     InitialiseWeights,
@@ -82,6 +82,9 @@ from syncer_node.jobs import (
     WeightsMade,
     WriteCheckpoint,
 )
+from syncer_node.machine.leadership import Seat
+from syncer_node.machine.setup import Recovered, SyncerSetup
+from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.jobs import (
     Append,
@@ -92,9 +95,6 @@ from syncer_node.raft.jobs import (
     SaveBallot,
 )
 from syncer_node.raft.log import Floor, LogStart
-from syncer_node.seat import Seat
-from syncer_node.setup import Recovered, SyncerSetup
-from syncer_node.syncer import SyncerMachine
 
 SYNCER = SimSigner("syncer")
 LEARNERS = tuple(SimSigner(f"learner {number}") for number in range(6))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from node.host.control import ControlServer
-from node.host.joinlink import JoinLink, format_link
+from host.control.server import ControlServer
+from host.join_link import JoinLink, format_link
 from protocol.status import DaemonStatus, NetworkStatus, NodeStatus, ProjectStatus, SwarmStatus
 
 PEER = "12D3KooWA1fSTf6iTo2cKnh1epDYJH4Lot8SZcFnaHakq96muaQr"

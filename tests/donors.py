@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from node.assembly import Assembly
-from node.bootstrap import IN_FLIGHT_MAX, Planner, Trouble
-from node.donors import IN_FLIGHT_PER_DONOR_MAX
+from node.download.assembly import Assembly
+from node.download.donors import IN_FLIGHT_PER_DONOR_MAX
+from node.download.planner import IN_FLIGHT_MAX, Planner, Trouble
 from protocol import limits
-from protocol.numerics.version import state_manifests
+from protocol.numerics.versions import state_manifests
 
 LOOK_EVERY_S = 0.25
 PIECES = 16

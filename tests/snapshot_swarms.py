@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from protocol.project import RoundSpec
-from simulator.network import NetworkModel
-from simulator.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
-from simulator.scenario import build_swarm
-from simulator.snapshots import SnapshotChecker, restore, take
+from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
+from simulator.swarm.snapshots import SnapshotChecker, restore, take
+from simulator.swarm.swarm import build_swarm
+from simulator.virtual.network import NetworkModel
 
 CAPACITY = 128 * 16
 BACK_S = 90.0

@@ -12,6 +12,8 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from protocol.log.records import Body, Record
+from protocol.log.state import SwarmSummary
 from protocol.messages import (
     LearnerMessage,
     Message,
@@ -20,8 +22,6 @@ from protocol.messages import (
     VoterMessage,
 )
 from protocol.project import Charter, Genesis
-from protocol.records import Body, Record
-from protocol.state import SwarmSummary
 
 ITEMS_MAX = 3
 """Of a list or tuple: more find nothing new and cost much time."""

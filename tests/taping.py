@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from node.host.tape_file import find_tapes
+from host.tape.tape_file import find_tapes
 from protocol.tape import Frame, TapeWriting, encode_frame
-from simulator.scenario import Swarm, build_swarm
-from simulator.taping import SwarmTape
+from simulator.swarm.swarm import Swarm, build_swarm
+from simulator.swarm.taping import SwarmTape
 
 
 def record_swarm(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from node.trainer.data import describe_corpus
-from node.trainer.link import Configure
+from node.trainer.link.messages import Configure
 from node.trainer.model import describe_model
+from node.trainer.text.corpus import describe_corpus
 from protocol.project import DataSpec, Genesis, InnerSpec, encode
 
 SEQUENCE_TOKENS = 32

@@ -1,3 +1,5 @@
-"""What people look at. Speaks to the protocol only, so it starts fast."""
+"""What people look at: `shoal status`, `shoal tui`. It imports `protocol` alone, so it starts fast.
+Not here: asking daemons anything but their status, and changing anything.
+"""
 
 __project__ = "shoal"

@@ -20,24 +20,25 @@ from textual.widgets import ContentSwitcher, Footer, Input
 
 from protocol.errors import ShoalError, UserError
 from protocol.status import NodeStatus, SyncerStatus
-from tui import commands, words
-from tui.frames import Frame, label_of
-from tui.frugality import REST_S_MAX, Frugality, who_answers
-from tui.history import History, sample
-from tui.look import THEME, THEMES, AsciiFilter, Paint, paint_of
+from tui import commands
+from tui.draw_throttle import REST_S_MAX, Frugality, who_answers
+from tui.frames.frame import Frame, label_of
+from tui.frames.history import History, sample
+from tui.frames.scene import Scene
+from tui.frames.sources import Source
 from tui.messages import Entered, FrameCame, ViewWanted
-from tui.recording_keys import RECORDING_ACTIONS, RECORDING_BINDINGS, RecordingApp
-from tui.scene import Scene
+from tui.recording.app import RECORDING_ACTIONS, RECORDING_BINDINGS, RecordingApp
 from tui.screens import help as help_page
 from tui.screens.dialogs import Confirm, Page, PauseMenu
-from tui.sources import Source
-from tui.widgets import contribution, fragments, overview, peers, syncer, this_node
-from tui.widgets import events as event_view
-from tui.widgets.banner import Banner
-from tui.widgets.bars import VIEWS, ScrubBar, ViewBar
-from tui.widgets.prompt import Prompt
-from tui.widgets.roster import Roster
-from tui.widgets.sheet import Sheet
+from tui.text import fmt
+from tui.text.theme import THEME, THEMES, AsciiFilter, Paint, paint_of
+from tui.views import contribution, fragments, overview, peers, syncer, this_node
+from tui.views import events as event_view
+from tui.views.banner import Banner
+from tui.views.bars import VIEWS, ScrubBar, ViewBar
+from tui.views.prompt import Prompt
+from tui.views.roster import Roster
+from tui.views.sheet import Sheet
 
 WIDE = 160
 """From this width on the learners stand beside the overview."""
@@ -421,12 +422,12 @@ class ShoalApp(RecordingApp):
 
     async def _say_answer(self, verb: str, who: str, fields: dict[str, Any]) -> None:
         try:
-            self.notify(words.clean(await self.source.command(verb, who, **fields), 300))
+            self.notify(fmt.clean(await self.source.command(verb, who, **fields), 300))
         except ShoalError as error:
             self._complain(error)
 
     def _complain(self, error: ShoalError) -> None:
-        self.notify(words.clean(str(error), 500), severity="error", markup=False)
+        self.notify(fmt.clean(str(error), 500), severity="error", markup=False)
 
     def _theme_names(self) -> list[str]:
         return [theme.name for theme in THEMES]
@@ -487,7 +488,7 @@ class ShoalApp(RecordingApp):
         status = self.scene().syncer
         if not isinstance(status, SyncerStatus) or not status.join_link:
             raise UserError("Only a syncer of this machine knows the link.")
-        link = words.clean(status.join_link, 4096)
+        link = fmt.clean(status.join_link, 4096)
         pieces = [link[i : i + PAGE_WIDTH] for i in range(0, len(link), PAGE_WIDTH)]
         title = f"Others join {label_of(status)} with: shoal join LINK"
         self.push_screen(Page(title, lambda: [Text(piece) for piece in pieces]))

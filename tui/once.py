@@ -9,12 +9,12 @@ import time
 from rich.text import Text
 
 from protocol.status import NodeStatus, WitnessStatus
-from tui import look, parts, words
-from tui.frames import Frame
-from tui.history import History, sample
-from tui.scene import Scene
-from tui.sources import Source
-from tui.widgets import banner, overview, peers, syncer, this_node
+from tui.frames.frame import Frame
+from tui.frames.history import History, sample
+from tui.frames.scene import Scene
+from tui.frames.sources import Source
+from tui.text import facts, fmt, theme
+from tui.views import banner, overview, peers, syncer, this_node
 
 WAIT_S = 3.0
 PEERS_SHOWN = 40
@@ -40,11 +40,11 @@ def text(frame: Frame, width: int, *, is_ascii: bool = False) -> str:
             case WitnessStatus():
                 made += syncer.render(there, min(width, syncer.TWO_COLUMNS - 1), 0)
     if history.events:
-        events = parts.event_lines(list(history.events), width, EVENTS_SHOWN, now.paint)
+        events = facts.event_lines(list(history.events), width, EVENTS_SHOWN, now.paint)
         made += [Text(), *events]
     plain = "\n".join(line.plain.rstrip() for line in made)
     if is_ascii:
-        plain = "\n".join(look.plain(line) for line in plain.split("\n"))
+        plain = "\n".join(theme.plain(line) for line in plain.split("\n"))
     return plain
 
 
@@ -57,7 +57,7 @@ def _peers(now: Scene, width: int) -> list[Text]:
         Text(" ".join(peers.cell(one, line) for one in columns)) for line in found[:PEERS_SHOWN]
     ]
     left = len(found) - PEERS_SHOWN
-    return made + ([Text(f"and {words.plural(left, 'other')}")] if left > 0 else [])
+    return made + ([Text(f"and {fmt.plural(left, 'other')}")] if left > 0 else [])
 
 
 def frame_of(source: Source, *, wait_s: float = WAIT_S) -> Frame:

@@ -30,13 +30,13 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.peers.work import Floats, Process, Task, serve  # noqa: E402
 from benchmarks.synthetic import Learner, Manner, Payloads  # noqa: E402
-from node.bank import FragmentBank  # noqa: E402
-from node.fetching import StateFetcher  # noqa: E402
-from node.host.home import Home  # noqa: E402
-from node.host.joinlink import parse_link  # noqa: E402
-from node.host.life import quiet_about_peers  # noqa: E402
-from node.host.shelf import Shelf  # noqa: E402
-from node.jobs import (  # noqa: E402
+from host.bulk.blob_cache import Shelf  # noqa: E402
+from host.files.home import Home  # noqa: E402
+from host.join_link import parse_link  # noqa: E402
+from host.runtime.lifecycle import quiet_about_peers  # noqa: E402
+from node.download.fetcher import StateFetcher  # noqa: E402
+from node.download.locator import fetch_genesis  # noqa: E402
+from node.machine.jobs import (  # noqa: E402
     Advanced,
     Capture,
     Captured,
@@ -46,14 +46,14 @@ from node.jobs import (  # noqa: E402
     Settle,
     StateFetched,
 )
-from node.locator import fetch_genesis  # noqa: E402
+from node.trainer_client.fragment_bank import FragmentBank  # noqa: E402
 from protocol import limits, wire  # noqa: E402
 from protocol.errors import TransientError  # noqa: E402
 from protocol.fragments import Layout, build_layout  # noqa: E402
 from protocol.machine import Job, JobResult  # noqa: E402
 from protocol.project import Genesis  # noqa: E402
 from protocol.status import SyncerStatus  # noqa: E402
-from shoal import daemons  # noqa: E402
+from shoal.common import daemons  # noqa: E402
 
 UP_S = 150.0
 ROUND_S = 150.0

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from node.host.home import Home
-from node.host.signed_project import read_signed
+from host.files.home import Home
+from host.files.signed_project import read_signed
 from protocol.fragments import Layout, build_layout
 from protocol.project import Genesis
-from shoal import projects
-from shoal.project_text import Value, create_text
+from shoal.project import file_commands
+from shoal.project.template import Value, create_text
 
 MODELS = {"4m": (256, 4), "16m": (512, 4), "40m": (640, 6)}
 """Width and depth of Llama models of about so many parameters, over a vocabulary of bytes."""
@@ -50,7 +50,7 @@ def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -
     }
     path = folder / "bench.toml"
     path.write_text(create_text("bench", changes=changes))
-    projects.sign(path, Home(folder / "home"), instance="default")
+    file_commands.sign(path, Home(folder / "home"), instance="default")
     return path.with_suffix(".shoal")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from node.trainer.link import Failed, FailureKind
+from node.trainer.link.messages import Failed, FailureKind
 from protocol.errors import CorruptState, ShoalError, UserError
 
 OOM_WORDS: Final = (

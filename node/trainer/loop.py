@@ -8,7 +8,7 @@ The learning rate is peak * schedule(progress) * ramp(local step): a linear rise
 cosine to the final share, and a short ramp for moments that start from zero. Progress comes from
 outside and belongs to the swarm; the ramp belongs to this process.
 
-It does not know of the daemon: `node.trainer.session` and `node.trainer.alone` drive it.
+It does not know of the daemon: `node.trainer.session` and `node.trainer.tools.alone` drive it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from node.trainer.failures import StepAbandoned, is_out_of_memory
-from node.trainer.group import RankGroup, share_of
 from node.trainer.model import Floats, FragmentView
-from node.trainer.moments import MomentsView
+from node.trainer.moments_view import MomentsView
 from node.trainer.optimizers import make_optimizer
-from node.trainer.reader import BlockReader, Pieces, Sequences, part_of
+from node.trainer.ranks.group import RankGroup, share_of
+from node.trainer.text.reader import BlockReader, Pieces, Sequences, part_of
 from protocol.fragments import Layout
 from protocol.project import InnerSpec
 
@@ -65,7 +65,7 @@ that it rested. May raise StepAbandoned."""
 
 
 class Leading(Protocol):
-    """Tells the other ranks what rank 0 does; `node.trainer.followers.Followers` is one."""
+    """Tells the other ranks what rank 0 does; `node.trainer.ranks.followers.Followers` is one."""
 
     def share(self, local_step: int, pieces: Pieces, learning_rate: float) -> None:
         """A local step begins on this batch."""

@@ -2,7 +2,7 @@
 
 Only a daemon starts it, with one end of a socket pair as descriptor N. It dies with its daemon: by
 the kernel's parent-death signal, and at end of file on the socket should that signal be missed.
-It ends with one of the exit codes in `node.trainer.link`.
+It ends with one of the exit codes in `node.trainer.link.messages`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
-from node.host.orphans import end_with_parent
-from node.trainer import link
+from host.runtime.parent_death import end_with_parent
 from node.trainer.failures import failure_of
-from node.trainer.link_end import TrainerEnd
+from node.trainer.link import messages
+from node.trainer.link.endpoint import TrainerEnd
 from node.trainer.session import Session
 
 QUIET: Final = {
@@ -49,19 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = TrainerEnd(socket.socket(fileno=parser.parse_args(arguments).fd))
     try:
         Session(end).run()
-    except link.LinkClosed:
-        return link.EXIT_OK  # Nobody is left to train for.
+    except messages.LinkClosed:
+        return messages.EXIT_OK  # Nobody is left to train for.
     except Exception as error:  # Root of the process: every end must reach the daemon as a reason.
         traceback.print_exc()
         failed = failure_of(error)
         try:
             end.send(failed)
-        except link.LinkClosed:
+        except messages.LinkClosed:
             print("the daemon left before it could be told", file=sys.stderr)
-        return link.EXIT_CODES[failed.kind]
+        return messages.EXIT_CODES[failed.kind]
     finally:
         end.close()
-    return link.EXIT_OK
+    return messages.EXIT_OK
 
 
 if __name__ == "__main__":

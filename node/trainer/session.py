@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from node.moments import moments_numel
-from node.trainer import link
+from node.machine.moments import moments_numel
+from node.trainer.duty import Pace
 from node.trainer.failures import RankLost, StepAbandoned
-from node.trainer.followers import Followers, part_for
-from node.trainer.link_end import TrainerEnd
-from node.trainer.pace import Pace
-from node.trainer.slots import Slot
-from node.trainer.workshop import Workshop, decoded, limit_resources
+from node.trainer.link import messages
+from node.trainer.link.endpoint import TrainerEnd
+from node.trainer.link.shared_memory import Slot
+from node.trainer.ranks.followers import Followers, part_for
+from node.trainer.setup import Workshop, decoded, limit_resources
 from protocol.errors import InternalError
 
 if TYPE_CHECKING:
     from node.trainer.model import Floats, FragmentView
-    from node.trainer.moments import MomentsView
+    from node.trainer.moments_view import MomentsView
 
 
 class Session:
@@ -50,26 +50,26 @@ class Session:
         self._boundary = 0.0
         self._is_over = False
         self._actions: dict[type[Any], Callable[[Any], None]] = {
-            link.OfferSlot: self._offer_slot,
-            link.DropSlot: lambda command: self._drop_slot(command.slot),
-            link.Assign: self._assign,
-            link.Add: self._add,
-            link.Snapshot: self._snapshot,
-            link.CaptureMoments: self._capture_moments,
-            link.InstallMoments: self._install_moments,
-            link.CutPart: self._cut_part,
-            link.RestorePart: self._restore_part,
-            link.Park: self._park,
-            link.Restore: self._restore,
-            link.Blocks: self._blocks,
-            link.DropBlocks: self._drop_blocks,
-            link.SetProgress: self._set_progress,
-            link.SetDuty: self._set_duty,
-            link.Evaluate: self._evaluate,
-            link.Generate: self._generate,
-            link.Begin: self._begin,
-            link.Pause: self._pause,
-            link.Resume: self._resume,
+            messages.OfferSlot: self._offer_slot,
+            messages.DropSlot: lambda command: self._drop_slot(command.slot),
+            messages.Assign: self._assign,
+            messages.Add: self._add,
+            messages.Snapshot: self._snapshot,
+            messages.CaptureMoments: self._capture_moments,
+            messages.InstallMoments: self._install_moments,
+            messages.CutPart: self._cut_part,
+            messages.RestorePart: self._restore_part,
+            messages.Park: self._park,
+            messages.Restore: self._restore,
+            messages.Blocks: self._blocks,
+            messages.DropBlocks: self._drop_blocks,
+            messages.SetProgress: self._set_progress,
+            messages.SetDuty: self._set_duty,
+            messages.Evaluate: self._evaluate,
+            messages.Generate: self._generate,
+            messages.Begin: self._begin,
+            messages.Pause: self._pause,
+            messages.Resume: self._resume,
         }
 
     def run(self) -> None:
@@ -86,9 +86,9 @@ class Session:
 
     def _run(self) -> None:
         first = self._end.receive(None)
-        if isinstance(first, link.Quit):
+        if isinstance(first, messages.Quit):
             return
-        if not isinstance(first, link.Configure):
+        if not isinstance(first, messages.Configure):
             raise InternalError(f"the first command was {type(first).__name__}, not Configure")
         first = self._shared(first)
         limit_resources(first)
@@ -106,18 +106,18 @@ class Session:
             if command is None:
                 self._train()
                 continue
-            if isinstance(command, link.Quit):
+            if isinstance(command, messages.Quit):
                 return
             action = self._actions.get(type(command))
             if action is None:
                 raise InternalError(f"{type(command).__name__} makes no sense here")
-            if not isinstance(command, link.Snapshot | link.OfferSlot):
+            if not isinstance(command, messages.Snapshot | messages.OfferSlot):
                 self._shop.copies.finish()  # Answers keep the order of the commands.
             action(command)
             if not may_train:
                 self._boundary = time.monotonic()  # Waiting is not part of a local step's time.
 
-    def _shared(self, configure: link.Configure) -> link.Configure:
+    def _shared(self, configure: messages.Configure) -> messages.Configure:
         """This rank's part of it, where there are several; at most one for each sequence."""
         ranks = min(configure.ranks, decoded(configure)[1].batch_sequences)
         if ranks > 1:
@@ -125,13 +125,13 @@ class Session:
             self._followers = Followers(configure, self._give_up)
         return configure
 
-    def _give_up(self, failed: link.Failed) -> None:
+    def _give_up(self, failed: messages.Failed) -> None:
         """Ends the process on behalf of a thread that is stuck."""
         print(failed.message, file=sys.stderr, flush=True)
         try:
             self._end.send(failed)
         finally:
-            os._exit(link.EXIT_CODES[failed.kind])
+            os._exit(messages.EXIT_CODES[failed.kind])
 
     def _may_train(self) -> bool:
         """Whether a local step is due; says so, once, if only blocks are missing."""
@@ -141,7 +141,7 @@ class Session:
             return True
         if not self._said_starved:
             self._said_starved = True
-            self._end.send(link.Starved(self._shop.loop.local_step))
+            self._end.send(messages.Starved(self._shop.loop.local_step))
         return False
 
     def _rest_s(self) -> float:
@@ -159,12 +159,12 @@ class Session:
         if loop.adjustments:
             reason = "; ".join(loop.take_adjustments())
             say(reason)
-            self._end.send(link.Adjusted(loop.micro_batch, reason))
+            self._end.send(messages.Adjusted(loop.micro_batch, reason))
         now = time.monotonic()
         step_s, self._boundary = now - self._boundary, now
         self._rest_after(done.work_s - self._pace.paid_s)
         self._end.send(
-            link.Stepped(
+            messages.Stepped(
                 local_step=loop.local_step,
                 tokens_total=loop.tokens_total,
                 loss=done.loss,
@@ -183,7 +183,7 @@ class Session:
         ends_s = time.monotonic() + timeout_s
         while True:
             command = self._end.glance(max(0.0, ends_s - time.monotonic()))
-            if isinstance(command, link.Pause | link.Quit):
+            if isinstance(command, messages.Pause | messages.Quit):
                 return True
             if command is None:
                 return False
@@ -193,7 +193,7 @@ class Session:
 
     # ------------------------------------------------------------------------------- commands
 
-    def _offer_slot(self, command: link.OfferSlot) -> None:
+    def _offer_slot(self, command: messages.OfferSlot) -> None:
         self._drop_slot(command.slot)
         descriptor = self._end.take_descriptor()
         self._slots[command.slot] = Slot.attach(command.slot, command.numel, descriptor)
@@ -204,7 +204,7 @@ class Session:
             self._shop.copies.forget(slot)
             slot.close()
 
-    def _slot(self, identity: int, numel: int, checksum: link.Checksum = None) -> Slot:
+    def _slot(self, identity: int, numel: int, checksum: messages.Checksum = None) -> Slot:
         slot = self._slots.get(identity)
         if slot is None or slot.numel != numel:
             raise InternalError(f"there is no slot {identity} of {numel} elements")
@@ -212,7 +212,7 @@ class Session:
             raise InternalError(f"the content of slot {identity} changed before it was used")
         return slot
 
-    def _assign(self, command: link.Assign) -> None:
+    def _assign(self, command: messages.Assign) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
         self._shop.view.blend(command.fragment, slot.values, command.kept_frac)
@@ -220,14 +220,14 @@ class Session:
         self._assigned.add(command.fragment)
         self._done(command.job, started)
 
-    def _add(self, command: link.Add) -> None:
+    def _add(self, command: messages.Add) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
         self._shop.view.add(command.fragment, slot.values)
         self._shop.spread_weights(command.fragment)
         self._done(command.job, started)
 
-    def _snapshot(self, command: link.Snapshot) -> None:
+    def _snapshot(self, command: messages.Snapshot) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
         at = self._shop.loop.local_step, self._shop.loop.tokens_total
@@ -235,17 +235,17 @@ class Session:
         def told() -> None:
             checksum = slot.checksum() if command.wants_checksum else None
             seconds = time.monotonic() - started
-            self._end.send(link.Done(command.job, *at, seconds, checksum))
+            self._end.send(messages.Done(command.job, *at, seconds, checksum))
 
         self._shop.copies.read(self._shop.view, command.fragment, slot, told)
 
-    def _capture_moments(self, command: link.CaptureMoments) -> None:
+    def _capture_moments(self, command: messages.CaptureMoments) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
         self._shop.moments.read(command.fragment, slot.values)
         self._done(command.job, started)
 
-    def _install_moments(self, command: link.InstallMoments) -> None:
+    def _install_moments(self, command: messages.InstallMoments) -> None:
         started = time.monotonic()
         if self._has_begun:
             raise InternalError("moments came after the first local step")
@@ -256,14 +256,14 @@ class Session:
         self._shop.loop.is_seasoned = len(self._seasoned) == len(self._shop.layout.fragments)
         self._done(command.job, started)
 
-    def _cut_part(self, command: link.CutPart) -> None:
+    def _cut_part(self, command: messages.CutPart) -> None:
         slot = self._slot(command.slot, command.numel)
         for view, pieces in self._views(slot.values):
             for fragment, piece in enumerate(pieces):
                 view.read(fragment, piece)
-        self._end.send(link.PartCut(command.job, self._loop_state()))
+        self._end.send(messages.PartCut(command.job, self._loop_state()))
 
-    def _restore_part(self, command: link.RestorePart) -> None:
+    def _restore_part(self, command: messages.RestorePart) -> None:
         started, shop = time.monotonic(), self._shop
         self._go_on(command.state)
         slot = self._slot(command.slot, command.numel)
@@ -289,27 +289,27 @@ class Session:
     def _done(self, job: int, started: float) -> None:
         loop = self._shop.loop
         seconds = time.monotonic() - started
-        self._end.send(link.Done(job, loop.local_step, loop.tokens_total, seconds))
+        self._end.send(messages.Done(job, loop.local_step, loop.tokens_total, seconds))
 
-    def _blocks(self, command: link.Blocks) -> None:
+    def _blocks(self, command: messages.Blocks) -> None:
         self._shop.loop.reader.append(command.ranges, command.start_sequence)
         self._said_starved = False
 
-    def _drop_blocks(self, command: link.DropBlocks) -> None:
+    def _drop_blocks(self, command: messages.DropBlocks) -> None:
         self._shop.loop.reader.clear()
         self._said_starved = False
 
-    def _set_progress(self, command: link.SetProgress) -> None:
+    def _set_progress(self, command: messages.SetProgress) -> None:
         self._shop.loop.progress = command.frac
 
-    def _set_duty(self, command: link.SetDuty) -> None:
+    def _set_duty(self, command: messages.SetDuty) -> None:
         self._pace.duty_frac = command.frac
         if self._followers is not None:
             self._followers.duty_frac = command.frac
         # A longer rest begun under the old share would outlast the change.
         self._rest_until = min(self._rest_until, time.monotonic())
 
-    def _evaluate(self, command: link.Evaluate) -> None:
+    def _evaluate(self, command: messages.Evaluate) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
         sequences = self._shop.corpus.heldout(command.sequences)
@@ -324,9 +324,9 @@ class Session:
         tokens = sequences.shape[0] * (sequences.shape[1] - 1)
         seconds = time.monotonic() - started
         self._rest_after(seconds)
-        self._end.send(link.Evaluated(command.job, loss, tokens, seconds))
+        self._end.send(messages.Evaluated(command.job, loss, tokens, seconds))
 
-    def _generate(self, command: link.Generate) -> None:
+    def _generate(self, command: messages.Generate) -> None:
         started = time.monotonic()
         values = None
         if command.slot is not None:
@@ -339,19 +339,19 @@ class Session:
             values=values,
         )
         self._rest_after(time.monotonic() - started)
-        self._end.send(link.Generated(command.job, text))
+        self._end.send(messages.Generated(command.job, text))
 
-    def _park(self, command: link.Park) -> None:
+    def _park(self, command: messages.Park) -> None:
         state = self._loop_state()
         say(f"parked after local step {state.local_step}")
-        self._end.send(link.Parked(command.job, state))
+        self._end.send(messages.Parked(command.job, state))
         self._is_over = True
 
-    def _loop_state(self) -> link.LoopState:
+    def _loop_state(self) -> messages.LoopState:
         loop = self._shop.loop
         ranges, position, sequence = loop.reader.mark()
         processor, device = loop.random_state()
-        return link.LoopState(
+        return messages.LoopState(
             local_step=loop.local_step,
             tokens_total=loop.tokens_total,
             progress=loop.progress,
@@ -363,12 +363,12 @@ class Session:
             device_random=device,
         )
 
-    def _restore(self, command: link.Restore) -> None:
+    def _restore(self, command: messages.Restore) -> None:
         started = time.monotonic()
         self._go_on(command.state)
         self._done(command.job, started)
 
-    def _go_on(self, state: link.LoopState) -> None:
+    def _go_on(self, state: messages.LoopState) -> None:
         loop = self._shop.loop
         if self._has_begun:
             raise InternalError("another trainer's state came after the first local step")
@@ -378,16 +378,16 @@ class Session:
         loop.set_random_state(state.random, state.device_random)
         say(f"goes on after local step {state.local_step}")
 
-    def _begin(self, command: link.Begin) -> None:
+    def _begin(self, command: messages.Begin) -> None:
         missing = set(range(len(self._shop.layout.fragments))) - self._assigned
         if missing:
             raise InternalError(f"begin came before fragments {sorted(missing)} were assigned")
         self._has_begun = True
 
-    def _pause(self, command: link.Pause) -> None:
+    def _pause(self, command: messages.Pause) -> None:
         self._is_paused = True
 
-    def _resume(self, command: link.Resume) -> None:
+    def _resume(self, command: messages.Resume) -> None:
         self._is_paused = False
 
 

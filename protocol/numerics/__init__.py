@@ -1,1 +1,3 @@
-"""The arithmetic that replicas must agree on, in NumPy."""
+"""The arithmetic that replicas must agree on, bit for bit: codecs, merge, outer step.
+Not here: torch, and which fragments to merge when.
+"""

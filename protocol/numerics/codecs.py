@@ -8,7 +8,7 @@ no product is subnormal or overflows. Decoded arrays hold no subnormal and no ne
 Layout of the intN, little endian: all codes, then all scales. An int4 byte of a block holds
 element i in its low and element i + 64 in its high nibble, each as code + 8. The int4 scale is
 minus an eighth of the element of largest magnitude, sign included: all 16 codes are used. int2 and
-int1 are described in `protocol.numerics.coarse`.
+int1 are described in `protocol.numerics.low_bit`.
 
 Everything works in chunks; nothing but input and output grows with the array. The loops of int8 and
 int4 are compiled where numba is installed (`protocol.numerics.kernels`); the NumPy code here is
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import InternalError, MalformedPayload, ShoalError
 from protocol.fragments import BLOCK
-from protocol.numerics import buffers, coarse, kernels
+from protocol.numerics import buffers, kernels, low_bit
 from protocol.numerics.kernels import SCALE_MAX, SCALE_MIN
 from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName
@@ -382,16 +382,16 @@ def _encode_int4(values: F32) -> tuple[bytes, bytes]:
     return (codes[:, : BLOCK // 2] | (codes[:, BLOCK // 2 :] << np.uint8(4))).tobytes(), scales
 
 
-def _encode_coarse(values: F32, bits: coarse.Bits) -> tuple[bytes, bytes]:
+def _encode_coarse(values: F32, bits: low_bit.Bits) -> tuple[bytes, bytes]:
     _require_finite(values)
-    codes, wanted = coarse.quantise(values.reshape(-1, BLOCK), bits)
+    codes, wanted = low_bit.quantise(values.reshape(-1, BLOCK), bits)
     _, scales = _scale_of(wanted)
     codes[np.frombuffer(scales, "<u2") == 0] = 0
-    return coarse.pack(codes, bits), scales
+    return low_bit.pack(codes, bits), scales
 
 
-def _decode_coarse(codes: U8, scales: F32, out: F32, bits: coarse.Bits) -> None:
-    coarse.restore(coarse.unpack(codes, bits), scales, bits, out.reshape(-1, BLOCK))
+def _decode_coarse(codes: U8, scales: F32, out: F32, bits: low_bit.Bits) -> None:
+    low_bit.restore(low_bit.unpack(codes, bits), scales, bits, out.reshape(-1, BLOCK))
     out += np.float32(0)
 
 

@@ -20,7 +20,7 @@ try:
 except ImportError:  # The twins do the same, slower.
     nb = None
 
-_SOURCES: Final = ("adders", "compiling", "kernels", "prefetch", "vectors")
+_SOURCES: Final = ("compiling", "kernels", "prefetch", "sum_kernels", "vectors")
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from protocol.errors import InternalError
 from protocol.fragments import Fragment, TensorSpan
-from protocol.numerics import adders, buffers, kernels
+from protocol.numerics import buffers, kernels, sum_kernels
 from protocol.numerics.codecs import F32, Payload, flush, require_flat
 from protocol.numerics.summing import (
     LARGEST,
@@ -258,7 +258,7 @@ def _radial(
 def _stretch(values: F32, factor: float) -> None:
     """Multiplies in place; flushed."""
     if kernels.IS_COMPILED:
-        adders.stretch(values, factor, LARGEST)
+        sum_kernels.stretch(values, factor, LARGEST)
         return
     stretched = values.astype(np.float64)
     stretched *= factor

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK, TensorSpan
-from protocol.numerics import adders, kernels
-from protocol.numerics.adders import TOGETHER
+from protocol.numerics import kernels, sum_kernels
 from protocol.numerics.codecs import (
     CHUNK,
     CODE_BITS,
@@ -34,6 +33,7 @@ from protocol.numerics.codecs import (
     flush,
     wide_scales,
 )
+from protocol.numerics.sum_kernels import TOGETHER
 from protocol.numerics.workers import pieces
 from protocol.project import CodecName
 
@@ -103,7 +103,7 @@ class Source:
         rest = pieces(stop - max(whole, start), max(whole, start), CHUNK)
         found = [squares_of(self.decoded(span, at, end)) for at, end in rest]
         if whole > start:
-            tally = adders.tally_int8 if self.codec == "int8" else adders.tally_int4
+            tally = sum_kernels.tally_int8 if self.codec == "int8" else sum_kernels.tally_int4
             begin, end, limbs = span.offset + start, span.offset + whole, _nothing()
             tally(self.codes(begin, end), self.bits(begin, end), limbs)
             found.append(limbs)
@@ -189,8 +189,8 @@ def _twin_add(
 
 
 _ADDERS: dict[CodecName, _Adder] = {
-    "int4": adders.add_int4,
-    "int8": adders.add_int8,
+    "int4": sum_kernels.add_int4,
+    "int8": sum_kernels.add_int8,
 }
 
 
@@ -198,7 +198,7 @@ def block_sums(values: F32) -> F64:
     """The sum of squares of each block, in float64."""
     sums = np.empty(values.size // BLOCK, dtype=np.float64)
     if kernels.IS_COMPILED:
-        adders.squares(values, sums)
+        sum_kernels.squares(values, sums)
         return sums
     for start in range(0, values.size, CHUNK):
         blocks = values[start : start + CHUNK].reshape(-1, BLOCK)
@@ -219,7 +219,7 @@ def squares_of(values: F32) -> Squares:
     if not kernels.IS_COMPILED:
         return sums
     limbs = _nothing()
-    adders.add_exactly(sums, limbs)
+    sum_kernels.add_exactly(sums, limbs)
     return limbs
 
 
@@ -236,9 +236,9 @@ def root_of(squares: Squares) -> float:
     if squares.dtype == np.float64:
         return math.sqrt(math.fsum(squares.tolist()))
     places = np.flatnonzero(squares).tolist()
-    exact = sum(int(squares[place]) << (adders.LIMB_BITS * place) for place in places)
+    exact = sum(int(squares[place]) << (sum_kernels.LIMB_BITS * place) for place in places)
     # A quotient of two integers is correctly rounded.
-    return math.sqrt(exact / (1 << adders.LIMB_UNIT_BITS))
+    return math.sqrt(exact / (1 << sum_kernels.LIMB_UNIT_BITS))
 
 
 def root(sums: F64) -> float:
@@ -246,9 +246,9 @@ def root(sums: F64) -> float:
     if not kernels.IS_COMPILED or not np.isfinite(sums).all():
         return root_of(sums)
     limbs = _nothing()
-    adders.add_exactly(sums, limbs)
+    sum_kernels.add_exactly(sums, limbs)
     return root_of(limbs)
 
 
 def _nothing() -> I64:
-    return np.zeros(adders.LIMBS, dtype=np.int64)
+    return np.zeros(sum_kernels.LIMBS, dtype=np.int64)

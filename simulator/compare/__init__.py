@@ -1,1 +1,3 @@
-"""Ways of training together, compared on a real model: same text, same inner loop, equal tokens."""
+"""Ways of training together, compared on a real model: same text, inner loop and token budget.
+Not here: swarms without a model (`simulator.swarm`).
+"""

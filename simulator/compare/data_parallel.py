@@ -14,7 +14,7 @@ import numpy as np
 
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
-from node.trainer.reader import BlockReader, Sequences
+from node.trainer.text.reader import BlockReader, Sequences
 from simulator.compare.bench import F32, Bench
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import (

@@ -15,27 +15,27 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from node.jobs import SetProgress
-from node.moments import moments_numel
+from node.machine.jobs import SetProgress
+from node.machine.moments import moments_numel
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
-from node.trainer.reader import BlockReader, Sequences
+from node.trainer.text.reader import BlockReader, Sequences
 from protocol import wire
 from protocol.errors import InternalError
 from protocol.messages import Message
 from protocol.numerics.merge import merge_fragment
 from protocol.project import Voter, encode, project_id
 from protocol.trace import FragmentCommitted
+from simulator.checkers.ledger import Ledger
 from simulator.compare.bench import F32, Bench
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting, failures_until
-from simulator.hosts import SimLearner
-from simulator.ledger import Ledger
-from simulator.network import NetworkModel
-from simulator.syncers import SimSyncer
-from simulator.tiny import SimSigner, TinyProject, TinyTrainer
-from simulator.world import Host, World
-from syncer_node.bank import MergeFunction
+from simulator.stand_ins.tiny import SimSigner, TinyProject, TinyTrainer
+from simulator.swarm.learners import SimLearner
+from simulator.swarm.syncers import SimSyncer
+from simulator.virtual.network import NetworkModel
+from simulator.virtual.world import Host, World
+from syncer_node.storage.merge_bank import MergeFunction
 
 LEARNERS_START_S = 1.0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from simulator.nodes import Speed, SpeedModel
+from simulator.virtual.nodes import Speed, SpeedModel
 
 STEP_JITTER = 0.1
 """Standard deviation of the logarithm of a local step's time."""

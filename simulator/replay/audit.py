@@ -12,27 +12,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from node.host.tape_file import TapeLife
-from node.joining import read_charter
+from host.tape.tape_file import TapeLife
+from node.machine.index_proof import read_charter
 from protocol import wire
 from protocol.errors import MalformedMessage, RemoteError, UserError
 from protocol.ids import short
+from protocol.log.records import CharterAdopted, FragmentMerged, Record, open_record
 from protocol.machine import Effect, JobDone
 from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, project_id
-from protocol.records import (
-    CharterAdopted,
-    FragmentMerged,
-    Record,
-    open_record,
-)
 from protocol.signing import Verify, verify_ed25519
 from protocol.tape import Began, Frame, Input, Preface, Standing, TapeDamaged, TapeEnded
-from simulator.replay.diverging import Diverged, difference, name_of
-from simulator.replay.stories import Stories
-from simulator.tiny import sim_verify
-from syncer_node.jobs import Keep, Merge, Merged
-from syncer_node.recording import (
+from simulator.replay.divergence import Diverged, difference, name_of
+from simulator.replay.round_stories import Stories
+from simulator.stand_ins.tiny import sim_verify
+from syncer_node.machine.jobs import Keep, Merge, Merged
+from syncer_node.machine.syncer import SyncerMachine
+from syncer_node.storage.machine_state import read_machine
+from syncer_node.storage.tape_recorder import (
     CHARTER,
     DRAIN,
     FAULT,
@@ -44,8 +41,6 @@ from syncer_node.recording import (
     read_external,
     read_seeds,
 )
-from syncer_node.standing import read_machine
-from syncer_node.syncer import SyncerMachine
 
 BUGS = (AssertionError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 """What a machine that is wrong may raise."""

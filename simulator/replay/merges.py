@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from node.host.shelf import Shelf
-from node.host.tape_file import TapeLife
+from host.bulk.blob_cache import Shelf
+from host.tape.tape_file import TapeLife
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
 from protocol.ids import short
 from protocol.numerics.outer import digest
 from protocol.tape import Base, Frame, PushPayload, TapeDamaged
 from simulator.replay.audit import Audit, AuditedMerge
-from simulator.replay.diverging import Diverged
-from syncer_node.bank import MergeBank, Version
-from syncer_node.jobs import PushId
+from simulator.replay.divergence import Diverged
+from syncer_node.machine.jobs import PushId
+from syncer_node.storage.merge_bank import MergeBank, Version
 
 F32 = NDArray[np.float32]
 Place = tuple[int, int]

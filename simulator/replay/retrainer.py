@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from node.bank import FragmentBank
-from node.host.shelf import Shelf
-from node.host.tape_file import TapeLife, find_tapes
-from node.trainer import link
+from host.bulk.blob_cache import Shelf
+from host.tape.tape_file import TapeLife, find_tapes
 from node.trainer.failures import TrainerFailure
-from node.trainer.workshop import Workshop, limit_resources
-from node.trainer_tape import replay_class
+from node.trainer.link import messages
+from node.trainer.setup import Workshop, limit_resources
+from node.trainer_client.fragment_bank import FragmentBank
+from node.trainer_client.tape import replay_class
 from protocol.fragments import build_layout
 from protocol.project import Charter, Genesis
 from protocol.tape import (
@@ -35,7 +35,7 @@ from protocol.tape import (
     TrainerBegan,
     VersionApplied,
 )
-from simulator.replay.repeating import F32, Said, Unreplayable, delivered, pushed
+from simulator.replay.frames import F32, Said, Unreplayable, delivered, pushed
 
 
 def say(said: Said) -> None:
@@ -99,7 +99,7 @@ class Retrainer:
         others = recorded.differences(here)
         if others:
             raise Unreplayable(f"this host is of another class ({'; '.join(others)})")
-        configure = link.Configure(
+        configure = messages.Configure(
             genesis=frame.genesis,
             inner=frame.inner,
             data_cache=str(self.data_cache),

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-import protocol
-from node.host.tape_file import TapeLife
+from host.runtime.python_path import python_path
+from host.tape.tape_file import TapeLife
 from protocol.ids import short
 from simulator.replay.audit import Audit
-from simulator.replay.diverging import Diverged
-from simulator.replay.repeating import Said, version_path
-from simulator.replay.tiny_again import TinyAgain
-from syncer_node.bank import Version
-from syncer_node.jobs import PushId
+from simulator.replay.divergence import Diverged
+from simulator.replay.frames import Said, version_path
+from simulator.replay.tiny_retraining import TinyAgain
+from syncer_node.machine.jobs import PushId
+from syncer_node.storage.merge_bank import Version
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ def _said(life: TapeLife, spool: Path, data_cache: Path) -> list[Said]:
     command = [sys.executable, "-P", "-m", "simulator.replay.retrainer"]
     done = subprocess.run(
         [*command, str(path), str(spool), str(data_cache)],
-        env={**os.environ, "PYTHONPATH": str(Path(str(protocol.__file__)).parents[1])},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         check=False,
     )

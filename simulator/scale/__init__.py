@@ -1,4 +1,3 @@
 """Models of whole clusters: what failures, links, mixed speeds and borrowed machines cost.
-
-Numbers only, vectorised over learners and replicas. The published values stand in `published`.
+Not here: the machines themselves; these are formulas and draws.
 """

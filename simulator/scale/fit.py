@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from simulator.scale import published
-from simulator.scale.failing import FITTED, Costs, Reals, elastic_lives, rigid_lives
+from simulator.scale.failures import FITTED, Costs, Reals, elastic_lives, rigid_lives
 
 BOUNDS = {
     "notice_s": (0.0, 8.0),

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from simulator.scale import published
-from simulator.scale.failing import Costs, elastic_lives, rigid_lives, time_with_quorum
+from simulator.scale.failures import Costs, elastic_lives, rigid_lives, time_with_quorum
 
 RIGID: Final = "DP"
 ELASTIC: Final = "DP elastic"

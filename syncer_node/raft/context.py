@@ -9,12 +9,12 @@ from enum import Enum
 from typing import Protocol
 
 from protocol import limits
-from protocol.accounts import Account
-from protocol.desk import Desk
+from protocol.effect_queue import Desk
+from protocol.log.accounts import Account
+from protocol.log.records import Electorate
 from protocol.machine import Disconnect, Failed
 from protocol.messages import CertifiedRecord, Envelope, Message, StateOffer
 from protocol.project import Charter
-from protocol.records import Electorate
 from protocol.signing import Signer, Verify
 from protocol.trace import RoleChanged
 from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot

@@ -10,8 +10,8 @@ handover and leader stickiness.
 from __future__ import annotations
 
 from protocol import limits
+from protocol.log.records import Electorate, seat_statement
 from protocol.messages import AskVote, GiveVote, HandOver, Vote
-from protocol.records import Electorate, seat_statement
 from syncer_node.raft.context import Context, PeerVoter, Role
 
 RETRY_S = (0.4, 1.2)

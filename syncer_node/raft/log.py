@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 
 from protocol import limits, wire
 from protocol.errors import BadSignature, CorruptState, MalformedMessage, UnexpectedMessage
-from protocol.messages import Certificate, CertifiedRecord, Vote
-from protocol.project import Charter, Voter
-from protocol.records import (
+from protocol.log.records import (
     NO_RECORD,
     Admission,
     Body,
@@ -30,6 +28,8 @@ from protocol.records import (
     record_hash,
     signers,
 )
+from protocol.messages import Certificate, CertifiedRecord, Vote
+from protocol.project import Charter, Voter
 from protocol.signing import Verify
 
 ENTRIES_KEPT = 2048

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from protocol import limits
-from protocol.accounts import Account
-from protocol.desk import Desk
+from protocol.effect_queue import Desk
 from protocol.errors import LimitExceeded, UnexpectedMessage
+from protocol.log.accounts import Account
+from protocol.log.records import (
+    Admission,
+    Body,
+    CharterAdopted,
+    Electorate,
+    SeatTaken,
+    VotersAdmitted,
+)
 from protocol.messages import (
     AccountsPart,
     Alive,
@@ -26,21 +34,13 @@ from protocol.messages import (
     VoterHello,
 )
 from protocol.project import Charter
-from protocol.records import (
-    Admission,
-    Body,
-    CharterAdopted,
-    Electorate,
-    SeatTaken,
-    VotersAdmitted,
-)
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import Context, PeerVoter, RaftApp, RaftSetup
 from syncer_node.raft.election import Election
-from syncer_node.raft.greeting import Greeting
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import LogStart, RaftLog
 from syncer_node.raft.replication import Replication
+from syncer_node.raft.voter_streams import Greeting
 
 HAND_OVER_EVERY_S = 2.0
 LEAVE_S_MAX = 6.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from protocol import limits
 from protocol.errors import CorruptState, UnexpectedMessage
+from protocol.log.records import CharterAdopted, majority, sign_record, verify_vote
 from protocol.machine import Failed
 from protocol.messages import Certified, RecordVote, Replicate, Replicated, Vote
-from protocol.records import CharterAdopted, majority, sign_record, verify_vote
 from protocol.signing import open_envelope
 from syncer_node.raft.context import Context, PeerVoter
 from syncer_node.raft.jobs import Append, Appended, KeepProofs

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from node.host import channel, keystore
-from node.host.bulk import BLOB_PROTOCOL, Bulk
-from node.host.links import RoundTrips
-from node.host.options import BulkAt
-from node.host.seam import Loss
-from node.host.shaping import Shaper
-from node.host.streams import Traffic, Wire
+from host.bulk import channels
+from host.bulk.transfers import BLOB_PROTOCOL, Bulk
+from host.files import keystore
+from host.network.foreign_errors import Loss
+from host.network.rate_limit import Shaper
+from host.network.round_trips import RoundTrips
+from host.network.streams import Traffic, Wire
+from host.options import BulkAt
 from protocol.errors import PeerUnreachable, RemoteError, ShoalError
 
 LOOPBACK = "127.0.0.1"
@@ -60,7 +61,7 @@ class Side:
     async def dial(self, peer: bytes, protocol: str) -> Wire:
         """A stream to the other side, which knows who dials, as with the engine."""
         other = self.others[peer]
-        if protocol == channel.PROTOCOL and not other.knows_channels:
+        if protocol == channels.PROTOCOL and not other.knows_channels:
             raise PeerUnreachable("protocols not supported")
         self.streams += protocol == BLOB_PROTOCOL
         serve = other.bulk.accept if protocol == BLOB_PROTOCOL else other.channels.answer

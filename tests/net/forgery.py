@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from node.host import keystore
-from protocol.receipts import Proven, encode_book, make_book, open_book, sign_credit
+from host.files import keystore
+from protocol.log.receipts import Proven, encode_book, make_book, open_book, sign_credit
 from protocol.signing import verify_ed25519
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import uvloop
 
-from node.host import keystore
-from node.host.options import BulkAt
-from node.host.seam import TransportState
-from node.host.streams import ControlStream
-from node.host.transport import Transport
-from node.politeness.settings import RELAY_BYTES_PER_S
+from host.files import keystore
+from host.files.local_settings import RELAY_BYTES_PER_S
+from host.network.foreign_errors import TransportState
+from host.network.streams import ControlStream
+from host.options import BulkAt
+from host.transport import Transport
 
 TOPICS = ("shoal/00/seat", "shoal/00/learners")
 

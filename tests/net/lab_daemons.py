@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from node.host.home import Home
+from host.files.home import Home
 from tests.net.test_swarm_processes import status
 from tests.netlab import Lab
 from tests.netlab.lab import ROOT

@@ -27,8 +27,8 @@ from pathlib import Path
 import uvloop
 from blake3 import blake3
 
-from node.host.streams import ControlStream
-from node.host.summaries import bulk_rows
+from host.control.status_parts import bulk_rows
+from host.network.streams import ControlStream
 from protocol.errors import ShoalError
 from tests.net.hosts import Host, echo
 

@@ -11,13 +11,14 @@ import shutil
 import signal
 import time
 
-from node.host import keystore
-from node.host.signed_project import read_signed
+from host.files import keystore
+from host.files.signed_project import read_signed
 from protocol.errors import TransientError
-from protocol.records import record_hash
-from shoal import daemons, projects
-from shoal.project_text import create_text
-from syncer_node.voter_files import VoterFiles
+from protocol.log.records import record_hash
+from shoal.common import daemons
+from shoal.project import file_commands
+from shoal.project.template import create_text
+from syncer_node.storage.voter_files import VoterFiles
 from tests.net.lab_daemons import PORT, Daemons
 from tests.net.test_swarm_processes import CHANGES, until
 from tests.tiny_project import write_text
@@ -77,7 +78,7 @@ class Voters:
         head, _, _ = create_text("lab", changes=settings).partition("[[voters]]")
         toml = self.path.with_suffix(".toml")
         toml.write_text(head + "\n".join(self._table(node) for node in self.voters))
-        projects.sign(toml, self.home, instance=self.syncers[0])
+        file_commands.sign(toml, self.home, instance=self.syncers[0])
         self.project = read_signed(self.path).id
 
     def _table(self, node):

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from node.host.addresses import parse_peer
-from node.host.joinlink import JoinLink
-from node.host.streams import ControlStream
+from host.addresses import parse_peer
+from host.join_link import JoinLink
+from host.network.streams import ControlStream
 from protocol import wire
 from protocol.errors import TransientError
 from protocol.fragments import Layout
+from protocol.log.records import Record, record_hash
+from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import (
     Committed,
     Cursor,
@@ -26,9 +28,7 @@ from protocol.messages import (
 )
 from protocol.numerics.codecs import payload_bytes
 from protocol.project import Charter, Genesis
-from protocol.records import Record, record_hash
 from protocol.signing import seal
-from protocol.state import SwarmState, SwarmSummary
 from tests.builders import hello
 from tests.net.hosts import Host
 

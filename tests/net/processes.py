@@ -11,7 +11,7 @@ import time
 import psutil
 
 from protocol.errors import TransientError
-from shoal import daemons
+from shoal.common import daemons
 
 POLL_S = 0.05
 

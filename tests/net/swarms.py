@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from node.host.home import Home
-from shoal import projects
-from shoal.project_text import create_text
+from host.files.home import Home
+from shoal.project import file_commands
+from shoal.project.template import create_text
 from tests.net.test_swarm_processes import (
     CHANGES,
     Processes,
@@ -49,7 +49,7 @@ def begin(processes, home, folder, changes):
     }
     path = folder / "tiny.toml"
     path.write_text(create_text("tiny", changes=everything))
-    projects.sign(path, home, instance="default")
+    file_commands.sign(path, home, instance="default")
     start_syncer(processes, path, free_port())
     return until(
         lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,

@@ -8,16 +8,16 @@ import random
 import numpy as np
 import pytest
 
-from node.fetching import StateFetcher
-from node.host.life import background
-from node.host.pace import Bucket
-from node.host.seat import LearnerNotice, learners_topic
-from node.host.shelf import Shelf
-from node.jobs import FetchState
-from node.locator import Locator
+from host.bulk.blob_cache import Shelf
+from host.network.leader_discovery import LearnerNotice, learners_topic
+from host.network.token_bucket import Bucket
+from host.runtime.lifecycle import background
+from node.download.fetcher import StateFetcher
+from node.download.locator import Locator
+from node.machine.jobs import FetchState
 from protocol import wire
 from protocol.errors import TransientError
-from protocol.numerics.version import state_manifests
+from protocol.numerics.versions import state_manifests
 from tests.net.hosts import TOPICS, run, swarm
 
 pytestmark = pytest.mark.net

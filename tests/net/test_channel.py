@@ -11,19 +11,12 @@ import threading
 import pytest
 from blake3 import blake3
 
-from node.host import (
-    blobs,
-    certificates,
-    channel,
-    channel_frames,
-    channel_link,
-    channel_offer,
-    channel_wire,
-)
-from node.host.channel_choice import CONNECTIONS_FAR
-from node.host.channel_tls import Contexts
-from node.host.keystore import load_or_create
-from node.host.options import BulkAt
+from host.bulk import channels, connection, connection_io, frames, handshake
+from host.bulk.channel_policy import CONNECTIONS_FAR
+from host.bulk.tls_context import Contexts
+from host.files.keystore import load_or_create
+from host.network import blobs, certificates
+from host.options import BulkAt
 from protocol.errors import (
     BadSignature,
     MalformedMessage,
@@ -202,8 +195,8 @@ def test_a_channel_that_breaks_in_the_middle_costs_no_byte_that_came(tmp_path, c
 
 
 def test_a_channel_that_goes_silent_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(channel_wire, "SILENT_S", 0.3)
-    monkeypatch.setattr(channel, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(connection, "SILENT_S", 0.3)
+    monkeypatch.setattr(channels, "CHECK_EVERY_S", 0.05)
 
     async def main():
         async with sides(tmp_path) as (one, two):
@@ -220,8 +213,8 @@ def test_a_channel_that_goes_silent_is_given_up(tmp_path, monkeypatch):
 
 
 def test_unused_connections_are_closed_without_blame(tmp_path, monkeypatch):
-    monkeypatch.setattr(channel_wire, "IDLE_S", 0.2)
-    monkeypatch.setattr(channel, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(connection, "IDLE_S", 0.2)
+    monkeypatch.setattr(channels, "CHECK_EVERY_S", 0.05)
 
     async def main():
         async with sides(tmp_path) as (one, two):
@@ -455,8 +448,8 @@ def test_plain_text_is_refused(tmp_path, said):
 
 
 def test_slow_handshakes_are_cut_off_and_do_not_crowd_out_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(channel, "HANDSHAKE_S", 0.5)
-    monkeypatch.setattr(channel, "HANDSHAKES_PER_ADDRESS_MAX", 4)
+    monkeypatch.setattr(channels, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(channels, "HANDSHAKES_PER_ADDRESS_MAX", 4)
 
     async def main():
         async with sides(tmp_path) as (one, two):
@@ -480,22 +473,22 @@ async def raw(one, two):
     mine = Contexts(two.identity)
     one.channels._tls.trust(mine.certificate)
     reader, writer = await opened(one, client(mine), server_hostname="")
-    assert await reader.readexactly(8) == channel_frames.GREETING
-    writer.write(channel_frames.GREETING)
+    assert await reader.readexactly(8) == frames.GREETING
+    writer.write(frames.GREETING)
     return reader, writer
 
 
-REQUEST = channel_frames.Request(1, blake3(BLOB).digest(), 0, 1 << 20)
+REQUEST = frames.Request(1, blake3(BLOB).digest(), 0, 1 << 20)
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        channel_frames.HEADER.pack(9, 0, 0, 1, 0, 0),
-        channel_frames.HEADER.pack(1, 0, 0, 1, 1 << 30, 0),
-        channel_frames.HEADER.pack(3, 0, 0, 7, 100, 0) + b"d" * 100,
-        channel_frames.HEADER.pack(2, 0, 0, 7, 0, 100),
-        channel_frames.request_bytes(REQUEST) * (channel_link.REQUESTS_MAX + 60),
+        frames.HEADER.pack(9, 0, 0, 1, 0, 0),
+        frames.HEADER.pack(1, 0, 0, 1, 1 << 30, 0),
+        frames.HEADER.pack(3, 0, 0, 7, 100, 0) + b"d" * 100,
+        frames.HEADER.pack(2, 0, 0, 7, 0, 100),
+        frames.request_bytes(REQUEST) * (connection_io.REQUESTS_MAX + 60),
     ],
     ids=["unknown kind", "too long", "unasked data", "unasked answer", "too many"],
 )
@@ -521,7 +514,7 @@ def test_a_truncated_frame_is_an_end_and_no_more(tmp_path):
     async def main():
         async with sides(tmp_path) as (one, two):
             _, writer = await raw(one, two)
-            writer.write(channel_frames.request_bytes(REQUEST)[:30])
+            writer.write(frames.request_bytes(REQUEST)[:30])
             await writer.drain()
             await until(lambda: one.channels.peers)
             writer.close()
@@ -540,16 +533,16 @@ def test_one_that_asks_and_does_not_read_costs_bounded_memory_and_time(tmp_path,
             one.hold(BLOB)
             _, writer = await raw(one, two)
             writer.transport.pause_reading()
-            for number in range(channel_link.REQUESTS_MAX):
-                asked = channel_frames.Request(number, blake3(BLOB).digest(), 0, 1 << 20)
-                writer.write(channel_frames.request_bytes(asked))
+            for number in range(connection_io.REQUESTS_MAX):
+                asked = frames.Request(number, blake3(BLOB).digest(), 0, 1 << 20)
+                writer.write(frames.request_bytes(asked))
             await until(lambda: one.channels._shares.transfers[two.key])
             connection = one.channels.to(two.key)[0]
             most = 0
             while one.channels.peers:
                 most = max(most, connection.link._transport.get_write_buffer_size())
                 await asyncio.sleep(0.01)
-            assert most <= channel_link.WRITE_HIGH_BYTES + channel_frames.DATA_BYTES_MAX
+            assert most <= connection_io.WRITE_HIGH_BYTES + frames.DATA_BYTES_MAX
             writer.transport.abort()
             await still_serves(one, two)
 
@@ -557,8 +550,8 @@ def test_one_that_asks_and_does_not_read_costs_bounded_memory_and_time(tmp_path,
 
 
 def test_connections_are_bounded_per_peer_and_in_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(channel, "CONNECTIONS_PER_PEER_MAX", 2)
-    monkeypatch.setattr(channel, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(channels, "CONNECTIONS_PER_PEER_MAX", 2)
+    monkeypatch.setattr(channels, "CONNECTIONS_MAX", 3)
 
     async def main():
         async with sides(tmp_path, 3) as (one, two, three):
@@ -579,9 +572,9 @@ def test_connections_are_bounded_per_peer_and_in_all(tmp_path, monkeypatch):
 def test_offers_are_bounded_and_checked(tmp_path):
     mine = certificates.certificate(load_or_create(tmp_path / "mine"))
     other = load_or_create(tmp_path / "other")
-    offer = channel_offer.Offer(0, 1, mine)
+    offer = handshake.Offer(0, 1, mine)
     with pytest.raises(MalformedMessage, match="another key"):
-        channel_offer.check(offer, other.key)
+        handshake.check(offer, other.key)
     with pytest.raises(MalformedMessage, match="certificate of 0 bytes"):
         certificates.key_of_certificate(b"")
     with pytest.raises(MalformedMessage, match="certificate of 2000 bytes"):
@@ -599,4 +592,4 @@ def test_a_pinned_port_that_is_taken_is_said_in_words():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} for bulk data .* --bulk-port"):
-            channel_offer.listening(LOOPBACK, port)
+            handshake.listening(LOOPBACK, port)

@@ -7,11 +7,11 @@ import random
 import pytest
 from blake3 import blake3
 
-from node.host.home import Home
-from node.host.options import BulkAt
+from host.files.home import Home
+from host.options import BulkAt
 from protocol.errors import TransportLost
-from shoal import projects
-from shoal.project_text import create_text
+from shoal.project import file_commands
+from shoal.project.template import create_text
 from tests.net.channels import until as until_async
 from tests.net.hosts import run, swarm
 from tests.net.test_swarm_processes import CHANGES, Processes, status, until
@@ -138,7 +138,7 @@ def seen(tmp_path_factory):
     write_text(text, chars=60_000)
     path = folder / "wide.toml"
     path.write_text(create_text("wide", changes={**WIDER, "data.location": str(text)}))
-    projects.sign(path, home, instance=SYNCER)
+    file_commands.sign(path, home, instance=SYNCER)
     processes = Processes(folder, home)
     found = {}
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from node.host.home import Home
-from node.host.joinlink import parse_link
-from node.host.signed_project import read_signed
+from host.files.home import Home
+from host.files.signed_project import read_signed
+from host.join_link import parse_link
 from protocol.fragments import build_layout
-from shoal import projects
+from shoal.project import file_commands
 from tests.net.forgery import forged_book
 from tests.net.hosts import run as run_async
 from tests.net.liar import CLAIM, NAME, hand_in_a_lie
@@ -58,7 +58,7 @@ async def _keep(seen, doing):
 def go_through_it(seen, processes, folder):
     home, port = seen.home, free_port()
     path = write_project(folder, 10**9)
-    projects.sign(path, home, instance="default")
+    file_commands.sign(path, home, instance="default")
     start_syncer(processes, path, port)
     ready = until(
         lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from hivemind.proto import p2pd_pb2
 
-from node.host.engine import _Awaited
+from host.network.engine import _Awaited
 from tests.net.hosts import TOPICS, run, swarm
 
 pytestmark = pytest.mark.net

@@ -14,10 +14,10 @@ import time
 import psutil
 import pytest
 
-from node.host import control_client
-from node.host.home import Home
-from shoal import projects
-from shoal.project_text import create_text
+from host.control import client
+from host.files.home import Home
+from shoal.project import file_commands
+from shoal.project.template import create_text
 from tests.net.test_swarm_processes import (
     CHANGES,
     Processes,
@@ -91,7 +91,7 @@ def owner(tmp_path_factory):
     changes = {**MODEL, "data.location": str(folder / "text.txt"), "limits.tokens": 10**9}
     path = folder / "tiny.toml"
     path.write_text(create_text("tiny", changes=changes))
-    projects.sign(path, home, instance="default")
+    file_commands.sign(path, home, instance="default")
     processes = Processes(folder, home)
     one = Owner(folder, home, processes)
     one.decide()
@@ -174,7 +174,7 @@ def test_a_pause_frees_the_trainers_memory_within_two_seconds_and_loses_nothing(
     before = owner.trains()
     taken = memory_bytes(owner)
     asked_s = time.monotonic()
-    control_client.call(owner.home.socket("learner"), "pause")
+    client.call(owner.home.socket("learner"), "pause")
     until(lambda: is_gone(before.trainer_pid), timeout_s=5.0, what="the trainer's end")
     parked_s = time.monotonic() - asked_s
     assert parked_s < 2.0
@@ -186,7 +186,7 @@ def test_a_pause_frees_the_trainers_memory_within_two_seconds_and_loses_nothing(
     later = owner.look()
     assert later.local_step == paused.local_step >= before.local_step
     assert later.lag == 0 or later.swarm.global_step > paused.swarm.global_step
-    control_client.call(owner.home.socket("learner"), "resume")
+    client.call(owner.home.socket("learner"), "resume")
     back = owner.until(lambda now: now.local_step > paused.local_step, "the next local step")
     assert back.trainer_pid not in (None, before.trainer_pid)
     assert (back.lost_steps, back.trainer_restarts) == (0, 0)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from node.host.channel_choice import CONNECTIONS_FAR, RESTS_S
+from host.bulk.channel_policy import CONNECTIONS_FAR, RESTS_S
 from tests.net.lab_peer import SIZES
 from tests.net.test_netlab_transport import Peer
 from tests.netlab import Lab, Link

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from node.host.durable import DISK_FREE_BYTES_MIN
+from host.runtime.atomic_files import DISK_FREE_BYTES_MIN
 from tests.net.lab_voters import LEARNERS, TAKEOVER_S, Voters
 from tests.net.test_swarm_processes import until
 from tests.netlab import Lab, Link

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from node.host.joinlink import format_link, parse_link
-from node.swarm_trial_facts import SwarmAnswer, SwarmWish
-from shoal import diagnosis, projects
+from host.join_link import format_link, parse_link
+from node.daemon.swarm_trial_facts import SwarmAnswer, SwarmWish
+from shoal.doctor import diagnosis
+from shoal.project import file_commands
 from tests.net.lab_daemons import Daemons
 from tests.net.test_swarm_processes import until, write_project
 from tests.netlab import Lab, Link
@@ -61,7 +62,7 @@ class Seen:
 
 def go_through_it(seen, daemons):
     path = write_project(daemons.folder, 10**9)
-    projects.sign(path, daemons.home, instance=SYNCER)
+    file_commands.sign(path, daemons.home, instance=SYNCER)
     daemons.run_syncer(SYNCER, path)
     ready = until(
         lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,
@@ -161,7 +162,7 @@ def advice(daemons, node, link):
     """What the trial of the network finds in a node, as `shoal doctor` puts it."""
     process = daemons.lab.run(
         node,
-        [sys.executable, "-m", "node.swarm_trial"],
+        [sys.executable, "-m", "node.daemon.swarm_trial"],
         env={"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

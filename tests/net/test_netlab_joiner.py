@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from node.donors import FIRST_BYTES
+from node.download.donors import FIRST_BYTES
 from protocol import limits
-from shoal import projects
-from shoal.project_text import create_text
+from shoal.project import file_commands
+from shoal.project.template import create_text
 from tests.net.lab_daemons import Daemons
 from tests.net.test_swarm_processes import CHANGES, until
 from tests.netlab import Lab, Link
@@ -62,7 +62,7 @@ def go_through_it(seen, daemons):
     path = daemons.folder / "joiner.toml"
     changes = {**CHANGES, **SIZE, "data.location": str(daemons.folder / "text.txt")}
     path.write_text(create_text("joiner", changes={**changes, "limits.tokens": 10**9}))
-    projects.sign(path, daemons.home, instance=SYNCER)
+    file_commands.sign(path, daemons.home, instance=SYNCER)
     daemons.run_syncer(SYNCER, path)
     ready = until(
         lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,

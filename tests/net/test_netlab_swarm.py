@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 
-from shoal import projects
+from shoal.project import file_commands
 from tests.net.lab_daemons import Daemons
 from tests.net.test_swarm_processes import until, write_project
 from tests.netlab import Lab, Link
@@ -51,7 +51,7 @@ class Seen:
 
 def go_through_it(seen, daemons):
     path = write_project(daemons.folder, 10**9)
-    projects.sign(path, daemons.home, instance=SYNCER)
+    file_commands.sign(path, daemons.home, instance=SYNCER)
     daemons.run_syncer(SYNCER, path)
     ready = until(
         lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from shoal.exit_codes import ExitCode
+from shoal.common.exit_codes import ExitCode
 from tests.net.lab_voters import LEARNERS, TAKEOVER_S, WELL_S, Voters
 from tests.net.test_swarm_processes import shoal, until
 from tests.netlab import Lab, Link

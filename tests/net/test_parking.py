@@ -13,9 +13,8 @@ import psutil
 import pytest
 import uvloop
 
-from node.bank import FragmentBank
-from node.host.shelf import Shelf
-from node.jobs import (
+from host.bulk.blob_cache import Shelf
+from node.machine.jobs import (
     Capture,
     Captured,
     Deliver,
@@ -31,16 +30,17 @@ from node.jobs import (
     TrainerReady,
     WakeTrainer,
 )
-from node.parking import Gate
-from node.parking_jobs import park, wake
-from node.trainer import link
+from node.trainer.link import messages
 from node.trainer.model import initial_weights, layout_of
-from node.trainer_port import TrainerPort
-from node.trainer_settings import TrainerSettings
+from node.trainer_client.client import TrainerPort
+from node.trainer_client.fragment_bank import FragmentBank
+from node.trainer_client.settings import TrainerSettings
+from node.trainer_client.suspend import park, wake
+from node.trainer_client.suspended_trainer import Gate
+from protocol.log.records import Span
 from protocol.machine import Failed
-from protocol.numerics.version import state_manifests
+from protocol.numerics.versions import state_manifests
 from protocol.project import encode
-from protocol.records import Span
 from tests.builders import project
 from tests.tiny_project import INNER, tiny_genesis
 
@@ -131,7 +131,7 @@ class Bench:
             number = fragment
 
             def ask(job, number=number, slot=slot):
-                return link.Snapshot(job, number, slot.identity, slot.numel)
+                return messages.Snapshot(job, number, slot.identity, slot.numel)
 
             await self.port.ask(ask)
             found.append(slot.values.copy())

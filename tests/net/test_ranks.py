@@ -13,7 +13,7 @@ import psutil
 import pytest
 import uvloop
 
-from node.jobs import (
+from node.machine.jobs import (
     Capture,
     Captured,
     Delivered,
@@ -27,7 +27,7 @@ from node.jobs import (
     TrainerReady,
 )
 from node.trainer.model import describe_model
-from protocol.records import Span
+from protocol.log.records import Span
 from tests.net.test_parking import BLOCKS, bench, open_files
 from tests.tiny_project import CONFIG, INNER, tiny_genesis
 

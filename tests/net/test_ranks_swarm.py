@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 
-from node.host import control_client
-from node.host.home import Home
-from shoal import projects
+from host.control import client
+from host.files.home import Home
+from shoal.project import file_commands
 from tests.net.test_swarm_processes import (
     Processes,
     free_port,
@@ -62,7 +62,7 @@ def pair(tmp_path_factory):
     home = Home(folder / "home")
     write_text(folder / "text.txt", chars=400_000)
     path = write_project(folder, 10**9)
-    projects.sign(path, home, instance="default")
+    file_commands.sign(path, home, instance="default")
     processes = Processes(folder, home)
     try:
         start_syncer(processes, path, free_port())
@@ -92,10 +92,10 @@ def test_two_ranks_are_one_learner_whose_pushes_are_merged(pair):
 def test_a_pause_ends_both_ranks_in_time_and_loses_nothing(pair):
     pids = pair.ranks()
     before = pair.look()
-    control_client.call(pair.home.socket("learner", "ada"), "pause")
+    client.call(pair.home.socket("learner", "ada"), "pause")
     pair.until_gone(pids)
     paused = pair.until(lambda now: now.guest.is_parked, "a parked trainer")
-    control_client.call(pair.home.socket("learner", "ada"), "resume")
+    client.call(pair.home.socket("learner", "ada"), "resume")
     back = pair.until(lambda now: now.local_step > paused.local_step, "the next local step")
     assert (back.lost_steps, back.trainer_restarts) == (before.lost_steps, before.trainer_restarts)
     assert not set(pair.ranks()) & set(pids)

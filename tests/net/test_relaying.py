@@ -8,7 +8,7 @@ import time
 import pytest
 from blake3 import blake3
 
-from node.host import blobs, streams
+from host.network import blobs, streams
 from protocol.errors import MalformedMessage, PeerBusy, PeerUnreachable
 from tests.net.hosts import echo, run, swarm
 
@@ -125,12 +125,12 @@ def test_a_relay_that_sits_in_the_middle_itself_is_found_out(tmp_path):
             relaying = relay.transport.relaying
 
             async def impersonate(wire):
-                from node.host import notes
-                from node.host.notes import RelayAsk, RelayTold
+                from host.nat import probe_messages
+                from host.nat.probe_messages import RelayAsk, RelayTold
 
-                ask = await notes.receive(wire, RelayAsk)
+                ask = await probe_messages.receive(wire, RelayAsk)
                 assert ask.to == bob.identity.key
-                await notes.send(wire, RelayTold("open"))
+                await probe_messages.send(wire, RelayTold("open"))
                 await relaying._sealed(wire, ada.identity.key, is_server=True)
 
             relay.transport._serving[relay.transport.RELAY_PROTOCOL] = impersonate

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal import restoring, snapshotting
+from shoal.project import restore_command, snapshot_command
 from tests.net.swarms import begin, swarm_in
 from tests.net.test_swarm_processes import start_learner, status, until
 
@@ -76,12 +76,12 @@ def go_through_it(seen, processes, home, folder):
     past(home, 30, points=3)
 
     processes.kill(VICTIM)  # What is lost with it shows while the snapshot is being taken.
-    seen.told = printed(lambda: snapshotting.take(home, instance="default"))
+    seen.told = printed(lambda: snapshot_command.take(home, instance="default"))
     seen.cut = status(home, "syncer").snapshots.kept[-1]
     seen.before = past(home, seen.cut.global_step + 30, points=5)
 
     seen.restored = printed(
-        lambda: restoring.restore(
+        lambda: restore_command.restore(
             folder / "tiny.toml", home, snapshot=None, instance="default", is_confirmed=True
         )
     )

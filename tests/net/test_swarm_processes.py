@@ -22,17 +22,17 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from node.host.addresses import parse_peer
-from node.host.home import TAPES, Home
-from node.host.joinlink import parse_link
-from node.host.signed_project import read_signed
+from host.addresses import parse_peer
+from host.files.home import TAPES, Home
+from host.files.signed_project import read_signed
+from host.join_link import parse_link
 from protocol import wire
 from protocol.errors import TransientError
 from protocol.fragments import build_layout
 from protocol.messages import Refused
-from shoal import projects
-from shoal.project_text import create_text
-from syncer_node.store import find_checkpoint, read_checkpoint
+from shoal.project import file_commands
+from shoal.project.template import create_text
+from syncer_node.storage.store import find_checkpoint, read_checkpoint
 from tests.builders import hello
 from tests.net.hosts import Host
 from tests.net.hosts import run as run_async
@@ -169,7 +169,7 @@ def go_through_it(seen, processes, folder):
     """Everything that happens to the swarm, in order."""
     home, port = seen.home, free_port()
     path = write_project(folder, 10**9)
-    projects.sign(path, home, instance="default")
+    file_commands.sign(path, home, instance="default")
     start_syncer(processes, path, port)
     ready = until(
         lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,
@@ -243,7 +243,7 @@ def end_the_run(seen, processes, folder, path, port):
         shoal(seen.home, "stop", "--role", "syncer")
         seen.stopped_code = processes.running["syncer"].wait(20)
         write_project(folder, done + TOKENS_LEFT)
-        projects.sign(path, seen.home, instance="default")
+        file_commands.sign(path, seen.home, instance="default")
         start_syncer(processes, path, port)
         ends_s = time.monotonic() + END_S
         for name in ("syncer", *SURVIVORS):

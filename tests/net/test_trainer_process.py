@@ -16,12 +16,12 @@ import pytest
 import torch
 import uvloop
 
-from node.trainer import link
-from node.trainer.data import open_corpus
+from node.trainer.link import messages
 from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, initial_weights, layout_of
-from node.trainer.reader import BlockReader
-from node.trainer.supervisor import TrainerProcess
+from node.trainer.text.corpus import open_corpus
+from node.trainer.text.reader import BlockReader
+from node.trainer_client.process import TrainerProcess
 from protocol.errors import TransientError
 from tests.tiny_project import BLOCK_SEQUENCES, FRAGMENTS, INNER, configure, data_spec, tiny_genesis
 
@@ -99,7 +99,7 @@ class Daemon:
         slot = self.trainer.slot(values.size)
         slot.values[:] = values
         self.trainer.send(command(1, fragment, slot.identity, slot.numel, slot.checksum()))
-        done = await self.next(link.Done)
+        done = await self.next(messages.Done)
         self.trainer.release(slot)
         return done
 
@@ -108,8 +108,8 @@ class Daemon:
         found = []
         for fragment, numel in enumerate(sizes):
             slot = self.trainer.slot(numel)
-            self.trainer.send(link.Snapshot(2, fragment, slot.identity, numel, True))
-            done, _ = await self.until(link.Done)
+            self.trainer.send(messages.Snapshot(2, fragment, slot.identity, numel, True))
+            done, _ = await self.until(messages.Done)
             assert done.checksum == slot.checksum()
             found.append(slot.values.copy())
             self.trainer.release(slot)
@@ -152,21 +152,21 @@ async def check_weights(one, weights):
     """Assign and add do to the weights what they say."""
     sizes = [values.size for values in weights]
     for fragment, values in enumerate(weights):
-        await one.put(link.Assign, fragment, values)
+        await one.put(messages.Assign, fragment, values)
     for seen, values in zip(await one.snapshot(sizes), weights, strict=True):
         np.testing.assert_array_equal(seen, values)
-    await one.put(link.Add, 1, weights[1])
+    await one.put(messages.Add, 1, weights[1])
     np.testing.assert_array_equal((await one.snapshot(sizes))[1], weights[1] * 2)
-    await one.put(link.Assign, 1, weights[1])
+    await one.put(messages.Assign, 1, weights[1])
 
 
 async def check_steps(one, genesis, folder, sizes):
     """Three blocks of six are four steps of four; then the trainer starves, and waits."""
     expected, losses, _, _ = train_here(genesis, folder, steps=4)
-    one.trainer.send(link.SetProgress(0.1))
-    one.trainer.send(link.Blocks(((0, 1), (1, 3))))
-    one.trainer.send(link.Begin())
-    starved, steps = await one.until(link.Starved)
+    one.trainer.send(messages.SetProgress(0.1))
+    one.trainer.send(messages.Blocks(((0, 1), (1, 3))))
+    one.trainer.send(messages.Begin())
+    starved, steps = await one.until(messages.Starved)
     assert starved.local_step == 4
     assert [step.local_step for step in steps] == [1, 2, 3, 4]
     assert [(step.position, step.sequence) for step in steps] == [(0, 4), (1, 2), (1, 6), (2, 4)]
@@ -184,35 +184,35 @@ async def check_evaluation(one, genesis, folder, weights, trained):
     everything = np.concatenate(weights)
     slot = one.trainer.slot(everything.size)
     slot.values[:] = everything
-    one.trainer.send(link.Evaluate(3, slot.identity, slot.numel, 8))
-    one.trainer.send(link.Generate(4, "the quiet", 5, slot.identity, slot.numel, seed=1))
-    one.trainer.send(link.Generate(5, "the quiet", 5))
-    evaluated = await one.next(link.Evaluated)
+    one.trainer.send(messages.Evaluate(3, slot.identity, slot.numel, 8))
+    one.trainer.send(messages.Generate(4, "the quiet", 5, slot.identity, slot.numel, seed=1))
+    one.trainer.send(messages.Generate(5, "the quiet", 5))
+    evaluated = await one.next(messages.Evaluated)
     _, _, loop, corpus = train_here(genesis, folder, steps=0)
     heldout = corpus.heldout(8)
     expected = loop.evaluate(heldout, layout=layout_of(genesis), values=everything)
     assert evaluated.loss == pytest.approx(expected, rel=1e-6)
     assert (evaluated.job, evaluated.tokens) == (3, 8 * 32)
-    assert [(await one.next(link.Generated)).job for _ in range(2)] == [4, 5]
+    assert [(await one.next(messages.Generated)).job for _ in range(2)] == [4, 5]
     for seen, values in zip(await one.snapshot([v.size for v in trained]), trained, strict=True):
         np.testing.assert_array_equal(seen, values)
 
 
 async def check_pause_and_duty(one):
     """A pause outlasts new blocks, dropped blocks are not trained on, half duty sleeps as long."""
-    one.trainer.send(link.Pause())
-    one.trainer.send(link.Blocks(((10, 11),)))
-    one.trainer.send(link.DropBlocks())
-    one.trainer.send(link.Blocks(((20, 21),), 2))
-    one.trainer.send(link.SetDuty(0.5))
+    one.trainer.send(messages.Pause())
+    one.trainer.send(messages.Blocks(((10, 11),)))
+    one.trainer.send(messages.DropBlocks())
+    one.trainer.send(messages.Blocks(((20, 21),), 2))
+    one.trainer.send(messages.SetDuty(0.5))
     await asyncio.sleep(0.1)
     assert one.events.empty()
-    one.trainer.send(link.Resume())
-    step = await one.next(link.Stepped)
+    one.trainer.send(messages.Resume())
+    step = await one.next(messages.Stepped)
     assert (step.local_step, step.position, step.sequence) == (5, 20, 6)
-    await one.next(link.Starved)
-    one.trainer.send(link.Blocks(((30, 36),)))
-    _, steps = await one.until(link.Starved)
+    await one.next(messages.Starved)
+    one.trainer.send(messages.Blocks(((30, 36),)))
+    _, steps = await one.until(messages.Starved)
     assert len(steps) == 9
     assert sum(step.step_s for step in steps[1:]) > 1.9 * sum(step.work_s for step in steps[:-1])
 
@@ -221,7 +221,7 @@ async def check_pause_and_duty(one):
 async def test_a_trainer_lives_a_whole_life(genesis, folder):
     weights = initial_weights(genesis)
     async with daemon(folder, configure(genesis, folder, micro_batch=4)) as one:
-        ready = await one.next(link.Ready)
+        ready = await one.next(messages.Ready)
         assert ready.layout_digest == layout_of(genesis).digest
         assert ready.corpus_matches
         assert (ready.device, ready.micro_batch) == ("cpu", 4)
@@ -233,7 +233,7 @@ async def test_a_trainer_lives_a_whole_life(genesis, folder):
         reason = await one.trainer.stop(10.0)
         assert (reason.code, reason.kind, reason.was_asked) == (0, None, True)
         assert one.exits == [reason]
-        assert not one.trainer.send(link.Pause())
+        assert not one.trainer.send(messages.Pause())
         with pytest.raises(TransientError):
             one.trainer.slot(8)
 
@@ -243,11 +243,11 @@ async def test_missing_text_is_told_before_torch_is_loaded(genesis, folder, tmp_
     lost = msgspec.structs.replace(genesis, data=data_spec("/nowhere"))
     started = time.monotonic()
     async with daemon(folder, configure(lost, tmp_path)) as one:
-        failed = await one.next(link.Failed)
-        assert failed == link.Failed("data", failed.message)
+        failed = await one.next(messages.Failed)
+        assert failed == messages.Failed("data", failed.message)
         assert "no file /nowhere" in failed.message
         reason = await one.exited()
-        assert (reason.code, reason.kind, reason.oom) == (link.EXIT_DATA, "data", False)
+        assert (reason.code, reason.kind, reason.oom) == (messages.EXIT_DATA, "data", False)
         assert reason.message == failed.message
         assert any("UserError" in line for line in reason.stderr_tail)
     assert time.monotonic() - started < 3.0
@@ -272,7 +272,7 @@ async def test_a_frozen_trainer_is_stopped_within_bounds(genesis, folder):
     async with daemon(folder, configure(genesis, folder)) as one:
         os.kill(one.trainer.pid, signal.SIGSTOP)
         for _ in range(3_000):
-            one.trainer.send(link.Generate(1, "x" * 500, 1))  # More than the socket takes.
+            one.trainer.send(messages.Generate(1, "x" * 500, 1))  # More than the socket takes.
         started = time.monotonic()
         reason = await one.trainer.stop(0.1)
         assert reason.signal == signal.SIGKILL
@@ -282,8 +282,8 @@ async def test_a_frozen_trainer_is_stopped_within_bounds(genesis, folder):
 ORPHANING = """
 import asyncio, sys
 from pathlib import Path
-from node.trainer.link import Configure
-from node.trainer.supervisor import TrainerProcess
+from node.trainer.link.messages import Configure
+from node.trainer_client.process import TrainerProcess
 
 async def main():
     trainer = TrainerProcess(log_path=Path(sys.argv[1]), on_event=print, on_exit=print)

@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from node.host import keystore, streams
-from node.host.transport import BLOB_PROTOCOL, CONTROL_PROTOCOL
+from host.files import keystore
+from host.network import streams
+from host.transport import BLOB_PROTOCOL, CONTROL_PROTOCOL
 from protocol import limits
 from protocol.errors import (
     LimitExceeded,
@@ -210,7 +211,7 @@ def test_more_control_streams_than_allowed_are_told_so(tmp_path):
 
 
 def test_a_flood_of_streams_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.host.reception.INCOMING_PER_PEER_MAX", 6)
+    monkeypatch.setattr("host.stream_server.INCOMING_PER_PEER_MAX", 6)
 
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
@@ -312,8 +313,8 @@ def freeze(pid):
 
 
 def test_a_frozen_engine_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.host.engine.PROBE_EVERY_S", 0.2)
-    monkeypatch.setattr("node.host.engine.ENGINE_CALL_S", 0.5)
+    monkeypatch.setattr("host.network.engine.PROBE_EVERY_S", 0.2)
+    monkeypatch.setattr("host.network.engine.ENGINE_CALL_S", 0.5)
 
     async def main():
         async with swarm(tmp_path, 2) as (one, two):

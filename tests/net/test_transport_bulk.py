@@ -8,9 +8,9 @@ import random
 import pytest
 from blake3 import blake3
 
-from node.host import blobs
-from node.host.options import BulkAt
-from node.host.transport import BLOB_PROTOCOL
+from host.network import blobs
+from host.options import BulkAt
+from host.transport import BLOB_PROTOCOL
 from protocol import limits
 from protocol.errors import (
     LimitExceeded,

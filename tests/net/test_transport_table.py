@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from node.host import keystore, records
-from node.host.engine import DHTNode
+from host.files import keystore
+from host.network import dht_records
+from host.network.engine import DHTNode
 from protocol.errors import (
     TransientError,
 )
@@ -37,29 +38,32 @@ def test_values_in_the_table_are_found_replaced_and_withdrawn(tmp_path):
 def record(identity, *, topic=TOPICS[0], owner=None, value=b"v", ttl_s=60.0, topics=TOPICS):
     """A record as a host that signs with `identity` would send it."""
     owner = owner or identity.key
-    unsigned = records.DHTRecord(
-        records.DHTID.generate(topic).to_bytes(), b"\xc4\x20" + owner, value, time.time() + ttl_s
+    unsigned = dht_records.DHTRecord(
+        dht_records.DHTID.generate(topic).to_bytes(),
+        b"\xc4\x20" + owner,
+        value,
+        time.time() + ttl_s,
     )
-    signed = records.SignedRecords(identity, topics).sign_value(unsigned)
-    return records.DHTRecord(unsigned.key, unsigned.subkey, signed, unsigned.expiration_time)
+    signed = dht_records.SignedRecords(identity, topics).sign_value(unsigned)
+    return dht_records.DHTRecord(unsigned.key, unsigned.subkey, signed, unsigned.expiration_time)
 
 
 def test_forged_records_are_refused(tmp_path):
     mine, other = (keystore.load_or_create(tmp_path / name) for name in "ab")
-    judge = records.SignedRecords(other, TOPICS)
+    judge = dht_records.SignedRecords(other, TOPICS)
     honest = record(mine)
     assert judge.validate(honest)
     assert judge.strip_value(honest) == b"v"
 
     def changed(**fields):
-        return records.DHTRecord(**{**vars(honest), **fields})
+        return dht_records.DHTRecord(**{**vars(honest), **fields})
 
     forged = {
         "wrong signer": record(mine, owner=other.key),
         "unknown topic": record(mine, topic="shoal/00/else", topics=("shoal/00/else",)),
-        "moved topic": changed(key=records.DHTID.generate(TOPICS[1]).to_bytes()),
-        "oversize": record(mine, value=bytes(records.VALUE_BYTES_MAX)),
-        "too long": record(mine, ttl_s=records.TTL_S_MAX + records.TTL_SLACK_S + 5),
+        "moved topic": changed(key=dht_records.DHTID.generate(TOPICS[1]).to_bytes()),
+        "oversize": record(mine, value=bytes(dht_records.VALUE_BYTES_MAX)),
+        "too long": record(mine, ttl_s=dht_records.TTL_S_MAX + dht_records.TTL_SLACK_S + 5),
         "year 3000": changed(expiration_time=3.2e10),
         "endless": changed(expiration_time=float("inf")),
         "not a time": changed(expiration_time=float("nan")),
@@ -95,7 +99,7 @@ def test_an_oversize_value_is_refused_at_home(tmp_path):
     async def main():
         async with swarm(tmp_path, 1) as (one,):
             with pytest.raises(TransientError, match="too large"):
-                await one.transport.announce(TOPICS[0], bytes(records.VALUE_BYTES_MAX), 60.0)
+                await one.transport.announce(TOPICS[0], bytes(dht_records.VALUE_BYTES_MAX), 60.0)
 
     run(main())
 
@@ -116,9 +120,9 @@ def test_a_host_says_what_it_announced_when_asked_directly(tmp_path):
 def test_nobody_holds_a_forged_value_of_its_own(tmp_path):
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
-            await one.transport.announce(TOPICS[0], b"x" * (records.VALUE_BYTES_MAX // 2), 60.0)
+            await one.transport.announce(TOPICS[0], b"x" * (dht_records.VALUE_BYTES_MAX // 2), 60.0)
             with pytest.raises(TransientError, match="nobody took our value"):
-                await one.transport.announce(TOPICS[0], b"x" * records.VALUE_BYTES_MAX, 60.0)
+                await one.transport.announce(TOPICS[0], b"x" * dht_records.VALUE_BYTES_MAX, 60.0)
             assert len(await two.transport.lookup(TOPICS[0], at=one.identity.key)) == 1
 
     run(main())

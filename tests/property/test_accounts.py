@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import limits, wire
-from protocol.accounts import KINDS_MAX, OTHER, ChosenName, Refusal
+from protocol.log.accounts import KINDS_MAX, OTHER, ChosenName, Refusal
+from protocol.log.batching import accounts_in_messages
+from protocol.log.records import AccountsNoted, SeatTaken, record_hash
+from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import AccountsPart
-from protocol.pieces import accounts_in_messages
-from protocol.records import AccountsNoted, SeatTaken, record_hash
-from protocol.state import SwarmState, SwarmSummary
 from tests.builders import FRAGMENTS, LEARNERS, SYNCER, Log, contribution, merged, weights
 
 learners = st.sampled_from([one.key for one in LEARNERS])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.donors import IN_FLIGHT_PER_DONOR_MAX
+from node.download.donors import IN_FLIGHT_PER_DONOR_MAX
 from protocol import limits
-from protocol.numerics.version import state_manifests
+from protocol.numerics.versions import state_manifests
 from tests.builders import digest_of
 from tests.donors import FakeDonor, FakeNet, a_state, is_whole
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.host.channel_choice import (
+from host.bulk.channel_policy import (
     RESTS_S,
     WORTH_BYTES,
     Agreed,
@@ -23,7 +23,7 @@ from node.host.channel_choice import (
     Wanted,
     Way,
 )
-from node.host.channel_frames import (
+from host.bulk.frames import (
     DATA_BYTES_MAX,
     GREETING,
     HEADER,

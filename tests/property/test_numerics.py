@@ -6,10 +6,10 @@ from hypothesis.extra import numpy as hnp
 
 from protocol.errors import MalformedPayload
 from protocol.fragments import build_layout
+from protocol.log.permutation import block_at, permuted
 from protocol.numerics.codecs import CHUNK, check, decode, encode, payload_bytes
 from protocol.numerics.merge import Contribution, merge_fragment, norm
 from protocol.numerics.outer import encode_with_feedback, outer_step
-from protocol.permutation import block_at, permuted
 from protocol.project import TensorSpec
 from tests import oracle
 

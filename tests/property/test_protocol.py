@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 
 from protocol import wire
 from protocol.errors import LimitExceeded, MalformedMessage
-from protocol.leases import LeaseBook
-from protocol.machine import JobDone, PeerDown, PeerUp, Received, Send, Start, Started, Woke
-from protocol.messages import Committed, Cursor, Evaluation, LeaseRequest, Message
-from protocol.project import Charter
-from protocol.quorum import GraceWindow
-from protocol.records import (
+from protocol.log.leases import LeaseBook
+from protocol.log.records import (
     BlocksLeased,
     BlocksReturned,
     CheckpointEvaluated,
@@ -25,8 +21,12 @@ from protocol.records import (
     SeatTaken,
     record_hash,
 )
+from protocol.log.state import SwarmState, SwarmSummary
+from protocol.machine import JobDone, PeerDown, PeerUp, Received, Send, Start, Started, Woke
+from protocol.messages import Committed, Cursor, Evaluation, LeaseRequest, Message
+from protocol.project import Charter
+from protocol.quorum import GraceWindow
 from protocol.rounds import PullState, Round, RoundState
-from protocol.state import SwarmState, SwarmSummary
 from syncer_node.raft.jobs import Append
 from tests.builders import (
     FRAGMENTS,

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from node.books import Books
-from node.parts import BooksState
-from simulator.network import NetworkModel
-from simulator.scenario import afflict
+from node.machine.snapshot_part import BooksState
+from node.machine.token_accounts import Books
+from simulator.swarm.swarm import afflict
+from simulator.virtual.network import NetworkModel
 from tests.snapshot_swarms import go_back, take_at, watched
 
 networks = st.builds(

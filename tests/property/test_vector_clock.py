@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import wire
-from protocol.clocks import VectorClock
 from protocol.messages import AskMoments, MomentsReady
+from protocol.snapshots.vector_clock import VectorClock
 
 SMALL = st.integers(0, 3)
 clocks = st.builds(VectorClock, SMALL, st.tuples(SMALL, SMALL, SMALL))

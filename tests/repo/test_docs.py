@@ -47,35 +47,10 @@ def test_relative_links_lead_somewhere(document):
     assert lost == []
 
 
-def tree_paths() -> list[str]:
-    """The paths in the file tree of the README; two more blanks mean one folder deeper."""
-    section = (ROOT / "README.md").read_text().partition("## What lies where")[2]
-    found = re.search(r"```text\n(.*?)```", section, re.DOTALL)
-    assert found is not None
-    paths, folders = [], [""]
-    for line in found[1].splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders = [*folders[: depth + 1], folders[depth] + name]
-        paths.append(folders[depth] + name)
-    return paths
-
-
-def test_the_file_tree_names_only_what_exists():
-    paths = tree_paths()
-    assert len(paths) > 15
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-
-
-def test_every_package_is_in_the_file_tree():
-    packages = {f"{path.parent.name}/" for path in ROOT.glob("*/__init__.py")}
-    assert packages <= set(tree_paths())
-
-
 def test_every_verb_in_the_documents_exists():
     from cyclopts import App
 
-    from shoal.cli import app
+    from shoal.cli.app import app
 
     unknown = set()
     for document in DOCUMENTS:

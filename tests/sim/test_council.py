@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from protocol import limits, wire
-from protocol.messages import RecordVote
-from protocol.project import Voter
-from protocol.records import (
+from protocol.log.records import (
     Record,
     RunEnding,
     VotersAdmitted,
@@ -18,16 +16,18 @@ from protocol.records import (
     record_hash,
     sign_record,
 )
-from simulator.council import Council, SimVoter
-from simulator.council_swarm import check_calm, check_recovery, run_seed
-from simulator.ledger import Violation
-from simulator.voter_disk import VoterDisk
+from protocol.messages import RecordVote
+from protocol.project import Voter
+from simulator.checkers.ledger import Violation
+from simulator.council.council import Council, SimVoter
+from simulator.council.swarm import check_calm, check_recovery, run_seed
+from simulator.swarm.voter_disk import VoterDisk
 from syncer_node.raft.context import Context
 from syncer_node.raft.election import Election
-from syncer_node.raft.greeting import Greeting
 from syncer_node.raft.jobs import BallotSaved, SaveBallot
 from syncer_node.raft.log import RaftLog
 from syncer_node.raft.replication import Replication
+from syncer_node.raft.voter_streams import Greeting
 
 SEEDS = 60
 RECOVERY_S = 60.0

@@ -7,8 +7,8 @@ import copy
 import pytest
 
 from protocol.project import Origin, Voter
-from simulator.council_swarm import check_recovery
-from simulator.ledger import Violation
+from simulator.checkers.ledger import Violation
+from simulator.council.swarm import check_recovery
 from syncer_node.raft.context import Context
 from syncer_node.raft.election import Election
 from syncer_node.raft.log import RaftLog

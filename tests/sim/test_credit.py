@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from protocol import wire
+from protocol.log.receipts import Credit
+from protocol.log.records import AccountsNoted, Record, record_hash
+from protocol.log.state import SwarmState
 from protocol.project import LimitSpec, RoundSpec
-from protocol.receipts import Credit
-from protocol.records import AccountsNoted, Record, record_hash
-from protocol.state import SwarmState
 from protocol.trace import PushSettled
-from simulator.credit import check_accounts
-from simulator.ledger import Violation
-from simulator.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
-from simulator.scenario import build_swarm
-from syncer_node.noting import Noting
+from simulator.checkers.credit import check_accounts
+from simulator.checkers.ledger import Violation
+from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
+from simulator.swarm.swarm import build_swarm
+from syncer_node.machine.contributor_notes import Noting
 from tests.snapshot_swarms import go_back, take_at, watched
 
 CAPACITY = 2048

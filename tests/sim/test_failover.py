@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from protocol.log.records import SeatTaken
 from protocol.project import encode
-from protocol.records import SeatTaken
 from protocol.signing import seal
 from protocol.trace import RecordCommitted, SessionOpened
-from simulator.scenario import afflict, build_swarm
+from simulator.swarm.swarm import afflict, build_swarm
 
 FAILOVER_S_MAX = 10.0
 """From the death of a leader to the next committed merge."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from node.keeping import Keeping
+from node.machine.fragment_sync import Keeping
+from protocol.log.records import Span
 from protocol.messages import Certificate, Vote
-from protocol.records import Span
-from simulator.checkers import Violation
-from simulator.scenario import build_swarm
-from syncer_node.merging import Merging
+from simulator.checkers.merging import Violation
+from simulator.swarm.swarm import build_swarm
+from syncer_node.machine.rounds import Merging
 from syncer_node.raft import log as raft_log
 from syncer_node.raft.jobs import Append, Appended
 from tests.builders import rounds
@@ -43,8 +43,8 @@ def test_broadcasting_before_the_fsync_is_found_when_the_syncer_dies(monkeypatch
 
 def test_leasing_the_same_blocks_twice_is_found(monkeypatch):
     swarm = build_swarm(2)
-    monkeypatch.setattr("protocol.leases.LeaseBook._take", lambda self, span: None)
-    monkeypatch.setattr("protocol.leases.LeaseBook.pick", lambda self, n: (Span(0, n, 0),))
+    monkeypatch.setattr("protocol.log.leases.LeaseBook._take", lambda self, span: None)
+    monkeypatch.setattr("protocol.log.leases.LeaseBook.pick", lambda self, n: (Span(0, n, 0),))
     swarm.world.run(40.0)
     with pytest.raises(Violation, match="leased twice"):
         swarm.check()

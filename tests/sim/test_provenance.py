@@ -9,21 +9,21 @@ from dataclasses import replace
 
 import pytest
 
-from node.bank import FragmentBank, PendingPush
-from node.keeping import Keeping
-from protocol.leases import LeaseBook
+from node.machine.fragment_sync import Keeping
+from node.trainer_client.fragment_bank import FragmentBank, PendingPush
+from protocol.log.leases import LeaseBook
+from protocol.log.records import Span
 from protocol.numerics.codecs import decode
 from protocol.numerics.merge import token_weight
 from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.project import RoundSpec
-from protocol.records import Span
-from simulator.ledger import Violation
-from simulator.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
-from simulator.scenario import Swarm, build_swarm
-from syncer_node import merging
-from syncer_node.bank import MergeBank
-from syncer_node.merging import Merging
+from simulator.checkers.ledger import Violation
+from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
+from simulator.swarm.swarm import Swarm, build_swarm
+from syncer_node.machine import rounds
+from syncer_node.machine.rounds import Merging
 from syncer_node.raft.jobs import Append, Appended
+from syncer_node.storage.merge_bank import MergeBank
 
 CAPACITY = 2048
 
@@ -293,9 +293,9 @@ def test_a_push_merged_late_is_taken_off_before_the_next_hand_in(seed):
 
 def test_a_stale_push_that_counts_fully_is_found(monkeypatch):
     swarm = make(1)
-    honest = merging.MergePart
+    honest = rounds.MergePart
     monkeypatch.setattr(
-        merging,
+        rounds,
         "MergePart",
         lambda peer, header, weight: honest(
             peer, header, token_weight(header.tokens, header.steps)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from node.donating import Giving
-from node.rejoining import Rejoin
+from node.machine.moments_client import Rejoin
+from node.machine.moments_server import Giving
+from protocol.log.records import BlocksReturned
 from protocol.project import RoundSpec
-from protocol.records import BlocksReturned
 from protocol.trace import MomentsOffered, MomentsTaken, RejoinChanged
-from simulator import scenario
-from simulator.checkers import (
-    Violation,
-    check_local_steps_count_once,
-)
-from simulator.scenario import afflict, build_swarm
+from simulator.checkers.merging import Violation, check_local_steps_count_once
+from simulator.swarm import swarm as swarm_module
+from simulator.swarm.swarm import afflict, build_swarm
 
 ROUNDS = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
 REBASE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "rebase", "int4", "int4")
@@ -372,8 +369,8 @@ def test_two_that_come_back_together_share_or_take_turns():
 @pytest.mark.parametrize("rounds", [ROUNDS, REBASE], ids=["overwrite", "rebase"])
 def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds, monkeypatch):
     # A full disk is a matter of the syncer alone, and has tests of its own.
-    kinds = tuple(kind for kind in scenario.FAULT_KINDS if kind != "disk-full")
-    monkeypatch.setattr(scenario, "FAULT_KINDS", kinds)
+    kinds = tuple(kind for kind in swarm_module.FAULT_KINDS if kind != "disk-full")
+    monkeypatch.setattr(swarm_module, "FAULT_KINDS", kinds)
     swarm = build(seed, rounds=rounds)
     for learner in swarm.learners:
         learner.moments.stall_s = 0.5 * seed

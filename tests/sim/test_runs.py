@@ -13,13 +13,13 @@ import sys
 import pytest
 
 from protocol.errors import UserError
-from shoal import simulating
-from simulator import runs, scenarios, sweeping
-from simulator.ledger import Violation
-from simulator.network import AccessLink, Network, NetworkModel
-from simulator.nodes import ChurnModel, Speed, SpeedModel
-from simulator.replay.whole import replay
-from simulator.scenario import build_swarm
+from shoal.sim import run_command
+from simulator.checkers.ledger import Violation
+from simulator.replay.replay import replay
+from simulator.scenarios import runs, scenarios, sweeps
+from simulator.swarm.swarm import build_swarm
+from simulator.virtual.network import AccessLink, Network, NetworkModel
+from simulator.virtual.nodes import ChurnModel, Speed, SpeedModel
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 CALM = NetworkModel(latency_s=0.1, jitter_s=0.0, bytes_per_s=1000.0)
@@ -148,14 +148,14 @@ def test_what_is_no_scenario_is_named_with_what_is():
 
 
 def test_a_swarm_that_stands_still_is_found(monkeypatch):
-    monkeypatch.setattr("syncer_node.merging.Merging.look", lambda *_, **__: None)
+    monkeypatch.setattr("syncer_node.machine.rounds.Merging.look", lambda *_, **__: None)
     outcome = runs.run(scenarios.find("failover", 1), 1, until_s=60.0, line=silent)
     assert "merges are missing" in outcome.violation
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_drawn_swarms_hold(seed):
-    result = sweeping.run_one(("swarm", seed))
+    result = sweeps.run_one(("swarm", seed))
     assert result.violation == ""
     assert result.replay == f"shoal sim run swarm --seed {seed}"
 
@@ -182,7 +182,7 @@ def test_the_same_seed_gives_the_same_trace_byte_for_byte(tmp_path, name, seed):
 
 def test_a_run_of_voters_is_told_like_any_other(capsys, tmp_path):
     path = tmp_path / "voters.txt"
-    assert simulating.run("voters", seed=3, until_s=30.0, trace=path, is_quiet=False) == 0
+    assert run_command.run("voters", seed=3, until_s=30.0, trace=path, is_quiet=False) == 0
     told, whole = capsys.readouterr().out, path.read_text()
     assert re.search(r"^ +\d+\.\d{3}  syncer-\d +leading in term \d+: with", told, re.M)
     assert "  (fault)      every fault is over" in told
@@ -195,8 +195,8 @@ def test_what_voters_broke_is_in_their_trace(capsys, monkeypatch):
     def broken(self):
         raise Violation("twice")
 
-    monkeypatch.setattr("simulator.council_swarm.Unrest.heal", broken)
-    assert simulating.run("voters", seed=3, until_s=5.0, trace=None, is_quiet=False) == 1
+    monkeypatch.setattr("simulator.council.swarm.Unrest.heal", broken)
+    assert run_command.run("voters", seed=3, until_s=5.0, trace=None, is_quiet=False) == 1
     told = capsys.readouterr().out
     assert "     5.000  (checker)    twice" in told
     assert "Seed 3: twice\nReplay: shoal sim run voters --seed 3 --until 5s" in told
@@ -206,7 +206,7 @@ def test_what_voters_broke_is_in_their_trace(capsys, monkeypatch):
 def test_a_run_on_tape_is_replayed_to_the_same(capsys, tmp_path, name):
     tape = tmp_path / "tapes"
     how = {"until_s": 60.0, "trace": None, "is_quiet": True}
-    assert simulating.run(name, seed=2, tape=tape, **how) == 0
+    assert run_command.run(name, seed=2, tape=tape, **how) == 0
     assert f"Run them again: shoal replay {tape}" in capsys.readouterr().out
     whole = replay(tape, tmp_path)
     assert len(whole.rounds) > 10
@@ -215,10 +215,10 @@ def test_a_run_on_tape_is_replayed_to_the_same(capsys, tmp_path, name):
     assert whole.merged == (whole.rounds.keys() if name == "failover" else set())
     assert len(whole.retrained) >= (len(whole.rounds) - 4 if name == "failover" else 0)
     with pytest.raises(UserError, match="is not empty"):
-        simulating.run(name, seed=2, tape=tape, **how)
+        run_command.run(name, seed=2, tape=tape, **how)
 
 
 def test_voters_alone_keep_no_tape(tmp_path):
     how = {"until_s": 5.0, "trace": None, "is_quiet": True}
     with pytest.raises(UserError, match="Leave --tape out"):
-        simulating.run("voters", seed=2, tape=tmp_path / "tapes", **how)
+        run_command.run("voters", seed=2, tape=tmp_path / "tapes", **how)

@@ -9,9 +9,9 @@ import pytest
 
 from protocol.project import LimitSpec, OuterSpec
 from protocol.trace import CheckpointScored, FragmentApplied, FragmentCommitted
-from simulator.network import NetworkModel
-from simulator.scenario import build_swarm
-from syncer_node.jobs import FetchPush
+from simulator.swarm.swarm import build_swarm
+from simulator.virtual.network import NetworkModel
+from syncer_node.machine.jobs import FetchPush
 from tests.builders import rounds
 
 

@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from node.keeping import Keeping
-from node.parting import Parting
-from node.tracks import NONE
-from protocol import snapshotting
-from protocol.snapshots import stamp
-from protocol.snapshotting import Taking
-from simulator import runs, scenarios
-from simulator.ledger import Violation
-from simulator.parts import SimParts, TrainerCopy
-from simulator.snapshots import take
-from syncer_node.snapshots import Snapshots
+from node.machine.fragment_state import NONE
+from node.machine.fragment_sync import Keeping
+from node.machine.snapshot_participant import Parting
+from protocol.snapshots import cut as cut_module
+from protocol.snapshots.cut import Taking
+from protocol.snapshots.manifest import stamp
+from simulator.checkers.ledger import Violation
+from simulator.scenarios import runs, scenarios
+from simulator.swarm.parts import SimParts, TrainerCopy
+from simulator.swarm.snapshots import take
+from syncer_node.machine.snapshots import Snapshots
 from tests.snapshot_swarms import go_back, take_at, watched
 
 TOKENS_PER_STEP = 2 * 16
@@ -236,7 +236,7 @@ def test_a_learner_that_takes_what_came_after_the_marker_is_left_out(monkeypatch
 
 def test_what_came_after_the_marker_is_found_in_a_part(monkeypatch):
     monkeypatch.setattr(Parting, "holds", lambda self, message: False)
-    monkeypatch.setattr(snapshotting, "disagreement", lambda *args: "")
+    monkeypatch.setattr(cut_module, "disagreement", lambda *args: "")
     words = found(often(watched(8)))
     assert "is counted and was made after" in words or "merged" in words
 
@@ -247,7 +247,7 @@ def test_a_channel_that_is_not_recorded_loses_pushes(monkeypatch):
     swarm.world.run(80.0)
     reasons = [one.reason for cut in swarm.cuts.kept for one in cut.skipped]
     assert any("and never came" in reason for reason in reasons)
-    monkeypatch.setattr(snapshotting, "disagreement", lambda *args: "")
+    monkeypatch.setattr(cut_module, "disagreement", lambda *args: "")
     assert "is nowhere" in found(often(watched(9)))
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from node.tending import Tending
-from protocol import state
-from simulator.soaking import Soak, grown, held_by
-from syncer_node import archive, merging
+from node.machine.trainer_control import Tending
+from protocol.log import state
+from simulator.scenarios.soak import Soak, grown, held_by
+from syncer_node.machine import recent_entries, rounds
 from syncer_node.raft import log
 
 HOURS = 12
@@ -20,8 +20,8 @@ HOURS = 12
 def soak(monkeypatch):
     """Bounded memories are made short, so that they are full within the first hours."""
     monkeypatch.setattr(state, "CURVE_POINTS_MAX", 8)
-    monkeypatch.setattr(merging, "FATES_MAX", 2)
-    monkeypatch.setattr(archive, "RECENT_RECORDS", 64)
+    monkeypatch.setattr(rounds, "FATES_MAX", 2)
+    monkeypatch.setattr(recent_entries, "RECENT_RECORDS", 64)
     monkeypatch.setattr(log, "ENTRIES_KEPT", 64)
     return Soak(1, steps_s=(12.0, 15.0))
 

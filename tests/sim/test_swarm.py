@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from node.jobs import FinishAsked, PauseAsked
-from node.linking import Link
+from node.machine.jobs import FinishAsked, PauseAsked
+from node.machine.syncer_link import Link
 from protocol import limits
+from protocol.log.records import BlocksLeased, BlocksReturned, FragmentMerged
 from protocol.machine import Note
 from protocol.project import LimitSpec, RoundSpec
-from protocol.records import BlocksLeased, BlocksReturned, FragmentMerged
 from protocol.trace import (
     CheckpointScored,
     FragmentCommitted,
     SessionOpened,
     WeightsReady,
 )
-from simulator.scenario import afflict, build_swarm
+from simulator.swarm.swarm import afflict, build_swarm
 
 OVERWRITE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
 REBASE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "rebase", "int4", "int4")

@@ -12,28 +12,29 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node.host.home import Home
-from node.host.tape_file import find_tapes
+from host.files.home import Home
+from host.tape.tape_file import find_tapes
 from protocol.errors import UserError
 from protocol.messages import CertifiedRecord, Vote
 from protocol.project import Genesis
 from protocol.tape import Base, Frame, Input, PushPayload, Standing, StepsDone, TapeDamaged
-from shoal import replaying
-from simulator.ledger import Ledger
+from shoal.sim import replay_command
+from simulator.checkers.ledger import Ledger
 from simulator.replay.audit import ReplaySigner
-from simulator.replay.diverging import Diverged
-from simulator.replay.stories import record_story
-from simulator.replay.whole import Whole, replay
-from simulator.scenario import build_swarm
-from simulator.tiny import sim_verify
-from syncer_node import jobs, recording
-from syncer_node.jobs import Keep, Merge
+from simulator.replay.divergence import Diverged
+from simulator.replay.replay import Whole, replay
+from simulator.replay.round_stories import record_story
+from simulator.stand_ins.tiny import sim_verify
+from simulator.swarm.swarm import build_swarm
+from syncer_node.machine import jobs
+from syncer_node.machine.jobs import Keep, Merge
 from syncer_node.raft import jobs as raft_jobs
-from syncer_node.recording import read_decision
-from syncer_node.standing import Externals, read_machine, write_machine
+from syncer_node.storage import tape_recorder
+from syncer_node.storage.machine_state import Externals, read_machine, write_machine
+from syncer_node.storage.tape_recorder import read_decision
 from tests import builders
 from tests.taping import alter, record_swarm
-from tui.recording import Recording
+from tui.recording.files import Recording
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +241,7 @@ def test_until_looks_at_nothing_behind_a_round(recorded: tuple[Path, Ledger]) ->
 def test_a_round_is_explained(
     recorded: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code = replaying.run(recorded[0], Home(tmp_path), explain=9)
+    code = replay_command.run(recorded[0], Home(tmp_path), explain=9)
     assert code == 0
     told = capsys.readouterr().out
     assert told.startswith("round 9: fragment ")
@@ -290,7 +291,7 @@ def test_a_learner_that_was_late_is_explained_in_both_rounds(
         (first.round, f"late: counted in round {later_number}"),
         (later_number, f"asked for in round {first.round}, which"),
     ):
-        assert replaying.run(recorded[0], Home(tmp_path), explain=number) == 0
+        assert replay_command.run(recorded[0], Home(tmp_path), explain=number) == 0
         told = " ".join(capsys.readouterr().out.split())
         assert words in told, told
 
@@ -303,8 +304,8 @@ def rotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger]:
     """A small tape of a long run, by a syncer that keeps little at hand."""
     folder = tmp_path_factory.mktemp("rotated")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("node.host.tape_file.MIB_MIN", 1)
-        patch.setattr("syncer_node.archive.RECENT_RECORDS", 16)
+        patch.setattr("host.tape.tape_file.MIB_MIN", 1)
+        patch.setattr("syncer_node.machine.recent_entries.RECENT_RECORDS", 16)
         patch.setattr("syncer_node.raft.log.ENTRIES_KEPT", 16)
         return folder, record_swarm(folder, 11, until_s=600.0, mib_max=1).ledger
 
@@ -321,7 +322,7 @@ def test_a_tape_that_lost_its_beginning_is_replayed_from_a_state_on_it(
     assert whole.audited == whole.rounds.keys()
     assert len(whole.merged) > 50
     figures = tmp_path / "figures.json"
-    assert replaying.run(folder, Home(tmp_path), level="audit", json=figures) == 0
+    assert replay_command.run(folder, Home(tmp_path), level="audit", json=figures) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert f"audit {len(whole.rounds)} of {total}" in told
     assert f"The first {whole.rounds_before} of {total} rounds were dropped by rotation" in told
@@ -332,10 +333,10 @@ def test_a_round_behind_the_state_is_explained_and_one_before_it_is_not(
     rotated: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     rounds = sorted(merged.round for merged in again(rotated[0], levels=("audit",)).rounds.values())
-    assert replaying.run(rotated[0], Home(tmp_path), explain=rounds[20]) == 0
+    assert replay_command.run(rotated[0], Home(tmp_path), explain=rounds[20]) == 0
     assert "learner-0" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"begins with round \d+"):
-        replaying.run(rotated[0], Home(tmp_path), explain=3)
+        replay_command.run(rotated[0], Home(tmp_path), explain=3)
 
 
 @pytest.mark.parametrize(
@@ -343,10 +344,15 @@ def test_a_round_behind_the_state_is_explained_and_one_before_it_is_not(
     [
         (lambda state: b"no state", "it is no machine's state"),
         (
-            lambda state: state.replace(b"node.seat:Seat", b"node.seat:Soot"),
+            lambda state: state.replace(b"machine.leadership:Seat", b"machine.leadership:Soot"),
             "no syncer_node",
         ),
-        (lambda state: state.replace(b"protocol.desk:Desk", b"subprocess:Popen12"), "no subproc"),
+        (
+            lambda state: state.replace(
+                b"protocol.effect_queue:Desk", b"subprocess:Popen1234567890"
+            ),
+            "no subproc",
+        ),
     ],
 )
 def test_an_altered_state_is_damage(
@@ -414,7 +420,7 @@ def test_the_verb_says_how_many_rounds_reached_which_level(
     recorded: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     figures = tmp_path / "figures.json"
-    assert replaying.run(recorded[0], Home(tmp_path), json=figures) == 0
+    assert replay_command.run(recorded[0], Home(tmp_path), json=figures) == 0
     count = len(recorded[1].merges)
     told = capsys.readouterr().out
     words = [line.split()[:4] for line in told.splitlines()[1:4]]
@@ -433,7 +439,7 @@ def test_the_verb_fails_where_a_tape_diverges(
         return frames[:200] + frames[250:]  # One alone may have changed nothing.
 
     alter(events(tape), lose)
-    assert replaying.run(tape, Home(tmp_path)) == 1
+    assert replay_command.run(tape, Home(tmp_path)) == 1
     assert "error: diverged at event" in capsys.readouterr().err
 
 
@@ -441,7 +447,7 @@ def test_the_verb_refuses_a_damaged_tape_as_wrong_input(tape: Path, tmp_path: Pa
     path = events(tape)
     path.write_bytes(path.read_bytes()[:200] + b"x" + path.read_bytes()[201:])
     with pytest.raises(UserError, match=r"The tape cannot be read: .*at byte"):
-        replaying.run(tape, Home(tmp_path))
+        replay_command.run(tape, Home(tmp_path))
 
 
 def test_the_terminal_view_says_what_a_tape_is(tape: Path) -> None:
@@ -470,4 +476,4 @@ def test_every_answer_that_a_job_names_can_be_read_from_a_tape():
     answers = set(re.findall(r"[Aa]nswer: `(\w+)`(?:, or `(\w+)`)?", words))
     named = {name for pair in answers for name in pair if name}
     assert len(named) > 8
-    assert named <= set(recording._RESULTS)
+    assert named <= set(tape_recorder._RESULTS)

@@ -21,8 +21,8 @@ from protocol.status import (
     VoterRow,
     WitnessStatus,
 )
-from tui.frames import Attached, Frame, Told
-from tui.recording import RecordingWriter
+from tui.frames.frame import Attached, Frame, Told
+from tui.recording.files import RecordingWriter
 
 START_S = 1_790_000_000.0
 NAMES = ("avocet", "curlew", "dunlin", "heron", "kestrel", "osprey", "plover", "wren")

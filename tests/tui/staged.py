@@ -10,8 +10,8 @@ from typing import Any
 from protocol.errors import UserError
 from tests.tui import recordings
 from tui.app import ShoalApp
-from tui.frames import Frame
-from tui.sources import PlaybackSource
+from tui.frames.frame import Frame
+from tui.frames.sources import PlaybackSource
 
 SMALL, LARGE = (80, 24), (200, 60)
 

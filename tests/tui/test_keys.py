@@ -9,10 +9,10 @@ from tests.tui import recordings
 from tests.tui.screens import screen_lines, screen_text
 from tests.tui.staged import LARGE, Staged, drive, notices, replay, settle
 from tui.app import ShoalApp
-from tui.look import THEMES
 from tui.screens.dialogs import Confirm, Page, PauseMenu
-from tui.widgets.bars import VIEWS
-from tui.widgets.roster import Roster
+from tui.text.theme import THEMES
+from tui.views.bars import VIEWS
+from tui.views.roster import Roster
 
 
 def app_of(*frames, **options) -> ShoalApp:

@@ -12,7 +12,7 @@ import aiohttp
 import psutil
 import pytest
 
-from node.host.addresses import claim_port
+from host.addresses import claim_port
 from tests.tui import recordings
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from protocol.errors import TransientError, UserError
 from tests.tui import recordings
-from tui.frames import Frame
-from tui.history import History
-from tui.recording import Recording, RecordingSource, RecordingWriter
-from tui.scene import Scene
-from tui.sources import Endpoint, LiveSource, PlaybackSource
-from tui.verdict import judge
+from tui.frames.frame import Frame
+from tui.frames.history import History
+from tui.frames.scene import Scene
+from tui.frames.sources import Endpoint, LiveSource, PlaybackSource
+from tui.frames.verdict import judge
+from tui.recording.files import Recording, RecordingSource, RecordingWriter
 
 SYNCER = Endpoint("syncer", "default", Path("syncer.sock"))
 LEARNER = Endpoint("learner", "heron", Path("learner.sock"))
@@ -118,7 +118,7 @@ def test_opening_a_long_recording_decodes_nothing_and_faults_are_searched_meanwh
     for place in (7, 250):
         frames[place].events += (recordings.told(9, 1.0, "SessionClosed", "lost", is_fault=True),)
     path = recordings.write(tmp_path / "recording", frames)
-    monkeypatch.setattr("tui.playback.SCAN_FIRST_S", 0.0)
+    monkeypatch.setattr("tui.recording.playback.SCAN_FIRST_S", 0.0)
     decoded = []
     decode = Recording.decode
 
@@ -149,8 +149,8 @@ def test_a_jump_reads_no_more_of_the_past_than_is_quick(tmp_path, monkeypatch):
     path = recordings.write(tmp_path / "recording", recordings.healthy(200))
     source = PlaybackSource(path)
     size = Recording(path).places[199].size
-    monkeypatch.setattr("tui.playback.HISTORY_BYTES_MAX", size * 50)
-    monkeypatch.setattr("tui.playback.KEPT_MAX", 60)
+    monkeypatch.setattr("tui.recording.playback.HISTORY_BYTES_MAX", size * 50)
+    monkeypatch.setattr("tui.recording.playback.KEPT_MAX", 60)
     source.playback.seek(199)
     first = source.playback.history()
     assert 45 <= len(first.readings(recordings.key("syncer"))) <= 55
@@ -238,7 +238,7 @@ def watch(machine: Machine, steps: list[Any], frames_max: int = 400) -> list[Fra
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
-    monkeypatch.setattr("tui.sources.PERIOD_S", 0.02)
+    monkeypatch.setattr("tui.frames.sources.PERIOD_S", 0.02)
 
 
 def nothing() -> None:

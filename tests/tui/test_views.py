@@ -13,13 +13,14 @@ from protocol.status import ContributorRow, GuestStatus
 from tests.tui import recordings
 from tests.tui.screens import screen_lines, screen_text
 from tests.tui.staged import LARGE, SMALL, Staged, drive, settle
-from tui import once, parts
+from tui import once
 from tui.app import ShoalApp
-from tui.frames import Attached, Frame
-from tui.history import History, sample
-from tui.scene import Scene
-from tui.verdict import Verdict, judge
-from tui.widgets import banner, contribution, fragments, overview, peers, syncer, this_node
+from tui.frames.frame import Attached, Frame
+from tui.frames.history import History, sample
+from tui.frames.scene import Scene
+from tui.frames.verdict import Verdict, judge
+from tui.text import facts
+from tui.views import banner, contribution, fragments, overview, peers, syncer, this_node
 
 RENDERERS = {
     "overview": overview.render,
@@ -385,7 +386,7 @@ def test_a_pause_says_why_in_the_header_and_in_the_view():
     )
     header = "\n".join(line.plain for line in banner.render(now, 100))
     assert "[PAUSED] Paused because it runs on battery." in header
-    assert parts.you(now).plain == "paused because it runs on battery"
+    assert facts.you(now).plain == "paused because it runs on battery"
     assert judge(now).level == "PAUSED"
     view = "\n".join(line.plain for line in this_node.render(now, 100, 30))
     assert "why idle  Paused because it runs on battery. The weights stay current." in view

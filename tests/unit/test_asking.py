@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node.host.home import Daemon
+from host.files.home import Daemon
 from protocol.errors import MalformedMessage, TransientError
-from shoal import daemons
+from shoal.common import daemons
 from tests.daemon_double import STATUS
 
 LONG_S = 60.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from node.books import Books
-from node.parts import BooksState
+from node.machine.snapshot_part import BooksState
+from node.machine.token_accounts import Books
 
 
 def balance(books, tokens):

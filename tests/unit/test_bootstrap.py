@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from node import donors as donors_module
-from node.assembly import Assembly
-from node.bootstrap import GRACE_S, LEARNERS_MAX, PART_FAILURES_MAX, SLOW_S, Planner, Trouble
+from node.download import donors as donors_module
+from node.download.assembly import Assembly
+from node.download.planner import GRACE_S, LEARNERS_MAX, PART_FAILURES_MAX, SLOW_S, Planner, Trouble
 from protocol import limits
 from protocol.errors import InternalError
 from protocol.numerics import chunks
-from protocol.numerics.version import state_manifests
+from protocol.numerics.versions import state_manifests
 from tests.builders import digest_of
 from tests.donors import FakeDonor, FakeNet, a_state, is_whole
 

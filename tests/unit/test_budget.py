@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.politeness.budget import (
-    DUTY_MIN,
-    WINDOW_S,
-    Allowance,
-    Throttle,
-    allowance,
-    threads_for,
-)
-from node.politeness.own import Own
-from node.politeness.settings import LearnerSettings, LimitSettings, PresentSettings, Settings
+from host.files.local_settings import LearnerSettings, LimitSettings, PresentSettings, Settings
+from node.governor.budget import DUTY_MIN, WINDOW_S, Allowance, Throttle, allowance, threads_for
+from node.governor.process_usage import Own
 
 SETTINGS = Settings(
     limits=LimitSettings(cpu_percent=80.0, up_bytes_per_s=1 << 20),

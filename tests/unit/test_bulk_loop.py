@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from node.host import bulk_loop
-from node.host.bulk_loop import BulkLoop
+from host.bulk import bulk_loop
+from host.bulk.bulk_loop import BulkLoop
 
 
 def names() -> list[str]:

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from node.trainer import ceilings
-from node.trainer.ceilings import CONTEXT_BYTES, limit_device_memory, limit_host_memory
+from node.trainer import memory_limits
 from node.trainer.failures import TrainerFailure
+from node.trainer.memory_limits import CONTEXT_BYTES, limit_device_memory, limit_host_memory
 
 
 class Library:
@@ -56,13 +56,13 @@ def test_too_little_room_is_refused_before_the_first_step():
 
 
 def test_without_the_kernels_account_nothing_is_limited(monkeypatch, tmp_path):
-    monkeypatch.setattr(ceilings, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(memory_limits, "STATUS", tmp_path / "none")
     limit_host_memory(1)
 
 
 GROWING = """
 import torch
-from node.trainer.ceilings import _kib, limit_host_memory
+from node.trainer.memory_limits import _kib, limit_host_memory
 from node.trainer.failures import failure_of
 limit_host_memory(_kib("VmRSS") + (256 << 20))
 kept = [torch.ones(16 << 20)]  # 64 MiB

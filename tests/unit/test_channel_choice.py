@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from node.host import channel_choice
-from node.host.channel_choice import (
+from host.bulk import channel_policy
+from host.bulk.channel_policy import (
     CONNECTIONS_FAR,
     FAULT_REST_S,
     GONE_AT_ONCE,
@@ -156,7 +156,7 @@ def test_one_that_offended_stays_on_streams():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(channel_choice, "PEERS_MAX", 10)
+    monkeypatch.setattr(channel_policy, "PEERS_MAX", 10)
     choice = standing()
     for number in range(100):
         peer = number.to_bytes(32, "big")

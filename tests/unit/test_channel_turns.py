@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.host.channel_turns import Serving, Turns
-from node.host.pace import Bucket
+from host.bulk.fair_queue import Serving, Turns
+from host.network.token_bucket import Bucket
 
 STEP = 100
 A, B, C = (bytes([name]) * 32 for name in b"ABC")

@@ -12,13 +12,12 @@ import psutil
 import pytest
 from rich.console import Console
 
-from node.host.home import Home
+from host.files.home import Home
 from protocol.errors import UserError
-from shoal import chaos, cli, project_file
 from shoal.__main__ import main
-from shoal.chaos_harm import disk_full
-from shoal.chaos_project import EVALUATOR, LEARNERS, SETTINGS, SYNCERS, with_voters
-from shoal.chaos_record import (
+from shoal.chaos import command
+from shoal.chaos.faults import disk_full
+from shoal.chaos.observations import (
     LeaderSeen,
     LossSeen,
     MergeSeen,
@@ -31,11 +30,14 @@ from shoal.chaos_record import (
     longest_gap,
     median_step_s,
 )
-from shoal.chaos_report import Losses, Outcome, as_json, compare, reasons, sentences, table
-from shoal.chaos_scenarios import NAMES, SCENARIOS, STORM
-from shoal.chaos_storm import BLOWS, TARGETS, damageable
-from shoal.demo_project import edited
-from shoal.project_text import create_text
+from shoal.chaos.project import EVALUATOR, LEARNERS, SETTINGS, SYNCERS, with_voters
+from shoal.chaos.report import Losses, Outcome, as_json, compare, reasons, sentences, table
+from shoal.chaos.scenarios import NAMES, SCENARIOS, STORM
+from shoal.chaos.storm import BLOWS, TARGETS, damageable
+from shoal.cli import app
+from shoal.demo.project import edited
+from shoal.project import project_file
+from shoal.project.template import create_text
 
 WINDOW = Window(began_s=0.0, struck_s=10.0, ended_s=14.0, well_s=16.0, closed_s=18.0)
 
@@ -263,14 +265,14 @@ def test_the_learner_that_measures_is_never_touched():
 
 
 def test_the_verb_offers_every_scenario(capsys):
-    assert set(typing.get_args(cli.Chaos)) == {*NAMES, STORM, chaos.ALL}
+    assert set(typing.get_args(app.Chaos)) == {*NAMES, STORM, command.ALL}
     assert main(["demo", "--help"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in NAMES)
 
 
 def test_a_storm_spares_the_learner_that_measures():
-    (scenario,) = chaos.chosen(STORM, 7)
+    (scenario,) = command.chosen(STORM, 7)
     assert "seed 7" in scenario.what
     assert scenario.survivors == (EVALUATOR,)
     assert EVALUATOR not in TARGETS
@@ -309,11 +311,11 @@ def test_a_full_disk_is_full_only_inside():
     ],
 )
 def test_wrong_input_starts_nothing(arguments, capsys, monkeypatch):
-    monkeypatch.setattr(chaos, "Children", pytest.fail)
+    monkeypatch.setattr(command, "Children", pytest.fail)
     assert main(["demo", *arguments]) == 2
     assert capsys.readouterr().err
 
 
 def test_a_scenario_that_does_not_exist():
     with pytest.raises(UserError, match=r"no scenario 'fire'. There are kill-leader"):
-        chaos.chosen("fire")
+        command.chosen("fire")

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-import node.daemon
-from node.host import keystore
-from node.host.home import Home
-from node.host.options import NodeOptions
+from host.files import keystore
+from host.files.home import Home
+from host.options import NodeOptions
+from node.daemon import learner_daemon
 from protocol.errors import CorruptState, TransientError, UserError
-from shoal import cli, watching
 from shoal.__main__ import foreign_package, main
-from shoal.exit_codes import MEANINGS
+from shoal.cli import app
+from shoal.common.exit_codes import MEANINGS
+from shoal.machine import status_command
 from tests.daemon_double import LINK, SENTENCE, FakeDaemon
 
 
@@ -26,7 +27,7 @@ from tests.daemon_double import LINK, SENTENCE, FakeDaemon
 def home(tmp_path, monkeypatch) -> Home:
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(node.daemon, "run", raising(AssertionError("no daemon was to start")))
+    monkeypatch.setattr(learner_daemon, "run", raising(AssertionError("no daemon was to start")))
     return Home()
 
 
@@ -203,7 +204,7 @@ def test_watching_goes_on_until_ctrl_c_and_that_is_no_failure(
         if len(looks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(watching, "pause", pause)
+    monkeypatch.setattr(status_command, "pause", pause)
     arguments = ["status", "--watch", *(["--json"] if as_json else [])]
     assert main(arguments) == 0
     assert len(looks) == 3
@@ -252,7 +253,7 @@ def test_the_syncers_key_is_the_one_it_will_run_with(home, capsys):
 
 def test_join_hands_its_choices_to_the_daemon(home, monkeypatch):
     got: list[NodeOptions] = []
-    monkeypatch.setattr(node.daemon, "run", lambda options: got.append(options) or 4)
+    monkeypatch.setattr(learner_daemon, "run", lambda options: got.append(options) or 4)
     arguments = ["--duty", "0.5", "--threads", "2", "--no-evaluate", "--device", "cpu"]
     assert main(["join", LINK, *arguments]) == 4
     options = got[0]
@@ -280,20 +281,20 @@ def raising(error: BaseException):
     ],
 )
 def test_errors_of_ours_are_one_line_without_a_trace(home, error, code, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "run", raising(error))
+    monkeypatch.setattr(app, "run", raising(error))
     assert main([]) == code
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_ctrl_c_is_130_for_a_verb_and_a_clean_stop_for_a_daemon(home, monkeypatch):
-    monkeypatch.setattr(node.daemon, "run", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(learner_daemon, "run", raising(KeyboardInterrupt()))
     assert main(["join", LINK]) == 0
-    monkeypatch.setattr(cli, "run", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(app, "run", raising(KeyboardInterrupt()))
     assert main([]) == 130
 
 
 def test_a_bug_is_70_and_its_trace_is_in_a_file(home, capsys, monkeypatch):
-    monkeypatch.setattr(node.daemon, "run", raising(ZeroDivisionError("oops")))
+    monkeypatch.setattr(learner_daemon, "run", raising(ZeroDivisionError("oops")))
     assert main(["join", LINK]) == 70
     assert "ZeroDivisionError: oops" in error_of(capsys)
     (report,) = home.logs().glob("crash-*.txt")
@@ -301,7 +302,7 @@ def test_a_bug_is_70_and_its_trace_is_in_a_file(home, capsys, monkeypatch):
 
 
 def test_a_report_says_cause_versions_and_command(home, capsys, monkeypatch):
-    monkeypatch.setattr(node.daemon, "run", raising(ZeroDivisionError("oops")))
+    monkeypatch.setattr(learner_daemon, "run", raising(ZeroDivisionError("oops")))
     main(["join", LINK])
     (report,) = home.logs().glob("crash-*.txt")
     for word in ("cause", "ZeroDivisionError: oops", "command", "protocol", "torch", "home"):
@@ -327,7 +328,7 @@ def test_what_is_wrong_with_the_machine_is_no_bug_of_ours(
     elif wrap == "cause":
         outer = RuntimeError("something failed")
         outer.__cause__ = error
-    monkeypatch.setattr(node.daemon, "run", raising(outer))
+    monkeypatch.setattr(learner_daemon, "run", raising(outer))
     assert main(["join", LINK]) == 1
     assert words in error_of(capsys)
     (report,) = home.logs().glob("crash-*.txt")
@@ -335,7 +336,7 @@ def test_what_is_wrong_with_the_machine_is_no_bug_of_ours(
 
 
 def test_an_error_of_ours_alone_in_a_group_is_itself(home, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "run", raising(ExceptionGroup("g", [UserError("say it again")])))
+    monkeypatch.setattr(app, "run", raising(ExceptionGroup("g", [UserError("say it again")])))
     assert main([]) == 2
     assert error_of(capsys) == "error: say it again"
 

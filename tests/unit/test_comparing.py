@@ -11,7 +11,7 @@ import pytest
 
 from protocol.errors import UserError
 from shoal.__main__ import main
-from shoal.project_text import create_text
+from shoal.project.template import create_text
 from simulator.compare.algorithms import ALGORITHMS, Algorithm, chosen
 from simulator.compare.results import RUNS_FILE, Folder, Run, rows_of, summaries
 from tests.tiny_project import write_text

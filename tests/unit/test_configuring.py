@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal import configuring, local_settings
 from shoal.__main__ import main
+from shoal.common import settings_file
+from shoal.machine import config_command
 
 OWNERS = """\
 # mine, since 2026
@@ -28,7 +29,7 @@ def file(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "config" / "settings.toml"
     monkeypatch.setenv("SHOAL_CONFIG", str(path))
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
-    for name in local_settings.keys().values():
+    for name in settings_file.keys().values():
         monkeypatch.delenv(name.variable, raising=False)
     return path
 
@@ -74,15 +75,15 @@ def test_a_new_key_joins_its_section_and_a_new_section_the_end(owners):
 )
 def test_what_is_set_is_what_is_read(file, key, text, value, capsys):
     assert main(["config", "set", key, text]) == 0
-    found = local_settings.load().value(key)
+    found = settings_file.load().value(key)
     assert found == value or (isinstance(found, tuple) and found[:1] == value)
-    assert local_settings.load().source(key).origin == "file"
+    assert settings_file.load().source(key).origin == "file"
     capsys.readouterr()
     main(["config", "get", key])
     shown = out(capsys).strip()
     before = file.read_text()
     assert main(["config", "set", key, shown]) == 0, "what `get` prints, `set` takes"
-    assert local_settings.load().value(key) == found
+    assert settings_file.load().value(key) == found
     assert before
 
 
@@ -142,7 +143,7 @@ def test_explaining_says_value_source_meaning_and_range(owners, capsys):
 
 
 def test_every_key_can_be_explained(file, capsys):
-    for name in local_settings.keys():  # noqa: SIM118 - a function of that name
+    for name in settings_file.keys():  # noqa: SIM118 - a function of that name
         assert main(["config", "explain", name]) == 0
         assert out(capsys).startswith(name)
 
@@ -171,17 +172,17 @@ def test_beginning_twice_changes_nothing(file, capsys):
 
 def test_the_template_decides_nothing_and_is_right_once_uncommented(file):
     main(["init"])
-    assert all(not local_settings.load().sources for _ in "x")
+    assert all(not settings_file.load().sources for _ in "x")
     lines = file.read_text().splitlines()
-    words = {name.partition(".")[2] for name in local_settings.keys()}  # noqa: SIM118
+    words = {name.partition(".")[2] for name in settings_file.keys()}  # noqa: SIM118
     live = [
         line.removeprefix("# ")
         for line in lines
         if line.startswith("[") or line.removeprefix("# ").partition(" = ")[0] in words
     ]
     file.write_text("\n".join(live))
-    settings = local_settings.load()
-    assert settings.sources.keys() == local_settings.keys().keys()
+    settings = settings_file.load()
+    assert settings.sources.keys() == settings_file.keys().keys()
 
 
 def test_a_link_to_the_file_stays_a_link(owners, tmp_path, monkeypatch):
@@ -202,5 +203,5 @@ def test_a_file_that_cannot_be_written_is_told(file, monkeypatch, capsys):
 
 
 def test_an_item_keeps_its_kind():
-    key = local_settings.known("limits.gpu_percent")
-    assert configuring._item(key, "50", 50.0).as_string() == "50"
+    key = settings_file.known("limits.gpu_percent")
+    assert config_command._item(key, "50", 50.0).as_string() == "50"

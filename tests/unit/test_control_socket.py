@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from node.host import control_client
-from node.host.control import ControlServer
+from host.control import client
+from host.control.server import ControlServer
 from protocol import limits
 from protocol.errors import InternalError, MalformedMessage, TransientError, UserError
 
@@ -49,7 +49,7 @@ def test_a_verb_gets_its_fields_and_answers(path):
     def add(fields):
         return {"sum": fields["a"] + fields["b"]}
 
-    answer = run_with(path, {"add": add}, lambda: control_client.call(path, "add", a=2, b=3))
+    answer = run_with(path, {"add": add}, lambda: client.call(path, "add", a=2, b=3))
     assert answer == {"sum": 5}
 
 
@@ -58,7 +58,7 @@ def test_verbs_may_be_asynchronous(path):
         await asyncio.sleep(0)
         return {"state": "training", "digest": b"\0\1"}
 
-    answer = run_with(path, {"status": status}, lambda: control_client.call(path, "status"))
+    answer = run_with(path, {"status": status}, lambda: client.call(path, "status"))
     assert answer == {"state": "training", "digest": b"\0\1"}
 
 
@@ -73,7 +73,7 @@ def test_verbs_may_be_asynchronous(path):
 )
 def test_errors_reach_the_asker_with_their_blame(path, raised, seen):
     with pytest.raises(seen, match=str(raised)):
-        run_with(path, {"x": refuse(raised)}, lambda: control_client.call(path, "x"))
+        run_with(path, {"x": refuse(raised)}, lambda: client.call(path, "x"))
 
 
 def test_an_unknown_verb_is_refused_with_those_that_exist(path):
@@ -81,15 +81,15 @@ def test_an_unknown_verb_is_refused_with_those_that_exist(path):
         run_with(
             path,
             {"status": dict, "pause": dict},
-            lambda: control_client.call(path, "explode"),
+            lambda: client.call(path, "explode"),
         )
 
 
 def test_a_failing_verb_leaves_the_server_alive(path):
     def ask():
         with pytest.raises(InternalError):
-            control_client.call(path, "bug")
-        return control_client.call(path, "fine")
+            client.call(path, "bug")
+        return client.call(path, "fine")
 
     assert run_with(path, {"bug": refuse(ValueError()), "fine": lambda _: {"n": 1}}, ask) == {
         "n": 1
@@ -112,7 +112,7 @@ def test_an_open_directory_is_refused_with_the_command_that_closes_it(path):
 
 def test_no_daemon_is_said_in_words(path):
     with pytest.raises(TransientError, match="No daemon answers at"):
-        control_client.call(path, "status")
+        client.call(path, "status")
 
 
 def test_the_socket_of_a_killed_daemon_is_replaced(path):
@@ -121,10 +121,8 @@ def test_the_socket_of_a_killed_daemon_is_replaced(path):
         dead.bind(str(path))
     assert path.exists()
     with pytest.raises(TransientError):
-        control_client.call(path, "status")
-    answer = run_with(
-        path, {"status": lambda _: {"n": 1}}, lambda: control_client.call(path, "status")
-    )
+        client.call(path, "status")
+    answer = run_with(path, {"status": lambda _: {"n": 1}}, lambda: client.call(path, "status"))
     assert answer == {"n": 1}
     assert not path.exists()
 
@@ -148,9 +146,7 @@ def test_a_file_in_the_way_is_left_alone(path):
 def test_paths_longer_than_a_socket_address_work(tmp_path):
     path = tmp_path / ("d" * 100) / ("e" * 100) / "control.sock"
     assert len(os.fsencode(path)) > 107
-    answer = run_with(
-        path, {"status": lambda _: {"n": 1}}, lambda: control_client.call(path, "status")
-    )
+    answer = run_with(path, {"status": lambda _: {"n": 1}}, lambda: client.call(path, "status"))
     assert answer == {"n": 1}
 
 
@@ -162,7 +158,7 @@ def test_a_daemon_that_hangs_is_given_up_in_time(path):
     def ask():
         started_s = time.monotonic()
         with pytest.raises(TransientError, match=r"within 0\.2 s"):
-            control_client.call(path, "hang", 0.2)
+            client.call(path, "hang", 0.2)
         return time.monotonic() - started_s
 
     assert run_with(path, {"hang": hang}, ask) < 0.8
@@ -202,14 +198,14 @@ def test_a_foreign_program_behind_the_socket_is_recognised(path):
 
         async with await asyncio.start_unix_server(shout, path=str(path)):
             with pytest.raises(MalformedMessage):
-                await asyncio.to_thread(control_client.call, path, "status")
+                await asyncio.to_thread(client.call, path, "status")
 
     asyncio.run(main())
 
 
 def test_the_client_starts_without_the_heavy_libraries():
     code = (
-        "import sys, node.host.control_client; "
+        "import sys, host.control.client; "
         "heavy = {'asyncio', 'torch', 'hivemind', 'cryptography', 'numpy'} & set(sys.modules); "
         "sys.exit(', '.join(sorted(heavy)) or 0)"
     )

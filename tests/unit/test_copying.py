@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from node.trainer import copying, link
-from node.trainer.copying import PlainCopies, copies_for
-from node.trainer.link_end import TrainerEnd
+from node.trainer import capture
+from node.trainer.capture import PlainCopies, copies_for
+from node.trainer.link import messages
+from node.trainer.link.endpoint import TrainerEnd
+from node.trainer.link.shared_memory import Slot
 from node.trainer.model import initial_weights
 from node.trainer.session import Session
-from node.trainer.slots import Slot
-from node.trainer.workshop import THREAD_VARIABLES
+from node.trainer.setup import THREAD_VARIABLES
 from tests.tiny_project import configure, tiny_genesis
 
 
@@ -50,7 +51,7 @@ def late(monkeypatch):
     for name in THREAD_VARIABLES:
         monkeypatch.setenv(name, "1")
     copies = LateCopies()
-    monkeypatch.setattr(copying, "copies_for", lambda device: copies)
+    monkeypatch.setattr(capture, "copies_for", lambda device: copies)
     return copies
 
 
@@ -58,23 +59,23 @@ def talk(genesis, folder, slots, commands):
     """What a trainer answers to commands that all wait from the start."""
     ours, theirs = socket.socketpair()
     end = TrainerEnd(theirs)
-    ours.sendall(link.frame(configure(genesis, folder)))
+    ours.sendall(messages.frame(configure(genesis, folder)))
     for slot in slots:
-        frame = link.frame(link.OfferSlot(slot.identity, slot.numel))
+        frame = messages.frame(messages.OfferSlot(slot.identity, slot.numel))
         socket.send_fds(ours, [frame], [slot.descriptor])
     for command in commands:
-        ours.sendall(link.frame(command))
+        ours.sendall(messages.frame(command))
     try:
         Session(end).run()
     finally:
         end.close()
-    reader = link.FrameReader()
-    while link.read_into(reader, ours):
+    reader = messages.FrameReader()
+    while messages.read_into(reader, ours):
         pass
     ours.close()
     events = []
     while (body := reader.next_frame()) is not None:
-        events.append(link.decode(link.EVENTS, body))
+        events.append(messages.decode(messages.EVENTS, body))
     return events
 
 
@@ -94,35 +95,35 @@ def made(tmp_path):
 
 def test_a_copy_shows_the_weights_as_they_were_at_its_boundary(late, made, tmp_path):
     genesis, weights, slots, target = made
-    assigns = [link.Assign(at, at, at, slot.numel) for at, slot in enumerate(slots)]
+    assigns = [messages.Assign(at, at, at, slot.numel) for at, slot in enumerate(slots)]
     events = talk(
         genesis,
         tmp_path,
         [*slots, target],
         [
             *assigns,
-            link.Blocks(((0, 1),)),
-            link.Begin(),
-            link.Snapshot(7, 1, target.identity, target.numel, True),
-            link.Add(8, 1, 1, slots[1].numel),
-            link.Quit(),
+            messages.Blocks(((0, 1),)),
+            messages.Begin(),
+            messages.Snapshot(7, 1, target.identity, target.numel, True),
+            messages.Add(8, 1, 1, slots[1].numel),
+            messages.Quit(),
         ],
     )
-    assert [one.job for one in events if isinstance(one, link.Done)] == [0, 1, 2, 7, 8]
+    assert [one.job for one in events if isinstance(one, messages.Done)] == [0, 1, 2, 7, 8]
     np.testing.assert_array_equal(target.values, weights[1])
     assert next(one for one in events[1:] if one.job == 7).checksum == target.checksum()
 
 
 def test_a_copy_is_told_with_its_own_step_before_the_step_that_hides_it(late, made, tmp_path):
     genesis, weights, slots, target = made
-    assigns = [link.Assign(at, at, at, slot.numel) for at, slot in enumerate(slots)]
+    assigns = [messages.Assign(at, at, at, slot.numel) for at, slot in enumerate(slots)]
     received = TrainerEnd.receive
     steps = []
 
     def receive(end, timeout_s):
         """The end comes only after a local step."""
         command = received(end, 0.0)
-        if isinstance(command, link.Quit) and not steps:
+        if isinstance(command, messages.Quit) and not steps:
             steps.append(command)
             return None
         return steps.pop() if command is None and steps else command
@@ -136,16 +137,23 @@ def test_a_copy_is_told_with_its_own_step_before_the_step_that_hides_it(late, ma
             [*slots, target],
             [
                 *assigns,
-                link.Blocks(((0, 1),)),
-                link.Begin(),
-                link.Snapshot(7, 1, target.identity, target.numel),
-                link.Quit(),
+                messages.Blocks(((0, 1),)),
+                messages.Begin(),
+                messages.Snapshot(7, 1, target.identity, target.numel),
+                messages.Quit(),
             ],
         )
     finally:
         late_receive.undo()
     kinds = [type(one) for one in events]
-    assert kinds[:6] == [link.Ready, link.Done, link.Done, link.Done, link.Done, link.Stepped]
+    assert kinds[:6] == [
+        messages.Ready,
+        messages.Done,
+        messages.Done,
+        messages.Done,
+        messages.Done,
+        messages.Stepped,
+    ]
     assert (events[4].job, events[4].local_step, events[5].local_step) == (7, 0, 1)
     np.testing.assert_array_equal(target.values, weights[1])
 

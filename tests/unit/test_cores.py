@@ -11,11 +11,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from node.host import cores
-from node.host.cores import Cores
+from host.runtime import compute_pool
+from host.runtime.compute_pool import Cores
 from protocol.errors import MalformedPayload
 from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics import buffers, codecs, outer, version
+from protocol.numerics import buffers, codecs, outer, versions
 from protocol.numerics.codecs import NonFinite
 from protocol.numerics.merge import Contribution, merge_fragment, norm
 from protocol.numerics.workers import ALONE, PIECE, pieces
@@ -117,7 +117,7 @@ def test_the_threads_stand_behind_the_caller_and_it_stays_where_it_is(four):
 
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     found = sorted(four.map(work, range(4)))
-    assert found == [mine, *[min(mine + cores.NICE, 19)] * 3]
+    assert found == [mine, *[min(mine + compute_pool.NICE, 19)] * 3]
 
 
 def test_pieces_cover_everything_on_borders_of_blocks():
@@ -145,7 +145,7 @@ def everything(codec, workers):
     merged = merge_fragment(parts, Fragment(0, spans, SIZE), 1.5, workers=workers)
     alone = merge_fragment(parts[:1], Fragment(0, spans, SIZE), 1.5, workers=workers)
     rates = {"learning_rate": 0.7, "momentum_coefficient": 0.9}
-    stepped = version.next_version(values, base, payload, codec=codec, workers=workers, **rates)
+    stepped = versions.next_version(values, base, payload, codec=codec, workers=workers, **rates)
     plain = outer.outer_step(values, base, residual, workers=workers, **rates)
     return [
         bytes(payload),

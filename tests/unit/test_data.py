@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from node.trainer.data import PIECE_CHARS, describe_corpus, is_heldout, open_corpus
-from node.trainer.export import byte_tokenizer
-from node.trainer.vocabulary import load_vocabulary
+from node.trainer.text.corpus import PIECE_CHARS, describe_corpus, is_heldout, open_corpus
+from node.trainer.text.tokenizer import load_vocabulary
+from node.trainer.tools.export import byte_tokenizer
 from protocol.errors import UserError
-from protocol.permutation import block_at
+from protocol.log.permutation import block_at
 from tests.tiny_project import BLOCK_SEQUENCES, SEQUENCE_TOKENS, data_spec, write_text
 
 EOS = 256
@@ -180,7 +180,7 @@ def test_a_tokenizer_that_cannot_end_a_document_is_refused(tmp_path):
 
 
 def test_many_tokens_are_stored_in_four_bytes(text, cache, monkeypatch):
-    from node.trainer.vocabulary import ByteVocabulary
+    from node.trainer.text.tokenizer import ByteVocabulary
 
     narrow = opened(data_spec(text), cache)
     monkeypatch.setattr(ByteVocabulary, "size", 1 << 17)

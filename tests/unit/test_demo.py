@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from node.host.home import HOME_VARIABLE, TAPES
+from host.files.home import HOME_VARIABLE, TAPES
 from protocol.errors import InternalError, UserError
 from protocol.status import (
     NetworkStatus,
@@ -22,10 +22,10 @@ from protocol.status import (
     SwarmStatus,
     SyncerStatus,
 )
-from shoal import demo, project_file
-from shoal.demo_children import Children, Deadline, DemoFailed, is_alive, shown
-from shoal.demo_project import CAST, HELDOUT_SEQUENCES, SETTINGS, VICTIM, edited
-from shoal.demo_report import (
+from shoal.demo import command
+from shoal.demo.processes import Children, Deadline, DemoFailed, is_alive, shown
+from shoal.demo.project import CAST, HELDOUT_SEQUENCES, SETTINGS, VICTIM, edited
+from shoal.demo.report import (
     Alone,
     Comeback,
     Evidence,
@@ -38,9 +38,10 @@ from shoal.demo_report import (
     make_report,
     rows,
 )
-from shoal.demo_screen import Screen
-from shoal.project_text import create_text
-from tui.demo_view import DemoNow, LearnerLine, line, render, results
+from shoal.demo.screen import Screen
+from shoal.project import project_file
+from shoal.project.template import create_text
+from tui.text.demo_view import DemoNow, LearnerLine, line, render, results
 
 PROMISED = (
     *("eval_loss_start", "eval_loss_end", "eval_loss_alone", "merges", "participants_mean"),
@@ -328,7 +329,7 @@ def test_a_join_link_is_shortened_where_commands_are_shown():
 
 def test_a_report_that_cannot_be_written_is_noticed_before_anything_starts(tmp_path):
     with pytest.raises(UserError, match="There is no directory"):
-        demo.run(report=tmp_path / "missing" / "report.json", minutes=None)
+        command.run(report=tmp_path / "missing" / "report.json", minutes=None)
 
 
 def test_the_tapes_outlive_the_demo_and_the_command_is_told(tmp_path, monkeypatch, capsys):
@@ -340,7 +341,7 @@ def test_the_tapes_outlive_the_demo_and_the_command_is_told(tmp_path, monkeypatc
     former.parent.mkdir(parents=True)
     former.touch()
     with Screen() as screen:
-        demo._offer_replay(screen, tmp_path / "demo")
+        command._offer_replay(screen, tmp_path / "demo")
     kept = tmp_path / "own" / "demo" / "newest"
     assert (kept / "project" / "syncer-default" / "one.tape").read_bytes() == b"content"
     assert not former.exists()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.politeness.governor import mode_of
-from node.politeness.settings import Settings, WhenSettings
+from host.files.local_settings import Settings, WhenSettings
+from node.governor.governor import mode_of
 from node.trainer.devices import device_of, in_words, named_devices, ranks_wanted
 from protocol.errors import UserError
 

@@ -7,16 +7,17 @@ import json
 import msgspec
 import pytest
 
-from node.host.home import Home
-from node.swarm_trial_facts import NamedHost, SwarmAnswer
-from node.trainer.trial_facts import TrialAnswer
+from host.files.home import Home
+from node.daemon.swarm_trial_facts import NamedHost, SwarmAnswer
+from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.errors import UserError
 from protocol.numerics.codecs import payload_bytes
-from shoal import diagnosis, doctor, examining, findings, suiting
 from shoal.__main__ import main
-from shoal.diagnosis import GIB
-from shoal.findings import Finding
-from shoal.suiting import Needs
+from shoal.common import settings_file
+from shoal.doctor import command, diagnosis, findings, probes, requirements
+from shoal.doctor.diagnosis import GIB
+from shoal.doctor.findings import Finding
+from shoal.doctor.requirements import Needs
 from tests.builders import layout, project
 from tests.daemon_double import LINK
 
@@ -48,12 +49,12 @@ def changed(value, **changes):
 
 
 def bandwidth(trial=TRIAL, swarm=SWARM, needs=NEEDS, up_max=None, down_max=None) -> Finding:
-    return suiting.bandwidth(trial, swarm, needs, up_max=up_max, down_max=down_max)
+    return requirements.bandwidth(trial, swarm, needs, up_max=up_max, down_max=down_max)
 
 
 def test_the_needs_are_those_of_genesis_and_charter():
     tiny = project()
-    needs = suiting.needs_of(tiny.genesis, tiny.charter)
+    needs = requirements.needs_of(tiny.genesis, tiny.charter)
     codec = tiny.charter.rounds.up_codec
     numels = [one.numel for one in layout().fragments]
     assert needs.payload_bytes_up == sum(payload_bytes(codec, numel) for numel in numels)
@@ -93,7 +94,7 @@ def test_a_line_is_judged_by_what_came_and_by_the_owners_limits(swarm, limits, v
     ("tokens_per_s", "verdict"), [(2_000.0, "good"), (5.0, "care"), (0.2, "trouble")]
 )
 def test_pace_is_trouble_when_work_would_be_a_day_old(tokens_per_s, verdict):
-    found = suiting.pace(changed(TRIAL, tokens_per_s=tokens_per_s), NEEDS)
+    found = requirements.pace(changed(TRIAL, tokens_per_s=tokens_per_s), NEEDS)
     assert found.verdict == verdict
     assert found.figures["cycle_s"] == pytest.approx(20_000 / tokens_per_s, rel=0.01)
 
@@ -111,7 +112,7 @@ def test_pace_is_trouble_when_work_would_be_a_day_old(tokens_per_s, verdict):
     ],
 )
 def test_the_model_must_fit_the_device_and_the_daemon_the_memory(trial, available, verdict):
-    assert suiting.fit(trial, NEEDS, available).verdict == verdict
+    assert requirements.fit(trial, NEEDS, available).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,8 @@ def test_every_trouble_has_a_remedy():
         diagnosis.reach(changed(SWARM, genesis=b"", trouble="x")),
         diagnosis.disk(0, "/x"),
         diagnosis.speed(TrialAnswer(trouble="x"), "y"),
-        suiting.fit(None, NEEDS, 0),
-        suiting.pace(changed(TRIAL, tokens_per_s=0.1), NEEDS),
+        requirements.fit(None, NEEDS, 0),
+        requirements.pace(changed(TRIAL, tokens_per_s=0.1), NEEDS),
         bandwidth(swarm=changed(SWARM, down_bytes_per_s=1.0)),
     ]
     assert {one.verdict for one in troubles} == {"trouble"}
@@ -217,7 +218,7 @@ def test_every_trouble_has_a_remedy():
 
 def test_a_finding_takes_80_characters_at_most():
     found = Finding(topic="reach", verdict="trouble", says="word " * 40, remedy="do " * 60)
-    lines = doctor.shown(found, has_colour=False)
+    lines = command.shown(found, has_colour=False)
     assert max(map(len, lines)) <= 80
     assert "TROUBLE" in lines[0]
     assert sum("> " in line for line in lines) == 1
@@ -243,8 +244,8 @@ def trials(monkeypatch) -> dict[str, object]:
         told["wish"] = wish
         return told["training"]
 
-    monkeypatch.setattr(examining, "try_swarm", swarm)
-    monkeypatch.setattr(examining, "try_training", training)
+    monkeypatch.setattr(probes, "try_swarm", swarm)
+    monkeypatch.setattr(probes, "try_training", training)
     return told
 
 
@@ -292,35 +293,37 @@ def test_what_is_no_project_is_refused(home, trials, capsys):
 
 def test_a_model_beyond_all_memory_is_not_even_tried(home, trials, monkeypatch):
     tiny = project()
-    named = examining.Named("tiny", "", tiny.genesis, tiny.charter)
-    monkeypatch.setattr(examining, "most_memory", lambda available: 10)
-    settings = doctor.local_settings.load(environ={}).values
-    found = doctor.examine(home, named, settings, port=4100, is_quick=False, tell=lambda text: None)
+    named = probes.Named("tiny", "", tiny.genesis, tiny.charter)
+    monkeypatch.setattr(probes, "most_memory", lambda available: 10)
+    settings = settings_file.load(environ={}).values
+    found = command.examine(
+        home, named, settings, port=4100, is_quick=False, tell=lambda text: None
+    )
     told = {one.topic: one for one in found}
     assert "wish" not in trials
     assert told["fit"].figures["parameters"] == sum(t.numel for t in tiny.genesis.model.tensors)
 
 
 def test_a_trial_that_dies_or_hangs_is_told(monkeypatch):
-    monkeypatch.setattr(examining.sys, "executable", "/bin/false")
-    assert "code 1" in examining.try_swarm("", port=0).trouble
-    killed = examining._killed(TrialAnswer)
+    monkeypatch.setattr(probes.sys, "executable", "/bin/false")
+    assert "code 1" in probes.try_swarm("", port=0).trouble
+    killed = probes._killed(TrialAnswer)
     assert killed.is_out_of_memory
 
 
 def test_a_trial_that_had_no_time_on_a_busy_machine_says_nothing_about_it(monkeypatch):
-    monkeypatch.setattr(examining.os, "getloadavg", lambda: (9.0, 9.0, 9.0))
-    monkeypatch.setattr(examining.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(examining, "SWARM_S", 0.2)
-    swarm = examining.try_swarm("", port=0)
+    monkeypatch.setattr(probes.os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr(probes.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(probes, "SWARM_S", 0.2)
+    swarm = probes.try_swarm("", port=0)
     words = "machine busy (load 9.0 on 2 cores)"
     assert (swarm.busy, swarm.trouble) == (words, "it was not done within 0.2 s")
     trial = TrialAnswer(trouble=swarm.trouble, busy=words)
     told = [diagnosis.engine(swarm), diagnosis.reach(swarm), diagnosis.accelerator(trial, [])]
     for one in (*told, diagnosis.speed(trial, "a model")):
         assert (one.verdict, one.says) == ("unknown", f"not measured: {words}")
-    monkeypatch.setattr(examining.os, "getloadavg", lambda: (2.0, 2.0, 2.0))
-    assert diagnosis.engine(examining.try_swarm("", port=0)).verdict == "trouble"
+    monkeypatch.setattr(probes.os, "getloadavg", lambda: (2.0, 2.0, 2.0))
+    assert diagnosis.engine(probes.try_swarm("", port=0)).verdict == "trouble"
 
 
 def test_a_swarm_that_is_away_is_trouble_on_a_busy_machine_too():
@@ -331,14 +334,14 @@ def test_a_swarm_that_is_away_is_trouble_on_a_busy_machine_too():
 
 
 def test_the_kernel_is_asked_about_the_clock():
-    kept, error_s = examining.kept_clock()
+    kept, error_s = probes.kept_clock()
     assert kept in (True, False)
     assert error_s is not None
     assert error_s >= 0
 
 
 def test_limits_bound_the_memory():
-    available, total, bound = examining.memory(1 << 20)
+    available, total, bound = probes.memory(1 << 20)
     assert available == 1 << 20
     assert total > available
     assert "limits.ram_bytes_max" in bound
@@ -348,12 +351,12 @@ def test_a_container_bounds_it_too(tmp_path, monkeypatch):
     (tmp_path / "max").write_text(f"{2 * GIB}\n")
     (tmp_path / "current").write_text(f"{GIB}\n")
     places = ((str(tmp_path / "max"), str(tmp_path / "current")),)
-    monkeypatch.setattr(examining, "CONTROL_GROUPS", places)
-    available, total, bound = examining.memory(None)
+    monkeypatch.setattr(probes, "CONTROL_GROUPS", places)
+    available, total, bound = probes.memory(None)
     assert (available <= GIB, total) == (True, 2 * GIB)
     assert "this container" in bound
     (tmp_path / "max").write_text("max\n")
-    assert examining.memory(None)[2] == ""
+    assert probes.memory(None)[2] == ""
 
 
 def test_a_port_in_use_is_told_unless_by_our_own(home):
@@ -362,16 +365,16 @@ def test_a_port_in_use_is_told_unless_by_our_own(home):
     with socket.socket() as other:
         other.bind(("0.0.0.0", 0))
         other.listen()
-        assert "in use" in doctor._port_trouble(home, other.getsockname()[1])
+        assert "in use" in command._port_trouble(home, other.getsockname()[1])
 
 
 def test_a_sample_is_found_by_its_name_alone():
-    from node.host import sample
+    from host.bulk import speed_probe
 
-    assert sample.find(bytes(32)) is None
-    found = sample.find(sample.name())
+    assert speed_probe.find(bytes(32)) is None
+    found = speed_probe.find(speed_probe.name())
     assert found is not None
-    assert len(found) == sample.SAMPLE_BYTES
+    assert len(found) == speed_probe.SAMPLE_BYTES
 
 
 def test_amounts_and_durations_are_short():
@@ -383,4 +386,4 @@ def test_amounts_and_durations_are_short():
 
 def test_a_broken_name_raises_a_user_error(home):
     with pytest.raises(UserError):
-        examining.named_project("absent.shoal", home)
+        probes.named_project("absent.shoal", home)

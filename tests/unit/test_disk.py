@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from node.host.shelf import Shelf
-from node.host.signed_project import OpenedProject
+from host.bulk.blob_cache import Shelf
+from host.files.signed_project import OpenedProject
 from protocol.errors import CorruptState
+from protocol.log.records import FragmentMerged, SeatTaken, WeightsInitialised
 from protocol.numerics.codecs import encode
 from protocol.numerics.outer import digest
-from protocol.records import FragmentMerged, SeatTaken, WeightsInitialised
-from simulator.syncers import charter_envelope
-from simulator.tiny import tiny_weights
-from syncer_node.bank import MergeBank
-from syncer_node.disk import Disk
-from syncer_node.following import NONE
-from syncer_node.jobs import Merge, MergePart
-from syncer_node.store import Store
+from simulator.stand_ins.tiny import tiny_weights
+from simulator.swarm.syncers import charter_envelope
+from syncer_node.machine.jobs import Merge, MergePart
+from syncer_node.machine.standby import NONE
+from syncer_node.storage.checkpoints import Disk
+from syncer_node.storage.merge_bank import MergeBank
+from syncer_node.storage.store import Store
 from tests.builders import ONE, SYNCER, Log, contribution, layout, project, push_header
 
 LAYOUT = layout()

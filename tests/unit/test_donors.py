@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.donors import (
+from node.download.donors import (
     AHEAD_S,
     FIRST_BYTES,
     IN_FLIGHT_MIN,

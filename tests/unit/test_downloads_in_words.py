@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.status import fetching
+from node.daemon.status import fetching
 from protocol.status import DownloadStatus
 from protocol.trace import WeightsReady
 from tests.builders import digest_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import UserError
-from shoal.durations import seconds
+from shoal.common.durations import seconds
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import random
 
 import msgspec
 
-from protocol.desk import Desk
+from protocol.effect_queue import Desk
 from protocol.limits import WIRE_VERSION
+from protocol.log.records import NO_RECORD, RunEnding
 from protocol.machine import Disconnect, Failed, Send
 from protocol.messages import AskVote, GiveVote, Refused, Replicate, VoterHello
 from protocol.project import Voter, encode
-from protocol.records import NO_RECORD, RunEnding
 from protocol.signing import seal
-from simulator.tiny import SimSigner, sim_verify, tiny_project
+from simulator.stand_ins.tiny import SimSigner, sim_verify, tiny_project
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import HELD_MAX, RaftSetup, Role
 from syncer_node.raft.jobs import Append, BallotSaved, SaveBallot

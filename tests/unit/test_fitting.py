@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from node.trainer import fitting, loop
+from node.trainer import loop, micro_batch
 from node.trainer.failures import StepAbandoned
-from node.trainer.fitting import FILE, KEPT_MAX, Fit, even, fit, recall, remember
 from node.trainer.loop import cross_entropy_sum
+from node.trainer.micro_batch import FILE, KEPT_MAX, Fit, even, fit, recall, remember
 from tests.unit.test_inner_loop import GENESIS, INNER, make_loop, weights_of
 
 EIGHT = msgspec.structs.replace(INNER, batch_sequences=8)
@@ -104,8 +104,8 @@ def test_a_dry_step_leaves_everything_as_it_was(tmp_path):
 
 def test_on_a_processor_what_a_sequence_takes_decides(monkeypatch, tmp_path):
     taken = {"VmRSS": 1000, "VmHWM": 1000}
-    monkeypatch.setattr(fitting, "_kib", lambda name: taken[name])
-    monkeypatch.setattr(fitting, "CLEAR_REFS", tmp_path / "none")
+    monkeypatch.setattr(micro_batch, "_kib", lambda name: taken[name])
+    monkeypatch.setattr(micro_batch, "CLEAR_REFS", tmp_path / "none")
     one = make_loop(inner=EIGHT)
     weights = sum(each.nbytes for each in one.model.parameters())
     taken["VmHWM"] = 1000 + 100  # A sequence takes 100 bytes.

@@ -5,20 +5,11 @@ from __future__ import annotations
 import pytest
 
 from protocol import wire
-from protocol.desk import Desk
+from protocol.effect_queue import Desk
+from protocol.log.records import CheckpointEvaluated, CheckpointMarked, SeatTaken
 from protocol.machine import Failed, Start
-from protocol.records import CheckpointEvaluated, CheckpointMarked, SeatTaken
 from protocol.trace import FragmentAdvanced, PhaseChanged
-from syncer_node.following import (
-    FAILURES_MAX,
-    FETCH_RETRY_S,
-    FETCHES_MAX,
-    NONE,
-    REPAIR_RETRY_S,
-    WRITE_RETRY_S,
-    Following,
-)
-from syncer_node.jobs import (
+from syncer_node.machine.jobs import (
     CheckpointWritten,
     FetchPayload,
     FetchWeights,
@@ -31,6 +22,15 @@ from syncer_node.jobs import (
     Replay,
     Replayed,
     WriteCheckpoint,
+)
+from syncer_node.machine.standby import (
+    FAILURES_MAX,
+    FETCH_RETRY_S,
+    FETCHES_MAX,
+    NONE,
+    REPAIR_RETRY_S,
+    WRITE_RETRY_S,
+    Following,
 )
 from syncer_node.raft.log import Entry
 from tests.builders import (

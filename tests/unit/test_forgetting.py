@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.records import Admission, RunEnding, record_hash
-from syncer_node import voter_files
-from syncer_node.recovery import log_start, scan
-from syncer_node.voter_files import VoterFiles
+from protocol.log.records import Admission, RunEnding, record_hash
+from syncer_node.storage import voter_files
+from syncer_node.storage.recovery import log_start, scan
+from syncer_node.storage.voter_files import VoterFiles
 from tests.builders import DISK, STRANGER, SYNCER, founded, project
 
 RECORDS = 40

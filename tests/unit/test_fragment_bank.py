@@ -3,15 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from node.bank import FragmentBank
-from node.host.shelf import Shelf
+from host.bulk.blob_cache import Shelf
+from node.trainer_client.fragment_bank import FragmentBank
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.numerics.chunks import blobs, manifest, root
 from protocol.numerics.codecs import NonFinite, decode, encode
 from protocol.numerics.outer import digest
-from protocol.numerics.version import next_version, state_digests
-from simulator.tiny import tiny_weights
+from protocol.numerics.versions import next_version, state_digests
+from simulator.stand_ins.tiny import tiny_weights
 from tests.builders import layout, merged, project, rounds
 
 LAYOUT = layout()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tui.frugality import REST_S_MAX, Frugality
+from tui.draw_throttle import REST_S_MAX, Frugality
 
 
 def drawings(cost_s, *, seconds=60.0, frames_per_s=2.0):

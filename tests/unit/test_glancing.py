@@ -7,8 +7,8 @@ import pytest
 from protocol.limits import ALIVE_EVERY_S, HEARTBEATS_PER_S
 from protocol.machine import WakeAt
 from protocol.messages import Alive, Pull
-from simulator.tiny import SimSigner
-from syncer_node.glancing import BEATS_LOOK_S, BEATS_LOOK_S_MAX, FEW, PUSHES_LOOK_S
+from simulator.stand_ins.tiny import SimSigner
+from syncer_node.machine.look_throttle import BEATS_LOOK_S, BEATS_LOOK_S_MAX, FEW, PUSHES_LOOK_S
 from tests.builders import SyncerBench, heartbeat, project, rounds
 
 MANY = FEW + 4

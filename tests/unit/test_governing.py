@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node.host import keystore
-from node.host.control import ControlServer
-from node.host.home import Home
-from node.host.signed_project import (
+from host.control.server import ControlServer
+from host.files import keystore
+from host.files.home import Home
+from host.files.signed_project import (
     OpenedProject,
     newest_of,
     open_project,
@@ -22,9 +22,7 @@ from node.host.signed_project import (
     write_signed,
 )
 from protocol import wire
-from protocol.messages import CertifiedRecord, Envelope
-from protocol.project import Voter, encode, project_id
-from protocol.records import (
+from protocol.log.records import (
     NO_RECORD,
     Record,
     RunEnding,
@@ -33,10 +31,12 @@ from protocol.records import (
     record_hash,
     sign_record,
 )
+from protocol.messages import CertifiedRecord, Envelope
+from protocol.project import Voter, encode, project_id
 from protocol.status import NetworkStatus, ProjectStatus, SeatStatus, VoterRow, WitnessStatus
 from shoal.__main__ import main
-from simulator.tiny import tiny_project
-from syncer_node.voter_files import VoterFiles
+from simulator.stand_ins.tiny import tiny_project
+from syncer_node.storage.voter_files import VoterFiles
 
 B, W = b"\xbb" * 32, b"\xcc" * 32
 LEARNER = "ab" * 32

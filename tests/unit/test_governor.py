@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.politeness.governor import (
+from host.files.local_settings import (
+    LearnerSettings,
+    LimitSettings,
+    PresentSettings,
+    Settings,
+    WhenSettings,
+)
+from host.files.weekly_hours import Schedule
+from node.governor.governor import (
     CALM_S,
     Governor,
     Reading,
@@ -17,14 +25,6 @@ from node.politeness.governor import (
     device_wanted,
     mode_of,
     rules_of,
-)
-from node.politeness.schedule import Schedule
-from node.politeness.settings import (
-    LearnerSettings,
-    LimitSettings,
-    PresentSettings,
-    Settings,
-    WhenSettings,
 )
 
 QUIET = Reading(weekday=0, minute=720)

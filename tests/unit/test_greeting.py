@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from node.host import keystore
-from node.host.addresses import PEERS_TRIED_MAX
-from node.host.greeting import Greeting
-from node.host.neighbours import ConnectedPeer
-from node.host.peer_file import PeerFile
+from host.addresses import PEERS_TRIED_MAX
+from host.files import keystore
+from host.nat.dialer import Greeting
+from host.nat.peer_file import PeerFile
+from host.network.neighbours import ConnectedPeer
 from protocol.errors import PeerUnreachable
 
 

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.trainer import group
-from node.trainer.followers import part_for
-from node.trainer.link import Configure
-from node.trainer.reader import BlockReader, part_of
+from node.trainer.link.messages import Configure
+from node.trainer.ranks import group
+from node.trainer.ranks.followers import part_for
+from node.trainer.text.reader import BlockReader, part_of
 
 
 class Counting:

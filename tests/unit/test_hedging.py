@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from node.host import hedging
+from host import hedged_fetch
 from protocol.errors import NotHeld, TransientError
 
 WANTED = [(b"a" * 32, 2), (b"b" * 32, 2)]
@@ -52,12 +52,12 @@ async def trickles(digest, length, on_progress):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(hedging, "QUIET_S", 0.05)
-    monkeypatch.setattr(hedging, "LOOK_S", 0.005)
+    monkeypatch.setattr(hedged_fetch, "QUIET_S", 0.05)
+    monkeypatch.setattr(hedged_fetch, "LOOK_S", 0.005)
 
 
 def fetch(sources, keys):
-    return asyncio.run(hedging.fetch_from(sources, keys, WANTED))
+    return asyncio.run(hedged_fetch.fetch_from(sources, keys, WANTED))
 
 
 def test_the_first_that_has_it_is_enough():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.host.home import Home
+from host.files.home import Home
 from protocol.errors import UserError
 
 PROJECT = bytes(range(32))

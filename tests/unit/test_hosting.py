@@ -9,16 +9,15 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-import syncer_node.daemon
-from node.host import keystore
-from node.host.home import Daemon, Home
-from node.host.joinlink import JoinLink, format_link
-from node.host.options import WitnessOptions
-from node.host.reachability import Reachability
-from node.host.relaying import Relaying
-from node.host.shaping import Shaper
-from node.host.signed_project import read_signed, seal_project, write_signed
-from node.host.transport import Traffic, TransportState
+from host.files import keystore
+from host.files.home import Daemon, Home
+from host.files.signed_project import read_signed, seal_project, write_signed
+from host.join_link import JoinLink, format_link
+from host.nat.reachability import Reachability
+from host.nat.relay import Relaying
+from host.network.rate_limit import Shaper
+from host.options import WitnessOptions
+from host.transport import Traffic, TransportState
 from protocol import wire
 from protocol.errors import TransientError, UserError
 from protocol.machine import Do, Started, Stop, StopAsked
@@ -30,10 +29,10 @@ from protocol.status import (
     SwarmStatus,
     SyncerStatus,
 )
-from shoal import running
 from shoal.__main__ import main
-from simulator.tiny import tiny_project
-from syncer_node import witness_daemon
+from shoal.machine import run_commands
+from simulator.stand_ins.tiny import tiny_project
+from syncer_node.daemon import syncer_daemon, witness_daemon
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.jobs import BallotSaved, SaveBallot
 
@@ -80,7 +79,7 @@ def error_of(capsys) -> str:
 
 
 @pytest.mark.parametrize(
-    ("role", "module"), [("syncer", syncer_node.daemon), ("witness", witness_daemon)]
+    ("role", "module"), [("syncer", syncer_daemon), ("witness", witness_daemon)]
 )
 def test_a_join_links_hosts_must_answer_at_first_and_may_later(
     home, target, role, module, monkeypatch
@@ -148,9 +147,9 @@ def drained(home, monkeypatch):
             return dict(answer)
 
         found = [Daemon("syncer", "default", home.root / "socket")]
-        monkeypatch.setattr(running.daemons, "find_daemons", lambda *_, **__: found)
-        monkeypatch.setattr(running.control_client, "call", call)
-        monkeypatch.setattr(running.daemons, "looks", lambda *_, **__: iter(statuses))
+        monkeypatch.setattr(run_commands.daemons, "find_daemons", lambda *_, **__: found)
+        monkeypatch.setattr(run_commands.client, "call", call)
+        monkeypatch.setattr(run_commands.daemons, "looks", lambda *_, **__: iter(statuses))
 
     return stage
 

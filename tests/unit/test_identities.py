@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from node.host import keystore
-from node.host.home import Home
+from host.files import keystore
+from host.files.home import Home
 from protocol.errors import UserError
-from shoal import identities
+from shoal.machine import identity_command
 
 
 @pytest.fixture(autouse=True)
 def no_passphrase(monkeypatch):
-    monkeypatch.delenv(identities.PASSPHRASE_VARIABLE, raising=False)
+    monkeypatch.delenv(identity_command.PASSPHRASE_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def other(tmp_path) -> Home:
 
 
 def export(home, to, **wishes):
-    return identities.export(
+    return identity_command.export(
         home, to, **{"role": None, "instance": None, "passphrase_file": None, **wishes}
     )
 
 
 def bring_back(home, source, **wishes):
     default = {"instance": None, "passphrase_file": None, "is_replacing": False}
-    return identities.bring_back(home, source, **{**default, **wishes})
+    return identity_command.bring_back(home, source, **{**default, **wishes})
 
 
 def test_a_key_comes_back_on_another_machine(home, other, tmp_path):
@@ -63,17 +63,17 @@ def test_a_passphrase_is_needed_to_come_back(home, other, tmp_path, monkeypatch)
     export(home, tmp_path / "backup", passphrase_file=secret)
     with pytest.raises(UserError, match="is encrypted"):
         bring_back(other, tmp_path / "backup")
-    monkeypatch.setenv(identities.PASSPHRASE_VARIABLE, "wrong horse")
+    monkeypatch.setenv(identity_command.PASSPHRASE_VARIABLE, "wrong horse")
     with pytest.raises(UserError, match="passphrase is not the right one"):
         bring_back(other, tmp_path / "backup")
-    assert identities.key_files(other) == []
+    assert identity_command.key_files(other) == []
     bring_back(other, tmp_path / "backup", passphrase_file=secret)
-    assert len(identities.key_files(other)) == 1
+    assert len(identity_command.key_files(other)) == 1
 
 
 def test_a_short_passphrase_protects_nothing(home, tmp_path, monkeypatch):
     keystore.load_or_create(home.identity("owner"))
-    monkeypatch.setenv(identities.PASSPHRASE_VARIABLE, "1234567")
+    monkeypatch.setenv(identity_command.PASSPHRASE_VARIABLE, "1234567")
     with pytest.raises(UserError, match="at least 8"):
         export(home, tmp_path / "backup")
     assert not (tmp_path / "backup").exists()
@@ -135,7 +135,7 @@ def test_one_key_of_several_must_be_named(home, tmp_path):
         (lambda text: text.replace("role: owner", "role: king"), "was not written by"),
         (lambda text: text.replace("key: ", "key: 00"), "is damaged"),
         (lambda text: text.replace("MC4C", "MC5C"), "the file is damaged"),
-        (lambda text: text + "x" * identities.FILE_BYTES_MAX, "was not written by"),
+        (lambda text: text + "x" * identity_command.FILE_BYTES_MAX, "was not written by"),
     ],
 )
 def test_what_is_no_back_up_is_refused(home, other, tmp_path, change, words):
@@ -145,18 +145,18 @@ def test_what_is_no_back_up_is_refused(home, other, tmp_path, change, words):
     (tmp_path / "backup").write_text(change(text))
     with pytest.raises(UserError, match=words):
         bring_back(other, tmp_path / "backup")
-    assert identities.key_files(other) == []
+    assert identity_command.key_files(other) == []
 
 
 def test_showing_names_what_is_wrong_with_a_key_and_shows_the_others(home):
     key = keystore.load_or_create(home.identity("owner")).key
     keystore.load_or_create(home.identity("syncer")).path.chmod(0o644)
-    text = "\n".join(identities.show(home))
+    text = "\n".join(identity_command.show(home))
     assert key.hex() in text
     assert "can be read by other users" in text
 
 
 def test_a_home_without_keys_says_how_to_get_one(home):
     with pytest.raises(UserError, match="no key"):
-        identities.show(home)
+        identity_command.show(home)
     assert not home.root.exists()

@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from node.trainer import alone, link
-from node.trainer.data import open_corpus
 from node.trainer.failures import StepAbandoned, TrainerFailure, failure_of
-from node.trainer.files import read_fragments
-from node.trainer.link_end import TrainerEnd
+from node.trainer.link import messages
+from node.trainer.link.endpoint import TrainerEnd
 from node.trainer.loop import (
     WARMUP_FLOOR_FRAC,
     InnerLoop,
@@ -23,10 +21,13 @@ from node.trainer.loop import (
     make_accelerator,
 )
 from node.trainer.model import build_model, describe_model, initial_weights, layout_of
-from node.trainer.reader import BlockReader
 from node.trainer.session import Session
-from node.trainer.vocabulary import ByteVocabulary
-from node.trainer.workshop import THREAD_VARIABLES, Workshop
+from node.trainer.setup import THREAD_VARIABLES, Workshop
+from node.trainer.text.corpus import open_corpus
+from node.trainer.text.reader import BlockReader
+from node.trainer.text.tokenizer import ByteVocabulary
+from node.trainer.tools import alone
+from node.trainer.tools.files import read_fragments
 from protocol.errors import InternalError
 from protocol.project import (
     Charter,
@@ -312,7 +313,7 @@ def run_session(genesis, folder, *commands):
     ours, theirs = socket.socketpair()
     end = TrainerEnd(theirs)
     for command in (configure(genesis, folder), *commands):
-        ours.sendall(link.frame(command))
+        ours.sendall(messages.frame(command))
     try:
         Session(end).run()
     finally:
@@ -324,14 +325,14 @@ def test_commands_that_make_no_sense_end_the_session(tmp_path, monkeypatch):
     for name in THREAD_VARIABLES:
         monkeypatch.setenv(name, "1")
     genesis = tiny_genesis(tmp_path)
-    run_session(genesis, tmp_path, link.Quit())
+    run_session(genesis, tmp_path, messages.Quit())
     for command, words in (
-        (link.Begin(), r"fragments \[0, 1, 2\]"),
-        (link.Assign(1, 0, 5, 8), "no slot 5"),
-        (link.CaptureMoments(1, 0, 5, 8), "no slot 5"),
-        (link.InstallMoments(1, 0, 5, 8), "no slot 5"),
+        (messages.Begin(), r"fragments \[0, 1, 2\]"),
+        (messages.Assign(1, 0, 5, 8), "no slot 5"),
+        (messages.CaptureMoments(1, 0, 5, 8), "no slot 5"),
+        (messages.InstallMoments(1, 0, 5, 8), "no slot 5"),
         (configure(genesis, tmp_path), "Configure makes no sense"),
-        (link.Blocks(((3, 3),)), "no range"),
+        (messages.Blocks(((3, 3),)), "no range"),
     ):
         with pytest.raises(InternalError, match=words):
             run_session(genesis, tmp_path, command)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from node.moments import moments_numel
-from node.trainer.data import open_corpus
+from node.machine.moments import moments_numel
 from node.trainer.failures import TrainerFailure
 from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, describe_model, layout_of
 from node.trainer.optimizers import MuonAndAdamW, make_optimizer
-from node.trainer.reader import BlockReader
-from node.trainer.workshop import Workshop
+from node.trainer.setup import Workshop
+from node.trainer.text.corpus import open_corpus
+from node.trainer.text.reader import BlockReader
 from protocol.errors import UserError
 from protocol.project import encode
 from tests.tiny_project import BLOCK_SEQUENCES, CONFIG, INNER, configure, tiny_genesis

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.host.home import Home
+from host.files.home import Home
 from protocol.status import SyncerStatus
-from shoal import daemons
 from shoal.__main__ import main
+from shoal.common import daemons
 from tests.daemon_double import LINK, STATUS, FakeDaemon
 
 SYNCER = SyncerStatus(

@@ -10,7 +10,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.host.joinlink import JoinLink, format_link, parse_link
+from host.join_link import JoinLink, format_link, parse_link
 from protocol import limits
 from protocol.errors import UserError
 

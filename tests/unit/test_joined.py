@@ -7,14 +7,14 @@ import socket
 import msgspec
 import pytest
 
-import node.daemon
-from node.host import joined
-from node.host.home import Home
-from node.host.joinlink import JoinLink, format_link
+from host.files import memberships
+from host.files.home import Home
+from host.join_link import JoinLink, format_link
+from node.daemon import learner_daemon
 from protocol.errors import UserError
 from protocol.status import NodeStatus
-from shoal import leaving
 from shoal.__main__ import main
+from shoal.machine import leave_command
 from tests.daemon_double import PEER, STATUS, FakeDaemon
 
 
@@ -38,7 +38,7 @@ def home(tmp_path, monkeypatch) -> Home:
 def started(home, monkeypatch) -> list:
     """The options of every daemon that was to start."""
     seen: list = []
-    monkeypatch.setattr(node.daemon, "run", lambda options: seen.append(options) or 0)
+    monkeypatch.setattr(learner_daemon, "run", lambda options: seen.append(options) or 0)
     return seen
 
 
@@ -155,13 +155,13 @@ def test_a_learner_at_work_for_another_project_is_left_alone(started, home, caps
 
 def test_a_learner_that_stays_is_not_forgotten(started, home, capsys, monkeypatch):
     main(["join", TINY])
-    monkeypatch.setattr(leaving, "HAND_IN_S", 0.2)
+    monkeypatch.setattr(leave_command, "HAND_IN_S", 0.2)
     daemon = FakeDaemon(home.socket("learner"), working_for(1))
     monkeypatch.setattr(FakeDaemon, "_end", lambda self, verb: {})
     assert main(["leave"]) == 3
     daemon.close()
     assert "nothing was forgotten" in capsys.readouterr().err
-    assert len(joined.memberships(home)) == 1
+    assert len(memberships.memberships(home)) == 1
 
 
 def test_a_killed_learner_does_not_keep_one_from_leaving(started, home):
@@ -173,11 +173,11 @@ def test_a_killed_learner_does_not_keep_one_from_leaving(started, home):
 
 def test_words_of_a_link_with_line_breaks_are_kept_without(started, home):
     main(["join", f"{TINY[:30]}\n {TINY[30:]}"])
-    (one,) = joined.memberships(home)
+    (one,) = memberships.memberships(home)
     assert one.joined.link == TINY
 
 
 def test_a_link_that_is_none_leaves_no_trace(started, home):
     assert main(["join", TINY[:-3]]) == 2
     with pytest.raises(UserError):
-        joined.named(joined.memberships(home), None)
+        memberships.named(memberships.memberships(home), None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.joining import prove_index, read_charter
+from node.machine.index_proof import prove_index, read_charter
 from protocol import wire
 from protocol.errors import BadSignature, MalformedMessage, UnexpectedMessage, WrongProject
+from protocol.log.records import SeatTaken
 from protocol.project import Voter, encode
-from protocol.records import SeatTaken
 from protocol.signing import seal
-from simulator.tiny import SimSigner, sim_verify
+from simulator.stand_ins.tiny import SimSigner, sim_verify
 from tests.builders import (
     FRAGMENTS,
     STRANGER,

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from node.host import keystore
+from host.files import keystore
 from protocol.errors import MalformedMessage, UserError
 
 PEER_ID = "12D3KooWA1fSTf6iTo2cKnh1epDYJH4Lot8SZcFnaHakq96muaQr"
@@ -121,7 +121,7 @@ def test_a_released_lock_can_be_taken_again(tmp_path):
 
 def test_a_dead_holder_holds_nothing(tmp_path):
     code = (
-        "import os, pathlib, sys; from node.host import keystore; "
+        "import os, pathlib, sys; from host.files import keystore; "
         "held = keystore.lock(pathlib.Path(sys.argv[1]), remedy=''); os._exit(9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "key")], timeout=30)

@@ -9,19 +9,19 @@ import sys
 import msgspec
 import pytest
 
-from node.host import last_run
-from node.host.home import Home
-from node.host.last_run import Note, words_of_end
+from host.files import crash_marker
+from host.files.crash_marker import Note, words_of_end
+from host.files.home import Home
 
 NOTE = Note(pid=7, at_s=0.0, boot_id="a", memory_killings=3)
 
 PROGRAM = """
 import logging, os, signal, sys
 from pathlib import Path
-from node.host import last_run
-from node.host.home import Home
+from host.files import crash_marker
+from host.files.home import Home
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-with last_run.life(Home(Path(sys.argv[1])), "learner", "default", remedy=""):
+with crash_marker.life(Home(Path(sys.argv[1])), "learner", "default", remedy=""):
     print("alive", flush=True)
     exec(sys.argv[2])
 """
@@ -69,7 +69,7 @@ def test_a_crash_of_a_library_is_told_with_where_it_was(home):
 
 
 def test_a_second_daemon_does_not_take_the_note_of_the_first(home):
-    with last_run.life(home, "learner", "default", remedy="x"):
+    with crash_marker.life(home, "learner", "default", remedy="x"):
         assert live(home, "pass").returncode == 1
         assert home.log("learner").with_suffix(".running").exists()
 
@@ -97,5 +97,5 @@ def test_a_damaged_note_says_nothing(home):
 
 
 def test_this_system_has_the_numbers():
-    assert last_run._boot_id()
-    assert last_run.KILLINGS.read_text().count("\noom_kill ") == 1
+    assert crash_marker._boot_id()
+    assert crash_marker.KILLINGS.read_text().count("\noom_kill ") == 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.jobs import FindSeat
-from node.linking import Link
+from node.machine.jobs import FindSeat
+from node.machine.syncer_link import Link
 from protocol import limits
+from protocol.log.records import CharterAdopted, Record, SeatTaken, record_hash
 from protocol.machine import Connect, Failed, PeerDown, PeerUp
 from protocol.messages import Alive, Hello, Refused, Welcome
 from protocol.project import Voter
-from protocol.records import CharterAdopted, Record, SeatTaken, record_hash
-from simulator.tiny import SimSigner
+from simulator.stand_ins.tiny import SimSigner
 from tests.builders import (
     SYNCER,
     LearnerBench,

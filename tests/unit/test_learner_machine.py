@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.jobs import (
+from node.machine.jobs import (
     Advance,
     Advanced,
     Capture,
@@ -18,9 +18,18 @@ from node.jobs import (
     StateFetched,
     TrainerReady,
 )
-from node.learner import BACK_OFF_S, REFUSED_EXIT
-from node.linking import Link
+from node.machine.learner import BACK_OFF_S, REFUSED_EXIT
+from node.machine.syncer_link import Link
 from protocol import wire
+from protocol.log.records import (
+    BlocksLeased,
+    CheckpointMarked,
+    RunEnded,
+    RunEnding,
+    SeatTaken,
+    Span,
+    WeightsInitialised,
+)
 from protocol.machine import Connect, Failed, JobDone, PeerDown, PeerUp, StopAsked
 from protocol.messages import (
     Alive,
@@ -38,18 +47,9 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.project import encode
-from protocol.records import (
-    BlocksLeased,
-    CheckpointMarked,
-    RunEnded,
-    RunEnding,
-    SeatTaken,
-    Span,
-    WeightsInitialised,
-)
 from protocol.signing import seal
 from protocol.trace import PeerMisbehaved
-from simulator.syncers import charter_envelope
+from simulator.swarm.syncers import charter_envelope
 from tests.builders import (
     FRAGMENTS,
     ONE,

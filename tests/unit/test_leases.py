@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import MalformedMessage
-from protocol.leases import LeaseBook
+from protocol.log.leases import LeaseBook
+from protocol.log.records import Span
 from protocol.messages import Cursor
-from protocol.records import Span
 from tests.builders import ONE, TWO
 
 BLOCK, AT_S = 4, 1.7e9

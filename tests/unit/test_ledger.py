@@ -9,11 +9,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from node.host import keystore
-from node.host.home import Home
-from node.host.signed_project import open_project, write_signed
-from protocol import accounts, wire
-from protocol.accounts import (
+from host.files import keystore
+from host.files.home import Home
+from host.files.signed_project import open_project, write_signed
+from protocol import wire
+from protocol.errors import CorruptState, UserError
+from protocol.log import accounts
+from protocol.log.accounts import (
     GUESTS_MAX,
     KINDS_MAX,
     NAME_CHARS_MAX,
@@ -24,21 +26,20 @@ from protocol.accounts import (
     Refusal,
     printable,
 )
-from protocol.errors import CorruptState, UserError
+from protocol.log.records import AccountsNoted, Record, RunEnding, SeatTaken
+from protocol.log.state import SwarmSummary
 from protocol.machine import Send, Start
-from protocol.membership import Membership
 from protocol.messages import AccountsPart, Decline, StateOffer
+from protocol.peers.membership import Membership
 from protocol.project import encode, project_id
-from protocol.records import AccountsNoted, Record, RunEnding, SeatTaken
 from protocol.signing import seal
-from protocol.state import SwarmSummary
-from shoal import accounting
-from shoal.exit_codes import ExitCode
-from simulator.tiny import tiny_project
-from syncer_node.jobs import InstallState
-from syncer_node.ledger import SHOWN_MAX, leading_rows, ledger_of, read_state
-from syncer_node.noting import EVERY_S, FIRST_S, Noting
-from syncer_node.store import Checkpoint, Store
+from shoal.common.exit_codes import ExitCode
+from shoal.machine import ledger_command
+from simulator.stand_ins.tiny import tiny_project
+from syncer_node.machine.contributor_notes import EVERY_S, FIRST_S, Noting
+from syncer_node.machine.jobs import InstallState
+from syncer_node.storage.ledger import SHOWN_MAX, leading_rows, ledger_of, read_state
+from syncer_node.storage.store import Checkpoint, Store
 from tests.builders import (
     FRAGMENTS,
     ONE,
@@ -312,7 +313,7 @@ def test_a_log_that_breaks_is_said_to_be_broken(hosted):
     store.voter.append(1, log.encoded[2:])
     store.close()
     with pytest.raises(UserError, match="breaks at record 2"):
-        accounting.read_ledgers(home, "default")
+        ledger_command.read_ledgers(home, "default")
     with pytest.raises(CorruptState, match="breaks at record 2"):
         read_state(root, hosted[2])
 
@@ -322,7 +323,7 @@ def test_a_log_that_breaks_is_said_to_be_broken(hosted):
 
 def test_the_table_tells_everything_without_a_daemon(hosted, capsys):
     home, _, opened, log = hosted
-    code = accounting.ledger(home, instance="default", as_json=False, csv_path=None)
+    code = ledger_command.ledger(home, instance="default", as_json=False, csv_path=None)
     told = capsys.readouterr().out
     assert code == ExitCode.DONE
     assert f"{opened.genesis.name} {opened.id.hex()[:8]}" in told
@@ -335,14 +336,14 @@ def test_the_table_tells_everything_without_a_daemon(hosted, capsys):
 def test_json_and_csv_hold_every_contributor(hosted, tmp_path, capsys):
     home = hosted[0]
     path = tmp_path / "ledger.csv"
-    accounting.ledger(home, instance="default", as_json=False, csv_path=path)
+    ledger_command.ledger(home, instance="default", as_json=False, csv_path=path)
     assert capsys.readouterr().out.startswith("wrote 2 contributors to")
     with path.open(newline="") as handle:
         first, second = csv.DictReader(handle)
     assert first["name"] == "'=cmd()"
     assert (first["tokens"], first["fragment tokens"], first["record"]) == ("128", "512", "5")
     assert (second["refused"], second["last merged"]) == ("3", "2023-11-14 22:13 UTC")
-    accounting.ledger(home, instance="default", as_json=True, csv_path=path)
+    ledger_command.ledger(home, instance="default", as_json=True, csv_path=path)
     (told,) = json.loads(capsys.readouterr().out)
     assert [row["merges"] for row in told["contributors"]] == [2, 1]
 
@@ -350,6 +351,6 @@ def test_json_and_csv_hold_every_contributor(hosted, tmp_path, capsys):
 def test_without_a_log_or_where_a_file_cannot_be_written_it_says_so(hosted, tmp_path):
     home = hosted[0]
     with pytest.raises(UserError, match="No syncer called 'other'"):
-        accounting.ledger(home, instance="other", as_json=False, csv_path=None)
+        ledger_command.ledger(home, instance="other", as_json=False, csv_path=None)
     with pytest.raises(UserError, match="cannot be written"):
-        accounting.ledger(home, instance="default", as_json=False, csv_path=tmp_path)
+        ledger_command.ledger(home, instance="default", as_json=False, csv_path=tmp_path)

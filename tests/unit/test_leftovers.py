@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from node.host.leftovers import AGE_S_MIN, sweep
+from host.network.stale_sockets import AGE_S_MIN, sweep
 
 
 def bound(path):

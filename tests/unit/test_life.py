@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from node.host.life import live, quiet_about_peers
+from host.runtime.lifecycle import live, quiet_about_peers
 
 MESSAGE = "Unhandled exception in client_connected_cb"
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.host.options import bulk_at
-from node.politeness.settings import Settings
+from host.files.local_settings import Settings
+from host.options import bulk_at
 from protocol.errors import UserError
-from shoal import local_settings
-from shoal.local_settings import as_text, keys, load, read_text
-from shoal.project_schema import Place
+from shoal.common import settings_file
+from shoal.common.settings_file import as_text, keys, load, read_text
+from shoal.common.toml_tables import Place
 
 GIB = 2**30
 HERE = Place("here")
@@ -23,7 +23,7 @@ def file(tmp_path):
 
 
 def test_a_port_for_bulk_data_is_a_number_or_one_of_two_words(file):
-    key = local_settings.BULK_PORT
+    key = settings_file.BULK_PORT
     assert load(file, environ={}).value(key) == "any"
     for said, meant in (("off", "off"), (4110, "4110"), ("4110", "4110")):
         assert load(file, environ={}, flags={key: said}).value(key) == meant
@@ -121,7 +121,7 @@ def test_every_key_says_what_it_is_for_and_its_default_is_allowed():
 
 @given(count=st.integers(1, 2**50))
 def test_amounts_are_written_as_they_are_read(count):
-    text = local_settings.amount_text(count)
+    text = settings_file.amount_text(count)
     assert read_text("limits.ram_bytes_max", text, HERE) == count
 
 
@@ -133,10 +133,10 @@ def test_amounts_of_a_thousand_and_of_1024():
 
 
 def test_the_file_lies_with_other_configuration_unless_it_is_named(monkeypatch):
-    named = local_settings.settings_path({"SHOAL_CONFIG": "/etc/shoal.toml"})
+    named = settings_file.settings_path({"SHOAL_CONFIG": "/etc/shoal.toml"})
     assert str(named) == "/etc/shoal.toml"
     monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere")
-    assert str(local_settings.settings_path({})) == "/somewhere/shoal/settings.toml"
+    assert str(settings_file.settings_path({})) == "/somewhere/shoal/settings.toml"
 
 
 def test_an_unknown_key_is_told_its_neighbours(file):
@@ -147,6 +147,6 @@ def test_an_unknown_key_is_told_its_neighbours(file):
 def test_a_demo_is_as_it_comes(file):
     file.write_text("[when]\nmode = 'never'\n")
     environ = {"SHOAL_CONFIG": str(file), "SHOAL_LIMITS_NICE": "3", "PATH": "/bin"}
-    clean = local_settings.without_settings(environ)
+    clean = settings_file.without_settings(environ)
     assert clean["PATH"] == "/bin"
     assert load(environ=clean).values == Settings()

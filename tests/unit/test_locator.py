@@ -8,9 +8,9 @@ import random
 import msgspec
 import pytest
 
-from node import locator as locating
-from node.host.seat import SeatNotice
-from node.locator import Locator
+from host.network.leader_discovery import SeatNotice
+from node.download import locator as locating
+from node.download.locator import Locator
 from protocol import wire
 from protocol.errors import PeerUnreachable, TransientError
 from protocol.ids import short

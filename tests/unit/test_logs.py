@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-from node.host import logs
-from node.host.home import Home
-from node.host.log_lines import LogLine, parse
+from host.files.home import Home
+from host.runtime import logs
+from host.runtime.log_lines import LogLine, parse
 from protocol.errors import TransientError
-from shoal import reading_logs
-from shoal.reading_logs import LogTail, LogView
+from shoal.machine import logs_command
+from shoal.machine.logs_command import LogTail, LogView
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def show(home, **changes) -> int:
     wishes = dict(
         role=None, instance=None, level="info", lines=50, is_following=False, is_json=False
     )
-    return reading_logs.show(home, **{**wishes, **changes})
+    return logs_command.show(home, **{**wishes, **changes})
 
 
 def texts(capsys) -> list[str]:
@@ -169,7 +169,7 @@ def test_following_shows_what_comes_and_who_comes(home, capsys, monkeypatch):
             case _:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(reading_logs.time, "sleep", pass_time)
+    monkeypatch.setattr(logs_command.time, "sleep", pass_time)
     assert show(home, is_following=True) == 0
     assert texts(capsys) == ["before", "during", "syncer default  a syncer"]
 
@@ -177,7 +177,7 @@ def test_following_shows_what_comes_and_who_comes(home, capsys, monkeypatch):
 def test_a_new_day_is_said_once(capsys):
     view = LogView()
     found = [
-        reading_logs.Found(LogLine(at=at, level="info", source="x", text=text), b"", "learner a")
+        logs_command.Found(LogLine(at=at, level="info", source="x", text=text), b"", "learner a")
         for at, text in ((1_700_000_000.0, "a"), (1_700_000_001.0, "b"), (1_700_200_000.0, "c"))
     ]
     view.show(found)

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from node.host.loop_lag import (
+from host.runtime.loop_lag import (
     BUSY_FRAC,
     EARLY_S,
     EVERY_S,

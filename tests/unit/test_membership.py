@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from protocol import limits
-from protocol.membership import Membership
 from protocol.messages import Cursor
+from protocol.peers.membership import Membership
 from tests.builders import ONE, THREE, TWO, heartbeat, hello, session
 
 

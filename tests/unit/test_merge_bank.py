@@ -4,15 +4,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from node.host.shelf import Shelf
+from host.bulk.blob_cache import Shelf
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
+from protocol.log.records import FragmentMerged
 from protocol.numerics.codecs import decode, encode, payload_bytes
 from protocol.numerics.outer import digest
-from protocol.records import FragmentMerged
-from simulator.tiny import tiny_weights
-from syncer_node.bank import MergeBank
-from syncer_node.jobs import Merge, MergePart
+from simulator.stand_ins.tiny import tiny_weights
+from syncer_node.machine.jobs import Merge, MergePart
+from syncer_node.storage.merge_bank import MergeBank
 from tests.builders import ONE, TWO, contribution, layout, project, push_header
 
 LAYOUT = layout()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.meter import MIN_S, WINDOW_S, Meter
+from node.download.throughput import MIN_S, WINDOW_S, Meter
 
 
 def test_the_rate_is_that_of_the_last_seconds():

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from node.trainer import initialise
-from node.trainer.export import byte_tokenizer, export_model
-from node.trainer.files import read_fragments, write_fragments
 from node.trainer.model import (
     ARCHITECTURES,
     FragmentView,
@@ -22,7 +19,10 @@ from node.trainer.model import (
     layout_of,
     tensor_specs,
 )
-from node.trainer.vocabulary import ByteVocabulary
+from node.trainer.text.tokenizer import ByteVocabulary
+from node.trainer.tools import initialise
+from node.trainer.tools.export import byte_tokenizer, export_model
+from node.trainer.tools.files import read_fragments, write_fragments
 from protocol.errors import InternalError, UserError
 from protocol.project import MergeRules, encode
 from tests.tiny_project import CONFIG, data_spec, tiny_genesis
@@ -225,8 +225,7 @@ def test_the_exported_tokenizer_knows_every_byte():
 
 
 def test_the_daemons_side_of_the_trainer_never_imports_torch():
-    code = (
-        "import sys, node.trainer.supervisor, node.trainer.data; sys.exit('torch' in sys.modules)"
-    )
+    modules = "node.trainer_client.process, node.trainer.text.corpus"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from node.moments import (
+from node.machine.moments import (
     STEPS_MAX,
     check_moments,
     chunk_lengths,

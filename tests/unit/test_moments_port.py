@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from node.host.shelf import Shelf
-from node.jobs import (
+from host.bulk.blob_cache import Shelf
+from node.machine.jobs import (
     CaptureMoments,
     DonorsFound,
     FetchMoments,
@@ -19,8 +19,8 @@ from node.jobs import (
     MomentsFetched,
     MomentsInstalled,
 )
-from node.moments import moments_numel
-from node.moments_port import MomentsPort
+from node.machine.moments import moments_numel
+from node.trainer_client.moments_port import MomentsPort
 from protocol import limits
 from protocol.errors import MalformedPayload, NotHeld, TransientError
 from protocol.machine import Failed

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.host.control import ControlServer
-from node.host.metrics import metrics_of
-from node.host.monitor import Monitor
-from node.host.options import MonitorAt
+from host.control.http import Monitor
+from host.control.metrics import metrics_of
+from host.control.server import ControlServer
+from host.options import MonitorAt
 from protocol.errors import UserError
 from protocol.status import (
     GuestStatus,
@@ -26,7 +26,7 @@ from protocol.status import (
     VoterRow,
     WitnessStatus,
 )
-from shoal.choices import monitor_at
+from shoal.common.choices import monitor_at
 from tests.daemon_double import STATUS
 
 HERE = MonitorAt("127.0.0.1", 0)
@@ -99,7 +99,7 @@ def test_health_says_how_things_are():
 
 @pytest.mark.parametrize("path", ["/healthz", "/metrics", "/api/v1/status"])
 def test_a_loop_that_hangs_is_unwell_and_soon_said(path, monkeypatch):
-    monkeypatch.setattr("node.host.monitor.ANSWER_S", 0.2)
+    monkeypatch.setattr("host.control.http.ANSWER_S", 0.2)
 
     async def main():
         async def never() -> dict:
@@ -142,7 +142,7 @@ def test_an_exposed_port_may_be_named():
 
 
 def test_a_client_that_says_nothing_does_not_keep_others_out(monkeypatch):
-    monkeypatch.setattr("node.host.monitor._Handler.timeout", 0.2)
+    monkeypatch.setattr("host.control.http._Handler.timeout", 0.2)
 
     def ask(port: int) -> float:
         with socket.create_connection(("127.0.0.1", port)):

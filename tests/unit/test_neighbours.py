@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from node.host import keystore
-from node.host.hivemind_parts import Multiaddr, p2pd_pb2
-from node.host.neighbours import ConnectedPeer, Neighbours
+from host.files import keystore
+from host.network.hivemind_parts import Multiaddr, p2pd_pb2
+from host.network.neighbours import ConnectedPeer, Neighbours
 
 
 def key(number: int) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from node.host.feed import Feed
-from node.host.links import RoundTrips, path_of
-from node.news import between
+from host.control.event_log import Feed
+from host.network.round_trips import RoundTrips, path_of
+from node.daemon.report_diff import between
 from protocol.status import PeerRow, SyncerStatus
 from protocol.trace import SessionClosed
 from tests.tui import recordings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.machine import PeerDown
 from protocol.messages import Pull
-from syncer_node.jobs import FetchPush, PushFetched
+from syncer_node.machine.jobs import FetchPush, PushFetched
 from tests.builders import ONE, TWO, SyncerBench, project, rounds
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.host.pace import BURST_S, PIECE_BYTES, Bucket
+from host.network.token_bucket import BURST_S, PIECE_BYTES, Bucket
 
 
 def test_bytes_leave_at_the_stated_rate():
@@ -19,7 +19,7 @@ def test_what_was_not_used_is_not_saved_up_for_long():
 
 
 def test_a_slow_donor_with_every_stream_in_use_is_not_taken_for_stalled():
-    from node.host.blobs import READ_S
+    from host.network.blobs import READ_S
     from protocol.limits import STREAMS_SERVED_MAX
 
     bucket = Bucket(1e6 / 8)

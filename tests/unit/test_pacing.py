@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncer_node.pacing import Pace, median_step_s
+from syncer_node.machine.pacing import Pace, median_step_s
 from tests.builders import FRAGMENTS, ONE, THREE, TWO, heartbeat, rounds, session
 
 NEVER_IDLE_S = 1e9

@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from node import status
-from node.finishing import FINISH_S_MAX
-from node.inner import Inner
-from node.jobs import (
+from node.daemon import status
+from node.machine.graceful_leave import FINISH_S_MAX
+from node.machine.jobs import (
     BeginSteps,
     Capture,
     Captured,
@@ -34,10 +33,11 @@ from node.jobs import (
     TrainerReady,
     WakeTrainer,
 )
-from node.tending import PARK_RETRY_S, WAKES_MAX
+from node.machine.trainer_control import PARK_RETRY_S, WAKES_MAX
+from node.machine.trainer_states import Inner
+from protocol.log.records import SeatTaken
 from protocol.machine import Failed, Note
 from protocol.messages import Alive, Cursor, Goodbye, Heartbeat, LeaseRequest, Pull, Push
-from protocol.records import SeatTaken
 from tests.builders import SYNCER, LearnerBench, Log, actions, digest_of, stops, weights
 
 

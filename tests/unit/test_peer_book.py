@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.host import keystore, peer_file
-from node.host.peer_file import PeerFile, is_sound
-from protocol.peers import (
+from host.files import keystore
+from host.nat import peer_file
+from host.nat.peer_file import PeerFile, is_sound
+from protocol.peers.peer_book import (
     ADDRESSES_MAX,
     AHEAD_S,
     FILE_BYTES_MAX,

@@ -1,7 +1,7 @@
 import pytest
 
 from protocol.errors import InternalError
-from protocol.permutation import block_at, permuted
+from protocol.log.permutation import block_at, permuted
 
 KEY = bytes(range(32))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from node.politeness.governor import Reading
-from node.politeness.own import Own
-from node.politeness.politeness import SETTLE_S, Politeness, TrainerFacts
-from node.politeness.sensors import Look
-from node.politeness.settings import LimitSettings, PresentSettings, Settings, WhenSettings
+from host.files.local_settings import LimitSettings, PresentSettings, Settings, WhenSettings
+from node.governor.governor import Reading
+from node.governor.policy import SETTLE_S, Politeness, TrainerFacts
+from node.governor.process_usage import Own
+from node.governor.sensors import Look
 
 GIB = 2**30
 TRAINING = TrainerFacts(device="cpu", pid=5, micro_batch=4, is_stepping=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node.host import keystore
-from node.host.home import Home
-from node.host.signed_project import (
+from host.files import keystore
+from host.files.home import Home
+from host.files.signed_project import (
     SignedProject,
     open_project,
     read_signed,
@@ -29,10 +29,10 @@ from protocol.project import (
     encode,
 )
 from protocol.signing import seal
-from shoal import governing, projects
-from shoal.presets import preset_of
-from shoal.project_file import parse, read_file, sign
-from shoal.project_text import SECTIONS, create_text
+from shoal.project import charter_commands, file_commands
+from shoal.project.presets import preset_of
+from shoal.project.project_file import parse, read_file, sign
+from shoal.project.template import SECTIONS, create_text
 from tests.tiny_project import write_text
 
 TEXT = create_text("harbour")
@@ -377,16 +377,18 @@ def test_signing_does_not_silently_undo_what_a_verb_changed(place, tmp_path):
     home = Home(tmp_path / "home")
     path = place / "undone.toml"
     path.write_text(small_text())
-    assert projects.sign(path, home, instance="default")[-1].startswith("next: shoal syncer run")
-    governing.add_voter(path, home, key=OTHER_KEY, role="syncer", priority=1)
+    assert file_commands.sign(path, home, instance="default")[-1].startswith(
+        "next: shoal syncer run"
+    )
+    charter_commands.add_voter(path, home, key=OTHER_KEY, role="syncer", priority=1)
     with pytest.raises(UserError, match="removed syncer abababab") as caught:
-        projects.sign(path, home, instance="default")
+        file_commands.sign(path, home, instance="default")
     assert "shoal project sign --change-voter" in str(caught.value)
     assert len(read_signed(path.with_suffix(".shoal")).charter.voters) == 2
-    said = projects.sign(path, home, instance="default", changes_voter=True)
+    said = file_commands.sign(path, home, instance="default", changes_voter=True)
     assert "changed     removed syncer abababab" in said
-    governing.set_values(path, home, settings=["rounds.quorum=2"])
-    said = projects.sign(path, home, instance="default")
+    charter_commands.set_values(path, home, settings=["rounds.quorum=2"])
+    said = file_commands.sign(path, home, instance="default")
     assert "changed     rounds.quorum = 1, was 2" in said
     assert read_signed(path.with_suffix(".shoal")).charter.revision == 5
 
@@ -395,10 +397,10 @@ def test_a_lost_signed_file_does_not_begin_the_revisions_anew(place, tmp_path):
     home = Home(tmp_path / "home")
     path = place / "lost.toml"
     path.write_text(small_text(**{"project.seed": 7}))
-    projects.sign(path, home, instance="default")
-    governing.ban(path, home, key=OTHER_KEY)
+    file_commands.sign(path, home, instance="default")
+    charter_commands.ban(path, home, key=OTHER_KEY)
     path.with_suffix(".shoal").unlink()
-    projects.sign(path, home, instance="default")
+    file_commands.sign(path, home, instance="default")
     assert read_signed(path.with_suffix(".shoal")).charter.revision == 3
 
 

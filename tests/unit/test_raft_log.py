@@ -7,9 +7,7 @@ import pytest
 
 from protocol import wire
 from protocol.errors import BadSignature, CorruptState, MalformedMessage, UnexpectedMessage
-from protocol.messages import Vote
-from protocol.project import Charter, Voter, encode
-from protocol.records import (
+from protocol.log.records import (
     Admission,
     CharterAdopted,
     RunEnding,
@@ -18,8 +16,10 @@ from protocol.records import (
     certify,
     sign_record,
 )
+from protocol.messages import Vote
+from protocol.project import Charter, Voter, encode
 from protocol.signing import seal
-from simulator.tiny import SimSigner, sim_verify, tiny_project
+from simulator.stand_ins.tiny import SimSigner, sim_verify, tiny_project
 from syncer_node.raft.log import Entry, Floor, LogStart, RaftLog
 
 A, B, C, D, E = (SimSigner(name) for name in "abcde")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.reach import (
+from protocol.peers.reachability import (
     AGAIN_S,
     ANSWER_S,
     ASK_AT_ONCE_MAX,

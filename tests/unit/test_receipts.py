@@ -7,18 +7,14 @@ import json
 import msgspec
 import pytest
 
-from node.host import keystore
-from node.host.contributions import Contributions, read_book
-from node.jobs import KeepReceipt
-from node.linking import Link
+from host.files import keystore
+from host.files.receipts_file import Contributions, read_book
+from node.machine.jobs import KeepReceipt
+from node.machine.syncer_link import Link
 from protocol import wire
-from protocol.desk import Desk
+from protocol.effect_queue import Desk
 from protocol.errors import FalseReceipt, RemoteError
-from protocol.machine import Send
-from protocol.membership import Membership
-from protocol.messages import Committed, Receipt
-from protocol.project import Voter, encode, project_id
-from protocol.receipts import (
+from protocol.log.receipts import (
     DAY_S,
     RECEIPTS_MAX,
     Credit,
@@ -30,11 +26,15 @@ from protocol.receipts import (
     sign_credit,
     thinned,
 )
-from protocol.records import FragmentMerged, Record, RunEnded, RunEnding, SeatTaken
+from protocol.log.records import FragmentMerged, Record, RunEnded, RunEnding, SeatTaken
+from protocol.machine import Send
+from protocol.messages import Committed, Receipt
+from protocol.peers.membership import Membership
+from protocol.project import Voter, encode, project_id
 from protocol.signing import seal, verify_ed25519
 from protocol.trace import PeerMisbehaved, ReceiptTaken
-from simulator.tiny import tiny_project
-from syncer_node.receipts import EVERY_S, Receipts
+from simulator.stand_ins.tiny import tiny_project
+from syncer_node.machine.receipt_issuer import EVERY_S, Receipts
 from tests.builders import (
     ONE,
     STRANGER,

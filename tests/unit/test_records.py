@@ -5,9 +5,7 @@ import pytest
 
 from protocol import limits, wire
 from protocol.errors import BadSignature, MalformedMessage, WrongProject
-from protocol.messages import CertifiedRecord, Vote
-from protocol.project import Origin, Voter
-from protocol.records import (
+from protocol.log.records import (
     NO_RECORD,
     CharterAdopted,
     Electorate,
@@ -20,7 +18,9 @@ from protocol.records import (
     seat_statement,
     sign_record,
 )
-from simulator.tiny import SimSigner, sim_verify
+from protocol.messages import CertifiedRecord, Vote
+from protocol.project import Origin, Voter
+from simulator.stand_ins.tiny import SimSigner, sim_verify
 from tests.builders import (
     STRANGER,
     SYNCER,

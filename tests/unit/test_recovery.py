@@ -4,15 +4,15 @@ import msgspec
 import pytest
 
 from protocol.errors import CorruptState
+from protocol.log.records import Admission, CharterAdopted, SeatTaken, open_record
+from protocol.log.state import SwarmState
 from protocol.project import Origin, Voter
-from protocol.records import Admission, CharterAdopted, SeatTaken, open_record
-from protocol.state import SwarmState
-from simulator.syncers import SimDisk
-from simulator.tiny import SimSigner, sim_verify
-from syncer_node import recovery
-from syncer_node.jobs import InstallState
+from simulator.stand_ins.tiny import SimSigner, sim_verify
+from simulator.swarm.syncers import SimDisk
+from syncer_node.machine.jobs import InstallState
 from syncer_node.raft.log import Floor
-from syncer_node.recovery import enter_epoch, log_start, recertify, refold, scan
+from syncer_node.storage import recovery
+from syncer_node.storage.recovery import enter_epoch, log_start, recertify, refold, scan
 from tests.builders import (
     DISK,
     STRANGER,

@@ -7,15 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from node.donating import (
-    BEHIND_S_MAX,
-    GIVE_EVERY_S,
-    OFFER_S_MAX,
-    SNAPSHOT_EVERY_S,
-    WAITING_MAX,
-    Giving,
-)
-from node.jobs import (
+from node.machine.jobs import (
     Advance,
     Advanced,
     BeginSteps,
@@ -38,7 +30,7 @@ from node.jobs import (
     TrainerReady,
     WithdrawMoments,
 )
-from node.rejoining import (
+from node.machine.moments_client import (
     ANSWER_S_MAX,
     DONORS_ASKED_MAX,
     REJOIN_TRANSITIONS,
@@ -47,6 +39,15 @@ from node.rejoining import (
     WAIT_S_MAX,
     Rejoin,
 )
+from node.machine.moments_server import (
+    BEHIND_S_MAX,
+    GIVE_EVERY_S,
+    OFFER_S_MAX,
+    SNAPSHOT_EVERY_S,
+    WAITING_MAX,
+    Giving,
+)
+from protocol.log.records import SeatTaken
 from protocol.machine import Connect, Failed, Note, PeerDown, PeerUp
 from protocol.messages import (
     AskMoments,
@@ -55,9 +56,8 @@ from protocol.messages import (
     MomentsRefused,
     VectorClock,
 )
-from protocol.records import SeatTaken
 from protocol.trace import MomentsTaken, PeerMisbehaved
-from simulator.tiny import SimSigner, tiny_project
+from simulator.stand_ins.tiny import SimSigner, tiny_project
 from tests.builders import (
     FRAGMENTS,
     ONE,

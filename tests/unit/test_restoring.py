@@ -8,20 +8,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from node.host import keystore
-from node.host import snapshot_files as files
-from node.host.home import Home
-from node.host.signed_project import read_signed, seal_project, write_signed
-from protocol.clocks import VectorClock
+from host.files import keystore
+from host.files import snapshot_files as files
+from host.files.home import Home
+from host.files.signed_project import read_signed, seal_project, write_signed
+from protocol.log.state import SwarmState
 from protocol.messages import Certificate, CertifiedRecord
 from protocol.project import encode, project_id
-from protocol.snapshots import Manifest, Skipped, stamp
-from protocol.state import SwarmState
+from protocol.snapshots.manifest import Manifest, Skipped, stamp
+from protocol.snapshots.vector_clock import VectorClock
 from shoal.__main__ import main
-from simulator.tiny import tiny_project
-from syncer_node.jobs import KeepSnapshot
-from syncer_node.snapshot_store import SnapshotStore
-from syncer_node.store import Checkpoint
+from simulator.stand_ins.tiny import tiny_project
+from syncer_node.machine.jobs import KeepSnapshot
+from syncer_node.storage.snapshot_store import SnapshotStore
+from syncer_node.storage.store import Checkpoint
 
 OLD, NEW = 1_700_000_000, 1_700_000_060
 

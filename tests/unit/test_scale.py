@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from shoal.__main__ import main
 from simulator.scale import bandwidth, heterogeneous, published, scavenge
-from simulator.scale.failing import FITTED, time_with_quorum
+from simulator.scale.failures import FITTED, time_with_quorum
 from simulator.scale.goodput import RIGID, Effort, cells, misfit
 
 BRIEF = Effort(samples=16, failures=60)

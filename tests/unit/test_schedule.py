@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.politeness.schedule import DAY_MINUTES, DAYS, Schedule, clock
+from host.files.weekly_hours import DAY_MINUTES, DAYS, Schedule, clock
 from protocol.errors import UserError
 
 MON, TUE, FRI, SAT, SUN = 0, 1, 4, 5, 6

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from node.host import keystore, sealed
-from node.host.certificates import certificate
-from node.host.sealed import Sealer
+from host.files import keystore
+from host.nat import relay_tls
+from host.nat.relay_tls import Sealer
+from host.network.certificates import certificate
 from protocol.errors import MalformedMessage
 
 
@@ -102,7 +103,7 @@ def test_a_read_that_was_cancelled_has_taken_nothing(tmp_path, hosts):
 def test_another_host_in_the_middle_is_not_taken_for_the_one_named(
     tmp_path, hosts, liar, monkeypatch
 ):
-    monkeypatch.setattr(sealed, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(relay_tls, "HANDSHAKE_S", 1.0)
     ada, bob, eve = hosts
     ends = (eve, bob) if liar == "client" else (ada, eve)
 

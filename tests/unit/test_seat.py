@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from protocol import limits, wire
+from protocol.log.records import NO_RECORD, CharterAdopted, FragmentMerged, Record, SeatTaken
 from protocol.machine import Connect, Failed, PeerDown, PeerUp, Started, StopAsked
 from protocol.messages import (
     CharterOffer,
@@ -21,13 +22,12 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.project import Voter
-from protocol.records import NO_RECORD, CharterAdopted, FragmentMerged, Record, SeatTaken
 from protocol.trace import PhaseChanged
-from simulator.tiny import SimSigner, tiny_project
-from syncer_node.jobs import FetchPayload, FetchWeights, KeepCharter, Merge, PayloadKept
+from simulator.stand_ins.tiny import SimSigner, tiny_project
+from syncer_node.machine.jobs import FetchPayload, FetchWeights, KeepCharter, Merge, PayloadKept
+from syncer_node.machine.leadership import Phase
+from syncer_node.machine.syncer import NOT_LEADING_RETRY_S
 from syncer_node.raft.jobs import Append, SaveBallot
-from syncer_node.seat import Phase
-from syncer_node.syncer import NOT_LEADING_RETRY_S
 from tests.builders import (
     ONE,
     STRANGER,

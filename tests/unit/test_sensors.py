@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from node.politeness import sensors
-from node.politeness.accelerators import Amd, DeviceReading, Nvidia
-from node.politeness.files import tree_bytes
-from node.politeness.own import SHARES_EVERY_S, OwnProcesses
-from node.politeness.owner_input import OwnerInput, look
-from node.politeness.sensors import Seldom, Sensors
+from node.governor import sensors
+from node.governor.accelerators import Amd, DeviceReading, Nvidia
+from node.governor.disk_usage import tree_bytes
+from node.governor.owner_input import OwnerInput, look
+from node.governor.process_usage import SHARES_EVERY_S, OwnProcesses
+from node.governor.sensors import Seldom, Sensors
 
 
 class NVMLError(Exception):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from node.host import joined
-from node.host.home import Home
-from shoal import service_units, services
+from host.files import memberships
+from host.files.home import Home
 from shoal.__main__ import main
-from shoal.service_units import UnitWish
+from shoal.machine import service_command, service_units
+from shoal.machine.service_units import UnitWish
 from tests.daemon_double import LINK
 
 WISH = UnitWish(
@@ -40,8 +40,8 @@ def home(tmp_path, monkeypatch) -> Home:
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("SHOAL_CONFIG", raising=False)
-    monkeypatch.setattr(services, "SYSTEM_UNITS", tmp_path / "system")
-    monkeypatch.setattr(services, "HOMES", ("/nobody/",))
+    monkeypatch.setattr(service_command, "SYSTEM_UNITS", tmp_path / "system")
+    monkeypatch.setattr(service_command, "HOMES", ("/nobody/",))
     return Home()
 
 
@@ -54,7 +54,7 @@ def systemctl(home, tmp_path, monkeypatch) -> Path:
     tool.chmod(0o755)
     log.touch()
     monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(services, "RUNNING_SYSTEMD", tmp_path)
+    monkeypatch.setattr(service_command, "RUNNING_SYSTEMD", tmp_path)
     return log
 
 
@@ -67,7 +67,7 @@ def test_a_link_is_joined_and_run_at_every_start(systemctl, home, tmp_path, caps
     text = unit_file(tmp_path).read_text()
     assert re.search(r"^ExecStart=\S+python\S* -m shoal run 0000000000000000$", text, re.M)
     assert f'Environment="SHOAL_HOME={home.root}"' in text
-    (one,) = joined.memberships(home)
+    (one,) = memberships.memberships(home)
     assert one.link.name == "tiny"
     asked = systemctl.read_text().splitlines()
     assert asked == ["--user daemon-reload", "--user enable --now shoal-learner-default.service"]
@@ -77,7 +77,7 @@ def test_a_link_is_joined_and_run_at_every_start(systemctl, home, tmp_path, caps
 def test_what_was_joined_needs_no_link(systemctl, home, tmp_path, capsys):
     assert main(["service", "install"]) == 2
     assert "Nothing has been joined here yet" in capsys.readouterr().err
-    joined.remember(home, joined.now_joined(LINK, "two", {}))
+    memberships.remember(home, memberships.now_joined(LINK, "two", {}))
     assert main(["service", "install", "tiny", "--instance", "two", "--no-start"]) == 0
     path = unit_file(tmp_path).with_name("shoal-learner-two.service")
     assert "shoal run 0000000000000000 --instance two\n" in path.read_text()
@@ -95,17 +95,17 @@ def test_options_of_the_daemon_are_checked_before_anything_is_written(systemctl,
 def test_printing_changes_nothing_and_needs_no_systemd(home, tmp_path, capsys):
     assert main(["service", "install", LINK, "--print"]) == 0
     assert capsys.readouterr().out.startswith(service_units.MARK)
-    assert joined.memberships(home) == []
+    assert memberships.memberships(home) == []
     assert not unit_file(tmp_path).exists()
 
 
 def test_without_systemd_it_says_what_to_do_instead(home, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(services, "RUNNING_SYSTEMD", tmp_path / "absent")
+    monkeypatch.setattr(service_command, "RUNNING_SYSTEMD", tmp_path / "absent")
     assert main(["service", "install", LINK]) == 2
     error = capsys.readouterr().err
     assert "systemd does not run on this machine" in error
     assert "shoal run" in error
-    assert joined.memberships(home) == []
+    assert memberships.memberships(home) == []
 
 
 def test_a_unit_of_somebody_else_is_not_overwritten(systemctl, tmp_path, capsys):
@@ -137,19 +137,19 @@ def test_uninstalling_removes_what_fits(systemctl, home, tmp_path, capsys):
     main(["service", "install", LINK])
     main(["service", "install", LINK, "--instance", "two"])
     assert main(["service", "uninstall", "--instance", "two"]) == 0
-    assert [one.name for one in services.installed()] == ["shoal-learner-default.service"]
+    assert [one.name for one in service_command.installed()] == ["shoal-learner-default.service"]
     assert "--user disable --now shoal-learner-two.service" in systemctl.read_text()
     assert main(["service", "uninstall"]) == 0
-    assert services.installed() == []
-    assert joined.memberships(home), "leaving is another verb"
+    assert service_command.installed() == []
+    assert memberships.memberships(home), "leaving is another verb"
 
 
 def test_a_system_unit_is_roots_and_sees_no_homes(systemctl, home, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(services.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(service_command.os, "geteuid", lambda: 1000)
     assert main(["service", "install", LINK, "--system"]) == 2
     assert "sudo" in capsys.readouterr().err
-    monkeypatch.setattr(services.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(services, "HOMES", ("/",))
+    monkeypatch.setattr(service_command.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(service_command, "HOMES", ("/",))
     assert main(["service", "install", LINK, "--system"]) == 2
     assert "--run-as" in capsys.readouterr().err
     assert main(["service", "install", LINK, "--run-as", "root"]) == 2

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from node.host.pace import BURST_S, PIECE_BYTES, Bucket
-from node.host.shaping import PIECE_BYTES_MIN, Shaper, Way, wait_turn
-from node.politeness.settings import RATE_MIN
+from host.files.local_settings import RATE_MIN
+from host.network.rate_limit import PIECE_BYTES_MIN, Shaper, Way, wait_turn
+from host.network.token_bucket import BURST_S, PIECE_BYTES, Bucket
 
 RATE = 100_000
 

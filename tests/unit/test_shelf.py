@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from node.host.shelf import LINGER_S, RETIRED_MAX, Shelf
+from host.bulk.blob_cache import LINGER_S, RETIRED_MAX, Shelf
 from tests.builders import digest_of
 
 NAME = digest_of("blob")

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from node.host.keystore import Identity
+from host.files.keystore import Identity
 from protocol.errors import BadSignature
 from protocol.signing import open_envelope, seal, signed_digest, verify_ed25519
 from tests.builders import digest_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec import Struct
 
-from node.host import snapshot_files as files
-from node.host.durable import DiskFull
+from host.files import snapshot_files as files
+from host.runtime.atomic_files import DiskFull
 from protocol.errors import CorruptState
 
 ONE, TWO = 1_700_000_000, 1_700_000_060

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from protocol.clocks import VectorClock
-from protocol.snapshots import PartBooks, PartKept, Skipped, from_stamp, stamp
-from protocol.snapshotting import CHANNEL_TRANSITIONS, Channel, ChannelState, Taking
+from protocol.snapshots.cut import CHANNEL_TRANSITIONS, Channel, ChannelState, Taking
+from protocol.snapshots.manifest import PartBooks, PartKept, Skipped, from_stamp, stamp
+from protocol.snapshots.vector_clock import VectorClock
 
 A, B = b"a" * 32, b"b" * 32
 CUT = VectorClock(7, (3, 2))

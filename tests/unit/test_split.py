@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.split import ALONE_S, CUT_OFF_S, HEADS_S, Sight, SplitWatch
+from protocol.peers.partition import ALONE_S, CUT_OFF_S, HEADS_S, Sight, SplitWatch
 
 A, B, C = (bytes([number]) * 32 for number in (1, 2, 3))
 WHOLE = Sight(here=3, voters={A}, seen={A}, follows=True, away=1)

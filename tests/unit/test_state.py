@@ -4,8 +4,7 @@ import pytest
 
 from protocol import wire
 from protocol.errors import MalformedMessage
-from protocol.messages import Cursor
-from protocol.records import (
+from protocol.log.records import (
     BlocksLeased,
     BlocksReturned,
     CharterAdopted,
@@ -18,8 +17,9 @@ from protocol.records import (
     WeightsInitialised,
     record_hash,
 )
-from protocol.state import CURVE_POINTS_MAX, MARKS_MAX, SwarmState, SwarmSummary
-from simulator.syncers import charter_envelope
+from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, SwarmState, SwarmSummary
+from protocol.messages import Cursor
+from simulator.swarm.syncers import charter_envelope
 from tests.builders import (
     ONE,
     SYNCER,

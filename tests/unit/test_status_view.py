@@ -24,9 +24,9 @@ from protocol.status import (
     VoterRow,
     WitnessStatus,
 )
-from tui import words
-from tui.rates import Rates
-from tui.status_view import NOBODY, invitations, render
+from tui.frames.rates import Rates
+from tui.text import fmt
+from tui.text.status_view import NOBODY, invitations, render
 
 SENTENCE = "Training. 2 of 3 learners train; osprey is gone since 3 min."
 LINK = "shoal:" + "x" * 300
@@ -367,26 +367,26 @@ def test_a_rate_needs_a_few_seconds_and_forgets_what_is_old():
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (words.count(9_999), "9,999"),
-        (words.count(12_345), "12.3 k"),
-        (words.count(999_999), "1000 k"),
-        (words.count(20_000_000), "20.0 M"),
-        (words.bytes_of(999), "999 B"),
-        (words.bytes_of(1_500), "1.50 kB"),
-        (words.duration(0.42), "0.42 s"),
-        (words.duration(59.9), "1 min"),
-        (words.duration(9660), "2 h 41 min"),
-        (words.duration(float("inf")), "unknown"),
-        (words.percent(0.9999), "99 %"),
-        (words.percent(1.0), "100 %"),
-        (words.bar(0.5, 4), "██░░"),
-        (words.sparkline([1.0], 8), ""),
-        (words.sparkline([0.0, 1.0, float("nan"), 2.0], 8), "▁▅█"),
-        (words.sparkline([1.0, 1.0], 8), "▁▁"),
-        (words.plural(1, "learner"), "1 learner"),
-        (words.plural(2, "push", "pushes"), "2 pushes"),
-        (words.enumerate_names(list("abcdefg")), "a, b, c, d and 3 others"),
-        (words.tally({"late": 1, "stale": 3, "none": 0}), "3 stale, 1 late"),
+        (fmt.count(9_999), "9,999"),
+        (fmt.count(12_345), "12.3 k"),
+        (fmt.count(999_999), "1000 k"),
+        (fmt.count(20_000_000), "20.0 M"),
+        (fmt.bytes_of(999), "999 B"),
+        (fmt.bytes_of(1_500), "1.50 kB"),
+        (fmt.duration(0.42), "0.42 s"),
+        (fmt.duration(59.9), "1 min"),
+        (fmt.duration(9660), "2 h 41 min"),
+        (fmt.duration(float("inf")), "unknown"),
+        (fmt.percent(0.9999), "99 %"),
+        (fmt.percent(1.0), "100 %"),
+        (fmt.bar(0.5, 4), "██░░"),
+        (fmt.sparkline([1.0], 8), ""),
+        (fmt.sparkline([0.0, 1.0, float("nan"), 2.0], 8), "▁▅█"),
+        (fmt.sparkline([1.0, 1.0], 8), "▁▁"),
+        (fmt.plural(1, "learner"), "1 learner"),
+        (fmt.plural(2, "push", "pushes"), "2 pushes"),
+        (fmt.enumerate_names(list("abcdefg")), "a, b, c, d and 3 others"),
+        (fmt.tally({"late": 1, "stale": 3, "none": 0}), "3 stale, 1 late"),
     ],
 )
 def test_numbers_in_words(made, text):

@@ -7,20 +7,20 @@ import shutil
 import numpy as np
 import pytest
 
-from node.host.durable import DISK_FREE_BYTES_MIN, DiskFull
+from host.runtime.atomic_files import DISK_FREE_BYTES_MIN, DiskFull
 from protocol import limits, wire
 from protocol.errors import CorruptState, TransientError, UserError
+from protocol.log.records import SeatTaken
 from protocol.numerics.outer import digest
-from protocol.records import SeatTaken
-from syncer_node import store as store_module
-from syncer_node.frames import FrameFile
-from syncer_node.store import (
+from syncer_node.storage import store as store_module
+from syncer_node.storage.store import (
     CHECKPOINTS_KEPT,
     Checkpoint,
     Store,
     find_checkpoint,
     read_checkpoint,
 )
+from syncer_node.storage.write_ahead_log import FrameFile
 from tests.builders import SYNCER, Log, weights
 
 NAME = digest(b"payload")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from protocol import limits, wire
+from protocol.log.records import FragmentMerged, Record
 from protocol.machine import Failed, PeerDown
 from protocol.messages import Committed, Decline, Pull, Settled
-from protocol.records import FragmentMerged, Record
-from syncer_node.jobs import FetchPush, Forget, PushFetched
-from syncer_node.uplinks import Uplinks
+from syncer_node.machine.jobs import FetchPush, Forget, PushFetched
+from syncer_node.machine.uplinks import Uplinks
 from tests.builders import ONE, TWO, SyncerBench, actions, heartbeat, project, rounds
 
 QUICK = project(rounds(quorum=1, pull_timeout_s=1000.0))

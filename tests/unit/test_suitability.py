@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.host.home import Home
-from node.politeness.settings import LimitSettings, Settings
-from node.trainer.trial_facts import TrialAnswer
-from shoal import examining, suitability, suiting
-from shoal.diagnosis import GIB
-from shoal.suiting import Needs
+from host.files.home import Home
+from host.files.local_settings import LimitSettings, Settings
+from node.trainer.tools.trial_facts import TrialAnswer
+from shoal.doctor import probes, requirements, suitability
+from shoal.doctor.diagnosis import GIB
+from shoal.doctor.requirements import Needs
 from tests.builders import project
 
 SMALL = Needs(
@@ -57,7 +57,7 @@ def trial(monkeypatch):
         told["made"] += 1
         return told["answer"]
 
-    monkeypatch.setattr(examining, "try_training", make)
+    monkeypatch.setattr(probes, "try_training", make)
     return told
 
 
@@ -100,9 +100,9 @@ def test_what_a_trial_found_decides(home, trial, monkeypatch, answer, said):
 
 
 def test_an_uplink_that_cannot_carry_one_push_in_time_is_too_slow(home, trial, monkeypatch):
-    real = suiting.needs_of
+    real = requirements.needs_of
     monkeypatch.setattr(
-        suiting,
+        requirements,
         "needs_of",
         lambda *of: msgspec.structs.replace(real(*of), fragment_bytes_max=10**9),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.trainer.supervisor import CHILD_ENVIRONMENT, child_environment
+from node.trainer_client.process import CHILD_ENVIRONMENT, child_environment
 
 
 def test_a_trainer_has_large_pages_and_threads_that_do_not_spin(monkeypatch):

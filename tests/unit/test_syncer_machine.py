@@ -9,6 +9,8 @@ import pytest
 
 from protocol import limits, wire
 from protocol.errors import LimitExceeded
+from protocol.log.records import BlocksLeased, CheckpointMarked, FragmentMerged, Record, SeatTaken
+from protocol.log.state import SwarmState
 from protocol.machine import Failed, JobDone, PeerDown, StopAsked
 from protocol.messages import (
     Committed,
@@ -24,14 +26,12 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.project import LimitSpec
-from protocol.records import BlocksLeased, CheckpointMarked, FragmentMerged, Record, SeatTaken
 from protocol.signing import seal
-from protocol.state import SwarmState
 from protocol.trace import PeerMisbehaved, SessionClosed, SessionRefused
-from syncer_node.jobs import Adopt, FetchPush, InitialiseWeights, Merge, PushRefused
-from syncer_node.leasing import BLOCKS_HELD_MAX
+from syncer_node.machine.jobs import Adopt, FetchPush, InitialiseWeights, Merge, PushRefused
+from syncer_node.machine.leadership import Phase
+from syncer_node.machine.leasing import BLOCKS_HELD_MAX
 from syncer_node.raft.jobs import Append, Appended
-from syncer_node.seat import Phase
 from tests.builders import (
     ONE,
     STRANGER,

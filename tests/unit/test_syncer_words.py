@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncer_node.status import nobody_trains
+from syncer_node.daemon.status import nobody_trains
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.synthetic import Clockwork
+from protocol.log.records import Span
 from protocol.messages import Cursor
-from protocol.records import Span
 
 
 def clockwork(*spans: Span, batch: int = 3) -> Clockwork:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.host.tape_file import (
+from host.tape.tape_file import (
     DISK_FREE_BYTES_MIN,
     QUEUE_BYTES_MAX,
     TapeLabel,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.tracks import NONE, FragmentTrack, OpenPush
+from node.machine.fragment_state import NONE, FragmentTrack, OpenPush
 from protocol.messages import Pull
 from tests.builders import merged, sealed_push
 

@@ -7,50 +7,52 @@ import socket
 import numpy as np
 import pytest
 
-from node.trainer import link
 from node.trainer.failures import TrainerFailure, failure_of
-from node.trainer.link_end import TrainerEnd
-from node.trainer.slots import Slot
+from node.trainer.link import messages
+from node.trainer.link.endpoint import TrainerEnd
+from node.trainer.link.shared_memory import Slot
 from protocol.errors import InternalError, UserError
 
-LOOP_STATE = link.LoopState(5, 640, 0.25, True, ((3, 5, 2),), 2, 6, b"random", b"device")
+LOOP_STATE = messages.LoopState(5, 640, 0.25, True, ((3, 5, 2),), 2, 6, b"random", b"device")
 
 COMMANDS = [
-    link.Configure(b"genesis", b"inner", "/cache", 2, 4, 0.5, 3, "cpu", 10, "/text", 0.5, 1 << 30),
-    link.OfferSlot(1, 128),
-    link.DropSlot(1),
-    link.Assign(7, 0, 1, 128, bytes(32)),
-    link.Add(8, 0, 1, 128),
-    link.Snapshot(9, 0, 1, 128, True),
-    link.CaptureMoments(4, 2, 1, 1000),
-    link.InstallMoments(5, 2, 1, 1000),
-    link.CutPart(6, 1, 3000),
-    link.RestorePart(7, 1, 3000, LOOP_STATE),
-    link.Park(6),
-    link.Restore(7, LOOP_STATE),
-    link.Blocks(((3, 5), (9, 10)), 2),
-    link.DropBlocks(),
-    link.SetProgress(0.25),
-    link.SetDuty(0.5),
-    link.Evaluate(10, 1, 256, 8),
-    link.Generate(11, "def ", 5),
-    link.Begin(),
-    link.Pause(),
-    link.Resume(),
-    link.Quit(),
+    messages.Configure(
+        b"genesis", b"inner", "/cache", 2, 4, 0.5, 3, "cpu", 10, "/text", 0.5, 1 << 30
+    ),
+    messages.OfferSlot(1, 128),
+    messages.DropSlot(1),
+    messages.Assign(7, 0, 1, 128, bytes(32)),
+    messages.Add(8, 0, 1, 128),
+    messages.Snapshot(9, 0, 1, 128, True),
+    messages.CaptureMoments(4, 2, 1, 1000),
+    messages.InstallMoments(5, 2, 1, 1000),
+    messages.CutPart(6, 1, 3000),
+    messages.RestorePart(7, 1, 3000, LOOP_STATE),
+    messages.Park(6),
+    messages.Restore(7, LOOP_STATE),
+    messages.Blocks(((3, 5), (9, 10)), 2),
+    messages.DropBlocks(),
+    messages.SetProgress(0.25),
+    messages.SetDuty(0.5),
+    messages.Evaluate(10, 1, 256, 8),
+    messages.Generate(11, "def ", 5),
+    messages.Begin(),
+    messages.Pause(),
+    messages.Resume(),
+    messages.Quit(),
 ]
 
 EVENTS = [
-    link.Ready(bytes(32), "cpu", 5, 4, bytes(32), True, 100, 10, 3, {"data": 0.5}),
-    link.Stepped(1, 128, 5.5, 0.2, 0.1, 3, 4, 1e-3),
-    link.Done(7, 1, 128, 0.1, bytes(32)),
-    link.PartCut(6, LOOP_STATE),
-    link.Parked(6, LOOP_STATE),
-    link.Evaluated(10, 5.0, 64, 0.1),
-    link.Generated(11, "main"),
-    link.Adjusted(4, "memory ran out"),
-    link.Starved(1),
-    link.Failed("oom", "no memory"),
+    messages.Ready(bytes(32), "cpu", 5, 4, bytes(32), True, 100, 10, 3, {"data": 0.5}),
+    messages.Stepped(1, 128, 5.5, 0.2, 0.1, 3, 4, 1e-3),
+    messages.Done(7, 1, 128, 0.1, bytes(32)),
+    messages.PartCut(6, LOOP_STATE),
+    messages.Parked(6, LOOP_STATE),
+    messages.Evaluated(10, 5.0, 64, 0.1),
+    messages.Generated(11, "main"),
+    messages.Adjusted(4, "memory ran out"),
+    messages.Starved(1),
+    messages.Failed("oom", "no memory"),
 ]
 
 
@@ -69,38 +71,38 @@ def open_descriptors() -> int:
 
 @pytest.mark.parametrize("size", [1, 3, 1 << 16])
 def test_every_message_survives_any_chunking(size):
-    stream = b"".join(link.frame(one) for one in [*COMMANDS, *EVENTS])
-    reader, bodies = link.FrameReader(), []
+    stream = b"".join(messages.frame(one) for one in [*COMMANDS, *EVENTS])
+    reader, bodies = messages.FrameReader(), []
     for first in range(0, len(stream), size):
         reader.feed(stream[first : first + size], [])
         while (body := reader.next_frame()) is not None:
             bodies.append(body)
     split = len(COMMANDS)
-    assert [link.decode(link.COMMANDS, body) for body in bodies[:split]] == COMMANDS
-    assert [link.decode(link.EVENTS, body) for body in bodies[split:]] == EVENTS
+    assert [messages.decode(messages.COMMANDS, body) for body in bodies[:split]] == COMMANDS
+    assert [messages.decode(messages.EVENTS, body) for body in bodies[split:]] == EVENTS
 
 
 def test_every_command_and_event_is_covered_here():
-    assert {type(one) for one in COMMANDS} == set(link.Command.__args__)
-    assert {type(one) for one in EVENTS} == set(link.Event.__args__)
+    assert {type(one) for one in COMMANDS} == set(messages.Command.__args__)
+    assert {type(one) for one in EVENTS} == set(messages.Event.__args__)
 
 
 def test_a_length_out_of_bounds_is_refused_before_anything_is_stored():
-    reader = link.FrameReader()
-    reader.feed((link.FRAME_BYTES_MAX + 1).to_bytes(4, "big"), [])
+    reader = messages.FrameReader()
+    reader.feed((messages.FRAME_BYTES_MAX + 1).to_bytes(4, "big"), [])
     with pytest.raises(InternalError, match="announced"):
         reader.next_frame()
 
 
 def test_an_event_is_not_a_command():
-    body = link.frame(link.Starved(1))[4:]
+    body = messages.frame(messages.Starved(1))[4:]
     with pytest.raises(InternalError, match="unknown message"):
-        link.decode(link.COMMANDS, body)
+        messages.decode(messages.COMMANDS, body)
 
 
 def test_a_message_over_the_bound_is_not_sent():
     with pytest.raises(InternalError, match="too long"):
-        link.frame(link.Failed("internal", "x" * (link.FRAME_BYTES_MAX + 1)))
+        messages.frame(messages.Failed("internal", "x" * (messages.FRAME_BYTES_MAX + 1)))
 
 
 def test_both_ends_of_a_slot_see_the_same_values():
@@ -151,20 +153,22 @@ def test_descriptors_arrive_with_the_frames_that_announce_them(ends):
     slots = [Slot.create(number, 8) for number in range(3)]
     for slot in slots:
         slot.values[:] = slot.identity
-        socket.send_fds(ours, [link.frame(link.OfferSlot(slot.identity, 8))], [slot.descriptor])
-        ours.sendall(link.frame(link.Begin()))
+        socket.send_fds(
+            ours, [messages.frame(messages.OfferSlot(slot.identity, 8))], [slot.descriptor]
+        )
+        ours.sendall(messages.frame(messages.Begin()))
     for slot in slots:
         offer = end.receive(1.0)
-        assert offer == link.OfferSlot(slot.identity, 8)
+        assert offer == messages.OfferSlot(slot.identity, 8)
         seen = Slot.attach(offer.slot, offer.numel, end.take_descriptor())
         assert seen.values[7] == slot.identity
-        assert end.receive(1.0) == link.Begin()
+        assert end.receive(1.0) == messages.Begin()
         slot.close()
 
 
 def test_an_offer_without_a_descriptor_is_an_error(ends):
     ours, end = ends
-    ours.sendall(link.frame(link.OfferSlot(1, 8)))
+    ours.sendall(messages.frame(messages.OfferSlot(1, 8)))
     end.receive(1.0)
     with pytest.raises(InternalError, match="without its descriptor"):
         end.take_descriptor()
@@ -174,7 +178,7 @@ def test_descriptors_that_nobody_took_are_closed(ends):
     ours, end = ends
     slot = Slot.create(1, 8)
     before = open_descriptors()
-    socket.send_fds(ours, [link.frame(link.OfferSlot(1, 8))], [slot.descriptor])
+    socket.send_fds(ours, [messages.frame(messages.OfferSlot(1, 8))], [slot.descriptor])
     end.receive(1.0)
     assert open_descriptors() == before + 1
     end.close()
@@ -189,13 +193,13 @@ def test_receive_returns_none_when_nothing_comes_in_time(ends):
 
 def test_a_closed_link_is_noticed_by_both_directions(ends):
     ours, end = ends
-    ours.sendall(link.frame(link.Pause()))
+    ours.sendall(messages.frame(messages.Pause()))
     ours.close()
-    assert end.receive(1.0) == link.Pause()
-    with pytest.raises(link.LinkClosed):
+    assert end.receive(1.0) == messages.Pause()
+    with pytest.raises(messages.LinkClosed):
         end.receive(None)
-    with pytest.raises(link.LinkClosed):
-        end.send(link.Starved(0))
+    with pytest.raises(messages.LinkClosed):
+        end.send(messages.Starved(0))
 
 
 @pytest.mark.parametrize(
@@ -218,5 +222,5 @@ def test_the_kind_of_a_failure_follows_from_the_error(error, kind):
 
 
 def test_every_kind_has_an_exit_code_of_its_own():
-    assert len(set(link.EXIT_CODES.values())) == len(link.EXIT_CODES)
-    assert link.EXIT_OK not in link.EXIT_CODES.values()
+    assert len(set(messages.EXIT_CODES.values())) == len(messages.EXIT_CODES)
+    assert messages.EXIT_OK not in messages.EXIT_CODES.values()

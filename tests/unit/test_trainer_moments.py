@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from node.moments import check_moments, moments_numel
-from node.trainer.data import open_corpus
+from node.machine.moments import check_moments, moments_numel
 from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
-from node.trainer.reader import BlockReader
+from node.trainer.text.corpus import open_corpus
+from node.trainer.text.reader import BlockReader
 from protocol.errors import InternalError
 from tests.tiny_project import BLOCK_SEQUENCES, INNER, tiny_genesis
 

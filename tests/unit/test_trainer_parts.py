@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from node.moments import moments_numel
-from node.trainer.data import open_corpus
+from node.machine.moments import moments_numel
 from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
-from node.trainer.reader import BlockReader
+from node.trainer.text.corpus import open_corpus
+from node.trainer.text.reader import BlockReader
 from tests.tiny_project import BLOCK_SEQUENCES, INNER, tiny_genesis
 
 HAS_MUON = hasattr(torch.optim, "Muon")

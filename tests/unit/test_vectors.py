@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protocol.fragments import BLOCK
-from protocol.numerics import adders, codecs, kernels, summing, vectors
+from protocol.numerics import codecs, kernels, sum_kernels, summing, vectors
 from protocol.numerics.summing import Source, add_together
 
 numba = pytest.importorskip("numba")
@@ -42,8 +42,8 @@ def test_decoding_is_that_of_the_twin(with_lookup, monkeypatch):
 def test_adding_is_that_of_the_twin(with_lookup, monkeypatch):
     parts = [(Source("int4", drawn(seed), SIZE, (b"", 0, seed)), 0.3 - seed) for seed in range(5)]
     found, expected = np.ones((2, SIZE), np.float32)
-    limbs = np.zeros(adders.LIMBS, np.int64)
-    monkeypatch.setitem(summing._ADDERS, "int4", again(adders.add_int4))
+    limbs = np.zeros(sum_kernels.LIMBS, np.int64)
+    monkeypatch.setitem(summing._ADDERS, "int4", again(sum_kernels.add_int4))
     add_together("int4", parts, 0, found, False, False, limbs)
     monkeypatch.setattr(kernels, "IS_COMPILED", False)
     add_together("int4", parts, 0, expected, False, False, limbs)

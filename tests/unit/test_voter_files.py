@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from node.host.durable import DiskFull
+from host.runtime.atomic_files import DiskFull
 from protocol.errors import CorruptState, TransientError
-from protocol.records import SeatTaken
+from protocol.log.records import SeatTaken
 from syncer_node.raft.log import Floor
-from syncer_node.voter_files import VoterFiles, kept_addresses
+from syncer_node.storage.voter_files import VoterFiles, kept_addresses
 from tests.builders import SYNCER, TWO, Log, merged, sealed_charter, weights
 
 
@@ -299,7 +299,7 @@ def test_a_state_that_is_taken_twice_does_not_lose_the_ballot(files):
 
 def test_a_crash_before_the_floor_is_written_leaves_the_former_log(files, monkeypatch):
     log = filled(files)
-    monkeypatch.setattr("syncer_node.voter_files.StoredFloor", fail(errno.EIO))
+    monkeypatch.setattr("syncer_node.storage.voter_files.StoredFloor", fail(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         files.begin_behind(log.entries[-1], log.state.summary(), log.origins())
     monkeypatch.undo()

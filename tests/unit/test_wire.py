@@ -7,9 +7,9 @@ import pytest
 
 from protocol import limits, wire
 from protocol.errors import LimitExceeded, MalformedMessage
+from protocol.log.state import SwarmSummary
 from protocol.messages import Decline, Envelope, Heartbeat, Message, Push, PushHeader
 from protocol.project import Charter
-from protocol.state import SwarmSummary
 from tests.builders import heartbeat, hello, push_header
 from tests.strategies import each_of
 

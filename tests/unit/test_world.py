@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.machine import Started, WakeAt
-from simulator.world import Host, World
+from simulator.virtual.world import Host, World
 
 WAKES_MAX = 5
 

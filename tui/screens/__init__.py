@@ -1,1 +1,3 @@
-"""Dialogs and pages that lie over the views."""
+"""Dialogs and pages that lie over the views.
+Not here: the views (`tui.views`).
+"""

@@ -8,8 +8,8 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.keys import format_key
 
-from tui import lines
-from tui.look import Paint
+from tui.text import lines
+from tui.text.theme import Paint
 
 KEY_CELLS = 24
 

@@ -1,0 +1,179 @@
+"""Addresses of hosts as text: checking them, free ports, and the pause before the next try."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import random
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from host.files import keystore
+from protocol.errors import (
+    MalformedMessage,
+    PeerUnreachable,
+    ShoalError,
+    TransientError,
+    UserError,
+)
+from protocol.ids import NodeKey
+
+BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Pauses between tries; the last one repeats. Quick for a restart, polite for a long outage."""
+
+BACKOFF_JITTER = 0.25
+"""Hosts that lost the same peer must not come back in step."""
+
+PEERS_TRIED_MAX = 8
+"""Addresses handed to the engine for one try; one that answers is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a host listens: its key and the whole address ending in `/p2p/ID`."""
+
+    key: NodeKey
+    text: str
+
+
+def parse_peer(text: str) -> PeerAddress:
+    """The host and place that an address names; UserError for anything but TCP with an id."""
+    place, _, name = text.strip().rpartition("/p2p/")
+    if not place:
+        raise UserError(
+            f"The address {text!r} is not complete. It should look like "
+            "/ip4/203.0.113.7/tcp/4100/p2p/12D3Koo..."
+        )
+    check_listen(place.split("/p2p/")[0])
+    try:
+        return PeerAddress(keystore.key_of_peer_text(name), text.strip())
+    except MalformedMessage as error:
+        raise UserError(f"The address {text!r} does not end in a host's id: {error}.") from error
+
+
+def parse_others(texts: Iterable[str], own: bytes) -> list[PeerAddress]:
+    """The hosts that these addresses name, without our own. Raises UserError as `parse_peer`."""
+    return [peer for peer in map(parse_peer, texts) if peer.key != own]
+
+
+def readable(texts: Iterable[str]) -> list[PeerAddress]:
+    """The hosts that these addresses name, without those that no host can be dialled at."""
+    found = []
+    for text in texts:
+        with contextlib.suppress(ShoalError):  # Relayed or odd addresses.
+            found.append(parse_peer(text))
+    return found
+
+
+def check_listen(text: str) -> str:
+    """`text` if it reads /ip4/A/tcp/P, /ip6/A/tcp/P or /dns.../NAME/tcp/P; otherwise UserError.
+
+    TCP only: over QUIC the engine was measured to lose the ends of streams.
+    """
+    parts = text.split("/")
+    is_sound = len(parts) == 5 and not parts[0] and parts[3] == "tcp" and _is_port(parts[4])
+    if is_sound and parts[1] in ("ip4", "ip6"):
+        try:
+            is_sound = ipaddress.ip_address(parts[2]).version == int(parts[1][2])
+        except ValueError:
+            is_sound = False
+    elif is_sound:
+        is_sound = parts[1] in ("dns", "dns4", "dns6") and bool(parts[2])
+    if not is_sound:
+        raise UserError(
+            f"The address {text!r} cannot be used. Give a TCP address such as "
+            "/ip4/203.0.113.7/tcp/4100 or /dns4/example.org/tcp/4100."
+        )
+    return text
+
+
+def _is_port(text: str) -> bool:
+    return text.isdigit() and 0 < int(text) < 65_536
+
+
+def is_tcp(text: str) -> bool:
+    """Whether a listening address of the engine is one that we hand out."""
+    return "/tcp/" in text and "/ws" not in text
+
+
+def is_loopback(text: str) -> bool:
+    """Whether only this machine can dial the address."""
+    return text.startswith(("/ip4/127.", "/ip6/::1/"))
+
+
+def host_in(text: str) -> str:
+    """The IP address of a connection or listener; empty for a name or a carried connection."""
+    parts = text.split("/")
+    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
+        return ""
+    try:
+        return str(ipaddress.ip_address(parts[2]))
+    except ValueError:
+        return ""
+
+
+def is_public(text: str) -> bool:
+    """Whether the whole internet could dial the address."""
+    host = host_in(text)
+    return bool(host) and ipaddress.ip_address(host).is_global
+
+
+def claim_port(host: str, port: int) -> int:
+    """`port` if nobody listens there, or a free one for 0.
+
+    The engine shares a busy port without a word, and joins then reach the wrong process, so this is
+    asked before each start. Raises UserError when the port is in use or the host is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Connections of our own last run that still linger must not count as "in use".
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port != 0))
+        try:
+            probe.bind((host, port))
+        except PermissionError as error:
+            raise UserError(
+                f"port {port} may only be opened by root; choose one above 1023 with --port"
+            ) from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UserError(
+                    f"port {port} is in use by another program; choose another with --port"
+                ) from error
+            raise UserError(
+                f"this machine has no address {host}; give one of its own, or 0.0.0.0 for all"
+            ) from error
+        chosen: int = probe.getsockname()[1]
+        return chosen
+
+
+def backoff_s(attempt: int) -> float:
+    """Seconds to wait after failed try number `attempt` (from 0), with jitter."""
+    pause_s = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
+    return pause_s * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER)
+
+
+def rotated(peers: Sequence[PeerAddress], attempt: int) -> list[PeerAddress]:
+    """The addresses for try number `attempt`: a window that moves on with every failure."""
+    if len(peers) <= PEERS_TRIED_MAX:
+        return list(peers)
+    start = (attempt * PEERS_TRIED_MAX) % len(peers)
+    return [*peers[start:], *peers[:start]][:PEERS_TRIED_MAX]
+
+
+def explained(peers: Sequence[PeerAddress], error: TransientError) -> TransientError:
+    """The same failed start in words: whose clock is off, or who did not answer."""
+    cause = str(error.__cause__)
+    if "local time" in cause:
+        return TransientError(
+            "this machine's clock differs by more than 3 s from the swarm's: set it with NTP "
+            "(for example: timedatectl set-ntp true)"
+        )
+    if "bootstrap" not in cause or not peers:
+        return error
+    tried = ", ".join(peer.text for peer in peers)
+    return PeerUnreachable(
+        f"none of the swarm's addresses answers: {tried}. They may be offline, or the link is old; "
+        "check the network, or ask the project for a fresh link"
+    )

@@ -1,0 +1,233 @@
+"""Runs one machine on asyncio: streams in, effects out, one timer, jobs as owned tasks.
+
+The loop is deliberately dull: feed an event, carry out the effects, repeat. Everything clever is
+in the machine, which the simulator runs unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+from host.network.streams import ControlStream
+from host.transport import Transport
+from protocol import wire
+from protocol.errors import LimitExceeded, RemoteError, ShoalError, TransientError
+from protocol.ids import short
+from protocol.machine import (
+    Connect,
+    Disconnect,
+    Do,
+    Effect,
+    Emit,
+    Event,
+    Failed,
+    Job,
+    JobDone,
+    JobResult,
+    PeerDown,
+    PeerUp,
+    Received,
+    Send,
+    Start,
+    Started,
+    Stop,
+    WakeAt,
+    Woke,
+)
+from protocol.messages import Message
+from protocol.trace import Fact
+
+FAREWELL_S = 0.2
+"""How long what was said last has to leave before the streams end."""
+
+log = logging.getLogger("shoal.driver")
+
+
+class DrivenMachine(Protocol):
+    """A machine that can also be told of an offence found while reading a peer's bytes."""
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]: ...
+
+    def fault(self, peer: bytes, error: RemoteError) -> list[Effect]: ...
+
+
+class Driver:
+    """One machine and the world around it."""
+
+    def __init__(
+        self,
+        machine: DrivenMachine,
+        transport: Transport,
+        *,
+        run_job: Callable[[Job], Awaitable[JobResult]],
+        act: Callable[[object], None],
+        on_fact: Callable[[Fact], None],
+    ) -> None:
+        self.machine = machine
+        self._transport = transport
+        self._run_job = run_job
+        self._act = act
+        self._on_fact = on_fact
+        self._streams: dict[bytes, ControlStream] = {}
+        self._events: deque[Event] = deque()
+        self._is_draining = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped: asyncio.Future[Stop] | None = None
+        transport.serve_control(self._accepted)
+
+    async def run(self) -> Stop:
+        """Drive until the machine asks to stop; then end what is under way and say why."""
+        loop = asyncio.get_running_loop()
+        self._stopped = loop.create_future()
+        async with asyncio.TaskGroup() as self._group:
+            self.take(Started())
+            stop = await self._stopped
+            # What was said last, such as a goodbye, still leaves.
+            for stream in self._streams.values():
+                stream.close()
+            await asyncio.sleep(FAREWELL_S)
+            for task in self._tasks:
+                task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        return stop
+
+    def take(self, event: Event) -> None:
+        """Feed an event; effects of one event are carried out before the next is looked at."""
+        self._events.append(event)
+        if self._is_draining:
+            return
+        self._is_draining = True
+        try:
+            while self._events and not self._is_over:
+                now_s = time.monotonic()
+                self._carry_out_all(self.machine.handle(self._events.popleft(), now_s))
+        finally:
+            self._is_draining = False
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        """Carry out what the machine answered outside of `handle`, such as to its owner."""
+        self._carry_out_all(effects)
+
+    def send(self, peer: bytes, message: Message) -> None:
+        """Queue a message that no machine asked for, such as a report; lost without a stream."""
+        stream = self._streams.get(peer)
+        if stream is not None:
+            self._send(stream, message)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stopped is None or self._stopped.done()
+
+    def _carry_out_all(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(peer, message):
+                self.send(peer, message)
+            case Emit(fact):
+                self._on_fact(fact)
+            case Do(action):
+                self._act(action)
+            case Start():
+                self._spawn(self._job(effect))
+            case WakeAt(at_s):
+                self._arm(at_s)
+            case Connect(peer):
+                self._spawn(self._dial(peer))
+            case Disconnect(peer, reason):
+                stream = self._streams.get(peer)
+                if stream is not None:
+                    log.debug("closing the stream to %s: %s", short(peer), reason)
+                    stream.close()
+            case Stop():
+                if self._stopped is not None and not self._stopped.done():
+                    self._stopped.set_result(effect)
+
+    def _send(self, stream: ControlStream, message: Message) -> None:
+        try:
+            stream.send(wire.encode(message))
+        except LimitExceeded as error:
+            # Ours, not the peer's: the stream has lost its order, a fresh one starts over.
+            log.error("not sent to %s: %s", short(stream.peer), error)
+            stream.abort(str(error))
+        except TransientError as error:
+            log.debug("not sent to %s: %s", short(stream.peer), error)
+
+    def _arm(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, at_s - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.take, Woke())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None, "effects are carried out while the driver runs"
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _job(self, start: Start) -> None:
+        result: JobResult
+        try:
+            result = await self._run_job(start.job)
+        except ShoalError as error:
+            result = Failed(str(error))
+        except Exception as error:
+            # Root of the task: one job's bug is that job's failure, not the daemon's end.
+            log.exception("%s failed in an unforeseen way", type(start.job).__name__)
+            result = Failed(f"{type(error).__name__}: {error}")
+        self.take(JobDone(start.id, result))
+
+    # Streams.
+
+    async def _dial(self, peer: bytes) -> None:
+        try:
+            stream = await self._transport.open_control(peer)
+        except ShoalError as error:
+            self.take(PeerDown(peer, str(error)))
+            return
+        await self._converse(stream)
+
+    async def _accepted(self, stream: ControlStream) -> None:
+        if self._is_over:
+            stream.close()
+            return
+        await self._converse(stream)
+
+    async def _converse(self, stream: ControlStream) -> None:
+        """Read a stream until it ends; a newer stream of the same peer takes its place."""
+        former = self._streams.get(stream.peer)
+        if former is not None:
+            former.abort("replaced by a newer stream")
+            self.take(PeerDown(stream.peer, "replaced by a newer stream"))
+        self._streams[stream.peer] = stream
+        self.take(PeerUp(stream.peer))
+        reason = await self._read(stream)
+        if self._streams.get(stream.peer) is stream:
+            del self._streams[stream.peer]
+            self.take(PeerDown(stream.peer, reason))
+
+    async def _read(self, stream: ControlStream) -> str:
+        """Feed what a peer says to the machine; the reason why it ended."""
+        while True:
+            try:
+                message = wire.decode_message(await stream.recv())
+            except RemoteError as error:
+                if self._streams.get(stream.peer) is stream and not self._is_over:
+                    self._carry_out_all(self.machine.fault(stream.peer, error))
+                stream.abort(str(error))
+                return str(error)
+            except TransientError as error:
+                return str(error)
+            if self._streams.get(stream.peer) is not stream:
+                return "replaced"
+            self.take(Received(stream.peer, message))

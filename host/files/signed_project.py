@@ -1,0 +1,173 @@
+"""The signed form of a project: one file with its genesis and the owner's charter.
+
+Written where the project is signed, read by the syncer, and kept as a copy by every daemon that
+works for the project. Nothing is trusted in it but the owner's signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from host.files.keystore import Identity
+from protocol import limits, signing
+from protocol.errors import (
+    BadSignature,
+    MalformedMessage,
+    RemoteError,
+    ShoalError,
+    UserError,
+    WrongProject,
+)
+from protocol.messages import Envelope
+from protocol.project import Charter, Genesis, encode, project_id
+
+log = logging.getLogger("shoal.project")
+
+SUFFIX = ".shoal"
+FORMAT_VERSION = 1
+Part = TypeVar("Part", Genesis, Charter)
+_FILE_BYTES_MAX = limits.GENESIS_BYTES_MAX + 2 * limits.FRAME_BYTES_MAX
+
+
+class SignedProject(Struct, frozen=True, array_like=True):
+    """The content of a signed project file."""
+
+    magic: Literal["shoal-project"]
+    version: int
+    genesis: Annotated[bytes, Meta(max_length=limits.GENESIS_BYTES_MAX)]
+    charter: Envelope
+
+
+class OpenedProject(NamedTuple):
+    """A project whose signature was verified."""
+
+    genesis: Genesis
+    genesis_bytes: bytes
+    charter: Charter
+    envelope: Envelope
+
+    @property
+    def id(self) -> bytes:
+        """The project's id."""
+        return project_id(self.genesis_bytes)
+
+    def stored(self) -> SignedProject:
+        """The form that `write_signed` takes."""
+        return SignedProject("shoal-project", FORMAT_VERSION, self.genesis_bytes, self.envelope)
+
+
+def seal_project(genesis: Genesis, charter: Charter, owner: Identity) -> SignedProject:
+    """The project, its charter signed by its owner."""
+    assert genesis.owner == owner.key, "only the owner signs"
+    content = encode(genesis)
+    assert charter.project == project_id(content), "the charter speaks of this genesis"
+    envelope = signing.seal("charter", charter.project, encode(charter), owner)
+    return SignedProject("shoal-project", FORMAT_VERSION, content, envelope)
+
+
+def open_project(genesis_bytes: bytes, envelope: Envelope) -> OpenedProject:
+    """The project that these bytes describe, proven to be its owner's word.
+
+    Raises MalformedMessage (not canonical, or not decodable), BadSignature, WrongProject.
+    """
+    genesis = _canonical(genesis_bytes, Genesis)
+    project = project_id(genesis_bytes)
+    payload = signing.open_envelope(
+        "charter", project, envelope, signing.verify_ed25519, signer=genesis.owner
+    )
+    charter = _canonical(payload, Charter)
+    if charter.project != project:
+        raise WrongProject("the charter was written for another project")
+    return OpenedProject(genesis, genesis_bytes, charter, envelope)
+
+
+def newest_of(project: OpenedProject, *kept: Envelope | None) -> OpenedProject:
+    """The project under the newest charter: its own, or one that was kept elsewhere.
+
+    A kept one that is not the owner's word about this project does not count.
+    """
+    for envelope in kept:
+        if envelope is None:
+            continue
+        try:
+            opened = open_project(project.genesis_bytes, envelope)
+        except RemoteError as error:
+            log.warning("a charter that was kept is not used: %s", error)
+            continue
+        if opened.charter.revision > project.charter.revision:
+            project = opened
+    return project
+
+
+def _canonical(content: bytes, kind: type[Part]) -> Part:
+    try:
+        part = msgspec.msgpack.decode(content, type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
+        raise MalformedMessage(f"not a {kind.__name__.lower()}: {error}") from error
+    if encode(part) != content:
+        raise MalformedMessage(f"the {kind.__name__.lower()} is not in its canonical form")
+    return part
+
+
+def write_signed(path: Path, project: SignedProject) -> None:
+    """Stores the project at `path` in one piece: a reader sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as handle:
+            handle.write(msgspec.msgpack.encode(project))
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}). Free disk space or choose another "
+            "directory."
+        ) from error
+
+
+def read_signed(path: Path) -> OpenedProject:
+    """The project stored at `path`. UserError if it is absent, damaged or not its owner's word."""
+    try:
+        with path.open("rb") as handle:
+            content = handle.read(_FILE_BYTES_MAX + 1)
+    except FileNotFoundError as error:
+        raise UserError(f"There is no file {path}. {_remedy(path)}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+    try:
+        stored = msgspec.msgpack.decode(content, type=SignedProject)
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
+        raise UserError(
+            f"{path} is not a signed project, or is damaged. {_remedy(path)}"
+        ) from error
+    if stored.version != FORMAT_VERSION:
+        raise UserError(
+            f"{path} is of format {stored.version}; this Shoal reads {FORMAT_VERSION}. "
+            f"{_remedy(path)}"
+        )
+    try:
+        opened = open_project(stored.genesis, stored.charter)
+    except BadSignature as error:
+        raise UserError(f"{path} is not what its owner signed: {error}. {_remedy(path)}") from error
+    except ShoalError as error:
+        raise UserError(f"{path} is damaged: {error}. {_remedy(path)}") from error
+    if opened.genesis.wire_version != limits.WIRE_VERSION:
+        raise UserError(
+            f"{path} was signed for version {opened.genesis.wire_version} of Shoal's protocol; "
+            f"this Shoal speaks {limits.WIRE_VERSION}. {_remedy(path)}"
+        )
+    return opened
+
+
+def _remedy(path: Path) -> str:
+    source = path.with_suffix(".toml") if path.suffix == SUFFIX else path
+    return f"Sign it again with: shoal project sign {source}"

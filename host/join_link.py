@@ -1,0 +1,157 @@
+"""The one string a volunteer pastes: which project, and where some of its hosts listen.
+
+`shoal:` and then base64url, without padding, of a MessagePack array and its checksum. A link is no
+secret and proves nothing: what it leads to is checked against the project id it names.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta, Struct
+
+from protocol import limits
+from protocol.errors import UserError
+from protocol.ids import Digest
+from protocol.project import Name
+
+PREFIX = "shoal:"
+LINK_VERSION = 1
+CHECKSUM_BYTES = 4
+"""Enough against slips of the mouse; against malice the project id itself protects."""
+
+_AGAIN = "Copy it again, whole, from `shoal:` to its end."
+
+
+class JoinLink(Struct, frozen=True, array_like=True, tag=LINK_VERSION):
+    """What a join link says."""
+
+    project: Digest
+    genesis_bytes: Annotated[int, Meta(ge=1, le=limits.GENESIS_BYTES_MAX)]
+    """Length of the genesis, which is fetched under the project's id."""
+    name: Name
+    """What the project is called, to be shown before its genesis has arrived."""
+    addresses: Annotated[
+        tuple[Annotated[str, Meta(max_length=512)], ...],
+        Meta(min_length=1, max_length=limits.ADDRESSES_MAX),
+    ]
+    """Whole addresses, each ending in `/p2p/ID`; any one that answers is enough."""
+
+
+def format_link(link: JoinLink) -> str:
+    """The link as one word.
+
+    UserError if it names no address, a wrong one, or so many that it would be too long.
+    """
+    if not link.addresses:
+        raise UserError("A join link needs an address. Name one with --announce.")
+    for address in link.addresses:
+        _check_address(address)
+    payload = msgspec.msgpack.encode(link)
+    coded = base64.urlsafe_b64encode(payload + _checksum(payload)).decode("ascii").rstrip("=")
+    text = PREFIX + coded
+    if len(link.addresses) > limits.ADDRESSES_MAX or len(text) > limits.LINK_CHARS_MAX:
+        raise UserError(
+            f"A join link with these {len(link.addresses)} addresses is too long. Name fewer of "
+            "them with --announce."
+        )
+    return text
+
+
+def parse_link(text: str) -> JoinLink:
+    """What a pasted link says; blanks and line breaks inside it do not matter.
+
+    UserError, in one line, for everything that is not a whole link with sound addresses.
+    """
+    if len(text) > 2 * limits.LINK_CHARS_MAX:
+        raise UserError(_too_long(len(text)))
+    link = "".join(text.split()).strip("\"'<>")
+    if len(link) > limits.LINK_CHARS_MAX:
+        raise UserError(_too_long(len(link)))
+    if not link.startswith(PREFIX):
+        raise UserError(f"A join link begins with `{PREFIX}`; this text does not. {_AGAIN}")
+    found = _decode(_payload(link.removeprefix(PREFIX)))
+    for address in found.addresses:
+        _check_address(address)
+    return found
+
+
+def _payload(coded: str) -> bytes:
+    """The bytes in front of the checksum, once they agree with it."""
+    if not coded:
+        raise UserError(f"The join link is cut off after `{PREFIX}`. {_AGAIN}")
+    if not coded.isascii() or any(not (char.isalnum() or char in "-_") for char in coded):
+        raise UserError(f"The join link contains foreign characters. {_AGAIN}")
+    try:
+        padding = "=" * (-len(coded) % 4)
+        raw = base64.b64decode(coded + padding, altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise UserError(f"The join link is cut off: its end is missing. {_AGAIN}") from error
+    payload, checksum = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
+    if checksum != _checksum(payload):
+        if _is_cut_off(raw):
+            raise UserError(f"The join link is cut off: its end is missing. {_AGAIN}")
+        raise UserError(f"The join link is damaged: its checksum does not match. {_AGAIN}")
+    return payload
+
+
+def _is_cut_off(raw: bytes) -> bool:
+    """Whether the bytes begin like a link and end before the array they announce does."""
+    try:
+        msgspec.msgpack.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return "truncated" in str(error)
+    return True  # a whole array, but nothing behind it
+
+
+def _decode(payload: bytes) -> JoinLink:
+    try:
+        version = msgspec.msgpack.decode(payload, type=list[object])[0]
+        if isinstance(version, int) and version != LINK_VERSION:
+            raise UserError(
+                f"The join link is of version {version}; this Shoal reads version {LINK_VERSION}. "
+                "Use the version of Shoal that the project's host uses."
+            )
+        return msgspec.msgpack.decode(payload, type=JoinLink)
+    except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
+        raise UserError(
+            f"The join link does not say what a link must say ({error}). Ask the project's host "
+            "for a new one."
+        ) from error
+
+
+def _check_address(text: str) -> None:
+    from multiaddr import Multiaddr
+    from multiaddr.exceptions import Error as MultiaddrError
+
+    from host import addresses
+
+    remedy = "Ask the project's host for a new link."
+    try:
+        protocols = [protocol.name for protocol in Multiaddr(text).protocols()]
+    except (MultiaddrError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"The address {text!r} in the join link is not one ({reason}). {remedy}"
+        ) from error
+    if not protocols or protocols[-1] != "p2p":
+        raise UserError(
+            f"The address {text!r} in the join link does not end in a host's id (/p2p/...). "
+            f"{remedy}"
+        )
+    addresses.parse_peer(text)
+
+
+def _checksum(payload: bytes) -> bytes:
+    return blake3(payload, derive_key_context="shoal 1 join link").digest(CHECKSUM_BYTES)
+
+
+def _too_long(chars: int) -> str:
+    return (
+        f"This text has {chars} characters, a join link at most {limits.LINK_CHARS_MAX}. "
+        "Paste the link alone."
+    )

@@ -1,0 +1,88 @@
+"""Watching whether the swarm is whole, and dialling more eagerly while it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from host.transport import Transport
+from protocol.errors import TransientError
+from protocol.ids import NodeKey
+from protocol.peers.partition import Sight, SplitWatch
+
+LOOK_EVERY_S: Final = 5.0
+HEADS_EVERY_S: Final = 30.0
+
+log = logging.getLogger("shoal.swarm")
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What only the role itself can say."""
+
+    voters: Callable[[], Collection[NodeKey]]
+    """Who may lead or vote."""
+    follows: Callable[[], bool]
+    """Whether it leads, or hears a leader."""
+    heads: Callable[[], Awaitable[Collection[NodeKey]]] | None = None
+    """Who proves to lead, by the swarm's table. Raises TransientError."""
+
+
+class Vigil:
+    """The watch of one daemon."""
+
+    def __init__(self, transport: Transport, outlook: Outlook) -> None:
+        self.watch = SplitWatch()
+        self._transport = transport
+        self._outlook = outlook
+        self._heads: Collection[NodeKey] = ()
+        self._heads_s = 0.0
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the swarm as a whole, in one sentence; empty if nothing is known."""
+        return self.watch.trouble
+
+    async def run(self) -> None:
+        """Looks for ever."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                sight = await self._sight()
+            except TransientError:
+                continue  # The engine is down: that is told, and says nothing of the swarm.
+            if self.watch.look(sight, time.monotonic()):
+                if self.trouble:
+                    log.warning("%s", self.trouble)
+                else:
+                    log.info("The swarm is whole again.")
+            self._transport.greeting.is_urgent = self.watch.kind != "whole"
+
+    async def _sight(self) -> Sight:
+        transport, outlook = self._transport, self._outlook
+        away = transport.greeting.away()
+        here = transport.connected() - {transport.key}
+        voters = set(outlook.voters()) - {transport.key}
+        await self._look_for_heads()
+        return Sight(
+            here=len(here),
+            voters=voters,
+            seen=voters & here,
+            follows=outlook.follows(),
+            heads=self._heads,
+            away=len(away),
+        )
+
+    async def _look_for_heads(self) -> None:
+        now_s = time.monotonic()
+        if self._outlook.heads is None or now_s - self._heads_s < HEADS_EVERY_S:
+            return
+        self._heads_s = now_s
+        try:
+            self._heads = await self._outlook.heads()
+        except TransientError:
+            self._heads = ()

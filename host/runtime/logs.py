@@ -1,0 +1,83 @@
+"""What a daemon writes: lines for people on the terminal, everything as JSON in a rotated file."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+from pathlib import Path
+
+import msgspec
+
+from host.runtime.log_lines import FILE_BYTES_MAX, FILES_KEPT, LEVELS, LogLine
+from protocol import trace
+from protocol.trace import Fact
+
+LOUD = (
+    trace.SessionOpened,
+    trace.SessionClosed,
+    trace.SessionRefused,
+    trace.LinkChanged,
+    trace.WeightsReady,
+    trace.TrainerChanged,
+    trace.MomentsTaken,
+    trace.CheckpointScored,
+    trace.PhaseChanged,
+)
+"""Facts that belong on a terminal; all others only go to the file."""
+
+facts = logging.getLogger("shoal.facts")
+
+
+class _Lines(logging.Formatter):
+    """A record as JSON, one object a line, or for people."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        super().__init__()
+        self._is_json = is_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        # By number: the network library gives some levels names of its own.
+        loudness = min(max(record.levelno // 10, 1), len(LEVELS))
+        line = LogLine(
+            at=round(record.created, 3),
+            level=LEVELS[loudness - 1],
+            source=record.name.removeprefix("shoal."),
+            text=record.getMessage(),
+            fact=getattr(record, "fact", ""),
+            trace=self.formatException(record.exc_info) if record.exc_info else "",
+        )
+        return msgspec.json.encode(line).decode() if self._is_json else line.human()
+
+
+def set_up(path: Path, *, is_json: bool | None) -> None:
+    """Send Shoal's log to the terminal and to a rotated file; silence foreign chatter.
+
+    is_json: what stderr gets; None: JSON unless it is a terminal. The file is always JSON.
+    """
+    shoal = logging.getLogger("shoal")
+    shoal.setLevel(logging.DEBUG)
+    shoal.propagate = False
+    for old in list(shoal.handlers):
+        shoal.removeHandler(old)
+        old.close()
+    kept = logging.handlers.RotatingFileHandler(
+        path, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
+    )
+    kept.setFormatter(_Lines(is_json=True))
+    shoal.addHandler(kept)
+    screen = logging.StreamHandler(sys.stderr)
+    screen.setLevel(logging.INFO)
+    screen.setFormatter(_Lines(is_json=not sys.stderr.isatty() if is_json is None else is_json))
+    shoal.addHandler(screen)
+    logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+
+
+def tell(fact: Fact) -> None:
+    """Log a fact at the level it deserves."""
+    if isinstance(fact, trace.PeerMisbehaved | trace.TapeStopped):
+        level = logging.WARNING
+    else:
+        level = logging.INFO if isinstance(fact, LOUD) else logging.DEBUG
+    if facts.isEnabledFor(level):
+        facts.log(level, "%s", fact.text, extra={"fact": type(fact).__name__})

@@ -1,0 +1,113 @@
+"""What a host does with streams that peers open: bounds on their number, and a task for each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from host.files import keystore
+from host.network import streams
+from host.network.blobs import Slots
+from host.network.engine import Engine
+from host.network.streams import ControlStream, Traffic, Wire
+from protocol import limits
+from protocol.errors import RemoteError, ShoalError, TransportLost
+from protocol.ids import NodeKey, short
+
+INCOMING_PER_PEER_MAX: Final = 16
+INCOMING_MAX: Final = streams.CONTROL_STREAMS_MAX + 4 * limits.STREAMS_SERVED_MAX
+"""Streams of peers in any state, also those that were opened and then said nothing."""
+
+log = logging.getLogger("shoal.transport")
+
+ControlHandler = Callable[[ControlStream], Awaitable[None]]
+Accept = Callable[[Wire], Awaitable[None]]
+
+
+class Reception:
+    """All streams that peers have open with this host."""
+
+    def __init__(self, counters: Callable[[NodeKey], tuple[Traffic, ...]]) -> None:
+        """counters: of one peer and of all."""
+        self.faults: dict[str, int] = {}
+        """Offences on streams before anybody above could see them, by reason."""
+        self.tasks: asyncio.TaskGroup | None = None
+        """What every stream's task belongs to; None: nothing is accepted."""
+        self.handler: ControlHandler | None = None
+        self._counters = counters
+        self._control_slots = Slots(
+            streams.CONTROL_STREAMS_MAX, streams.CONTROL_STREAMS_PER_PEER_MAX
+        )
+        self._incoming_slots = Slots(INCOMING_MAX, INCOMING_PER_PEER_MAX)
+
+    async def accept(
+        self, engine: Engine, serve: Accept, stream: Any, reader: Any, writer: Any
+    ) -> None:
+        """Called by hivemind for an incoming stream; hands it to a task of ours and returns."""
+        try:
+            key = keystore.key_of_peer_id(stream.peer_id.to_bytes())
+            engine.loss.check()
+        except ShoalError:
+            writer.transport.abort()
+            return
+        if self.tasks is None or not self._incoming_slots.try_take(key):
+            writer.transport.abort()  # not even a refusal for a peer that floods us
+            return
+        wire = engine.wire(key, reader, writer, self._counters(key), str(stream.addr))
+        self.tasks.create_task(self._serve(serve, wire), name=f"serve {short(key)}")
+
+    async def _serve(self, serve: Accept, wire: Wire) -> None:
+        try:
+            await serve(wire)
+        except ShoalError as error:
+            wire.abort(str(error))
+            if isinstance(error, RemoteError):
+                self.note_fault(error)
+            log.info("stream of host %s ended: %s", short(wire.peer), error)
+        except Exception:
+            # Root of the task: one stream's bug must not end the others, which share the group.
+            wire.abort("this host failed over the stream")
+            log.exception("serving host %s failed", short(wire.peer))
+        finally:
+            self._incoming_slots.release(wire.peer)
+
+    async def control(self, wire: Wire) -> None:
+        """Serves a control stream."""
+        has_room = self.handler is not None and self._control_slots.try_take(wire.peer)
+        try:
+            if not await streams.accept_hello(wire, has_room=has_room):
+                await wire.wait_ended(timeout_s=streams.HELLO_S)  # let the answer arrive
+                wire.close()
+                return
+            assert self.handler is not None, "room means that there is a handler"
+            stream = self.standing(wire)
+            try:
+                await self.handler(stream)
+            finally:
+                stream.close()
+        finally:
+            if has_room:
+                self._control_slots.release(wire.peer)
+
+    def note_fault(self, error: RemoteError) -> None:
+        """Counts what a peer did wrong."""
+        self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
+
+    def standing(self, wire: Wire) -> ControlStream:
+        """A control stream upon an accepted wire, with a task that writes to it."""
+        stream = ControlStream(wire)
+        if self.tasks is None:
+            raise TransportLost("this host is shutting down")
+        self.tasks.create_task(_run_writer(stream), name=f"control {short(wire.peer)}")
+        return stream
+
+
+async def _run_writer(stream: ControlStream) -> None:
+    try:
+        await stream.run_writer()
+    except Exception:
+        # Root of the task: one stream's bug must not end the others, which share the group.
+        stream.abort("this host failed over the stream")
+        log.exception("writing to host %s failed", short(stream.peer))

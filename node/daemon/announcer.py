@@ -1,0 +1,111 @@
+"""A learner among other hosts: how it enters the swarm, what it says of itself, whom it misses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from host.addresses import parse_peer
+from host.files.keystore import Identity
+from host.nat.peer_file import peer_file
+from host.network.foreign_errors import TransportState
+from host.network.leader_discovery import (
+    ANNOUNCE_EVERY_S,
+    ANNOUNCE_TTL_S,
+    LearnerNotice,
+    learners_topic,
+    seat_topic,
+)
+from host.options import NodeOptions
+from host.partition_monitor import Outlook, Vigil
+from host.transport import Transport
+from node.download.locator import Locator
+from node.machine.syncer_link import Link
+from protocol import wire
+from protocol.errors import TransientError
+from protocol.ids import NodeKey
+
+if TYPE_CHECKING:
+    from node.machine.learner import LearnerMachine
+
+log = logging.getLogger("shoal.node")
+
+EAGER_S = 1.0
+
+
+def transport_of(
+    options: NodeOptions, identity: Identity, on_state: Callable[[TransportState], None]
+) -> Transport:
+    """A learner's way into the swarm, not started yet."""
+    project, network = options.link.project, options.settings().network
+    return Transport(
+        identity,
+        port=options.port,
+        bootstrap=(*options.link.addresses, *network.bootstrap),
+        topics=(seat_topic(project), learners_topic(project)),
+        on_state=on_state,
+        listen_host=options.listen_host,
+        nat_port_map=network.map_port,
+        known=peer_file(options.home, project, "learner", options.instance, own=identity.key),
+        relay_bytes_per_s=network.relay_bytes_per_s,
+        bulk=options.bulk,
+    )
+
+
+def tell_attempt(reason: str, next_try_s: float) -> None:
+    """Says why the swarm was not entered yet."""
+    log.warning("%s; next try in %.0f s", reason, next_try_s)
+
+
+class Presence:
+    """What a running learner tells the others, and what it sees of them."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        transport: Transport,
+        machine: LearnerMachine,
+        locator: Locator,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._machine = machine
+        self.vigil = Vigil(
+            transport,
+            Outlook(
+                voters=self._voters,
+                follows=lambda: machine.link in (Link.FOLLOWING, Link.ENDED),
+                heads=locator.heads,
+            ),
+        )
+
+    async def announce(self) -> None:
+        """Tells the swarm, again and again, that fragments may be fetched here."""
+        machine, transport = self._machine, self._transport
+        while True:
+            is_held = machine.keeping.is_held
+            if is_held:
+                notice = LearnerNotice(
+                    self._options.name,
+                    machine.tending.state,
+                    machine.shared.state.index,
+                    transport.reachability.relays,
+                )
+                with contextlib.suppress(TransientError):
+                    # Expired by itself and said again soon; the engine's own troubles are told.
+                    await transport.announce(
+                        learners_topic(self._options.link.project),
+                        wire.encode(notice),
+                        ANNOUNCE_TTL_S,
+                    )
+            await asyncio.sleep(ANNOUNCE_EVERY_S if is_held else EAGER_S)
+
+    def _voters(self) -> set[NodeKey]:
+        """Those of the charter, or the hosts that the link names while there is none."""
+        charter = self._machine.shared.charter
+        if charter is None:
+            return {parse_peer(text).key for text in self._options.link.addresses}
+        return {voter.key for voter in charter.voters if voter.role == "syncer"}

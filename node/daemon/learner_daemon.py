@@ -1,0 +1,459 @@
+"""The learner daemon: builds everything once, wires it, and ends it in order.
+
+The only place that knows all parts. Behaviour is in `LearnerMachine`, arithmetic in `FragmentBank`,
+the inner loop in the trainer process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from host.addresses import parse_peer
+from host.bulk.blob_cache import Shelf
+from host.control.event_log import Feed as EventFeed
+from host.control.server import ControlServer
+from host.driver import Driver
+from host.files import crash_marker, keystore
+from host.files.keystore import Identity
+from host.files.receipts_file import Contributions
+from host.network.foreign_errors import TransportState
+from host.network.token_bucket import Bucket
+from host.options import NodeOptions
+from host.runtime import logs
+from host.runtime.lifecycle import Stopper, background, live, tidying
+from host.runtime.loop_lag import LoopWatch
+from host.tape.tape_file import TapeLabel, TapeRecorder
+from host.tape.taping import NoTape, begin_tape
+from host.transport import Transport
+from node.daemon import status
+from node.daemon.announcer import Presence, tell_attempt, transport_of
+from node.daemon.owner_limits import guest_of, trainer_job, trainer_room
+from node.daemon.preflight import learn_project
+from node.daemon.trainer_options import trainer_settings
+from node.download.fetcher import StateFetcher
+from node.download.locator import Locator
+from node.machine.context import EpochStart, LearnerSetup
+from node.machine.jobs import (
+    Advance,
+    Advanced,
+    BeginSteps,
+    Capture,
+    CaptureMoments,
+    CutPart,
+    Deliver,
+    DropFed,
+    Evaluate,
+    Feed,
+    FetchMoments,
+    FetchState,
+    FindDonors,
+    FindSeat,
+    FinishAsked,
+    ForgetMoments,
+    Freeze,
+    HoldSteps,
+    InstallMoments,
+    KeepReceipt,
+    LoadPart,
+    ParkTrainer,
+    PauseAsked,
+    ReleaseSteps,
+    ReplaceTrainer,
+    ResumeAsked,
+    SetProgress,
+    Settle,
+    StartTrainer,
+    StateFetched,
+    Thaw,
+    WakeTrainer,
+    WithdrawMoments,
+    WritePart,
+)
+from node.machine.learner import LearnerMachine
+from node.machine.snapshot_participant import RESTART_EXIT
+from node.trainer_client.client import TrainerPort
+from node.trainer_client.fragment_bank import FragmentBank
+from node.trainer_client.moments_port import MomentsPort
+from node.trainer_client.parts_port import Beginning, PartsPort, held_parts
+from node.trainer_client.tape import TrainerTape
+from protocol import limits, wire
+from protocol.errors import RemoteError, TransientError, UserError
+from protocol.fragments import build_layout
+from protocol.machine import Job, JobResult, Note, StopAsked
+from protocol.numerics.warm_up import warm_up
+from protocol.project import Genesis
+from protocol.signing import verify_ed25519
+from protocol.trace import Fact
+
+log = logging.getLogger("shoal.node")
+
+LEADER_LOOK_S = 0.25
+PROGRESS_EVERY_S = 15.0
+PAUSE_S_MAX = 365 * 86_400.0
+POOL_THREADS = 2
+
+
+def run(options: NodeOptions) -> int:
+    """Run a learner until it is stopped or its project ends; the exit code."""
+    path = options.home.identity("learner", options.instance)
+    logs.set_up(options.home.log("learner", options.instance), is_json=options.log_json)
+    remedy = (
+        "To run a second learner on this machine give it a name of its own: "
+        "shoal join --instance NAME 'LINK'"
+    )
+    identity = keystore.load_or_create(path)
+    with crash_marker.life(options.home, "learner", options.instance, remedy=remedy):
+        return live(lambda stopper: _main(options, identity, stopper))
+
+
+async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> int:
+    shown = f"learner {options.name} ({identity.key[:4].hex()}) for {options.link.name}"
+    log.info("%s; log in %s", shown, options.home.log("learner", options.instance))
+    transport = transport_of(options, identity, _tell_network)
+    try:
+        await transport.start_with_retry(tell_attempt)
+        genesis = await learn_project(options, transport, tell_attempt)
+        beginning = Beginning()
+        while True:
+            daemon = NodeDaemon(options, identity, transport, genesis, beginning)
+            code = await daemon.run(stopper)
+            if code != RESTART_EXIT:
+                return code
+            beginning = daemon.parts.next_beginning(daemon.machine)
+    finally:
+        with tidying("the network engine"):
+            await transport.close()
+
+
+def _tell_network(state: TransportState) -> None:
+    if state.is_up:
+        log.info("connected to the swarm")
+    else:
+        log.warning("the network engine is down: %s; it is being rebuilt", state.reason)
+
+
+def _warm_pool() -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
+    pool.submit(warm_up)
+    return pool
+
+
+class NodeDaemon:
+    """All parts of a running learner."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        identity: Identity,
+        transport: Transport,
+        genesis: bytes,
+        beginning: Beginning,
+    ) -> None:
+        self.options = options
+        self.transport = transport
+        self.genesis = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+        self.layout = build_layout(
+            self.genesis.model.tensors, self.genesis.strategy, self.genesis.fragments
+        )
+        self.started_s = time.monotonic()
+        self.notices: list[str] = []
+        self.feed = EventFeed()
+        self.loop_watch = LoopWatch()
+        self.payload_bytes = self.payload_params = 0
+        self.push_bytes = self.push_params = 0
+        self.pool = _warm_pool()
+        self.shelf = Shelf(clock=time.monotonic)
+        self.shelf.put(options.link.project, genesis)
+        self.bank = FragmentBank(self.layout, self.shelf)
+        self.locator = Locator(
+            transport,
+            options.link.project,
+            genesis,
+            random.Random(os.urandom(8)),
+            frozenset(parse_peer(text).key for text in options.link.addresses),
+        )
+        # Grows with every start, also across a restart of the machine.
+        incarnation = beginning.incarnation or time.time_ns() // 1_000_000
+        self.tape = self._begin_tape(identity)
+        place = options.home.contributions()
+        self.contributions = Contributions(place, genesis, options.link.project, identity)
+        self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
+        beginning.hold(self.machine)
+        self.guest = guest_of(self)
+        self.trainer = TrainerPort(
+            settings=trainer_settings(options, self.guest.settings, identity, genesis),
+            bank=self.bank,
+            pool=self.pool,
+            note=lambda value: self.driver.take(Note(value)),
+            notice=self.notice,
+            tape=TrainerTape(self.tape, incarnation),
+            ram_room=lambda: trainer_room(self.guest),
+        )
+        self._join(identity, beginning)
+        self._give(options.donate_mbps)
+
+    def _join(self, identity: Identity, beginning: Beginning) -> None:
+        """What speaks to the swarm."""
+        options, transport = self.options, self.transport
+        swarm = (self.locator, transport)
+        self.presence = Presence(options, transport, self.machine, self.locator)
+        self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
+        self.parts = PartsPort(
+            folder=options.home.parts(options.link.project, options.instance),
+            project=options.link.project,
+            key=identity.key,
+            bank=self.bank,
+            trainer=self.trainer,
+            pool=self.pool,
+            notice=self.notice,
+            block_sequences=self.genesis.data.block_sequences,
+            loaded=beginning.loaded,
+        )
+        self.driver = Driver(
+            self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
+        )
+        self.fetcher = StateFetcher(
+            transport,
+            self.locator,
+            rng=random.Random(os.urandom(8)),
+            leader=lambda: self.machine.shared.leader,
+            newest=lambda fragment: self.machine.shared.state.fragments[fragment].version,
+            on_fault=self._on_fault,
+        )
+
+    def _begin_tape(self, identity: Identity) -> TapeRecorder | NoTape:
+        options = self.options
+        label = TapeLabel(options.link.project, "learner", identity.key, options.name)
+        return begin_tape(options.tape, options.home, label, options.instance, self.on_fact)
+
+    def _give(self, mbps: float) -> None:
+        """Serve what the shelf has; weights to joiners no faster than this."""
+        donated = Bucket(mbps * 1e6 / 8)
+        self.transport.serve_blobs(
+            lambda _, digest: self.shelf.get(digest),
+            lambda _, digest: donated if self.shelf.is_grouped(digest) else None,
+        )
+
+    def _setup(
+        self, identity: Identity, incarnation: int, start: EpochStart | None
+    ) -> LearnerSetup:
+        return LearnerSetup(
+            project=self.options.link.project,
+            genesis=self.genesis,
+            layout_digest=self.layout.digest,
+            name=self.options.name,
+            agent=f"shoal {version('shoal')}",
+            incarnation=incarnation,
+            evaluates=self.options.evaluates,
+            shares_moments=self.options.shares_moments,
+            keeps_parts=self.options.keeps_parts,
+            parts=held_parts(self.options),
+            start=start,
+            micro_batch=self.options.micro_batch,
+            signer=identity,
+            verify=verify_ed25519,
+            rng=random.Random(os.urandom(8)),
+            credit=self.contributions.newest,
+        )
+
+    def notice(self, text: str) -> None:
+        """Tell the owner something once."""
+        if text not in self.notices:
+            self.notices.append(text)
+            log.warning("%s", text)
+
+    async def run(self, stopper: Stopper) -> int:
+        """Serve until the machine stops; then end the trainer and free everything."""
+        control = ControlServer(
+            self.options.home.socket("learner", self.options.instance),
+            {
+                "status": self._status,
+                "events": self.feed.answer,
+                "pause": self._pause,
+                "resume": self._resume,
+                "finish": self._finish,
+                "stop": self._stop,
+                "generate": self._generate,
+                "loop_lag": self.loop_watch.answer,
+            },
+            monitor=self.options.monitor,
+        )
+        await control.start()
+        stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
+        try:
+            works = (self.presence.announce, self.presence.vigil.run, self.loop_watch.run)
+            async with background(*works, self.fetcher.run, self.guest.run, self._report):
+                stop = await self.driver.run()
+        finally:
+            with tidying("the control socket"):
+                await control.close()
+            with tidying("the trainer"):
+                await self.trainer.stop()
+            self.pool.shutdown(wait=False, cancel_futures=True)
+            self.tape.close()
+        log.info("%s", stop.reason)
+        return stop.exit_code
+
+    # What the machine asks for.
+
+    async def run_job(self, job: Job) -> JobResult:
+        """Carry out one job."""
+        self.bank.charter = self.machine.shared.charter
+        self.trainer.under_charter()
+        match job:
+            case FindSeat(after):
+                return await self.locator.find_seat(self.machine.shared.charter, after)
+            case FetchState():
+                return await self._fetch_state(job)
+            case Advance():
+                return await self._advance(job)
+            case StartTrainer() | ParkTrainer() | WakeTrainer():
+                return await trainer_job(self, job)
+            case Deliver():
+                return await self.trainer.deliver(job)
+            case Capture():
+                captured = await self.trainer.capture(job)
+                self.push_bytes += getattr(captured, "payload_bytes", 0)
+                self.push_params += self._params(job.fragment)
+                return captured
+            case Evaluate():
+                return await self.trainer.evaluate(job)
+            case CutPart() | WritePart() | LoadPart():
+                return await self.parts.run_job(job)
+            case FindDonors() | FetchMoments() | InstallMoments() | CaptureMoments():
+                return await self.moments.run_job(job, self.machine.shared.charter)
+        raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    def act(self, action: object) -> None:
+        """Carry out a local action."""
+        match action:
+            case Freeze(index, fragment):
+                self.bank.freeze(index, fragment)
+            case Thaw(index):
+                self.bank.thaw(index)
+            case Settle(fragment, sequence, outcome):
+                self.trainer.settle(fragment, sequence, is_merged=outcome == "merged")
+            case Feed() | DropFed():
+                self.trainer.feed(action)
+            case BeginSteps():
+                self.trainer.begin()
+            case HoldSteps() | ReleaseSteps():
+                self.trainer.hold(is_held=isinstance(action, HoldSteps))
+            case KeepReceipt(receipt, charter):
+                self.contributions.keep_or_tell(receipt, charter, self.notice)
+            case ReplaceTrainer(reason):
+                self.trainer.replace(reason)
+            case SetProgress(fraction):
+                self.trainer.set_progress(fraction)
+            case ForgetMoments():
+                self.moments.forget()
+            case WithdrawMoments():
+                self.moments.withdraw()
+
+    def on_fact(self, fact: Fact) -> None:
+        logs.tell(fact)
+        self.feed.tell(fact)
+
+    def _params(self, fragment: int) -> int:
+        return sum(span.numel for span in self.layout.fragments[fragment].spans)
+
+    async def _fetch_state(self, job: FetchState) -> JobResult:
+        """Fetch a fragment from other learners, and from the syncer only what none of them has."""
+        numel = self.layout.fragments[job.fragment].numel
+        arrays = self.parts.base(job)
+        sources: dict[bytes, int] = {}
+        if arrays is None:
+            assembly = await self.fetcher.fetch(job, numel)
+            arrays, sources = assembly.arrays(), assembly.sources
+        install = partial(self.bank.install, job.fragment, job.version, job.state, *arrays)
+        await asyncio.get_running_loop().run_in_executor(self.pool, install)
+        return StateFetched(tuple(sources.items()))
+
+    async def _advance(self, job: Advance) -> JobResult:
+        """Fetch a merged payload, from the syncer first, and take the outer step."""
+        merged = job.merged
+        wanted = [(merged.payload, merged.payload_bytes)]
+        try:
+            parts = await self._fetch_from_leader(wanted)
+        except TransientError:
+            donors = await self.locator.donors_or_none()
+            _, parts = await self.locator.fetch_from(donors, wanted, self._on_fault)
+        self.payload_bytes += merged.payload_bytes
+        self.payload_params += self._params(merged.fragment)
+        advance = partial(self.bank.advance, merged, bytes(parts[0]))
+        await asyncio.get_running_loop().run_in_executor(self.pool, advance)
+        self.fetcher.forget(merged.fragment)
+        return Advanced()
+
+    async def _fetch_from_leader(self, wanted: list[tuple[bytes, int]]) -> list[memoryview]:
+        """What the syncer that leads sends, begun anew when another one leads.
+
+        A transfer from one that was cut off would only end after `blobs.READ_S`.
+        """
+        while True:
+            leader = self.machine.shared.leader
+            sources = [leader] if leader is not None else []
+            fetch = asyncio.ensure_future(self.locator.fetch_from(sources, wanted, self._on_fault))
+            try:
+                while not fetch.done() and self.machine.shared.leader == leader:
+                    await asyncio.wait({fetch}, timeout=LEADER_LOOK_S)
+                if fetch.done():
+                    return fetch.result()[1]
+            finally:
+                fetch.cancel()
+                await asyncio.wait({fetch})
+
+    def _on_fault(self, peer: bytes, error: RemoteError) -> None:
+        self.machine.fault(peer, error)
+
+    # Background.
+
+    async def _report(self) -> None:
+        """A line for the person who watches the terminal, now and then."""
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            log.info("%s", status.progress_line(self))
+
+    # The control socket.
+
+    def _status(self, _: dict[str, Any]) -> dict[str, Any]:
+        told = status.snapshot(self)
+        told.loop_lag = self.loop_watch.lag()
+        return {"status": msgspec.to_builtins(told)}
+
+    def _stop(self, _: dict[str, Any]) -> dict[str, Any]:
+        asyncio.get_running_loop().call_soon(self.driver.take, StopAsked("stopped by its owner"))
+        return {}
+
+    def _pause(self, request: dict[str, Any]) -> dict[str, Any]:
+        seconds = request.get("seconds")
+        if seconds is not None and not (
+            isinstance(seconds, int | float) and 0 < seconds <= PAUSE_S_MAX
+        ):
+            raise UserError("pause takes a number of seconds above 0, or nothing to pause for good")
+        self.driver.take(Note(PauseAsked(seconds)))
+        return {}
+
+    def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
+        self.driver.take(Note(ResumeAsked()))
+        return {"because": self.machine.tending.held_because}
+
+    def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
+        self.driver.take(Note(FinishAsked()))
+        return {}
+
+    async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        prompt, tokens = request.get("prompt", ""), request.get("tokens", 200)
+        if not isinstance(prompt, str) or not isinstance(tokens, int) or not 0 < tokens <= 2000:
+            raise UserError("generate takes a prompt and a number of tokens from 1 to 2000")
+        return {"text": await self.trainer.generate(prompt, tokens)}

@@ -1,0 +1,104 @@
+"""What the owner of this machine allows, carried out on a running learner."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from host.transport import Transport
+from node.governor.budget import Allowance
+from node.governor.loop import Guest
+from node.governor.policy import Decision, TrainerFacts
+from node.governor.process_usage import OwnProcesses
+from node.machine.jobs import (
+    Governed,
+    MemoryShort,
+    ParkTrainer,
+    StartTrainer,
+    TrainerReady,
+    WakeTrainer,
+)
+from node.trainer_client.suspend import park, wake
+from protocol.machine import JobResult, Note
+
+if TYPE_CHECKING:
+    from node.daemon.learner_daemon import NodeDaemon
+
+
+def guest_of(daemon: NodeDaemon) -> Guest:
+    """The part of the daemon that looks after this machine; its machine must exist."""
+    options, traffic = daemon.options, daemon.transport.traffic
+    return Guest(
+        load=options.settings,
+        trainer=lambda: trainer_facts(daemon),
+        obey=lambda decision: obey(daemon, decision),
+        notice=daemon.notice,
+        traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
+        folders=options.home.kept_by_learners(),
+    )
+
+
+def trainer_facts(daemon: NodeDaemon) -> TrainerFacts:
+    """What politeness has to know of the trainer."""
+    ready, tending = daemon.trainer.ready, daemon.machine.tending
+    return TrainerFacts(
+        device=tending.device,
+        pid=daemon.trainer.pid,
+        micro_batch=ready.micro_batch if ready else None,
+        is_stepping=tending.state == "training",
+    )
+
+
+def obey(daemon: NodeDaemon, decision: Decision) -> None:
+    """Hold or release the inner loop, and set how much it may take."""
+    ruling = decision.ruling
+    because = ruling.because if ruling.is_paused else ""
+    if because != daemon.machine.tending.held_because:
+        daemon.driver.take(Note(Governed(because)))
+    if decision.wants_smaller:
+        daemon.driver.take(Note(MemoryShort(decision.wants_smaller)))
+    daemon.trainer.set_duty(decision.duty_frac)
+    _shape(daemon.transport, decision.allowed)
+    daemon.transport.relaying.limit(daemon.guest.settings.network.relay_bytes_per_s)
+
+
+def _shape(transport: Transport, allowed: Allowance) -> None:
+    """Keep everything that is sent and received to what is allowed."""
+    shaper, traffic, now_s = transport.shaper, transport.traffic, asyncio.get_running_loop().time()
+    shaper.limit(allowed.up_bytes_per_s, allowed.down_bytes_per_s)
+    shaper.up.book(traffic.up_bytes, now_s)
+    shaper.down.book(traffic.down_bytes, now_s)
+
+
+async def trainer_job(
+    daemon: NodeDaemon, job: StartTrainer | ParkTrainer | WakeTrainer
+) -> JobResult:
+    """Start a trainer, free its memory, or let it go on where it stood."""
+    charter = daemon.machine.shared.charter
+    assert charter is not None, "a trainer runs under a charter"
+    match job:
+        case StartTrainer():
+            ready = await daemon.trainer.start(job, charter.inner)
+            if not isinstance(ready, TrainerReady):
+                return ready
+            return await daemon.parts.restore(ready, charter.inner)
+        case ParkTrainer():
+            folder = daemon.options.home.parked(daemon.options.instance)
+            return await park(daemon.trainer, folder, parking_room(daemon))
+        case WakeTrainer():
+            return await wake(daemon.trainer, job, charter.inner)
+
+
+def parking_room(daemon: NodeDaemon) -> int | None:
+    """Bytes of files that a parked trainer may take; None for whatever the disk has."""
+    ceiling = daemon.guest.settings.limits.disk_bytes_max
+    return None if ceiling is None else max(0, ceiling - daemon.guest.disk_bytes)
+
+
+def trainer_room(guest: Guest) -> int | None:
+    """Bytes of memory that a new trainer may hold beside what runs now; None for no limit."""
+    ceiling = guest.settings.limits.ram_bytes_max
+    if ceiling is None:
+        return None
+    # Looked at anew: the last look may have seen a trainer that has ended since.
+    return max(0, ceiling - OwnProcesses().look(None).memory_bytes)

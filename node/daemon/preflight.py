@@ -1,0 +1,61 @@
+"""Before a learner joins: what the project is, and whether its owner's judge lets it.
+
+The host is in the swarm's table by then, and nobody has heard of a learner yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable
+from typing import Final
+
+from host.addresses import parse_peer
+from host.files.signed_project import open_project
+from host.options import NodeOptions
+from host.transport import Transport
+from node.download.locator import Locator, fetch_genesis
+from protocol.errors import RemoteError, TransientError, UserError
+from protocol.numerics.outer import digest
+
+SEAT_S: Final = 10.0
+"""Without a syncer there are no rules to judge by: the learner waits for one as it is."""
+
+log = logging.getLogger("shoal.node")
+
+
+async def learn_project(
+    options: NodeOptions, transport: Transport, on_attempt: Callable[[str, float], None]
+) -> bytes:
+    """The project's genesis, from this machine's copy or from a host named in the link.
+
+    UserError where this machine does not suit the project.
+    """
+    link = options.link
+    copy = options.home.project(link.project) / "genesis"
+    if copy.is_file() and digest(copy.read_bytes()) == link.project:
+        genesis = copy.read_bytes()
+    else:
+        genesis = await fetch_genesis(transport, link, on_attempt)
+        copy.write_bytes(genesis)
+    if options.judge is not None:
+        await _judge(options, transport, genesis)
+    return genesis
+
+
+async def _judge(options: NodeOptions, transport: Transport, genesis: bytes) -> None:
+    assert options.judge is not None
+    named = frozenset(parse_peer(text).key for text in options.link.addresses)
+    locator = Locator(transport, options.link.project, genesis, random.Random(os.urandom(8)), named)
+    try:
+        async with asyncio.timeout(SEAT_S):
+            found = await locator.find_seat(None)
+        opened = open_project(genesis, found.charter)
+    except (TransientError, RemoteError, TimeoutError) as error:
+        log.info("whether this machine suits the project is not known: %s", error or "no syncer")
+        return
+    against = await asyncio.to_thread(options.judge, opened.genesis, opened.charter)
+    if against:
+        raise UserError(against)

@@ -1,0 +1,265 @@
+"""What a learner daemon tells people: a snapshot for programs, sentences for people."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from host.control.status_parts import all_faults, network_status, project_status, swarm_status
+from node.governor.status_rows import guest_status
+from node.machine.learner import LearnerMachine
+from node.machine.syncer_link import Link
+from node.machine.trainer_states import Inner
+from protocol import limits
+from protocol.ids import short
+from protocol.status import DownloadStatus, GuestStatus, NodeStatus
+
+if TYPE_CHECKING:
+    from node.daemon.learner_daemon import NodeDaemon
+
+
+def node_state(machine: LearnerMachine) -> str:
+    """One word: what this learner is doing."""
+    if machine.link is Link.ENDED:
+        return "ended"
+    state = machine.tending.state
+    if state == "training" and machine.link is not Link.FOLLOWING:
+        return "adrift"
+    return state
+
+
+def words_s(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 90:
+        return f"{max(0, round(seconds))} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def download_status(daemon: NodeDaemon) -> DownloadStatus | None:
+    """How far the weights are that are being fetched; a joiner counts what it holds already."""
+    progress = daemon.fetcher.progress()
+    if progress is None:
+        return None
+    keeping, fragments = daemon.machine.keeping, daemon.layout.fragments
+    done_bytes, total_bytes = progress.done_bytes, progress.total_bytes
+    if not keeping.is_held:
+        sizes = [8 * fragment.numel for fragment in fragments]
+        held = [track.held >= 0 for track in keeping.tracks]
+        done_bytes += sum(size for size, is_held in zip(sizes, held, strict=True) if is_held)
+        total_bytes = sum(sizes)
+    leader = daemon.machine.shared.leader
+    left = total_bytes - done_bytes
+    return DownloadStatus(
+        done_bytes=done_bytes,
+        total_bytes=total_bytes,
+        rate=progress.rate,
+        learners=len(progress.sources - {leader}),
+        is_from_syncer=leader in progress.sources,
+        left_s=left / progress.rate if progress.rate else None,
+    )
+
+
+def fetching(download: DownloadStatus) -> str:
+    """A download as people say it."""
+    sources = []
+    if download.learners:
+        sources.append(f"{download.learners} learner{'s' if download.learners > 1 else ''}")
+    if download.is_from_syncer:
+        sources.append("the syncer")
+    left = f", {words_s(download.left_s)} left" if download.left_s is not None else ""
+    return (
+        f"Fetching weights: {100 * download.done_bytes // download.total_bytes} % of "
+        f"{download.total_bytes / 1e6:,.1f} MB from {' and '.join(sources) or 'nobody yet'}, "
+        f"{download.rate / 1e6:.1f} MB/s{left}."
+    )
+
+
+def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | None = None) -> str:
+    """How things are, in words that are true now."""
+    tending, keeping = machine.tending, machine.keeping
+    state = node_state(machine)
+    link = (
+        f"{machine.link.value} ({machine.link_detail})"
+        if machine.link_detail
+        else (machine.link.value)
+    )
+    if state == "adrift":
+        return f"Training without a syncer: {link}. Local steps go on, nothing is lost."
+    if state == "training":
+        return _training(now_s - machine.heard_s)
+    if state == "paused":
+        return _paused(machine, now_s)
+    if state == "finishing":
+        return tending.finishing.in_words
+    if state == "starved":
+        return "Idle: no leased blocks left. More come as soon as the syncer answers."
+    if state == "ended":
+        return "The run is complete."
+    if tending.inner is Inner.DOWN and tending.detail:
+        return f"The trainer stopped: {tending.detail}. It is started again soon."
+    if state == "syncing":
+        held = sum(track.held >= 0 for track in keeping.tracks)
+        if machine.link is not Link.FOLLOWING:
+            return f"Not in the swarm yet: {link}."
+        if download is not None:
+            return fetching(download)
+        return f"Fetching weights: {held} of {len(keeping.tracks)} fragments verified."
+    return _before_steps(machine)
+
+
+def _before_steps(machine: LearnerMachine) -> str:
+    """What is still to come once all weights are here."""
+    tending = machine.tending
+    if tending.inner in (Inner.WAKING, Inner.PARKED, Inner.PARKING):
+        if tending.inner is Inner.PARKED and tending.detail:
+            return f"The trainer is tried again soon, with all it had: {tending.detail}"
+        return "The trainer is being started again, and takes up where it stood."
+    if tending.inner is Inner.LOADING and machine.rejoining.is_open:
+        return f"Weights are here; optimizer state: {machine.rejoining.state.value}."
+    return "Weights are here; the trainer is starting."
+
+
+def _paused(machine: LearnerMachine, now_s: float) -> str:
+    """Who paused it, until when, and what would not end with that."""
+    tending = machine.tending
+    until_s, because = tending.paused_until_s, tending.held_because
+    if until_s is None:
+        return f"Paused because {because}. The weights stay current."
+    for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
+    also = f" It would not train anyway, because {because}." if because else ""
+    return f"Paused by its owner {for_s}. The weights stay current.{also}"
+
+
+def _training(silent_s: float) -> str:
+    if silent_s > limits.LEADER_SUSPECT_AFTER_S:
+        return (
+            f"Training. The syncer was not heard for {silent_s:.0f} s; "
+            "looking for a newly elected one."
+        )
+    return "Training."
+
+
+def moments_in_words(machine: LearnerMachine) -> str:
+    """The state of the recovery, with its reason or its donor."""
+    rejoining = machine.rejoining
+    words = rejoining.state.value
+    return f"{words} ({rejoining.detail})" if rejoining.detail else words
+
+
+def _way(daemon: NodeDaemon) -> tuple[str, float | None]:
+    """How the leader is reached, and how fast it answers; empty and None without one."""
+    machine, transport = daemon.machine, daemon.transport
+    leader = machine.shared.leader if machine.link is Link.FOLLOWING else None
+    if leader is None:
+        return "", None
+    return transport.paths().get(leader, ""), transport.round_trips.of(leader)
+
+
+def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
+    """What the inner loop stands on in each fragment, and how far behind the worst is."""
+    versions = [track.standing for track in machine.keeping.tracks]
+    newest = [fragment.version for fragment in machine.shared.state.fragments]
+    return versions, max((n - old for n, old in zip(newest, versions, strict=False)), default=0)
+
+
+def _with_less(said: str, guest: GuestStatus | None) -> str:
+    """The sentence, with the reason why less is done than the owner allows at best."""
+    if guest is None or not guest.is_beside or said != "Training.":
+        return said
+    return f"Training with less, because {guest.because}."
+
+
+def _step_tokens(daemon: NodeDaemon) -> int:
+    charter = daemon.machine.shared.charter
+    return charter.inner.batch_sequences * daemon.genesis.data.sequence_tokens if charter else 0
+
+
+def _guest(daemon: NodeDaemon) -> GuestStatus | None:
+    options = daemon.options
+    return guest_status(
+        daemon.guest,
+        device=daemon.machine.tending.device,
+        is_parked=daemon.machine.tending.inner is Inner.PARKED,
+        log=options.home.trainer_log(options.instance),
+    )
+
+
+def snapshot(daemon: NodeDaemon) -> NodeStatus:
+    """Everything a screen could want."""
+    machine, tending, shared = daemon.machine, daemon.machine.tending, daemon.machine.shared
+    stepped, tally, layout, charter = shared.stepped, shared.tally, daemon.layout, shared.charter
+    (versions, lag), (path, rtt_s), guest = _versions(machine), _way(daemon), _guest(daemon)
+    now_s, tracks, download = time.monotonic(), machine.keeping.tracks, download_status(daemon)
+    return NodeStatus(
+        key=machine.setup.signer.key.hex(),
+        name=machine.setup.name,
+        pid=os.getpid(),
+        version=version("shoal"),
+        uptime_s=now_s - daemon.started_s,
+        state=node_state(machine),
+        sentence=_with_less(sentence(machine, now_s, download), guest),
+        link=machine.link.value,
+        link_detail=machine.link_detail,
+        heard_s=now_s - machine.heard_s if machine.heard_s else None,
+        path=path,
+        rtt_s=rtt_s,
+        trainer=tending.inner.value,
+        trainer_detail=tending.detail,
+        trainer_pid=daemon.trainer.pid,
+        device=tending.device,
+        micro_batch=daemon.trainer.ready.micro_batch if daemon.trainer.ready else None,
+        project=project_status(daemon.options.link.project, daemon.genesis, layout, charter),
+        swarm=swarm_status(shared.state, charter),
+        network=network_status(daemon.transport, daemon.presence.vigil.trouble),
+        local_step=stepped.local_step if stepped else 0,
+        tokens=stepped.tokens if stepped else 0,
+        tokens_per_s=_step_tokens(daemon) / stepped.step_s if stepped and stepped.step_s else 0.0,
+        step_s=stepped.step_s if stepped else 0.0,
+        loss=stepped.loss if stepped else None,
+        goodput=stepped.work_s / stepped.alive_s if stepped and stepped.alive_s else None,
+        work_s=stepped.work_s if stepped else 0.0,
+        alive_s=stepped.alive_s if stepped else 0.0,
+        pushed=tally.pushed,
+        merged=tally.merged,
+        outcomes=dict(tally.outcomes),
+        discarded_steps=sum(t.discarded_steps for t in tracks) // len(tracks),
+        lost_steps=tally.lost_steps,
+        trainer_restarts=tally.trainer_restarts,
+        versions=versions,
+        lag=lag,
+        weights_from_peers=tally.states_from_peers,
+        weights_from_syncer=tally.states_from_syncer,
+        weights_sources={key.hex(): count for key, count in tally.state_bytes.items()},
+        download=download,
+        weights_held=sum(track.held >= 0 for track in tracks),
+        moments=moments_in_words(machine),
+        evaluations=daemon.trainer.evaluations,
+        push_bytes=daemon.push_bytes,
+        push_params=daemon.push_params,
+        payload_bytes=daemon.payload_bytes,
+        payload_params=daemon.payload_params,
+        faults=all_faults(daemon.transport, tally.faults),
+        notices=list(daemon.notices),
+        guest=guest,
+        ranks=daemon.trainer.ready.ranks if daemon.trainer.ready else 1,
+        receipt=daemon.contributions.status(daemon.genesis.fragments),
+    )
+
+
+def progress_line(daemon: NodeDaemon) -> str:
+    """One line now and then for the terminal of `shoal join`."""
+    now = snapshot(daemon)
+    if now.state not in ("training", "adrift"):
+        return now.sentence
+    loss = f"loss {now.loss:.3f}" if now.loss is not None else "no loss yet"
+    leader = short(daemon.machine.shared.leader) if daemon.machine.shared.leader else "nobody"
+    return (
+        f"{now.state}: local step {now.local_step:,}, {loss}, {now.tokens_per_s:,.0f} tokens/s, "
+        f"{now.merged} of {now.pushed} pushes merged, global step {now.swarm.global_step:,} "
+        f"({now.swarm.progress:.1%}), following {leader}"
+    )

@@ -1,0 +1,55 @@
+"""What the owner of this machine decided about training here: the text, the device, the share."""
+
+from __future__ import annotations
+
+import os
+
+from host.files.keystore import Identity
+from host.files.local_settings import Settings
+from host.options import NodeOptions
+from node.governor.budget import threads_for
+from node.governor.governor import device_wanted
+from node.trainer_client.settings import TrainerSettings
+from protocol import limits, wire
+from protocol.errors import UserError
+from protocol.project import Genesis
+
+
+def data_location(options: NodeOptions, genesis: Genesis) -> str:
+    """Where the training text lies here. UserError where that needs the owner's word.
+
+    A project names paths, and paths of a stranger's choice are not read: either the owner says
+    where the text is, or this very machine hosts the project and so chose the path itself.
+    """
+    data = genesis.data
+    if options.data is not None:
+        return options.data
+    is_local = data.source in ("file", "folder", "parquet")
+    if is_local and not options.home.project_file(options.link.project).is_file():
+        raise UserError(
+            f"This project trains on text that every host has itself: {data.source} "
+            f"{data.location!r} at its owner's. Nothing of yours is read unless you name it: "
+            "shoal join --data PATH 'LINK'"
+        )
+    return data.location
+
+
+def trainer_settings(
+    options: NodeOptions, owner: Settings, identity: Identity, genesis: bytes
+) -> TrainerSettings:
+    """How trainers are started here. UserError as in `data_location`."""
+    decoded = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+    return TrainerSettings(
+        genesis=genesis,
+        data_cache=options.home.data_cache(),
+        log_path=options.home.trainer_log(options.instance),
+        data_location=data_location(options, decoded),
+        threads=options.threads or threads_for(owner, os.cpu_count() or 1),
+        duty_frac=options.duty_frac,
+        device=options.device or device_wanted(owner),
+        ranks=options.ranks,
+        compiles=owner.learner.compile,
+        nice=owner.limits.nice,
+        gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
+        salt=int.from_bytes(identity.key[:6], "big"),
+    )

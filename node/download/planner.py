@@ -1,0 +1,494 @@
+"""Which donor to ask for which piece of the weights next: the planner of all downloads of a joiner.
+
+A learner that serves the manifest of a version is taken to hold its chunks until it says
+otherwise; each donor is asked for one of the two manifests of a fragment to find out. Chunks of
+the version with the fewest holders go first, then those of the fragment that was begun first, so
+that versions are complete before their holders move on to newer ones. Within a version the order
+is random. At the end a chunk that is slow to come is asked of a second donor, if that one is sure
+to be faster. The syncer is asked only for what no learner has.
+
+Sans IO: the owner carries out what `asks` returns and reports each with `arrived` or `failed`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+from node.download.assembly import Assembly, Part
+from node.download.donors import Donor
+from node.download.throughput import Meter
+from protocol import limits
+from protocol.ids import Digest, short
+
+IN_FLIGHT_MAX = 32
+"""Requests under way in all: three donors on long fat lines; half of the streams that we open."""
+
+OPEN_MIN = 8
+"""Versions at once of which it is found out who holds them: among these the rarest goes first. A
+version that nothing was fetched of is given up for a newer one, so more would be of little use."""
+
+SOURCES_MAX = 8
+"""Donors of one version at once; more would only be asked whether they hold it."""
+
+GRACE_S = 2.0
+"""A version that was just committed reaches the learners within this: only then the syncer is
+asked for it."""
+
+LEARNERS_MAX = 32
+"""Learners among whom the donors of all versions are looked for."""
+
+PART_FAILURES_MAX = 12
+"""Failures after which one piece lets the whole version fail, to be tried again later."""
+
+SLOW_S = 2.0
+"""A donor of which nothing comes for this long is asked for nothing that others have; what is
+under way this long is slow, where it is not known how fast another donor is."""
+
+SLOW_S_MIN = 0.5
+
+OWN_PAUSE_S = 1.0
+"""Rest after our own network engine failed: that is no donor's fault."""
+
+
+class Trouble(Enum):
+    """Why a request came to nothing."""
+
+    NOT_HELD = "does not hold it"
+    BUSY = "is busy"
+    GONE = "is gone"
+    WRONG = "sent something else"
+    OURS = "our own network is down"
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request: this blob of this donor."""
+
+    number: int
+    donor: bytes
+    fragment: int
+    digest: Digest
+    length: int
+    asked_s: float
+    is_manifest: bool
+    left_bytes: int
+    """What has not come yet."""
+
+
+@dataclass(slots=True)
+class Want:
+    """An assembly in progress."""
+
+    assembly: Assembly
+    opened_s: float | None = None
+    was_held: bool = False
+    """Some learner held it: if none does any more, waiting helps nothing."""
+    is_superseded: bool = False
+    trouble: str = "nobody is known who could have it"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far all present downloads are."""
+
+    done_bytes: int
+    total_bytes: int
+    rate: float
+    """Bytes per second, over the last seconds."""
+    sources: frozenset[bytes]
+    """Who sent something in the last seconds."""
+
+
+class Planner:
+    """All downloads of one joiner."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.meter = Meter()
+        self.asked: dict[int, Ask] = {}
+        """Requests under way, by number."""
+        self._wants: dict[int, Want] = {}
+        self._donors: dict[bytes, Donor] = {}
+        self._is_informed = False
+        """Who the donors are has been said at least once."""
+        self._rest_until_s = 0.0
+        self._number = 0
+        self._cancelled: list[int] = []
+
+    # What is wanted, and of whom.
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._wants
+
+    def want(self, assembly: Assembly) -> None:
+        """Download this; whatever else of the fragment was wanted is dropped.
+
+        What an assembly holds already is not asked for again.
+        """
+        self.drop(assembly.fragment)
+        self._wants[assembly.fragment] = Want(assembly)
+        for part in assembly.parts.values():
+            part.failures = 0
+
+    def drop(self, fragment: int) -> None:
+        """Download this no more; what arrived stays in its assembly."""
+        if fragment not in self._wants:
+            return
+        self._cancel([ask.number for ask in self.asked.values() if ask.fragment == fragment])
+        del self._wants[fragment]
+        for donor in self._donors.values():
+            donor.forget(fragment)
+
+    def supersede(self, fragment: int, version: int) -> None:
+        """A newer version of the fragment is committed: its holders move on."""
+        want = self._wants.get(fragment)
+        if want is not None and want.assembly.version < version:
+            want.is_superseded = True
+            want.trouble = "a newer version is committed"
+
+    def know(self, learners: list[bytes], last_resort: bytes | None, now_s: float) -> None:
+        """Who may be asked: some of these learners, and the syncer for what none of them has.
+
+        Whoever was asked before stays; those who come first in the list come in for them.
+        """
+        self._is_informed = True
+        listed = set(learners)
+        known = [donor for donor in self._donors.values() if donor.key in listed]
+        # Those that are of no use now are kept in mind, but leave room for others.
+        room = LEARNERS_MAX - sum(donor.is_promising(now_s) for donor in known)
+        fresh = [key for key in learners if key not in self._donors]
+        chosen = {donor.key for donor in known} | set(fresh[: max(0, room)])
+        if last_resort is not None:
+            chosen.add(last_resort)
+        for key in sorted(chosen - self._donors.keys()):
+            self._donors[key] = Donor(key)
+        for donor in list(self._donors.values()):
+            donor.is_listed = donor.key in chosen
+            donor.is_last_resort = donor.key == last_resort
+            if not donor.is_listed and not donor.asks:
+                del self._donors[donor.key]
+
+    # What to do.
+
+    def asks(self, now_s: float) -> list[Ask]:
+        """Requests to make now."""
+        found: list[Ask] = []
+        if not self._is_informed or now_s < self._rest_until_s:
+            return found
+        self._open(now_s)
+        while len(self.asked) < IN_FLIGHT_MAX:
+            ask = self._next(now_s)
+            if ask is None:
+                break
+            found.append(ask)
+        return found
+
+    def ended(self, now_s: float) -> list[tuple[Assembly, str | None]]:
+        """Downloads that are complete, or failed for the stated reason; they are wanted no more."""
+        found: list[tuple[Assembly, str | None]] = []
+        for fragment, want in list(self._wants.items()):
+            if want.assembly.is_complete:
+                found.append((want.assembly, None))
+            elif self._is_hopeless(want, now_s):
+                found.append((want.assembly, want.trouble))
+            else:
+                continue
+            self.drop(fragment)
+        return found
+
+    def cancelled(self) -> list[int]:
+        """Numbers of requests that are not needed any more; each is told once."""
+        numbers, self._cancelled = self._cancelled, []
+        return numbers
+
+    # What came of it.
+
+    def arrived(self, number: int, content: memoryview, now_s: float) -> None:
+        """A blob is here and has the digest asked for."""
+        ask = self.asked.pop(number, None)
+        if ask is None:
+            return
+        donor = self._donors[ask.donor]
+        is_full = not ask.is_manifest and ask.length == limits.STATE_CHUNK_BYTES
+        donor.ended(number)
+        donor.served(now_s - ask.asked_s if is_full else None)
+        want = self._wants.get(ask.fragment)
+        if want is None:
+            return
+        if ask.is_manifest:
+            donor.hold(ask.fragment)
+            want.was_held = want.was_held or not donor.is_last_resort
+        part = want.assembly.parts.get(ask.digest)
+        if part is None:
+            return  # It only served to find out, or somebody else was faster.
+        part.asks.discard(number)
+        if ask.is_manifest:
+            want.assembly.take_manifest(ask.digest, content)
+            return  # Others that were asked for it still tell whether they hold it.
+        others = list(part.asks)
+        want.assembly.take_chunk(ask.digest, content, ask.donor)
+        self._cancel(others)
+
+    def received(self, number: int, count: int, now_s: float) -> None:
+        """Some bytes of a request came in."""
+        ask = self.asked.get(number)
+        if ask is not None:
+            ask.left_bytes = max(0, ask.left_bytes - count)
+            self._donors[ask.donor].received(number, count, now_s)
+            self.meter.add(ask.donor, count, now_s)
+
+    def failed(self, number: int, trouble: Trouble, words: str, now_s: float) -> None:
+        """A request came to nothing; what it was for is asked of others."""
+        ask = self.asked.pop(number, None)
+        if ask is None:
+            return
+        donor = self._donors[ask.donor]
+        donor.ended(number)
+        # Who is gone for long is gone for every piece: that says nothing of this one.
+        is_of_part = trouble is Trouble.WRONG or (trouble is Trouble.GONE and not donor.is_gone)
+        self._judge(donor, ask, trouble, now_s)
+        want = self._wants.get(ask.fragment)
+        if want is None:
+            return
+        want.trouble = f"{short(ask.donor)}: {words}"
+        part = want.assembly.parts.get(ask.digest)
+        if part is not None:
+            part.asks.discard(number)
+            part.failures += is_of_part
+            want.assembly.put_back(ask.digest)
+
+    def progress(self, now_s: float) -> Progress:
+        """For people."""
+        assemblies = [want.assembly for want in self._wants.values()]
+        return Progress(
+            sum(assembly.done_bytes for assembly in assemblies),
+            sum(assembly.total_bytes for assembly in assemblies),
+            self.meter.rate(now_s),
+            self.meter.sources(now_s),
+        )
+
+    # Inside: choosing.
+
+    def _open(self, now_s: float) -> None:
+        """Look for the holders of some versions, and of as many as keep everybody busy."""
+        room = IN_FLIGHT_MAX
+        for at, want in enumerate(self._wants.values()):
+            if at >= OPEN_MIN and room <= 0:
+                return
+            if want.opened_s is None:
+                want.opened_s = now_s
+            room -= want.assembly.unasked
+
+    def _next(self, now_s: float) -> Ask | None:
+        donors = [donor for donor in self._donors.values() if donor.is_ready(now_s)]
+        # The idlest first, then who gave least: three donors are three sources.
+        donors.sort(key=lambda donor: (len(donor.asks), donor.taken, self.rng.random()))
+        wants = [want for want in self._wants.values() if want.opened_s is not None]
+        wants.sort(key=lambda want: self._hopes(want, now_s))
+        probed = self._probed(wants)
+        for donor in donors:
+            asked_bytes = sum(self.asked[number].length for number in donor.chunks)
+            if not donor.has_room(asked_bytes, now_s):
+                continue
+            may = [want for want in wants if self._may_ask(donor, want, now_s)]
+            found = self._manifest(donor, may, now_s)
+            if not any(self.asked[number].is_manifest for number in donor.asks):
+                found = found or self._probe(donor, may, probed, now_s)
+            found = (
+                found
+                or self._chunk(donor, may)
+                or self._probe(donor, may, probed, now_s)
+                or self._second(donor, may, now_s)
+            )
+            if found is not None:
+                return self._ask(donor, *found, now_s)
+        return None
+
+    def _manifest(
+        self, donor: Donor, wants: list[Want], now_s: float
+    ) -> tuple[Want, Digest] | None:
+        """A manifest of a version that this donor holds, if nobody is about to send it."""
+        for want in wants:
+            if want.assembly.fragment not in donor.holds:
+                continue
+            for digest, part in want.assembly.manifests():
+                asked = [self.asked[number] for number in part.asks]
+                is_slow = all(now_s - ask.asked_s > SLOW_S for ask in asked)
+                if is_slow and all(ask.donor != donor.key for ask in asked):
+                    return want, digest
+        return None
+
+    def _chunk(self, donor: Donor, wants: list[Want]) -> tuple[Want, Digest] | None:
+        for want in wants:
+            if want.assembly.fragment in donor.holds and want.assembly.has_idle_chunks:
+                return want, want.assembly.pick_idle(self.rng)
+        return None
+
+    def _probe(
+        self, donor: Donor, wants: list[Want], probed: dict[int, set[bytes]], now_s: float
+    ) -> tuple[Want, Digest] | None:
+        """A manifest of a version of which it is not known whether this donor holds it."""
+        for want in wants:
+            fragment = want.assembly.fragment
+            asked = probed.get(fragment)
+            if asked is None or donor.key in asked or not donor.is_unknown(fragment, now_s):
+                continue
+            # One of those that are missing, so that two donors bring both; any will do to find out.
+            missing = want.assembly.manifests()
+            if missing:
+                return want, min(missing, key=lambda found: len(found[1].asks))[0]
+            return want, want.assembly.state.theta
+        return None
+
+    def _second(self, donor: Donor, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
+        """The chunk that lets us wait longest for the one donor that was asked for it, if this one
+        is sure to be much faster: a chunk that comes twice is a chunk less for everybody.
+        """
+        is_proven = not donor.chunks or donor.rate(now_s) is not None
+        if not is_proven or self._is_stuck(donor, donor, now_s):
+            return None
+        may = {want.assembly.fragment: want for want in wants}
+        found: tuple[Want, Digest] | None = None
+        longest_s = 0.0
+        for ask in self.asked.values():  # The oldest first.
+            want = may.get(ask.fragment)
+            if want is None or ask.is_manifest or ask.donor == donor.key:
+                continue
+            is_alone = len(want.assembly.parts[ask.digest].asks) == 1
+            if is_alone and ask.fragment in donor.holds:
+                left_s = self._left_s(ask, donor, now_s)
+                if left_s > longest_s:
+                    found, longest_s = (want, ask.digest), left_s
+        return found
+
+    def _left_s(self, ask: Ask, donor: Donor, now_s: float) -> float:
+        """Seconds until a chunk will have come, if `donor` needs far less for it; 0 otherwise."""
+        first = self._donors[ask.donor]
+        if self._is_stuck(first, donor, now_s):
+            return math.inf
+        rate = first.rate(now_s)
+        if rate is None or now_s - ask.asked_s <= _patience_s(donor):
+            return 0.0
+        # All that a donor was asked for shares its line.
+        left_s = ask.left_bytes * len(first.chunks) / rate
+        need_s = (self._left_bytes(donor) + ask.length) / (donor.rate(now_s) or rate)
+        return left_s if left_s > 2 * need_s else 0.0
+
+    def _left_bytes(self, donor: Donor) -> int:
+        """What was asked of a donor and has not come yet, of chunks."""
+        return sum(self.asked[number].left_bytes for number in donor.chunks)
+
+    def _is_stuck(self, donor: Donor, judge: Donor, now_s: float) -> bool:
+        """Whether nothing comes of what was asked of a donor, in times of another one."""
+        return donor.is_silent(min(SLOW_S, _patience_s(judge)), now_s)
+
+    def _ask(self, donor: Donor, want: Want, digest: Digest, now_s: float) -> Ask:
+        part: Part | None = want.assembly.parts.get(digest)
+        self._number += 1
+        fragment, number = want.assembly.fragment, self._number
+        if part is None:  # The manifest is here; whether the donor holds it is not known.
+            length, is_manifest = want.assembly.manifest_bytes, True
+        else:
+            length, is_manifest = part.length, part.is_manifest
+            part.asks.add(number)
+        ask = Ask(number, donor.key, fragment, digest, length, now_s, is_manifest, length)
+        self.asked[number] = ask
+        donor.asked(number, now_s, is_chunk=not is_manifest)
+        return ask
+
+    # Inside: judging.
+
+    def _holders(self, want: Want) -> int:
+        return sum(want.assembly.fragment in donor.holds for donor in self._donors.values())
+
+    def _hopes(self, want: Want, now_s: float) -> int:
+        """How many learners hold this version or may hold it, for all that is known."""
+        fragment = want.assembly.fragment
+        return sum(
+            not donor.is_last_resort and not donor.is_shunned(now_s) and not donor.lacked(fragment)
+            for donor in self._donors.values()
+        )
+
+    def _probed(self, wants: list[Want]) -> dict[int, set[bytes]]:
+        """Who is asked for a manifest of each version that more holders are looked for."""
+        probed: dict[int, set[bytes]] = {want.assembly.fragment: set() for want in wants}
+        for ask in self.asked.values():
+            if ask.is_manifest and ask.fragment in probed:
+                probed[ask.fragment].add(ask.donor)
+        for want in wants:
+            fragment = want.assembly.fragment
+            if self._holders(want) + len(probed[fragment]) >= SOURCES_MAX:
+                del probed[fragment]
+        return probed
+
+    def _may_ask(self, donor: Donor, want: Want, now_s: float) -> bool:
+        return not donor.is_last_resort or self._needs_last_resort(want, now_s)
+
+    def _needs_last_resort(self, want: Want, now_s: float) -> bool:
+        """Whether no learner can be expected to give the rest of this version."""
+        if want.opened_s is None:
+            return False
+        fragment = want.assembly.fragment
+        learners = [
+            donor
+            for donor in self._donors.values()
+            if not donor.is_last_resort and donor.is_listed and not donor.is_shunned(now_s)
+        ]
+        if any(not donor.lacks_now(fragment, now_s) for donor in learners):
+            return False
+        is_patient = bool(learners) and not want.was_held and not want.is_superseded
+        return not is_patient or now_s >= want.opened_s + GRACE_S
+
+    def _is_hopeless(self, want: Want, now_s: float) -> bool:
+        """Whether nobody at all can be expected to give the rest."""
+        fragment = want.assembly.fragment
+        if any(ask.fragment == fragment for ask in self.asked.values()):
+            return False
+        if want.is_superseded and not want.assembly.done_bytes:
+            return True
+        if want.opened_s is None:
+            return False
+        if any(part.failures >= PART_FAILURES_MAX for part in want.assembly.parts.values()):
+            return True
+        if not self._is_informed or not self._needs_last_resort(want, now_s):
+            return False
+        return not any(
+            donor.is_last_resort
+            and donor.is_listed
+            and not donor.is_shunned(now_s)
+            and not donor.lacks_now(fragment, now_s)
+            for donor in self._donors.values()
+        )
+
+    def _judge(self, donor: Donor, ask: Ask, trouble: Trouble, now_s: float) -> None:
+        match trouble:
+            case Trouble.NOT_HELD:
+                donor.lack(ask.fragment, now_s)
+            case Trouble.BUSY:
+                donor.busy(now_s)
+            case Trouble.GONE:
+                donor.shun(now_s)
+            case Trouble.WRONG:
+                donor.blame(now_s)
+            case Trouble.OURS:
+                self._rest_until_s = now_s + OWN_PAUSE_S
+
+    def _cancel(self, numbers: list[int]) -> None:
+        self._cancelled += numbers
+        for number in numbers:
+            ask = self.asked.pop(number)
+            self._donors[ask.donor].ended(number)
+            want = self._wants[ask.fragment]
+            part = want.assembly.parts.get(ask.digest)
+            if part is not None:
+                part.asks.discard(number)
+                want.assembly.put_back(ask.digest)
+
+
+def _patience_s(donor: Donor) -> float:
+    """What is under way this long elsewhere is slow beside this donor."""
+    return SLOW_S if donor.chunk_s is None else max(SLOW_S_MIN, 2 * donor.chunk_s)

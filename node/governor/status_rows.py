@@ -1,0 +1,132 @@
+"""What people see of politeness: devices, ceilings with what is taken, and why it holds back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from node.governor.accelerators import DeviceReading
+from node.governor.governor import mode_of
+from node.governor.loop import Guest
+from node.governor.policy import Decision
+from node.governor.sensors import Look
+from protocol.status import DeviceRow, GuestStatus, LimitRow
+
+TAIL_BYTES: Final = 8 << 10
+TAIL_LINES: Final = 20
+LINE_CHARS_MAX: Final = 300
+
+
+def guest_status(
+    guest: Guest,
+    *,
+    device: str,
+    is_parked: bool,
+    log: Path,
+) -> GuestStatus | None:
+    """The newest look and what was decided; None before the first. log: the trainer's."""
+    look, decision = guest.look, guest.decision
+    if look is None or decision is None:
+        return None
+    return GuestStatus(
+        because=decision.ruling.because,
+        is_held=decision.ruling.is_paused,
+        is_parked=is_parked,
+        is_beside=decision.ruling.share == "beside",
+        duty_frac=decision.duty_frac,
+        devices=[_device(guest, one, device) for one in look.devices],
+        limits=list(_limits(guest, look, decision, device)),
+        hours=list(guest.settings.when.hours),
+        owner=look.owner,
+        absent=list(look.absent),
+        trainer_log=tail(log),
+    )
+
+
+def tail(path: Path) -> list[str]:
+    """The last lines of a log; none if there is no log."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - TAIL_BYTES))
+            lines = log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return [line[:LINE_CHARS_MAX] for line in lines[-TAIL_LINES:]]
+
+
+def _device(guest: Guest, one: DeviceReading, used: str) -> DeviceRow:
+    mode, _ = mode_of(guest.settings, one.device)
+    return DeviceRow(
+        name=one.device,
+        model=one.model,
+        mode=mode,
+        is_used=_is_same(one.device, used),
+        temperature_c=one.temperature_c,
+        busy_frac=one.busy_frac,
+        memory_used_bytes=one.memory_used_bytes,
+        memory_bytes=one.memory_bytes,
+    )
+
+
+def _is_same(device: str, used: str) -> bool:
+    """Whether a device is one of those that the trainer is on."""
+    return any(device in (one, f"{one}:0") for one in used.split(","))
+
+
+def _limits(guest: Guest, look: Look, decision: Decision, device: str) -> Iterator[LimitRow]:
+    limits, allowed = guest.settings.limits, decision.allowed
+    cpu = guest.politeness.throttle.used_frac
+    yield LimitRow(
+        key="limits.cpu_percent",
+        words="processor",
+        unit="percent",
+        ceiling=100.0 * allowed.cpu_frac,
+        used=None if cpu is None else 100.0 * cpu,
+    )
+    yield LimitRow(
+        key="limits.ram_bytes_max",
+        words="memory",
+        unit="bytes",
+        ceiling=limits.ram_bytes_max,
+        used=look.own.memory_bytes,
+    )
+    for used in look.devices:
+        if used.device == "cpu" or not _is_same(used.device, device):
+            continue
+        yield LimitRow(
+            key="limits.gpu_percent",
+            words=f"{used.device}'s time",
+            unit="percent",
+            ceiling=100.0 * allowed.gpu_frac,
+            used=None if used.busy_frac is None else 100.0 * used.busy_frac,
+        )
+        size = used.memory_bytes
+        yield LimitRow(
+            key="limits.gpu_memory_percent",
+            words=f"{used.device}'s memory",
+            unit="bytes",
+            ceiling=None if size is None else size * limits.gpu_memory_percent / 100.0,
+            used=used.memory_used_bytes,
+        )
+    if guest.settings.when.temperature_c_max is not None:
+        yield LimitRow(
+            key="when.temperature_c_max",
+            words="heat",
+            unit="celsius",
+            ceiling=guest.settings.when.temperature_c_max,
+            used=look.reading.temperature_c,
+        )
+    is_watched = limits.disk_bytes_max is not None
+    yield LimitRow(
+        key="limits.disk_bytes_max",
+        words="files",
+        unit="bytes",
+        ceiling=limits.disk_bytes_max,
+        used=guest.disk_bytes if is_watched else None,
+    )
+    for key, words, ceiling, rate in (
+        ("limits.up_bytes_per_s", "sending", allowed.up_bytes_per_s, guest.rates[0]),
+        ("limits.down_bytes_per_s", "fetching", allowed.down_bytes_per_s, guest.rates[1]),
+    ):
+        yield LimitRow(key=key, words=words, unit="bytes/s", ceiling=ceiling, used=rate)

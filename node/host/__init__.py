@@ -1,1 +1,0 @@
-"""What any daemon needs: transport, keys, control socket, driver."""

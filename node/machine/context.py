@@ -1,0 +1,100 @@
+"""What the parts of a learner's machine have in common: its setup, the log's state, its books."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from node.machine.jobs import Stepped
+from node.machine.proofs import Proofs
+from node.machine.snapshot_part import PartState
+from protocol.effect_queue import Desk
+from protocol.log.receipts import Credit
+from protocol.log.state import SwarmState
+from protocol.project import Charter, Genesis
+from protocol.signing import Signer, Verify
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """How a machine begins an epoch that begins at a snapshot."""
+
+    snapshot: int
+    epoch: int
+    part: PartState | None = None
+    """This learner's own part, to go on from; None: it begins as a joiner."""
+    digest: bytes = b""
+    trouble: str = ""
+    """Why there is no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSetup:
+    """Everything a learner machine is told once."""
+
+    project: bytes
+    genesis: Genesis
+    layout_digest: bytes
+    name: str
+    agent: str
+    incarnation: int
+    evaluates: bool
+    micro_batch: int | None
+    signer: Signer
+    verify: Verify
+    rng: random.Random
+    """Only for the spread of reconnection attempts."""
+    shares_moments: bool = True
+    """Whether optimizer state may come from and go to other learners, where the project wants."""
+    keeps_parts: bool = True
+    """Whether this host takes part in snapshots."""
+    parts: tuple[int, ...] = ()
+    """Snapshots of which there is a part on this host's disk."""
+    start: EpochStart | None = None
+    """Present in a machine that was built anew for an epoch."""
+    credit: Credit | None = None
+    """Of the newest receipt that this host has kept."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this daemon did, for its owner."""
+
+    merged: int = 0
+    pushed: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    states_from_peers: int = 0
+    states_from_syncer: int = 0
+    """Fragments of which the syncer had to send at least a part."""
+    state_bytes: dict[bytes, int] = field(default_factory=dict)
+    """Bytes of weights by who sent them."""
+    trainer_restarts: int = 0
+    lost_steps: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Shared:
+    """One learner's present, seen by all parts of its machine."""
+
+    setup: LearnerSetup
+    desk: Desk
+    state: SwarmState
+    tally: Tally = field(default_factory=Tally)
+    charter: Charter | None = None
+    leader: bytes | None = None
+    is_following: bool = False
+    """The session is open: messages to the leader will be heard."""
+    stepped: Stepped | None = None
+    """Last report of the inner loop; None while there is no trainer."""
+    now_s: float = 0.0
+    proofs: Proofs = field(default_factory=Proofs)
+
+    @property
+    def rebases(self) -> bool:
+        return self.charter is not None and self.charter.rounds.apply == "rebase"
+
+    @property
+    def kept_frac(self) -> float:
+        """Share of the local value that outlives a delivery."""
+        return self.charter.rounds.kept_frac if self.charter is not None else 0.0

@@ -1,0 +1,78 @@
+"""A learner that was asked to finish: what it still waits for, and why it then leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.machine.context import Shared
+from node.machine.fragment_sync import Keeping
+
+FINISH_S_MAX = 60.0
+"""A finishing learner leaves after this even if the syncer has not asked for everything."""
+
+LINK_S_MAX = 10.0
+"""... and after so long without a syncer. Another one is elected within seconds; one that has not
+come by then will hardly come within the minute."""
+
+
+@dataclass(slots=True)
+class Finishing:
+    """The owner's wish to hand in what is done and to stop."""
+
+    shared: Shared
+    keeping: Keeping
+    until_s: float | None = None
+    """When it leaves at the latest; None while nobody wishes it to."""
+    _alone_since_s: float | None = None
+
+    def ask(self) -> None:
+        """From now on no local steps: what is done is handed in."""
+        self.until_s = self.shared.now_s + FINISH_S_MAX
+        self._alone_since_s = None
+
+    def withdraw(self) -> None:
+        """The owner thought better of it."""
+        self.until_s = None
+
+    @property
+    def left(self) -> int:
+        """Fragments with local steps that are in no merge yet."""
+        done = self.shared.stepped.local_step if self.shared.stepped else 0
+        tracks = self.keeping.tracks
+        return sum(track.steps(done) > 0 or track.push is not None for track in tracks)
+
+    @property
+    def in_words(self) -> str:
+        """What is left, for the screens."""
+        of = f"{self.left} of {len(self.keeping.tracks)} fragments left"
+        if self.shared.is_following:
+            return f"Finishing: handing in what is done, {of}, then stopping."
+        return f"Finishing: waiting a moment for a syncer to hand in to, {of}, then stopping."
+
+    def look(self) -> str:
+        """Why to leave now; empty while there is something to wait for."""
+        if self.until_s is None:
+            return ""
+        now_s = self.shared.now_s
+        if self.shared.is_following:
+            self._alone_since_s = None
+        elif self._alone_since_s is None:
+            self._alone_since_s = now_s
+        if not self.left:
+            return "finished: everything was handed in"
+        dropped = (
+            f"local steps on {self.left} of {len(self.keeping.tracks)} fragments are dropped, and "
+            "another learner gets their text"
+        )
+        alone_since_s = self._alone_since_s
+        if alone_since_s is not None and now_s >= alone_since_s + LINK_S_MAX:
+            return f"finished: no syncer was there for {LINK_S_MAX:.0f} s to hand in to; {dropped}"
+        if now_s >= self.until_s:
+            return f"finished: {FINISH_S_MAX:.0f} s were not enough to hand in all; {dropped}"
+        return ""
+
+    def deadline_s(self) -> float | None:
+        """When to look again if nothing happens before."""
+        if self.until_s is None or self._alone_since_s is None:
+            return self.until_s
+        return min(self.until_s, self._alone_since_s + LINK_S_MAX)

@@ -1,0 +1,496 @@
+"""The learner's machine: find the syncer, follow its log, and keep the inner loop busy meanwhile.
+
+The inner loop never waits for anybody: messages go out when there is something to say, pulls are
+answered at local-step boundaries, committed fragments are applied at boundaries, and while the
+syncer is away the loop goes on with the blocks it has.
+"""
+
+from __future__ import annotations
+
+from node.machine.context import LearnerSetup, Shared
+from node.machine.fragment_sync import Keeping
+from node.machine.index_proof import prove_index, read_charter
+from node.machine.jobs import (
+    Advance,
+    Capture,
+    CutPart,
+    Deliver,
+    Evaluate,
+    FetchState,
+    FindSeat,
+    LoadPart,
+    ParkTrainer,
+    SeatFound,
+    StartTrainer,
+    WakeTrainer,
+    WritePart,
+)
+from node.machine.moments_client import Rejoining
+from node.machine.peer_exchange import Trading
+from node.machine.receipts import Receipts
+from node.machine.snapshot_participant import Parting
+from node.machine.syncer_link import LINK_TRANSITIONS, Link, suspect_s
+from node.machine.trainer_control import Tending
+from protocol import limits
+from protocol.effect_queue import Desk
+from protocol.errors import LimitExceeded, RemoteError, UnexpectedMessage
+from protocol.ids import JobId, short
+from protocol.log.records import (
+    BlocksLeased,
+    BlocksReturned,
+    CharterAdopted,
+    CheckpointEvaluated,
+    CheckpointMarked,
+    FragmentMerged,
+    Record,
+    RunEnded,
+    SeatTaken,
+    open_record,
+    record_hash,
+)
+from protocol.log.state import SwarmState
+from protocol.machine import (
+    Connect,
+    Disconnect,
+    Effect,
+    Event,
+    Failed,
+    JobDone,
+    Note,
+    PeerDown,
+    PeerUp,
+    Received,
+    Started,
+    Stop,
+    StopAsked,
+    WakeAt,
+    Woke,
+)
+from protocol.messages import (
+    RUN_COMPLETE,
+    Alive,
+    CertifiedRecord,
+    Committed,
+    Envelope,
+    FragmentIndex,
+    Goodbye,
+    Hello,
+    IndexPart,
+    Message,
+    Pull,
+    Receipt,
+    Refused,
+    Settled,
+    Welcome,
+)
+from protocol.project import Charter
+from protocol.snapshots.manifest import Marker
+from protocol.trace import CheckpointScored, LinkChanged, PeerMisbehaved, RecordCommitted
+
+BACK_OFF_S = (0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0)
+REFUSED_EXIT = 4
+"""Exit code of a daemon that the project does not want."""
+
+
+class LearnerMachine:
+    """`handle(event, now_s)` for a volunteer's host."""
+
+    def __init__(self, setup: LearnerSetup) -> None:
+        self.setup = setup
+        self.desk = Desk()
+        state = SwarmState(setup.genesis.data.block_sequences)
+        self.shared = Shared(setup=setup, desk=self.desk, state=state)
+        self.keeping = Keeping(self.shared, setup.genesis.fragments)
+        self.rejoining = Rejoining(self.shared)
+        self.receipts = Receipts(self.shared, self._blame)
+        self.trading = Trading(self.shared, self.keeping, self.rejoining)
+        self.tending = Tending(self.shared, self.keeping, self.rejoining)
+        self.parting = Parting(self.shared, self.keeping, self.tending)
+        self.link = Link.WAITING
+        self.link_detail = ""
+        self.heard_s = 0.0
+        self._failures = 0
+        self._retry_s = 0.0
+        self._is_stopping = False
+        self._log_charter: Charter | None = None
+        """In force where our log stands; its voters prove the next record."""
+        self._found_s = 0.0
+        self._is_looking = False
+        self._seat = (0, 0)
+        """Epoch and term of the leader that we follow."""
+        self._origins: list[CertifiedRecord] = []
+        """Proofs of the newest fragment states, collected before the welcome."""
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """Effects of one event."""
+        self.shared.now_s = now_s
+        if isinstance(event, Received) and self._is_mere_sign_of_life(event):
+            self.heard_s = now_s
+            return self.desk.drain()
+        match event:
+            case Started():
+                self._seek()
+            case PeerUp(peer):
+                self._peer_up(peer)
+                self.trading.on_peer_up(peer)
+            case PeerDown(peer, reason):
+                self._peer_down(peer, reason)
+                self.trading.on_peer_down(peer, reason)
+            case Received(peer, message) if peer != self.shared.leader:
+                self.trading.on_message(peer, message)
+            case Received(peer, message):
+                self._receive(peer, message)
+            case JobDone(number, result):
+                self._job_done(number, result)
+            case Note(value):
+                self.parting.on_note(value)
+                self.tending.on_note(value)
+            case StopAsked(reason):
+                self._leave(reason, reason)
+            case Woke():
+                pass
+        self.parting.release(self._take)
+        if not self._is_stopping:
+            self._look()
+        return self.desk.drain()
+
+    def _is_mere_sign_of_life(self, event: Received) -> bool:
+        """Whether nothing follows from it now: whatever is due has its wake-up already."""
+        message = event.message
+        if not isinstance(message, Alive) or event.peer != self.shared.leader:
+            return False
+        self.tending.beat_every_s = message.beat_every_s
+        return self.link is Link.FOLLOWING and not self._is_stopping
+
+    def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
+        """Count the syncer's offence that was found while reading its bytes."""
+        self._blame(peer, error)
+        return self.desk.drain()
+
+    # The link.
+
+    def _fire(self, trigger: str, detail: str = "") -> None:
+        self.link = LINK_TRANSITIONS[self.link, trigger]
+        self.link_detail = detail
+        self.shared.is_following = self.link is Link.FOLLOWING
+        self.desk.emit(LinkChanged(self.link.value, detail))
+
+    def _seek(self) -> None:
+        self._fire("retry")
+        self.desk.start(FindSeat(self._seat))
+
+    def _lost(self, reason: str, retry_after_s: float | None = None) -> None:
+        """No link for now: try again after a growing, spread-out pause."""
+        if (self.link, "lost") not in LINK_TRANSITIONS:
+            return  # It is lost already.
+        pause_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
+        pause_s = max(pause_s * self.setup.rng.uniform(0.7, 1.3), retry_after_s or 0.0)
+        self._failures += 1
+        self._retry_s = self.shared.now_s + pause_s
+        self._fire("lost", reason)
+        self.tending.on_link()
+        self.parting.on_link_lost()
+
+    def _seat_found(self, found: SeatFound) -> None:
+        self._is_looking = False
+        if self.link in (Link.GREETING, Link.FOLLOWING):
+            self._compare(found)
+            return
+        if self.link is not Link.SEEKING:
+            return  # Found meanwhile, or no longer looked for.
+        try:
+            self._adopt_charter(found.charter)
+        except RemoteError as error:
+            self._blame(found.leader, error)
+            self._lost(f"the charter that was found is not valid: {error}")
+            return
+        if self.parting.wants_restart():
+            return
+        self.shared.leader = found.leader
+        self._seat = (found.epoch, found.term)
+        self._fire("found", short(found.leader))
+        self.desk.out.append(Connect(found.leader))
+
+    def _compare(self, found: SeatFound) -> None:
+        """Another leader was elected while ours was silent: go over to it."""
+        former = self.shared.leader
+        if found.leader == former or (found.epoch, found.term) <= self._seat or former is None:
+            return
+        self.desk.out.append(Disconnect(former, "another leader was elected"))
+        self._failures = 0
+        self._lost(f"{short(found.leader)} leads in term {found.term}")
+        # Not looked for once more: with a host that is silent, looking takes seconds.
+        self._fire("retry")
+        self._seat_found(found)
+
+    def _peer_up(self, peer: bytes) -> None:
+        if peer != self.shared.leader or self.link is not Link.CONNECTING:
+            return
+        self._fire("up")
+        self._origins = []
+        self.heard_s = self.shared.now_s
+        setup = self.setup
+        hello = Hello(
+            wire_version=limits.WIRE_VERSION,
+            project=setup.project,
+            layout=setup.layout_digest,
+            incarnation=setup.incarnation,
+            agent=setup.agent,
+            name=setup.name,
+            evaluates=setup.evaluates,
+            head_index=self._head_index(),
+            head=self.shared.state.head,
+        )
+        self.desk.send(peer, hello)
+
+    def _head_index(self) -> int:
+        """Where our log stands; 0 where it cannot be continued, as after a new epoch."""
+        state, charter = self.shared.state, self.shared.charter
+        is_same_epoch = charter is not None and charter.epoch == state.epoch
+        return state.index if state.has_weights and is_same_epoch else 0
+
+    def _peer_down(self, peer: bytes, reason: str) -> None:
+        if peer == self.shared.leader and self.link in (
+            Link.CONNECTING,
+            Link.GREETING,
+            Link.FOLLOWING,
+        ):
+            self._lost(reason)
+
+    def _receive(self, peer: bytes, message: Message) -> None:
+        if self.link not in (Link.GREETING, Link.FOLLOWING):
+            return  # What was on its way when the link ended.
+        self.heard_s = self.shared.now_s
+        if not self.parting.holds(message):
+            self._take(peer, message)
+
+    def _take(self, peer: bytes, message: Message) -> None:
+        if self.link not in (Link.GREETING, Link.FOLLOWING):
+            return  # It was held back, and the link ended meanwhile.
+        try:
+            self._dispatch(peer, message)
+        except RemoteError as error:
+            self._blame(peer, error)
+            self.desk.out.append(Disconnect(peer, error.reason))
+            if self.link in (Link.GREETING, Link.FOLLOWING):
+                self._lost(str(error))
+
+    def _dispatch(self, peer: bytes, message: Message) -> None:
+        match message:
+            case IndexPart(entries) if self.link is Link.GREETING:
+                self._collect(entries)
+            case Welcome():
+                self._welcome(peer, message)
+            case Refused():
+                self._refused(peer, message)
+            case Committed(entries) if self.link is Link.FOLLOWING:
+                for entry in entries:
+                    self._apply(entry)
+            case Alive():
+                pass  # That it was heard is all it says.
+            case Pull() if self.link is Link.FOLLOWING:
+                self.keeping.on_pull(message)
+            case Settled() if self.link is Link.FOLLOWING:
+                self.keeping.on_settled(message)
+            case Marker() if self.link is Link.FOLLOWING:
+                self.parting.on_marker(message)
+            case Receipt(credit) if self.link is Link.FOLLOWING:
+                self.receipts.take(peer, credit)
+            case Goodbye(reason):
+                self._lost(f"the syncer closed: {reason}")
+                self.desk.out.append(Disconnect(peer, "goodbye"))
+            case _:
+                raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
+
+    def _welcome(self, peer: bytes, welcome: Welcome) -> None:
+        if self.link is not Link.GREETING:
+            raise UnexpectedMessage("welcome out of turn")
+        self._adopt_charter(welcome.charter)
+        if self.parting.wants_restart():
+            self.desk.out.append(Disconnect(peer, "another machine enters this epoch"))
+            self._lost("the owner went back to a snapshot")
+            return
+        if welcome.index is not None:
+            charters = [self._read_charter(one) for one in (welcome.charter, *welcome.formers)]
+            self._take_index(welcome.index, charters)
+            self._log_charter = charters[0]
+        self._origins = []
+        self._failures = 0
+        self._fire("welcome")
+        self.tending.on_link()
+        self.keeping.resend()
+        self.parting.tell()
+        self._end_if_over()
+
+    def _collect(self, entries: tuple[CertifiedRecord, ...]) -> None:
+        self._origins.extend(entries)
+        if len(self._origins) > limits.INDEX_ENTRIES_MAX:
+            raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
+
+    def _refused(self, peer: bytes, refused: Refused) -> None:
+        words = f"the syncer refused: {refused.text}"
+        self.desk.out.append(Disconnect(peer, refused.reason))
+        if refused.retry_after_s is None and not self.parting.on_refused(refused):
+            self._is_stopping = True
+            self.desk.out.append(Stop(words, REFUSED_EXIT))
+        elif refused.retry_after_s is not None:
+            self._lost(words, refused.retry_after_s)
+
+    def _adopt_charter(self, envelope: Envelope) -> None:
+        charter = self._read_charter(envelope)
+        former = self.shared.charter
+        if former is not None and charter.revision < former.revision:
+            return
+        self.shared.charter = charter
+        if former is not None and not former.inner.trains_as(charter.inner):
+            self.tending.on_inner_changed()
+
+    def _read_charter(self, envelope: Envelope) -> Charter:
+        setup = self.setup
+        charter = read_charter(
+            envelope, project=setup.project, owner=setup.genesis.owner, verify=setup.verify
+        )
+        self.receipts.learn(charter, envelope)
+        return charter
+
+    def _take_index(self, index: FragmentIndex, charters: list[Charter]) -> None:
+        """Start from certified fragment states instead of the whole log."""
+        genesis, former = self.setup.genesis, self.shared.state
+        self.shared.state = prove_index(
+            index,
+            self._origins,
+            charters=charters,
+            fragments=genesis.fragments,
+            block_sequences=genesis.data.block_sequences,
+            verify=self.setup.verify,
+        )
+        self.shared.proofs.start(self._origins)
+        self.receipts.restart()
+        self.keeping.restart_from_index(former)
+        self.tending.on_index()
+
+    def _end_if_over(self) -> None:
+        """A run that ended before this learner came has nothing for it to do."""
+        ended = self.shared.state.ended
+        if ended is not None and self.link is Link.FOLLOWING:
+            self._end(ended)
+
+    # The log.
+
+    def _open(self, entry: CertifiedRecord) -> Record:
+        charter = self._log_charter
+        assert charter is not None, "a charter comes with the index"
+        return open_record(entry, self.setup.project, charter, self.setup.verify)
+
+    def _apply(self, entry: CertifiedRecord) -> None:
+        """The next committed record; nothing takes effect before its certificate is proven."""
+        record = self._open(entry)
+        digest = record_hash(entry.record)
+        self.shared.state.apply(record, digest)
+        self.shared.proofs.add(entry, record.index, self.shared.state)
+        kind = type(record.body).__name__
+        self.desk.emit(RecordCommitted(record.index, record.term, digest, kind))
+        self.receipts.on_record()
+        match record.body:
+            case FragmentMerged() as merged:
+                self.keeping.on_committed(merged)
+                self.tending.on_progress()
+            case BlocksLeased() as leased:
+                self.tending.on_leased(leased)
+            case BlocksReturned() as returned:
+                self.tending.on_returned(returned)
+            case CheckpointMarked() as mark:
+                self.tending.on_marked(mark, record.index)
+            case CheckpointEvaluated() as scored:
+                self.desk.emit(CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
+            case SeatTaken():
+                self.keeping.on_new_term()
+            case CharterAdopted(envelope):
+                self._adopt_charter(envelope)
+                self._log_charter = self._read_charter(envelope)
+            case RunEnded() as ended:
+                self._end(ended)
+            case _:
+                pass
+
+    def _end(self, ended: RunEnded) -> None:
+        loss = f", held-out loss {ended.best_loss:.4f}" if ended.best_loss is not None else ""
+        words = f"the run is complete after {ended.global_step} global steps{loss}"
+        self._fire("over", words)
+        self._leave(RUN_COMPLETE, words)
+
+    def _leave(self, reason: str, words: str) -> None:
+        if self.shared.leader is not None and self.link in (Link.FOLLOWING, Link.ENDED):
+            self.desk.send(self.shared.leader, Goodbye(reason))
+        self._is_stopping = True
+        self.desk.out.append(Stop(words))
+
+    # Everything else.
+
+    def _look(self) -> None:
+        silent_s = self.shared.now_s - self.heard_s
+        leader = self.shared.leader
+        if self.link in (Link.GREETING, Link.FOLLOWING) and silent_s > limits.GONE_AFTER_S:
+            assert leader is not None, "there is nobody to be greeted without a leader"
+            self.desk.out.append(Disconnect(leader, "silent"))
+            self._lost(f"the syncer was not heard for {silent_s:.0f} s")
+        is_quiet = silent_s > limits.LEADER_SUSPECT_AFTER_S
+        is_due = self.shared.now_s - self._found_s >= limits.LEADER_SUSPECT_AFTER_S / 2
+        if is_quiet and is_due and self.link is Link.FOLLOWING and not self._is_looking:
+            # Perhaps another one was elected; until that is known we stay where we are.
+            self._found_s, self._is_looking = self.shared.now_s, True
+            self.desk.start(FindSeat(self._seat))
+        if self.link is Link.WAITING and self.shared.now_s >= self._retry_s:
+            self._seek()
+        self.keeping.look()
+        self.trading.look()
+        self.parting.look()
+        self.tending.look()
+        if words := self.tending.finishing.look():
+            self._leave("finished", words)
+        times = [self.tending.deadline_s(), self.keeping.deadline_s(), self._deadline_s()]
+        times.append(self.parting.deadline_s())
+        times += self.trading.deadlines_s()
+        self.desk.out.append(WakeAt(min(t for t in times if t is not None)))
+
+    def _deadline_s(self) -> float | None:
+        """When the silence of the leader means something, or another try is due."""
+        if self.link is Link.WAITING:
+            return self._retry_s
+        found_s = None if self._is_looking else self._found_s
+        return suspect_s(self.link, self.shared.now_s, heard_s=self.heard_s, found_s=found_s)
+
+    def _job_done(self, number: JobId, result: object) -> None:
+        job = self.desk.finish(number)
+        match job:
+            case FindSeat():
+                if isinstance(result, SeatFound):
+                    self._seat_found(result)
+                elif self._is_looking and self.link in (Link.GREETING, Link.FOLLOWING):
+                    self._is_looking = False  # Nobody else either: stay where we are.
+                else:
+                    self._lost(result.reason if isinstance(result, Failed) else "not found")
+            case FetchState():
+                self.keeping.on_state(job, result)
+            case Advance():
+                self.keeping.on_advanced(job, result)
+            case Deliver():
+                self.keeping.on_delivered(job, result)
+            case Capture():
+                self.keeping.on_captured(job, result)
+            case StartTrainer() | ParkTrainer() | WakeTrainer():
+                self.parting.on_trainer(job, result)
+                self.tending.on_trainer_job(job, result)
+            case CutPart() | WritePart() | LoadPart():
+                self.parting.on_job(number, job, result)
+            case Evaluate():
+                self.tending.on_evaluated(job, result)
+            case None:
+                pass  # Answered before.
+            case _:
+                self.trading.on_job(number, job, result)
+
+    def _blame(self, peer: bytes, error: RemoteError) -> None:
+        faults = self.shared.tally.faults
+        faults[error.reason] = faults.get(error.reason, 0) + 1
+        self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))

@@ -1,0 +1,228 @@
+"""Giving a copy of the optimizer state to learners that come (back).
+
+The inner loop pays one copy of each fragment's moments at a local-step boundary and nothing else.
+There is at most one snapshot, it is held for a bounded time, and whoever asks for a clock that it
+covers shares it. A learner gets one now and then, so that a loop of restarts costs little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from node.machine.context import Shared
+from node.machine.fragment_state import NONE
+from node.machine.fragment_sync import Keeping
+from node.machine.jobs import CaptureMoments, MomentsCaptured, WithdrawMoments
+from node.machine.moments_client import Rejoin, Rejoining
+from protocol.ids import JobId
+from protocol.machine import Disconnect
+from protocol.messages import (
+    AskMoments,
+    MomentsReady,
+    MomentsReason,
+    MomentsRefused,
+)
+from protocol.snapshots.vector_clock import VectorClock
+from protocol.trace import MomentsOffered
+
+WAITING_MAX = 4
+"""Learners that may wait for a snapshot at once."""
+
+BEHIND_S_MAX = 15.0
+"""Whoever asks waits so long for our clock, or for its turn."""
+
+OFFER_S_MAX = 120.0
+"""A snapshot is given up after this even if somebody still fetches it."""
+
+SNAPSHOT_EVERY_S = 10.0
+"""Keys are free, so snapshots are rationed for all askers together."""
+
+GIVE_EVERY_S = 10.0
+"""... and for each of them; who was outrun by the swarm may soon ask again."""
+
+GIVEN_MAX = 64
+"""Askers remembered for that."""
+
+
+class Giving(Enum):
+    """What becomes of the one snapshot."""
+
+    IDLE = "no snapshot"
+    CAPTURING = "copying"
+    OFFERING = "on offer"
+
+
+GIVING_TRANSITIONS: dict[tuple[Giving, str], Giving] = {
+    (Giving.IDLE, "asked"): Giving.CAPTURING,
+    (Giving.CAPTURING, "captured"): Giving.OFFERING,
+    (Giving.CAPTURING, "failed"): Giving.IDLE,
+    (Giving.OFFERING, "over"): Giving.IDLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Somebody who waits for a snapshot that has observed this clock."""
+
+    clock: VectorClock
+    since_s: float
+
+
+class Donating:
+    """The giving side."""
+
+    def __init__(self, shared: Shared, keeping: Keeping, rejoining: Rejoining) -> None:
+        self.shared = shared
+        self.keeping = keeping
+        self.rejoining = rejoining
+        self.state = Giving.IDLE
+        self._waiting: dict[bytes, Asker] = {}
+        self._takers: set[bytes] = set()
+        self._given_s: dict[bytes, float] = {}
+        self._clock = VectorClock(0, ())
+        """Ours when the snapshot began: no part of it is older."""
+        self._blobs: tuple[bytes, ...] = ()
+        self._job: JobId | None = None
+        self._begun_s = -1e9
+        self._until_s = 0.0
+
+    def clock(self) -> VectorClock | None:
+        """What the inner loop has observed; None while it lacks weights."""
+        standing = tuple(track.standing for track in self.keeping.tracks)
+        if NONE in standing:
+            return None
+        return VectorClock(self.shared.state.index, standing)
+
+    # From peers.
+
+    def on_ask(self, peer: bytes, ask: AskMoments) -> None:
+        """Refuse at once what will not be; the rest waits for `look`."""
+        reason = self._objection(peer, ask)
+        if reason is not None:
+            self._refuse(peer, reason)
+            return
+        self._waiting[peer] = Asker(ask.clock, self.shared.now_s)
+
+    def on_peer_down(self, peer: bytes) -> None:
+        self._waiting.pop(peer, None)
+        self._takers.discard(peer)
+
+    # From the trainer.
+
+    def on_job(self, number: JobId, result: object) -> None:
+        if number != self._job:
+            return
+        self._job = None
+        if not isinstance(result, MomentsCaptured):
+            self._fire("failed")
+            for peer in list(self._waiting):
+                self._refuse(peer, "idle")
+            return
+        self._fire("captured")
+        self._blobs = result.blobs
+        self._until_s = self.shared.now_s + OFFER_S_MAX
+        clock = (self._clock.log_index, *self._clock.versions)
+        self.shared.desk.emit(MomentsOffered(clock, len(result.blobs)))
+
+    def look(self) -> None:
+        """Answer whoever can be answered, and clear away what nobody needs any more."""
+        if not self._waiting and self.state is Giving.IDLE:
+            return
+        now_s = self.shared.now_s
+        self._forget_given()
+        if self.state is Giving.OFFERING:
+            for peer, asker in list(self._waiting.items()):
+                if self._suits(self._clock, peer, asker):
+                    self._give(peer)
+            if not self._takers or now_s >= self._until_s:
+                self._fire("over")
+                self._takers.clear()
+                self._blobs = ()
+                self.shared.desk.do(WithdrawMoments())
+        if self.state is Giving.IDLE and now_s >= self._begun_s + SNAPSHOT_EVERY_S:
+            self._capture()
+        for peer, asker in list(self._waiting.items()):
+            if self.state is not Giving.CAPTURING and now_s >= asker.since_s + BEHIND_S_MAX:
+                clock = self.clock()
+                is_behind = clock is None or not clock.has_observed(asker.clock)
+                self._refuse(peer, "behind" if is_behind else "busy")
+
+    def deadline_s(self) -> float | None:
+        """When `look` is due if nothing happens before."""
+        if not self._waiting and self.state is Giving.IDLE:
+            return None
+        times = [asker.since_s + BEHIND_S_MAX for asker in self._waiting.values()]
+        times += [
+            self._given_s[peer] + GIVE_EVERY_S for peer in self._waiting.keys() & self._given_s
+        ]
+        if self.state is Giving.OFFERING:
+            times.append(self._until_s)
+        if self.state is Giving.IDLE and self._waiting:
+            times.append(self._begun_s + SNAPSHOT_EVERY_S)
+        later = [at_s for at_s in times if at_s > self.shared.now_s]
+        return min(later, default=None)
+
+    # Inside.
+
+    def _fire(self, trigger: str) -> None:
+        self.state = GIVING_TRANSITIONS[self.state, trigger]
+
+    def _objection(self, peer: bytes, ask: AskMoments) -> MomentsReason | None:
+        setup = self.shared.setup
+        self._forget_given()
+        if (ask.project, ask.layout) != (setup.project, setup.layout_digest):
+            return "wrong-project"
+        if len(ask.clock.versions) != len(self.keeping.tracks):
+            return "wrong-project"
+        if peer in self._waiting:
+            return "too-soon"
+        if len(self._waiting) >= WAITING_MAX or len(self._given_s) >= GIVEN_MAX:
+            return "busy"
+        return self._incapacity()
+
+    def _suits(self, clock: VectorClock, peer: bytes, asker: Asker) -> bool:
+        """Whether a snapshot with this clock may go to this asker now."""
+        return clock.has_observed(asker.clock) and peer not in self._given_s
+
+    def _forget_given(self) -> None:
+        oldest_s = self.shared.now_s - GIVE_EVERY_S
+        self._given_s = {key: at_s for key, at_s in self._given_s.items() if at_s > oldest_s}
+
+    def _incapacity(self) -> MomentsReason | None:
+        """Why no snapshot can be taken here now."""
+        shared = self.shared
+        inner = shared.charter.inner if shared.charter is not None else None
+        if inner is None or inner.moments != "peer" or not shared.setup.shares_moments:
+            return "off"
+        if not self.keeping.can_deliver or self.clock() is None or shared.stepped is None:
+            return "idle"
+        own_steps = shared.stepped.local_step
+        is_seasoned = self.rejoining.state is Rejoin.SEASONED
+        if own_steps < 1 or (own_steps < inner.fresh_moment_steps and not is_seasoned):
+            return "young"
+        return None
+
+    def _capture(self) -> None:
+        """Take a snapshot if somebody waits whose clock ours has observed."""
+        clock = self.clock()
+        if clock is None:
+            return
+        if not any(self._suits(clock, peer, asker) for peer, asker in self._waiting.items()):
+            return
+        if self._incapacity() is not None:
+            return  # The trainer went meanwhile.
+        self._fire("asked")
+        self._clock, self._begun_s = clock, self.shared.now_s
+        self._job = self.shared.desk.start(CaptureMoments())
+
+    def _give(self, peer: bytes) -> None:
+        del self._waiting[peer]
+        self._takers.add(peer)
+        self._given_s[peer] = self.shared.now_s
+        self.shared.desk.send(peer, MomentsReady(self._clock, self._blobs))
+
+    def _refuse(self, peer: bytes, reason: MomentsReason) -> None:
+        self._waiting.pop(peer, None)
+        self.shared.desk.send(peer, MomentsRefused(reason))
+        self.shared.desk.out.append(Disconnect(peer, reason))

@@ -1,0 +1,73 @@
+"""A learner's part of a snapshot as values: everything that its machine and trainer go on from.
+
+The arrays beside it are, of every fragment: the local value, the optimizer's moments, the global
+value and momentum that the local value stands on, and, where there are such, the carried
+quantisation error and a merged push that is still to be given back.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from node.machine.token_accounts import Books
+from protocol.ids import Count, Digest, NodeKey
+from protocol.log.records import StateDigests
+from protocol.project import InnerSpec
+
+
+class BooksState(Struct, frozen=True, array_like=True):
+    """Token books at the cut, open pushes given up: after a restore nobody else has them."""
+
+    merged: int
+    discarded: int
+    lost: int
+    mark: int
+    dead: int
+
+    @classmethod
+    def of(cls, books: Books) -> BooksState:
+        kept = Books(books.merged, books.discarded, books.lost, books.mark, books.dead)
+        kept.open = {at: one for at, one in books.open.items() if one.gone}
+        kept.give_up(is_final=True)
+        return cls(kept.merged, kept.discarded, kept.lost, kept.mark, kept.dead)
+
+    def books(self) -> Books:
+        return Books(self.merged, self.discarded, self.lost, self.mark, self.dead)
+
+
+class TrackState(Struct, frozen=True, array_like=True):
+    """Where a fragment stood in this learner."""
+
+    standing: int
+    marked_step: int
+    marked_tokens: int
+    handed_step: int
+    must_assign: bool
+    merged_sequence: int | None
+    merged_version: int
+    discarded_steps: int
+    books: BooksState
+
+
+class PartState(Struct, frozen=True, array_like=True):
+    """What the machine goes on from."""
+
+    project: Digest
+    snapshot: Count
+    learner: NodeKey
+    incarnation: int
+    """The session goes on under it: blocks leased to it are still its own."""
+    epoch: int
+    index: int
+    sequence: int
+    """Of the last push made."""
+    inner: InnerSpec
+    """The settings under which the optimizer's state came about."""
+    tracks: tuple[TrackState, ...]
+
+
+class BaseState(Struct, frozen=True, array_like=True):
+    """The version that a fragment's local value stands on."""
+
+    version: int
+    state: StateDigests

@@ -1,0 +1,329 @@
+"""A learner's part in snapshots of the swarm: cut here, write, say so; and go on from one later.
+
+    marker -> nothing moves to or from the inner loop -> copy at a boundary: the cut -> marker back
+    -> write -> part kept
+
+From the marker to the cut, what the syncer sends is held back: it was sent after the syncer's cut
+and must not change what is copied. That takes a local step or two, in which the inner loop goes
+on; deliveries and hand-ins wait for a boundary anyway. Whatever goes wrong only costs this
+learner's part.
+
+A new epoch that begins at a snapshot is entered by a new machine: with the learner's own part if
+it is here and sound, and otherwise as a joiner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+from node.machine.context import EpochStart, Shared
+from node.machine.fragment_sync import Keeping
+from node.machine.jobs import (
+    CutPart,
+    LoadPart,
+    PartCut,
+    PartWritten,
+    StartTrainer,
+    TrainerLost,
+    TrainerReady,
+    WritePart,
+)
+from node.machine.snapshot_part import BooksState, PartState, TrackState
+from node.machine.trainer_control import Tending
+from node.machine.trainer_states import Inner
+from protocol.ids import JobId
+from protocol.machine import Failed, Job, Stop
+from protocol.messages import Goodbye, Message, Refused
+from protocol.snapshots.manifest import (
+    Marker,
+    PartBooks,
+    PartKept,
+    PartReason,
+    PartRefused,
+    PartRestored,
+    stamp,
+)
+from protocol.snapshots.vector_clock import VectorClock
+from protocol.trace import PartChanged
+
+CUT_S_MAX = 30.0
+"""What the syncer says is held back no longer: an evaluation may keep the trainer busy."""
+
+HELD_MAX = 4096
+"""Messages held back at most."""
+
+RESTART_EXIT = 75
+"""Of a machine whose daemon should build it anew, from a part or as a joiner."""
+
+NO_PART = bytes(32)
+
+WHOLE = (Inner.STEPPING, Inner.STARVED, Inner.HELD, Inner.PARKED)
+"""States in which the trainer has all that a part consists of."""
+
+
+class Part(Enum):
+    """Where this learner's part of a snapshot stands."""
+
+    IDLE = "no snapshot"
+    SETTLING = "waiting until nothing moves"
+    CUTTING = "copying at a boundary"
+    WRITING = "writing"
+
+
+PART_TRANSITIONS: dict[tuple[Part, str], Part] = {
+    (Part.IDLE, "marker"): Part.SETTLING,
+    (Part.SETTLING, "quiet"): Part.CUTTING,
+    (Part.CUTTING, "cut"): Part.WRITING,
+    (Part.WRITING, "kept"): Part.IDLE,
+    **{(state, "gave up"): Part.IDLE for state in (Part.SETTLING, Part.CUTTING, Part.WRITING)},
+}
+
+
+class Parting:
+    """One learner's side of snapshots."""
+
+    def __init__(self, shared: Shared, keeping: Keeping, tending: Tending) -> None:
+        self.shared = shared
+        self.keeping = keeping
+        self.tending = tending
+        self.state = Part.IDLE
+        self.held: deque[Message] = deque()
+        """What came after the marker, in order."""
+        self.parts = set(shared.setup.parts)
+        """Snapshots of which there is a part here."""
+        self.report: PartRestored | None = None
+        """What became of the part with which this epoch began for this learner."""
+        self.next_start: EpochStart | None = None
+        """How the next machine begins, once this one asked to be replaced."""
+        self.is_leaving = False
+        """It is about to ask for that, or looks for a part first."""
+        self._marker: Marker | None = None
+        self._until_s = 0.0
+        self._job: JobId | None = None
+        self._books: PartBooks | None = None
+        if shared.setup.start is not None and shared.setup.start.part is None:
+            start = shared.setup.start
+            self.report = PartRestored(start.snapshot, False, NO_PART, 0, start.trouble[:2000])
+
+    # Taking one.
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether what the syncer says has to wait."""
+        return self.state in (Part.SETTLING, Part.CUTTING)
+
+    def holds(self, message: Message) -> bool:
+        """Hold this message back, if the cut is still to come."""
+        if not self.is_holding:
+            return False
+        if isinstance(message, Goodbye | Refused):
+            self._refuse("busy", "the session ended")
+        elif len(self.held) >= HELD_MAX:
+            self._refuse("busy", f"{HELD_MAX} messages came before the cut")
+        self.held.append(message)
+        return True
+
+    def release(self, take: Callable[[bytes, Message], None]) -> None:
+        """Have `take` look at what was held back, in order, as soon as it may be."""
+        while self.held and not self.is_holding:
+            assert self.shared.leader is not None, "the leader said it"
+            take(self.shared.leader, self.held.popleft())
+
+    def on_marker(self, marker: Marker) -> None:
+        """The syncer is cut; so is this learner, as soon as a copy can be made."""
+        if self.state is not Part.IDLE:
+            self._give_up("another snapshot began")
+        self._marker = marker
+        self._until_s = self.shared.now_s + CUT_S_MAX
+        self._fire("marker", stamp(marker.snapshot))
+        if not self.shared.setup.keeps_parts:
+            self._refuse("off", "this host keeps no parts of snapshots")
+        elif self.tending.inner not in WHOLE:
+            self._refuse("starting", f"its trainer is {self.tending.inner.value}")
+        else:
+            self.keeping.may_move = False
+            self.look()
+
+    def look(self) -> None:
+        """Do what time or the inner loop has made due."""
+        if not self.is_holding:
+            return
+        if self.shared.now_s >= self._until_s:
+            self._refuse("busy", f"no boundary within {CUT_S_MAX:.0f} s")
+        elif self.state is Part.SETTLING and self.keeping.is_quiet:
+            assert self._marker is not None, "a marker came"
+            self._fire("quiet", "")
+            self._job = self.shared.desk.start(CutPart(self._marker.snapshot))
+
+    def deadline_s(self) -> float | None:
+        """When `look` is due if nothing happens before."""
+        return self._until_s if self.is_holding else None
+
+    def on_note(self, value: object) -> None:
+        """News of the trainer: with it goes what was to be copied."""
+        if isinstance(value, TrainerLost) and self.is_holding:
+            self._refuse("failed", "its trainer ended")
+
+    def on_link_lost(self) -> None:
+        """Nobody waits for this part; what was held back comes again."""
+        self.held.clear()
+        if self.state is not Part.IDLE:
+            self._give_up("the syncer is gone")
+
+    def on_job(self, number: JobId, job: Job, result: object) -> None:
+        """An answer; that of a job that nobody waits for any more changes nothing."""
+        if isinstance(job, LoadPart):
+            self._loaded(job, result)
+            return
+        if number != self._job:
+            return
+        self._job = None
+        match result:
+            case PartCut():
+                self._cut(result)
+            case PartWritten(digest, size_bytes):
+                assert self._marker is not None, "it was cut for a marker"
+                assert self._books is not None, "and its books were closed then"
+                snapshot = self._marker.snapshot
+                self.parts = (self.parts & set(self._marker.kept)) | {snapshot}
+                self._fire("kept", stamp(snapshot))
+                self._say(PartKept(snapshot, digest, size_bytes, self._books))
+            case Failed(reason):
+                is_disk = isinstance(job, WritePart) and "disk" in reason
+                self._refuse("disk" if is_disk else "failed", reason)
+
+    # Going on from one.
+
+    def wants_restart(self) -> bool:
+        """Whether the epoch begins at a snapshot, so that another machine has to enter it.
+
+        Where there is a part it is looked for; the machine stops once that is known.
+        """
+        shared = self.shared
+        charter, start = shared.charter, shared.setup.start
+        origin = charter.origin if charter is not None else None
+        if charter is None or origin is None or not origin.snapshot:
+            return False
+        if self.is_leaving or (start is not None and start.epoch >= charter.epoch):
+            return self.is_leaving
+        job = LoadPart(origin.snapshot, charter.epoch)
+        if origin.snapshot in self.parts:
+            self.is_leaving = True
+            shared.desk.start(job)
+        elif shared.state.has_weights and shared.state.epoch < charter.epoch:
+            self._restart(job, "it has no part of that snapshot")
+        return self.is_leaving
+
+    def on_refused(self, refused: Refused) -> bool:
+        """The session of the part cannot go on: begin as a joiner instead. Whether that is so."""
+        start = self.shared.setup.start
+        if start is None or start.part is None or refused.reason != "stale-incarnation":
+            return False
+        self._restart(LoadPart(start.snapshot, start.epoch), "it had come back as a new session")
+        return True
+
+    def on_trainer(self, job: Job, result: object) -> None:
+        """The trainer is ready: whether it goes on from the part. A later one never does.
+
+        If it does not, neither can the part's session: begin as a joiner instead.
+        """
+        start = self.shared.setup.start
+        is_first = isinstance(job, StartTrainer) and self.report is None
+        if start is None or start.part is None or not is_first:
+            return
+        if isinstance(result, TrainerReady) and result.unread is not None:
+            self.report = PartRestored(start.snapshot, True, start.digest, result.local_step, "")
+            self.tell()
+        else:
+            reason = result.reason if isinstance(result, Failed) else "it was not taken up"
+            self._restart(LoadPart(start.snapshot, start.epoch), reason)
+
+    def tell(self) -> None:
+        """Say what became of the part; again in every session, for leaders change."""
+        if self.report is not None:
+            self._say(self.report)
+
+    # Inside.
+
+    def _fire(self, trigger: str, detail: str) -> None:
+        self.state = PART_TRANSITIONS[self.state, trigger]
+        self.shared.desk.emit(PartChanged(self.state.value, trigger, detail))
+
+    def _say(self, message: Marker | PartKept | PartRefused | PartRestored) -> None:
+        if self.shared.leader is not None and self.shared.is_following:
+            self.shared.desk.send(self.shared.leader, message)
+
+    def _refuse(self, reason: PartReason, text: str) -> None:
+        assert self._marker is not None, "a marker came"
+        snapshot = self._marker.snapshot
+        self._give_up(f"{reason}: {text}")
+        self._say(PartRefused(snapshot, reason, text[:2000]))
+
+    def _give_up(self, reason: str) -> None:
+        self._fire("gave up", reason)
+        self._job = self._marker = self._books = None
+        self.keeping.may_move = True
+
+    def _cut(self, cut: PartCut) -> None:
+        """This is the cut: what was sent so far lies before it, and what was held back behind."""
+        assert self._marker is not None, "it is cut for a marker"
+        shared, keeping = self.shared, self.keeping
+        tracks = keeping.tracks
+        books = [track.books for track in tracks]
+        self._books = PartBooks(
+            sequence=keeping.sequence,
+            open=tuple(sorted(sequence for one in books for sequence in one.open)),
+            local_step=cut.local_step,
+            processed=sum(one.dead + cut.tokens for one in books),
+            merged=sum(one.merged for one in books),
+            in_flight=sum(one.in_flight() for one in books),
+            pending=sum(one.pending(cut.tokens) for one in books),
+            discarded=sum(one.discarded for one in books),
+            lost=sum(one.lost for one in books),
+        )
+        keeping.may_move = True
+        self._fire("cut", f"at record {shared.state.index}, local step {cut.local_step}")
+        standing = tuple(max(0, track.standing) for track in tracks)
+        snapshot, kept = self._marker.snapshot, self._marker.kept
+        self._say(Marker(snapshot, VectorClock(shared.state.index, standing)))
+        self._job = shared.desk.start(WritePart(self._part(snapshot), kept))
+
+    def _part(self, snapshot: int) -> PartState:
+        shared = self.shared
+        assert shared.charter is not None, "a trainer runs under a charter"
+        return PartState(
+            project=shared.setup.project,
+            snapshot=snapshot,
+            learner=shared.setup.signer.key,
+            incarnation=shared.setup.incarnation,
+            epoch=shared.state.epoch,
+            index=shared.state.index,
+            sequence=self.keeping.sequence,
+            inner=shared.charter.inner,
+            tracks=tuple(
+                TrackState(
+                    standing=track.standing,
+                    marked_step=track.marked_step,
+                    marked_tokens=track.marked_tokens,
+                    handed_step=track.handed_step,
+                    must_assign=track.must_assign,
+                    merged_sequence=track.merged_sequence,
+                    merged_version=track.merged_version,
+                    discarded_steps=track.discarded_steps,
+                    books=BooksState.of(track.books),
+                )
+                for track in self.keeping.tracks
+            ),
+        )
+
+    def _loaded(self, job: LoadPart, result: object) -> None:
+        self._restart(job, result.reason if isinstance(result, Failed) else "")
+
+    def _restart(self, job: LoadPart, trouble: str) -> None:
+        self.is_leaving = True
+        self.next_start = EpochStart(job.snapshot, job.epoch, trouble=trouble)
+        words = trouble or "it goes on from its own part"
+        text = f"the owner went back to snapshot {stamp(job.snapshot)}: {words}"
+        self.shared.desk.out.append(Stop(text, RESTART_EXIT))

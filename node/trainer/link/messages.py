@@ -1,0 +1,493 @@
+"""What the daemon and its trainer say to each other, and how it is framed.
+
+Both ends hold one end of a Unix stream socket pair. A frame is a 4-byte big-endian length and that
+many bytes of MessagePack. Weights never travel in frames: they lie in slots
+(`node.trainer.link.shared_memory`), anonymous memory files whose descriptor rides on the first byte
+of an `OfferSlot`. The kernel frees a slot when both ends are gone, however they went.
+
+The trainer knows nothing of peers, rounds or versions. It carries out commands strictly in the
+order sent, at local-step boundaries only; a pause makes it give up the step it is in. This module
+imports neither torch nor asyncio, and does no scheduling: `node.trainer_client.process` and
+`node.trainer.main` own the two ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from protocol import limits
+from protocol.errors import InternalError, ShoalError
+from protocol.ids import Count
+
+FRAME_BYTES_MAX: Final = limits.GENESIS_BYTES_MAX + (64 << 10)
+"""A genesis travels inside `Configure`; every other message is far smaller."""
+LENGTH_BYTES: Final = 4
+READ_BYTES: Final = 64 << 10
+DESCRIPTORS_PER_READ_MAX: Final = 16
+"""The kernel ends a read at the first frame that carries a descriptor, so one would do."""
+
+EXIT_OK: Final = 0
+EXIT_MODEL: Final = 65
+"""The genesis does not describe a model that this installation can build."""
+EXIT_DATA: Final = 66
+"""The text could not be read, or there is too little of it."""
+EXIT_DEVICE: Final = 69
+"""The accelerator is missing or broke."""
+EXIT_INTERNAL: Final = 70
+"""A bug in the trainer, or a daemon that broke the order of commands."""
+EXIT_OOM: Final = 75
+"""Out of memory: worth another try with a smaller micro-batch."""
+
+FailureKind = Literal["oom", "data", "model", "device", "internal"]
+
+EXIT_CODES: Final[dict[FailureKind, int]] = {
+    "oom": EXIT_OOM,
+    "data": EXIT_DATA,
+    "model": EXIT_MODEL,
+    "device": EXIT_DEVICE,
+    "internal": EXIT_INTERNAL,
+}
+
+SlotId = Annotated[int, Meta(ge=0, lt=2**31)]
+Checksum = Annotated[bytes, Meta(min_length=32, max_length=32)] | None
+"""blake3 of the slot's f32 content, or None where the sender did not compute one."""
+
+
+class LinkClosed(ShoalError):
+    """The other end is gone; there is nobody left to talk to."""
+
+
+# --------------------------------------------------------------------------- daemon -> trainer
+
+
+class Configure(Struct, frozen=True, array_like=True, tag=True):
+    """The first command, sent once. The trainer answers with `Ready` or `Failed`."""
+
+    genesis: bytes
+    """Genesis bytes as stored."""
+    inner: bytes
+    """MessagePack of `protocol.project.InnerSpec`."""
+    data_cache: str
+    """Directory for tokenised text; trainers of one host may share it."""
+    threads: Annotated[int, Meta(ge=1, le=1024)]
+    micro_batch: Annotated[int, Meta(ge=1)] | None = None
+    """Sequences in one forward pass; None: as many as fit, found by a dry step."""
+    duty_frac: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of wall time spent working; the rest is slept after each local step."""
+    seed_salt: Count = 0
+    """Mixed into the random stream (dropout), so that learners differ."""
+    device: str | None = None
+    """`cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, `xla`; None: the best that `accelerate` finds."""
+    nice: Annotated[int, Meta(ge=0, le=19)] = 0
+    data_location: str | None = None
+    """Where the text lies on this machine, if not where the genesis says."""
+    gpu_memory_frac: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Share of the accelerator's memory that the trainer may take."""
+    ram_bytes_max: Count | None = None
+    """Memory of the machine that the trainer may hold."""
+    ranks: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Processes that train as one, a device each; `device` may then name several, with commas."""
+    compiles: bool = False
+    """Whether torch compiles the model, where it can."""
+
+
+class OfferSlot(Struct, frozen=True, array_like=True, tag=True):
+    """Shares a slot; its descriptor rides on this frame."""
+
+    slot: SlotId
+    numel: Count
+
+
+class DropSlot(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer forgets a slot."""
+
+    slot: SlotId
+
+
+class Assign(Struct, frozen=True, array_like=True, tag=True):
+    """theta_p becomes the slot's values, but for the share it keeps. Answered by `Done`."""
+
+    job: Count
+    fragment: Count
+    slot: SlotId
+    numel: Count
+    checksum: Checksum = None
+    kept_frac: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+
+
+class Add(Struct, frozen=True, array_like=True, tag=True):
+    """The slot's values are added to theta_p. Answered by `Done`."""
+
+    job: Count
+    fragment: Count
+    slot: SlotId
+    numel: Count
+    checksum: Checksum = None
+
+
+class Snapshot(Struct, frozen=True, array_like=True, tag=True):
+    """theta_p is copied into the slot, padding zeroed. Answered by `Done`."""
+
+    job: Count
+    fragment: Count
+    slot: SlotId
+    numel: Count
+    wants_checksum: bool = False
+
+
+class CaptureMoments(Struct, frozen=True, array_like=True, tag=True):
+    """The optimizer's state of a fragment is copied into the slot. Answered by `Done`."""
+
+    job: Count
+    fragment: Count
+    slot: SlotId
+    numel: Count
+
+
+class InstallMoments(Struct, frozen=True, array_like=True, tag=True):
+    """The optimizer's state of a fragment becomes the slot's, before `Begin`. Answered by `Done`.
+
+    Once every fragment has come, local steps do without the ramp for fresh moments.
+    """
+
+    job: Count
+    fragment: Count
+    slot: SlotId
+    numel: Count
+
+
+class Blocks(Struct, frozen=True, array_like=True, tag=True):
+    """Appends leased positions [start, stop) to the work queue, in this order."""
+
+    ranges: tuple[tuple[Count, Count], ...]
+    start_sequence: Count = 0
+    """Sequences of the first block that are already read."""
+
+
+class DropBlocks(Struct, frozen=True, array_like=True, tag=True):
+    """Empties the work queue; the next local step needs new `Blocks`."""
+
+
+class SetProgress(Struct, frozen=True, array_like=True, tag=True):
+    """Position of the learning-rate schedule: committed tokens over the budget."""
+
+    frac: Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class SetDuty(Struct, frozen=True, array_like=True, tag=True):
+    """Changes the share of wall time spent working."""
+
+    frac: Annotated[float, Meta(gt=0.0, le=1.0)]
+
+
+class Evaluate(Struct, frozen=True, array_like=True, tag=True):
+    """Held-out loss of the model in the slot, not of the trained one. Answered by `Evaluated`."""
+
+    job: Count
+    slot: SlotId
+    """theta of every fragment in fragment order, one after the other."""
+    numel: Count
+    sequences: Annotated[int, Meta(ge=1)]
+    checksum: Checksum = None
+
+
+class Generate(Struct, frozen=True, array_like=True, tag=True):
+    """Samples text. Answered by `Generated`."""
+
+    job: Count
+    prompt: Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
+    tokens: Annotated[int, Meta(ge=1, le=4096)]
+    slot: SlotId | None = None
+    """As in `Evaluate`; None: the weights in training."""
+    numel: Count = 0
+    seed: Count = 0
+    temperature: Annotated[float, Meta(gt=0.0, le=10.0)] = 0.8
+    checksum: Checksum = None
+
+
+class LoopState(Struct, frozen=True, array_like=True):
+    """What makes up an inner loop besides its weights and moments."""
+
+    local_step: Count
+    tokens_total: Count
+    progress: float
+    is_seasoned: bool
+    ranges: tuple[tuple[Count, Count, Count], ...]
+    """Leased positions [start, stop) not yet read, and the sequences read of the first."""
+    position: Count
+    sequence: Count
+    random: bytes
+    """State of the random stream on the processor."""
+    device_random: bytes = b""
+    """The same on the accelerator."""
+
+
+class CutPart(Struct, frozen=True, array_like=True, tag=True):
+    """All of the trainer's state, at one boundary. Answered by `PartCut`."""
+
+    job: Count
+    slot: SlotId
+    """theta of every fragment in fragment order, then the moments of every fragment."""
+    numel: Count
+
+
+class RestorePart(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer's state becomes that of a part, before `Begin`. Answered by `Done`."""
+
+    job: Count
+    slot: SlotId
+    """As in `CutPart`."""
+    numel: Count
+    state: LoopState
+
+
+class Park(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer answers `Parked`, and ends. What its slots hold by then is the rest of it."""
+
+    job: Count
+
+
+class Restore(Struct, frozen=True, array_like=True, tag=True):
+    """The inner loop goes on where a parked one stood; weights and moments must have come before.
+
+    Answered by `Done`.
+    """
+
+    job: Count
+    state: LoopState
+
+
+class Begin(Struct, frozen=True, array_like=True, tag=True):
+    """Local steps start. Every fragment must have been assigned before."""
+
+
+class Pause(Struct, frozen=True, array_like=True, tag=True):
+    """No local steps until `Resume`; commands are still carried out."""
+
+
+class Resume(Struct, frozen=True, array_like=True, tag=True):
+    """Ends a pause."""
+
+
+class Quit(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer ends with exit code 0."""
+
+
+Command = (
+    Configure
+    | OfferSlot
+    | DropSlot
+    | Assign
+    | Add
+    | Snapshot
+    | CaptureMoments
+    | InstallMoments
+    | CutPart
+    | RestorePart
+    | Park
+    | Restore
+    | Blocks
+    | DropBlocks
+    | SetProgress
+    | SetDuty
+    | Evaluate
+    | Generate
+    | Begin
+    | Pause
+    | Resume
+    | Quit
+)
+
+
+# --------------------------------------------------------------------------- trainer -> daemon
+
+
+class Ready(Struct, frozen=True, array_like=True, tag=True):
+    """The model and the text are there; weights may be assigned."""
+
+    layout_digest: bytes
+    """Digest of the fragment layout that the trainer uses, to be compared with the daemon's."""
+    device: str
+    parameters: Count
+    micro_batch: Count
+    corpus_digest: bytes
+    corpus_matches: bool
+    """Whether this host's training split is the one that the project was signed with."""
+    train_tokens: Count
+    heldout_tokens: Count
+    blocks_local: Count
+    startup_s: dict[str, float]
+    """Seconds by phase: import, data, model, device, ranks."""
+    ranks: Annotated[int, Meta(ge=1)] = 1
+    is_compiled: bool = False
+    adjustments: tuple[str, ...] = ()
+    """What was wanted and cannot be had, in words."""
+
+
+class Stepped(Struct, frozen=True, array_like=True, tag=True):
+    """One local step is done. Counters start at 0 in each new trainer process."""
+
+    local_step: Count
+    tokens_total: Count
+    loss: float
+    """Mean cross-entropy per token in nats. NaN: gradients were not finite, weights unchanged."""
+    step_s: float
+    """Wall seconds since the last local step ended, sleep included, waiting for blocks excluded."""
+    work_s: float
+    """Wall seconds of computation."""
+    position: Count
+    """Leased position last read from."""
+    sequence: Count
+    """Sequences of that block that are read; equal to the block's size when it is finished."""
+    learning_rate: float
+    progress: float = 0.0
+
+
+class Done(Struct, frozen=True, array_like=True, tag=True):
+    """A command that names a fragment is carried out."""
+
+    job: Count
+    local_step: Count
+    tokens_total: Count
+    seconds: float
+    checksum: Checksum = None
+    """Of the slot's content, where a `Snapshot` wanted one."""
+
+
+class PartCut(Struct, frozen=True, array_like=True, tag=True):
+    """The slot holds the trainer's arrays, and this is the rest of its state."""
+
+    job: Count
+    state: LoopState
+
+
+class Parked(Struct, frozen=True, array_like=True, tag=True):
+    """The last event of a trainer that was parked."""
+
+    job: Count
+    state: LoopState
+
+
+class Evaluated(Struct, frozen=True, array_like=True, tag=True):
+    """Held-out loss in nats per token over `tokens` tokens; NaN if a pause cut it short."""
+
+    job: Count
+    loss: float
+    tokens: Count
+    seconds: float
+
+
+class Generated(Struct, frozen=True, array_like=True, tag=True):
+    """Sampled text, without the prompt."""
+
+    job: Count
+    text: str
+
+
+class Adjusted(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer goes on, but otherwise than it said when it was ready. No local step is lost."""
+
+    micro_batch: Count
+    reason: str
+
+
+class Starved(Struct, frozen=True, array_like=True, tag=True):
+    """The queue holds less than one local step; the trainer sleeps until a command comes."""
+
+    local_step: Count
+
+
+class Failed(Struct, frozen=True, array_like=True, tag=True):
+    """The last event of a trainer that ends by itself; its exit code is `EXIT_CODES[kind]`."""
+
+    kind: FailureKind
+    message: str
+
+
+Event = (
+    Ready | Stepped | Done | PartCut | Parked | Evaluated | Generated | Starved | Adjusted | Failed
+)
+
+Framed = Struct
+"""Any message; between the ranks of a trainer there are others than these."""
+
+M = TypeVar("M")
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+COMMANDS: Final = msgspec.msgpack.Decoder(Command)
+EVENTS: Final = msgspec.msgpack.Decoder(Event)
+
+
+def frame(message: Framed) -> bytes:
+    """The message as it goes over the socket. InternalError if it is over `FRAME_BYTES_MAX`."""
+    body = _ENCODER.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise InternalError(f"a {type(message).__name__} of {len(body)} bytes is too long to send")
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+class FrameReader:
+    """Turns what a socket yields, in whatever pieces, into frames and their descriptors."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._descriptors: deque[int] = deque()
+
+    def feed(self, piece: bytes, descriptors: list[int]) -> None:
+        """Takes over one read, descriptors included."""
+        self._buffer += piece
+        self._descriptors.extend(descriptors)
+
+    def next_frame(self) -> bytes | None:
+        """The next complete frame without its length; None until more is fed. InternalError if
+        a length is out of bounds."""
+        if len(self._buffer) < LENGTH_BYTES:
+            return None
+        size = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
+        if size > FRAME_BYTES_MAX:
+            raise InternalError(f"the trainer link announced a frame of {size} bytes")
+        end = LENGTH_BYTES + size
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[LENGTH_BYTES:end])
+        del self._buffer[:end]
+        return body
+
+    def take_descriptor(self) -> int:
+        """The oldest descriptor not yet taken, now the caller's. InternalError if there is none."""
+        if not self._descriptors:
+            raise InternalError("a slot was offered without its descriptor")
+        return self._descriptors.popleft()
+
+    def close(self) -> None:
+        """Closes the descriptors that nobody took."""
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+
+def decode(decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
+    """The message in a frame. InternalError if the two ends disagree about the messages."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InternalError(f"the trainer link carried an unknown message: {error}") from error
+
+
+def read_into(reader: FrameReader, end: socket.socket) -> bool:
+    """Moves what is waiting on the socket into the reader; False at end of file.
+
+    Never blocks. Raises BlockingIOError if nothing is waiting.
+    """
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    try:
+        piece, descriptors, _, _ = socket.recv_fds(end, READ_BYTES, DESCRIPTORS_PER_READ_MAX, flags)
+    except ConnectionResetError:
+        return False  # The other end died with unread bytes in its queue: as gone as at EOF.
+    reader.feed(piece, descriptors)
+    return bool(piece)

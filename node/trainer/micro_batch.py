@@ -1,0 +1,213 @@
+"""How many sequences fit on the device at once, found by trying and remembered.
+
+A dry step is the worst that training asks for: sequences of full length, gradients kept from the
+pass before, and room for the optimizer's moments, which a fresh trainer does not have yet. An
+accelerator says when its memory is full, so there the largest pieces are tried first. A processor's
+system does not say, it ends the process; there one sequence is measured and the rest reckoned.
+
+What an accelerator took is remembered in the home's cache, by model, device, precision, and the
+versions of driver and torch. A processor's memory is others' too, and is looked at each time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import psutil
+import torch
+from blake3 import blake3
+from msgspec import Struct
+from torch import Tensor
+
+from node.trainer.failures import is_out_of_memory
+from node.trainer.loop import InnerLoop
+from node.trainer.tools.files import write_atomically
+from protocol.errors import UserError
+from protocol.project import Genesis
+
+FILE: Final = "micro-batches.json"
+KEPT_MAX: Final = 256
+"""Combinations of model and machine; the oldest go."""
+
+ROOM_FRAC: Final = 0.8
+"""Of free memory on a processor; the rest is for others, and for what was not seen."""
+
+CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+STATUS: Final = Path("/proc/self/status")
+RESET_PEAK: Final = "5"
+"""From the kernel's proc(5): the peak of resident memory begins anew."""
+
+
+class Fit(Struct, frozen=True):
+    """What was found."""
+
+    sequences: int
+    facts: dict[str, str]
+    """What it was found for, for people who look into the file."""
+
+
+def fit(
+    loop: InnerLoop, genesis: Genesis, *, folder: Path, room_bytes: int | None, ranks: int
+) -> int:
+    """The largest micro-batch that fits, in 1 .. `loop.micro_batch`.
+
+    folder: the home's cache. room_bytes: memory of the machine that this process may come to hold;
+    None for its part of what is free, as one of so many ranks.
+    Weights, moments and the random stream stay as they are. Raises what the device raises if one
+    sequence is too much.
+    """
+    wanted = loop.micro_batch
+
+    def dry(sequences: int) -> None:
+        rehearse(loop, genesis, sequences)
+
+    try:
+        if loop.device.type == "cpu":
+            return _reckoned(loop, dry, wanted, room_bytes, ranks)
+        facts = {**_facts(loop, genesis), "sequences": str(wanted)}
+        known = recall(folder, facts)
+        if known is not None and 1 <= known <= wanted:
+            return known
+        found = _tried(loop, dry, wanted)
+        remember(folder, Fit(found, facts))
+        return found
+    finally:
+        loop.forget_gradients()
+
+
+def rehearse(loop: InnerLoop, genesis: Genesis, sequences: int) -> None:
+    """A dry step on tokens without a meaning, of full length."""
+    vocabulary = int(genesis.model.config.get("vocab_size", 2))  # type: ignore[arg-type]
+    size = (sequences, genesis.data.sequence_tokens + 1)
+    loop.rehearse(np.random.default_rng(0).integers(0, vocabulary, size=size))
+
+
+def even(micro_batch: int, sequences: int) -> int:
+    """The smallest micro-batch that needs no more passes for so many sequences."""
+    passes = -(-sequences // micro_batch)
+    return -(-sequences // passes)
+
+
+def _tried(loop: InnerLoop, dry: Callable[[int], None], wanted: int) -> int:
+    """From the largest down, with the moments' room taken."""
+    while True:
+        try:
+            moments = [_moments_room(one) for one in loop.model.parameters()]
+            dry(wanted)
+            dry(wanted)  # With gradients there, as in every pass but a step's first.
+            del moments
+            return wanted
+        except (RuntimeError, MemoryError) as error:
+            if wanted == 1 or not is_out_of_memory(error):
+                raise
+        moments = []
+        wanted = (wanted + 1) // 2
+        loop.forget_gradients()
+
+
+def _moments_room(parameter: Tensor) -> Tensor:
+    return torch.zeros((2, *parameter.shape), dtype=torch.float32, device=parameter.device)
+
+
+def _reckoned(
+    loop: InnerLoop, dry: Callable[[int], None], wanted: int, room_bytes: int | None, ranks: int
+) -> int:
+    """From what one sequence takes, gradients and libraries already there."""
+    dry(1)
+    before = _reset_peak()
+    dry(1)
+    each = max(0, _kib("VmHWM") - before)
+    weights = sum(one.nbytes for one in loop.model.parameters())
+    free = ROOM_FRAC * float(psutil.virtual_memory().available) / ranks
+    if room_bytes is not None:
+        free = min(free, room_bytes - before)
+    free -= 2 * weights  # The moments, to come.
+    return wanted if not each else max(1, min(wanted, int(free // each)))
+
+
+def _reset_peak() -> int:
+    """Resident bytes now; the peak is counted from here where the system can do that."""
+    if not CLEAR_REFS.exists():
+        return _kib("VmRSS")
+    # Where it may not, the old peak stands: then a sequence seems to take more than it does.
+    with suppress(OSError):
+        CLEAR_REFS.write_text(RESET_PEAK)
+    return _kib("VmRSS")
+
+
+def _kib(name: str) -> int:
+    """A line of the kernel's account of this process, in bytes; 0 where it keeps none."""
+    if not STATUS.exists():
+        return 0
+    for line in STATUS.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    return 0
+
+
+def _facts(loop: InnerLoop, genesis: Genesis) -> dict[str, str]:
+    """All that decides what fits."""
+    model = msgspec.msgpack.encode([genesis.model.architecture, genesis.model.config])
+    facts = {
+        "model": blake3(model).hexdigest(16),
+        "sequence_tokens": str(genesis.data.sequence_tokens),
+        "optimizer": loop.inner.optimizer,
+        "device": loop.device.type,
+        "precision": loop.accelerator.mixed_precision,
+        "torch": str(torch.__version__),
+        "compiled": str(loop.is_compiled),
+    }
+    if loop.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(loop.device)
+        facts["device"] = f"{properties.name}, {properties.total_memory} bytes"
+        facts["driver"] = f"{torch.version.cuda or torch.version.hip} {_driver()}"
+        facts["share"] = f"{torch.cuda.get_per_process_memory_fraction(loop.device):.3f}"
+    elif loop.device.type == "xpu":
+        facts["device"] = str(torch.xpu.get_device_properties(loop.device))
+    return facts
+
+
+def _driver() -> str:
+    """Of NVIDIA's driver; empty where it does not say."""
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return "" if ask is None else str(ask())
+
+
+def recall(folder: Path, facts: dict[str, str]) -> int | None:
+    """What was found for these facts; None if nothing was."""
+    found = _read(folder).get(_key(facts))
+    return None if found is None else found.sequences
+
+
+def remember(folder: Path, found: Fit) -> None:
+    """Keeps it for the next start. A cache that cannot be written is said, and done without."""
+    known = _read(folder)
+    known.pop(_key(found.facts), None)
+    known[_key(found.facts)] = found
+    newest = dict(list(known.items())[-KEPT_MAX:])
+    try:
+        write_atomically(folder / FILE, msgspec.json.format(msgspec.json.encode(newest)))
+    except UserError as error:
+        print(f"the micro-batch cannot be remembered: {error}", file=sys.stderr, flush=True)
+
+
+def _read(folder: Path) -> dict[str, Fit]:
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Fit])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        print(f"{folder / FILE} is begun anew: {error}", file=sys.stderr, flush=True)
+        return {}
+
+
+def _key(facts: dict[str, str]) -> str:
+    return blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest(16)

@@ -1,0 +1,121 @@
+"""The text of local steps: leased positions in the order they came, read sequence by sequence."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import InternalError
+
+Sequences = NDArray[np.int64]
+
+Ranges = tuple[tuple[int, int, int], ...]
+"""Positions [start, stop) and the sequences of the first that are read."""
+
+Pieces = tuple[tuple[int, int, int], ...]
+"""Leased position, first sequence in its block, sequences."""
+
+
+class SequenceSource(Protocol):
+    """Where the sequences of a leased position come from, such as `corpus.Corpus`."""
+
+    def sequences(self, position: int) -> Sequences:
+        """[block_sequences, sequence_tokens + 1] token ids."""
+
+
+class BlockReader:
+    """Leased positions in the order they came, read sequence by sequence."""
+
+    def __init__(self, source: SequenceSource, *, block_sequences: int) -> None:
+        self._source = source
+        self._block_sequences = block_sequences
+        self._ranges: deque[tuple[int, int, int]] = deque()
+        """Positions [start, stop) and the sequences of the first that are read."""
+        self._block: tuple[int, Sequences] | None = None
+        self.available = 0
+        """Sequences leased and not yet read."""
+        self.position = 0
+        """Leased position last read from."""
+        self.sequence = 0
+        """Sequences of that block that are read."""
+
+    def append(self, ranges: tuple[tuple[int, int], ...], start_sequence: int = 0) -> None:
+        """Adds positions [start, stop), the very first block without its first `start_sequence`.
+
+        InternalError if a range is empty or a block has no such sequence.
+        """
+        if not 0 <= start_sequence <= self._block_sequences:
+            raise InternalError(f"a block has no sequence {start_sequence}")
+        for start, stop in ranges:
+            if start >= stop:
+                raise InternalError(f"positions {start} to {stop} are no range")
+            self._push(start, stop, start_sequence)
+            self.available += (stop - start) * self._block_sequences - start_sequence
+            start_sequence = 0
+
+    def mark(self) -> tuple[Ranges, int, int]:
+        """Where it stands: what is left to read, position and sequence last read."""
+        return tuple(self._ranges), self.position, self.sequence
+
+    def go_to(self, ranges: Ranges, position: int, sequence: int) -> None:
+        """Stands where it stood at a mark; the text is read again from there."""
+        self._ranges = deque(ranges)
+        self.position, self.sequence = position, sequence
+        self.available = sum(
+            (stop - start) * self._block_sequences - first for start, stop, first in ranges
+        )
+
+    def clear(self) -> None:
+        """Forgets everything not yet read."""
+        self._ranges.clear()
+        self.available = 0
+
+    def take(self, count: int) -> Sequences:
+        """The next `count` sequences, [count, sequence_tokens + 1]; there must be that many."""
+        return self.read(self.plan(count))
+
+    def plan(self, count: int) -> Pieces:
+        """Where the next `count` sequences are; they count as read. There must be that many."""
+        assert 0 < count <= self.available
+        pieces = []
+        wanted = count
+        while wanted:
+            start, stop, first = self._ranges.popleft()
+            length = min(self._block_sequences - first, wanted)
+            pieces.append((start, first, length))
+            wanted -= length
+            self.position, self.sequence = start, first + length
+            self._push(start, stop, self.sequence, in_front=True)
+        self.available -= count
+        return tuple(pieces)
+
+    def read(self, pieces: Pieces) -> Sequences:
+        """The sequences there, [count, sequence_tokens + 1]."""
+        found = [self._read(at)[first : first + count] for at, first, count in pieces]
+        return np.concatenate(found)
+
+    def _push(self, start: int, stop: int, first: int, *, in_front: bool = False) -> None:
+        if first == self._block_sequences:
+            start, first = start + 1, 0
+        if start < stop:
+            entry = (start, stop, first)
+            self._ranges.appendleft(entry) if in_front else self._ranges.append(entry)
+
+    def _read(self, position: int) -> Sequences:
+        if self._block is None or self._block[0] != position:
+            self._block = (position, self._source.sequences(position))
+        return self._block[1]
+
+
+def part_of(pieces: Pieces, first: int, last: int) -> Pieces:
+    """Sequences [first, last) of a batch that lies in these pieces."""
+    found, passed = [], 0
+    for position, start, count in pieces:
+        low, high = max(first, passed), min(last, passed + count)
+        if low < high:
+            found.append((position, start + low - passed, high - low))
+        passed += count
+    return tuple(found)

@@ -1,0 +1,509 @@
+"""The daemon's side of its trainer: jobs of the machine become commands, events become notes.
+
+Encoding, decoding and hashing run on a thread pool, so that neither the event loop nor the inner
+loop waits for them. When the trainer dies every open job fails at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from node.machine.jobs import (
+    Capture,
+    Captured,
+    Deliver,
+    Delivered,
+    DropFed,
+    Evaluate,
+    EvaluatedLoss,
+    Feed,
+    StartTrainer,
+    Starved,
+    Stepped,
+    TrainerLost,
+    TrainerReady,
+)
+from node.trainer.link import messages
+from node.trainer_client.clock import Clock
+from node.trainer_client.fragment_bank import Delivery, FragmentBank
+from node.trainer_client.process import ExitReason, TrainerProcess
+from node.trainer_client.settings import TrainerSettings
+from node.trainer_client.suspended_trainer import Gate, ParkedTrainer
+from node.trainer_client.tape import TrainerTape, applied, how_trained, replay_class, snapshot
+from protocol.errors import TransientError
+from protocol.machine import Failed, JobResult
+from protocol.messages import Cursor
+from protocol.project import InnerSpec
+from protocol.tape import Frame
+
+START = Cursor(0, 0)
+DUTY_STEP_FRAC = 0.02
+"""A trainer is not told of smaller changes."""
+
+READY_TIMEOUT_S = 600.0
+"""A first start may tokenise a large corpus."""
+
+F32 = NDArray[np.float32]
+T = TypeVar("T")
+
+log = logging.getLogger("shoal.node")
+
+
+@dataclass(slots=True)
+class TrainerPort:
+    """One trainer at a time."""
+
+    settings: TrainerSettings
+    bank: FragmentBank
+    pool: Executor
+    note: Callable[[object], None]
+    notice: Callable[[str], None]
+    tape: TrainerTape | None = None
+    process: TrainerProcess | None = None
+    ready: messages.Ready | None = None
+    ended: ExitReason | None = None
+    """Why the last process ended."""
+    clock: Clock = field(default_factory=Clock)
+    evaluations: int = 0
+    duty_frac: float = 1.0
+    """Share of the time in which the trainer works."""
+    parked: ParkedTrainer | None = None
+    """There is no process, or one that has not got its state back yet."""
+    gate: Gate = field(default_factory=Gate)
+    """Passed by whatever needs the trainer's weights; closed while they move."""
+    ram_room: Callable[[], int | None] = lambda: None
+    """Memory that a new trainer may hold; None for no limit."""
+    progress: float | None = None
+    """Of the schedule, as last told."""
+    _job: int = 0
+    _waiting: dict[int, asyncio.Future[messages.Event]] = field(default_factory=dict)
+    _replacing: str = ""
+    _starting: asyncio.Future[messages.Event] | None = None
+    _cursor: Cursor = START
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None and self.process.is_running else None
+
+    # Jobs.
+
+    async def start(self, job: StartTrainer, inner: InnerSpec) -> JobResult:
+        """Start a trainer; the answer comes when it could step, or cannot."""
+        self.clock = Clock()
+        self._cursor = Cursor(0, 0)
+        result = await self.launch(job.micro_batch, inner)
+        if isinstance(result, TrainerReady) and self.ready is not None:
+            self._tape_began(inner, self.ready)
+            if not self.ready.corpus_matches:
+                self.notice(
+                    "the training text on this machine differs from the project's (another Python "
+                    "version, or other files); it is used all the same"
+                )
+        return result
+
+    async def launch(self, micro_batch: int | None, inner: InnerSpec) -> JobResult:
+        """Start a process, and wait until it could be given weights."""
+        settings = self.settings
+        self._starting = asyncio.get_running_loop().create_future()
+        process = TrainerProcess(
+            log_path=settings.log_path, on_event=self._on_event, on_exit=self._on_exit
+        )
+        self.process = process
+        await process.start(
+            messages.Configure(
+                genesis=settings.genesis,
+                inner=msgspec.msgpack.encode(inner),
+                data_cache=str(settings.data_cache),
+                data_location=settings.data_location,
+                threads=settings.threads,
+                micro_batch=micro_batch,
+                duty_frac=self.duty_frac,
+                seed_salt=settings.salt,
+                device=settings.device,
+                nice=settings.nice,
+                gpu_memory_frac=settings.gpu_memory_frac,
+                ram_bytes_max=self.ram_room(),
+                ranks=settings.ranks,
+                compiles=settings.compiles,
+            )
+        )
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            event = await self._starting
+        if not isinstance(event, messages.Ready):
+            message = (
+                event.message if isinstance(event, messages.Failed) else "it did not get ready"
+            )
+            return Failed(message)
+        if event.layout_digest != self.bank.layout.digest:
+            await process.stop()
+            return Failed("the model here has other tensors than the project; update transformers")
+        self.ready = event
+        for words in event.adjustments:
+            self.notice(words)
+        return TrainerReady(event.device, event.micro_batch)
+
+    async def deliver(self, job: Deliver) -> JobResult:
+        """Bring the inner loop to the newest global value of a fragment."""
+        async with self.gate.passing():
+            return await self._deliver(job)
+
+    async def _deliver(self, job: Deliver) -> JobResult:
+        if self.parked is None:
+            self.live()
+        delivery = await self.in_pool(
+            lambda: self.bank.deliver(
+                job.fragment,
+                is_assign=job.is_assign,
+                merged_sequence=job.merged_sequence,
+                kept_frac=job.kept_frac,
+            )
+        )
+        mark = applied(job.fragment, delivery, job.merged_sequence)
+        if self.parked is not None:
+            return await self._deliver_parked(self.parked, job.fragment, delivery, mark)
+        process = self.live()
+        slot = process.slot(delivery.values.size)
+        await self.in_pool(lambda: np.copyto(slot.values, delivery.values))
+        to = (job.fragment, slot.identity, slot.numel)
+        if delivery.is_assign:
+            kept_frac = delivery.kept_frac
+            done = await self.ask(lambda n: messages.Assign(n, *to, kept_frac=kept_frac), mark=mark)
+        else:
+            done = await self.ask(lambda n: messages.Add(n, *to), mark=mark)
+        process.release(slot)
+        if not isinstance(done, messages.Done):
+            return Failed("the trainer ended")
+        return Delivered(delivery.version, done.local_step, done.tokens_total)
+
+    async def _deliver_parked(
+        self, parked: ParkedTrainer, fragment: int, delivery: Delivery, mark: Callable[[int], Frame]
+    ) -> JobResult:
+        state = parked.state
+        assert state is not None, "the gate is closed until the state is here"
+        await self.in_pool(lambda: parked.apply(fragment, delivery))
+        if self.tape is not None:
+            if delivery.kept_frac:
+                self.tape.inexact("a blend was taken while the trainer was parked")
+            self.tape.took(mark(state.local_step))
+        return Delivered(delivery.version, state.local_step, state.tokens_total)
+
+    async def capture(self, job: Capture) -> JobResult:
+        """Snapshot a fragment at the next local-step boundary and encode its displacement."""
+        async with self.gate.passing():
+            if self.parked is not None:
+                return await self._capture_parked(self.parked, job)
+            return await self._capture(job)
+
+    async def _capture_parked(self, parked: ParkedTrainer, job: Capture) -> JobResult:
+        state = parked.state
+        assert state is not None, "the gate is closed until the state is here"
+        slot = parked.theta[job.fragment]
+        if self.tape is not None:
+            self.tape.took(snapshot(job.fragment)(state.local_step))
+        captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
+        slot.relax()
+        return captured
+
+    async def _capture(self, job: Capture) -> JobResult:
+        process = self.live()
+        numel = self.bank.layout.fragments[job.fragment].numel
+        slot = process.slot(numel)
+        done = await self.ask(
+            lambda n: messages.Snapshot(n, job.fragment, slot.identity, numel),
+            mark=snapshot(job.fragment),
+        )
+        if not isinstance(done, messages.Done):
+            return Failed("the trainer ended")
+        captured = await self._push(job, slot.values, done.local_step, done.tokens_total)
+        process.release(slot)
+        return captured
+
+    async def _push(self, job: Capture, values: F32, local_step: int, tokens: int) -> Captured:
+        """Encode and offer a fragment's displacement, which stood so at this local step."""
+        cursor = self._cursor
+        push = await self.in_pool(lambda: self.bank.push(job.fragment, job.sequence, values))
+        if self.tape is not None:
+            self.tape.captured(job.sequence, job.fragment, push.base_version, push.digest)
+        return Captured(
+            base_version=push.base_version,
+            digest=push.digest,
+            payload_bytes=push.payload_bytes,
+            local_step=local_step,
+            tokens=tokens,
+            cursor=cursor,
+        )
+
+    async def capture_moments(self, numels: Sequence[int]) -> list[F32] | None:
+        """Every fragment's optimizer state, all at the next boundary; None if the trainer ended.
+
+        The arrays are the slots themselves, which nobody else has any more: nothing is copied
+        twice, and the memory goes with the last reference.
+        """
+        process = self.live()
+        slots = []
+        for numel in numels:
+            slots.append(process.slot(numel))
+            await asyncio.sleep(0)  # Making a large slot takes a while.
+        answers = [
+            self.ask(
+                partial(messages.CaptureMoments, fragment=at, slot=one.identity, numel=one.numel)
+            )
+            for at, one in enumerate(slots)
+        ]
+        done = [await answer for answer in answers]
+        for slot in slots:
+            process.drop(slot)
+        if not all(isinstance(one, messages.Done) for one in done):
+            return None
+        return [slot.values for slot in slots]
+
+    async def install_moments(self, fragment: int, values: F32) -> bool:
+        """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""
+        process = self.live()
+        if self.tape is not None:
+            self.tape.inexact("its moments came from another learner")
+        slot = process.slot(values.size)
+        await self.in_pool(lambda: np.copyto(slot.values, values))
+        done = await self.ask(
+            lambda n: messages.InstallMoments(n, fragment, slot.identity, slot.numel)
+        )
+        process.drop(slot)
+        return isinstance(done, messages.Done)
+
+    async def evaluate(self, job: Evaluate) -> JobResult:
+        """Held-out loss of the frozen global value."""
+        process = self.live()
+        parts = self.bank.frozen(job.index)
+        slot = process.slot(sum(part.size for part in parts))
+        await self.in_pool(lambda: np.concatenate(parts, out=slot.values))
+        answer = await self.ask(
+            lambda n: messages.Evaluate(n, slot.identity, slot.numel, job.sequences)
+        )
+        process.release(slot)
+        if not isinstance(answer, messages.Evaluated):
+            return Failed("the trainer ended")
+        self.clock.evaluating_s += answer.seconds
+        self.evaluations += 1
+        return EvaluatedLoss(answer.loss, answer.tokens, answer.seconds)
+
+    async def generate(self, prompt: str, tokens: int) -> str:
+        """Text sampled from the newest global value held here."""
+        process = self.live()
+        parts = [self.bank.theta(at) for at in range(len(self.bank.layout.fragments))]
+        slot = process.slot(sum(part.size for part in parts))
+        await self.in_pool(lambda: np.concatenate(parts, out=slot.values))
+        answer = await self.ask(
+            lambda n: messages.Generate(n, prompt, tokens, slot.identity, slot.numel)
+        )
+        process.release(slot)
+        if not isinstance(answer, messages.Generated):
+            raise TransientError("the trainer ended before it had sampled any text")
+        return answer.text
+
+    # Actions.
+
+    def feed(self, feed: Feed | DropFed) -> None:
+        if isinstance(feed, DropFed):
+            log.info("away for too long: its text went to others; starting over with other text")
+            if self.parked is not None:
+                self.parked.drop_fed()
+            elif self.process is not None:
+                self.process.send(messages.DropBlocks())
+            if self.tape is not None:  # Which local step comes before it is not known here.
+                self.tape.inexact("its blocks went to others")
+            return
+        for span in feed.spans:
+            if self.parked is not None:
+                self.parked.fed.append(span)
+            elif self.process is not None:
+                self.process.send(messages.Blocks(((span.start, span.stop),), span.skip))
+            if self.tape is not None:
+                self.tape.fed(span.start, span.stop, span.skip)
+
+    def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
+        """The fate of a push is known."""
+        self.bank.settle(fragment, sequence, is_merged=is_merged)
+        if self.tape is not None:
+            self.tape.closed(fragment, sequence, is_merged=is_merged)
+
+    def stand_at(self, cursor: Cursor) -> None:
+        """The trainer goes on from there in the text."""
+        self._cursor = cursor
+
+    def under_charter(self) -> None:
+        """Pushes are made under the bank's charter from now on."""
+        if self.tape is not None:
+            self.tape.under(self.bank.charter)
+
+    def begin(self) -> None:
+        if self.process is not None:
+            if not self.clock.begun_s:
+                self.clock.begun_s = time.monotonic()
+            self.process.send(messages.Begin())
+
+    def replace(self, reason: str) -> None:
+        """End the trainer; the machine hears of it as of a death, and starts another."""
+        is_running = self.process is not None and self.process.is_running
+        if self.parked is not None:
+            self._drop_parked()
+            self.bank.trainer_lost()
+            if not is_running:
+                self.note(TrainerLost(False, reason))
+        if self.process is not None and is_running:
+            self._replacing = reason
+            self.process.send(messages.Quit())
+
+    def hold(self, *, is_held: bool) -> None:
+        if is_held:
+            self.clock.pause()
+        else:
+            self.clock.go_on()
+        if self.process is not None:
+            self.process.send(messages.Pause() if is_held else messages.Resume())
+
+    def set_duty(self, frac: float) -> None:
+        """The share of the time in which the trainer may work; never above what was asked for."""
+        frac = min(frac, self.settings.duty_frac)
+        if abs(frac - self.duty_frac) <= DUTY_STEP_FRAC * self.duty_frac:
+            return
+        self.duty_frac = frac
+        if self.process is not None:
+            self.process.send(messages.SetDuty(frac))
+
+    def set_progress(self, fraction: float) -> None:
+        self.progress = fraction
+        if self.process is not None:
+            self.process.send(messages.SetProgress(fraction))
+
+    async def stop(self) -> None:
+        """End the trainer, bounded in time."""
+        self._drop_parked()
+        if self.process is not None:
+            await self.process.stop(grace_s=2.0)
+
+    # Inside.
+
+    def _drop_parked(self) -> None:
+        parked, self.parked = self.parked, None
+        if parked is not None:
+            parked.close()
+
+    def live(self) -> TrainerProcess:
+        if self.process is None or not self.process.is_running:
+            raise TransientError("there is no trainer")
+        return self.process
+
+    async def in_pool(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    def _tape_began(self, inner: InnerSpec, ready: messages.Ready) -> None:
+        charter = self.bank.charter
+        if self.tape is not None and charter is not None:
+            settings, how = self.settings, how_trained(ready)
+            self.tape.began(
+                genesis=settings.genesis,
+                charter=charter,
+                inner=inner,
+                micro_batch=ready.micro_batch,
+                seed_salt=settings.salt,
+                replay_class=replay_class(how, settings.threads, ready.corpus_digest),
+            )
+
+    def ask(
+        self,
+        command: Callable[[int], messages.Command],
+        *,
+        mark: Callable[[int], Frame] | None = None,
+    ) -> Awaitable[messages.Event]:
+        """Send a command under a new number; its answer, or `Failed` when the trainer ends."""
+        self._job += 1
+        number = self._job
+        future: asyncio.Future[messages.Event] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        if self.tape is not None and mark is not None:
+            self.tape.expect(number, mark)
+        if not self.live().send(command(number)):
+            self._fail_open("the trainer is gone")
+        return future
+
+    def _on_event(self, event: messages.Event) -> None:
+        match event:
+            case messages.Stepped():
+                self._stepped(event)
+            case messages.Starved():
+                self.note(Starved())
+            case messages.Adjusted():
+                self._adjusted(event)
+            case (
+                messages.Done()
+                | messages.Parked()
+                | messages.PartCut()
+                | messages.Evaluated()
+                | messages.Generated()
+            ):
+                if self.tape is not None and isinstance(event, messages.Done):
+                    self.tape.answered(event.job, event.local_step)
+                future = self._waiting.pop(event.job, None)
+                if future is not None and not future.done():
+                    future.set_result(event)
+            case messages.Ready() | messages.Failed():
+                if self._starting is not None and not self._starting.done():
+                    self._starting.set_result(event)
+
+    def _adjusted(self, event: messages.Adjusted) -> None:
+        """It goes on with less than it began with; the tape cannot be followed from here."""
+        if self.ready is not None:
+            self.ready = msgspec.structs.replace(self.ready, micro_batch=event.micro_batch)
+        if self.tape is not None:
+            self.tape.inexact(event.reason)
+        self.notice(event.reason)
+
+    def _stepped(self, event: messages.Stepped) -> None:
+        self._cursor = Cursor(event.position, event.sequence)
+        if self.tape is not None:
+            self.tape.stepped(event.local_step, event.progress)
+        # A throttled device is a slower device: the sleep that belongs to a step counts as step.
+        self.clock.work_s += min(event.step_s, event.work_s / self.duty_frac)
+        is_finite = abs(event.loss) < 1e300
+        self.note(
+            Stepped(
+                local_step=event.local_step,
+                tokens=event.tokens_total,
+                loss=event.loss if is_finite else None,
+                step_s=event.step_s,
+                work_s=self.clock.work_s,
+                alive_s=max(self.clock.alive_s(), self.clock.work_s),
+                cursor=self._cursor,
+            )
+        )
+
+    def _on_exit(self, reason: ExitReason) -> None:
+        self.ready, self.ended = None, reason
+        is_safe = self.parked is not None and self.parked.state is not None
+        if not is_safe:
+            self.bank.trainer_lost()
+        was_starting = self._starting is not None and not self._starting.done()
+        self._fail_open(reason.message)
+        message, self._replacing = self._replacing or reason.message, ""
+        if not reason.was_asked and not was_starting and not is_safe:
+            self.note(TrainerLost(reason.oom, message))
+
+    def _fail_open(self, message: str) -> None:
+        failed = messages.Failed("internal", message)
+        if self._starting is not None and not self._starting.done():
+            self._starting.set_result(failed)
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_result(failed)

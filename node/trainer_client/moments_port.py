@@ -1,0 +1,147 @@
+"""The daemon's side of optimizer state between learners: copies, blobs, checks, and their memory.
+
+At most one snapshot is offered and one is held for the own trainer: 8 bytes per parameter each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from host.bulk.blob_cache import Shelf
+from host.transport import Transport
+from node.download.locator import Locator
+from node.machine.jobs import (
+    CaptureMoments,
+    DonorsFound,
+    FetchMoments,
+    FindDonors,
+    InstallMoments,
+    MomentsCaptured,
+    MomentsFetched,
+    MomentsInstalled,
+)
+from node.machine.moments import check_moments, chunk_lengths, moments_numel, pieces, steps_of
+from node.trainer_client.client import TrainerPort
+from protocol.errors import MalformedPayload, RemoteError
+from protocol.fragments import Fragment, Layout
+from protocol.machine import Failed, Job, JobResult
+from protocol.numerics.outer import digest
+from protocol.project import Charter, InnerSpec
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class MomentsPort:
+    """Both directions of one learner."""
+
+    layout: Layout
+    shelf: Shelf
+    locator: Locator
+    transport: Transport
+    trainer: TrainerPort
+    on_fault: Callable[[bytes, RemoteError], None]
+    _offered: list[bytes] = field(default_factory=list)
+    _held: list[F32] = field(default_factory=list)
+    _wish: int = 0
+    """Grows with every fetch and with every `forget`: an older fetch ends at its next blob."""
+
+    @property
+    def pool(self) -> Executor:
+        return self.trainer.pool
+
+    async def run_job(self, job: Job, charter: Charter | None) -> JobResult:
+        """Carry out a job of either side."""
+        match job:
+            case FindDonors():
+                return DonorsFound(tuple(await self.locator.donors_or_none()))
+            case FetchMoments():
+                assert charter is not None, "a charter comes before any donor"
+                return await self._fetch(job, charter.inner)
+            case InstallMoments():
+                return await self._install()
+            case CaptureMoments():
+                return await self._capture()
+        raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    def forget(self) -> None:
+        """Let go of what was fetched, and of what is being fetched."""
+        self._wish += 1
+        self._held = []
+
+    def withdraw(self) -> None:
+        """Let go of the snapshot; transfers under way keep their bytes."""
+        offered, self._offered = self._offered, []
+        for name in offered:
+            self.shelf.drop(name)
+
+    # Inside.
+
+    async def _capture(self) -> JobResult:
+        self.withdraw()
+        loop = asyncio.get_running_loop()
+        numels = [moments_numel(fragment) for fragment in self.layout.fragments]
+        copies = await self.trainer.capture_moments(numels)
+        if copies is None:
+            return Failed("the trainer ended")
+        for copied in copies:
+            for blob in pieces(copied):
+                name = await loop.run_in_executor(self.pool, digest, blob)
+                self.shelf.put(name, blob)
+                self._offered.append(name)
+        return MomentsCaptured(tuple(self._offered))
+
+    async def _fetch(self, job: FetchMoments, inner: InnerSpec) -> JobResult:
+        self.forget()
+        wish = self._wish
+        loop = asyncio.get_running_loop()
+        names = iter(job.blobs)
+        held: list[F32] = []
+        try:
+            wanted = sum(len(chunk_lengths(size_bytes(one))) for one in self.layout.fragments)
+            if len(job.blobs) != wanted:
+                raise MalformedPayload(f"{len(job.blobs)} blobs of moments instead of {wanted}")
+            for fragment in self.layout.fragments:
+                values = await self._fetch_one(job.donor, fragment, names)
+                if wish != self._wish:
+                    return Failed("no longer wanted")
+                await loop.run_in_executor(self.pool, check_moments, fragment, values, inner)
+                held.append(values)
+        except RemoteError as error:
+            self.on_fault(job.donor, error)
+            return Failed(str(error))
+        if wish != self._wish:
+            return Failed("no longer wanted")
+        self._held = held
+        return MomentsFetched()
+
+    async def _fetch_one(self, donor: bytes, fragment: Fragment, names: Iterator[bytes]) -> F32:
+        """A fragment's array, its blobs put together where they belong."""
+        values = np.empty(moments_numel(fragment), np.float32)
+        room = values.view(np.uint8).data
+        first = 0
+        for length in chunk_lengths(values.nbytes):
+            into = room[first : first + length]
+            await self.transport.fetch(donor, next(names), length, into=into)
+            first += length
+        return values
+
+    async def _install(self) -> JobResult:
+        held, self._held = self._held, []
+        if len(held) != len(self.layout.fragments):
+            return Failed("the moments are gone")
+        for fragment, values in zip(self.layout.fragments, held, strict=True):
+            if not await self.trainer.install_moments(fragment.index, values):
+                return Failed("the trainer ended")
+        return MomentsInstalled(steps_of(self.layout, held))
+
+
+def size_bytes(fragment: Fragment) -> int:
+    """Bytes of a fragment's moments."""
+    return 4 * moments_numel(fragment)

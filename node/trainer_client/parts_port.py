@@ -1,0 +1,278 @@
+"""The daemon's side of parts of snapshots: copy, write, check, and give them back to a trainer.
+
+Copies are made by reference or in shared memory at one boundary; writing and hashing run on the
+thread pool, so that neither the event loop nor the inner loop waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from host.files import snapshot_files as files
+from host.options import NodeOptions
+from node.machine.context import EpochStart
+from node.machine.jobs import (
+    CutPart,
+    FetchState,
+    LoadPart,
+    PartCut,
+    PartLoaded,
+    PartWritten,
+    TrainerReady,
+    WritePart,
+)
+from node.machine.learner import LearnerMachine
+from node.machine.moments import moments_numel
+from node.machine.snapshot_part import BaseState, PartState
+from node.trainer.link import messages
+from node.trainer.link.messages import LoopState
+from node.trainer_client.client import TrainerPort
+from node.trainer_client.fragment_bank import FragmentBank, Held, Standing
+from protocol.errors import CorruptState, TransientError
+from protocol.machine import Failed, Job, JobResult
+from protocol.messages import Cursor
+from protocol.project import InnerSpec
+from protocol.snapshots.manifest import FileSum, stamp
+
+TAKEN_UP: Final = "taken-up"
+"""File beside a part: the last epoch in which it was gone on from."""
+
+F32 = NDArray[np.float32]
+T = TypeVar("T")
+
+
+class PartMeta(Struct, frozen=True, array_like=True):
+    """What a part's `meta` holds."""
+
+    state: PartState
+    loop: LoopState
+    bases: tuple[BaseState, ...]
+    arrays: FileSum
+
+
+class TakenUp(Struct, frozen=True, array_like=True):
+    """A part is gone on from at most once in an epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """A part in memory, on its way to the next machine and its trainer."""
+
+    meta: PartMeta
+    arrays: dict[str, F32]
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a daemon's machine begins with; nothing but for an epoch that begins at a snapshot."""
+
+    start: EpochStart | None = None
+    loaded: LoadedPart | None = None
+    paused_until_s: float | None = None
+    """What the owner of this machine said to the one before."""
+
+    def hold(self, machine: LearnerMachine) -> None:
+        """A pause outlives the machine that was told of it."""
+        machine.tending.paused_until_s = self.paused_until_s
+
+    @property
+    def incarnation(self) -> int:
+        """Of the part: its session goes on, with the blocks leased to it. 0 without a part."""
+        part = self.start.part if self.start is not None else None
+        return part.incarnation if part is not None else 0
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A copy that waits to be written."""
+
+    arrays: F32
+    loop: LoopState
+    standing: list[Standing]
+
+
+def held_parts(options: NodeOptions) -> tuple[int, ...]:
+    """Snapshots of which there is a part here."""
+    return tuple(files.held(options.home.parts(options.link.project, options.instance)))
+
+
+@dataclass(slots=True)
+class PartsPort:
+    """One learner's parts."""
+
+    folder: Path
+    project: bytes
+    key: bytes
+    bank: FragmentBank
+    trainer: TrainerPort
+    pool: Executor
+    notice: Callable[[str], None]
+    block_sequences: int
+    loaded: LoadedPart | None = None
+    """To go on from; taken by the first trainer."""
+    _cut: _Cut | None = None
+    _bases: dict[int, tuple[BaseState, F32, F32]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        files.clear_partial(self.folder)
+        if self.loaded is not None:
+            arrays = self.loaded.arrays
+            for at, base in enumerate(self.loaded.meta.bases):
+                self._bases[at] = (base, arrays[f"theta.{at:04d}"], arrays[f"momentum.{at:04d}"])
+
+    def next_beginning(self, former: LearnerMachine) -> Beginning:
+        """How the next machine begins: with what was loaded, if it was."""
+        start = former.parting.next_start
+        if start is not None and self.loaded is not None:
+            start = replace(start, part=self.loaded.meta.state, digest=self.loaded.digest)
+        return Beginning(start, self.loaded, former.tending.paused_until_s)
+
+    async def run_job(self, job: Job) -> JobResult:
+        """Carry out one job. Raises TransientError or CorruptState."""
+        match job:
+            case CutPart():
+                return await self._make_cut()
+            case WritePart():
+                cut, self._cut = self._cut, None
+                if cut is None:
+                    return Failed("the copy is gone")
+                return await self._in_pool(lambda: self._write(job, cut))
+            case LoadPart():
+                return await self._in_pool(lambda: self._load(job))
+        raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    # Taking one.
+
+    async def _make_cut(self) -> JobResult:
+        event = await _cut_trainer(self.trainer, self._numel())
+        if event is None:
+            return Failed("the trainer ended")
+        values, loop = event
+        self._cut = _Cut(values, loop, self.bank.standing())
+        return PartCut(loop.local_step, loop.tokens_total)
+
+    def _numel(self) -> int:
+        fragments = self.bank.layout.fragments
+        return sum(one.numel + moments_numel(one) for one in fragments)
+
+    def _write(self, job: WritePart, cut: _Cut) -> JobResult:
+        arrays: dict[str, F32] = {"trainer": cut.arrays}
+        for at, one in enumerate(cut.standing):
+            arrays[f"theta.{at:04d}"] = one.base.theta
+            arrays[f"momentum.{at:04d}"] = one.base.momentum
+            if one.residual is not None:
+                arrays[f"residual.{at:04d}"] = one.residual
+            sequence = job.state.tracks[at].merged_sequence
+            if sequence is not None and sequence in one.merged:
+                arrays[f"merged.{at:04d}"] = one.merged[sequence]
+        snapshot = job.state.snapshot
+        size = sum(values.nbytes for values in arrays.values())
+        partial = files.begin(self.folder, snapshot, size)
+        summed = files.write_arrays(partial, arrays)
+        bases = tuple(BaseState(one.base.version, one.base.state) for one in cut.standing)
+        digest = files.seal_file(partial / files.META, PartMeta(job.state, cut.loop, bases, summed))
+        files.finish(partial, snapshot)
+        files.keep_only(self.folder, {snapshot, *job.kept})
+        return PartWritten(digest, summed.size_bytes)
+
+    # Going on from one.
+
+    def _load(self, job: LoadPart) -> JobResult:
+        place = self.folder / stamp(job.snapshot)
+        meta, digest = files.open_sealed(place / files.META, PartMeta)
+        if (meta.state.project, meta.state.learner) != (self.project, self.key):
+            raise CorruptState(f"{place} is a part of another project or another learner")
+        used = place / TAKEN_UP
+        if used.exists() and files.open_sealed(used, TakenUp)[0].epoch >= job.epoch:
+            return Failed(f"the part was gone on from before in epoch {job.epoch}")
+        arrays = files.read_arrays(place, meta.arrays)
+        # Before anything is done with it: what is handed in once must not be handed in again.
+        files.seal_file(used, TakenUp(job.epoch))
+        self.loaded = LoadedPart(meta, arrays, digest)
+        return PartLoaded(digest)
+
+    async def restore(self, ready: TrainerReady, inner: InnerSpec) -> TrainerReady:
+        """Give the part to a trainer that just became ready, if there is one and it fits."""
+        loaded, self.loaded = self.loaded, None
+        if loaded is None:
+            return ready
+        meta, arrays = loaded.meta, loaded.arrays
+        trouble = ""
+        if not meta.state.inner.trains_as(inner):
+            trouble = "the project's training settings are others now"
+        elif arrays["trainer"].size != self._numel():
+            trouble = "it is of a model of another size"
+        elif not await _restore_trainer(self.trainer, arrays["trainer"], meta.loop):
+            raise TransientError("the trainer ended")
+        if trouble:
+            self.notice(f"the snapshot's part was not taken up: {trouble}")
+            return ready
+        for at, base in enumerate(meta.bases):
+            theta, momentum = arrays[f"theta.{at:04d}"], arrays[f"momentum.{at:04d}"]
+            sequence = meta.state.tracks[at].merged_sequence
+            merged = arrays.get(f"merged.{at:04d}")
+            standing = Standing(
+                Held(base.version, theta, momentum, base.state),
+                arrays.get(f"residual.{at:04d}"),
+                {sequence: merged} if sequence is not None and merged is not None else {},
+            )
+            self.bank.take_up(at, standing)
+        unread = sum(
+            (stop - start) * self.block_sequences - skip for start, stop, skip in meta.loop.ranges
+        )
+        return TrainerReady(
+            ready.device, ready.micro_batch, unread=unread, local_step=meta.loop.local_step
+        )
+
+    def base(self, job: FetchState) -> tuple[F32, F32] | None:
+        """This very version, if the part had it: nothing has to be fetched."""
+        found = self._bases.pop(job.fragment, None)
+        if found is None or (found[0].version, found[0].state) != (job.version, job.state):
+            return None
+        return found[1], found[2]
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+
+async def _cut_trainer(port: TrainerPort, numel: int) -> tuple[F32, LoopState] | None:
+    """All arrays of the trainer and the rest of its state; None if it ended.
+
+    The array is the slot itself, which nobody else has any more, or a copy of a parked trainer's.
+    """
+    async with port.gate.passing():
+        parked = port.parked
+        if parked is not None:
+            slots = (*parked.theta, *parked.moments)
+            values = await port.in_pool(lambda: np.concatenate([one.values for one in slots]))
+            return values, parked.state_with_fed()
+        process = port.live()
+        slot = process.slot(numel)
+        answer = await port.ask(lambda n: messages.CutPart(n, slot.identity, numel))
+        process.drop(slot)
+        return (slot.values, answer.state) if isinstance(answer, messages.PartCut) else None
+
+
+async def _restore_trainer(port: TrainerPort, values: F32, state: LoopState) -> bool:
+    """Make a trainer that has not begun what another one was; False if it ended."""
+    process = port.live()
+    if port.tape is not None:
+        port.tape.inexact("it goes on from a snapshot")
+    slot = process.slot(values.size)
+    await port.in_pool(lambda: np.copyto(slot.values, values))
+    done = await port.ask(lambda n: messages.RestorePart(n, slot.identity, slot.numel, state))
+    process.drop(slot)
+    port.stand_at(Cursor(state.position, state.sequence))
+    return isinstance(done, messages.Done)

@@ -1,0 +1,192 @@
+"""A learner's tape: what its trainer was told, and behind which local step it took effect.
+
+Small, for it holds no tensor: a replayer has the weights from the syncer's tape, and draws the
+rest again. What cannot be repeated, such as moments that came from another learner, is said.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from node.trainer.link.messages import Ready
+from node.trainer_client.fragment_bank import Delivery
+from protocol.project import Charter, InnerSpec, encode
+from protocol.tape import (
+    CharterInForce,
+    Fed,
+    Frame,
+    Inexact,
+    PushCaptured,
+    PushClosed,
+    ReplayClass,
+    SnapshotTaken,
+    StepsDone,
+    TrainerBegan,
+    VersionApplied,
+)
+
+FRAME_BYTES = 64
+"""About what a frame of a learner's tape takes in memory."""
+
+
+class Sink(Protocol):
+    """Where frames go: `host.tape.tape_file.TapeRecorder`."""
+
+    def put(self, frame: Callable[[], Frame], size: int, *, is_urgent: bool = False) -> None: ...
+
+
+@dataclass(slots=True)
+class TrainerTape:
+    """Records one daemon's trainers, one after the other."""
+
+    sink: Sink
+    incarnation: int = 0
+    _charter: Charter | None = None
+    _steps: StepsDone | None = None
+    """Local steps that are not written yet: they go together until something else happens."""
+    _is_live: bool = False
+    _marks: dict[int, Callable[[int], Frame]] = field(default_factory=dict)
+    """What a command's answer will mean, by its number."""
+
+    def began(
+        self,
+        *,
+        genesis: bytes,
+        charter: Charter,
+        inner: InnerSpec,
+        micro_batch: int,
+        seed_salt: int,
+        replay_class: ReplayClass,
+    ) -> None:
+        """A trainer is ready."""
+        self._steps, self._marks = None, {}
+        self._charter, self._is_live = charter, True
+        self._put(
+            TrainerBegan(
+                incarnation=self.incarnation,
+                genesis=genesis,
+                charter=encode(charter),
+                inner=msgspec.msgpack.encode(inner),
+                micro_batch=micro_batch,
+                seed_salt=seed_salt,
+                replay_class=replay_class,
+            ),
+            len(genesis),
+        )
+
+    def fed(self, start: int, stop: int, skip: int) -> None:
+        self._put(Fed(start, stop, skip))
+
+    def stepped(self, local_step: int, progress: float) -> None:
+        """A local step is done; many of the same kind become one frame."""
+        former = self._steps
+        if former is not None and former.progress != progress:
+            self._flush()
+        self._steps = StepsDone(local_step, progress)
+
+    def expect(self, number: int, mark: Callable[[int], Frame]) -> None:
+        """The answer to this command, at a local step, means what `mark` gives."""
+        self._marks[number] = mark
+
+    def answered(self, number: int, local_step: int) -> None:
+        """A command took effect behind this local step."""
+        mark = self._marks.pop(number, None)
+        if mark is not None:
+            self._put(mark(local_step))
+
+    def took(self, frame: Frame) -> None:
+        """A command took effect here and now."""
+        self._put(frame)
+
+    def captured(self, sequence: int, fragment: int, base_version: int, name: bytes) -> None:
+        """A push was made; on tape before anybody can have merged it, unless the disk is slow."""
+        self._flush()
+        frame = PushCaptured(sequence, fragment, base_version, name)
+        self.sink.put(lambda: frame, FRAME_BYTES, is_urgent=True)
+
+    def closed(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
+        self._put(PushClosed(fragment, sequence, is_merged))
+
+    def under(self, charter: Charter | None) -> None:
+        """Pushes are made under this charter."""
+        if charter is not None and self._is_live and charter is not self._charter:
+            self._charter = charter
+            self._put(CharterInForce(encode(charter)))
+
+    def inexact(self, reason: str) -> None:
+        self._put(Inexact(reason))
+
+    def _flush(self) -> None:
+        if self._steps is not None:
+            steps, self._steps = self._steps, None
+            self.sink.put(lambda: steps, FRAME_BYTES)
+
+    def _put(self, frame: Frame, size: int = 0) -> None:
+        self._flush()
+        self.sink.put(lambda: frame, FRAME_BYTES + size)
+
+
+def applied(
+    fragment: int, delivery: Delivery, merged_sequence: int | None
+) -> Callable[[int], Frame]:
+    """The mark of a delivery."""
+    number, is_assign, kept_frac = delivery.version, delivery.is_assign, delivery.kept_frac
+    return lambda step: VersionApplied(
+        fragment, number, step, is_assign, merged_sequence, kept_frac
+    )
+
+
+def snapshot(fragment: int) -> Callable[[int], Frame]:
+    """The mark of a snapshot."""
+    return lambda step: SnapshotTaken(fragment, step)
+
+
+def how_trained(ready: Ready) -> str:
+    """The device, as far as it decides about the bits: several ranks add up in another order, and
+    a compiler chooses its own."""
+    how = "compiled, " if ready.is_compiled else ""
+    return how + (ready.device if ready.ranks == 1 else f"{ready.ranks} ranks on {ready.device}")
+
+
+def replay_class(device: str, threads: int, corpus: bytes | None) -> ReplayClass:
+    """That of a trainer on this host."""
+    return ReplayClass(
+        device=device,
+        threads=threads,
+        python=platform.python_version(),
+        torch=_version("torch"),
+        transformers=_version("transformers"),
+        numpy=_version("numpy"),
+        cpu=_cpu(),
+        corpus=corpus,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+@cache
+def _cpu() -> str:
+    """Machine and model: libraries choose their arithmetic by the model."""
+    model = platform.processor()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                model = value.strip()
+                break
+    except OSError:
+        pass  # Not Linux: the machine's own word must do.
+    return f"{platform.machine()} {model}".strip()

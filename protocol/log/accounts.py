@@ -1,0 +1,119 @@
+"""What the log counts for each contributor: merges and tokens, what did not count and why, a name.
+
+A fold over the log, as all of `protocol.log.state` is, so every voter has the same accounts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct, field, structs
+
+from protocol.ids import Count, NodeKey
+
+Counts = tuple[int, int, int]
+"""Merges, tokens summed over fragments, merges that were clipped."""
+
+NAME_CHARS_MAX = 64
+KIND_CHARS_MAX = 64
+KINDS_MAX = 16
+"""Different reasons counted for one contributor; further ones are counted as `other`."""
+
+OTHER = "other"
+GUESTS_MAX = 1024
+"""Accounts of keys of which nothing was ever merged; of more, those with least are forgotten."""
+
+NOTES_MAX = 256
+"""Names or refusals in one record."""
+
+
+class ChosenName(Struct, frozen=True, array_like=True):
+    """How a contributor wants to be called."""
+
+    learner: NodeKey
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+
+
+class Refusal(Struct, frozen=True, array_like=True):
+    """Pushes of one contributor that did not count, all for the same reason."""
+
+    learner: NodeKey
+    kind: Annotated[str, Meta(min_length=1, max_length=KIND_CHARS_MAX)]
+    """The outcome, and the reason behind a colon where there is more to say."""
+    pushes: Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class Account(Struct, array_like=True):
+    """What one contributor handed in, over all its sessions."""
+
+    merges: Count = 0
+    tokens: Count = 0
+    """Summed over fragments; divide by their number for tokens read."""
+    clipped: Count = 0
+    name: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""
+    """As it called itself last when something of it was merged; empty if no record says."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Pushes that did not count, by outcome and reason."""
+    merged_at_s: float = 0.0
+    """Time of the record of its newest merge, by the leader's wall clock, for people."""
+
+    @property
+    def counts(self) -> Counts:
+        """Merges, tokens, clipped: what a receipt says."""
+        return (self.merges, self.tokens, self.clipped)
+
+    @property
+    def refusals(self) -> int:
+        """How many pushes did not count."""
+        return sum(self.refused.values())
+
+    def merged(self, tokens: int, *, is_clipped: bool, at_s: float) -> None:
+        """One push more went into a merge."""
+        self.merges += 1
+        self.tokens += tokens
+        self.clipped += is_clipped
+        self.merged_at_s = at_s
+
+
+def copied(accounts: Mapping[bytes, Account]) -> dict[bytes, Account]:
+    """Accounts with the same counts that share nothing with these."""
+    return {key: structs.replace(one, refused=dict(one.refused)) for key, one in accounts.items()}
+
+
+def note(
+    accounts: dict[bytes, Account], names: Iterable[ChosenName], refusals: Iterable[Refusal]
+) -> None:
+    """Take what a leader noted into the accounts.
+
+    A name counts only for who has an account. Strangers of whom nothing was merged cannot fill the
+    memory of others: at most `GUESTS_MAX` of them are kept.
+    """
+    for chosen in names:
+        if chosen.learner in accounts:
+            accounts[chosen.learner].name = chosen.name
+    for refusal in refusals:
+        account = accounts.get(refusal.learner)
+        if account is None:
+            _make_room(accounts)
+            account = accounts[refusal.learner] = Account()
+        count_kind(account.refused, refusal.kind, refusal.pushes)
+
+
+def count_kind(counts: dict[str, int], kind: str, pushes: int) -> None:
+    """Add to one of a bounded number of kinds."""
+    if kind not in counts and len(counts) >= KINDS_MAX:
+        kind = OTHER
+    counts[kind] = counts.get(kind, 0) + pushes
+
+
+def _make_room(accounts: dict[bytes, Account]) -> None:
+    """Forget a guest if there are too many. The same one everywhere, whatever order they came."""
+    guests = [(one.refusals, key) for key, one in accounts.items() if one.merges == 0]
+    if len(guests) >= GUESTS_MAX:
+        del accounts[min(guests)[1]]
+
+
+def printable(text: str, chars_max: int = NAME_CHARS_MAX) -> str:
+    """A stranger's text without anything that could move a cursor, and not long."""
+    return "".join(char if char.isprintable() else "?" for char in text[:chars_max])

@@ -1,0 +1,370 @@
+"""The public log: what a record says, how records chain, and what proves that one is committed.
+
+A record names its predecessor by hash. It is committed when a majority of the charter's voters
+signed its hash; learners apply nothing without that certificate. Tensors are not in the log:
+a merge names the digests of the quantised merged displacement and of the state that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from blake3 import blake3
+from msgspec import Meta, Struct
+
+from protocol import limits, wire
+from protocol.errors import BadSignature, MalformedMessage, WrongProject
+from protocol.ids import Count, Digest, NodeKey
+from protocol.log.accounts import NOTES_MAX, ChosenName, Refusal
+from protocol.messages import Certificate, CertifiedRecord, Cursor, Envelope, Loss, Vote
+from protocol.project import Charter, CodecName, Voter
+from protocol.signing import Signer, Verify, signed_digest
+
+NO_RECORD = bytes(32)
+"""Hash that the first record names as its predecessor."""
+
+
+class Span(Struct, frozen=True, array_like=True):
+    """Leased positions start <= position < stop; `skip` sequences of the first are already read."""
+
+    start: Count
+    stop: Count
+    skip: Count
+
+
+Spans = Annotated[tuple[Span, ...], Meta(max_length=4096)]
+
+
+class StateDigests(Struct, frozen=True, array_like=True):
+    """Content hashes of one fragment's global value and outer momentum, both f32."""
+
+    theta: Digest
+    momentum: Digest
+
+
+class SeatTaken(Struct, frozen=True, array_like=True, tag="seat"):
+    """First record of a leader's term."""
+
+    leader: NodeKey
+
+
+class Admission(Struct, frozen=True, array_like=True):
+    """The disk whose votes count for a voter."""
+
+    key: NodeKey
+    generation: Count
+    """`Voter.disk` of the charter under which it was admitted."""
+    disk: Digest
+
+
+class VotersAdmitted(Struct, frozen=True, array_like=True, tag="voters"):
+    """From here on the votes of these disks count."""
+
+    voters: Annotated[tuple[Admission, ...], Meta(min_length=1, max_length=limits.VOTERS_MAX)]
+
+
+class CharterAdopted(Struct, frozen=True, array_like=True, tag="charter"):
+    """From here on this charter holds."""
+
+    charter: Envelope
+
+
+class WeightsInitialised(Struct, frozen=True, array_like=True, tag="weights"):
+    """Version 0 of every fragment, made once and then only downloaded."""
+
+    fragments: Annotated[tuple[StateDigests, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
+
+
+class Contribution(Struct, frozen=True, array_like=True, gc=False):
+    """One push that went into a merge."""
+
+    learner: NodeKey
+    incarnation: Count
+    sequence: Count
+    base_version: Count
+    steps: Count
+    tokens: Count
+    weight: Annotated[float, Meta(ge=0.0, le=1e300)]
+    norm: Annotated[float, Meta(ge=0.0, le=1e300)]
+    scale: Annotated[float, Meta(ge=0.0, le=1.0)]
+    """Below 1 when the push was clipped to the group."""
+    cursor: Cursor
+
+
+class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
+    """One global step: a new version of one fragment."""
+
+    round: Count
+    global_step: Count
+    fragment: Count
+    version: Count
+    payload: Digest
+    """Of the quantised merged displacement."""
+    payload_bytes: Count
+    codec: CodecName
+    learning_rate: Annotated[float, Meta(ge=0.0, le=100.0)]
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
+    """With the codec, all that the outer step needs: a later charter does not change the past."""
+    state: StateDigests
+    contributions: Annotated[
+        tuple[Contribution, ...], Meta(min_length=1, max_length=limits.LEARNERS_MAX)
+    ]
+    nesterov: bool = True
+    """As `momentum`: how this very version was made."""
+
+
+class AccountsNoted(Struct, frozen=True, array_like=True, tag="accounts"):
+    """What belongs into contributors' accounts besides merges, gathered over some seconds."""
+
+    names: Annotated[tuple[ChosenName, ...], Meta(max_length=NOTES_MAX)]
+    refusals: Annotated[tuple[Refusal, ...], Meta(max_length=NOTES_MAX)]
+
+
+class BlocksLeased(Struct, frozen=True, array_like=True, tag="leased"):
+    """A session may train on these positions, after those it already has."""
+
+    learner: NodeKey
+    incarnation: Count
+    spans: Spans
+
+
+class BlocksReturned(Struct, frozen=True, array_like=True, tag="returned"):
+    """A session is over; what it did not hand in goes back."""
+
+    learner: NodeKey
+    incarnation: Count
+
+
+class CheckpointMarked(Struct, frozen=True, array_like=True, tag="checkpoint"):
+    """The state at this index is kept, and evaluated by that learner if there is one."""
+
+    global_step: Count
+    evaluator: NodeKey | None
+
+
+class CheckpointEvaluated(Struct, frozen=True, array_like=True, tag="evaluated"):
+    """Held-out loss of an earlier checkpoint."""
+
+    checkpoint: Count
+    """Log index of the `CheckpointMarked` record."""
+    global_step: Count
+    tokens: Count
+    """Committed tokens at the checkpoint."""
+    evaluator: NodeKey
+    loss: Loss
+
+
+class RunEnding(Struct, frozen=True, array_like=True, tag="ending"):
+    """The token budget is reached; no new rounds, those in flight are drained."""
+
+    reason: Literal["token-budget", "owner"]
+
+
+class RunEnded(Struct, frozen=True, array_like=True, tag="ended"):
+    """The run is over. `best` is the log index of the checkpoint with the lowest held-out loss."""
+
+    global_step: Count
+    tokens: Count
+    best: Count
+    best_loss: Loss | None
+
+
+Body = (
+    SeatTaken
+    | VotersAdmitted
+    | CharterAdopted
+    | WeightsInitialised
+    | FragmentMerged
+    | AccountsNoted
+    | BlocksLeased
+    | BlocksReturned
+    | CheckpointMarked
+    | CheckpointEvaluated
+    | RunEnding
+    | RunEnded
+)
+
+
+class Record(Struct, frozen=True, array_like=True):
+    """One entry of the log."""
+
+    project: Digest
+    epoch: Count
+    term: Count
+    index: Count
+    previous: Digest
+    at_s: Annotated[float, Meta(ge=0.0, le=1e12)]
+    """The leader's wall clock, for people; nothing depends on it."""
+    body: Body
+
+
+def record_hash(record: bytes) -> bytes:
+    """Hash of a record's bytes: what the next record names and what voters sign."""
+    return blake3(record, derive_key_context="shoal 1 record chain").digest()
+
+
+def sign_record(record: Record, digest: bytes, signer: Signer) -> Vote:
+    """A voter's signature that it stored this record at its place."""
+    statement = _statement(record.epoch, record.term, record.index, digest)
+    message = signed_digest("record", record.project, statement)
+    return Vote(voter=signer.key, signature=signer.sign(message))
+
+
+def certify(record: Record, digest: bytes, votes: Iterable[Vote]) -> Certificate:
+    """The certificate made of these votes, in voter order so that it has one encoding."""
+    return Certificate(
+        epoch=record.epoch,
+        term=record.term,
+        index=record.index,
+        record=digest,
+        votes=tuple(sorted(votes, key=lambda vote: vote.voter)),
+    )
+
+
+def majority(voters: int) -> int:
+    """Votes that any two certificates have in common at least one of."""
+    return voters // 2 + 1
+
+
+def _meeting(voters: int) -> int:
+    """Votes that have one in common with every majority."""
+    return voters - majority(voters) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Electorate:
+    """Who must sign for something to count: majorities of one or two groups of voters."""
+
+    groups: tuple[frozenset[bytes], ...]
+    needed: tuple[int, ...]
+
+    @classmethod
+    def of(cls, voters: Iterable[Voter]) -> Electorate:
+        """A majority of these voters."""
+        keys = frozenset(voter.key for voter in voters)
+        return cls((keys,), (majority(len(keys)),))
+
+    @classmethod
+    def unanimous(cls, voters: Iterable[Voter]) -> Electorate:
+        """Every one of these voters."""
+        keys = frozenset(voter.key for voter in voters)
+        return cls((keys,), (len(keys),))
+
+    @classmethod
+    def change(cls, former: Charter, charter: Charter) -> Electorate:
+        """For the record by which a charter replaces another: a majority of each.
+
+        A voter whose disk is admitted anew has no say in it: its former disk's votes are void, and
+        its new disk holds nothing. So the others must hold everything by themselves, and be so
+        many that they meet every majority of before and of after, also with empty disks in it.
+        """
+        before = {voter.key: voter.disk for voter in former.voters}
+        renewed = {v.key for v in charter.voters if before.get(v.key, v.disk) != v.disk}
+        groups = [frozenset(voter.key for voter in one.voters) for one in (former, charter)]
+        needed = (_meeting(len(g)) if g & renewed else majority(len(g)) for g in groups)
+        return cls(tuple(group - renewed for group in groups), tuple(needed))
+
+    @property
+    def members(self) -> frozenset[bytes]:
+        """Everybody whose signature matters."""
+        return frozenset().union(*self.groups)
+
+    def has_enough(self, keys: Iterable[bytes]) -> bool:
+        """Whether these keys together decide."""
+        given = set(keys)
+        return all(
+            len(given & group) >= needed
+            for group, needed in zip(self.groups, self.needed, strict=True)
+        )
+
+
+def electorate(body: Body, charter: Charter) -> Electorate:
+    """Who must sign a record with this body, `charter` being in force before it."""
+    if isinstance(body, CharterAdopted):
+        following = wire.decode(body.charter.payload, Charter)
+        if following.epoch == charter.epoch:
+            return Electorate.change(charter, following)
+    return Electorate.of(charter.voters)
+
+
+def open_record(entry: CertifiedRecord, project: bytes, charter: Charter, verify: Verify) -> Record:
+    """The record in a certified entry, once its certificate is proven.
+
+    charter: in force before this record. Raises WrongProject, BadSignature or MalformedMessage.
+    """
+    digest = record_hash(entry.record)
+    certificate = entry.certificate
+    if certificate.record != digest:
+        raise BadSignature("certificate is for another record")
+    record = _proven(entry, digest, project, charter, verify)
+    if record.project != project:
+        raise WrongProject("record of another project")
+    if (record.epoch, record.term, record.index) != (
+        certificate.epoch,
+        certificate.term,
+        certificate.index,
+    ):
+        raise MalformedMessage("certificate and record disagree about term or index")
+    return record
+
+
+def _proven(
+    entry: CertifiedRecord, digest: bytes, project: bytes, charter: Charter, verify: Verify
+) -> Record:
+    """The record, if enough voters signed it.
+
+    Nothing counts without the fewest that could ever be enough, so that is checked before any
+    decoding.
+    """
+    counted = signers(entry.certificate, digest, project, verify)
+    given = sum(voter.key in counted for voter in charter.voters)
+    words = f"{given} valid votes of {len(charter.voters)} voters"
+    if given < _meeting(len(charter.voters)):
+        raise BadSignature(words)
+    record = wire.decode(entry.record, Record)
+    if not electorate(record.body, charter).has_enough(counted):
+        is_change = isinstance(record.body, CharterAdopted)
+        raise BadSignature(f"{words}, too few{' for a change of the charter' * is_change}")
+    return record
+
+
+def signers(certificate: Certificate, digest: bytes, project: bytes, verify: Verify) -> set[bytes]:
+    """Keys whose signature in a certificate is theirs, voters or not."""
+    statement = _statement(certificate.epoch, certificate.term, certificate.index, digest)
+    message = signed_digest("record", project, statement)
+    return {vote.voter for vote in certificate.votes if verify(vote.voter, message, vote.signature)}
+
+
+def verify_vote(record: Record, digest: bytes, vote: Vote, verify: Verify) -> bool:
+    """Whether this is the voter's signature that it stored this record."""
+    statement = _statement(record.epoch, record.term, record.index, digest)
+    message = signed_digest("record", record.project, statement)
+    return verify(vote.voter, message, vote.signature)
+
+
+def seat_statement(project: bytes, epoch: int, term: int, candidate: bytes) -> bytes:
+    """The digest that a voter signs when it gives its vote to a candidate for the seat."""
+    statement = b"".join(number.to_bytes(8, "big") for number in (epoch, term)) + candidate
+    return signed_digest("seat", project, statement)
+
+
+def is_elected(
+    candidate: bytes,
+    *,
+    epoch: int,
+    term: int,
+    votes: Iterable[Vote],
+    charter: Charter,
+    verify: Verify,
+) -> bool:
+    """Whether these votes are a majority's that gave the candidate the seat in this term."""
+    message = seat_statement(charter.project, epoch, term, candidate)
+    given = {v.voter for v in votes if verify(v.voter, message, v.signature)}
+    is_syncer = any(v.key == candidate and v.role == "syncer" for v in charter.voters)
+    return is_syncer and Electorate.of(charter.voters).has_enough(given)
+
+
+def _statement(epoch: int, term: int, index: int, digest: bytes) -> bytes:
+    return b"".join(number.to_bytes(8, "big") for number in (epoch, term, index)) + digest

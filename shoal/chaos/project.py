@@ -1,0 +1,58 @@
+"""The project of `shoal demo --chaos`: so small that three syncers and three learners fit on two
+cores, and one that is signed by three voters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from host.files import keystore
+from host.files.home import Home
+from shoal.project.template import Value
+
+NAME: Final = "shoal-chaos"
+SYNCERS: Final = ("s0", "s1", "s2")
+LEARNERS: Final = ("kestrel", "osprey", "tortoise")
+EVALUATOR: Final = LEARNERS[0]
+"""It measures the held-out loss, and no scenario touches it."""
+
+DUTY: Final = 0.2
+"""Learners rest most of the time: what is watched is the swarm, not how busy this machine is."""
+
+SETTINGS: Final[Mapping[str, Value]] = {
+    "model.fragments": 4,
+    "model.config.hidden_size": 64,
+    "model.config.intermediate_size": 128,
+    "model.config.num_hidden_layers": 2,
+    "model.config.num_attention_heads": 2,
+    "model.config.num_key_value_heads": 2,
+    "model.config.max_position_embeddings": 64,
+    "data.sequence_tokens": 64,
+    "data.block_sequences": 64,
+    "training.batch_sequences": 4,
+    "outer.learning_rate": 0.5,
+    "outer.momentum": 0.0,
+    "training.warmup_frac": 0.0,
+    "rounds.local_steps": 24,
+    "rounds.overlap_steps": 4,
+    "rounds.quorum": 1,
+    "limits.tokens": 1_000_000_000,
+    "limits.evaluate_every": 24,
+    "limits.heldout_sequences": 16,
+}
+"""The token budget is never reached."""
+
+
+def with_voters(text: str, home: Home) -> str:
+    """The project file with a [[voters]] table for each syncer, by the key of its instance."""
+    head, _, _ = text.partition("[[voters]]")
+    return head + "\n".join(_tables(home, SYNCERS))
+
+
+def _tables(home: Home, instances: Sequence[str]) -> list[str]:
+    tables = []
+    for at, name in enumerate(instances):
+        key = keystore.load_or_create(home.identity("syncer", name)).key.hex()
+        priority = 50 - 10 * at
+        tables.append(f'[[voters]]\nkey = "{key}"\nrole = "syncer"\npriority = {priority}\n')
+    return tables

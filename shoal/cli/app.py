@@ -1,0 +1,431 @@
+"""The verbs of the `shoal` command: names, options, help. What they do lives elsewhere.
+
+Anything heavy is imported inside the verb that needs it: `shoal --help` and `shoal status` must
+answer at once. Nothing here asks a question: every choice is an option or a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Group, Parameter, validators
+
+from host.files.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
+from host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX
+from protocol.errors import UserError
+from shoal.cli.config import config_app
+from shoal.cli.contributions import contributions_app
+from shoal.cli.hosting import syncer_app, witness_app
+from shoal.cli.identity import identity_app
+from shoal.cli.machine import add_machine
+from shoal.cli.project import project_app
+from shoal.cli.service import service_app
+from shoal.cli.sim import sim_app
+from shoal.cli.sim_runs import add_runs
+from shoal.common import failures, versions
+from shoal.common.choices import (
+    HOST,
+    TAKE_PART,
+    TRY_OUT,
+    AtLeastOne,
+    BulkPort,
+    HomeHere,
+    Instance,
+    Listen,
+    LogJson,
+    MonitorPlace,
+    Port,
+    TapeAt,
+    monitor_at,
+    say,
+    tape_options,
+)
+from shoal.common.exit_codes import ExitCode, epilogue
+
+Duty = Annotated[
+    float,
+    Parameter(
+        help="Share of the time in which training may run.",
+        validator=validators.Number(gt=0, lte=1),
+    ),
+]
+Anyway = Annotated[
+    bool, Parameter(help="Also where this machine is too small or too slow for it.", negative="")
+]
+Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
+MicroBatch = Annotated[
+    int | None,
+    Parameter(help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne),
+]
+Ranks = Annotated[
+    int | None,
+    Parameter(
+        help="Devices that train as one, a process each; as many as --device names.",
+        validator=validators.Number(gte=1, lte=64),
+    ),
+]
+Compiles = Annotated[
+    bool | None,
+    Parameter(help="Let torch.compile speed up the model, where it can.", negative=""),
+]
+Moments = Annotated[
+    bool | None,
+    Parameter(
+        help="Share optimizer state with other learners where the project wants it "
+        "(--no-moments: neither take nor give)."
+    ),
+]
+Evaluates = Annotated[
+    bool | None, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
+]
+Device = Annotated[
+    str | None,
+    Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best otherwise."),
+]
+DataHere = Annotated[
+    str | None,
+    Parameter(help="Where the project's text lies here, if it is in files of your own."),
+]
+DonateMbps = Annotated[
+    float,
+    Parameter(
+        help="Megabits per second at which others may fetch weights here.", validator=AtLeastOne
+    ),
+]
+Chaos = Literal[
+    "kill-leader",
+    "kill-learners",
+    "stop-leader",
+    "partition",
+    "slow-link",
+    "flapping-node",
+    "disk-full",
+    "storm",
+    "all",
+]
+
+app = App(
+    name="shoal",
+    help="Train neural networks together on volunteered machines.",
+    help_epilogue=epilogue(),
+    help_format="plaintext",
+    version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
+    result_action="return_value",
+)
+app.command(project_app)
+add_runs(sim_app)
+add_machine(app)
+app.command(contributions_app)
+app.command(identity_app)
+app.command(config_app)
+app.command(service_app)
+app.command(sim_app)
+app.command(syncer_app)
+app.command(witness_app)
+app.register_install_completion_command(help="Install completion for this shell.")
+EVERYWHERE = Group("Everywhere", sort_key=9)
+app.meta.group_parameters = app.meta.group_commands = app.group_commands = EVERYWHERE
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of the verb that these arguments name. Errors of verbs are raised."""
+    try:
+        code = app.meta(list(arguments), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        from shoal.common import refusals
+
+        failures.complain(refusals.words(error))
+        return ExitCode.WRONG_INPUT
+    return code if isinstance(code, int) else ExitCode.DONE
+
+
+@app.meta.default
+def _launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    home: Annotated[
+        Path | None,
+        Parameter(
+            help="Directory for keys, sockets, caches and logs.",
+            env_var=HOME_VARIABLE,
+            show_env_var=True,
+        ),
+    ] = None,
+) -> object:
+    command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
+    here = Home(home)
+    failures.use_home(here)
+    if "home" in ignored:
+        return command(*bound.args, **bound.kwargs, home=here)
+    return command(*bound.args, **bound.kwargs)
+
+
+app.version = versions.line
+
+
+@app.command(group=TAKE_PART)
+def join(
+    link: Annotated[str, Parameter(help="The join link, from `shoal:` to its end.")],
+    *,
+    name: Annotated[
+        str | None,
+        Parameter(help="What others see you as; part of your key by default."),
+    ] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    port: Port = 0,
+    bulk_port: BulkPort = None,
+    listen: Listen = "0.0.0.0",
+    duty: Duty = 1.0,
+    threads: Threads = None,
+    micro_batch: MicroBatch = None,
+    evaluate: Evaluates = None,
+    moments: Moments = None,
+    device: Device = None,
+    ranks: Ranks = None,
+    compile: Compiles = None,
+    donate_mbps: DonateMbps = DONATE_MBPS,
+    data: DataHere = None,
+    tape: TapeAt = "on",
+    monitor: MonitorPlace = None,
+    log_json: LogJson = None,
+    anyway: Anyway = False,
+    home: HomeHere,
+) -> int:
+    """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""
+    from shoal.machine import run_commands
+
+    return run_commands.join(
+        link,
+        home,
+        instance=instance,
+        flags={
+            "learner.name": name,
+            "learner.threads": threads,
+            "learner.micro_batch": micro_batch,
+            "learner.device": device,
+            "learner.ranks": ranks,
+            "learner.compile": compile,
+            "learner.evaluate": evaluate,
+            "learner.moments": moments,
+            "learner.bulk_port": bulk_port,
+        },
+        port=port,
+        listen_host=listen,
+        duty_frac=duty,
+        donate_mbps=donate_mbps,
+        data=data,
+        tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),
+        monitor=monitor_at(monitor),
+        log_json=log_json,
+        anyway=anyway,
+    )
+
+
+@app.command(group=TAKE_PART)
+def status(
+    *,
+    json: Annotated[
+        bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
+    ] = False,
+    watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
+    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Say how the daemons on this machine are doing."""
+    from shoal.machine import status_command
+
+    return status_command.status(home, instance=instance, as_json=json, is_watching=watch)
+
+
+@app.command(group=TAKE_PART)
+def tui(
+    *,
+    host: Annotated[
+        tuple[str, ...],
+        Parameter(help="An instance or a control socket; more than one may be given."),
+    ] = (),
+    link: Annotated[str | None, Parameter(help="Look on in a swarm by its join link.")] = None,
+    replay: Annotated[Path | None, Parameter(help="Show a recording.")] = None,
+    record: Annotated[
+        Path | None, Parameter(help="Also write what is shown to a recording.")
+    ] = None,
+    serve: Annotated[
+        bool, Parameter(help="Show it in a browser on this machine, read-only.", negative="")
+    ] = False,
+    port: Annotated[int, Parameter(help="Port for --serve.")] = 8000,
+    once: Annotated[bool, Parameter(help="Print one screen as text.", negative="")] = False,
+    readonly: Annotated[bool, Parameter(help="Refuse commands to daemons.", negative="")] = False,
+    ascii: Annotated[bool, Parameter(help="Use plain characters only.", negative="")] = False,
+    home: HomeHere,
+) -> int:
+    """Watch the swarm in the terminal."""
+    from shoal.machine import tui_command
+
+    looks = tui_command.Looks(
+        hosts=host,
+        link=link,
+        replay=replay,
+        record=record,
+        is_once=once,
+        is_readonly=readonly,
+        is_ascii=ascii,
+    )
+    return tui_command.serve(home, looks, port=port) if serve else tui_command.look(home, looks)
+
+
+@app.command(group=TAKE_PART)
+def stop(
+    *,
+    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    role: Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")] = None,
+    home: HomeHere,
+) -> int:
+    """Ask the daemons on this machine to stop cleanly, and wait until they have."""
+    from shoal.machine import run_commands
+
+    return run_commands.stop(home, role=role, instance=instance)
+
+
+@app.command(group=TAKE_PART)
+def pause(
+    length: Annotated[
+        str | None, Parameter(help="How long: 90s, 15m, 2h, 1d; until resumed by default.")
+    ] = None,
+    *,
+    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Stop local steps for a while; weights stay current, nothing is lost."""
+    from shoal.machine import run_commands
+
+    return run_commands.pause(home, length, instance=instance)
+
+
+@app.command(group=TAKE_PART)
+def resume(
+    *,
+    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Go on after a pause."""
+    from shoal.machine import run_commands
+
+    return run_commands.resume(home, instance=instance)
+
+
+@app.command(group=TAKE_PART)
+def finish(
+    *,
+    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Hand in what is done, then stop: within a minute."""
+    from shoal.machine import run_commands
+
+    return run_commands.finish(home, instance=instance)
+
+
+@app.command(group=HOST)
+def export(
+    project: Annotated[
+        Path | None,
+        Parameter(help="A signed project; not needed where the syncer has served only one."),
+    ] = None,
+    *,
+    to: Annotated[Path, Parameter(help="Directory for the model; must not hold one yet.")],
+    checkpoint: Annotated[
+        str, Parameter(help="best, latest, or the log index of a checkpoint.")
+    ] = "best",
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Write a syncer's checkpoint as a model that `transformers` loads."""
+    from shoal.machine import export_command
+
+    return say(
+        export_command.export(project, home, to=to, checkpoint=checkpoint, instance=instance)
+    )
+
+
+@app.command(group=TRY_OUT)
+def replay(
+    tape: Annotated[Path, Parameter(help="A tape, or a directory with those of several daemons.")],
+    *,
+    until: Annotated[
+        int | None, Parameter(help="Look at nothing behind this round.", validator=AtLeastOne)
+    ] = None,
+    explain: Annotated[
+        int | None,
+        Parameter(
+            help="Tell of this round: who was in, with which weight, who was late and why.",
+            validator=AtLeastOne,
+        ),
+    ] = None,
+    level: Annotated[
+        Literal["audit", "merge", "retrain"], Parameter(help="Go up to this level.")
+    ] = "retrain",
+    project: Annotated[
+        Path | None, Parameter(help="A signed project, whose tapes they must be.")
+    ] = None,
+    json: Annotated[Path | None, Parameter(help="Write the figures to this file.")] = None,
+    home: HomeHere,
+) -> int:
+    """Run again what a tape recorded, and say whether it comes to the same.
+
+    Exit code 0: all that was tried came out as recorded. 1: something did not; the first event
+    is named. 2: the tape cannot be read, or is another project's.
+    """
+    from shoal.sim import replay_command
+
+    return replay_command.run(
+        tape,
+        home,
+        project=project,
+        until=until,
+        explain=explain,
+        level=level,
+        json=json,
+    )
+
+
+@app.command(group=TRY_OUT)
+def demo(
+    *,
+    report: Annotated[Path | None, Parameter(help="Write what was measured to this file.")] = None,
+    chaos: Annotated[
+        Chaos | None,
+        Parameter(help="Three syncers instead of one, and this fault; a verdict at the end."),
+    ] = None,
+    json: Annotated[
+        Path | None, Parameter(help="With --chaos: write the verdict to this file.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        Parameter(
+            help="End after this long at the latest; a storm lasts nearly until then.",
+            validator=validators.Number(gt=0),
+        ),
+    ] = None,
+    seed: Annotated[int, Parameter(help="Of a storm: the same blows in the same order.")] = 0,
+    keep: Annotated[
+        bool, Parameter(help="Leave the temporary directory behind.", negative="")
+    ] = False,
+) -> int:
+    """Train a small model here with a syncer and several learners, and show how it goes.
+
+    With --chaos: do something bad to a swarm, and judge what becomes of it. Exit code 1: a
+    scenario failed.
+    """
+    if chaos is not None:
+        if report is not None:
+            raise UserError("--report is for the demo without --chaos; use --json.")
+        from shoal.chaos import command as disturbance
+
+        return disturbance.run(chaos, json=json, minutes=minutes, seed=seed, keep=keep)
+    if json is not None:
+        raise UserError("--json is for --chaos; use --report.")
+    from shoal.demo import command as demonstration
+
+    return demonstration.run(report=report, minutes=minutes, keep=keep)

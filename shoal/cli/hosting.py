@@ -1,0 +1,209 @@
+"""The verbs of `shoal syncer` and `shoal witness`: the hosts whose votes a project needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from host.files.home import DEFAULT_INSTANCE
+from host.options import TAPE_MIB_MAX, bulk_at
+from shoal.common.choices import (
+    HOST,
+    Announce,
+    AtLeastOne,
+    Bootstrap,
+    BulkPort,
+    HomeHere,
+    Instance,
+    Key,
+    Link,
+    Listen,
+    LogJson,
+    MonitorPlace,
+    Port,
+    ProjectPath,
+    TapeAt,
+    TapeMib,
+    monitor_at,
+    say,
+    tape_options,
+)
+
+syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.", group=HOST)
+witness_app = App(
+    name="witness", help="Vote for a project: keep its log, decide who leads.", group=HOST
+)
+
+
+@syncer_app.command(name="run")
+def run_syncer(
+    project: ProjectPath,
+    *,
+    port: Port = 4100,
+    bulk_port: BulkPort = None,
+    announce: Announce = (),
+    join: Link = None,
+    bootstrap: Bootstrap = (),
+    listen: Listen = "0.0.0.0",
+    instance: Instance = DEFAULT_INSTANCE,
+    threads: Annotated[
+        int | None,
+        Parameter(help="CPU threads that merge; every core otherwise.", validator=AtLeastOne),
+    ] = None,
+    exit_when_done: Annotated[
+        bool, Parameter(help="End when the token budget is reached.", negative="")
+    ] = False,
+    tape: TapeAt = "on",
+    tape_mib_max: TapeMib = TAPE_MIB_MAX,
+    monitor: MonitorPlace = None,
+    log_json: LogJson = None,
+    home: HomeHere,
+) -> int:
+    """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
+    from shoal.machine import run_commands
+
+    return run_commands.run_syncer(
+        project,
+        home,
+        instance=instance,
+        port=port,
+        bulk=bulk_at(bulk_port or "any"),
+        listen_host=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        link=join,
+        threads=threads,
+        exit_when_done=exit_when_done,
+        tape=tape_options(tape, tape_mib_max),
+        monitor=monitor_at(monitor),
+        log_json=log_json,
+    )
+
+
+@syncer_app.command
+def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
+    """Print the key of this machine's syncer, as [[voters]] in a project file want it."""
+    from host.files import keystore
+
+    identity = keystore.load_or_create(home.identity("syncer", instance))
+    return say([identity.key.hex()])
+
+
+@syncer_app.command
+def status(
+    *,
+    json: Annotated[
+        bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
+    ] = False,
+    watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
+    instance: Annotated[str | None, Parameter(help="Only the syncer called so.")] = None,
+    home: HomeHere,
+) -> int:
+    """Say how the syncers on this machine are doing: `shoal status` without the others."""
+    from shoal.machine import status_command
+
+    return status_command.status(
+        home, instance=instance, as_json=json, is_watching=watch, role="syncer"
+    )
+
+
+@syncer_app.command
+def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
+    """Give the seat to a standby, before this host is taken away; wait until another one leads.
+
+    Exit code 0: another syncer leads. 2: no standby has everything. 3: not within a minute.
+    """
+    from shoal.machine import run_commands
+
+    return run_commands.drain(home, instance=instance)
+
+
+@syncer_app.command
+def snapshot(
+    *,
+    list_kept: Annotated[
+        bool,
+        Parameter(
+            name="--list", help="Take none; check those on this disk and list them.", negative=""
+        ),
+    ] = False,
+    json: Annotated[bool, Parameter(help="With --list: as one JSON list.", negative="")] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Take a consistent snapshot of the whole swarm now, and wait until it is kept.
+
+    Nobody stops for it. Every learner keeps its own part on its own disk; one that dies meanwhile
+    is named and left out. `shoal project restore-snapshot` goes back to one.
+    """
+    from shoal.project import snapshot_command
+
+    if list_kept or json:
+        return say(snapshot_command.show(home, instance=instance, as_json=json))
+    return snapshot_command.take(home, instance=instance)
+
+
+@syncer_app.command
+def ledger(
+    *,
+    json: Annotated[bool, Parameter(help="Print it as JSON.", negative="")] = False,
+    csv: Annotated[Path | None, Parameter(help="Write it to this file as CSV.")] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Show who gave how much, and what did not count and why; also when no syncer runs."""
+    from shoal.machine import ledger_command
+
+    return ledger_command.ledger(home, instance=instance, as_json=json, csv_path=csv)
+
+
+@syncer_app.command(name="readmit")
+def readmit_syncer(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
+    """The same as `shoal project readmit`."""
+    from shoal.project import charter_commands
+
+    return say(charter_commands.readmit(project, home, key=key))
+
+
+@witness_app.command(name="run")
+def run_witness(
+    project: ProjectPath,
+    *,
+    port: Port = 4101,
+    bulk_port: BulkPort = None,
+    announce: Announce = (),
+    join: Link = None,
+    bootstrap: Bootstrap = (),
+    listen: Listen = "0.0.0.0",
+    instance: Instance = DEFAULT_INSTANCE,
+    monitor: MonitorPlace = None,
+    log_json: LogJson = None,
+    home: HomeHere,
+) -> int:
+    """Run a witness of a project, until Ctrl-C or `shoal stop`: it votes and keeps the log."""
+    from shoal.machine import run_commands
+
+    return run_commands.run_witness(
+        project,
+        home,
+        instance=instance,
+        port=port,
+        bulk=bulk_at(bulk_port or "any"),
+        listen_host=listen,
+        announce=announce,
+        bootstrap=bootstrap,
+        link=join,
+        monitor=monitor_at(monitor),
+        log_json=log_json,
+    )
+
+
+@witness_app.command(name="key")
+def witness_key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
+    """Print the key of this machine's witness, as `shoal project add-witness` wants it."""
+    from host.files import keystore
+
+    identity = keystore.load_or_create(home.identity("witness", instance))
+    return say([identity.key.hex()])

@@ -1,0 +1,74 @@
+"""The verbs of `shoal identity`: the keys of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from host.files.home import Role
+from shoal.common.choices import THIS_MACHINE, HomeHere, say
+
+identity_app = App(
+    name="identity", help="The keys of this machine: show, back up, bring back.", group=THIS_MACHINE
+)
+
+PassphraseFile = Annotated[
+    Path | None,
+    Parameter(help="Its first line is the passphrase; SHOAL_PASSPHRASE otherwise."),
+]
+
+
+@identity_app.command
+def show(*, home: HomeHere) -> int:
+    """Print the public keys of this machine and where the secret ones lie."""
+    from shoal.machine import identity_command
+
+    return say(identity_command.show(home))
+
+
+@identity_app.command
+def export(
+    to: Annotated[Path, Parameter(help="File to write; must not exist.")],
+    *,
+    role: Annotated[Role | None, Parameter(help="Which key, where there are several.")] = None,
+    instance: Annotated[str | None, Parameter(help="Which instance's.")] = None,
+    passphrase_file: PassphraseFile = None,
+    home: HomeHere,
+) -> int:
+    """Write a back-up of a key, encrypted where a passphrase is given."""
+    from shoal.machine import identity_command
+
+    return say(
+        identity_command.export(
+            home, to, role=role, instance=instance, passphrase_file=passphrase_file
+        )
+    )
+
+
+@identity_app.command(name="import")
+def import_key(
+    source: Annotated[Path, Parameter(help="A file that `shoal identity export` wrote.")],
+    *,
+    instance: Annotated[
+        str | None, Parameter(help="For this instance, not the one that it was taken from.")
+    ] = None,
+    replace: Annotated[
+        bool, Parameter(help="Move another key aside that lies there.", negative="")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
+    home: HomeHere,
+) -> int:
+    """Bring a key back from its back-up, also on another machine."""
+    from shoal.machine import identity_command
+
+    return say(
+        identity_command.bring_back(
+            home,
+            source,
+            instance=instance,
+            passphrase_file=passphrase_file,
+            is_replacing=replace,
+        )
+    )

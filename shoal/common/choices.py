@@ -1,0 +1,128 @@
+"""Options and arguments that several verbs have in common."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter, validators
+
+from host.files.home import Home
+from host.options import MonitorAt, TapeOptions
+from protocol.errors import UserError
+from shoal.common.exit_codes import ExitCode
+
+TAKE_PART = Group("Take part", sort_key=1)
+HOST = Group("Host a project", sort_key=2)
+THIS_MACHINE = Group("This machine", sort_key=3)
+TRY_OUT = Group("Try out and check", sort_key=4)
+
+HomeHere = Annotated[Home, Parameter(parse=False)]
+Instance = Annotated[str, Parameter(help="Tells several daemons of one role in one home apart.")]
+Port = Annotated[
+    int,
+    Parameter(
+        help="TCP port to listen on; 0 takes any free one.",
+        validator=validators.Number(gte=0, lte=65535),
+    ),
+]
+Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
+BulkPort = Annotated[
+    str | None,
+    Parameter(
+        name="--bulk-port",
+        help="TCP port for direct connections that carry bulk data; any, the default, takes a "
+        "free one; off: all goes through --port.",
+    ),
+]
+LogJson = Annotated[
+    bool | None,
+    Parameter(
+        help="Print log lines as JSON, or as text; text on a terminal, JSON otherwise.",
+        negative="--log-text",
+    ),
+]
+MonitorPlace = Annotated[
+    str | None,
+    Parameter(
+        name="--monitor",
+        help="Port, or ADDRESS:PORT, for /metrics, /healthz and /api/v1/status; a port alone is "
+        "for this machine only.",
+    ),
+]
+ProjectPath = Annotated[
+    Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
+]
+AtLeastOne = validators.Number(gte=1)
+
+Announce = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=["--announce", "--host-address"],
+        help="Address for others where this machine cannot know it, such as "
+        "/dns4/example.org/tcp/4100; may be given several times.",
+        negative="",
+    ),
+]
+Bootstrap = Annotated[
+    tuple[str, ...],
+    Parameter(help="Whole address of a host already in the swarm; repeatable.", negative=""),
+]
+Link = Annotated[
+    str | None,
+    Parameter(
+        name="--join",
+        help="The project's join link, where other hosts of it run already.",
+    ),
+]
+TapeAt = Annotated[
+    str,
+    Parameter(
+        name="--tape",
+        help="Directory to record to what `shoal replay` needs; on: in the home; off: nowhere.",
+    ),
+]
+TapeMib = Annotated[
+    int,
+    Parameter(
+        name="--tape-mib-max",
+        help="Room for the tape, in MiB; the oldest goes first.",
+        validator=validators.Number(gte=4),
+    ),
+]
+Key = Annotated[str, Parameter(help="The voter's key; its first 8 digits are enough.")]
+WholeKey = Annotated[str, Parameter(help="The whole key, 64 hex digits.")]
+
+
+def say(lines: Sequence[str]) -> int:
+    """Prints the lines; the exit code of what went well."""
+    print("\n".join(lines))
+    return ExitCode.DONE
+
+
+def tape_options(tape: str, mib_max: int) -> TapeOptions:
+    """What `--tape` and `--tape-mib-max` mean together."""
+    if tape in ("on", "off"):
+        return TapeOptions(is_on=tape == "on", mib_max=mib_max)
+    return TapeOptions(folder=Path(tape).absolute(), mib_max=mib_max)
+
+
+def monitor_at(text: str | None) -> MonitorAt | None:
+    """What `--monitor` says: PORT, ADDRESS:PORT or [ADDRESS]:PORT. UserError for others."""
+    if text is None:
+        return None
+    host, _, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    try:
+        ipaddress.ip_address(host)
+        number = int(port)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 65_535:
+        raise UserError(
+            f"{text!r} is no place for the monitor. Give a port, such as 9464, or an address of "
+            "this machine and a port, such as 192.0.2.7:9464."
+        )
+    return MonitorAt(host, number)

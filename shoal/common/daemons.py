@@ -1,0 +1,142 @@
+"""The daemons of one home, asked over their control sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from host.control import client
+from host.files.home import Daemon, DaemonRole, Home
+from protocol.errors import MalformedMessage, ShoalError, TransientError
+from protocol.status import DaemonStatus
+
+POLL_S = 0.1
+
+STARTS: Final[dict[DaemonRole | None, str]] = {
+    None: "`shoal join LINK` or `shoal syncer run PROJECT`",
+    "learner": "`shoal join LINK` or `shoal run`",
+    "syncer": "`shoal syncer run PROJECT`",
+    "witness": "`shoal witness run PROJECT`",
+}
+
+
+def find_daemons(
+    home: Home, *, role: DaemonRole | None = None, instance: str | None = None
+) -> list[Daemon]:
+    """The daemons of this home that fit. Raises TransientError when there are none."""
+    fitting = [
+        daemon
+        for daemon in home.daemons()
+        if role in (None, daemon.role) and instance in (None, daemon.instance)
+    ]
+    if not fitting:
+        wanted = " ".join(word for word in (role or "Shoal", "daemon") if word)
+        called = f" called {instance}" if instance is not None else ""
+        start = STARTS[role]
+        raise TransientError(
+            f"No {wanted}{called} runs in {home.root}. Start one with {start}, or name another "
+            "place with --home."
+        )
+    return fitting
+
+
+def ask_status(daemon: Daemon) -> DaemonStatus:
+    """What the daemon says about itself. Raises what `control_client.call` raises."""
+    answer = client.call(daemon.socket, "status")
+    try:
+        return msgspec.convert(answer.get("status"), DaemonStatus)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        raise MalformedMessage(
+            f"the {daemon.role} {daemon.instance} is of another version of Shoal ({error}); "
+            "restart it"
+        ) from error
+
+
+def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
+    """The status of those who answer, and for each of the others a line that says so.
+
+    In the order of `daemons`. All are asked at once, so that one that hangs delays nobody's answer
+    and the whole by no more than what it is waited for.
+    """
+    answers: list[DaemonStatus | ShoalError | None] = [None] * len(daemons)
+
+    def ask(at: int) -> None:
+        try:
+            answers[at] = ask_status(daemons[at])
+        except ShoalError as error:
+            answers[at] = error
+
+    threads = [threading.Thread(target=ask, args=(at,), daemon=True) for at in range(len(daemons))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    statuses, silent = [], []
+    for daemon, answer in zip(daemons, answers, strict=True):
+        match answer:
+            case TransientError():
+                silent.append(f"{daemon.role} {daemon.instance}: {answer}")
+            case ShoalError():
+                raise answer
+            case _:
+                assert answer is not None, "a thread has answered or raised"
+                statuses.append(answer)
+    return statuses, silent
+
+
+def looks(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
+    """What the daemon says about itself, again and again until the time is over."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        with contextlib.suppress(TransientError):
+            yield ask_status(daemon)
+        time.sleep(POLL_S)
+
+
+def again(timeout_s: float) -> Iterator[None]:
+    """Time to look again, and again, until the time is over."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        time.sleep(POLL_S)
+        yield
+
+
+def stop_and_wait(daemon: Daemon, *, timeout_s: float) -> bool:
+    """Asks the daemon to stop; whether it was gone within `timeout_s`.
+
+    Raises TransientError when nobody answers in the first place.
+    """
+    client.call(daemon.socket, "stop")
+    return wait_until_gone(daemon, timeout_s=timeout_s)
+
+
+def wait_until_gone(daemon: Daemon, *, timeout_s: float) -> bool:
+    """Whether the daemon, asked to end, was gone within `timeout_s`."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        try:
+            client.call(daemon.socket, "status", timeout_s=POLL_S)
+        except TransientError:
+            # Busy with stopping, or gone: the socket file is removed at the very end.
+            if not daemon.socket.exists() or is_dead(daemon):
+                return True
+        time.sleep(POLL_S)
+    return False
+
+
+def is_dead(daemon: Daemon) -> bool:
+    """Whether nobody holds the socket: the daemon was killed and left it behind."""
+    with client.reachable(daemon.socket) as address, socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+    return False

@@ -1,0 +1,85 @@
+"""How a failure looks on the terminal: one line on stderr, the trace in a file, an exit code."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from host.files.home import Home
+from protocol.errors import InternalError, ShoalError, TransientError, UserError
+from shoal.common.exit_codes import ExitCode
+
+_home: Home | None = None
+
+
+def use_home(home: Home) -> None:
+    """From now on crash reports go below `home`."""
+    global _home
+    _home = home
+
+
+def complain(text: str) -> None:
+    """Prints one line of complaint."""
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+
+
+def interrupted() -> int:
+    """The answer to Ctrl-C in a verb that does not take it as a wish to stop cleanly."""
+    print("interrupted", file=sys.stderr)
+    return ExitCode.INTERRUPTED
+
+
+def report(error: Exception) -> int:
+    """Says what went wrong and returns the exit code for it."""
+    from shoal.common import causes  # Nothing here is wanted while all is well.
+
+    error = causes.sole(error)
+    match error:
+        case UserError():
+            complain(str(error))
+            return ExitCode.WRONG_INPUT
+        case TransientError():
+            complain(str(error))
+            return ExitCode.NOT_REACHABLE
+        case ShoalError() if not isinstance(error, InternalError):
+            complain(str(error))
+            return ExitCode.FAILED
+    cause = causes.of_this_machine(error)
+    what = cause or f"{_first_line(error)} This is a bug in Shoal."
+    try:
+        complain(f"{what} The report is in {_store(what, error)}")
+    except (OSError, ShoalError):
+        print(_trace(error), file=sys.stderr)
+        complain(f"{what} Its trace is above.")
+    return ExitCode.BUG if cause is None else ExitCode.FAILED
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0][:200].rstrip(".")
+    return f"{type(error).__name__}: {text}." if text else f"{type(error).__name__}."
+
+
+def _trace(error: Exception) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))
+
+
+def _store(what: str, error: Exception) -> Path:
+    """Writes what somebody needs who was not there: cause, versions, command, trace."""
+    from shoal.common import versions
+
+    directory = (_home or Home()).logs()
+    path = directory / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 10**6}.txt"
+    facts = [
+        ("cause", what),
+        ("at", time.strftime("%Y-%m-%d %H:%M:%S %z")),
+        ("command", " ".join(map(shlex.quote, sys.argv))),
+        ("home", str(directory.parent)),
+        *versions.table(),
+    ]
+    head = "\n".join(f"{name:<{versions.COLUMN}}{text}" for name, text in facts)
+    path.write_text(f"{head}\n\n{_trace(error)}")
+    return path

@@ -1,0 +1,240 @@
+"""The `demo` verb: a whole project on this machine, by the commands that anybody would type.
+
+It only starts processes and reads what they say. Everything lies in a temporary directory, which is
+removed at the end, and no process is left, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Final, TypeVar
+
+import msgspec
+
+from host.files.home import TAPES, Home
+from host.files.signed_project import SUFFIX, read_signed
+from protocol.errors import UserError
+from protocol.project import encode
+from shoal.common import failures
+from shoal.common.exit_codes import ExitCode
+from shoal.demo.processes import Children, Deadline, DemoFailed, shown
+from shoal.demo.project import CAST, HELDOUT_SEQUENCES, NAME, SETTINGS, edited
+from shoal.demo.report import (
+    Alone,
+    Evidence,
+    Report,
+    Scored,
+    busiest,
+    held_out_note,
+    local_steps,
+    make_report,
+    rows,
+)
+from shoal.demo.report import failures as missed
+from shoal.demo.screen import Screen
+from shoal.demo.swarm import Swarm
+from tui.text.demo_view import results
+
+MINUTES: Final = 12.0
+PROMPT: Final = "def "
+SAMPLE_TOKENS: Final = 200
+ALONE_THREADS: Final = 2
+ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+S = TypeVar("S", Scored, Alone)
+
+
+def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> int:
+    """Shows the demo; DONE only if it showed all that it set out to show.
+
+    report: a JSON file to write. minutes: give up after this long. keep: leave the directory.
+    """
+    if report is not None and not report.absolute().parent.is_dir():
+        raise UserError(f"There is no directory {report.absolute().parent} for the report.")
+    with ended_by_signals():
+        folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
+        children = Children(folder, Deadline.after(60 * (minutes or MINUTES)))
+        try:
+            return _show(folder, children, report)
+        except KeyboardInterrupt:
+            return failures.interrupted()
+        finally:
+            tidy_up(folder, children, keep=keep)
+
+
+def _show(folder: Path, children: Children, path: Path | None) -> int:
+    with Screen() as screen:
+        try:
+            made = Demo(folder, children, screen).play()
+        except DemoFailed as error:
+            screen.quote(error.lines)
+            raise
+    note = held_out_note()
+    screen.console.print()
+    screen.console.print(results(rows(made), sample=made.sample, note=note))
+    if path is not None:
+        _write(made, path)
+        screen.console.print(f"\nwrote {path}")
+    _offer_replay(screen, folder)
+    wrong = missed(made)
+    for sentence in wrong:
+        failures.complain(sentence)
+    return ExitCode.FAILED if wrong else ExitCode.DONE
+
+
+def _offer_replay(screen: Screen, folder: Path) -> None:
+    """Keeps the tapes in place of those of the last demo, and says how to replay them."""
+    kept = Home().demo_tape()
+    shutil.rmtree(kept, ignore_errors=True)
+    try:
+        shutil.copytree(folder / "home" / TAPES, kept)
+    except OSError as error:
+        failures.complain(f"The tapes of this demo were not kept: {error}.")
+        return
+    screen.console.print(
+        "\nAll of it is on tape, until the next demo. To merge and train it again, bit for bit:"
+        f"\n\n    {shown('shoal', 'replay', os.fspath(kept))}",
+        soft_wrap=True,
+    )
+
+
+class Demo:
+    """One demo from the first command to the last."""
+
+    def __init__(self, folder: Path, children: Children, screen: Screen) -> None:
+        self._folder = folder
+        self._children = children
+        self._screen = screen
+        self._project = folder / f"{NAME}.toml"
+        self._home = Home(folder / "home")
+        self._swarm = Swarm(children, screen, self._home, self._project)
+
+    def play(self) -> Report:
+        """Everything, in order. DemoFailed if something fails on the way."""
+        self._screen.tell(f"everything lies in {self._folder}, and is removed at the end")
+        self._prepare()
+        self._swarm.open()
+        for learner in CAST:
+            self._swarm.join(learner)
+        self._swarm.train()
+        scored = self._export_and_score()
+        alone = self._train_alone()
+        syncer = self._swarm.syncer
+        assert syncer is not None
+        if not syncer.swarm.curve:
+            raise DemoFailed("Nobody measured the held-out loss during the run.")
+        return make_report(
+            Evidence(
+                syncer=syncer,
+                learners={one.name: self._swarm.learners[one.name] for one in CAST},
+                comeback=self._swarm.comeback,
+                scored=scored,
+                alone=alone,
+                wall_s=self._screen.elapsed_s,
+                memory_bytes=self._children.memory_peak_bytes,
+                version=metadata.version("shoal"),
+                left_behind=self._swarm.left_behind,
+            )
+        )
+
+    def _prepare(self) -> None:
+        name = self._project.name
+        self._shoal("project create", "project", "create", name, "--name", NAME)
+        self._project.write_text(edited(self._project.read_text(), SETTINGS))
+        changed = ", ".join(f"{key} = {value}" for key, value in SETTINGS.items())
+        self._screen.tell(f"edited {name}: {changed}")
+        self._shoal("project sign", "project", "sign", name)
+        signed = read_signed(self._project.with_suffix(SUFFIX))
+        (self._folder / "genesis").write_bytes(signed.genesis_bytes)
+        (self._folder / "charter").write_bytes(encode(signed.charter))
+
+    def _export_and_score(self) -> Scored:
+        """The held-out loss of the model as others get it."""
+        self._shoal("export", "export", "--to", "model")
+        arguments = ["--genesis", "genesis", "--model", "model", "--json", "score.json"]
+        arguments += ["--data-cache", str(self._home.data_cache())]
+        arguments += ["--sequences", str(HELDOUT_SEQUENCES), "--threads", str(ALONE_THREADS)]
+        arguments += ["--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS)]
+        self._screen.tell("loading the exported model with transformers and evaluating it")
+        self._finish(
+            "score", "node.trainer.tools.score", arguments, "Evaluating the exported model."
+        )
+        return self._result("score.json", Scored)
+
+    def _train_alone(self) -> Alone:
+        """The baseline: the same project without a swarm."""
+        name, steps = busiest(local_steps(self._swarm.learners, self._swarm.comeback))
+        self._screen.tell(f"training alone, {steps:,} local steps: as many as {name} did")
+        arguments = ["--genesis", "genesis", "--charter", "charter", "--json", "alone.json"]
+        arguments += ["--steps", str(steps), "--threads", str(ALONE_THREADS), "--device", "cpu"]
+        arguments += ["--data-cache", str(self._home.data_cache())]
+        self._finish("alone", "node.trainer.tools.alone", arguments, "One learner trains alone.")
+        return self._result("alone.json", Alone)
+
+    def _shoal(self, name: str, *arguments: str) -> None:
+        self._screen.tell(f"$ {shown('shoal', *arguments)}")
+        self._finish(name, "shoal", list(arguments), f"Waiting for shoal {name}.")
+
+    def _finish(self, name: str, module: str, arguments: list[str], sentence: str) -> None:
+        self._children.finish(
+            name,
+            module,
+            *arguments,
+            tick=lambda said: self._screen.show(self._swarm.now(f"{sentence} {said}".strip())),
+        )
+
+    def _result(self, name: str, kind: type[S]) -> S:
+        try:
+            return msgspec.json.decode((self._folder / name).read_bytes(), type=kind)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise DemoFailed(f"The result {name} cannot be read ({error}).") from error
+
+
+def _write(report: Report, path: Path) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, the first signal that ends a program is told as KeyboardInterrupt, so that it tidies
+    up; later ones are ignored, so that they do not stop the tidying.
+
+    SIGINT too: a shell starts what it puts into the background with Ctrl-C ignored.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        _ignore_signals()
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, interrupt) for number in ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def tidy_up(folder: Path, children: Children, *, keep: bool) -> None:
+    """Ends every process and removes the directory, in bounded time; Ctrl-C does not stop that."""
+    _ignore_signals()
+    children.stop()
+    if keep:
+        print(f"everything is kept in {folder}; use it with --home {os.fspath(folder / 'home')}")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

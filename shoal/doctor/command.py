@@ -1,0 +1,196 @@
+"""The `doctor` verb: one screen on whether this machine can take part, and what to do if not."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from host import addresses
+from host.files.home import Home
+from host.files.local_settings import Settings
+from host.options import SYNCER_PORT
+from node.daemon.swarm_trial_facts import SwarmAnswer
+from node.trainer.tools.trial_facts import TrialWish
+from protocol.errors import UserError
+from shoal.common import settings_file, versions
+from shoal.common.exit_codes import ExitCode
+from shoal.doctor import diagnosis, findings, probes, requirements
+from shoal.doctor.findings import Finding, Verdict
+from shoal.doctor.probes import Named
+
+MARKS: Final[dict[Verdict, str]] = {
+    "good": "ok     ",
+    "care": "care   ",
+    "trouble": "TROUBLE",
+    "unknown": "?      ",
+}
+COLOURS: Final[dict[Verdict, str]] = {
+    "good": "32",
+    "care": "33",
+    "trouble": "1;31",
+    "unknown": "2",
+}
+TOPIC_CHARS: Final = 12
+WIDTH: Final = 80
+INDENT: Final = " " * (TOPIC_CHARS + len(MARKS["good"]) + 1)
+
+
+def run(
+    home: Home,
+    project: str | None,
+    *,
+    device: str | None,
+    port: int | None,
+    is_quick: bool,
+    as_json: bool,
+) -> int:
+    """Examines this machine and prints what it found; FAILED if something is in trouble."""
+    settings = settings_file.load(flags={"learner.device": device}).values
+    named = probes.named_project(project, home)
+    progress = _Progress(is_shown=sys.stderr.isatty() and not as_json)
+    found: list[Finding] = []
+    for finding in examine(home, named, settings, port=port, is_quick=is_quick, tell=progress.tell):
+        found.append(finding)
+        if not as_json:
+            progress.clear()
+            print("\n".join(shown(finding, has_colour=sys.stdout.isatty())), flush=True)
+    verdict = findings.worst(found)
+    if as_json:
+        print(msgspec.json.encode({"verdict": verdict, "findings": found}).decode())
+    else:
+        print("\n" + textwrap.fill(closing(found, named.name), WIDTH))
+    return ExitCode.FAILED if verdict == "trouble" else ExitCode.DONE
+
+
+class _Progress:
+    """Says on a terminal what is being tried, and takes it back."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._is_shown = is_shown
+
+    def tell(self, text: str) -> None:
+        if self._is_shown:
+            print(f"\r\x1b[K{text} ...", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def examine(
+    home: Home,
+    named: Named,
+    settings: Settings,
+    *,
+    port: int | None,
+    is_quick: bool,
+    tell: Callable[[str], None],
+) -> Iterator[Finding]:
+    """The findings, one by one, as they are made: quick ones first."""
+    torch = dict(versions.table())["torch"]
+    version = sys.version_info[:2]
+    yield diagnosis.python(version, platform.python_version(), "" if "not" in torch else torch)
+    yield diagnosis.disk(*probes.free_disk(home))
+    available, total, bound = probes.memory(settings.limits.ram_bytes_max)
+    yield diagnosis.memory(available, total, bound)
+    yield diagnosis.port(port or SYNCER_PORT, _port_trouble(home, port or SYNCER_PORT))
+    swarm = None
+    if not is_quick:
+        tell("joining the swarm" if named.link else "starting the network engine")
+        swarm = probes.try_swarm(named.link, port=0)
+    yield diagnosis.engine(swarm)
+    yield diagnosis.clock(swarm, *probes.kept_clock())
+    yield diagnosis.reach(swarm)
+    yield from _training(probes.learned(named, swarm), swarm, settings, available, is_quick, tell)
+
+
+def _training(
+    named: Named,
+    swarm: SwarmAnswer | None,
+    settings: Settings,
+    available: int,
+    is_quick: bool,
+    tell: Callable[[str], None],
+) -> Iterator[Finding]:
+    genesis, charter = named.genesis, named.charter
+    needs = requirements.needs_of(genesis, charter) if genesis and charter else None
+    is_hopeless = (
+        needs is not None
+        and requirements.TRAINING_BYTES * needs.parameters > probes.most_memory(available)
+    )
+    trial = None
+    if not is_quick and not is_hopeless:
+        tell("training a little")
+        trial = probes.try_training(_wish(named, settings))
+    yield diagnosis.accelerator(trial, probes.accelerators_present())
+    yield diagnosis.speed(trial, "the project's model" if needs else "a small model")
+    if needs is not None:
+        yield requirements.fit(trial, needs, available)
+        yield requirements.pace(trial, needs)
+        limits = settings.limits
+        yield requirements.bandwidth(
+            trial, swarm, needs, up_max=limits.up_bytes_per_s, down_max=limits.down_bytes_per_s
+        )
+    elif named.name:
+        yield Finding(
+            topic="project",
+            verdict="unknown",
+            says=f"{named.name} cannot be judged: nobody told its rules",
+            remedy="Try again once its syncer is there.",
+        )
+
+
+def _wish(named: Named, settings: Settings) -> TrialWish:
+    """A trial of the project's model, or of the one that `shoal project create` writes."""
+    if named.genesis is not None and named.charter is not None:
+        return probes.wish_of(named.genesis, named.charter, settings)
+    from shoal.project import project_file
+    from shoal.project.template import create_text
+
+    file = project_file.parse(create_text("trial"), Path("trial.toml"))
+    return probes.wish_for(
+        file.architecture, dict(file.config), file.inner, file.data.sequence_tokens, settings
+    )
+
+
+def _port_trouble(home: Home, port: int) -> str:
+    """Why the port cannot be listened on; empty if it can, or if a daemon of this home does."""
+    try:
+        addresses.claim_port("0.0.0.0", port)
+    except UserError as error:
+        from shoal.common import daemons
+
+        statuses, _ = daemons.ask_all(home.daemons())
+        ours = any(f"/tcp/{port}" in text for one in statuses for text in one.network.addresses)
+        return "" if ours else str(error)
+    return ""
+
+
+def shown(finding: Finding, *, has_colour: bool) -> list[str]:
+    """The finding in lines of at most 80 characters."""
+    mark = MARKS[finding.verdict]
+    if has_colour:
+        mark = f"\x1b[{COLOURS[finding.verdict]}m{mark}\x1b[0m"
+    room = WIDTH - len(INDENT)
+    lines = textwrap.wrap(finding.says, room, break_long_words=True) or [""]
+    lines[0] = f"{finding.topic:<{TOPIC_CHARS}}{mark} {lines[0]}"
+    lines[1:] = [INDENT + line for line in lines[1:]]
+    advice = textwrap.wrap(finding.remedy, room - 2)
+    return lines + [INDENT + ("> " if at == 0 else "  ") + one for at, one in enumerate(advice)]
+
+
+def closing(found: list[Finding], project: str) -> str:
+    """The last line: whether to join."""
+    bad = [one.topic for one in found if one.verdict == "trouble"]
+    what = f"take part in {project}" if project else "take part in a project"
+    if bad:
+        return f"This machine cannot {what} yet: {', '.join(bad)}."
+    if not project:
+        return f"This machine can {what}. Judge one before joining: shoal doctor 'shoal:...'"
+    return f"This machine can {what}."

@@ -1,0 +1,184 @@
+"""Whether a machine suits a project: what the project asks, against what was measured.
+
+Pure: facts in, findings out.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from node.daemon.swarm_trial_facts import SwarmAnswer
+from node.trainer.tools.trial_facts import TrialAnswer
+from protocol.project import Charter, Genesis
+from shoal.doctor.findings import Figures, Finding, amount, duration
+
+CYCLE_S_CARE: Final = 3600.0
+CYCLE_S_MAX: Final = 86_400.0
+"""Beyond a day between two pushes of a fragment its work is too old to be of use."""
+
+TRAINING_BYTES: Final = 16
+"""Per parameter, at least: weights, gradients and two moments, all f32."""
+
+DAEMON_BYTES: Final = 12
+"""Per parameter: value and momentum of every fragment, and the copy that is being evaluated."""
+
+
+class Needs(Struct, kw_only=True, frozen=True):
+    """What a project asks of a learner whose speed is known."""
+
+    parameters: int
+    step_tokens: int
+    local_steps: int
+    payload_bytes_up: int
+    """Of all fragments once."""
+    payload_bytes_down: int
+    fragment_bytes_max: int
+    """The largest push."""
+    pull_timeout_s: float
+    token_budget: int
+
+
+def needs_of(genesis: Genesis, charter: Charter) -> Needs:
+    """What a learner of this project has to carry."""
+    from protocol.fragments import build_layout
+    from protocol.numerics.codecs import payload_bytes
+
+    layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+    rounds = charter.rounds
+    numels = [fragment.numel for fragment in layout.fragments]
+    return Needs(
+        parameters=layout.parameters,
+        step_tokens=charter.inner.batch_sequences * genesis.data.sequence_tokens,
+        local_steps=rounds.local_steps,
+        payload_bytes_up=sum(payload_bytes(rounds.up_codec, numel) for numel in numels),
+        payload_bytes_down=sum(payload_bytes(rounds.down_codec, numel) for numel in numels),
+        fragment_bytes_max=max(payload_bytes(rounds.up_codec, numel) for numel in numels),
+        pull_timeout_s=float(rounds.pull_timeout_s),
+        token_budget=charter.limits.tokens,
+    )
+
+
+def fit(trial: TrialAnswer | None, needs: Needs, available_bytes: int) -> Finding:
+    """Whether the project's model fits, on the device and beside the daemon."""
+    is_on_cpu = trial is None or trial.device in ("", "cpu")
+    beside = DAEMON_BYTES * needs.parameters
+    least = TRAINING_BYTES * needs.parameters
+    taken = trial.memory_bytes if trial is not None and trial.memory_bytes else least
+    device_room = available_bytes if is_on_cpu else (trial.device_bytes if trial else 0)
+    figures: Figures = {
+        "parameters": float(needs.parameters),
+        "training_bytes": float(taken),
+        "daemon_bytes": float(beside),
+        "device_bytes": float(device_room),
+        "memory_bytes": float(available_bytes),
+    }
+    where = "memory" if is_on_cpu else "the device's memory"
+    wanted = taken + (beside if is_on_cpu else 0)
+    fits = wanted <= device_room and beside <= available_bytes
+    if not fits or (trial is not None and trial.is_out_of_memory):
+        return Finding(
+            topic="fit",
+            verdict="trouble",
+            says=f"{needs.parameters:,} parameters do not fit: they take {amount(wanted)} of "
+            f"{where}, and {amount(device_room)} is there",
+            remedy="Free memory, or take part in a project with a smaller model.",
+            figures=figures,
+        )
+    measured = "measured" if trial is not None and trial.memory_bytes else "at least"
+    return Finding(
+        topic="fit",
+        verdict="good",
+        says=f"{needs.parameters:,} parameters take {amount(wanted)} of {where} ({measured}), "
+        f"{amount(device_room)} is there",
+        figures=figures,
+    )
+
+
+def pace(trial: TrialAnswer | None, needs: Needs) -> Finding:
+    """Whether this machine is fast enough for the project to have something of it."""
+    if trial is None or not trial.tokens_per_s:
+        return Finding(topic="pace", verdict="unknown", says="the speed was not measured")
+    step_s = needs.step_tokens / trial.tokens_per_s
+    cycle_s = needs.local_steps * step_s
+    share = 86_400 * trial.tokens_per_s / needs.token_budget
+    figures: Figures = {
+        "step_s": round(step_s, 3),
+        "cycle_s": round(cycle_s, 1),
+        "share_per_day": round(share, 6),
+    }
+    says = (
+        f"a local step takes {duration(step_s)}, so each fragment is handed in every "
+        f"{duration(cycle_s)}"
+    )
+    if cycle_s > CYCLE_S_MAX:
+        return Finding(
+            topic="pace",
+            verdict="trouble",
+            says=f"too slow for this project: {says}, too old by then to be of use",
+            remedy="Use an accelerator, or take part in a project with a smaller model.",
+            figures=figures,
+        )
+    a_day = "" if share >= 1 else f"; {share:.2g} of its tokens in a day"
+    return Finding(
+        topic="pace",
+        verdict="care" if cycle_s > CYCLE_S_CARE else "good",
+        says=says + a_day,
+        figures=figures,
+    )
+
+
+def bandwidth(
+    trial: TrialAnswer | None,
+    swarm: SwarmAnswer | None,
+    needs: Needs,
+    *,
+    up_max: int | None,
+    down_max: int | None,
+) -> Finding:
+    """What the project takes of the line at this machine's speed, against what is known of it.
+
+    up_max, down_max: the owner's limits, bytes per second.
+    """
+    rate = trial.tokens_per_s if trial is not None else 0.0
+    per_s = rate / (needs.step_tokens * needs.local_steps)
+    up = max(needs.payload_bytes_up * per_s, needs.fragment_bytes_max / needs.pull_timeout_s)
+    down = needs.payload_bytes_down * per_s
+    got = swarm.down_bytes_per_s if swarm is not None else 0.0
+    figures: Figures = {
+        "needs_up": round(up, 1),
+        "needs_down": round(down, 1),
+        "measured_down": round(got, 1) or None,
+    }
+    says = f"the project takes {amount(up)}/s up and {amount(down)}/s down at this speed"
+    for limit, wanted, word in ((up_max, up, "up"), (down_max, down, "down")):
+        if limit is not None and limit < wanted:
+            return Finding(
+                topic="bandwidth",
+                verdict="trouble",
+                says=f"{says}; limits.{word}_bytes_per_s allows {amount(limit)}/s",
+                remedy=f"Raise limits.{word}_bytes_per_s, or take part in a smaller project.",
+                figures=figures,
+            )
+    if got and got < down:
+        return Finding(
+            topic="bandwidth",
+            verdict="trouble",
+            says=f"too slow for this project: {says}; {amount(got)}/s came from its hosts",
+            remedy="Use a faster line, or take part in a project with a smaller model.",
+            figures=figures,
+        )
+    if not got:
+        return Finding(
+            topic="bandwidth",
+            verdict="unknown",
+            says=f"{says}; no syncer was asked",
+            figures=figures,
+        )
+    return Finding(
+        topic="bandwidth",
+        verdict="good",
+        says=f"{says}; {amount(got)}/s came from its hosts; the way up shows only once joined",
+        figures=figures,
+    )

@@ -1,0 +1,96 @@
+"""Whether this machine may join a project: said before it does, and not found out by looping.
+
+What follows from sizes alone is reckoned. A trial is made only where it could change the verdict:
+no machine is too slow for a small model, and most models that are too large are so on paper.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from host.files.home import Home
+from host.files.local_settings import Settings
+from node.trainer.tools.trial_facts import TrialAnswer
+from protocol.project import Charter, Genesis
+from shoal.doctor import probes, requirements
+from shoal.doctor.findings import Finding
+from shoal.doctor.requirements import Needs
+
+SLOWEST_FLOPS: Final = 1e9
+"""Of floating point operations a second any machine that runs PyTorch does more."""
+
+FLOPS_PER_TOKEN: Final = 6
+"""Per parameter, forwards and backwards. Source: Kaplan et al., arXiv 2001.08361, section 2.1."""
+
+_MARK: Final = "suits"
+
+log = logging.getLogger("shoal.join")
+
+Judge = Callable[[Genesis, Charter], str]
+
+
+def judge_of(home: Home, project: bytes, settings: Settings) -> Judge | None:
+    """Says what speaks against joining; None where this machine was found to suit before."""
+    mark = home.project(project) / _MARK
+    device = settings.learner.device or "best"
+    if mark.is_file() and mark.read_text() == device:
+        return None
+
+    def judge(genesis: Genesis, charter: Charter) -> str:
+        found = examined(genesis, charter, settings)
+        bad = [one for one in found if one.verdict == "trouble"]
+        if not bad:
+            mark.write_text(device)
+            for one in found:
+                if one.verdict == "care":
+                    log.warning("%s", one.says)
+            return ""
+        said = "; ".join(one.says for one in bad)
+        remedies = " ".join(dict.fromkeys(one.remedy for one in bad))
+        return (
+            f"This machine does not suit {genesis.name}: {said}. {remedies} To join all the same: "
+            "--anyway. To learn more: shoal doctor 'shoal:...'"
+        )
+
+    return judge
+
+
+def examined(genesis: Genesis, charter: Charter, settings: Settings) -> list[Finding]:
+    """What is found of fit, pace and bandwidth. Takes a trial's time where one is needed."""
+    needs = requirements.needs_of(genesis, charter)
+    limits = settings.limits
+    available, _, _ = probes.memory(limits.ram_bytes_max)
+    trial = None
+    if wants_trial(needs, available, probes.most_memory(available)):
+        log.info("trying the project's model on this machine, once, before it is joined")
+        trial = probes.try_training(probes.wish_of(genesis, charter, settings))
+        trial = _told(trial)
+    return [
+        requirements.fit(trial, needs, available),
+        requirements.pace(trial, needs),
+        requirements.bandwidth(
+            trial, None, needs, up_max=limits.up_bytes_per_s, down_max=limits.down_bytes_per_s
+        ),
+    ]
+
+
+def wants_trial(needs: Needs, available: int, most: int) -> bool:
+    """Whether a trial could change what sizes alone say.
+
+    available: bytes of memory. most: of memory or of the largest accelerator.
+    """
+    if requirements.TRAINING_BYTES * needs.parameters > most:
+        return False  # It fits nowhere.
+    is_tight = requirements.fit(None, needs, available).verdict == "trouble"
+    flops = FLOPS_PER_TOKEN * needs.parameters * needs.step_tokens * needs.local_steps
+    return is_tight or flops / SLOWEST_FLOPS > requirements.CYCLE_S_MAX
+
+
+def _told(trial: TrialAnswer) -> TrialAnswer | None:
+    """A trial that could not be made says nothing about the machine."""
+    if trial.tokens_per_s or trial.is_out_of_memory:
+        return trial
+    log.warning("the trial was not made: %s", trial.trouble)
+    return None

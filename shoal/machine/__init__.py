@@ -1,0 +1,3 @@
+"""Verbs about this machine: run, status, logs, settings, identities, services, contributions.
+Not here: verbs by which an owner rules a project (`shoal.project`).
+"""

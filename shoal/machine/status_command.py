@@ -1,0 +1,101 @@
+"""The `status` verb: once, as JSON, or again every second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from host.files.home import DaemonRole, Home
+from protocol.status import DaemonStatus
+from shoal.common import daemons, failures
+from shoal.common.exit_codes import ExitCode
+
+Look = Callable[[], tuple[list[DaemonStatus], list[str]]]
+
+PERIOD_S = 1.0
+_NOT_A_TERMINAL_CHARS = 100
+"""Width of output that goes to a file."""
+
+
+def status(
+    home: Home,
+    *,
+    instance: str | None,
+    as_json: bool,
+    is_watching: bool,
+    role: DaemonRole | None = None,
+) -> int:
+    """Prints what the daemons of this home say; NOT_REACHABLE if none of them answers."""
+    found = daemons.find_daemons(home, role=role, instance=instance)
+    if is_watching:
+        return _watch(lambda: _look(home, role, instance), as_json=as_json)
+    statuses, silent = daemons.ask_all(found)
+    if as_json:
+        print(_as_json(statuses))
+    elif statuses:
+        from rich.console import Console
+
+        from tui.text.status_view import invitations, render
+
+        console = Console(width=None if sys.stdout.isatty() else _NOT_A_TERMINAL_CHARS)
+        console.print(render(statuses, width=console.width))
+        print("".join(f"\nothers join with:\n{line}\n" for line in invitations(statuses)), end="")
+    for line in silent:
+        failures.complain(line)
+    return ExitCode.DONE if statuses else ExitCode.NOT_REACHABLE
+
+
+def _look(
+    home: Home, role: DaemonRole | None, instance: str | None
+) -> tuple[list[DaemonStatus], list[str]]:
+    """The daemons of this moment: some may have come and others gone since the last look."""
+    found = [
+        one
+        for one in home.daemons()
+        if instance in (None, one.instance) and role in (None, one.role)
+    ]
+    return daemons.ask_all(found)
+
+
+def pause() -> None:
+    """Waits until it is time to look again."""
+    time.sleep(PERIOD_S)
+
+
+def _watch(look: Look, *, as_json: bool) -> int:
+    try:
+        if as_json:
+            while True:
+                print(_as_json(look()[0]), flush=True)
+                pause()
+        _watch_screen(look)
+    except KeyboardInterrupt:
+        pass  # the way to end watching
+    return ExitCode.DONE
+
+
+def _watch_screen(look: Look) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from tui.frames.rates import Rates
+    from tui.text.status_view import render
+
+    console = Console()
+    rates = Rates()
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            statuses, silent = look()
+            rates.observe(statuses, time.monotonic())
+            lines = silent if statuses or silent else ["No daemon runs here any more; looking on."]
+            view = render(statuses, width=console.width, rates=rates.tokens_per_s)
+            live.update(Group(view, *(Text(line) for line in lines)), refresh=True)
+            pause()
+
+
+def _as_json(statuses: list[DaemonStatus]) -> str:
+    return msgspec.json.encode(statuses).decode()

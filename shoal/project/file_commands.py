@@ -1,0 +1,209 @@
+"""The verbs about project files: create, sign, show, and finding the signed one to run."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from host.files import keystore
+from host.files.home import Home
+from host.files.signed_project import (
+    SUFFIX,
+    OpenedProject,
+    newest_of,
+    read_signed,
+    seal_project,
+    write_signed,
+)
+from protocol.errors import ShoalError, UserError
+from protocol.fragments import build_layout
+from protocol.ids import short
+from protocol.project import encode, project_id
+from shoal.project import charter_delivery, charters, project_file
+from shoal.project.presets import PresetName, preset_of
+from shoal.project.template import create_text
+
+DEFAULT_FILE = "project.toml"
+
+
+def create(path: Path, name: str | None, preset: PresetName = "small") -> list[str]:
+    """Writes a new project file and returns what to say. UserError if there is one already."""
+    if path.is_dir():
+        path = path / DEFAULT_FILE
+    if path.suffix != ".toml":
+        raise UserError(f"{path} does not end in .toml. Call it {path.with_suffix('.toml')}.")
+    chosen = preset_of(preset)
+    text = create_text(name or _name_for(path), changes=chosen.values, comments=chosen.comments)
+    project_file.parse(text, path)  # a name that cannot be used must not reach the file
+    try:
+        with path.open("x", encoding="utf-8") as handle:
+            handle.write(text)
+    except FileExistsError as error:
+        raise UserError(f"{path} exists and is not overwritten. Choose another name.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
+    return [f"wrote {path}", f"next: edit it, then `shoal project sign {path}`"]
+
+
+def _name_for(path: Path) -> str:
+    stem = path.stem if path.name != DEFAULT_FILE else path.absolute().parent.name
+    return stem[:64].strip() or "my-project"
+
+
+def sign(path: Path, home: Home, *, instance: str, changes_voter: bool = False) -> list[str]:
+    """Writes the signed project beside the project file and returns what to say.
+
+    changes_voter: the file decides about a voter that it has more, or less, than what was signed.
+    """
+    file = project_file.read_file(path)
+    owner = keystore.load_or_create(home.identity("owner"))
+    here = keystore.load_or_create(home.identity("syncer", instance))
+    target = path.with_suffix(SUFFIX)
+    genesis = project_file.make_genesis(file, owner=owner.key, data_cache=home.data_cache())
+    project = project_id(encode(genesis))
+    former = _former(target, home, project)
+    old = former.charter if former is not None else None
+    charter = project_file.make_charter(file, project=project, this_host=here.key, former=old)
+    if old is not None and charters.voter_changes(old, charter) and not changes_voter:
+        raise UserError(
+            f"{path.name}: its voters are not those of revision {old.revision}: by the file, "
+            f"{'; '.join(charters.voter_changes(old, charter))}. If the file is behind, put the "
+            f"signed voters into it: `shoal project show {target}` lists them. If the file is "
+            "right: shoal project sign --change-voter"
+        )
+    if former is not None and charter == old:
+        made = former.stored()
+    else:
+        made = seal_project(genesis, charter, owner)
+    # Written even so: a signed file must not be older than the project file it was made from.
+    write_signed(target, made)
+    signed = read_signed(target)
+    word = "unchanged, still signed as" if charter == old else "signed as"
+    lines = _summary(signed, target, word)
+    if old is None or (charter == old and not charter_delivery.voters_here(home, signed, [])):
+        return [*lines, f"next: shoal syncer run {target}"]
+    lines += [f"changed     {line}" for line in charters.differences(old, charter)]
+    return [*lines, *charter_delivery.hand_over(home, signed, target)]
+
+
+def _former(target: Path, home: Home, project: bytes) -> OpenedProject | None:
+    """The newest revision of this project that is known here; None where there is none."""
+    for place in (target, home.root / "projects" / project.hex() / "project.shoal"):
+        with contextlib.suppress(UserError):
+            found = read_signed(place)
+            if found.id == project:
+                return newest_of(found, *charter_delivery.kept_charters(home, found))
+    return None
+
+
+def _summary(project: OpenedProject, target: Path, word: str) -> list[str]:
+    layout = build_layout(
+        project.genesis.model.tensors, project.genesis.strategy, project.genesis.fragments
+    )
+    blocks, data = project.genesis.data.blocks, project.genesis.data
+    pass_tokens = blocks * data.block_sequences * data.sequence_tokens
+    return [
+        f"{word} {target}",
+        f"project     {project.id.hex()}",
+        f"revision    {project.charter.revision}",
+        f"parameters  {layout.parameters:,} in {len(layout.fragments)} fragments",
+        f"tokens      {project.charter.limits.tokens:,} to train; one pass over the text is "
+        f"{pass_tokens:,}",
+    ]
+
+
+def show(path: Path) -> list[str]:
+    """What a signed project or a project file says, in lines."""
+    if path.suffix == ".toml":
+        file = project_file.read_file(path)
+        return [
+            f"{path} is a sound project file. It is a project once it is signed:",
+            f"shoal project sign {path}",
+            "",
+            f"name        {file.name}",
+            f"model       {file.architecture}, {file.fragments} fragments ({file.strategy})",
+            f"data        {file.data.source} {file.data.location}".rstrip(),
+            f"tokens      {file.limits.tokens:,}",
+        ]
+    project = read_signed(path)
+    genesis, charter = project.genesis, project.charter
+    data, rounds, outer = genesis.data, charter.rounds, charter.outer
+    parameters = sum(tensor.numel for tensor in genesis.model.tensors)
+    return [
+        f"name        {genesis.name}",
+        f"project     {project.id.hex()}",
+        f"owner       {genesis.owner.hex()}",
+        f"revision    {charter.revision}",
+        f"model       {genesis.model.architecture}, {parameters:,} parameters, "
+        f"{genesis.fragments} fragments ({genesis.strategy})",
+        f"data        {' '.join([data.source, data.location]).strip()}, tokenizer "
+        f"{data.tokenizer}, {data.blocks:,} blocks of {data.block_sequences} x "
+        f"{data.sequence_tokens} tokens",
+        f"tokens      {charter.limits.tokens:,}",
+        f"inner       {charter.inner.optimizer}, learning rate {charter.inner.learning_rate:g}, "
+        f"{charter.inner.batch_sequences} sequences per local step",
+        f"outer       learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}"
+        + (" (Nesterov)" if outer.momentum and outer.nesterov else ""),
+        f"rounds      every {rounds.local_steps} local steps, quorum {rounds.quorum}, at most "
+        f"{rounds.overlap_steps} in flight, {rounds.apply}, {rounds.up_codec} up, "
+        f"{rounds.down_codec} down",
+        f"durability  {charter.durability}",
+        *([f"epoch       {charter.epoch}"] if charter.epoch else []),
+        *(
+            f"voter       {voter.key.hex()} {voter.role}, priority {voter.priority}"
+            + (f", readmitted {voter.disk} times" if voter.disk else "")
+            for voter in charter.voters
+        ),
+        *(f"banned      {short(key)}" for key in charter.banned),
+    ]
+
+
+def signed_path(path: Path) -> Path:
+    """The signed file meant by `path`: itself, or the one beside a project file.
+
+    UserError if it is not there, not readable as such, or older than the project file.
+    """
+    target = path.with_suffix(SUFFIX)
+    remedy = f"Sign it with: shoal project sign {path.with_suffix('.toml')}"
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise UserError(f"There is no file {path}. Make one with: shoal project create {path}")
+        if not target.is_file():
+            raise UserError(f"{path} is not signed yet. {remedy}")
+        if target.stat().st_mtime < path.stat().st_mtime:
+            raise UserError(f"{path} has changed since it was signed. {remedy}")
+    elif path.suffix != SUFFIX:
+        raise UserError(
+            f"{path} is neither a signed project ({SUFFIX}) nor a project file (.toml)."
+        )
+    read_signed(target)
+    return target
+
+
+def keep_copy(path: Path, home: Home) -> OpenedProject:
+    """The project at `path`, which from now on this home knows by its id."""
+    project = read_signed(path)
+    copy = home.project_file(project.id)
+    try:
+        known = read_signed(copy).charter.revision
+    except ShoalError:
+        known = -1
+    if project.charter.revision > known:
+        write_signed(copy, project.stored())
+    return project
+
+
+def to_export(path: Path | None, home: Home, *, instance: str) -> OpenedProject:
+    """The project to export: the one at `path`, or the only one that this home's syncer knows."""
+    if path is not None:
+        return read_signed(signed_path(path))
+    known = home.hosted_projects(instance)
+    if len(known) == 1:
+        return read_signed(known[0])
+    if not known:
+        raise UserError(
+            f"No syncer {instance} has worked in {home.root}. Run `shoal export` on the syncer's "
+            "machine, with the syncer's --home and --instance."
+        )
+    names = ", ".join(str(copy) for copy in known)
+    raise UserError(f"This home knows {len(known)} projects. Name one of them: {names}")

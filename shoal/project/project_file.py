@@ -1,0 +1,384 @@
+"""A project as its owner writes it, and the signed project that becomes of it.
+
+Parsing is light and checks all that can be known from the file alone. Signing builds the model's
+table and counts the text, so it needs torch and the text; only then is the project a fact.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from host.files.keystore import Identity
+from host.files.signed_project import OpenedProject, SignedProject, seal_project
+from protocol import limits
+from protocol.errors import UserError
+from protocol.ids import NodeKey
+from protocol.project import (
+    Charter,
+    ConfigValue,
+    DataSpec,
+    Durability,
+    FragmentStrategy,
+    Genesis,
+    InnerSpec,
+    LimitSpec,
+    MergeRules,
+    ModelSpec,
+    OuterSpec,
+    RoundSpec,
+    Voter,
+    encode,
+    project_id,
+)
+from shoal.common.toml_tables import Place, as_table, check_keys, read_table, read_value, shown
+from shoal.project.charters import check_one_voter
+
+THIS_HOST = "this host"
+FILE_BYTES_MAX = 1 << 20
+
+_SECTIONS = ("project", "model", "data", "training", "outer", "rounds", "limits", "voters")
+_GENESIS = {field.name: field.type for field in msgspec.structs.fields(Genesis)}
+_VOTER = {field.name: field.type for field in msgspec.structs.fields(Voter)}
+
+
+class VoterLine(Struct, frozen=True):
+    """One [[voters]] table; `key` is None for the host that signs."""
+
+    key: NodeKey | None
+    voter: Voter
+    """With a blank key where `key` is None."""
+
+
+class ProjectFile(Struct, frozen=True):
+    """A project file whose every value is allowed and fits the others."""
+
+    path: Path
+    name: str
+    seed: int
+    architecture: str
+    config: dict[str, ConfigValue]
+    rules: MergeRules
+    fragments: int
+    strategy: FragmentStrategy
+    data: DataSpec
+    """Not counted yet: `blocks` and `digest` are blank."""
+    inner: InnerSpec
+    outer: OuterSpec
+    rounds: RoundSpec
+    limits: LimitSpec
+    durability: Durability
+    banned: tuple[NodeKey, ...]
+    voters: tuple[VoterLine, ...]
+
+
+def read_file(path: Path) -> ProjectFile:
+    """The project file at `path`. UserError if it is absent, or for whatever is wrong in it."""
+    try:
+        with path.open("rb") as handle:
+            content = handle.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise UserError(
+                f"{path} is too large for a project file (over {FILE_BYTES_MAX} bytes)."
+            )
+        return parse(content.decode(), path)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"There is no file {path}. Make one with: shoal project create {path}"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path.name}: is not text in UTF-8.") from error
+
+
+def parse(text: str, path: Path) -> ProjectFile:
+    """What the text of a project file says. UserError, in one line, for the first thing wrong."""
+    place = Place(path.name)
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise place.error(f"is not TOML: {error}") from error
+    check_keys(tables, _SECTIONS, place, optional=("seat", "admission"))
+    project = as_table(tables["project"], place.below("project"))
+    check_keys(project, ("name", "seed"), place.below("project"))
+    file = ProjectFile(
+        path=path,
+        name=_name(project["name"], place.below("project.name")),
+        seed=read_value(project["seed"], _GENESIS["seed"], place.below("project.seed")),
+        **_model(tables["model"], place.below("model")),
+        data=_data(tables["data"], place.below("data"), path),
+        inner=InnerSpec(**read_table(tables["training"], InnerSpec, place.below("training"))),
+        outer=OuterSpec(**read_table(tables["outer"], OuterSpec, place.below("outer"))),
+        rounds=RoundSpec(**read_table(tables["rounds"], RoundSpec, place.below("rounds"))),
+        limits=LimitSpec(**read_table(tables["limits"], LimitSpec, place.below("limits"))),
+        durability=_durability(tables.get("seat"), place.below("seat")),
+        banned=_banned(tables.get("admission", {"banned": []}), place.below("admission")),
+        voters=_voters(tables["voters"], place.below("voters")),
+    )
+    check_together(
+        file.inner,
+        file.rounds,
+        file.limits,
+        fragments=file.fragments,
+        sequence_tokens=file.data.sequence_tokens,
+        place=place,
+    )
+    return file
+
+
+def _name(value: object, place: Place) -> str:
+    name: str = read_value(value, _GENESIS["name"], place)
+    if not name.isprintable() or name != name.strip():
+        raise place.error("must be printable text without blanks at its ends")
+    return name
+
+
+def _model(value: object, place: Place) -> dict[str, Any]:
+    table = as_table(value, place)
+    check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
+    architecture = {field.name: field.type for field in msgspec.structs.fields(ModelSpec)}
+    config = as_table(table["config"], place.below("config"))
+    return {
+        "architecture": read_value(
+            table["architecture"], architecture["architecture"], place.below("architecture")
+        ),
+        "config": {
+            key: read_value(setting, ConfigValue, place.below("config").below(key))
+            for key, setting in config.items()
+        },
+        "rules": MergeRules(**read_table(table["merge"], MergeRules, place.below("merge"))),
+        "fragments": read_value(
+            table["fragments"], _GENESIS["fragments"], place.below("fragments")
+        ),
+        "strategy": read_value(table["strategy"], _GENESIS["strategy"], place.below("strategy")),
+    }
+
+
+def _data(value: object, place: Place, path: Path) -> DataSpec:
+    values = read_table(value, DataSpec, place, omit=("blocks", "digest"))
+    source, location = values["source"], values["location"]
+    if source == "python-stdlib" and location:
+        at = place.below("location")
+        raise at.error(f'must be "" for the source python-stdlib, not {shown(location)}')
+    if source != "python-stdlib" and not location:
+        raise place.below("location").error(f"must not be empty: name what {source} is to read")
+    beside = path.absolute().parent
+    if source in ("file", "folder", "parquet") and not location.startswith("~"):
+        values["location"] = str(beside / location)
+    if (beside / values["tokenizer"]).is_file():
+        values["tokenizer"] = str(beside / values["tokenizer"])
+    return DataSpec(**values, blocks=1, digest=bytes(32))
+
+
+def _durability(value: object, place: Place) -> Durability:
+    if value is None:
+        return "standby"  # Files from before there were several voters do not say.
+    table = as_table(value, place)
+    check_keys(table, ("durability",), place)
+    read: Durability = read_value(table["durability"], Durability, place.below("durability"))
+    return read
+
+
+def _banned(value: object, place: Place) -> tuple[NodeKey, ...]:
+    table = as_table(value, place)
+    check_keys(table, ("banned",), place)
+    at, keys = place.below("banned"), table["banned"]
+    if not isinstance(keys, list):
+        raise at.error(f"must be a list of keys, not {shown(keys)}")
+    return tuple(_key(key, at) for key in keys)
+
+
+def _key(value: object, place: Place, *, also: str = "") -> NodeKey:
+    if isinstance(value, str) and len(value) == 64:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            pass
+    raise place.error(f"must be {also}a key of 64 hex digits, not {shown(value)}")
+
+
+def _voters(value: object, place: Place) -> tuple[VoterLine, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= limits.VOTERS_MAX:
+        raise place.error(f"must be 1 to {limits.VOTERS_MAX} tables, each written as [[voters]]")
+    lines = tuple(_voter(one, place.below(str(i + 1))) for i, one in enumerate(value))
+    twice = [key for key, count in Counter(line.key for line in lines).items() if count > 1]
+    if twice:
+        word = twice[0].hex()[:8] + "…" if twice[0] else f'"{THIS_HOST}"'
+        raise place.error(f"name {word} twice; every voter needs its own key")
+    if all(line.voter.role != "syncer" for line in lines):
+        raise place.error('need at least one with role = "syncer"')
+    if len(lines) == 2:
+        raise place.error(
+            "are two, and two cannot outvote each other; use one, or add a witness to make three"
+        )
+    return lines
+
+
+def _voter(value: object, place: Place) -> VoterLine:
+    table = as_table(value, place)
+    check_keys(table, ("key", "role", "priority"), place)
+    key = None
+    if table["key"] != THIS_HOST:
+        key = _key(table["key"], place.below("key"), also=f'"{THIS_HOST}" or ')
+    role = read_value(table["role"], _VOTER["role"], place.below("role"))
+    priority = read_value(table["priority"], _VOTER["priority"], place.below("priority"))
+    return VoterLine(key, Voter(key or bytes(32), role, priority))
+
+
+def check_together(
+    inner: InnerSpec,
+    rounds: RoundSpec,
+    bounds: LimitSpec,
+    *,
+    fragments: int,
+    sequence_tokens: int,
+    place: Place,
+) -> None:
+    """UserError for values that are allowed each, but not with each other."""
+    if rounds.quorum > bounds.learners:
+        raise place.below("rounds.quorum").error(
+            f"must be at most limits.learners ({bounds.learners}), not {rounds.quorum}"
+        )
+    if rounds.overlap_steps > fragments:
+        raise place.below("rounds.overlap_steps").error(
+            f"must be at most model.fragments ({fragments}), not {rounds.overlap_steps}; "
+            "rounds in flight are on different fragments"
+        )
+    if inner.moments == "peer" and inner.optimizer != "adamw":
+        raise place.below("training.moments").error(
+            f'can be "peer" only with the optimizer adamw: {inner.optimizer} keeps nothing that '
+            "would tell a possible state of another learner from an impossible one"
+        )
+    if inner.moments == "peer" and not inner.bounds_moments:
+        raise place.below("training.moments").error(
+            'can be "peer" only where beta1 x beta1 < beta2 < 1: otherwise nobody could tell '
+            "whether another learner's optimizer state is possible at all"
+        )
+    step_tokens = inner.batch_sequences * sequence_tokens
+    if bounds.tokens < step_tokens:
+        raise place.below("limits.tokens").error(
+            f"must be at least {step_tokens}, one local step (training.batch_sequences x "
+            f"data.sequence_tokens), not {bounds.tokens}"
+        )
+
+
+def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Genesis:
+    """What the file says of the project that never changes.
+
+    UserError if the model cannot be built or cut, the text cannot be read, or they do not fit each
+    other. Cost: reads and tokenises the whole text, unless `data_cache` holds it already.
+    """
+    from node.trainer.model import check_fits, describe_model
+    from node.trainer.text.corpus import describe_corpus
+    from node.trainer.text.tokenizer import load_vocabulary
+    from protocol.fragments import build_layout
+
+    try:
+        model = describe_model(file.architecture, file.config, file.rules)
+        build_layout(model.tensors, file.strategy, file.fragments)
+        check_fits(model, file.data, load_vocabulary(file.data.tokenizer).size)
+        counted = describe_corpus(file.data, cache=data_cache)
+    except UserError as error:
+        raise UserError(f"{file.path.name}: {error}") from error
+    return Genesis(
+        wire_version=limits.WIRE_VERSION,
+        name=file.name,
+        owner=owner,
+        model=model,
+        data=msgspec.structs.replace(file.data, blocks=counted.blocks, digest=counted.digest),
+        seed=file.seed,
+        strategy=file.strategy,
+        fragments=file.fragments,
+    )
+
+
+def make_charter(
+    file: ProjectFile, *, project: bytes, this_host: NodeKey, former: Charter | None
+) -> Charter:
+    """What the file says of the rules: the revision behind the former one, or the first.
+
+    The former revision itself where nothing changed. Epoch and admitted disks are no matter of the
+    file and stay. UserError if more than one voter differs.
+    """
+    charter = Charter(
+        project=project,
+        revision=1,
+        voters=_named_voters(file, this_host),
+        banned=file.banned,
+        inner=file.inner,
+        outer=file.outer,
+        rounds=file.rounds,
+        limits=file.limits,
+        durability=file.durability,
+    )
+    if former is None:
+        return charter
+    disks = {voter.key: voter.disk for voter in former.voters}
+    voters = (
+        msgspec.structs.replace(voter, disk=disks.get(voter.key, 0)) for voter in charter.voters
+    )
+    known = [voter.key for voter in former.voters]
+    charter = msgspec.structs.replace(
+        charter,
+        revision=former.revision,
+        epoch=former.epoch,
+        origin=former.origin,
+        # In the former order: another one alone is no change.
+        voters=tuple(sorted(voters, key=lambda one: _rank(one.key, known))),
+        banned=tuple(sorted(charter.banned, key=lambda key: _rank(key, list(former.banned)))),
+    )
+    if charter == former:
+        return former
+    check_one_voter(former, charter, file.path.name)
+    return msgspec.structs.replace(charter, revision=former.revision + 1)
+
+
+def _rank(key: bytes, known: list[bytes]) -> int:
+    return known.index(key) if key in known else len(known)
+
+
+def sign(
+    file: ProjectFile,
+    *,
+    owner: Identity,
+    this_host: NodeKey,
+    data_cache: Path,
+    former: OpenedProject | None = None,
+) -> SignedProject:
+    """The project as a signed fact.
+
+    this_host: key of the syncer here, for voters that say "this host". former: what was signed
+    before; if the project is the same one, the charter becomes its next revision, or stays as it
+    is where nothing changed. Raises what `make_genesis` and `make_charter` raise.
+    """
+    genesis = make_genesis(file, owner=owner.key, data_cache=data_cache)
+    project = project_id(encode(genesis))
+    if former is not None and former.charter.project != project:
+        former = None
+    charter = make_charter(
+        file,
+        project=project,
+        this_host=this_host,
+        former=former.charter if former is not None else None,
+    )
+    if former is not None and charter == former.charter:
+        return former.stored()
+    return seal_project(genesis, charter, owner)
+
+
+def _named_voters(file: ProjectFile, this_host: NodeKey) -> tuple[Voter, ...]:
+    keys = [line.key or this_host for line in file.voters]
+    if len(set(keys)) < len(keys):
+        raise UserError(
+            f'{file.path.name}: voters name this host twice: as "{THIS_HOST}" and by its key'
+        )
+    return tuple(
+        msgspec.structs.replace(line.voter, key=key)
+        for line, key in zip(file.voters, keys, strict=True)
+    )

@@ -1,0 +1,204 @@
+"""`shoal project reset-seat`: going on after a majority of the voters is lost for good.
+
+The owner says which record is the last that counts, and who votes from now on: a new epoch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from host.files import keystore
+from host.files.home import Home
+from host.files.keystore import Identity
+from host.join_link import parse_link
+from protocol.errors import UserError
+from protocol.ids import NodeKey, short
+from protocol.log.records import majority, record_hash
+from protocol.project import Charter, Origin, Voter
+from shoal.project import charter_commands, charters
+from shoal.project.charter_commands import Case
+
+if TYPE_CHECKING:
+    from shoal.project.recover_from_learners import Rescued
+
+
+def reset_seat(
+    path: Path,
+    home: Home,
+    *,
+    keep: tuple[str, ...],
+    instance: str,
+    is_confirmed: bool,
+    is_forced: bool,
+    link: str | None = None,
+) -> list[str]:
+    """Begin a new epoch behind the last certified record of this host's syncer.
+
+    link: leads to learners whose newest proven state is taken instead of this host's.
+
+    UserError if a majority is here, if this host has no records, or without a confirmation: then
+    the warning is in its text.
+    """
+    case = charter_commands.open_case(path, home)
+    own = _identity(case, instance)
+    voters = _voters(case, own.key, keep)
+    note = charters.check_enough_votes(voters)
+    if not is_forced:
+        _refuse_while_alive(case)
+    rescued = None
+    if link is not None:
+        rescued = _rescued(case, link)
+        origin = Origin(rescued.record.index, rescued.summary.head)
+    else:
+        origin = last_certified(case, own, instance)
+    if not is_confirmed:
+        print("\n".join(_warning(case, voters, origin)))
+        raise UserError("Nothing was changed. To do it, say the same again with --yes.")
+    if rescued is not None:
+        _keep_rescued(case, instance, rescued)
+    return [*begin_epoch(case, origin, voters), *([note] if note else [])]
+
+
+def _rescued(case: Case, link: str) -> Rescued:
+    from shoal.project.recover_from_learners import find_newest
+
+    rescued, count = find_newest(case.project, parse_link(link))
+    print(
+        f"{count} learners proved a state; the newest is record {rescued.record.index}, "
+        f"global step {rescued.summary.global_step}, of learner {short(rescued.donor)}"
+    )
+    return rescued
+
+
+def _keep_rescued(case: Case, instance: str, rescued: Rescued) -> None:
+    """Begin this host's store behind the state; the weights come from learners when it runs."""
+    from syncer_node.storage.voter_files import VoterFiles
+
+    files = VoterFiles(case.home.syncer_store(case.project.id, instance))
+    try:
+        if files.last >= rescued.record.index:
+            raise UserError(
+                f"The store {files.root} already reaches record {files.last}, and the learners "
+                f"prove {rescued.record.index}. Leave --from-learners out to go on from the store."
+            )
+        files.boot()
+        files.begin_behind(rescued.entry, rescued.summary, rescued.origins)
+    finally:
+        files.close()
+
+
+def begin_epoch(case: Case, origin: Origin, voters: tuple[Voter, ...]) -> list[str]:
+    """Sign the charter that lets the swarm go on behind this record, with these voters."""
+
+    def change(charter: Charter) -> Charter:
+        return msgspec.structs.replace(
+            charter, epoch=charter.epoch + 1, origin=origin, voters=voters
+        )
+
+    epoch = case.project.charter.epoch + 1
+    lines = charter_commands.revise(case, change)
+    charter = msgspec.structs.replace(case.project.charter, voters=voters)
+    return [
+        f"epoch {epoch} begins behind record {origin.index:,}",
+        *lines,
+        *charter_commands.to_paste(
+            case,
+            ["# in place of every [[voters]] table that is there", *charters.voter_tables(charter)],
+        ),
+    ]
+
+
+def last_certified(case: Case, own: Identity, instance: str) -> Origin:
+    """The last record in this host's store that is proven to be committed."""
+    from syncer_node.storage.recovery import recertify, scan
+    from syncer_node.storage.voter_files import VoterFiles
+
+    stores = {root.name: root for root in case.home.voter_stores(case.project.id)}
+    root = stores.get(f"syncer-{instance}")
+    if root is None:
+        raise UserError(
+            f"Syncer {instance} of {case.home.root} has no store for {case.project.genesis.name}, "
+            "so there is nothing here to go on from. Run this on a host whose syncer's store is "
+            "left, with its --home and --instance; the owner's key must be there too."
+        )
+    files = VoterFiles(root)
+    try:
+        view = scan(files, case.project.charter, own)
+        index = view.certified
+        if index == 0:
+            raise UserError(
+                f"The store {root} has no certified record yet, so nothing can be lost: delete "
+                f"{case.target} and sign the project again with other voters."
+            )
+        # What a new epoch rests on stays provable.
+        for at in range(files.certified + 1, index + 1):
+            entry = recertify(files.record(at), None, own, view.charter.voters)
+            if entry is not None:
+                files.keep_certificate(entry.certificate)
+        files.certificates.flush()
+        if index == files.floor.index:
+            return Origin(index, files.floor.head)
+        return Origin(index, record_hash(files.record(index)))
+    finally:
+        files.close()
+
+
+def _identity(case: Case, instance: str) -> Identity:
+    path = case.home.identity("syncer", instance)
+    if not path.is_file():
+        raise UserError(
+            f"Syncer {instance} of {case.home.root} has no key. Run this on a host whose syncer "
+            "has worked for this project, with its --home and --instance."
+        )
+    return keystore.load_or_create(path)
+
+
+def _voters(case: Case, own: NodeKey, keep: tuple[str, ...]) -> tuple[Voter, ...]:
+    """Who votes in the new epoch: this host's syncer, or the voters that were named."""
+    former = case.project.charter.voters
+    here = case.project.charter.voter(own) or Voter(own, "syncer", 10)
+    if not keep:
+        return (here,)
+    known = [voter.key for voter in former]
+    kept = {charters.find_key(key, known, "The voters are") for key in keep}
+    if own not in kept:
+        raise UserError(
+            f"--keep must also name this host's syncer {short(own)}: its store is what the new "
+            f"epoch goes on from. Add --keep {own.hex()}"
+        )
+    return tuple(voter for voter in former if voter.key in kept)
+
+
+def _refuse_while_alive(case: Case) -> None:
+    for seat in charter_commands.seats(case):
+        here = [row for row in seat.voters if row.is_here]
+        if len(here) >= majority(len(seat.voters)):
+            raise UserError(
+                f"A majority of the voters is here ({len(here)} of {len(seat.voters)}), so the "
+                "swarm can go on without this. To take a lost voter out: shoal project "
+                "remove-voter KEY PROJECT. If you must: --force."
+            )
+
+
+def _warning(case: Case, voters: tuple[Voter, ...], origin: Origin) -> list[str]:
+    names = ", ".join(charters.named(voter) for voter in voters)
+    gone = [voter for voter in case.project.charter.voters if voter not in voters]
+    lines = [
+        f"This begins epoch {case.project.charter.epoch + 1} of {case.project.genesis.name}:",
+        f"  - it goes on behind record {origin.index:,}, the last certified one in this store;",
+        "    whatever other voters certified behind it is void, and merges in it are lost;",
+        f"  - from then on these vote, and all of them must come once: {names};",
+    ]
+    if gone:
+        lost = ", ".join(charters.named(voter) for voter in gone)
+        lines.append(f"  - these vote no more, and can be added again later: {lost};")
+    lines.append("  - learners follow by themselves; what they had not handed in is not lost.")
+    if not charter_commands.seats(case):
+        lines.append(
+            "No voter of this project runs in this home, so nobody could say whether the others "
+            "can still be reached. Be sure that they cannot: two halves must not both go on."
+        )
+    return lines

@@ -1,0 +1,123 @@
+"""`shoal project restore-snapshot`: the owner goes back to a snapshot of the whole swarm.
+
+What came after it is void: a new epoch begins behind the snapshot's record. Learners that hold
+their part go on from that; the others begin as joiners.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from msgspec import structs
+
+from host.files.home import Daemon, Home
+from protocol.errors import CorruptState, UserError
+from protocol.project import Charter, Origin
+from protocol.snapshots.manifest import Manifest, stamp
+from protocol.status import RestoreRow, SyncerStatus
+from shoal.common import daemons
+from shoal.project import charter_commands, charters
+from shoal.project.charter_commands import Case
+from shoal.project.snapshot_command import checked
+
+WAIT_S = 120.0
+"""Learners start a trainer anew before they can say that they go on."""
+
+
+def restore(
+    path: Path, home: Home, *, snapshot: str | None, instance: str, is_confirmed: bool
+) -> int:
+    """Begin a new epoch at a snapshot, and tell who goes on from what.
+
+    snapshot: None for the newest. A damaged one gives way to the one before it, which is said.
+    UserError if there is none, or without a confirmation.
+    """
+    case = charter_commands.open_case(path, home)
+    manifest, notes = _choose(case, instance, snapshot)
+    for note in notes:
+        print(note)
+    if not is_confirmed:
+        print("\n".join(_warning(case, manifest)))
+        raise UserError("Nothing was changed. To do it, say the same again with --yes.")
+    origin = Origin(manifest.index, manifest.head, manifest.snapshot)
+
+    def change(charter: Charter) -> Charter:
+        return structs.replace(charter, epoch=charter.epoch + 1, origin=origin)
+
+    epoch = case.project.charter.epoch + 1
+    lines = charter_commands.revise(case, change)
+    name = stamp(manifest.snapshot)
+    print(f"epoch {epoch} begins at snapshot {name}, behind record {manifest.index:,}")
+    print("\n".join(lines), flush=True)
+    running = [one for one in home.daemons() if one.role == "syncer" and one.instance == instance]
+    if not running:
+        print(f"no syncer runs here; it goes on from there when it is started: {case.target}")
+        return 0
+    return _report(running[0], manifest)
+
+
+def _choose(case: Case, instance: str, wanted: str | None) -> tuple[Manifest, list[str]]:
+    """The snapshot of this name, or the newest; an older one in place of one that is damaged."""
+    found = checked(case.home.syncer_store(case.project.id, instance))
+    names = [stamp(snapshot) for snapshot, _ in found]
+    if not found:
+        raise UserError(
+            f"Syncer {instance} of {case.home.root} has no snapshot of "
+            f"{case.project.genesis.name}. Run this on the host whose syncer took it."
+        )
+    if wanted is not None and wanted not in names:
+        raise UserError(f"There is no snapshot {wanted}. Here are: {', '.join(names)}.")
+    notes: list[str] = []
+    for snapshot, content in found[names.index(wanted) if wanted is not None else 0 :]:
+        if isinstance(content, CorruptState):
+            notes.append(f"snapshot {stamp(snapshot)} cannot be used: {content}")
+            continue
+        if notes:
+            notes.append(f"snapshot {stamp(snapshot)} is used, the good one before it")
+        return content, notes
+    told = "\n".join(notes)
+    raise UserError(f"{told}\nThere is no good snapshot before it. Here are: {', '.join(names)}.")
+
+
+def _warning(case: Case, manifest: Manifest) -> list[str]:
+    charter = case.project.charter
+    names = ", ".join(part.name for part in manifest.parts) or "nobody"
+    voters = ", ".join(charters.named(voter) for voter in charter.voters)
+    return [
+        f"This begins epoch {charter.epoch + 1} of {case.project.genesis.name}:",
+        f"  - it goes back to snapshot {stamp(manifest.snapshot)}: record {manifest.index:,}, "
+        f"global step {manifest.global_step:,}, {manifest.tokens:,} tokens;",
+        "    whatever was merged since is void; a copy of the log stays on each voter's disk;",
+        f"  - these go on from their own part, if they still have it: {names};",
+        "    other learners begin as joiners, and what they have not handed in is lost;",
+        f"  - all voters must come once: {voters}.",
+    ]
+
+
+def _report(daemon: Daemon, manifest: Manifest) -> int:
+    """Tell who went on from what, as they come."""
+    name = stamp(manifest.snapshot)
+    told: set[str] = set()
+    awaited = {part.name for part in manifest.parts}
+    began_s = time.monotonic()
+    for status in daemons.looks(daemon, timeout_s=WAIT_S):
+        if not isinstance(status, SyncerStatus) or status.snapshots.restored != name:
+            continue
+        for row in status.snapshots.restores:
+            if row.name not in told:
+                told.add(row.name)
+                print(f"    {_line(row)}", flush=True)
+        if awaited <= told and status.phase == "training":
+            break
+    for missing in sorted(awaited - told):
+        print(f"    {missing}: not here; it goes on from its part when it comes")
+    print(f"after {time.monotonic() - began_s:.0f} s; `shoal status` shows the rest")
+    return 0
+
+
+def _line(row: RestoreRow) -> str:
+    if row.is_restored:
+        note = f"; {row.trouble}" if row.trouble else ""
+        return f"{row.name}: goes on from its part, at local step {row.local_step:,}{note}"
+    return f"{row.name}: starts over: {row.trouble or 'it has no part'}"

@@ -1,0 +1,212 @@
+"""`shoal sim compare`: ways of training together, on one real model, side by side."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from host.files.home import Home
+from protocol.errors import UserError
+from protocol.project import Charter, Genesis, encode, project_id
+from shoal.project import project_file
+from shoal.project.template import Value, create_text
+from shoal.sim import plots
+from shoal.sim.scale import Files, write_rows
+from simulator.compare.results import Folder, Summary, fingerprint, rows_of, summaries
+from simulator.compare.setting import Setting
+
+if TYPE_CHECKING:
+    from simulator.compare.algorithms import Algorithm
+
+NAME = "comparison"
+CHANGES: Mapping[str, Value] = {
+    "model.config.hidden_size": 64,
+    "model.config.intermediate_size": 168,
+    "model.config.num_hidden_layers": 2,
+    "data.sequence_tokens": 64,
+    "limits.heldout_sequences": 1024,
+}
+"""What a comparison changes in the project that `shoal project create` writes, to be affordable."""
+
+NEVER = 1_000_000
+"""Evaluations within a run would only cost time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What was asked for."""
+
+    algorithms: tuple[str, ...]
+    seeds: int
+    setting: Setting
+    project: Path | None
+    changes: tuple[str, ...]
+    results: Path
+    files: Files
+
+
+def run(asked: Comparison, home: Home) -> int:
+    """Does the runs that the folder of results lacks, then shows all of them."""
+    from simulator.compare.algorithms import chosen
+
+    algorithms = chosen(asked.algorithms)
+    _check_parents(asked.files.json, asked.files.csv, asked.files.plot)
+    folder = Folder(asked.results)
+    console = Console()
+    plan = list(_plan(asked, algorithms, home))
+    missing = [one for one in plan if one.key not in folder.runs]
+    if len(missing) < len(plan):
+        console.print(f"{len(plan) - len(missing)} of {len(plan)} runs are in {asked.results}")
+    with _progress(console, len(missing)) as watch:
+        for one in missing:
+            _do(one, folder, home, watch(f"{one.algorithm.name}, seed {one.setting.seed}"))
+    rows = rows_of(folder.runs[one.key] for one in plan)
+    lines = summaries(rows)
+    _show(console, lines)
+    return write_rows(asked.files, rows, lambda path: plots.compare(lines, path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """One run to be done, or done before."""
+
+    algorithm: Algorithm
+    setting: Setting
+    genesis: Genesis
+    charter: Charter
+    key: str
+
+
+def _plan(asked: Comparison, algorithms: Sequence[Algorithm], home: Home) -> Iterator[_Planned]:
+    """Seed by seed, so that a comparison that is cut short has whole seeds."""
+    for seed in range(asked.setting.seed, asked.setting.seed + asked.seeds):
+        setting = replace(asked.setting, seed=seed)
+        genesis, charter = _project(asked, setting, home)
+        for algorithm in algorithms:
+            key = fingerprint(algorithm, genesis, charter, setting)
+            yield _Planned(algorithm, setting, genesis, charter, key)
+
+
+def _project(asked: Comparison, setting: Setting, home: Home) -> tuple[Genesis, Charter]:
+    if asked.project is not None:
+        if asked.changes:
+            raise UserError("--set is for the built-in project; with --project, edit the file.")
+        file = project_file.read_file(asked.project)
+    else:
+        changes = {**CHANGES, **_changes(asked.changes)}
+        text = create_text(NAME, changes=changes)
+        file = project_file.parse(text, Path(f"{NAME}.toml"))
+    file = msgspec.structs.replace(file, seed=setting.seed)
+    genesis = project_file.make_genesis(file, owner=bytes(32), data_cache=home.data_cache())
+    budget = (
+        setting.learners * setting.steps * file.inner.batch_sequences * file.data.sequence_tokens
+    )
+    charter = project_file.make_charter(
+        file, project=project_id(encode(genesis)), this_host=bytes([1]) * 32, former=None
+    )
+    limits = msgspec.structs.replace(charter.limits, tokens=budget, evaluate_every=NEVER)
+    return genesis, msgspec.structs.replace(charter, limits=limits)
+
+
+def _changes(settings: Sequence[str]) -> dict[str, Value]:
+    """`key=value` as the project file has them. UserError for what it does not have."""
+    from shoal.project.charters import read_setting
+    from shoal.project.template import SECTIONS
+
+    known = {f"{section.name}.{line.key}": line for section in SECTIONS for line in section.lines}
+    found: dict[str, Value] = {}
+    for setting in settings:
+        key, is_given, text = setting.partition("=")
+        if not is_given or key not in known:
+            raise UserError(
+                f"--set {setting}: a setting is written as in --set rounds.local_steps=8, with a"
+                " key of the project file; `shoal project create` explains them all."
+            )
+        found[key] = cast(Value, read_setting(text))
+    return found
+
+
+def _do(one: _Planned, folder: Folder, home: Home, tell: Callable[[float], None]) -> None:
+    from simulator.compare.bench import open_bench
+
+    started = time.monotonic()
+    bench = open_bench(
+        one.algorithm.genesis(one.genesis), one.algorithm.charter(one.charter), home.data_cache()
+    )
+    outcome = one.algorithm.run(bench, one.setting, tell)
+    folder.add(one.algorithm, one.setting, one.key, outcome, time.monotonic() - started)
+
+
+# ------------------------------------------------------------------------------------ what is seen
+
+
+@contextmanager
+def _progress(console: Console, runs: int) -> Iterator[Callable[[str], Callable[[float], None]]]:
+    """Bars on a terminal, a line for each run elsewhere; gives a function that announces a run."""
+    if not console.is_terminal:
+        done = 0
+
+        def plain(name: str) -> Callable[[float], None]:
+            nonlocal done
+            done += 1
+            print(f"run {done} of {runs}: {name}", file=sys.stderr, flush=True)
+            return lambda _: None
+
+        yield plain
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        whole = bars.add_task(f"{runs} runs", total=float(runs))
+        single = bars.add_task("", total=1.0)
+        begun = 0
+
+        def announce(name: str) -> Callable[[float], None]:
+            nonlocal begun
+            before, begun = begun, begun + 1
+            bars.update(single, description=name)
+
+            def tell(share: float) -> None:
+                bars.update(single, completed=share)
+                bars.update(whole, completed=before + share)
+
+            return tell
+
+        yield announce
+
+
+def _show(console: Console, lines: Sequence[Summary]) -> None:
+    """The table, all seeds of an algorithm in one line."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("algorithm", no_wrap=True)
+    for name in ("seeds", "held-out loss", "to dp", "tokens", "sent", "virtual time", "goodput"):
+        table.add_column(name, justify="right")
+    for line in lines:
+        spread = f" ± {line.eval_loss_spread:.3f}" if line.seeds > 1 else ""
+        table.add_row(
+            line.algorithm,
+            str(line.seeds),
+            f"{line.eval_loss:.4f}{spread}",
+            "" if line.ratio_to_dp is None else f"{100 * (line.ratio_to_dp - 1):+.1f} %",
+            f"{line.tokens / 1e6:.2f} M",
+            f"{line.bytes / 1e6:,.1f} MB",
+            f"{line.virtual_wall_s:,.0f} s",
+            f"{100 * line.goodput:.1f} %",
+        )
+    console.print(table)
+
+
+def _check_parents(*files: Path | None) -> None:
+    """UserError now, and not after an hour, if a file could not be written."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UserError(f"{file} cannot be written: its folder does not exist.")

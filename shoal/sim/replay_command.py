@@ -1,0 +1,215 @@
+"""The `replay` verb: tells whether a tape comes to the same again, and what happened in a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from host.files.home import Home
+from host.files.signed_project import read_signed
+from protocol.errors import UserError
+from protocol.tape import TapeDamaged
+from shoal.common import failures
+from shoal.common.exit_codes import ExitCode
+from shoal.project import file_commands
+from simulator.replay.divergence import Diverged
+from simulator.replay.replay import LEVELS, Level, Whole, replay
+from simulator.replay.round_stories import Part, Story
+
+MEANS: Final[dict[Level, str]] = {
+    "audit": "certificates hold, and the syncer decides the same again",
+    "merge": "the kept pushes merge to the same bits again",
+    "retrain": "the learners train the same pushes again, bit for bit",
+}
+OF_WHAT: Final[dict[Level, str]] = {"audit": "tapes", "merge": "rounds", "retrain": "pushes"}
+
+AHEAD: Final = 64
+"""Rounds run side by side and may end out of turn, but not by so many."""
+
+
+def run(
+    tape: Path,
+    home: Home,
+    *,
+    project: Path | None = None,
+    until: int | None = None,
+    explain: int | None = None,
+    level: Literal["audit", "merge", "retrain"] = "retrain",
+    json: Path | None = None,
+) -> int:
+    """Replays; DONE if everything came out as recorded, FAILED if something did not."""
+    wanted = None
+    if project is not None:
+        wanted = read_signed(file_commands.signed_path(project)).id
+    levels = ("audit",) if explain is not None else LEVELS[: LEVELS.index(level) + 1]
+    if explain is not None and until is None:
+        until = explain + AHEAD
+    console = Console(highlight=False, soft_wrap=False)
+    status = console.status("reading the tape")
+    try:
+        with status:
+            whole = replay(
+                tape,
+                home.data_cache(),
+                project=wanted,
+                until=until,
+                levels=levels,
+                tell=lambda words: status.update(words),
+            )
+    except Diverged as error:
+        if json is not None:
+            _write(json, {"diverged": error.event, "what": error.what, "place": error.place})
+        failures.complain(str(error))
+        return ExitCode.FAILED
+    except TapeDamaged as error:
+        raise UserError(f"The tape cannot be read: {error}.") from error
+    if explain is not None:
+        return _explain(console, whole, explain)
+    console.print(summary(whole))
+    for line in remarks(whole):
+        console.print(line, soft_wrap=True)
+    if json is not None:
+        _write(json, figures(whole))
+    return ExitCode.DONE
+
+
+def summary(whole: Whole) -> Table:
+    """How many rounds reached which level."""
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    table.add_column("level")
+    table.add_column("rounds", justify="right")
+    table.add_column("what holds")
+    reached = {"audit": whole.audited, "merge": whole.merged, "retrain": whole.retrained}
+    total = whole.rounds_before + len(whole.rounds)
+    for level in LEVELS:
+        if level in whole.levels:
+            table.add_row(level, f"{len(reached[level])} of {total}", MEANS[level])
+        else:
+            table.add_row(level, "not asked", MEANS[level])
+    return table
+
+
+def remarks(whole: Whole) -> list[str]:
+    """What else there is to say, and all that was not looked at."""
+    events = sum(one.events for one in whole.audits)
+    syncers = len(whole.audits)
+    lines = [f"\n{events:,} events of {syncers} syncer start{'s' * (syncers != 1)} run again."]
+    if whole.rounds_before:
+        before, total = whole.rounds_before, whole.rounds_before + len(whole.rounds)
+        why = "are not on these tapes"
+        if whole.is_beheaded:
+            why = "were dropped by rotation: the replay begins from a state that the tape kept"
+        lines.append(f"The first {before} of {total} rounds {why}.")
+    if "retrain" in whole.levels and whole.steps:
+        lines.append(
+            f"{whole.steps:,} local steps done again; {whole.pushes_again} of {whole.pushes} "
+            "merged pushes came out the same."
+        )
+    for level, reasons in whole.untried.items():
+        if level in whole.levels:
+            for reason, count in sorted(reasons.items()):
+                lines.append(f"not tried ({level}, {count} {OF_WHAT[level]}): {reason}")
+    if any(one.is_cut_short for one in whole.audits):
+        lines.append("What came behind the named round was not looked at.")
+    for one in whole.audits:
+        if one.ended:
+            lines.append(f"The tape of {one.preface.name} ends early: {one.ended}.")
+    for life in whole.tapes:
+        for path, offset, size in life.cuts():
+            lines.append(f"{path}: the last {size} bytes, from byte {offset} on, are half written")
+    return lines
+
+
+def figures(whole: Whole) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "project": whole.project.hex(),
+        "rounds": len(whole.rounds),
+        "rounds_before": whole.rounds_before,
+        "audit": len(whole.audited),
+        "merge": len(whole.merged),
+        "retrain": len(whole.retrained),
+        "events": sum(one.events for one in whole.audits),
+        "pushes": whole.pushes,
+        "pushes_again": whole.pushes_again,
+        "local_steps": whole.steps,
+        "untried": whole.untried,
+    }
+
+
+def _explain(console: Console, whole: Whole, number: int) -> int:
+    story = whole.story(number)
+    if story is None:
+        known = sorted({one.round for one in whole.rounds.values()})
+        if not known:
+            span = "tells of no committed round"
+        elif number < known[0]:
+            span = f"begins with round {known[0]}"
+        else:
+            span = f"tells of rounds {known[0]} to {known[-1]}"
+        raise UserError(f"Round {number} is not on this tape, which {span}.")
+    console.print(headline(story), soft_wrap=True)
+    console.print(parts(story))
+    return ExitCode.DONE
+
+
+def headline(story: Story) -> str:
+    """The round in a sentence or two."""
+    step = "" if story.global_step is None else f", global step {story.global_step}"
+    words = f"round {story.round}: fragment {story.fragment} to version {story.version}{step}"
+    if story.opened_s == 0.0 and story.quorum == 0:
+        return f"{words}. Led by another syncer, whose tape is not here: what the log tells of it."
+    waited = "no quorum was reached"
+    if story.quorum_s is not None:
+        waited = (
+            f"quorum of {story.quorum} after {story.quorum_s - story.opened_s:.2f} s, "
+            f"grace window {story.grace_s:.2f} s"
+        )
+    ended = ""
+    if story.ended_s is not None:
+        ended = f" {story.ended_s - story.opened_s:.2f} s after it was opened"
+    return f"{words}: {story.end}{ended}; {waited}."
+
+
+def parts(story: Story) -> Table:
+    """Who was in, with which weight; who was late, and why. Times count from the opening."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("learner", no_wrap=True)
+    for name in ("asked s", "pushed s", "here s", "steps", "lag", "weight", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("fate", overflow="fold")
+    total = sum(part.weight or 0.0 for part in story.parts.values())
+    for part in sorted(story.parts.values(), key=lambda one: (one.weight is None, one.name)):
+        table.add_row(*_row(story, part, total))
+    return table
+
+
+def _row(story: Story, part: Part, total: float) -> list[str]:
+    is_in = part.weight is not None
+    has_push = part.steps > 0
+    return [
+        part.name,
+        _since(story, part.asked_s),
+        _since(story, part.handed_s),
+        _since(story, part.arrived_s),
+        str(part.steps) if has_push else "",
+        str(part.lag) if has_push else "",
+        f"{part.weight:,.0f}" if part.weight is not None else "",
+        f"{100 * (part.weight or 0.0) / total:.1f} %" if is_in and total else "",
+        f"{part.fate}: {part.why}" if part.why else part.fate,
+    ]
+
+
+def _since(story: Story, at_s: float | None) -> str:
+    return "" if not at_s else f"{at_s - story.opened_s:.2f}"
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from error

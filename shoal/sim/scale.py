@@ -1,0 +1,202 @@
+"""What `shoal sim goodput`, `bandwidth`, `heterogeneous` and `scavenge` print and write."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from protocol.errors import UserError
+from shoal.common.exit_codes import ExitCode
+from shoal.sim import plots
+from simulator.scale import bandwidth as links
+from simulator.scale import goodput as failures
+from simulator.scale import heterogeneous as speeds
+from simulator.scale import scavenge as borrowing
+from simulator.scale.failures import FITTED, Costs
+
+WIDTH = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where rows go besides the terminal."""
+
+    json: Path | None = None
+    csv: Path | None = None
+    plot: Path | None = None
+
+
+BESIDE = " (model / paper)"
+
+
+def goodput(
+    chips: Sequence[int],
+    learners: Sequence[int],
+    mtbi_s: float,
+    costs: Costs,
+    quorum: int,
+    seed: int,
+    files: Files,
+) -> int:
+    """Prints goodput and uptime, the paper's value after the stroke; the exit code."""
+    if len(chips) * len(learners) > 400:
+        raise UserError("That are more than 400 cells. Ask for fewer --chips or --learners.")
+    rows = failures.cells(chips, learners, mtbi_s=mtbi_s, costs=costs, seed=seed, quorum=quorum)
+    console = Console(width=WIDTH, highlight=False)
+    shown: tuple[tuple[str, int, Callable[[failures.Cell], tuple[float, float | None]]], ...] = (
+        ("Goodput, %", 1, lambda row: (100 * row.goodput, row.paper_goodput)),
+        ("Uptime, %", 0, lambda row: (100 * row.uptime, row.paper_uptime)),
+    )
+    for title, digits, pair in shown:
+        beside = BESIDE if any(pair(row)[1] is not None for row in rows) else ""
+        table = Table(title=title + beside, box=box.SIMPLE_HEAD, title_justify="left")
+        table.add_column("", no_wrap=True)
+        for size in chips:
+            table.add_column(plots.short(size), justify="right", no_wrap=True)
+        for at in range(0, len(rows), len(chips)):
+            line = rows[at : at + len(chips)]
+            name = line[0].method + (f" M={line[0].learners}" if line[0].learners > 1 else "")
+            table.add_row(name, *(_beside(*pair(row), digits) for row in line))
+        console.print(table)
+    fitted = "fitted" if costs == FITTED else "fitted, but for what you gave"
+    told = ", ".join(f"{name} {value:g}" for name, value in asdict(costs).items())
+    console.print(
+        f"Parameters ({fitted}; return_s, slices and checkpoint_s are set; the paper gives "
+        f"none): {told}.",
+        soft_wrap=False,
+    )
+    off = failures.misfit(rows)
+    if off is not None:
+        console.print(f"Distance from the paper: rmse {off[0]:.2f}, at most {off[1]:.1f} points.")
+    return write_rows(files, rows, lambda path: plots.goodput(rows, path))
+
+
+def bandwidth(
+    link: links.Link,
+    codecs: Sequence[str],
+    utilisations: Sequence[float],
+    link_gbps: float | None,
+    files: Files,
+) -> int:
+    """Prints Gb/s per method, codec and utilisation; the exit code."""
+    rows = links.needs(link, codecs, utilisations)
+    console = Console(width=WIDTH, highlight=False)
+    table = Table(
+        title="Gb/s per learner by utilisation (model / paper)",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    table.add_column("method", no_wrap=True)
+    table.add_column("codec")
+    for share in utilisations:
+        table.add_column(f"{100 * share:g} %", justify="right", no_wrap=True)
+    for at in range(0, len(rows), len(utilisations)):
+        line = rows[at : at + len(utilisations)]
+        table.add_row(line[0].method, line[0].codec, *(_need(row, link_gbps) for row in line))
+    console.print(table)
+    if link_gbps is not None:
+        console.print(f"Green: a link of {link_gbps:g} Gb/s is enough.")
+    console.print(
+        f"{link.parameters:.3g} parameters (the default is fitted to the paper), "
+        f"{link.learners} learners, {link.step_s:g} s per step."
+    )
+    return write_rows(files, rows, lambda path: plots.bandwidth(rows, link_gbps, path))
+
+
+def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
+    """Prints the three settings; the exit code."""
+    rows = speeds.settings(mix, seed)
+    console = Console(width=WIDTH, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in (
+        "",
+        "goodput, %\n(model / paper)",
+        "learners in\na merge, %",
+        "merge after,\nsteps",
+    ):
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        paper = _beside(100 * row.goodput, row.paper_goodput)
+        table.add_row(row.setting, paper, f"{100 * row.merged:.0f}", f"{row.merge_steps:.2f}")
+    console.print(table)
+    console.print(
+        "No number is fitted. That K = 1 never waits is assumed. Steps are a fast learner's."
+    )
+    return write_rows(files, rows, lambda path: plots.heterogeneous(rows, path))
+
+
+def scavenge(lent: borrowing.Borrowing, extras: Sequence[float], files: Files) -> int:
+    """Prints relative training times; the exit code."""
+    rows = borrowing.speedups(lent, extras)
+    console = Console(width=WIDTH, highlight=False)
+    table = Table(
+        title="Training time (model / paper)",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    for name in ("extra machines", "DP", "Decoupled"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        pairs = ((row.dp, row.paper_dp), (row.decoupled, row.paper_decoupled))
+        shown = (
+            f"{ours:.2f}" + ("" if paper is None else f" / {paper:.2f}") for ours, paper in pairs
+        )
+        table.add_row(f"+{100 * row.extra:g} %", *shown)
+    console.print(table)
+    console.print(
+        f"DP stops {lent.stop_s:g} s at a change, one each {lent.change_s:g} s at +100 % "
+        "(both defaults fitted to the paper's row)."
+    )
+    return write_rows(files, rows, lambda path: plots.scavenge(rows, path))
+
+
+def _beside(percent: float, paper: float | None, digits: int = 1) -> str:
+    shown = f"{percent:.{digits}f}"
+    return shown if paper is None else f"{shown} / {paper:.0f}"
+
+
+def _need(row: links.Need, link_gbps: float | None) -> str:
+    text = f"{row.gbps:.3g}" + ("" if row.paper_gbps is None else f" / {row.paper_gbps:g}")
+    return f"[green]{text}[/green]" if link_gbps is not None and row.gbps <= link_gbps else text
+
+
+def write_rows(files: Files, rows: Sequence[Any], draw: Callable[[Path], None]) -> int:
+    """Writes the rows wherever that was asked for; the exit code. UserError if a file cannot be."""
+    lines = [msgspec.to_builtins(row) for row in rows]
+    for path, option, save in (
+        (
+            files.json,
+            "--json",
+            lambda at: at.write_bytes(msgspec.json.format(msgspec.json.encode(lines))),
+        ),
+        (files.csv, "--csv", lambda at: at.write_text(_as_csv(lines))),
+        (files.plot, "--plot", draw),
+    ):
+        if path is None:
+            continue
+        try:
+            save(path)
+        except OSError as error:
+            raise UserError(
+                f"Cannot write {path}: {error.strerror or error}. Give {option} another file."
+            ) from error
+        print(f"Wrote {path}")
+    return ExitCode.DONE
+
+
+def _as_csv(lines: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return text.getvalue()

@@ -1,0 +1,113 @@
+"""What must hold of credit in every run, judged from the outside by the records that count it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from protocol import wire
+from protocol.errors import FalseReceipt
+from protocol.log.accounts import Counts
+from protocol.log.receipts import Credit, prove_credit
+from protocol.log.records import AccountsNoted, FragmentMerged, Record
+from protocol.messages import Envelope
+from protocol.project import Charter
+from protocol.trace import Fact, PushSettled
+from simulator.checkers.ledger import Ledger, Violation
+from simulator.stand_ins.tiny import sim_verify
+from simulator.swarm.learners import SimLearner
+from simulator.swarm.syncers import SimSyncer
+
+Told = tuple[float, bytes, Fact]
+"""When, by which host, what."""
+
+
+def count(records: Iterable[Record], learner: bytes) -> Counts:
+    """What these records count for a learner, added up again from each merge in them."""
+    parts = [
+        part
+        for record in records
+        if isinstance(record.body, FragmentMerged)
+        for part in record.body.contributions
+        if part.learner == learner
+    ]
+    clipped = sum(part.scale < 1.0 for part in parts)
+    return (len(parts), sum(part.tokens for part in parts), clipped)
+
+
+def refusals(records: Iterable[Record]) -> Counter[bytes]:
+    """By learner, pushes of which these records say that they did not count."""
+    found: Counter[bytes] = Counter()
+    for record in records:
+        if isinstance(record.body, AccountsNoted):
+            for one in record.body.refusals:
+                found[one.learner] += one.pushes
+    return found
+
+
+def check_accounts(ledger: Ledger, syncers: Sequence[SimSyncer], facts: Iterable[Told]) -> None:
+    """Every syncer's accounts are what the records up to where it stands say, leader or not.
+
+    And no record tells of more refused pushes than leaders ever settled so.
+    """
+    leading = {host.key for host in syncers}
+    for host in syncers:
+        if not host.is_up or host.syncer.state.epoch != ledger.epoch:
+            continue
+        state = host.syncer.state
+        records = ledger.records[: state.index]
+        noted = refusals(records)
+        for key, account in state.accounts.items():
+            said = (*account.counts, account.refusals)
+            counted = (*count(records, key), noted[key])
+            if said != counted:
+                raise Violation(f"{host.name} counts {said} for a learner, the log says {counted}")
+        left_out = {key for key in noted if key not in state.accounts}
+        if left_out:
+            raise Violation(f"{host.name} has no account of {len(left_out)} learners")
+    settled = Counter(
+        fact.learner
+        for _, who, fact in facts
+        if who in leading
+        and isinstance(fact, PushSettled)
+        and fact.outcome not in ("merged", "clipped")
+    )
+    for learner, pushes in refusals(ledger.records).items():
+        if pushes > settled[learner]:
+            raise Violation(f"the log has {pushes} refused pushes, {settled[learner]} were settled")
+
+
+def check_receipts(ledger: Ledger, learners: list[SimLearner]) -> None:
+    """Every receipt that was kept says what the log says, and proves it to a stranger.
+
+    What a receipt of a former epoch says of records that the owner voided, no log says any more.
+    """
+    for host in learners:
+        place = (0, 0)
+        for _, receipt, envelope in host.kept:
+            credit = _proven(host, receipt, envelope)
+            if credit.place < place:
+                raise Violation(f"{host.name} kept a receipt that is older than one before it")
+            place = credit.place
+            if credit.head != ledger.entries.get(credit.index):
+                if credit.epoch == ledger.epoch:
+                    raise Violation(f"{host.name} has a receipt for {credit}, a strange record")
+                continue
+            counted = count(ledger.records[: credit.index], host.key)
+            if credit.counts != counted:
+                told = f"a receipt for {credit.counts}, the log says {counted}"
+                raise Violation(f"{host.name} has {told}")
+        faults = host.learner.shared.tally.faults
+        if faults.get(FalseReceipt.reason):
+            raise Violation(f"{host.name} calls receipts false: {faults}")
+
+
+def _proven(host: SimLearner, receipt: Envelope, envelope: Envelope) -> Credit:
+    charter = wire.decode(envelope.payload, Charter)
+    return prove_credit(
+        receipt,
+        project=host.tiny.project,
+        learner=host.key,
+        charters={charter.revision: charter},
+        verify=sim_verify,
+    ).credit

@@ -1,0 +1,114 @@
+"""What every syncer ever called committed, judged from the outside: one history, well certified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocol import limits, wire
+from protocol.errors import RemoteError
+from protocol.log.records import CharterAdopted, FragmentMerged, Record, open_record, record_hash
+from protocol.messages import CertifiedRecord
+from protocol.numerics.merge import push_weight
+from protocol.project import Charter
+from simulator.stand_ins.tiny import sim_verify
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Ledger:
+    """Certified records by index, whoever had them first."""
+
+    def __init__(self, charter: Charter) -> None:
+        self.entries: dict[int, bytes] = {}
+        self.records: list[Record] = []
+        """Without a gap, from record 1 on."""
+        self.merges: list[FragmentMerged] = []
+        self.versions: dict[tuple[int, int], FragmentMerged] = {}
+        """By fragment and version."""
+        self.on_merge: list[Callable[[FragmentMerged, bytes | None], None]] = []
+        """Told every merge with its payload, in the order of the log."""
+        self.epoch = 0
+        """The owner's newest."""
+        self.void: dict[int, bytes] = {}
+        """Records behind the origin of this epoch, certified in one before it."""
+        self._charter = charter
+        self._waiting: dict[int, CertifiedRecord] = {}
+
+    def add(
+        self,
+        who: str,
+        entry: CertifiedRecord,
+        index: int,
+        payload: Callable[[bytes], bytes | None] = lambda digest: None,
+    ) -> None:
+        """Somebody applied this record. Raises Violation if that cannot be.
+
+        payload: how this host finds the payload of a merge.
+        """
+        digest = record_hash(entry.record)
+        if entry.certificate.epoch < self.epoch and self.entries.get(index) != digest:
+            # Somebody has not heard of the new epoch yet: also void records have one history.
+            if self.void.setdefault(index, digest) != digest:
+                raise Violation(f"{who} has another void record {index} than was committed before")
+            return
+        known = self.entries.setdefault(index, digest)
+        if known != digest:
+            raise Violation(f"{who} has another record {index} than was committed before")
+        if index > len(self.records):
+            self._waiting[index] = entry
+        while len(self.records) + 1 in self._waiting:
+            self._check(who, self._waiting.pop(len(self.records) + 1), payload)
+
+    def void_behind(self, index: int, charter: Charter) -> None:
+        """The owner began an epoch behind this record: what follows it never was."""
+        self.epoch = charter.epoch
+        self.void = {at: digest for at, digest in self.entries.items() if at > index}
+        self.entries = {at: digest for at, digest in self.entries.items() if at <= index}
+        self._waiting.clear()
+        del self.records[index:]
+        self.merges = [one.body for one in self.records if isinstance(one.body, FragmentMerged)]
+        self.versions = {(one.fragment, one.version): one for one in self.merges}
+        self._charter = charter
+
+    def check_whole(self) -> None:
+        """Raise Violation if a record was applied and one before it was not, by anybody."""
+        if self._waiting:
+            after = len(self.records)
+            raise Violation(f"record {min(self._waiting)} was applied, record {after + 1} never")
+
+    def _check(
+        self, who: str, entry: CertifiedRecord, payload: Callable[[bytes], bytes | None]
+    ) -> None:
+        try:
+            record = open_record(entry, self._charter.project, self._charter, sim_verify)
+        except RemoteError as error:
+            raise Violation(f"{who} applied an unproven record: {error}") from error
+        self.records.append(record)
+        if isinstance(record.body, FragmentMerged):
+            self._merge(who, record.body)
+            for look in self.on_merge:
+                look(record.body, payload(record.body.payload))
+        if isinstance(record.body, CharterAdopted):
+            self._charter = wire.decode(record.body.charter.payload, Charter)
+
+    def _merge(self, who: str, merged: FragmentMerged) -> None:
+        """The next version of its fragment, made by the charter in force, of pushes that count."""
+        where = f"{who}: fragment {merged.fragment} v{merged.version}"
+        self.merges.append(merged)
+        if self.versions.setdefault((merged.fragment, merged.version), merged) is not merged:
+            raise Violation(f"{where} is in the log twice")
+        if merged.version > 1 and (merged.fragment, merged.version - 1) not in self.versions:
+            raise Violation(f"{where} has no predecessor")
+        for part in merged.contributions:
+            lag = merged.version - 1 - part.base_version
+            if not 0 <= lag <= limits.PUSH_LAG_MAX:
+                raise Violation(f"{where} counts a push that is {lag} versions behind")
+            rule = self._charter.rounds.weights
+            weight = push_weight(rule, part.tokens, part.steps) / (1 + lag)
+            if abs(part.weight - weight) > 1e-9 * weight:
+                raise Violation(
+                    f"{where} gives a push {lag} versions behind the weight "
+                    f"{part.weight:g}, not {weight:g}"
+                )

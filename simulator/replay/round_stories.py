@@ -1,0 +1,243 @@
+"""What happened in each round, gathered while the machine is re-run: who, when, how heavy, why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from protocol.ids import short
+from protocol.log.records import FragmentMerged
+from protocol.machine import Do, Effect, Emit, Event, Failed, JobDone, Received, Send, Start
+from protocol.messages import Decline, Pull
+from protocol.trace import (
+    FragmentCommitted,
+    PushSettled,
+    QuorumReached,
+    RoundAbandoned,
+    RoundOpened,
+    SessionOpened,
+)
+from syncer_node.machine.jobs import (
+    Adopt,
+    FetchPush,
+    Merge,
+    MergePart,
+    PushFetched,
+    PushId,
+    PushRefused,
+)
+from syncer_node.machine.syncer import SyncerMachine
+
+STORIES_MAX: Final = 1_000_000
+"""Of one life; months of rounds."""
+
+NO_ANSWER: Final = "no answer"
+ON_ITS_WAY: Final = "on its way"
+
+
+@dataclass(slots=True)
+class Part:
+    """One learner's part in a round."""
+
+    learner: bytes
+    name: str
+    asked_s: float
+    handed_s: float | None = None
+    """When its push was announced."""
+    arrived_s: float | None = None
+    steps: int = 0
+    tokens: int = 0
+    lag: int = 0
+    """Versions that its push stood behind the newest."""
+    weight: float | None = None
+    """In the merge; None: not in it."""
+    fate: str = NO_ANSWER
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Story:
+    """One round from its opening to its end."""
+
+    round: int
+    fragment: int
+    opened_s: float
+    quorum: int
+    version: int = 0
+    quorum_s: float | None = None
+    grace_s: float = 0.0
+    closed_s: float | None = None
+    ended_s: float | None = None
+    end: str = "still open where the tape ends"
+    global_step: int | None = None
+    learning_rate: float = 0.0
+    momentum: float = 0.0
+    parts: dict[bytes, Part] = field(default_factory=dict)
+
+
+class Stories:
+    """All rounds of one host's terms, newest of each number last."""
+
+    def __init__(self) -> None:
+        self.all: list[Story] = []
+        self.names: dict[bytes, str] = {}
+        self._open: dict[int, Story] = {}
+        self._fetches: dict[int, tuple[int, bytes]] = {}
+        self._taken: dict[PushId, Part] = {}
+        """Parts in a later round than the one that asked, until their fate is told."""
+
+    def find(self, number: int) -> Story | None:
+        """The round with this number that was committed, else the newest that had it."""
+        found = [one for one in self.all if one.round == number]
+        committed = [one for one in found if one.global_step is not None]
+        for one in reversed(committed or found):
+            return one
+        return None
+
+    def numbers(self) -> list[int]:
+        return sorted({one.round for one in self.all})
+
+    def note(
+        self, at_s: float, event: Event | None, effects: list[Effect], machine: SyncerMachine
+    ) -> None:
+        """Take one handled input into account."""
+        for effect in effects:
+            if isinstance(effect, Emit) and isinstance(effect.fact, RoundOpened):
+                self._opened(at_s, effect.fact, machine)
+            if isinstance(effect, Emit) and isinstance(effect.fact, SessionOpened):
+                self.names[effect.fact.peer] = effect.fact.name
+        if event is not None:
+            self._told(at_s, event)
+        for effect in effects:
+            self._made(at_s, effect)
+
+    def _opened(self, at_s: float, fact: RoundOpened, machine: SyncerMachine) -> None:
+        story = Story(fact.round, fact.fragment, at_s, fact.quorum)
+        if machine.seat is not None:
+            current = machine.seat.merging.rounds.get(fact.round)
+            story.version = current.version if current is not None else 0
+        self._open[fact.round] = story
+        if len(self.all) < STORIES_MAX:
+            self.all.append(story)
+
+    def _told(self, at_s: float, event: Event) -> None:
+        match event:
+            case Received(peer, Decline(round=number, reason=reason)):
+                part = self._part(number, peer)
+                if part is not None:
+                    part.handed_s, part.fate, part.why = at_s, "declined", reason
+            case JobDone(id=number, result=result):
+                self._fetched(at_s, number, result)
+            case _:
+                pass
+
+    def _fetched(self, at_s: float, number: int, result: object) -> None:
+        where = self._fetches.pop(number, None)
+        part = self._part(*where) if where is not None else None
+        if part is None or part.fate in ("late", "stale", "rejected"):
+            return
+        if isinstance(result, PushFetched):
+            part.arrived_s, part.fate = at_s, "arrived"
+        elif isinstance(result, PushRefused):
+            part.fate, part.why = "rejected", result.detail
+        elif isinstance(result, Failed):
+            part.fate, part.why = "not fetched", result.reason
+
+    def _made(self, at_s: float, effect: Effect) -> None:
+        match effect:
+            case Send(peer, Pull(round=number)):
+                story = self._open.get(number)
+                if story is not None:
+                    name = self.names.get(peer, short(peer))
+                    story.parts.setdefault(peer, Part(peer, name, at_s))
+            case Start(id=number, job=FetchPush() as job):
+                self._fetches[number] = (job.round, job.peer)
+                part = self._part(job.round, job.peer)
+                if part is not None:
+                    part.handed_s, part.fate = at_s, ON_ITS_WAY
+                    part.steps, part.tokens = job.header.steps, job.header.tokens
+                    part.lag = max(0, self._open[job.round].version - 1 - job.header.base_version)
+            case Start(job=Merge() as job):
+                self._merging(at_s, job)
+            case Emit(fact):
+                self._fact(at_s, fact)
+            case Do(Adopt(fragment, version, _)):
+                self._adopted(at_s, fragment, version)
+            case _:
+                pass
+
+    def _merging(self, at_s: float, job: Merge) -> None:
+        story = self._open.get(job.round)
+        if story is None:
+            return
+        story.closed_s = at_s
+        story.learning_rate, story.momentum = job.outer.learning_rate, job.outer.momentum
+        for one in job.parts:
+            part = story.parts.get(one.learner)
+            if part is None or one.header.round != job.round:
+                part = story.parts[one.learner] = self._late(job, one)
+            part.weight, part.fate = one.weight, "in the merge"
+        for part in story.parts.values():
+            if part.fate in (NO_ANSWER, ON_ITS_WAY):
+                part.why = "the round closed before it arrived"
+
+    def _late(self, job: Merge, one: MergePart) -> Part:
+        """The part of a learner whose push an earlier round had asked for."""
+        header = one.header
+        asked = self._part(header.round, one.learner)
+        if asked is None:  # Before the tape begins.
+            asked = Part(one.learner, self.names.get(one.learner, short(one.learner)), 0.0)
+        part = replace(asked, steps=header.steps, tokens=header.tokens)
+        part.lag = max(0, job.version - 1 - header.base_version)
+        part.why = f"asked for in round {header.round}, which did not wait for it"
+        asked.fate, asked.why = "late", f"counted in round {job.round}"
+        self._taken[one.push] = part
+        return part
+
+    def _fact(self, at_s: float, fact: object) -> None:
+        match fact:
+            case QuorumReached(number, _, waited_s, grace_s):
+                story = self._open.get(number)
+                if story is not None:
+                    story.quorum_s, story.grace_s = story.opened_s + waited_s, grace_s
+            case PushSettled(number, learner, incarnation, sequence, outcome, reason):
+                taken = self._taken.pop((learner, incarnation, sequence), None)
+                for part in (self._part(number, learner), taken):
+                    if part is not None:
+                        part.fate, part.why = outcome, reason or part.why
+                        part.handed_s = at_s if part.handed_s is None else part.handed_s
+            case RoundAbandoned(number, _, reason):
+                story = self._open.get(number)
+                if story is not None:
+                    story.ended_s, story.end = at_s, f"abandoned: {reason}"
+            case FragmentCommitted():
+                for story in reversed(self.all):
+                    if (story.fragment, story.version) == (fact.fragment, fact.version):
+                        story.global_step = fact.global_step
+                        break
+            case _:
+                pass
+
+    def _adopted(self, at_s: float, fragment: int, version: int) -> None:
+        for story in reversed(self.all):
+            if (story.fragment, story.version) == (fragment, version):
+                story.ended_s, story.end = at_s, "committed"
+                return
+
+    def _part(self, number: int, peer: bytes) -> Part | None:
+        story = self._open.get(number)
+        return story.parts.get(peer) if story is not None else None
+
+
+def record_story(merged: FragmentMerged) -> Story:
+    """What the log alone tells of a round that another host led."""
+    story = Story(merged.round, merged.fragment, 0.0, 0, merged.version, end="committed")
+    story.global_step = merged.global_step
+    story.learning_rate, story.momentum = merged.learning_rate, merged.momentum
+    for one in merged.contributions:
+        part = Part(one.learner, short(one.learner), 0.0, weight=one.weight)
+        part.steps, part.tokens = one.steps, one.tokens
+        part.lag = max(0, merged.version - 1 - one.base_version)
+        part.fate = "clipped" if one.scale < 1.0 else "merged"
+        story.parts[one.learner] = part
+    return story

@@ -1,0 +1,486 @@
+"""Simulated learners: the daemon's machine and bank, with virtual IO around them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from host.bulk.blob_cache import Shelf
+from node.download.assembly import Assembly
+from node.machine.context import LearnerSetup
+from node.machine.jobs import (
+    Advance,
+    Advanced,
+    BeginSteps,
+    Capture,
+    Captured,
+    CutPart,
+    Deliver,
+    Delivered,
+    DropFed,
+    Evaluate,
+    EvaluatedLoss,
+    Feed,
+    FetchState,
+    FindSeat,
+    Freeze,
+    HoldSteps,
+    KeepReceipt,
+    LoadPart,
+    ParkTrainer,
+    ReleaseSteps,
+    ReplaceTrainer,
+    SeatFound,
+    SetProgress,
+    Settle,
+    StartTrainer,
+    Starved,
+    StateFetched,
+    Stepped,
+    Thaw,
+    TrainerLost,
+    TrainerParked,
+    TrainerReady,
+    WakeTrainer,
+    WritePart,
+)
+from node.machine.learner import LearnerMachine
+from node.machine.snapshot_participant import RESTART_EXIT
+from node.trainer_client.fragment_bank import FragmentBank
+from node.trainer_client.tape import Sink, TrainerTape, applied, replay_class, snapshot
+from protocol import wire
+from protocol.errors import CorruptState
+from protocol.fragments import Layout
+from protocol.log.receipts import Credit
+from protocol.log.records import is_elected
+from protocol.machine import Failed, Note, Start
+from protocol.messages import Envelope
+from protocol.numerics.codecs import NonFinite
+from protocol.project import Charter
+from simulator.stand_ins.backends import Backend
+from simulator.stand_ins.tiny import VIRTUAL, SimSigner, TinyProject, TinyTrainer, sim_verify
+from simulator.swarm.fetching import SimFetcher
+from simulator.swarm.moments import SimMoments
+from simulator.swarm.parts import SimParts
+from simulator.swarm.syncers import SimSyncer
+from simulator.virtual.nodes import Speed, SpeedModel
+from simulator.virtual.world import Host, World
+
+TRAINER_START_S = 5.0
+PARK_S = 0.5
+
+
+class SimLearner(Host):
+    """A volunteer in virtual time."""
+
+    def __init__(
+        self,
+        world: World,
+        tiny: TinyProject,
+        syncers: list[SimSyncer],
+        *,
+        number: int,
+        speed: SpeedModel,
+        backend: Backend,
+    ) -> None:
+        name = f"learner-{number}"
+        signer = SimSigner(name)
+        super().__init__(world, signer.key, name)
+        self.tiny = tiny
+        self.syncer_hosts = syncers
+        self.signer = signer
+        self.backend = backend
+        self.speed = Speed(speed, random.Random(f"speed {name} {world.seed}"))
+        self.on_capture: list[Callable[[SimLearner, int, int, int, bytes], None]] = []
+        """Told host, fragment, sequence, base version and payload of every push."""
+        self.on_assign: list[Callable[[SimLearner, int], None]] = []
+        """Told host and fragment when the inner loop restarts from a global value."""
+        self.layout: Layout = syncers[0].layout
+        self.chance = random.Random(f"{name} {world.seed}")
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
+        self.bank: FragmentBank
+        self.fetcher: SimFetcher
+        self.trainer: TinyTrainer | None = None
+        self.learner: LearnerMachine
+        self.moments = SimMoments(self)
+        self.parts = SimParts(self)
+        self.incarnation = 0
+        self.trainers = 0
+        self.trainer_number = 0
+        """Of the trainer that runs; one that goes on from a part keeps its number."""
+        self.reads: list[tuple[int, int, int]] = []
+        """(incarnation, position, sequence) of everything any of its trainers read."""
+        self.captures: dict[tuple[int, int], tuple[int, int]] = {}
+        """(incarnation, sequence) of a push -> the trainer's number, and its local step then."""
+        """(life, sequence) of a push -> the trainer's number, and its local step then."""
+        self.progress: list[float] = []
+        """Every place on the learning-rate schedule that a trainer was told."""
+        self.tape: Callable[[SimLearner], Sink] | None = None
+        """Makes the tape of each life; None records nothing."""
+        self.recorder: TrainerTape | None = None
+        self.kept: list[tuple[float, Envelope, Envelope]] = []
+        """When a receipt was kept, the receipt, and the charter that proves it; outlives crashes"""
+        self.pushed: list[tuple[int, int]] = []
+        """Fragment and payload bytes of every push that was encoded."""
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a local step."""
+        return self.speed.mean_s
+
+    def build(self) -> LearnerMachine:
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
+        self.bank = FragmentBank(self.layout, self.shelf)
+        self.trainer = None
+        if self.tape is not None:
+            self.recorder = TrainerTape(self.tape(self), self.life)
+        self.moments = SimMoments(self, stall_s=self.moments.stall_s)
+        life = self.life
+        self.fetcher = SimFetcher(
+            self.world,
+            self.key,
+            random.Random(f"donors {self.name} {self.world.seed} {life}"),
+            is_alive=lambda: self.life == life,
+            donors=self._announced,
+            reach=self._reach,
+            newest=lambda fragment: self.learner.shared.state.fragments[fragment].version,
+        )
+        start = self.parts.begin_life()
+        self.incarnation = self.life
+        if start is not None and start.part is not None:
+            self.incarnation = start.part.incarnation
+        setup = LearnerSetup(
+            project=self.tiny.project,
+            genesis=self.tiny.genesis,
+            layout_digest=self.layout.digest,
+            name=self.name,
+            agent="simulator",
+            incarnation=self.incarnation,
+            parts=tuple(self.parts.disk),
+            start=start,
+            evaluates=True,
+            micro_batch=None,
+            signer=self.signer,
+            verify=sim_verify,
+            rng=random.Random(f"back-off {self.name} {self.world.seed} {self.life}"),
+            credit=wire.decode(self.kept[-1][1].payload, Credit) if self.kept else None,
+        )
+        self.learner = LearnerMachine(setup)
+        return self.learner
+
+    def crash(self) -> None:
+        is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
+        if is_restart and self.is_up:
+            self.parts.next_start(self.learner.parting.next_start)
+        super().crash()
+        if is_restart:
+            self.world.after(0.2, lambda: None if self.is_up else self.boot())
+
+    @property
+    def is_void(self) -> bool:
+        """Whether what it does is void: its owner went back, and it has not followed yet."""
+        charter = self.learner.shared.charter
+        epoch = charter.epoch if charter is not None else 0
+        return epoch < self.world.owner_epoch or self.learner.parting.is_leaving
+
+    def lose_trainer(self, *, is_out_of_memory: bool = False) -> None:
+        """The trainer process dies; the daemon lives."""
+        if self.is_up and self.trainer is not None:
+            self.trainer = None
+            self.bank.trainer_lost()
+            self.moments.trainer_lost()
+            self.take(Note(TrainerLost(is_out_of_memory, "killed")))
+
+    def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
+        job, world = start.job, self.world
+        match job:
+            case FindSeat():
+                world.after(2 * world.delay_s(), lambda: answer(self._find_seat()))
+            case FetchState():
+                kept = self.parts.install(job)
+                if kept is not None:
+                    world.after(0.0, lambda: answer(kept))
+                    return
+                numel = self.layout.fragments[job.fragment].numel
+                self.fetcher.fetch(job, numel, lambda got: answer(self._install(job, got)))
+            case Advance():
+                self._fetch_payload(job, answer)
+            case StartTrainer():
+                self._in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
+            case ParkTrainer():
+                self._in_this_life(PARK_S, lambda: answer(self._park()))
+            case WakeTrainer():
+                self._in_this_life(TRAINER_START_S, lambda: answer(self._unpark()))
+            case Deliver():
+                self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
+            case Capture():
+                self.command(lambda trainer: answer(self._capture(job, trainer)), answer)
+            case Evaluate():
+                self._in_this_life(1.0, lambda: answer(self._evaluate(job)))
+            case CutPart() | WritePart() | LoadPart():
+                self.parts.run_job(job, answer)
+            case _:
+                self.moments.run_job(job, answer)
+
+    def _in_this_life(self, delay_s: float, work: Callable[[], None]) -> None:
+        """Do this later, unless the host has died by then."""
+        life = self.life
+        self.world.after(delay_s, lambda: work() if self.life == life else None)
+
+    def act(self, action: object) -> None:
+        match action:
+            case Freeze(index, fragment):
+                self.bank.freeze(index, fragment)
+            case Thaw(index):
+                self.bank.thaw(index)
+            case Settle(fragment, sequence, outcome):
+                self._settle(fragment, sequence, is_merged=outcome == "merged")
+            case Feed() | DropFed():
+                self._feed(action)
+            case SetProgress() | KeepReceipt():
+                self._write_down(action)
+            case ReplaceTrainer():
+                self.world.after(0.1, self.lose_trainer)
+            case HoldSteps() | ReleaseSteps():
+                if self.trainer is not None:
+                    self.trainer.is_held = isinstance(action, HoldSteps)
+                    self._step()
+            case BeginSteps():
+                if self.trainer is not None:
+                    self.trainer.is_begun = True
+                    self.trainer.ready_s = self.world.now_s
+                    self._step()
+            case _:
+                self.moments.act(action)
+
+    def _park(self) -> object:
+        """The trainer stands still; what holds its state stands for the files."""
+        if self.trainer is None:
+            return Failed("the trainer ended")
+        self.trainer.is_held = True
+        return TrainerParked()
+
+    def _unpark(self) -> object:
+        if self.trainer is None:
+            return TrainerLost(False, "its parked state is gone")
+        self.trainer.is_held = False
+        return TrainerReady("virtual", 1)
+
+    def _settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
+        self.bank.settle(fragment, sequence, is_merged=is_merged)
+        if self.recorder is not None:
+            self.recorder.closed(fragment, sequence, is_merged=is_merged)
+
+    def _feed(self, action: Feed | DropFed) -> None:
+        if self.trainer is None:
+            return
+        if isinstance(action, DropFed):
+            self.trainer.command(self.trainer.spans.clear)
+            return
+        self.trainer.spans.extend(action.spans)
+        self._step()
+
+    def _write_down(self, action: SetProgress | KeepReceipt) -> None:
+        if isinstance(action, SetProgress):
+            self.progress.append(action.fraction)
+        else:
+            self.kept.append((self.world.now_s, action.receipt, action.charter))
+
+    def _find_seat(self) -> object:
+        """The newest proven leader that the table names, as the daemon's locator finds it."""
+        best: SeatFound | None = None
+        for notice in self.syncer_hosts[0].notices.values():
+            charter = wire.decode(notice.charter.payload, Charter)
+            is_proven = is_elected(
+                notice.key,
+                epoch=notice.epoch,
+                term=notice.term,
+                votes=notice.votes,
+                charter=charter,
+                verify=sim_verify,
+            )
+            if not is_proven or notice.until_s < self.world.now_s:
+                continue
+            if best is None or (notice.epoch, notice.term) > (best.epoch, best.term):
+                best = SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
+        return best or Failed("no syncer of this project announces itself yet")
+
+    def reachable(self) -> list[SimLearner]:
+        """Other learners, in random order."""
+        others = [
+            host
+            for host in self.world.hosts.values()
+            if isinstance(host, SimLearner)
+            and host is not self
+            and self.world.can_reach(self, host)
+        ]
+        self.chance.shuffle(others)
+        return others
+
+    def _donors(self) -> list[SimLearner | SimSyncer]:
+        others: list[SimLearner | SimSyncer] = [*self.reachable()]
+        return others + [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
+
+    def _announced(self) -> tuple[list[bytes], bytes | None]:
+        """Learners that say they hold weights, and the leader."""
+        learners = [
+            host.key
+            for host in self.world.hosts.values()
+            if isinstance(host, SimLearner)
+            and host is not self
+            and host.is_up
+            and host.learner.keeping.is_held
+        ]
+        return learners, self.learner.shared.leader
+
+    def _reach(self, key: bytes) -> Shelf | None:
+        host = self.world.hosts[key]
+        assert isinstance(host, SimLearner | SimSyncer)
+        return host.shelf if self.world.can_reach(self, host) else None
+
+    def _install(self, job: FetchState, got: Assembly | str) -> object:
+        if isinstance(got, str):
+            return Failed(got)
+        self.bank.charter = self.learner.shared.charter
+        self.bank.install(job.fragment, job.version, job.state, *got.arrays())
+        return StateFetched(tuple(got.sources.items()))
+
+    def _fetch_payload(self, job: Advance, answer: Callable[[object], None]) -> None:
+        """From the leader, then other syncers, then learners: as the daemon asks."""
+        world, merged = self.world, job.merged
+        donors = reversed(self._donors())
+        donor = next((d for d in donors if d.shelf.get(merged.payload) is not None), None)
+        if donor is None:
+            failed = Failed("no donor holds the payload")
+            world.after(2 * world.delay_s(), lambda: answer(failed))
+            return
+        delay_s = world.transfer_s(donor.key, self.key, merged.payload_bytes)
+        world.after(delay_s, lambda: answer(self._advance(job, donor)))
+
+    def _advance(self, job: Advance, donor: SimLearner | SimSyncer) -> object:
+        payload = donor.shelf.get(job.merged.payload)
+        if payload is None or not self.world.can_dial(self, donor):
+            return Failed("the donor is gone")
+        try:
+            self.bank.advance(job.merged, bytes(payload))
+        except CorruptState as error:
+            return Failed(str(error))
+        return Advanced()
+
+    def _start_trainer(self) -> object:
+        inner, data = self.tiny.charter.inner, self.tiny.genesis.data
+        self.trainers += 1
+        trainer = TinyTrainer(
+            sizes=[fragment.numel for fragment in self.layout.fragments],
+            tokens_per_step=inner.batch_sequences * data.sequence_tokens,
+            sequences_per_step=inner.batch_sequences,
+            block_sequences=data.block_sequences,
+            speed=self.speed,
+            noise_seed=random.Random(self.chance.random()).randrange(2**32),
+        )
+        self.trainer = self.backend.adopt(trainer, self.key)
+        if self.recorder is not None:
+            self.recorder.began(
+                genesis=self.tiny.genesis_bytes,
+                charter=self.learner.shared.charter or self.tiny.charter,
+                inner=inner,
+                micro_batch=inner.batch_sequences,
+                seed_salt=trainer.noise_seed,
+                replay_class=replay_class(VIRTUAL, 1, None),
+            )
+        self.trainer_number = self.trainers
+        return self.parts.restore(self.trainer, TrainerReady(VIRTUAL, inner.batch_sequences))
+
+    def command(
+        self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
+    ) -> None:
+        """Have the trainer do this at its next boundary."""
+        trainer = self.trainer
+        if trainer is None:
+            self.world.after(0.0, lambda: answer(Failed("no trainer")))
+            return
+        self.world.after(0.0, lambda: trainer.command(lambda: action(trainer)))
+
+    def _deliver(self, job: Deliver, trainer: TinyTrainer) -> object:
+        delivery = self.bank.deliver(
+            job.fragment,
+            is_assign=job.is_assign,
+            merged_sequence=job.merged_sequence,
+            kept_frac=job.kept_frac,
+        )
+        if trainer.apply(job.fragment, delivery):
+            for look in self.on_assign:
+                look(self, job.fragment)
+        if self.recorder is not None:
+            mark = applied(job.fragment, delivery, job.merged_sequence)
+            self.recorder.took(mark(trainer.local_step))
+        return Delivered(delivery.version, trainer.local_step, trainer.tokens)
+
+    def _capture(self, job: Capture, trainer: TinyTrainer) -> object:
+        local = trainer.theta[job.fragment]
+        if local is None:
+            return Failed("not delivered")
+        try:
+            push = self.bank.push(job.fragment, job.sequence, local)
+        except NonFinite:
+            return Failed("non-finite")
+        if self.recorder is not None:
+            self.recorder.under(self.bank.charter)
+            self.recorder.took(snapshot(job.fragment)(trainer.local_step))
+            self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
+        self.pushed.append((job.fragment, push.payload_bytes))
+        self.captures[self.incarnation, job.sequence] = (self.trainer_number, trainer.local_step)
+        if self.on_capture:
+            payload = self.shelf.get(push.digest)
+            assert payload is not None, "it was just put there"
+            for look in self.on_capture:
+                look(self, job.fragment, job.sequence, push.base_version, bytes(payload))
+        return Captured(
+            base_version=push.base_version,
+            digest=push.digest,
+            payload_bytes=push.payload_bytes,
+            local_step=trainer.local_step,
+            tokens=trainer.tokens,
+            cursor=trainer.cursor(),
+        )
+
+    def _evaluate(self, job: Evaluate) -> object:
+        loss = self.backend.loss(self.bank.frozen(job.index))
+        return EvaluatedLoss(loss, 128, 1.0)
+
+    def _step(self) -> None:
+        trainer = self.trainer
+        if trainer is None or trainer.is_stepping:
+            return
+        if not trainer.can_step():
+            if trainer.is_begun and not trainer.is_held:
+                self.take(Note(Starved()))
+            return
+        seconds, life = trainer.begin_step(self.world.now_s), self.life
+
+        def end() -> None:
+            if self.life != life or self.trainer is not trainer:
+                return
+            before = len(trainer.read)
+            loss = trainer.end_step(seconds)
+            if not self.is_void:
+                self.reads += [(self.incarnation, *read) for read in trainer.read[before:]]
+            if self.recorder is not None:
+                self.recorder.stepped(trainer.local_step, 0.0)
+            trainer.boundary()
+            self.take(
+                Note(
+                    Stepped(
+                        local_step=trainer.local_step,
+                        tokens=trainer.tokens,
+                        loss=loss,
+                        step_s=seconds,
+                        work_s=trainer.work_s,
+                        alive_s=self.world.now_s - trainer.ready_s,
+                        cursor=trainer.cursor(),
+                    )
+                )
+            )
+            self._step()
+
+        self.world.after(seconds, end)

@@ -1,0 +1,137 @@
+"""Optimizer state between simulated learners: the daemon's port, with virtual time for the network.
+
+What a donor offers lies on its shelf, so it is gone when the donor crashes or withdraws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.machine.jobs import (
+    CaptureMoments,
+    DonorsFound,
+    FetchMoments,
+    FindDonors,
+    ForgetMoments,
+    InstallMoments,
+    MomentsCaptured,
+    MomentsFetched,
+    MomentsInstalled,
+    WithdrawMoments,
+)
+from node.machine.moments import check_moments, steps_of
+from protocol.errors import MalformedPayload
+from protocol.machine import Failed, Job
+from protocol.numerics.outer import digest
+from simulator.stand_ins.tiny import TinyTrainer
+
+if TYPE_CHECKING:
+    from simulator.swarm.learners import SimLearner
+
+F32 = NDArray[np.float32]
+Answer = Callable[[object], None]
+
+
+@dataclass(slots=True)
+class SimMoments:
+    """Both directions of one learner."""
+
+    host: SimLearner
+    stall_s: float = 0.0
+    """How much longer a transfer from here takes than its bytes explain."""
+    held: list[F32] = field(default_factory=list)
+    installed: list[F32] = field(default_factory=list)
+    """What the present trainer was given."""
+    offered: list[bytes] = field(default_factory=list)
+    _open: list[Answer] = field(default_factory=list)
+
+    def run_job(self, job: Job, answer: Answer) -> None:
+        host = self.host
+        match job:
+            case FindDonors():
+                keys = tuple(other.key for other in host.reachable())
+                host.world.after(2 * host.world.delay_s(), lambda: answer(DonorsFound(keys)))
+            case FetchMoments():
+                self._fetch(job, answer)
+            case CaptureMoments():
+                once = self._once(answer)
+                host.command(lambda trainer: once(self._capture(trainer)), once)
+            case InstallMoments():
+                once = self._once(answer)
+                host.command(lambda trainer: once(self._install(trainer)), once)
+
+    def act(self, action: object) -> None:
+        match action:
+            case ForgetMoments():
+                self.held = []
+            case WithdrawMoments():
+                self.withdraw()
+
+    def trainer_lost(self) -> None:
+        """Commands that it had not carried out are answered all the same."""
+        opened, self._open = self._open, []
+        self.installed = []
+        for answer in opened:
+            answer(Failed("the trainer ended"))
+
+    def withdraw(self) -> None:
+        for name in self.offered:
+            self.host.shelf.drop(name)
+        self.offered = []
+
+    def _once(self, answer: Answer) -> Answer:
+        def once(result: object) -> None:
+            if once in self._open:
+                self._open.remove(once)
+                answer(result)
+
+        self._open.append(once)
+        return once
+
+    def _capture(self, trainer: TinyTrainer) -> object:
+        self.withdraw()
+        for values in trainer.moments:
+            blob = values.tobytes()
+            self.offered.append(digest(blob))
+            self.host.shelf.put(self.offered[-1], blob)
+        return MomentsCaptured(tuple(self.offered))
+
+    def _fetch(self, job: FetchMoments, answer: Answer) -> None:
+        host, world = self.host, self.host.world
+        self.held = []
+        donor = world.hosts[job.donor]
+        size = sum(values.nbytes for values in host.trainer.moments) if host.trainer else 8192
+        stall_s = donor.moments.stall_s if isinstance(donor, type(host)) else 0.0
+        world.after(
+            world.transfer_s(job.donor, host.key, size) + stall_s, lambda: answer(self._arrive(job))
+        )
+
+    def _arrive(self, job: FetchMoments) -> object:
+        host = self.host
+        donor = host.world.hosts[job.donor]
+        if not isinstance(donor, type(host)) or not host.world.can_reach(host, donor):
+            return Failed("unreachable")
+        blobs = [donor.shelf.get(name) for name in job.blobs]
+        arrays = [np.frombuffer(bytes(blob), np.float32) for blob in blobs if blob is not None]
+        if len(arrays) != len(host.layout.fragments):
+            return Failed("not held")
+        try:
+            for fragment, values in zip(host.layout.fragments, arrays, strict=True):
+                check_moments(fragment, values, host.tiny.charter.inner)
+        except MalformedPayload as error:
+            return Failed(str(error))
+        self.held = arrays
+        return MomentsFetched()
+
+    def _install(self, trainer: TinyTrainer) -> object:
+        held, self.held = self.held, []
+        if not held:
+            return Failed("the moments are gone")
+        trainer.moments = [values.copy() for values in held]
+        self.installed = held
+        return MomentsInstalled(steps_of(self.host.layout, held))

@@ -1,0 +1,458 @@
+"""Simulated syncers: the daemon's machine and bank, a disk that survives, a table of notices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from host.bulk.blob_cache import Shelf
+from protocol import wire
+from protocol.errors import CorruptState, MalformedPayload
+from protocol.fragments import build_layout
+from protocol.log.records import FragmentMerged, Record
+from protocol.log.state import SwarmState
+from protocol.machine import Effect, Failed, Start
+from protocol.messages import CertifiedRecord, Envelope, Vote
+from protocol.numerics import chunks
+from protocol.numerics.merge import merge_fragment
+from protocol.project import Charter, encode
+from protocol.signing import seal
+from simulator.checkers.ledger import Ledger
+from simulator.stand_ins.backends import Backend
+from simulator.stand_ins.tiny import SimSigner, TinyProject, sim_verify
+from simulator.swarm.syncer_disk import DISK_JOBS, SimDisk
+from simulator.virtual.world import Host, World
+from syncer_node.machine.jobs import (
+    Adopt,
+    CheckpointWritten,
+    CutSnapshot,
+    FetchPayload,
+    FetchPush,
+    FetchWeights,
+    Forget,
+    InitialiseWeights,
+    Installed,
+    InstallState,
+    Keep,
+    KeepCharter,
+    KeepSnapshot,
+    LoadWeights,
+    Merge,
+    Merged,
+    PayloadKept,
+    PushFetched,
+    PushRefused,
+    Repaired,
+    RepairFragment,
+    Replay,
+    Replayed,
+    WeightsMade,
+    WriteCheckpoint,
+    WriteSnapshot,
+)
+from syncer_node.machine.setup import Recovered, SyncerSetup
+from syncer_node.machine.standby import NONE
+from syncer_node.machine.syncer import RESTART_EXIT, SyncerMachine
+from syncer_node.raft.jobs import (
+    Append,
+    Appended,
+    BallotSaved,
+    KeepProofs,
+    ProofsKept,
+    SaveBallot,
+)
+from syncer_node.storage.merge_bank import MergeBank
+from syncer_node.storage.recovery import LogView, enter_epoch, log_start, recertify, refold, scan
+from syncer_node.storage.tape_recorder import PayloadTape, RecordedMachine, Sink
+
+FSYNC_S = 0.004
+MERGE_S = 0.02
+NOTICE_TTL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a leader says in the swarm's table."""
+
+    key: bytes
+    epoch: int
+    term: int
+    votes: tuple[Vote, ...]
+    charter: Envelope
+    until_s: float
+
+
+class SimSyncer(Host):
+    """A syncer in virtual time, one of one or more."""
+
+    def __init__(
+        self,
+        world: World,
+        tiny: TinyProject,
+        signer: SimSigner,
+        *,
+        ledger: Ledger,
+        notices: dict[bytes, Notice],
+        backend: Backend,
+        name: str = "syncer",
+    ) -> None:
+        super().__init__(world, signer.key, name)
+        self.tiny = tiny
+        self.signer = signer
+        self.ledger = ledger
+        self.notices = notices
+        self.backend = backend
+        self.wall_offset_s = 1.7e9
+        """A clock that was set: the daemon takes note when it starts."""
+        self.layout = build_layout(
+            tiny.genesis.model.tensors, tiny.genesis.strategy, tiny.genesis.fragments
+        )
+        self.chance = random.Random(f"{name} {world.seed}")
+        self.disk = SimDisk.fresh(self.chance.randbytes(32))
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
+        self.bank: MergeBank
+        self.syncer: SyncerMachine
+        self.tape: Callable[[SimSyncer], Sink] | None = None
+        """Makes the tape of each life; None records nothing."""
+        self._payloads: PayloadTape | None = None
+
+    def wipe(self) -> None:
+        """The disk is lost; the key is not."""
+        self.disk = SimDisk.fresh(self.chance.randbytes(32))
+
+    def build(self) -> SyncerMachine | RecordedMachine:
+        envelope = self.disk.charter or charter_envelope(self.tiny)
+        charter = wire.decode(envelope.payload, Charter)
+        self.shelf = Shelf(clock=lambda: self.world.now_s)
+        self.bank = MergeBank(self.layout, charter, self.shelf, merge=self.backend.merge)
+        seed = f"{self.name} {self.world.seed} {self.life}".encode()
+        setup = SyncerSetup(
+            project=self.tiny.project,
+            genesis=self.tiny.genesis,
+            charter=charter,
+            charter_envelope=envelope,
+            layout_digest=self.layout.digest,
+            numels=tuple(fragment.numel for fragment in self.layout.fragments),
+            signer=self.signer,
+            verify=sim_verify,
+            wall_offset_s=self.wall_offset_s,
+            rng=random.Random(seed),
+            nonce=self.chance.getrandbits(56),
+        )
+        recovered = self._recover(charter)
+        if self.tape is None:
+            self.syncer = SyncerMachine(setup, recovered)
+            return self.syncer
+        sink = self.tape(self)
+        # Sets of local steps are put together otherwise than any replay would.
+        is_usual = self.backend.merge is merge_fragment
+        self._payloads = PayloadTape(sink) if is_usual else None
+        recorded = RecordedMachine(setup, recovered, seed, sink, "simulator")
+        self.syncer = recorded.inner
+        return recorded
+
+    # The disk.
+
+    def _recover(self, charter: Charter) -> Recovered:
+        """As the daemon does, from the whole log and its payloads instead of a checkpoint."""
+        disk = self.disk
+        held = disk.ballot
+        disk.ballot = msgspec.structs.replace(held, boot=held.boot + 1)
+        enter_epoch(disk, charter)
+        disk.enter_snapshot(charter.origin)
+        view = scan(disk, charter, self.signer)
+        for index in range(disk.certified + 1, view.certified + 1):
+            encoded = disk.log[index - disk.floor.index - 1]
+            entry = recertify(encoded, None, self.signer, view.charter.voters)
+            if entry is not None:
+                disk.keep(entry.certificate)
+        state, versions = self._fold(view)
+        outlines = tuple(kept.manifest.outline for _, kept in sorted(disk.snapshots.items()))
+        recovered = Recovered(state, log_start(disk, view), disk.ballot, versions)
+        recovered.snapshots = outlines
+        self._collect(recovered)
+        self._tell(recovered.state.index)
+        return recovered
+
+    def _tell(self, index: int) -> None:
+        """What a sole voter finds on its disk is committed, though nobody heard of it before."""
+        disk = self.disk
+        for at in range(max(disk.floor.index, len(self.ledger.records)) + 1, index + 1):
+            certificate = disk.certificate(at)
+            if certificate is not None:
+                entry = CertifiedRecord(disk.log[at - disk.floor.index - 1], certificate)
+                self.ledger.add(self.name, entry, at, self._find_payload)
+
+    def _fold(self, view: LogView) -> tuple[SwarmState, list[int]]:
+        disk, block = self.disk, self.tiny.genesis.data.block_sequences
+        count = len(self.layout.fragments)
+        records = disk.log[: max(0, view.certified - disk.floor.index)]
+        summary = disk.floor_summary
+        if disk.base is not None or (summary is None and disk.has_weights):
+            if disk.base is None:
+                self._initialise()
+            for at, one in enumerate(disk.base or ()):
+                self.bank.initialise(at, one.number, one.theta, one.momentum)
+            state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
+            try:
+                refold(state, records, self._replay)
+                return state, [self.bank.current(at).number for at in range(count)]
+            except CorruptState:
+                pass  # A payload is lost: the fragments must come from others.
+        state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
+        refold(state, records, lambda _: None)
+        return state, [NONE if state.has_weights else 0] * count
+
+    def _replay(self, merged: FragmentMerged) -> None:
+        payload = self.disk.payloads.get(merged.payload)
+        if payload is None:
+            raise CorruptState("the payload is lost")
+        self.bank.replay(merged, payload)
+
+    def _collect(self, recovered: Recovered) -> None:
+        disk = self.disk
+        for index in range(disk.floor.index + 1, recovered.state.index + 1):
+            certificate = disk.certificate(index)
+            encoded = disk.log[index - disk.floor.index - 1]
+            if certificate is not None:
+                recovered.recent.append(CertifiedRecord(encoded, certificate))
+        by_index = {wire.decode(one.record, Record).index: one for one in recovered.recent}
+        for origin in disk.floor_origins:
+            by_index.setdefault(wire.decode(origin.record, Record).index, origin)
+        if not recovered.recent and disk.floor_entry is not None:
+            recovered.recent.append(disk.floor_entry)
+        for fragment in recovered.state.fragments:
+            recovered.origins[fragment.record_index] = by_index[fragment.record_index]
+
+    def _initialise(self) -> WeightsMade:
+        made = []
+        for fragment in self.layout.fragments:
+            theta = self.backend.weights(fragment.numel, fragment.index)
+            made.append(self.bank.initialise(fragment.index, 0, theta, np.zeros_like(theta)))
+        self.disk.has_weights = True
+        return WeightsMade(tuple(made))
+
+    # Jobs.
+
+    def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
+        job, world = start.job, self.world
+        self.bank.charter = self.syncer.setup.charter
+        match job:
+            case InitialiseWeights():
+                world.after(2.0, lambda: answer(self._initialise()))
+            case FetchPush():
+                delay_s = world.transfer_s(job.peer, self.key, job.header.payload_bytes)
+                world.after(delay_s, lambda: answer(self._fetch(job)))
+            case FetchPayload() | FetchWeights() | RepairFragment():
+                world.after(2 * world.delay_s(4096), lambda: answer(self._fetch_from_peers(job)))
+            case Merge():
+                world.after(MERGE_S, lambda: answer(self._merge(job)))
+            case _:
+                world.after(FSYNC_S, lambda: answer(self._keep(job)))
+
+    def _keep(self, job: object) -> object:
+        """What only concerns the disk."""
+        disk = self.disk
+        if disk.is_full and isinstance(job, DISK_JOBS):
+            return Failed("disk full")
+        match job:
+            case SaveBallot(ballot):
+                disk.ballot = ballot
+                return BallotSaved(ballot)
+            case Append(after, records):
+                if not disk.floor.index <= after <= disk.last:
+                    return Failed(f"record {after + 1} waits for record {disk.last + 1}")
+                disk.append(after, records)
+                return Appended(after + len(records))
+            case KeepProofs(certificates):
+                for certificate in certificates:
+                    disk.keep(certificate)
+                return ProofsKept()
+            case LoadWeights() | Replay():
+                return self._load(job)
+            case WriteCheckpoint(index):
+                return CheckpointWritten(index)
+            case WriteSnapshot() | KeepSnapshot():
+                return disk.keep_snapshot(job)
+            case InstallState():
+                disk.begin_behind(job)
+                return Installed()
+        raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    def _load(self, job: LoadWeights | Replay) -> object:
+        try:
+            if isinstance(job, Replay):
+                self._replay(job.merged)
+            else:
+                self._initialise()
+        except CorruptState as error:
+            return Failed(str(error))
+        return Replayed()
+
+    def act(self, action: object) -> None:
+        match action:
+            case Adopt(fragment, version, payload):
+                self.bank.adopt(fragment, version, payload)
+            case Forget(pushes):
+                for push in pushes:
+                    self.bank.forget_push(push)
+            case Keep(entry, index):
+                self.ledger.add(self.name, entry, index, self._find_payload)
+                if self.chance.random() < 0.98:  # Not fsynced: a crash may lose some.
+                    self.disk.keep(entry.certificate)
+            case KeepCharter(envelope):
+                self.disk.charter = envelope
+            case CutSnapshot(snapshot, summary):
+                fragments = range(len(self.layout.fragments))
+                self.disk.weights[snapshot] = [self.bank.current(at) for at in fragments]
+                self.disk.summaries[snapshot] = summary
+            case _:
+                pass
+
+    def take_snapshot(self) -> None:
+        """Its owner wants a snapshot."""
+        self._carry_out_all(self._driven().take_snapshot(self.clock_s))
+
+    def take_charter(self, envelope: Envelope) -> None:
+        """Its owner hands a newer charter over."""
+        self._carry_out_all(self._driven().offer_charter(envelope, self.clock_s))
+
+    def _driven(self) -> SyncerMachine | RecordedMachine:
+        """The machine, with a tape around it where there is one."""
+        assert isinstance(self.machine, SyncerMachine | RecordedMachine), "it is up"
+        return self.machine
+
+    def _carry_out_all(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
+
+    def announce(self) -> None:
+        """Say in the table that this host leads, as the daemon does again and again."""
+        if not self.is_up or self.syncer.seat is None:
+            return
+        raft = self.syncer.raft
+        self.notices[self.key] = Notice(
+            self.key,
+            raft.context.epoch,
+            raft.context.term,
+            raft.election.seat_votes,
+            self.syncer.setup.charter_envelope,
+            self.world.now_s + NOTICE_TTL_S,
+        )
+
+    def boot(self) -> None:
+        super().boot()
+        life = self.life
+
+        def again() -> None:
+            if self.life == life:
+                self.announce()
+                self.world.after(0.5, again)
+
+        again()
+
+    def crash(self) -> None:
+        is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
+        super().crash()
+        if is_restart:
+            self.world.after(0.2, self.revive)
+
+    def _peers(self) -> list[Host]:
+        """Hosts that may have bytes for us: other syncers first."""
+        others = [host for host in self.world.hosts.values() if host is not self]
+        others.sort(key=lambda host: (not isinstance(host, SimSyncer), host.name))
+        return [host for host in others if self.world.can_reach(self, host)]
+
+    def _find(self, *names: bytes) -> list[bytes] | None:
+        for host in self._peers():
+            shelf = getattr(host, "shelf", None)
+            if shelf is None:
+                continue
+            parts = [shelf.get(name) for name in names]
+            if all(part is not None for part in parts):
+                return [bytes(part) for part in parts]
+        return None
+
+    def _find_payload(self, name: bytes) -> bytes | None:
+        """From this disk, somebody's shelf, or another syncer's disk, which it serves too."""
+        own = self.disk.payloads.get(name)
+        if own is not None:
+            return own
+        found = self._find(name)
+        if found is not None:
+            return found[0]
+        disks = (host.disk for host in self._peers() if isinstance(host, SimSyncer))
+        return next((disk.payloads[name] for disk in disks if name in disk.payloads), None)
+
+    def _fetch_from_peers(self, job: FetchPayload | FetchWeights | RepairFragment) -> object:
+        match job:
+            case FetchPayload():
+                payload = self._find_payload(job.merged.payload)
+                if payload is None:
+                    return Failed("nobody has the payload")
+                self.disk.payloads[job.merged.payload] = payload
+                return PayloadKept()
+            case FetchWeights():
+                self.disk.has_weights = True  # The simulator's are the same everywhere.
+                return PayloadKept()
+            case RepairFragment():
+                state = job.newest.state
+                arrays = [self._assemble(name) for name in (state.theta, state.momentum)]
+                theta, momentum = arrays
+                if theta is None or momentum is None:
+                    return Failed("nobody has the fragment")
+                self.bank.initialise(job.fragment, job.newest.version, theta, momentum)
+                return Repaired()
+
+    def _assemble(self, root: bytes) -> NDArray[np.float32] | None:
+        """A state by its digest: the manifest, then the chunks that it names."""
+        manifest = self._find(root)
+        if manifest is None:
+            return None
+        parts = self._find(*chunks.digests(manifest[0]))
+        return None if parts is None else np.frombuffer(b"".join(parts), np.float32).copy()
+
+    def _fetch(self, job: FetchPush) -> object:
+        peer = self.world.hosts.get(job.peer)
+        if peer is None or not self.world.can_dial(self, peer):
+            return Failed("unreachable")
+        blob = getattr(peer, "shelf").get(job.header.digest)  # noqa: B009 -- learners have one
+        if blob is None:
+            return Failed("not held")
+        push = (job.peer, job.header.incarnation, job.header.sequence)
+        try:
+            self.bank.keep_push(push, job.header.fragment, bytes(blob), job.header.codec)
+        except MalformedPayload as error:
+            return PushRefused(error.reason, str(error))
+        if self._payloads is not None:
+            self._payloads.keep_push(job, blob)
+        return PushFetched()
+
+    def _merge(self, job: Merge) -> object:
+        if self.disk.is_full:
+            return Failed("disk full")
+        if self._payloads is not None:
+            self._payloads.keep_base(job.fragment, self.bank)
+        try:
+            outcome = self.bank.merge(job)
+        except (CorruptState, KeyError) as error:
+            return Failed(str(error))
+        self.disk.payloads[outcome.payload_digest] = bytes(outcome.payload)
+        return Merged(
+            payload=outcome.payload_digest,
+            payload_bytes=len(outcome.payload),
+            state=outcome.state,
+            norms=outcome.norms,
+            scales=outcome.scales,
+            seconds=MERGE_S,
+        )
+
+
+def charter_envelope(tiny: TinyProject) -> Envelope:
+    """The charter as its owner signed it."""
+    return seal("charter", tiny.project, encode(tiny.charter), tiny.owner)

@@ -1,0 +1,301 @@
+"""Carries out what the syncer's machine asks for: transfers, merges, the disk.
+
+Merging runs on threads, everything about the disk on one thread of its own in the order it was
+asked for, so that the event loop only ever moves small things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from host.hedged_fetch import fetch_from
+from host.network.leader_discovery import learners_topic
+from host.runtime.compute_pool import Cores, give_way
+from host.transport import Transport
+from protocol.errors import CorruptState, MalformedPayload, TransientError
+from protocol.log.records import StateDigests
+from protocol.machine import Failed, Job, JobResult
+from protocol.messages import Certificate
+from protocol.numerics import chunks
+from protocol.numerics.warm_up import warm_up
+from syncer_node.machine.jobs import (
+    CheckpointWritten,
+    CutSnapshot,
+    FetchPayload,
+    FetchPush,
+    FetchWeights,
+    InitialiseWeights,
+    Installed,
+    InstallState,
+    KeepSnapshot,
+    LoadWeights,
+    Merge,
+    Merged,
+    PayloadKept,
+    PayloadNotWritten,
+    PushFetched,
+    PushRefused,
+    Repaired,
+    RepairFragment,
+    Replay,
+    Replayed,
+    WeightsMade,
+    WriteCheckpoint,
+    WriteSnapshot,
+)
+from syncer_node.raft.jobs import (
+    Append,
+    Appended,
+    BallotSaved,
+    KeepProofs,
+    ProofsKept,
+    SaveBallot,
+)
+from syncer_node.storage.checkpoints import FIRST_WEIGHTS, Disk
+from syncer_node.storage.merge_bank import MergeBank
+from syncer_node.storage.store import F32, Checkpoint, Store
+from syncer_node.storage.tape_recorder import PayloadTape
+
+log = logging.getLogger("shoal.syncer")
+
+MERGES_AT_ONCE = 2
+SOURCES_ASKED_MAX = 8
+T = TypeVar("T")
+
+
+class Work:
+    """The hands of one syncer."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        store: Store,
+        bank: MergeBank,
+        disk: Disk,
+        cores: Cores,
+        project: bytes,
+        kept_marks: Callable[[], set[int]],
+        other_syncers: Callable[[], list[bytes]],
+        payloads: PayloadTape | None = None,
+    ) -> None:
+        self.transport = transport
+        self.store = store
+        self.bank = bank
+        self.disk = disk
+        self.cores = cores
+        self.project = project
+        self.kept_marks = kept_marks
+        self.other_syncers = other_syncers
+        self.payloads = payloads
+        self.merge_pool = ThreadPoolExecutor(
+            MERGES_AT_ONCE, thread_name_prefix="merge", initializer=give_way
+        )
+        self.merge_pool.submit(warm_up)
+        self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
+
+    def close(self) -> None:
+        """Wait for what is under way; nothing remains half done."""
+        self.merge_pool.shutdown(wait=True, cancel_futures=True)
+        self.cores.close()
+        self.disk_pool.shutdown(wait=True, cancel_futures=True)
+        self.store.close()
+
+    async def run_job(self, job: Job) -> JobResult:
+        """Carry out one job."""
+        match job:
+            case FetchPush():
+                return await self._fetch_push(job)
+            case Merge():
+                return await self._merge(job)
+            case FetchPayload():
+                return await self._fetch_payload(job)
+            case FetchWeights():
+                return await self._fetch_weights(job)
+            case RepairFragment():
+                return await self._repair(job)
+            case Replay(merged):
+                await self._on_disk(partial(self.disk.replay, merged))
+                return Replayed()
+            case WriteCheckpoint(index, summary):
+                checkpoint = self.disk.capture(index, summary)
+                write = partial(self.disk.write_checkpoint, checkpoint, self.kept_marks())
+                await self._on_disk(write)
+                return CheckpointWritten(index)
+        return await self._on_disk(partial(self._keep, job))
+
+    def _keep(self, job: Job) -> JobResult:
+        """What only concerns the disk."""
+        files = self.store.voter
+        match job:
+            case InitialiseWeights():
+                return WeightsMade(self.disk.initialise())
+            case LoadWeights():
+                self.disk.initialise()
+                return Replayed()
+            case SaveBallot(ballot):
+                files.save_ballot(ballot)
+                return BallotSaved(ballot)
+            case Append(after, records):
+                files.append(after, records)
+                return Appended(after + len(records))
+            case KeepProofs(certificates):
+                files.keep_proofs(certificates)
+                return ProofsKept()
+            case WriteSnapshot(snapshot):
+                return self.disk.snapshots.write(snapshot)
+            case KeepSnapshot():
+                return self.disk.snapshots.keep(job)
+            case InstallState(entry, summary, origins):
+                files.begin_behind(entry, summary, origins)
+                return Installed()
+        raise AssertionError(f"nobody carries out {type(job).__name__}")
+
+    def keep_certificate(self, certificate: Certificate) -> None:
+        """Store a proof, some time soon."""
+        self.small(partial(self.store.voter.keep_certificate, certificate))
+
+    def cut_snapshot(self, cut: CutSnapshot) -> None:
+        """Hold on to the versions of now, for a snapshot."""
+        checkpoint = self.disk.capture(cut.summary.index, cut.summary)
+        self.disk.snapshots.cut(cut.snapshot, checkpoint)
+
+    def small(self, write: Callable[[], None]) -> None:
+        """A small write whose loss costs nothing: it is made again after a restart."""
+
+        def keep() -> None:
+            try:
+                write()
+            except TransientError as error:
+                log.warning("%s", error)
+
+        self.disk_pool.submit(keep)
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        """Run on the disk's own thread; work is done in the order it is handed over."""
+        return await asyncio.get_running_loop().run_in_executor(self.disk_pool, work)
+
+    # Merging.
+
+    async def _fetch_push(self, job: FetchPush) -> JobResult:
+        header = job.header
+        push = (job.peer, header.incarnation, header.sequence)
+        try:
+            payload = await self.transport.fetch(job.peer, header.digest, header.payload_bytes)
+            keep = partial(self.bank.keep_push, push, header.fragment, payload, header.codec)
+            await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
+        except MalformedPayload as error:
+            return PushRefused(error.reason, str(error))
+        if self.payloads is not None:
+            self.payloads.keep_push(job, payload)
+        return PushFetched()
+
+    async def _merge(self, job: Merge) -> JobResult:
+        started_s = time.monotonic()
+        if self.payloads is not None:
+            self.payloads.keep_base(job.fragment, self.bank)
+        try:
+            outcome = await asyncio.get_running_loop().run_in_executor(
+                self.merge_pool, self.bank.merge, job
+            )
+        except CorruptState as error:
+            return Failed(str(error))
+        await self._on_disk(
+            partial(
+                self.store.write_payload,
+                job.fragment,
+                job.version,
+                outcome.payload_digest,
+                outcome.payload,
+            )
+        )
+        return Merged(
+            payload=outcome.payload_digest,
+            payload_bytes=len(outcome.payload),
+            state=outcome.state,
+            norms=outcome.norms,
+            scales=outcome.scales,
+            seconds=time.monotonic() - started_s,
+        )
+
+    # Keeping up, and getting back what was lost.
+
+    async def _fetch_payload(self, job: FetchPayload) -> JobResult:
+        merged = job.merged
+        wanted = [(merged.payload, merged.payload_bytes)]
+        (payload,) = await self._fetch_from(await self._sources(job.leader), wanted)
+        write = partial(
+            self.store.write_payload,
+            merged.fragment,
+            merged.version,
+            merged.payload,
+            bytes(payload),
+        )
+        try:
+            await self._on_disk(write)
+        except TransientError as error:
+            return PayloadNotWritten(str(error))
+        return PayloadKept()
+
+    async def _fetch_weights(self, job: FetchWeights) -> JobResult:
+        """Version 0 of every fragment, kept as the first checkpoint."""
+        sources = await self._sources(job.leader)
+        theta, momentum = [], []
+        for fragment, state in enumerate(job.fragments):
+            one, other = await self._fetch_state(sources, fragment, state)
+            theta.append(one)
+            momentum.append(other)
+        checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
+        await self._on_disk(partial(self.store.write_checkpoint, checkpoint))
+        return PayloadKept()
+
+    async def _repair(self, job: RepairFragment) -> JobResult:
+        newest = job.newest
+        sources = await self._sources(job.leader)
+        theta, momentum = await self._fetch_state(sources, job.fragment, newest.state)
+        self.bank.initialise(job.fragment, newest.version, theta, momentum)
+        return Repaired()
+
+    async def _fetch_state(
+        self, sources: list[bytes], fragment: int, state: StateDigests
+    ) -> tuple[F32, F32]:
+        size = 4 * self.bank.layout.fragments[fragment].numel
+        theta = await self._fetch_array(sources, state.theta, size)
+        momentum = await self._fetch_array(sources, state.momentum, size)
+        return theta, momentum
+
+    async def _fetch_array(self, sources: list[bytes], name: bytes, size: int) -> F32:
+        """An array by its digest: the manifest, then each chunk, from whoever has it."""
+        (manifest,) = await self._fetch_from(sources, [(name, chunks.manifest_bytes(size))])
+        names = chunks.digests(manifest)
+        whole = bytearray(size)
+        for chunk, (start, end) in zip(names, chunks.spans(size), strict=True):
+            (part,) = await self._fetch_from(sources, [(chunk, end - start)])
+            whole[start:end] = part
+        return np.frombuffer(whole, "<f4").astype(np.float32, copy=False)
+
+    async def _sources(self, leader: bytes | None) -> list[bytes]:
+        """Who might have it: the leader, the other syncers, then learners."""
+        sources = [leader] if leader is not None else []
+        sources += [key for key in self.other_syncers() if key not in sources]
+        try:
+            found = await self.transport.lookup(learners_topic(self.project))
+        except TransientError as error:
+            log.info("learners cannot be looked up: %s", error)
+            found = {}
+        sources += [key for key in sorted(found) if key not in sources]
+        return [key for key in sources if key != self.transport.key][:SOURCES_ASKED_MAX]
+
+    async def _fetch_from(
+        self, sources: list[bytes], wanted: list[tuple[bytes, int]]
+    ) -> list[memoryview]:
+        """All of what is wanted from the first source that has it. Raises TransientError."""
+        return await fetch_from(self.transport, sources, wanted)

@@ -1,0 +1,311 @@
+"""What a syncer daemon tells people: a snapshot for programs, sentences for people."""
+
+from __future__ import annotations
+
+import os
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from host.control.status_parts import (
+    all_faults,
+    bulk_rows,
+    network_status,
+    project_status,
+    swarm_status,
+)
+from host.transport import Transport
+from protocol import limits
+from protocol.ids import short
+from protocol.peers.membership import Session
+from protocol.snapshots.manifest import stamp
+from protocol.status import (
+    PeerRow,
+    RestoreRow,
+    RoundRow,
+    SnapshotRow,
+    SnapshotStatus,
+    SyncerStatus,
+)
+from syncer_node.daemon.voting_status import seat_status, waiting_words
+from syncer_node.machine.leadership import Phase, Seat
+from syncer_node.machine.syncer import SyncerMachine
+from syncer_node.raft.raft import Raft
+from syncer_node.storage.ledger import leading_rows
+
+if TYPE_CHECKING:
+    from syncer_node.daemon.syncer_daemon import SyncerDaemon
+
+
+def sentence(machine: SyncerMachine, now_s: float) -> str:
+    """How the swarm is, in words that are true now."""
+    state, seat, raft = machine.state, machine.seat, machine.raft
+    if raft.replication.store_trouble:
+        what = "Merging paused" if raft.is_leading else "Not keeping the log"
+        return f"{what}: {raft.replication.store_trouble}."
+    if seat is None:
+        return _standby_sentence(machine, now_s)
+    if seat.phase is Phase.ENDED:
+        best = state.ended.best_loss if state.ended else None
+        loss = f", best held-out loss {best:.4f}" if best is not None else ""
+        return f"The run is complete: {state.global_step:,} global steps{loss}."
+    if seat.merging.stalled and now_s < seat.merging.stalled_until_s:
+        return f"Merging paused: {seat.merging.stalled}."
+    if seat.is_closing:
+        return "Handing the seat over to a standby."
+    if seat.phase is Phase.STARTING:
+        return "The first weights are being made."
+    if seat.phase is Phase.DRAINING:
+        return "The token budget is reached; the last rounds are drained and evaluated."
+    return _training_sentence(seat) + _voters_away(raft, now_s)
+
+
+def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
+    raft = machine.raft
+    if raft.is_leading:
+        return f"Elected in term {raft.context.term}; taking the seat."
+    missing = machine.following.missing
+    if missing:
+        trouble = f" ({machine.following.trouble})" if machine.following.trouble else ""
+        return f"Fetching {len(missing)} fragments that this disk does not have{trouble}."
+    if raft.leader is None:
+        return f"No leader: {waiting_words(raft, now_s)}."
+    heard_s = now_s - raft.context.leader_heard_s
+    tail = " Drained: it does not stand for election." if raft.election.is_drained else ""
+    trouble = machine.following.trouble if machine.following.is_waiting else ""
+    but = f", but not keeping up: {trouble}" if trouble else ""
+    return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago{but}.{tail}"
+
+
+def _training_sentence(seat: Seat) -> str:
+    live = list(seat.members.live())
+    training = seat.members.training()
+    if not live:
+        return "Waiting for learners: hand out the join link."
+    if not training:
+        return nobody_trains([(one.name, one.beat.state if one.beat else "") for one in live])
+    missing = [s for s in seat.members.sessions.values() if not s.is_connected and not s.has_left]
+    tail = f" Gone: {', '.join(s.name for s in missing)}." if missing else ""
+    waiting = seat.merging.pace.waiting
+    is_short = "learners ready" in waiting
+    wait = f" Waiting: {waiting}." if is_short else ""
+    return f"All is well. {_learners(len(training))} training.{tail}{wait}"
+
+
+NAMES_MAX = 3
+"""More learners than this are counted, not named."""
+
+DOING = {
+    "": "connecting",
+    "syncing": "fetching weights",
+    "starting": "starting",
+    "starved": "out of text",
+    "paused": "paused",
+    "finishing": "handing in before leaving",
+}
+"""States of learners that do not train, as parts of a sentence."""
+
+
+def nobody_trains(learners: list[tuple[str, str]]) -> str:
+    """What those who are here do instead. learners: name and state of each."""
+    parts = []
+    for state in DOING:
+        names = [name for name, its in learners if its == state]
+        if names:
+            who = ", ".join(names) if len(learners) <= NAMES_MAX else f"{len(names):,}"
+            parts.append(f"{who} {DOING[state]}")
+    return f"Nobody trains: {'; '.join(parts)}."
+
+
+def _voters_away(raft: Raft, now_s: float) -> str:
+    """Whether the next failure of a voter could be borne."""
+    rows = seat_status(raft, now_s).voters
+    away = [row for row in rows if not row.is_here]
+    if not away:
+        return ""
+    names = ", ".join(f"{row.role} {row.key[:8]}" for row in away)
+    return f" Not here: {names}."
+
+
+def _learners(count: int) -> str:
+    return f"{count} learner" if count == 1 else f"{count} learners"
+
+
+def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: float) -> PeerRow:
+    """One learner as the syncer sees it."""
+    beat = session.beat
+    state = beat.state if beat else "greeting"
+    if not session.is_connected:
+        state_word = "left" if session.has_left else "gone"
+    elif now_s - session.heard_s > limits.SUSPECT_AFTER_S:
+        state_word = "silent"
+    else:
+        state_word = state
+    lag = 0
+    if beat is not None:
+        lag = max((new - old for new, old in zip(newest, beat.versions, strict=False)), default=0)
+    return PeerRow(
+        key=session.peer.hex(),
+        name=session.name,
+        device=session.device,
+        state=state_word,
+        heard_s=now_s - session.heard_s,
+        local_step=beat.local_step if beat else 0,
+        step_s=session.step_s,
+        tokens=beat.tokens if beat else 0,
+        tokens_per_s=tokens_per_step * session.steps_per_s(now_s),
+        loss=beat.loss if beat else None,
+        lag=lag,
+        merges=session.merges,
+        goodput=min(1.0, beat.work_s / beat.alive_s) if beat and beat.alive_s > 1e-3 else None,
+        refused=dict(session.rejected),
+        left=session.lost_reason if session.has_left else "",
+    )
+
+
+def _add_links(rows: list[PeerRow], transport: Transport) -> None:
+    reached, ways = transport.paths(), {row.key: row for row in bulk_rows(transport)}
+    for row in rows:
+        if row.state in ("left", "gone"):
+            continue
+        key = bytes.fromhex(row.key)
+        row.path = reached.get(key, "")
+        row.rtt_s = transport.round_trips.of(key)
+        if (bulk := ways.get(row.key)) is not None:
+            row.bulk, row.bulk_detail = bulk.way, bulk.detail
+
+
+def round_rows(seat: Seat, now_s: float) -> list[RoundRow]:
+    """The rounds in flight."""
+    names = {peer: session.name for peer, session in seat.members.sessions.items()}
+    return [
+        RoundRow(
+            number=current.number,
+            fragment=current.fragment,
+            state=current.state.value,
+            arrived=len(current.arrived),
+            asked=len(current.tickets),
+            quorum=current.required(now_s),
+            age_s=now_s - current.opened_s,
+            waiting_for=[names.get(peer, short(peer)) for peer in current.pending(now_s)],
+        )
+        for current in seat.merging.rounds.values()
+    ]
+
+
+def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
+    """Everything a screen could want."""
+    machine, books = daemon.machine, daemon.books
+    now_s = time.monotonic()
+    charter, genesis = machine.setup.charter, daemon.project.genesis
+    seat = machine.seat
+    per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
+    newest = [fragment.version for fragment in machine.state.fragments]
+    peers = [
+        peer_row(session, newest, per_step, now_s)
+        for _, session in sorted(seat.members.sessions.items() if seat else ())
+    ]
+    _add_links(peers, daemon.transport)
+    here = {session.peer for session in seat.members.live()} if seat else set()
+    return SyncerStatus(
+        key=daemon.identity.key.hex(),
+        name=daemon.options.instance,
+        pid=os.getpid(),
+        version=version("shoal"),
+        uptime_s=now_s - daemon.started_s,
+        phase=machine.phase,
+        sentence=sentence(machine, now_s),
+        join_link=daemon.join_link(),
+        project=project_status(daemon.project.id, genesis, daemon.layout, charter),
+        swarm=swarm_status(machine.state, charter),
+        network=network_status(daemon.transport, daemon.vigil.trouble),
+        peers=peers,
+        rounds=round_rows(seat, now_s) if seat else [],
+        merges=list(books.recent),
+        merges_here=books.merges,
+        participants_mean=books.participants / books.merges if books.merges else 0.0,
+        effective_h=books.steps / books.participants if books.participants else 0.0,
+        grace_s=books.grace_s,
+        slack_s=seat.merging.window.slack_s() if seat else None,
+        outcomes=dict(seat.merging.outcomes) if seat else {},
+        faults=all_faults(daemon.transport, machine.faults),
+        fragments=newest,
+        push_bytes=books.push_bytes,
+        push_params=books.push_params,
+        payload_bytes=books.payload_bytes,
+        payload_params=books.payload_params,
+        checkpoint_dir=str(daemon.store.root / "checkpoints"),
+        seat=seat_status(machine.raft, now_s, machine.following.trouble),
+        snapshots=snapshot_status(machine, now_s),
+        loop_lag=daemon.loop_watch.lag(),
+        contributors=leading_rows(machine.state, here),
+        contributors_all=len(machine.state.accounts),
+        contributor_merges=sum(one.merges for one in machine.state.accounts.values()),
+    )
+
+
+def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
+    """What is kept, what is being taken, and who went on from what."""
+    origin = machine.setup.charter.origin
+    shown = SnapshotStatus(
+        kept=[
+            SnapshotRow(
+                name=stamp(one.snapshot),
+                epoch=one.epoch,
+                log_index=one.index,
+                global_step=one.global_step,
+                parts=[part.name for part in one.parts],
+                skipped={left.name: left.reason for left in one.skipped},
+            )
+            for one in machine.snapshots
+        ],
+        restored=stamp(origin.snapshot) if origin is not None and origin.snapshot else "",
+    )
+    seat = machine.seat
+    if seat is not None:
+        snapshots = seat.snapshots
+        shown.trouble, due_s = snapshots.trouble, snapshots.next_s
+        shown.next_s = max(0.0, due_s - now_s) if due_s is not None else None
+        if snapshots.taking is not None:
+            shown.taking = stamp(snapshots.taking.snapshot)
+            shown.waiting_for = snapshots.taking.waiting_for()
+        shown.restores = [
+            RestoreRow(
+                name=one.name,
+                is_restored=one.is_restored,
+                local_step=one.local_step,
+                trouble=one.trouble,
+            )
+            for one in snapshots.restores.values()
+        ]
+    return shown
+
+
+PEERS_REPORTED_MAX = 1024
+
+
+def public(daemon: SyncerDaemon) -> SyncerStatus:
+    """The snapshot for strangers: nothing about this machine but what the swarm sees anyway."""
+    shown = snapshot(daemon)
+    shown.pid = 0
+    shown.checkpoint_dir = ""
+    shown.network.addresses, shown.network.bulk, shown.network.bulk_port = [], [], 0
+    shown.network.reach_detail = ""
+    shown.peers = shown.peers[:PEERS_REPORTED_MAX]
+    for row in shown.peers:
+        row.bulk_detail = ""
+    return shown
+
+
+def progress_line(daemon: SyncerDaemon) -> str:
+    """One line now and then for the terminal of `shoal syncer run`."""
+    now = snapshot(daemon)
+    if not now.merges_here or now.phase != "training":
+        return now.sentence
+    loss = f", held-out loss {now.swarm.curve[-1][2]:.4f}" if now.swarm.curve else ""
+    training = sum(peer.state == "training" for peer in now.peers)
+    return (
+        f"global step {now.swarm.global_step:,} ({now.swarm.progress:.1%} of the tokens){loss}, "
+        f"{training} training, {now.participants_mean:.1f} per merge, "
+        f"effective H {now.effective_h:.1f}"
+    )

@@ -1,0 +1,262 @@
+"""What the syncer's machine asks others to do, and what comes back. Never a tensor, only names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.log.records import FragmentMerged, StateDigests
+from protocol.log.state import FragmentState, SwarmSummary
+from protocol.messages import CertifiedRecord, Envelope, PushHeader
+from protocol.project import CodecName, OuterSpec
+from protocol.snapshots.manifest import Manifest
+
+PushId = tuple[bytes, int, int]
+"""(learner key, incarnation, sequence)."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitialiseWeights:
+    """Make version 0 of every fragment and keep it durably. Answer: `WeightsMade`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsMade:
+    fragments: tuple[StateDigests, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPush:
+    """Fetch a push's payload and prove length, digest and finite content. Answer: `PushFetched`."""
+
+    peer: bytes
+    round: int
+    header: PushHeader
+
+
+@dataclass(frozen=True, slots=True)
+class PushFetched:
+    """The payload is here and sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushRefused:
+    """The payload is not what the header says: the sender's fault."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergePart:
+    """One push in a merge."""
+
+    learner: bytes
+    header: PushHeader
+    weight: float
+
+    @property
+    def push(self) -> PushId:
+        return (self.learner, self.header.incarnation, self.header.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merge pushes into the next version and keep its payload durably. Answer: `Merged`."""
+
+    round: int
+    fragment: int
+    version: int
+    codec: CodecName
+    outer: OuterSpec
+    """With the codec, as of now: a charter adopted meanwhile does not change this merge."""
+    parts: tuple[MergePart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    payload: bytes
+    """Digest of the quantised merged displacement."""
+    payload_bytes: int
+    state: StateDigests
+    norms: tuple[float, ...]
+    scales: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPayload:
+    """Fetch a merged payload from the leader and keep it durably. Answer: `PayloadKept`."""
+
+    index: int
+    """Of the record that names it."""
+    leader: bytes | None
+    merged: FragmentMerged
+
+
+@dataclass(frozen=True, slots=True)
+class FetchWeights:
+    """Fetch version 0 of every fragment and keep it durably. Answer: `PayloadKept`."""
+
+    index: int
+    leader: bytes | None
+    fragments: tuple[StateDigests, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadKept:
+    """What a record needs besides itself is on this disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadNotWritten:
+    """It came, but this disk did not take it: worth another try, and nobody else could help."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Take the kept version 0 as the current one. Answer: `Replayed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Take the outer step of a merge from its kept payload. Answer: `Replayed`."""
+
+    merged: FragmentMerged
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The bank stands where the record says."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallState:
+    """Begin the log behind this entry, with the state it was offered with. Answer: `Installed`."""
+
+    entry: CertifiedRecord
+    summary: SwarmSummary
+    origins: tuple[CertifiedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """This disk holds the state's names and an empty log behind it; the tensors are to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFragment:
+    """Fetch a fragment's newest value and momentum by digest, from anybody. Answer: `Repaired`."""
+
+    fragment: int
+    leader: bytes | None
+    newest: FragmentState
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The bank holds this version of the fragment."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Keep the whole state as of now under this log index. Answer: `CheckpointWritten`."""
+
+    index: int
+    summary: SwarmSummary
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSnapshot:
+    """Write the weights of the cut; `KeepSnapshot` finishes. Answer: `SnapshotWritten`."""
+
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """They are on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSnapshot:
+    """Finish the snapshot with its manifest; drop all that are not kept. Answer: `SnapshotKept`."""
+
+    manifest: Manifest
+    entry: CertifiedRecord
+    """The record at the cut."""
+    origins: tuple[CertifiedRecord, ...]
+    """Records that made the newest versions then."""
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotKept:
+    """The snapshot exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutSnapshot:
+    """Action: hold on to the versions of now, until they are written or dropped."""
+
+    snapshot: int
+    summary: SwarmSummary
+
+
+@dataclass(frozen=True, slots=True)
+class DropSnapshot:
+    """Action: forget a snapshot that was not finished."""
+
+    snapshot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Action: the merged version is committed and becomes the current one."""
+
+    fragment: int
+    version: int
+    payload: bytes
+    """Digest, for a former term may have merged the same version of other pushes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Action: these push payloads are not needed any more."""
+
+    pushes: tuple[PushId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Action: store the certificate beside its record."""
+
+    entry: CertifiedRecord
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCharter:
+    """Action: store the newest charter that the owner signed."""
+
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class TellWatchers:
+    """Action: send these hosts a report of how the swarm is."""
+
+    peers: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NameBest:
+    """Action: this checkpoint has the lowest held-out loss so far."""
+
+    index: int

@@ -1,0 +1,458 @@
+"""The seat: what the leading syncer does for learners. Sessions, rounds, leases, checkpoints.
+
+    starting --weights--> training --budget--> draining --drained--> ended
+
+A seat is opened when its leader's term is certain and everything before it is applied, and closed
+with the term. Whatever is volatile here (rounds in flight, who is asked) may be lost at any moment:
+the next leader continues from the last committed record, and learners keep what was not merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from protocol import limits, wire
+from protocol.effect_queue import Desk
+from protocol.errors import RemoteError, UnexpectedMessage
+from protocol.log.batching import in_messages
+from protocol.log.records import (
+    BlocksLeased,
+    BlocksReturned,
+    Body,
+    CheckpointEvaluated,
+    CheckpointMarked,
+    FragmentMerged,
+    RunEnded,
+    RunEnding,
+    WeightsInitialised,
+)
+from protocol.log.state import SwarmState
+from protocol.machine import Disconnect, Failed, Stop
+from protocol.messages import (
+    Alive,
+    CertifiedRecord,
+    Committed,
+    Decline,
+    Envelope,
+    Evaluation,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    IndexPart,
+    LeaseRequest,
+    Message,
+    Push,
+    PushHeader,
+    Refused,
+    Watch,
+    Welcome,
+)
+from protocol.peers.membership import Membership, Session
+from protocol.quorum import GraceWindow
+from protocol.signing import open_envelope
+from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartRestored, SnapshotOutline
+from protocol.trace import (
+    CheckpointScored,
+    FragmentCommitted,
+    PeerMisbehaved,
+    PhaseChanged,
+    SessionClosed,
+    SessionOpened,
+    SessionRefused,
+)
+from syncer_node.machine.admission import refusal
+from syncer_node.machine.contributor_notes import Noting
+from syncer_node.machine.evaluating import Evaluating
+from syncer_node.machine.jobs import (
+    InitialiseWeights,
+    NameBest,
+    TellWatchers,
+    WeightsMade,
+    WriteCheckpoint,
+)
+from syncer_node.machine.leasing import Leasing
+from syncer_node.machine.pacing import Pace
+from syncer_node.machine.receipt_issuer import Receipts
+from syncer_node.machine.recent_entries import Archive
+from syncer_node.machine.rounds import Merging
+from syncer_node.machine.setup import SyncerSetup
+from syncer_node.machine.snapshots import Snapshots
+
+CYCLES_PER_CHECKPOINT = 8
+"""Merges of every fragment between two checkpoints, at most: recovery replays what lies between."""
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    TRAINING = "training"
+    DRAINING = "draining"
+    ENDED = "ended"
+
+
+PHASE_TRANSITIONS: dict[tuple[Phase, str], Phase] = {
+    (Phase.STARTING, "weights"): Phase.TRAINING,
+    (Phase.TRAINING, "budget"): Phase.DRAINING,
+    (Phase.DRAINING, "drained"): Phase.ENDED,
+}
+
+
+class Seat:
+    """One term of leading."""
+
+    def __init__(
+        self,
+        setup: SyncerSetup,
+        *,
+        desk: Desk,
+        state: SwarmState,
+        archive: Archive,
+        faults: dict[str, int],
+        propose: Callable[[Body], None],
+        snapshots: list[SnapshotOutline],
+        now_s: float,
+    ) -> None:
+        """snapshots: those on this host's disk."""
+        self.setup = setup
+        self.desk = desk
+        self.state = state
+        self.archive = archive
+        self.faults = faults
+        self.members = Membership()
+        self.phase = Phase.STARTING
+        self.watchers: dict[bytes, None] = {}
+        """Hosts that look on, in the order they came."""
+        self.is_closing = False
+        """The seat is about to be handed over: no new rounds."""
+        self._propose = propose
+        self._now_s = now_s
+        self._said_alive_s = 0.0
+        self._reported_s = 0.0
+        self._is_ending_proposed = False
+        self._is_end_proposed = False
+        charter, rounds = setup.charter, setup.charter.rounds
+        self.noting = Noting(state, self.members, propose)
+        self.merging = Merging(
+            desk=desk,
+            state=state,
+            members=self.members,
+            spec=rounds,
+            outer=charter.outer,
+            numels=setup.numels,
+            tokens_per_step=charter.inner.batch_sequences * setup.genesis.data.sequence_tokens,
+            wall_offset_s=_wall_offset_s(setup, state, now_s),
+            propose=propose,
+            noting=self.noting,
+            pace=Pace(rounds, setup.genesis.fragments),
+            window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
+            last_round=state.rounds,
+            proposed_step=state.global_step,
+        )
+        self.leasing = Leasing(state, self.members, charter.limits, propose)
+        self.leasing.listening_since_s = now_s
+        self.receipts = Receipts(desk, state, self.members)
+        self.evaluating = Evaluating(
+            state=state,
+            members=self.members,
+            every=charter.limits.evaluate_every,
+            checkpoint_every=CYCLES_PER_CHECKPOINT * setup.genesis.fragments,
+            propose=propose,
+        )
+        self.snapshots = Snapshots(setup, desk, archive, self.members, self.merging, snapshots)
+        self._begin()
+
+    # Life of the run.
+
+    def _begin(self) -> None:
+        if self.state.ended is not None:
+            self.phase = Phase.ENDED
+        elif self.state.is_ending:
+            self.phase = Phase.DRAINING
+        elif self.state.has_weights:
+            self.phase = Phase.TRAINING
+        else:
+            self.desk.start(InitialiseWeights())
+        self.desk.emit(PhaseChanged(self.phase.value, f"log at record {self.state.index}"))
+
+    def _fire(self, trigger: str, detail: str) -> None:
+        self.phase = PHASE_TRANSITIONS[self.phase, trigger]
+        self.desk.emit(PhaseChanged(self.phase.value, detail))
+
+    def adopt(self, setup: SyncerSetup) -> None:
+        """Go on under another charter."""
+        self.setup = setup
+        charter = setup.charter
+        self.merging.adopt(charter.rounds, charter.outer)
+        self.merging.tokens_per_step = (
+            charter.inner.batch_sequences * setup.genesis.data.sequence_tokens
+        )
+        self.leasing.limits = charter.limits
+        self.evaluating.every = charter.limits.evaluate_every
+        self.snapshots.setup = setup
+        for session in list(self.members.live()):
+            if session.peer in charter.banned:
+                words = "the project's owner has banned this key"
+                self.desk.send(session.peer, Refused("banned", words, None))
+                self.desk.out.append(Disconnect(session.peer, "banned"))
+                self.lose(session.peer, "banned", self._now_s)
+
+    def look(self, now_s: float, *, may_open: bool, has_tail: bool) -> None:
+        """Time passes. may_open: the log can be written. has_tail: records wait for certificates"""
+        self._now_s = now_s
+        for session in self.members.silent(now_s):
+            self.desk.out.append(Disconnect(session.peer, "silent"))
+            self.lose(session.peer, f"not heard for {limits.GONE_AFTER_S:.0f} s", now_s)
+        if now_s - self._said_alive_s >= limits.ALIVE_EVERY_S:
+            self._said_alive_s = now_s
+            live = list(self.members.live())
+            every_s = min(limits.HEARTBEAT_S, len(live) / limits.HEARTBEATS_PER_S)
+            alive = Alive(self.state.index, every_s)
+            for session in live:
+                self.desk.send(session.peer, alive)
+        if self.watchers and now_s - self._reported_s >= limits.REPORT_EVERY_S:
+            self._reported_s = now_s
+            self.desk.do(TellWatchers(tuple(self.watchers)))
+        for session_key in self.leasing.take_back(now_s):
+            self.merging.last_sequence.pop(session_key, None)
+        is_open = self.phase is Phase.TRAINING and not self.is_closing
+        self.merging.look(now_s, may_open=is_open and may_open)
+        self.snapshots.look(now_s, may_begin=is_open and may_open)
+        if may_open and not self._is_end_proposed and self.phase is not Phase.ENDED:
+            self.noting.look(now_s)
+        if is_open:
+            self._check_budget()
+            self.evaluating.look(now_s)
+        elif (
+            self.phase is Phase.DRAINING
+            and not self.merging.rounds
+            and not has_tail
+            and not self._is_end_proposed
+            and self.evaluating.finish(now_s)
+        ):
+            self._end()
+
+    def _check_budget(self) -> None:
+        budget = self.setup.charter.limits.tokens
+        if self.state.tokens >= budget and not self._is_ending_proposed:
+            self._is_ending_proposed = True
+            self._propose(RunEnding("token-budget"))
+
+    def _end(self) -> None:
+        self._is_end_proposed = True
+        self.noting.flush()
+        best = self.state.best
+        body = RunEnded(
+            global_step=self.state.global_step,
+            tokens=self.state.tokens,
+            best=best.checkpoint if best else self.state.checkpoint,
+            best_loss=best.loss if best else None,
+        )
+        self._propose(body)
+
+    def close(self, reason: str) -> None:
+        """Say goodbye; learners go on by themselves and come back when somebody leads again."""
+        for session in self.members.live():
+            self.desk.send(session.peer, Goodbye(reason))
+            self.desk.out.append(Disconnect(session.peer, "goodbye"))
+        for peer in self.watchers:
+            self.desk.out.append(Disconnect(peer, "goodbye"))
+        self.snapshots.close()
+
+    def deadline_s(self) -> float:
+        """When something happens here by itself."""
+        times = [self.merging.deadline_s(self._now_s), self.evaluating.deadline_s()]
+        times += [self.snapshots.deadline_s(), self.noting.deadline_s()]
+        return min((t for t in times if t is not None), default=1e18)
+
+    # The log.
+
+    def on_committed(self, entry: CertifiedRecord, body: Body, index: int, now_s: float) -> None:
+        """What a committed record sets in motion here; then everybody hears of it."""
+        self._now_s = now_s
+        match body:
+            case WeightsInitialised():
+                self._fire("weights", f"{len(body.fragments)} fragments at version 0")
+            case FragmentMerged():
+                self._merged(body, index)
+            case BlocksLeased():
+                self.leasing.on_leased()
+            case BlocksReturned(learner, incarnation):
+                self.leasing.on_returned((learner, incarnation))
+            case CheckpointMarked(_, evaluator):
+                self.evaluating.on_marked(index, evaluator, now_s)
+                self.desk.start(WriteCheckpoint(index, self.state.summary()))
+            case CheckpointEvaluated():
+                self._scored(body)
+            case RunEnding():
+                self._fire("budget", f"{self.state.tokens:,} tokens committed")
+            case RunEnded():
+                self.receipts.on_ended(self.setup, now_s)
+                self._fire("drained", f"global step {body.global_step}, best {body.best}")
+            case _:
+                pass
+        committed = Committed((entry,))
+        for session in self.members.live():
+            self.desk.send(session.peer, committed)
+
+    def _scored(self, scored: CheckpointEvaluated) -> None:
+        self.evaluating.on_scored()
+        best = self.state.best
+        if best is not None and best.checkpoint == scored.checkpoint:
+            self.desk.do(NameBest(scored.checkpoint))
+        self.desk.emit(CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
+
+    def _merged(self, merged: FragmentMerged, index: int) -> None:
+        parts = merged.contributions
+        self.merging.on_committed(merged, self._now_s)
+        self.receipts.on_merged(merged, self.setup, self._now_s)
+        self.noting.on_merged(merged)
+        self.desk.emit(
+            FragmentCommitted(
+                index=index,
+                global_step=merged.global_step,
+                fragment=merged.fragment,
+                version=merged.version,
+                participants=len(parts),
+                mean_steps=sum(part.steps for part in parts) / len(parts),
+                merge_s=self.merging.window.sync.value_s or 0.0,
+            )
+        )
+
+    # Sessions.
+
+    def receive(self, peer: bytes, message: Message, now_s: float) -> None:
+        """What a learner or a watcher says. Raises RemoteError for what means nothing."""
+        self._now_s = now_s
+        if isinstance(message, Hello):
+            self._hello(peer, message)
+            return
+        if isinstance(message, Watch):
+            self._watch(peer, message)
+            return
+        session = self.members.sessions.get(peer)
+        if session is None or not session.is_connected:
+            raise UnexpectedMessage(f"{type(message).__name__} before hello")
+        session.heard_s = now_s
+        self._dispatch(session, message)
+
+    def _dispatch(self, session: Session, message: Message) -> None:
+        match message:
+            case Heartbeat():
+                session.hear(message, self._now_s)
+            case Push(envelope):
+                self._push(session, envelope)
+            case Decline():
+                self.merging.on_decline(session.peer, message)
+            case LeaseRequest(blocks):
+                self.leasing.ask(session.peer, blocks)
+            case Evaluation():
+                self.evaluating.on_evaluation(session.peer, message)
+            case Marker() | PartKept() | PartRefused() | PartRestored():
+                self.snapshots.on_message(session, message, self._now_s)
+            case Goodbye(reason):
+                words = reason or "said goodbye"
+                self.lose(session.peer, words, self._now_s, has_left=True)
+                self.desk.out.append(Disconnect(session.peer, "goodbye"))
+            case _:
+                raise UnexpectedMessage(f"{type(message).__name__} from a learner")
+
+    def _watch(self, peer: bytes, watch: Watch) -> None:
+        """Let somebody look on, if there is room and it looks for this project."""
+        reason = ""
+        if watch.wire_version != limits.WIRE_VERSION:
+            reason = f"this swarm speaks wire version {limits.WIRE_VERSION}"
+        elif watch.project != self.setup.project:
+            reason = "this syncer serves another project"
+        elif len(self.watchers) >= limits.WATCHERS_MAX and peer not in self.watchers:
+            reason = "too many are looking on already"
+        if reason:
+            self.desk.send(peer, Refused("watch", reason, None))
+            self.desk.out.append(Disconnect(peer, reason))
+        else:
+            self.watchers[peer] = None
+            self._reported_s = -1e9
+
+    def _hello(self, peer: bytes, hello: Hello) -> None:
+        known = self.members.sessions.get(peer)
+        is_lower = known is not None and known.incarnation > hello.incarnation
+        if is_lower and self.snapshots.may_resume(peer, hello.incarnation):
+            self.members.forget(peer)
+        refused = refusal(self.setup, self.members, peer, hello, self.state)
+        if refused is not None:
+            self.desk.emit(SessionRefused(peer, refused.reason, refused.text))
+            if refused.retry_after_s is None:
+                self.faults[refused.reason] = self.faults.get(refused.reason, 0) + 1
+            self.desk.send(peer, refused)
+            self.desk.out.append(Disconnect(peer, refused.reason))
+            return
+        former = self.members.sessions.get(peer)
+        if former is not None:
+            self.snapshots.on_gone(peer, "it connected anew", self._now_s)
+        if former is not None and former.incarnation < hello.incarnation:
+            self.merging.on_gone(peer)
+            self.leasing.give_back(former.key)
+        session = self.members.open(peer, hello, self._now_s)
+        assert session is not None, "checked by _refusal"
+        self._welcome(peer, hello, session)
+
+    def _welcome(self, peer: bytes, hello: Hello, session: Session) -> None:
+        state = self.state
+        entries = self.archive.continuation(hello)
+        index = self.archive.index() if entries is None else None
+        formers: tuple[Envelope, ...] = ()
+        if entries is None:
+            formers = tuple(one.charter for one in state.charters[:-1])
+            for piece in in_messages(self.archive.origins()):
+                self.desk.send(peer, IndexPart(piece))
+        charter = state.charter or self.setup.charter_envelope
+        self.desk.send(peer, Welcome(charter, state.epoch, state.term, formers, index))
+        for piece in in_messages(entries or []):
+            self.desk.send(peer, Committed(piece))
+        self.receipts.on_welcome(session, self.setup, self._now_s)
+        self.desk.emit(SessionOpened(peer, session.name, entries is not None))
+
+    def _push(self, session: Session, envelope: Envelope) -> None:
+        payload = open_envelope(
+            "push", self.setup.project, envelope, self.setup.verify, signer=session.peer
+        )
+        header = wire.decode(payload, PushHeader)
+        if header.project != self.setup.project or header.incarnation != session.incarnation:
+            raise UnexpectedMessage("push of another project or session")
+        self.snapshots.on_push(session, header.sequence)
+        self.merging.on_push(session, header, self._now_s)
+
+    def lose(self, peer: bytes, reason: str, now_s: float, *, has_left: bool = False) -> None:
+        """A stream ended, or somebody left."""
+        self._now_s = now_s
+        self.watchers.pop(peer, None)
+        session = self.members.close(peer, reason, has_left=has_left)
+        if session is not None:
+            session.heard_s = now_s
+            self.merging.on_gone(peer)
+            self.snapshots.on_gone(peer, reason, now_s)
+            self.desk.emit(SessionClosed(peer, session.name, reason, has_left))
+
+    def blame(self, peer: bytes, error: RemoteError) -> None:
+        """Write an offence down against its session."""
+        session = self.members.sessions.get(peer)
+        if session is not None:
+            session.rejected[error.reason] = session.rejected.get(error.reason, 0) + 1
+        self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
+
+    def on_weights(self, result: object) -> None:
+        """The first weights are made, or could not be."""
+        if isinstance(result, WeightsMade):
+            self._propose(WeightsInitialised(result.fragments))
+        else:
+            reason = result.reason if isinstance(result, Failed) else "unknown"
+            self.desk.out.append(Stop(f"the first weights could not be made: {reason}", 1))
+
+
+def _wall_offset_s(setup: SyncerSetup, state: SwarmState, now_s: float) -> float:
+    """From this host's monotonic clock to the time by which leases are dated.
+
+    A lease from the future means that the clock was set back, here or at a former leader's host;
+    whoever went by it would call every claim false until that time came again.
+    """
+    latest_s = max(state.leases.since_s.values(), default=0.0)
+    return max(setup.wall_offset_s, latest_s - now_s)

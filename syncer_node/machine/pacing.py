@@ -1,0 +1,152 @@
+"""When the next round may open: after H local steps, spread evenly, on any network.
+
+Without pacing a fast network merges as often as it can and the measured H collapses. A fragment's
+round opens once learners holding `pace_share` of the live token rate have H steps on its newest
+version, and H / P steps since the opening before. In its first cycle fragment i needs only its own
+offset, (i + 1) * H / P, so that fragments start staggered instead of all at once.
+
+With `eligible = "step"` one step on the newest version is enough, and with `pace_share = 0` only K
+learners must be ready: that is the published eligibility. The H / P steps between two openings stay
+even then; for P = H they are one, the published schedule of one fragment per step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from protocol.peers.membership import Session
+from protocol.project import RoundSpec
+from protocol.quorum import effective_quorum
+
+RATE_MIN = 1e-9
+"""Steps per second booked for a learner that was not seen to step yet."""
+
+
+def median_step_s(sessions: list[Session], now_s: float) -> float:
+    """Step time of the learner in the middle of the live rate; 0 without any."""
+    rates = sorted((s.steps_per_s(now_s) for s in sessions), reverse=True)
+    rates = [rate for rate in rates if rate > RATE_MIN]
+    half, seen = sum(rates) / 2, 0.0
+    for rate in rates:
+        seen += rate
+        if seen >= half:
+            return 1 / rate
+    return 0.0
+
+
+def _most_steps(fragment: int, version: int, needed: int, live: list[Session]) -> str:
+    """How far the learner is that is nearest; reckoned when somebody asks."""
+    most = max(session.steps_on(fragment, version) for session in live)
+    return f"fragment {fragment}: {min(most, needed)} of {needed} local steps"
+
+
+@dataclass(slots=True)
+class Pace:
+    """Local-step credit of each session, and why the next round does not open yet."""
+
+    spec: RoundSpec
+    fragments: int
+    next_step: dict[tuple[bytes, int], float] = field(default_factory=dict)
+    waiting_since_s: float | None = None
+    leaving_opened_s: dict[int, float] = field(default_factory=dict)
+    """Fragment -> when its last round was opened for learners about to leave."""
+    _words: str = "no learner is training yet"
+    _behind: tuple[int, int, int, list[Session]] | None = None
+    """Fragment, version, local steps needed, and who is training: put in words when asked for."""
+
+    @property
+    def waiting(self) -> str:
+        """Why the next round does not open, as it is now; empty when one just opened."""
+        return self._words if self._behind is None else _most_steps(*self._behind)
+
+    @property
+    def spacing(self) -> float:
+        """Local steps between two openings: H / P."""
+        return self.spec.local_steps / self.fragments
+
+    def needed(self, fragment: int, version: int) -> int:
+        """Local steps a learner must have on a fragment before its round opens."""
+        if self.spec.eligible == "step":
+            return 1
+        if version == 0:
+            return max(1, math.ceil((fragment + 1) * self.spacing))
+        return self.spec.local_steps
+
+    def may_open(self, fragment: int, version: int, live: list[Session], now_s: float) -> bool:
+        """Whether the round of this fragment may open now; keeps the reason when it may not."""
+        self._behind = None
+        if not live:
+            self._words, self.waiting_since_s = "no learner is training", None
+            return False
+        needed = self.needed(fragment, version)
+        ready = [session for session in live if self._is_ready(session, fragment, version, needed)]
+        if self._rate_share(ready, live, now_s) < self.spec.pace_share:
+            self._behind = (fragment, version, needed, live)
+            self.waiting_since_s = None
+            return False
+        if self.waiting_since_s is None:
+            self.waiting_since_s = now_s
+        waited_s = now_s - self.waiting_since_s
+        quorum = effective_quorum(self.spec.quorum, len(live), waited_s, self.spec.patience_s)
+        if len(ready) < quorum:
+            self._words = f"{len(ready)} of {quorum} learners ready, {len(live)} alive"
+            return False
+        self._words, self.waiting_since_s = "", None
+        return True
+
+    def opened(self, live: list[Session]) -> None:
+        """Book H / P steps against everybody who is training.
+
+        Nobody owes more than H: when faster learners leave, those who stay open rounds again within
+        one cycle of their own. Nobody is owed more than what its last heartbeat brought, or one
+        opening if that is more: steps come several at a time, and those of one heartbeat may be
+        enough for several rounds.
+        """
+        spacing = self.spacing
+        kept = {}
+        for session in live:
+            done = float(session.beat.local_step) if session.beat else 0.0
+            owed = max(spacing, min(session.stride, self.spec.local_steps))
+            due = max(self.next_step.get(session.key, done), done - owed)
+            kept[session.key] = min(due + spacing, done + self.spec.local_steps)
+        self.next_step = kept
+
+    def deadline_s(self, now_s: float) -> float | None:
+        """When patience for the quorum runs out; None when that is not what is waited for."""
+        if self.waiting_since_s is None or now_s >= self.waiting_since_s + self.spec.patience_s:
+            return None
+        return self.waiting_since_s + self.spec.patience_s
+
+    def _is_ready(self, session: Session, fragment: int, version: int, needed: int) -> bool:
+        """Whether it has credit, and the local steps."""
+        beat = session.beat
+        if beat is None or beat.local_step < self._due(session.key, beat.local_step):
+            return False
+        return session.steps_on(fragment, version) >= needed
+
+    def _due(self, key: tuple[bytes, int], done: int) -> float:
+        """The local step from which it has credit.
+
+        Never more than H ahead: a new trainer counts from nought again, and owes nothing of what
+        the former one did.
+        """
+        due = self.next_step.get(key, 0.0)
+        if due > done + self.spec.local_steps:
+            due = self.next_step[key] = float(done + self.spec.local_steps)
+        return due
+
+    def _rate_share(self, ready: list[Session], live: list[Session], now_s: float) -> float:
+        """The share that those who are ready have in the rate of all."""
+        if not ready:
+            return 0.0
+        whole = part = 0.0
+        waiting = iter(ready)
+        next_ready: Session | None = next(waiting)
+        for session in live:  # Those who are ready are among them, in the same order.
+            rate = max(RATE_MIN, session.steps_per_s(now_s))
+            whole += rate
+            if session is next_ready:
+                part += rate
+                next_ready = next(waiting, None)
+        return part / whole

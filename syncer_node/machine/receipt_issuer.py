@@ -1,0 +1,84 @@
+"""Receipts that a leader hands out: when, to whom, and what is in them.
+
+A contributor hears of its first merge at once, of later ones now and then, and of each while it
+finishes: what a host that is switched off has no receipt for yet is what was merged since the last.
+That is in the log all the same, and in the next receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protocol.effect_queue import Desk
+from protocol.log.receipts import Credit, sign_credit
+from protocol.log.records import FragmentMerged
+from protocol.log.state import SwarmState
+from protocol.messages import Receipt
+from protocol.peers.membership import Membership, Session
+from syncer_node.machine.setup import SyncerSetup
+
+EVERY_S = 30.0
+"""No contributor that goes on gets receipts more often."""
+
+
+class Receipts:
+    """One term's. Every receipt goes out before the record that it is about.
+
+    So it is there when a learner reads in that record that it is free to go, and waits there until
+    the log has come so far.
+    """
+
+    def __init__(self, desk: Desk, state: SwarmState, members: Membership) -> None:
+        self._desk = desk
+        self._state = state
+        self._members = members
+        self._told: dict[bytes, tuple[int, float, int]] = {}
+        """Incarnation, time and merges of the last receipt of each contributor."""
+
+    def on_merged(self, merged: FragmentMerged, setup: SyncerSetup, now_s: float) -> None:
+        """A merge is committed and applied to the state."""
+        for part in merged.contributions:
+            session = self._members.sessions.get(part.learner)
+            if session is None or not session.is_connected:
+                continue
+            told = self._told.get(part.learner)
+            is_new = told is None or told[0] != session.incarnation
+            is_leaving = session.beat is not None and session.beat.state == "finishing"
+            if is_new or is_leaving or (told is not None and now_s - told[1] >= EVERY_S):
+                self._hand_out(session, setup, now_s)
+
+    def on_ended(self, setup: SyncerSetup, now_s: float) -> None:
+        """The run is over: everybody who is here gets the last word."""
+        self._hand_out_to(self._members.live(), setup, now_s)
+
+    def on_welcome(self, session: Session, setup: SyncerSetup, now_s: float) -> None:
+        """A contributor is (back) here; perhaps it left before its last receipt."""
+        self._told.pop(session.peer, None)
+        self._hand_out_to((session,), setup, now_s)
+
+    def _hand_out_to(self, sessions: Iterable[Session], setup: SyncerSetup, now_s: float) -> None:
+        for session in sessions:
+            account = self._state.accounts.get(session.peer)
+            told = self._told.get(session.peer)
+            known = told[2] if told is not None and told[0] == session.incarnation else 0
+            if account is not None and account.merges != known:
+                self._hand_out(session, setup, now_s)
+
+    def _hand_out(self, session: Session, setup: SyncerSetup, now_s: float) -> None:
+        state, account = self._state, self._state.accounts[session.peer]
+        self._told[session.peer] = (session.incarnation, now_s, account.merges)
+        credit = Credit(
+            project=setup.project,
+            epoch=state.epoch,
+            term=state.term,
+            index=state.index,
+            head=state.head,
+            revision=state.charter_revision if state.charter else setup.charter.revision,
+            learner=session.peer,
+            name=session.name,
+            merges=account.merges,
+            tokens=account.tokens,
+            clipped=account.clipped,
+            at_s=max(0.0, now_s + setup.wall_offset_s),
+        )
+        self._desk.send(session.peer, Receipt(sign_credit(credit, setup.signer)))

@@ -1,0 +1,316 @@
+"""Between the store and the bank: first weights, recovery after a crash, checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors.numpy import load_file
+
+from host.files.keystore import Identity
+from host.files.signed_project import OpenedProject
+from host.runtime.python_path import python_path
+from protocol import wire
+from protocol.errors import CorruptState, TransientError
+from protocol.log.records import FragmentMerged, Record, StateDigests
+from protocol.log.state import SwarmState, SwarmSummary
+from protocol.messages import CertifiedRecord
+from protocol.numerics.codecs import flush
+from syncer_node.machine.recent_entries import RECENT_RECORDS
+from syncer_node.machine.setup import Recovered
+from syncer_node.machine.standby import NONE
+from syncer_node.storage.merge_bank import MergeBank
+from syncer_node.storage.recovery import (
+    LogView,
+    enter_epoch,
+    is_sole_voter,
+    log_start,
+    recertify,
+    refold,
+    scan,
+)
+from syncer_node.storage.snapshot_store import SnapshotStore
+from syncer_node.storage.store import F32, Checkpoint, Store, read_checkpoint
+
+log = logging.getLogger("shoal.disk")
+
+FIRST_WEIGHTS = 0
+"""Log index under which the first weights are kept, before there is any record."""
+
+INITIALISE_TIMEOUT_S = 1800.0
+
+CHECKPOINTS_TO_RECOVER_FROM = 2
+"""A damaged newest checkpoint must not be the end: the one before it still has its payloads."""
+
+
+class Disk:
+    """One project's durable state on this syncer."""
+
+    def __init__(
+        self, store: Store, bank: MergeBank, project: OpenedProject, identity: Identity
+    ) -> None:
+        self.store = store
+        self.bank = bank
+        self.project = project
+        self.identity = identity
+        self.snapshots = SnapshotStore(store.root)
+        self._best: int | None = None
+
+    # First weights.
+
+    def initialise(self) -> tuple[StateDigests, ...]:
+        """Version 0 of every fragment: from disk if it was made before, else made now."""
+        if FIRST_WEIGHTS not in self.store.checkpoints():
+            self._keep_first_weights()
+        return self._load(read_checkpoint(self._place(FIRST_WEIGHTS)))
+
+    def _keep_first_weights(self) -> None:
+        """Their memory is free again before they are read."""
+        theta = self._make_weights()
+        momentum = [np.zeros_like(values) for values in theta]
+        checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
+        self.store.write_checkpoint(checkpoint)
+
+    def _make_weights(self) -> list[F32]:
+        """Draw the weights in a process of its own: this daemon never builds a model."""
+        with tempfile.TemporaryDirectory(dir=self.store.root) as folder:
+            genesis, out = Path(folder) / "genesis", Path(folder) / "weights.safetensors"
+            genesis.write_bytes(self.project.genesis_bytes)
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "node.trainer.tools.initialise",
+                    str(genesis),
+                    str(out),
+                ],
+                env={**os.environ, "PYTHONPATH": python_path()},
+                capture_output=True,
+                text=True,
+                timeout=INITIALISE_TIMEOUT_S,
+                check=False,
+            )
+            if done.returncode != 0:
+                words = done.stderr.strip().splitlines() or ["it said nothing"]
+                raise TransientError(f"drawing the first weights failed: {words[-1]}")
+            tensors = load_file(out)
+        # One by one, so that there are never two copies of all of them.
+        weights = [tensors.pop(name).copy() for name in sorted(tensors)]
+        for values in weights:
+            flush(values)  # So that their bytes are what decoding them would give.
+        return weights
+
+    # Recovery.
+
+    def recover(self) -> Recovered:
+        """What the disk says: the newest sound checkpoint, and every certified record after it.
+
+        Where no checkpoint leads to the end of the log, the fragments are to be fetched from
+        others. Raises CorruptState when the log itself is damaged before its last record.
+        """
+        files = self.store.voter
+        if files.log.cut_bytes:
+            log.warning(
+                "the log's last %d bytes were half written; they are cut off", files.log.cut_bytes
+            )
+        ballot = files.settle(files.boot(), self.project.charter.epoch)
+        self._enter_epoch()
+        view = scan(files, self.project.charter, self.identity)
+        if is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:
+            raise CorruptState(
+                f"{files.log.path} is damaged: it ends at record {files.last}, but reached "
+                f"{ballot.owed} before, and no other voter has the rest. Restore {files.root} from "
+                "a backup, or let the project's owner begin a new epoch: shoal project reset-seat"
+            )
+        self._certify_stored(view)
+        state, held = self._recover_state(view)
+        recovered = Recovered(state, log_start(files, view), ballot, held)
+        recovered.snapshots = self.snapshots.outlines()
+        if state.index:
+            self._collect_entries(recovered, view)
+            log.info("recovered at record %d, global step %d", state.index, state.global_step)
+        best = state.best
+        self._best = best.checkpoint if best else None
+        return recovered
+
+    def _enter_epoch(self) -> None:
+        """Leave what the owner voided; where an epoch begins at a snapshot, go back to that."""
+        files, charter = self.store.voter, self.project.charter
+        enter_epoch(files, charter)
+        origin = charter.origin
+        if origin is None or files.last > origin.index:
+            return  # The log is in the epoch.
+        self.store.void_behind(origin.index, charter.epoch)
+        try:
+            meta = self.snapshots.place_checkpoint(origin)
+        except CorruptState as error:
+            log.warning("the snapshot cannot be used, weights must come from others: %s", error)
+            return
+        if meta is not None and files.last == 0:
+            files.begin_behind(meta.entry, meta.summary, meta.origins)
+
+    def _certify_stored(self, view: LogView) -> None:
+        """What the sole voter stored is committed: make the certificates that were lost."""
+        files = self.store.voter
+        for index in range(files.certified + 1, view.certified + 1):
+            entry = recertify(files.record(index), None, self.identity, view.charter.voters)
+            if entry is not None:
+                files.keep_certificate(entry.certificate)
+
+    def _recover_state(self, view: LogView) -> tuple[SwarmState, list[int]]:
+        """The folded log, and which version of each fragment the bank holds."""
+        count = len(self.bank.layout.fragments)
+        for index in self.store.checkpoints():
+            if not self.store.voter.floor.index <= index <= view.certified:
+                log.warning("checkpoint %d is not of this log", index)
+                continue
+            try:
+                checkpoint = read_checkpoint(self._place(index))
+                state = self._restore(checkpoint)
+            except CorruptState as error:
+                log.warning("checkpoint %d is set aside: %s", index, error)
+                self.store.set_aside(index)
+                continue
+            try:
+                self._refold(state, view.certified)
+            except CorruptState as error:
+                log.warning("the log cannot be followed from checkpoint %d: %s", index, error)
+                continue
+            if not self._fits(state):
+                log.warning("checkpoint %d is set aside: it is not what the log names", index)
+                self.store.set_aside(index)
+                continue
+            return state, [self.bank.current(at).number for at in range(count)]
+        state = self._folded(view.certified)
+        if state.has_weights:
+            log.warning("no checkpoint leads to the end of the log: the weights must be fetched")
+        return state, [NONE if state.has_weights else 0] * count
+
+    def _folded(self, certified: int) -> SwarmState:
+        """The log without tensors."""
+        files, block = self.store.voter, self.project.genesis.data.block_sequences
+        summary = files.floor.summary
+        state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
+        refold(state, self._records(state.index, certified), lambda _: None)
+        return state
+
+    def _records(self, after: int, certified: int) -> Iterator[bytes]:
+        files = self.store.voter
+        return itertools.islice(
+            files.log.frames(after - files.floor.index), max(0, certified - after)
+        )
+
+    def _fits(self, state: SwarmState) -> bool:
+        """Whether the loaded tensors are those that the log's newest records certify."""
+        return all(
+            self.bank.current(at).state == fragment.state
+            for at, fragment in enumerate(state.fragments)
+        )
+
+    def _restore(self, checkpoint: Checkpoint) -> SwarmState:
+        """Load the tensors, and the log folded so far."""
+        found = self._load(checkpoint)
+        state = SwarmState(self.project.genesis.data.block_sequences)
+        if checkpoint.summary is None:
+            return state
+        state = SwarmState.restore(checkpoint.summary, state.block_sequences)
+        if [fragment.state for fragment in state.fragments] != list(found):
+            raise CorruptState("its tensors are not those that the log names")
+        return state
+
+    def _refold(self, state: SwarmState, certified: int) -> None:
+        def replay(merged: FragmentMerged) -> None:
+            self.replay(merged)
+
+        refold(state, self._records(state.index, certified), replay)
+
+    def replay(self, merged: FragmentMerged) -> None:
+        """Take a merge's outer step from its kept payload."""
+        payload = self.store.read_payload(merged.fragment, merged.version, merged.payload)
+        self.bank.replay(merged, payload)
+
+    def _collect_entries(self, recovered: Recovered, view: LogView) -> None:
+        """Entries at hand for learners that come back or join."""
+        floor, state = self.store.voter.floor, recovered.state
+        for index in range(state.index, max(floor.index, state.index - RECENT_RECORDS), -1):
+            entry = self._entry(index, view)
+            if entry is None:
+                break
+            recovered.recent.insert(0, entry)
+        if not recovered.recent and floor.entry is not None:
+            recovered.recent.append(floor.entry)
+        known = {wire.decode(one.record, Record).index: one for one in floor.origins}
+        for fragment in state.fragments:
+            index = fragment.record_index
+            origin = self._entry(index, view) if index > floor.index else known.get(index)
+            if origin is None:
+                raise CorruptState(f"record {index} has no certificate")
+            recovered.origins[index] = origin
+
+    def _entry(self, index: int, view: LogView) -> CertifiedRecord | None:
+        files = self.store.voter
+        record, certificate = files.record(index), files.certificate(index)
+        entry = recertify(record, certificate, self.identity, view.charter.voters)
+        return entry
+
+    # Checkpoints.
+
+    def capture(self, index: int, summary: SwarmSummary) -> Checkpoint:
+        """The current versions by reference; the arrays are never changed in place."""
+        current = [self.bank.current(at) for at in range(len(self.bank.layout.fragments))]
+        return Checkpoint(
+            index,
+            [version.theta for version in current],
+            [version.momentum for version in current],
+            [version.number for version in current],
+            summary,
+        )
+
+    def write_checkpoint(self, checkpoint: Checkpoint, keep: set[int]) -> None:
+        """Keep a checkpoint, then drop what no recovery and no export needs."""
+        self.store.require_space()
+        self.store.write_checkpoint(checkpoint)
+        kept = {FIRST_WEIGHTS, *keep} | ({self._best} if self._best is not None else set())
+        oldest = self.store.checkpoints()[:CHECKPOINTS_TO_RECOVER_FROM][-1]
+        versions = read_versions(self._place(oldest))
+        self.store.prune(versions, kept)
+
+    def name_best(self, index: int) -> None:
+        """This checkpoint is kept for good, and exported by default."""
+        self._best = index
+        self.store.name_best(index)
+
+    def _load(self, checkpoint: Checkpoint) -> tuple[StateDigests, ...]:
+        sizes = [fragment.numel for fragment in self.bank.layout.fragments]
+        if [values.size for values in checkpoint.theta] != sizes:
+            raise CorruptState("its fragments have other sizes than the project's")
+        parts: Iterator[tuple[int, tuple[F32, F32, int]]] = enumerate(
+            zip(checkpoint.theta, checkpoint.momentum, checkpoint.versions, strict=True)
+        )
+        return tuple(
+            self.bank.initialise(at, number, theta, momentum)
+            for at, (theta, momentum, number) in parts
+        )
+
+    def _place(self, index: int) -> Path:
+        return self.store.root / "checkpoints" / str(index)
+
+
+def read_versions(place: Path) -> list[int]:
+    """Fragment versions of a checkpoint, without reading its tensors."""
+    try:
+        versions, _ = msgspec.msgpack.decode(
+            (place / "meta").read_bytes(), type=tuple[list[int], SwarmSummary | None]
+        )
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
+    return versions

@@ -1,0 +1,149 @@
+"""The ledger: who gave how much, what of it did not count, and why. Read off the folded log.
+
+Nothing is kept for it: every syncer that has the log has the ledger, exactly, after any restart and
+whoever leads. Without a running syncer it is folded from the log on the disk.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from host.files.signed_project import OpenedProject, newest_of
+from protocol import wire
+from protocol.errors import CorruptState
+from protocol.ids import short
+from protocol.log.accounts import Account
+from protocol.log.records import Record, record_hash
+from protocol.log.state import SwarmState, SwarmSummary
+from protocol.status import ContributorRow
+from syncer_node.storage.store import read_summary
+from syncer_node.storage.voter_files import VoterFiles
+
+SHOWN_MAX = 64
+"""Contributors in one status, besides those who are here."""
+
+
+class Ledger(Struct, kw_only=True):
+    """Everything that the log up to one record counts."""
+
+    project: str
+    project_name: str
+    epoch: int
+    log_index: int
+    """Last record that is counted."""
+    head: str
+    """Hash of that record: two ledgers with the same one are the same."""
+    at_s: float
+    """When it was read off: Unix seconds."""
+    fragments: int
+    merges: int
+    """Pushes merged, of all contributors."""
+    fragment_tokens: int
+    """Tokens merged into every fragment, added up."""
+    refused: int
+    """Pushes that did not count."""
+    contributors: list[ContributorRow]
+    """Those with most tokens first."""
+
+
+def _order(item: tuple[bytes, Account]) -> tuple[int, int, bytes]:
+    key, account = item
+    return (-account.tokens, -account.merges, key)
+
+
+def row(key: bytes, account: Account, fragments: int, *, is_here: bool) -> ContributorRow:
+    """One account for people and programs."""
+    return ContributorRow(
+        key=key.hex(),
+        name=account.name or short(key),
+        tokens=account.tokens // max(1, fragments),
+        fragment_tokens=account.tokens,
+        merges=account.merges,
+        clipped=account.clipped,
+        refused=dict(account.refused),
+        merged_at_s=account.merged_at_s,
+        is_here=is_here,
+    )
+
+
+def leading_rows(state: SwarmState, here: Collection[bytes]) -> list[ContributorRow]:
+    """Those that gave most, and all who are here and gave anything; most tokens first."""
+    chosen = dict(heapq.nsmallest(SHOWN_MAX, state.accounts.items(), key=_order))
+    chosen |= {key: state.accounts[key] for key in here if key in state.accounts}
+    fragments = len(state.fragments)
+    ordered = sorted(chosen.items(), key=_order)
+    return [row(key, account, fragments, is_here=key in here) for key, account in ordered]
+
+
+def ledger_of(
+    project: OpenedProject, state: SwarmState, here: Collection[bytes], at_s: float
+) -> Ledger:
+    """The ledger of a folded log. here: who is connected; at_s: wall clock."""
+    fragments, accounts = len(state.fragments), state.accounts
+    return Ledger(
+        project=project.id.hex(),
+        project_name=project.genesis.name,
+        epoch=state.epoch,
+        log_index=state.index,
+        head=state.head.hex(),
+        at_s=at_s,
+        fragments=fragments,
+        merges=sum(one.merges for one in accounts.values()),
+        fragment_tokens=sum(one.tokens for one in accounts.values()),
+        refused=sum(one.refusals for one in accounts.values()),
+        contributors=[
+            row(key, account, fragments, is_here=key in here)
+            for key, account in sorted(accounts.items(), key=_order)
+        ],
+    )
+
+
+def read_state(root: Path, project: OpenedProject) -> SwarmState:
+    """The log in this store folded up to its last proven record. CorruptState if it is damaged.
+
+    Only reads. From the newest checkpoint on, if there is one that fits the log.
+    """
+    voter = VoterFiles(root)
+    try:
+        return _fold(root, voter, project)
+    finally:
+        voter.close()
+
+
+def _fold(root: Path, voter: VoterFiles, project: OpenedProject) -> SwarmState:
+    charter = newest_of(project, voter.charter()).charter
+    # What a sole voter stored is committed: nobody else has to sign for it.
+    last = voter.last if len(charter.voters) == 1 else voter.certified
+    floor, summary = voter.floor_state()
+    summary = _checkpoint(root, voter, floor.index, last) or summary
+    block = project.genesis.data.block_sequences
+    state = SwarmState.restore(summary, block) if summary is not None else SwarmState(block)
+    behind = voter.log.frames(state.index - floor.index)
+    for encoded in itertools.islice(behind, max(0, last - state.index)):
+        record = wire.decode(encoded, Record)
+        if record.index != state.index + 1 or record.previous != state.head:
+            raise CorruptState(f"the log in {root} breaks at record {state.index + 1}")
+        state.apply(record, record_hash(encoded))
+    return state
+
+
+def _checkpoint(root: Path, voter: VoterFiles, floor: int, last: int) -> SwarmSummary | None:
+    """The state at the newest checkpoint that is of this very log."""
+    found = (path for path in (root / "checkpoints").glob("*") if path.name.isdigit())
+    for place in sorted(found, key=lambda path: -int(path.name)):
+        index = int(place.name)
+        if not floor < index <= last:
+            continue
+        try:
+            summary = read_summary(place)
+        except (OSError, msgspec.MsgspecError, ValueError):
+            continue  # Half written or damaged: an older one does, or the whole log.
+        if summary is not None and summary.head == record_hash(voter.record(index)):
+            return summary
+    return None

@@ -1,0 +1,206 @@
+"""What one view draws from: the newest frame, the past, and whom the viewer looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.status import (
+    DaemonStatus,
+    NodeStatus,
+    PeerRow,
+    ProjectStatus,
+    Status,
+    SwarmStatus,
+    SyncerStatus,
+    WitnessStatus,
+)
+from tui.frames.frame import Attached, Frame
+from tui.frames.history import History
+from tui.text import fmt
+from tui.text.election import AWAY, LOST, leads
+from tui.text.theme import Paint
+
+STANDSTILL_S_MIN = 12.0
+STANDSTILL_GAPS = 6
+"""No global step for so many usual gaps is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything a renderer may look at."""
+
+    frame: Frame
+    history: History
+    focus: str = ""
+    """Label of the daemon the viewer looks at; empty for the first."""
+    paint: Paint = field(default_factory=Paint)
+    is_recording: bool = False
+    """It is played from a recording: not now."""
+
+    @property
+    def now_s(self) -> float:
+        """Wall clock of the frame."""
+        return self.frame.at_s
+
+    @property
+    def attached(self) -> Attached | None:
+        """The daemon in focus; until one is chosen, the first that has ever said something."""
+        daemons = self.frame.attached()
+        chosen = [one for one in daemons if one.label == self.focus]
+        telling = [one for one in daemons if self.frame.status(one.key) is not None]
+        return next(iter(chosen or telling or daemons), None)
+
+    @property
+    def told(self) -> DaemonStatus | None:
+        """What the daemon in focus said last."""
+        return self.frame.status(self.attached.key) if self.attached else None
+
+    @property
+    def status(self) -> Status | None:
+        """The same; where that is a witness, which has no model, another of its project."""
+        told = self.told
+        if not isinstance(told, WitnessStatus):
+            return told
+        others = [
+            other
+            for other in self.frame.statuses
+            if not isinstance(other, WitnessStatus) and other.project.id == told.project.id
+        ]
+        return others[0] if others else None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the daemons of this machine are called, by key."""
+        return {one.key: one.label for one in self.frame.attached() if one.key}
+
+    @property
+    def voter(self) -> SyncerStatus | WitnessStatus | None:
+        """Whose view of the election is shown: the daemon in focus, or a syncer."""
+        told = self.told
+        return told if isinstance(told, WitnessStatus) else self.syncer
+
+    @property
+    def syncer(self) -> SyncerStatus | None:
+        """The syncer to learn about the swarm from: the one in focus, or one of its project."""
+        status = self.status
+        if status is None or isinstance(status, SyncerStatus):
+            return status
+        for other in self.frame.statuses:
+            if isinstance(other, SyncerStatus) and other.project.id == status.project.id:
+                return other
+        return None
+
+    @property
+    def leader(self) -> SyncerStatus | None:
+        """Who knows the learners: `syncer`, unless that only stands by and the leader is here."""
+        syncer = self.syncer
+        if syncer is None or leads(syncer):
+            return syncer
+        for other in self.frame.statuses:
+            if not isinstance(other, SyncerStatus) or other.project.id != syncer.project.id:
+                continue
+            if leads(other) and self.silent_s(other) is None:
+                return other
+        return syncer
+
+    @property
+    def best(self) -> Status | None:
+        """Who knows most: the syncer, unless it is silent and another is looked at."""
+        syncer = self.syncer
+        return self.status if syncer is None or self.silent_s(syncer) is not None else syncer
+
+    @property
+    def node(self) -> NodeStatus | None:
+        """The learner in focus, or the first of the same project on this machine."""
+        status = self.status
+        if status is None or isinstance(status, NodeStatus):
+            return status
+        for other in self.frame.statuses:
+            if isinstance(other, NodeStatus) and other.project.id == status.project.id:
+                return other
+        return None
+
+    @property
+    def nodes_here(self) -> list[NodeStatus]:
+        """All learners of this machine that work for the project in focus."""
+        status = self.status
+        return [
+            other
+            for other in self.frame.statuses
+            if isinstance(other, NodeStatus)
+            and status is not None
+            and other.project.id == status.project.id
+        ]
+
+    @property
+    def project(self) -> ProjectStatus | None:
+        """The project in focus."""
+        return self.told.project if self.told else None
+
+    @property
+    def swarm(self) -> SwarmStatus | None:
+        """The committed state as the daemon in focus knows it."""
+        return self.status.swarm if self.status else None
+
+    def is_stalled(self, status: Status) -> bool:
+        """Whether global steps fail to come that should have come."""
+        still_s = self.history.standstill_s(status.key, self.now_s)
+        gap_s = self.history.step_gap_s(status.key, self.now_s)
+        return still_s >= max(STANDSTILL_S_MIN, STANDSTILL_GAPS * (gap_s or 0.0))
+
+    def silent_s(self, status: DaemonStatus | None) -> float | None:
+        """For how long the daemon that gave this status has not answered; None while it does."""
+        if status is None:
+            return None
+        for one in self.frame.attached():
+            if one.key == status.key:
+                return one.silent_s(self.now_s)
+        return None
+
+    def stale(self, status: DaemonStatus | None) -> str:
+        """A warning where what is shown is not of now; else empty."""
+        quiet_s = self.silent_s(status)
+        if status is None or quiet_s is None:
+            return ""
+        label = next(one.label for one in self.frame.attached() if one.key == status.key)
+        return f"From {fmt.whole(quiet_s)} ago: {label} does not answer."
+
+
+def alive(status: SyncerStatus) -> list[PeerRow]:
+    """Learners that the syncer hears."""
+    return [peer for peer in status.peers if peer.state not in AWAY]
+
+
+def lost(status: SyncerStatus) -> list[PeerRow]:
+    """Learners that it does not, the latest loss first."""
+    return sorted((one for one in status.peers if one.state in LOST), key=lambda one: one.heard_s)
+
+
+def goodput(status: SyncerStatus) -> float | None:
+    """Mean over the learners that are heard and have worked."""
+    shares = [one.goodput for one in alive(status) if one.goodput is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+def eta(scene: Scene) -> str:
+    """The time left, in words."""
+    swarm, project = scene.swarm, scene.project
+    if swarm is None or project is None or project.token_budget <= 0:
+        return "not known"
+    if swarm.is_ended:
+        return "done"
+    if swarm.is_ending or swarm.tokens >= project.token_budget:
+        return "finishing"
+    if swarm.tokens == 0:
+        return "not known"  # Nobody has begun, so nothing stands still.
+    assert scene.status is not None  # the swarm came from it
+    rate = scene.history.committed_per_s(scene.status.key, scene.now_s)
+    if isinstance(scene.status, NodeStatus) and scene.status.state == "adrift":
+        return "not known"
+    if scene.is_stalled(scene.status):
+        return "stalled"
+    if rate is None:
+        return "not known"
+    if rate <= 0:
+        return "stalled"
+    return fmt.duration((project.token_budget - swarm.tokens) / rate)

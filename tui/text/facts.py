@@ -1,0 +1,162 @@
+"""Facts as one line of text each, shared by the views."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from protocol.status import DaemonStatus, NodeStatus, RoundRow, Status, SyncerStatus
+from tui.frames.frame import Told
+from tui.frames.scene import Scene
+from tui.text import election, fmt, lines
+from tui.text.election import leads
+from tui.text.theme import Paint
+
+GAUGE_CELLS = 12
+MARKS = {"training": "●", "gone": "✖", "silent": "✖"}
+OTHER_MARK = "◐"
+SAME_S = 20.0
+
+
+def round_text(one: RoundRow, paint: Paint) -> Text:
+    """One round in flight: how many arrived, and whom it waits for."""
+    text = Text()
+    share = one.arrived / one.asked if one.asked else 0.0
+    style = paint.good if one.arrived >= one.quorum else paint.warn
+    text.append(fmt.bar(share, GAUGE_CELLS), style=style)
+    text.append(
+        f" {one.arrived:,} of {one.asked:,}, needs {one.quorum}: round {one.number:,}, "
+        f"fragment {one.fragment}, {fmt.clean(one.state, 20)} {fmt.duration(one.age_s)}"
+    )
+    if one.waiting_for:
+        text.append(f"; waiting for {fmt.enumerate_names(one.waiting_for)}")
+    return text
+
+
+def grace(status: SyncerStatus, paint: Paint) -> Text | str:
+    """How much of the slack the grace window takes."""
+    if not status.grace_s and status.slack_s is None:
+        return "no window measured yet"
+    if not status.slack_s:
+        return f"{fmt.duration(status.grace_s)} after the quorum"
+    text = Text()
+    share = status.grace_s / status.slack_s
+    text.append(fmt.bar(share, GAUGE_CELLS), style=paint.good if share < 1 else paint.warn)
+    text.append(
+        f" {fmt.duration(status.grace_s)} of {fmt.duration(status.slack_s)} slack after the quorum"
+    )
+    return text
+
+
+def last_merge(status: SyncerStatus) -> str:
+    """The newest merge in words."""
+    if not status.merges:
+        return "nothing merged yet"
+    last = status.merges[-1]
+    return (
+        f"{fmt.plural(last.participants, 'learner')} merged into fragment {last.fragment}, "
+        f"{last.mean_steps:.0f} local steps each, in {fmt.duration(last.seconds)}"
+    )
+
+
+def tally(status: SyncerStatus, paint: Paint) -> Text:
+    """How many learners are in which state, each with a mark, a number and a word."""
+    counts = Counter(peer.state for peer in status.peers)
+    if not leads(status):
+        return Text("the leader knows them; this syncer stands by", style=paint.quiet)
+    if not counts:
+        return Text("no learner has joined yet", style=paint.warn)
+    text = Text()
+    for state in sorted(counts, key=lambda one: (one != "training", one)):
+        mark = MARKS.get(state, OTHER_MARK)
+        text.append("  " if text else "")
+        text.append(f"{mark}{counts[state]} {fmt.clean(state, 12)}", style=paint.state(state))
+    return text
+
+
+def faults(status: DaemonStatus, paint: Paint) -> Text:
+    """Faults counted since the daemon started, or the word none."""
+    text = fmt.tally(status.faults)
+    return Text(text, style=paint.bad) if text else Text("none", style=paint.good)
+
+
+def link(status: NodeStatus) -> str:
+    detail = f" ({fmt.clean(status.link_detail, 120)})" if status.link_detail else ""
+    heard = "" if status.heard_s is None else f", heard {fmt.duration(status.heard_s)} ago"
+    return f"{fmt.clean(status.link, 20)}{detail}{heard}{fmt.way(status.path, status.rtt_s)}"
+
+
+def trainer(status: NodeStatus) -> str:
+    device = f" on {fmt.clean(status.device, 40)}" if status.device else ""
+    detail = f" ({fmt.clean(status.trainer_detail, 120)})" if status.trainer_detail else ""
+    return f"{fmt.clean(status.trainer, 20)}{device}{detail}"
+
+
+def event_lines(events: Sequence[Told], width: int, count: int, paint: Paint) -> list[Text]:
+    """The newest events, newest first, one line each."""
+    if not events:
+        return [Text("nothing was told yet", style=paint.quiet)]
+    made = []
+    for event in reversed(events[-count:]):
+        line = Text()
+        line.append(f"{fmt.clock(event.at_s)} ", style=paint.quiet)
+        mark = "! " if event.is_fault else ""
+        line.append(mark + fmt.clean(event.text, 400), style=paint.bad if event.is_fault else "")
+        made.append(lines.fit(line, width))
+    return made
+
+
+def you(scene: Scene) -> Text:
+    """What the learners of this machine do; one by its state, several as a tally."""
+    here = scene.nodes_here
+    text = Text()
+    if len(here) > 1:
+        text.append(f"{len(here)} learners: ")
+    for number, (state, count) in enumerate(Counter(_state(scene, one) for one in here).items()):
+        text.append(", " if number else "")
+        text.append(f"{count} " if len(here) > 1 else "")
+        text.append(fmt.clean(state, 20), style=scene.paint.state(state))
+    if len(here) == 1 and here[0].guest is not None and here[0].guest.is_held:
+        text.append(f" because {fmt.clean(here[0].guest.because, 80)}")
+    return text
+
+
+def _state(scene: Scene, node: NodeStatus) -> str:
+    return node.state if scene.silent_s(node) is None else "silent"
+
+
+def news(scene: Scene) -> list[Told]:
+    """Events that say something to people: not each push of each round."""
+    told: dict[str, float] = {}
+    picked = []
+    for one in scene.history.events:
+        if not one.is_fault and one.level == "debug":
+            continue
+        # What several daemons of this machine tell of the same thing is told once.
+        if one.at_s - told.get(one.text, float("-inf")) > SAME_S:
+            picked.append(one)
+        told[one.text] = one.at_s
+    return picked
+
+
+def aged(scene: Scene, status: DaemonStatus, width: int, body: Sequence[Text]) -> list[Text]:
+    """The lines as they are; if they are not of now, without colour and with a warning on top."""
+    warning = scene.stale(status)
+    if not warning:
+        return list(body)
+    faded = [Text(line.plain, style=scene.paint.quiet) for line in body]
+    return [*lines.wrap(Text(warning, style=scene.paint.bad), width), *faded]
+
+
+def seat(scene: Scene, status: Status) -> str:
+    """Who sits in the syncer's seat."""
+    leader = status.swarm.leader
+    if isinstance(status, SyncerStatus) and status.seat is not None:
+        leader = status.seat.leader
+        if not leader:
+            return "nobody: no leader is elected"
+    if leader == status.key and leader:
+        return "this syncer"
+    return election.name(leader, scene.names) if leader else "nobody that is known"

@@ -1,0 +1,145 @@
+"""The parts that the views of a syncer and of a learner share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from protocol.status import BulkRow, NetworkStatus, ProjectStatus, SwarmStatus
+from tui.text import fmt
+
+BAR_CELLS = 16
+SPARK_CELLS = 24
+Row = tuple[str, str | Text]
+
+STATE_STYLES = {
+    "training": "green",
+    "up": "green",
+    "ended": "green",
+    "gone": "red",
+    "down": "red",
+    "adrift": "red",
+    "left": "dim",
+}
+OTHER_STATE = "yellow"
+
+
+def styled_state(word: str) -> Text:
+    """A state by its word; the colour only repeats it."""
+    return Text(fmt.clean(word, 12), style=STATE_STYLES.get(word, OTHER_STATE))
+
+
+def heading(project: ProjectStatus, role: str, name: str, *, pid: int, width: int) -> Text:
+    """One line: the project at the left, who speaks at the right."""
+    identity = f"{project.id[:4]}…{project.id[-3:]}" if project.id else "no project yet"
+    title = fmt.clean(project.name, max(8, width - 52))
+    left = f"shoal  {title} · {identity}" if title else f"shoal  {identity}"
+    right = f"{role} {fmt.clean(name, 20)} · pid {pid}"
+    gap = max(2, width - Text(left).cell_len - Text(right).cell_len)
+    return Text.assemble((left, "bold"), " " * gap, (right, "dim"))
+
+
+def grid(rows: Sequence[Row]) -> Table:
+    """Label and value, one row each; empty values are left out."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True, min_width=9)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        if value:
+            # As Text: a plain string would be read as markup, and names are not ours.
+            table.add_row(label, Text(value) if isinstance(value, str) else value)
+    return table
+
+
+def progress(project: ProjectStatus, swarm: SwarmStatus, tokens_per_s: float | None) -> str:
+    """Bar, share, tokens and the time left."""
+    budget = project.token_budget
+    if budget <= 0:
+        return "not known yet"
+    share = swarm.tokens / budget
+    tokens = f"{fmt.count(swarm.tokens)} of {fmt.count(budget)} tokens"
+    line = f"{fmt.bar(share, BAR_CELLS)}  {fmt.percent(share)}  {tokens}"
+    if swarm.is_ended:
+        return f"{line} · done"
+    if swarm.is_ending:
+        return f"{line} · finishing"
+    if tokens_per_s is None:
+        return line
+    if tokens_per_s <= 0:
+        return f"{line} · standing still"
+    left_s = max(budget - swarm.tokens, 0) / tokens_per_s
+    return f"{line} · {fmt.duration(left_s)} left"
+
+
+def heldout(swarm: SwarmStatus) -> str:
+    """Where the held-out loss began, where it is, where it was best, and its course."""
+    losses = [loss for _, _, loss in swarm.curve]
+    if not losses:
+        return "not measured yet"
+    line = fmt.loss(losses[0])
+    if len(losses) > 1:
+        line += f" → {fmt.loss(losses[-1])}"
+    if swarm.best_loss is not None:
+        line += f", best {fmt.loss(swarm.best_loss)}"
+        if swarm.best_checkpoint is not None:
+            line += f" (checkpoint {swarm.best_checkpoint})"
+    return f"{line}  {fmt.sparkline(losses, SPARK_CELLS)}".rstrip()
+
+
+def network(status: NetworkStatus) -> str:
+    """State, peers and traffic of the network engine."""
+    detail = f" ({fmt.clean(status.detail, 200)})" if status.detail else ""
+    return (
+        f"{fmt.clean(status.state, 12)}{detail} · {fmt.plural(status.peers, 'connection')} · "
+        f"sent {fmt.bytes_of(status.bytes_up)}, received {fmt.bytes_of(status.bytes_down)}"
+        f"{_bulk(status.bulk)}"
+    )
+
+
+def _bulk(rows: Sequence[BulkRow]) -> str:
+    """How many peers bulk data goes to directly, and why not to others."""
+    direct = sum(row.way == "direct" for row in rows)
+    others = [row for row in rows if row.way != "direct" and row.detail]
+    told = []
+    if direct:
+        told.append(f"direct with {fmt.plural(direct, 'peer')}")
+    if others:
+        told.append(f"over streams with {len(others)} ({fmt.clean(others[0].detail, 80)})")
+    return f" · bulk data {', '.join(told)}" if told else ""
+
+
+REACHED: Final = {
+    "direct": "others dial this host",
+    "relayed": "relayed: nobody outside can dial this host",
+    "outward": "not at all: it can only dial out",
+}
+
+
+def reached(status: NetworkStatus) -> str:
+    """How others reach this host, what it carries for them, and whether the swarm is whole."""
+    parts = [REACHED.get(status.reach, "not known yet")]
+    if status.carrying or status.carried_bytes:
+        streams = fmt.plural(status.carrying, "stream")
+        parts.append(f"carries {streams} for others, {fmt.bytes_of(status.carried_bytes)} so far")
+    if status.split:
+        parts.append(fmt.clean(status.split, 300))
+    return " · ".join(parts)
+
+
+def wire(pushed: tuple[int, int], published: tuple[int, int]) -> str:
+    """Bytes per parameter that pushes and published versions took; each as (bytes, parameters)."""
+    parts = [
+        f"{size / parameters:.2f} byte per parameter {way}"
+        for way, (size, parameters) in (("up", pushed), ("down", published))
+        if parameters > 0
+    ]
+    return ", ".join(parts)
+
+
+def faults(counts: Mapping[str, int]) -> Text:
+    """Faults that stand out, or the word none."""
+    text = fmt.tally(counts)
+    return Text(text, style="bold red") if text else Text("none")

@@ -1,0 +1,50 @@
+"""What `shoal status` shows: the daemons of one machine, readable without colour too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from protocol.limits import LINK_CHARS_MAX
+from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
+from tui.frames.frame import label_of
+from tui.text import fmt, node_view, syncer_view, witness_view
+
+NOBODY = "No daemon answers."
+
+
+def render(
+    statuses: Sequence[DaemonStatus], *, width: int, rates: Mapping[str, float] | None = None
+) -> RenderableType:
+    """A view of the daemons, one below the other, for a terminal of `width` columns.
+
+    rates: committed tokens per second by daemon key, where the caller has watched for a while;
+    without it the time left is estimated from what the learners report.
+    """
+    parts: list[RenderableType] = []
+    names = {status.key: label_of(status) for status in statuses}
+    for status in statuses:
+        if parts:
+            parts.append(Text())
+        rate = (rates or {}).get(status.key)
+        match status:
+            case SyncerStatus():
+                view = syncer_view.render(status, width=width, tokens_per_s=rate, names=names)
+                parts.append(view)
+            case WitnessStatus():
+                parts.append(witness_view.render(status, width=width, names=names))
+            case NodeStatus():
+                parts.append(node_view.render(status, width=width, tokens_per_s=rate))
+    return Group(*parts) if parts else Text(NOBODY)
+
+
+def invitations(statuses: Sequence[DaemonStatus]) -> list[str]:
+    """The command that joins each syncer's project, to be printed unwrapped, so that it can be
+    copied whole."""
+    return [
+        f"shoal join {fmt.clean(status.join_link, LINK_CHARS_MAX)}"
+        for status in statuses
+        if isinstance(status, SyncerStatus) and status.join_link
+    ]

@@ -1,0 +1,37 @@
+"""A witness's status as text: who leads, who votes, and how far the log is."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from protocol.status import WitnessStatus
+from tui.text import election, fmt, row_parts
+
+
+def render(status: WitnessStatus, *, width: int, names: election.Names) -> RenderableType:
+    """The whole view. names: what daemons of this machine are called, by key."""
+    return Group(
+        row_parts.heading(status.project, "witness", status.name, pid=status.pid, width=width),
+        Text(fmt.clean(status.sentence, 500), style="bold"),
+        Text(),
+        row_parts.grid(_facts(status, names)),
+    )
+
+
+def _facts(status: WitnessStatus, names: election.Names) -> list[row_parts.Row]:
+    seat = status.seat
+    log = f"certified to record {status.log_index:,}"
+    if status.stored_from > 1:
+        log += f", kept from {status.stored_from:,}"
+    return [
+        ("role", f"witness · up {fmt.duration(status.uptime_s)}"),
+        ("seat", election.line(seat, names)),
+        *(("voter", election.voter_line(row, names)) for row in seat.voters),
+        ("charter", election.charter(seat)),
+        ("log", log),
+        ("trouble", fmt.clean(seat.trouble, 500)),
+        ("faults", row_parts.faults(status.faults)),
+        ("network", row_parts.network(status.network)),
+        ("reached", row_parts.reached(status.network)),
+    ]

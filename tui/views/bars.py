@@ -1,0 +1,123 @@
+"""Bars of one line: the views, and the place on a recording."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual import events
+from textual.widget import Widget
+
+from tui.messages import Sought, ViewWanted
+from tui.recording.playback import Playback
+from tui.text import fmt, lines
+from tui.text.theme import Paint
+
+VIEWS = {
+    "overview": "Overview",
+    "peers": "Peers",
+    "fragments": "Fragments",
+    "node": "This node",
+    "syncer": "Syncer",
+    "events": "Events",
+    "contribution": "Contribution",
+}
+"""Name for the command line, title; their digits are their places."""
+
+SHORT = {"node": "Node"}
+ROOMY = 84
+
+
+class ViewBar(Widget):
+    """The views by digit; the one that is shown stands in brackets."""
+
+    def __init__(self) -> None:
+        super().__init__(id="views")
+        self._view = "overview"
+        self._paint = Paint()
+        self._spans: list[tuple[int, int, str]] = []
+
+    def show(self, view: str, paint: Paint) -> None:
+        """Marks this view."""
+        if (view, paint) != (self._view, self._paint):
+            self._view, self._paint = view, paint
+            self.refresh()
+
+    def render(self) -> Text:
+        """One line, at most 78 cells in a terminal of 80."""
+        text = Text(no_wrap=True)
+        self._spans = []
+        for number, (name, title) in enumerate(VIEWS.items(), 1):
+            is_chosen = name == self._view
+            start = len(text)
+            text.append("[" if is_chosen else " ")
+            text.append(str(number), style=self._paint.accent)
+            short = SHORT.get(name, title) if self.size.width < ROOMY else title
+            text.append(f" {short}", style="bold reverse" if is_chosen else "")
+            text.append("]" if is_chosen else " ")
+            self._spans.append((start, len(text), name))
+        return text
+
+    def on_click(self, event: events.Click) -> None:
+        """Asks for the view under the mouse."""
+        for start, end, name in self._spans:
+            if start <= event.x < end:
+                self.post_message(ViewWanted(name))
+
+
+def scrub(playback: Playback, width: int, paint: Paint) -> tuple[Text, int, int]:
+    """The bar of a recording: what it does, how fast, where; and its track's start and end."""
+    text = Text(no_wrap=True)
+    text.append("playing" if playback.is_playing else "paused ", style=paint.accent)
+    text.append(f" x{playback.speed} ")
+    clock = f" {_clock(playback.elapsed_s)} of {_clock(playback.length_s)} "
+    count = f" frame {playback.position + 1:,} of {playback.length:,}"
+    count += f", {fmt.plural(len(playback.faults), 'fault')}"
+    count += "" if playback.scan.is_done else " so far"
+    text.append(clock)
+    track = max(width - text.cell_len - len(count) - 1, 8)
+    start = text.cell_len
+    last = max(playback.length - 1, 1)
+    here = playback.position * (track - 1) // last
+    faults = {number * (track - 1) // last for number in playback.faults}
+    for cell in range(track):
+        if cell == here:
+            text.append("●", style=paint.accent)
+        elif cell in faults:
+            text.append("!", style=paint.bad)
+        else:
+            text.append("━" if cell < here else "─", style=paint.quiet)
+    text.append(count, style=paint.quiet)
+    return lines.fit(text, width), start, start + track
+
+
+def _clock(seconds: float) -> str:
+    whole = max(int(seconds), 0)
+    hours, rest = divmod(whole, 3600)
+    minutes = f"{rest // 60:02d}:{rest % 60:02d}"
+    return f"{hours}:{minutes}" if hours else minutes
+
+
+class ScrubBar(Widget):
+    """Shows the place on a recording; a click goes there."""
+
+    def __init__(self, playback: Playback) -> None:
+        super().__init__(id="scrub")
+        self._playback = playback
+        self._paint = Paint()
+        self._track = (0, 1)
+
+    def show(self, paint: Paint) -> None:
+        """Draws where the recording is now."""
+        self._paint = paint
+        self.refresh()
+
+    def render(self) -> Text:
+        """One line."""
+        text, start, end = scrub(self._playback, self.size.width, self._paint)
+        self._track = (start, end)
+        return text
+
+    def on_click(self, event: events.Click) -> None:
+        """Asks for the place under the mouse."""
+        start, end = self._track
+        if start <= event.x < end:
+            self.post_message(Sought((event.x - start) / max(end - start - 1, 1)))

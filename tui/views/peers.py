@@ -1,0 +1,273 @@
+"""View 2: every learner as the syncer sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.text import Text
+
+from protocol.status import PeerRow
+from tui.filters import matches
+from tui.frames.scene import Scene
+from tui.text import election, fmt, lines
+from tui.text.election import LOST, leads
+from tui.text.theme import Paint
+from tui.views.roster import Column
+
+MERGES_TOTAL_MIN = 1
+
+
+class PeerLine:
+    """A learner and what its share is measured against. Light: there may be a thousand."""
+
+    __slots__ = ("age_s", "merges_all", "peer")
+
+    def __init__(self, peer: PeerRow, merges_all: int, age_s: float | None = None) -> None:
+        """age_s: how old the syncer's word on it is, if the syncer does not answer."""
+        self.peer = peer
+        self.merges_all = merges_all
+        self.age_s = age_s
+
+    @property
+    def heard_s(self) -> float:
+        """Seconds since it was heard, as far as is known."""
+        return self.peer.heard_s + (self.age_s or 0.0)
+
+    @property
+    def state(self) -> str:
+        """Its state; with a question mark where that may have changed since."""
+        return self.peer.state if self.age_s is None else f"{self.peer.state}?"
+
+    @property
+    def share(self) -> float:
+        """Its part of all merged pushes."""
+        return self.peer.merges / self.merges_all if self.merges_all else 0.0
+
+    @property
+    def refused(self) -> int:
+        """How many of its pushes and messages did not count."""
+        return sum(self.peer.refused.values())
+
+    @property
+    def is_fault(self) -> bool:
+        """Lost, or with something refused."""
+        return self.peer.state in LOST or self.refused > 0
+
+
+def key_of(line: PeerLine) -> str:
+    """The learner's key."""
+    return line.peer.key
+
+
+def peer_lines(scene: Scene) -> list[PeerLine]:
+    """A line for each learner; none where no syncer is known."""
+    status = scene.leader
+    if status is None:
+        return []
+    age_s = scene.silent_s(status)
+    merges_all = sum(peer.merges for peer in status.peers)
+    return [PeerLine(peer, merges_all, age_s) for peer in status.peers]
+
+
+def text_of(line: PeerLine) -> str:
+    """What a filter looks at."""
+    peer = line.peer
+    return (
+        f"{peer.name} {peer.key} {peer.device} {peer.state} {peer.path} {peer.left} "
+        f"{' '.join(peer.refused)}"
+    )
+
+
+def pick(found: Sequence[PeerLine], wanted: str, *, is_faults: bool) -> list[PeerLine]:
+    """Those that pass the filter."""
+    return [
+        line
+        for line in found
+        if (not is_faults or line.is_fault) and (not wanted or matches(wanted, text_of(line)))
+    ]
+
+
+def _state_style(line: PeerLine, paint: Paint) -> str:
+    return paint.state(line.peer.state) if line.age_s is None else paint.quiet
+
+
+def _refused(line: PeerLine) -> str:
+    """What did not count; for one that left, first why it did."""
+    told = fmt.tally(line.peer.refused)
+    if not line.peer.left:
+        return told or "–"
+    return f"left: {fmt.clean(line.peer.left, 80)}" + (f"; {told}" if told else "")
+
+
+def _rtt(line: PeerLine) -> str:
+    return "" if line.peer.rtt_s is None else fmt.rtt(line.peer.rtt_s)
+
+
+def _refused_style(line: PeerLine, paint: Paint) -> str:
+    return paint.warn if line.peer.refused else paint.quiet
+
+
+def _lag_style(line: PeerLine, paint: Paint) -> str:
+    return paint.warn if line.peer.lag > 1 else ""
+
+
+def _number(value: float | None) -> float:
+    return float("-inf") if value is None else value
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else fmt.percent(share)
+
+
+def _column(
+    key: str,
+    title: str,
+    width: int,
+    say: Callable[[PeerLine], str],
+    *,
+    rank: Callable[[PeerLine], object],
+    importance: int,
+) -> Column[PeerLine]:
+    """A column of numbers: to the right, greatest first."""
+    return Column(
+        key=key,
+        title=title,
+        width=width,
+        say=say,
+        rank=rank,
+        importance=importance,
+        is_right=True,
+        is_falling=True,
+    )
+
+
+COLUMNS: tuple[Column[PeerLine], ...] = (
+    Column(
+        key="name", title="learner", width=13, importance=100, is_flexible=True,
+        say=lambda one: fmt.clean(one.peer.name), rank=lambda one: one.peer.name.casefold(),
+    ),
+    Column(
+        key="key", title="key", width=9, importance=10,
+        say=lambda one: fmt.clean(one.peer.key, 64)[:8], rank=lambda one: one.peer.key,
+    ),
+    Column(
+        key="device", title="device", width=11, importance=20,
+        say=lambda one: fmt.clean(one.peer.device), rank=lambda one: one.peer.device.casefold(),
+    ),
+    Column(
+        key="state", title="state", width=9, importance=99, style=_state_style,
+        say=lambda one: fmt.clean(one.state, 12), rank=lambda one: one.peer.state,
+    ),
+    _column("step", "local step", 10, lambda one: f"{one.peer.local_step:,}",
+            rank=lambda one: one.peer.local_step, importance=60),
+    Column(
+        key="lag", title="lag", width=4, importance=80, is_right=True, is_falling=True,
+        say=lambda one: str(one.peer.lag), rank=lambda one: one.peer.lag, style=_lag_style,
+    ),
+    _column("speed", "tok/s", 7, lambda one: fmt.count(one.peer.tokens_per_s),
+            rank=lambda one: one.peer.tokens_per_s, importance=90),
+    _column("loss", "loss", 6, lambda one: fmt.loss(one.peer.loss),
+            rank=lambda one: _number(one.peer.loss), importance=70),
+    _column("merges", "merges", 7, lambda one: f"{one.peer.merges:,}",
+            rank=lambda one: one.peer.merges, importance=75),
+    _column("share", "share", 6, lambda one: _percent(one.share),
+            rank=lambda one: one.share, importance=40),
+    _column("goodput", "goodput", 8, lambda one: _percent(one.peer.goodput),
+            rank=lambda one: _number(one.peer.goodput), importance=50),
+    Column(
+        key="heard", title="heard", width=11, importance=95, is_right=True, is_falling=True,
+        say=lambda one: fmt.ago(one.heard_s), rank=lambda one: one.heard_s,
+        style=lambda one, paint: paint.bad if one.peer.state in LOST else "",
+    ),
+    Column(
+        key="path", title="path", width=7, importance=35,
+        say=lambda one: fmt.clean(one.peer.path, 8), rank=lambda one: one.peer.path,
+        style=lambda one, paint: paint.warn if one.peer.path == "relayed" else "",
+    ),
+    _column("rtt", "rtt", 6, _rtt, rank=lambda one: _number(one.peer.rtt_s), importance=45),
+    Column(
+        key="refused", title="refused", width=22, importance=30, is_falling=True,
+        is_flexible=True,
+        say=_refused, rank=lambda one: one.refused,
+        style=_refused_style,
+    ),
+)  # fmt: skip
+"""All of them; where there is no room, the least important are left out."""
+
+
+def fitting(width: int) -> list[Column[PeerLine]]:
+    """The most important columns for which there is room."""
+    chosen = list(COLUMNS)
+    while len(chosen) > 1 and sum(one.width + 1 for one in chosen) - 1 > width:
+        chosen.remove(min(chosen, key=lambda one: one.importance))
+    return chosen
+
+
+def heading(column: Column[PeerLine]) -> str:
+    """The column's title, as wide as its cells."""
+    return lines.fit_plain(column.title, column.width, is_right=column.is_right)
+
+
+def cell(column: Column[PeerLine], line: PeerLine) -> str:
+    """One cell, as wide as the column."""
+    return lines.fit_plain(column.say(line), column.width, is_right=column.is_right)
+
+
+def note(shown: int, found: int, wanted: str, *, is_faults: bool) -> str:
+    """What the table leaves out, in words."""
+    why = [f"filter {wanted!r}"] if wanted else []
+    why += ["faults only"] if is_faults else []
+    return f"{shown:,} of {found:,} shown: {' and '.join(why)}" if why else ""
+
+
+def left_note(found: Sequence[PeerLine]) -> str:
+    """Who left on purpose and why, in a line of its own; empty if nobody did."""
+    gone = [line.peer for line in found if line.peer.left]
+    told = [f"{fmt.clean(one.name, 20)} ({fmt.clean(one.left, 60)})" for one in gone]
+    more = f" and {len(told) - 4} more" if len(told) > 4 else ""
+    return f"left on purpose: {', '.join(told[:4])}{more}" if told else ""
+
+
+def empty_note(scene: Scene) -> str:
+    """Why there is no table."""
+    status = scene.leader
+    if status is None:
+        return "Only a syncer knows all learners, and none is attached here."
+    if leads(status):
+        return ""
+    assert status.seat is not None, "one without a seat counts as leading"
+    if not status.seat.leader:
+        return "Only the leader knows the learners, and none is elected."
+    leader = election.name(status.seat.leader, scene.names)
+    return f"Only the leader knows the learners: {leader}, which is not on this machine."
+
+
+def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
+    """Everything known of one learner."""
+    peer = line.peer
+    refused = fmt.tally(peer.refused)
+    return lines.pairs(
+        [
+            ("name", fmt.clean(peer.name)),
+            ("key", fmt.clean(peer.key, 80)),
+            ("state", Text(fmt.clean(line.state, 20), style=paint.state(peer.state))),
+            ("left", fmt.clean(peer.left, 200)),
+            ("heard", fmt.ago(line.heard_s)),
+            ("link", fmt.way(peer.path, peer.rtt_s).removeprefix(", ")),
+            ("bulk data", fmt.bulk_way(peer.bulk, peer.bulk_detail)),
+            ("device", fmt.clean(peer.device)),
+            ("local step", f"{peer.local_step:,}, {fmt.duration(peer.step_s)} each"),
+            (
+                "tokens",
+                f"{fmt.count(peer.tokens)}, {fmt.count(peer.tokens_per_s)} a second",
+            ),
+            ("loss", fmt.loss(peer.loss)),
+            ("lag", "current" if not peer.lag else fmt.plural(peer.lag, "version")),
+            ("merges", f"{peer.merges:,}, {_percent(line.share)} of all merged pushes"),
+            ("goodput", _percent(peer.goodput)),
+            ("refused", Text(refused or "nothing", style=paint.warn if refused else "")),
+        ],
+        width,
+        paint,
+        label=12,
+    )

@@ -1,0 +1,140 @@
+"""View 4: what this machine does for the project, and why it does not when it does not."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from protocol.status import NodeStatus
+from tui.frames.frame import label_of
+from tui.frames.scene import Scene
+from tui.text import facts, fmt, lines, row_parts
+from tui.text.lines import Pair
+from tui.views import machine
+
+TWO_COLUMNS = 110
+EVENTS_SHOWN_MIN = 6
+
+
+def render(scene: Scene, width: int, height: int) -> list[Text]:
+    """The view."""
+    node, paint = scene.node, scene.paint
+    if node is None:
+        return lines.wrap(
+            Text(
+                "No learner runs on this machine, or none has answered yet. "
+                "Start one with `shoal join LINK`.",
+                style=paint.quiet,
+            ),
+            width,
+        )
+    if width >= TWO_COLUMNS:
+        half = (width - 1) // 2
+        left = _box("work", _work(scene, node), half, scene)
+        left += _box("trainer", _trainer(node), half, scene)
+        left += _box("syncer and weights", _weights(node), half, scene)
+        rest = width - half - 1
+        right = _machine(scene, node, rest)
+        right += _box("wire", _wire(node), rest, scene)
+        body = lines.beside(left, right, half)
+    else:
+        body = _box(fmt.clean(label_of(node), 40), _work(scene, node), width, scene)
+        body += _machine(scene, node, width)
+        body += _box("trainer", _trainer(node) + _weights(node) + _wire(node), width, scene)
+    notices = [
+        part
+        for notice in node.notices
+        for part in lines.wrap(Text(f"note: {fmt.clean(notice, 500)}", style=paint.warn), width)
+    ]
+    if node.guest is not None and (node.guest.trainer_log or width >= TWO_COLUMNS):
+        said = machine.log(node.guest, width - 4, scene.paint)
+        body += lines.panel("the trainer's log", said, width, scene.paint)
+    room = max(height - len(notices) - len(body) - 2, EVENTS_SHOWN_MIN)
+    made = notices + body + _events(scene, node, width, room)
+    return facts.aged(scene, node, width, made)
+
+
+def _machine(scene: Scene, node: NodeStatus, width: int) -> list[Text]:
+    """Devices, and ceilings with what is taken."""
+    if node.guest is None:
+        return []
+    told = machine.devices(node.guest, width - 4, scene.paint)
+    held = machine.limits(node.guest, width - 4, scene.paint)
+    made = lines.panel("this machine", told, width, scene.paint)
+    return made + lines.panel("limits", held, width, scene.paint) if held else made
+
+
+def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
+    return lines.panel(title, lines.pairs(pairs, width - 4, scene.paint), width, scene.paint)
+
+
+def _work(scene: Scene, node: NodeStatus) -> list[Pair]:
+    state = Text(fmt.clean(node.state, 20), style=scene.paint.state(node.state))
+    state.append(f", up {fmt.duration(node.uptime_s)}", style="default")
+    why = "" if node.state == "training" else fmt.clean(node.sentence, 300)
+    others = {word: number for word, number in node.outcomes.items() if word != "merged"}
+    handed = f"{fmt.plural(node.pushed, 'push', 'pushes')}, {node.merged:,} merged"
+    handed += f"; {fmt.tally(others)}" if fmt.tally(others) else ""
+    thrown = []
+    if node.discarded_steps:
+        thrown.append(f"{fmt.plural(node.discarded_steps, 'local step')} overwritten")
+    if node.lost_steps:
+        thrown.append(f"{fmt.plural(node.lost_steps, 'local step')} lost with a trainer")
+    return [
+        ("state", state),
+        ("why idle", Text(why, style=scene.paint.warn) if why else ""),
+        ("handed in", handed if node.pushed else "nothing yet"),
+        ("receipt", fmt.receipt(node.receipt)),
+        ("discarded", ", ".join(thrown) or "nothing"),
+        ("measured", f"{fmt.plural(node.evaluations, 'held-out loss', 'held-out losses')}"),
+        ("faults", facts.faults(node, scene.paint)),
+    ]
+
+
+def _trainer(node: NodeStatus) -> list[Pair]:
+    speed = ""
+    if node.local_step:
+        speed = f"{fmt.count(node.tokens_per_s)} tokens/s, {fmt.duration(node.step_s)} a step"
+    restarts = fmt.plural(node.trainer_restarts, "time") if node.trainer_restarts else ""
+    return [
+        ("trainer", facts.trainer(node)),
+        ("process", f"{node.trainer_pid}" if node.trainer_pid else "none runs"),
+        ("batch", f"micro-batch {node.micro_batch}" if node.micro_batch is not None else ""),
+        ("restarted", restarts),
+        ("speed", speed),
+        ("goodput", "" if node.goodput is None else fmt.percent(node.goodput)),
+        (
+            "loss",
+            "" if node.loss is None else f"{fmt.loss(node.loss)} at the last local step",
+        ),
+        ("steps", f"{node.local_step:,} local steps, {fmt.count(node.tokens)} tokens"),
+    ]
+
+
+def _weights(node: NodeStatus) -> list[Pair]:
+    fetched = f"{node.weights_from_peers} from learners, {node.weights_from_syncer} from the syncer"
+    lag = "current" if not node.lag else f"{fmt.plural(node.lag, 'version')} behind"
+    return [
+        ("syncer", facts.link(node)),
+        ("weights", f"{node.weights_held} of "
+                    f"{fmt.plural(node.project.fragments, 'fragment')} held, {lag}"),
+        ("fetched", fetched),
+        ("held-out", row_parts.heldout(node.swarm)),
+    ]  # fmt: skip
+
+
+def _wire(node: NodeStatus) -> list[Pair]:
+    return [
+        ("network", row_parts.network(node.network)),
+        ("wire", row_parts.wire(
+            (node.push_bytes, node.push_params), (node.payload_bytes, node.payload_params)
+        )),
+        ("key", fmt.clean(node.key, 80)),
+        ("program", f"version {fmt.clean(node.version, 20)}, process {node.pid}"),
+    ]  # fmt: skip
+
+
+def _events(scene: Scene, node: NodeStatus, width: int, room: int) -> list[Text]:
+    attached = next((one for one in scene.frame.attached() if one.key == node.key), None)
+    own = [one for one in scene.history.events if attached and one.daemon == attached.label]
+    body = facts.event_lines(own, width - 4, room, scene.paint)
+    return lines.panel("what it told, newest first", body, width, scene.paint)
