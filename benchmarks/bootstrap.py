@@ -27,10 +27,10 @@ import uvloop
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from host.bulk.blob_cache import Shelf  # noqa: E402
+from host.bulk.blob_store import BlobStore  # noqa: E402
 from host.files import keystore  # noqa: E402
 from host.network.leader_discovery import LearnerNotice, learners_topic  # noqa: E402
-from host.network.token_bucket import BURST_S, Bucket  # noqa: E402
+from host.network.token_bucket import BURST_S, TokenBucket  # noqa: E402
 from host.runtime.lifecycle import background  # noqa: E402
 from host.transport import Transport  # noqa: E402
 from node.download.fetcher import StateFetcher  # noqa: E402
@@ -70,13 +70,13 @@ def host(home: Path, bootstrap: list[str], listen: str = LOOPBACK) -> Transport:
 async def donate(chosen: argparse.Namespace) -> None:
     """Serve until standard input ends; without weights only be in the table."""
     home = chosen.donor
-    shelf, bucket = Shelf(), Bucket(chosen.mbps * 1e6 / 8)
+    blob_store, bucket = BlobStore(), TokenBucket(chosen.mbps * 1e6 / 8)
     kept = [states(size) for size in chosen.sizes]
     for model in kept:
         for theta, momentum in model:
-            shelf.put_group(state_manifests(theta, momentum).blobs(theta, momentum))
+            blob_store.put_group(state_manifests(theta, momentum).blobs(theta, momentum))
     transport = host(home, chosen.bootstrap, chosen.listen)
-    transport.serve_blobs(lambda _, name: shelf.get(name), lambda *_: bucket)
+    transport.serve_blobs(lambda _, name: blob_store.get(name), lambda *_: bucket)
     await transport.start()
     notice = wire.encode(LearnerNotice(home.name, "training", 1))
     if kept:

@@ -47,7 +47,7 @@ def main() -> int:
     soak.swarm.check()
     growth = {host: grown(soak.hours, host) for host in soak.hours[-1].held}
     done = sum((owner.counts for owner in soak.owners), start=type(soak.owners[0].counts)())
-    tallies = {host.name: host.learner.shared.tally for host in soak.swarm.learners}
+    tallies = {host.name: host.learner.context.tally for host in soak.swarm.learners}
     result = {
         "hours": chosen.hours,
         "merges": soak.swarm.merges,

@@ -245,7 +245,7 @@ class Learner:
         await self._begun.wait()
         tell("up", name=self.name)
         self._begun_s = time.monotonic()
-        charter = self.machine.shared.charter
+        charter = self.machine.context.charter
         assert charter is not None, "an inner loop begins under a charter"
         self.clock.batch = charter.inner.batch_sequences
         step_s = self.manner.step_s
@@ -280,7 +280,7 @@ class Learner:
     async def _run_job(self, job: Job) -> JobResult:
         match job:
             case FindSeat(after):
-                return await self.locator.find_seat(self.machine.shared.charter, after)
+                return await self.locator.find_seat(self.machine.context.charter, after)
             case FetchState():
                 return StateFetched(())
             case Advance(merged):
@@ -303,7 +303,7 @@ class Learner:
                 version=merged.version,
                 participants=participants,
             )
-        leader = self.machine.shared.leader
+        leader = self.machine.context.leader
         if self.manner.downloads:
             sources = [leader] if leader is not None else []
             wanted = [(merged.payload, merged.payload_bytes)]
@@ -381,7 +381,7 @@ async def serve(chosen: argparse.Namespace) -> None:
     total: Counter[str] = Counter()
     for learner in learners:
         total.update(learner.counts)
-        outcomes = learner.machine.shared.tally.outcomes if hasattr(learner, "machine") else {}
+        outcomes = learner.machine.context.tally.outcomes if hasattr(learner, "machine") else {}
         total.update({f"push {name}": number for name, number in outcomes.items()})
     tell("end", **total)
 

@@ -30,7 +30,7 @@ from node.machine.moments_client import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
 from node.machine.moments_server import GIVING_TRANSITIONS, Giving  # noqa: E402
 from node.machine.snapshot_participant import PART_TRANSITIONS, Part  # noqa: E402
 from node.machine.syncer_link import LINK_TRANSITIONS, Link  # noqa: E402
-from node.machine.trainer_states import INNER_TRANSITIONS, Inner  # noqa: E402
+from node.machine.trainer_states import TRAINER_TRANSITIONS, TrainerState  # noqa: E402
 from protocol import limits, messages, project, status  # noqa: E402
 from protocol.log import records  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
@@ -349,7 +349,7 @@ def rooms_text() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "rooms": rooms_text,
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
-    "inner": lambda: diagram(INNER_TRANSITIONS, Inner.DOWN),
+    "inner": lambda: diagram(TRAINER_TRANSITIONS, TrainerState.DOWN),
     "rejoin": lambda: diagram(REJOIN_TRANSITIONS, Rejoin.IDLE),
     "part": lambda: diagram(PART_TRANSITIONS, Part.IDLE),
     "giving": lambda: diagram(GIVING_TRANSITIONS, Giving.IDLE),

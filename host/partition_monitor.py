@@ -12,7 +12,7 @@ from typing import Final
 from host.transport import Transport
 from protocol.errors import TransientError
 from protocol.ids import NodeKey
-from protocol.peers.partition import Sight, SplitWatch
+from protocol.peers.partition import PartitionWatch, Sight
 
 LOOK_EVERY_S: Final = 5.0
 HEADS_EVERY_S: Final = 30.0
@@ -32,11 +32,11 @@ class Outlook:
     """Who proves to lead, by the swarm's table. Raises TransientError."""
 
 
-class Vigil:
+class PartitionMonitor:
     """The watch of one daemon."""
 
     def __init__(self, transport: Transport, outlook: Outlook) -> None:
-        self.watch = SplitWatch()
+        self.watch = PartitionWatch()
         self._transport = transport
         self._outlook = outlook
         self._heads: Collection[NodeKey] = ()
@@ -60,11 +60,11 @@ class Vigil:
                     log.warning("%s", self.trouble)
                 else:
                     log.info("The swarm is whole again.")
-            self._transport.greeting.is_urgent = self.watch.kind != "whole"
+            self._transport.dialer.is_urgent = self.watch.kind != "whole"
 
     async def _sight(self) -> Sight:
         transport, outlook = self._transport, self._outlook
-        away = transport.greeting.away()
+        away = transport.dialer.away()
         here = transport.connected() - {transport.key}
         voters = set(outlook.voters()) - {transport.key}
         await self._look_for_heads()

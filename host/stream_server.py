@@ -26,7 +26,7 @@ ControlHandler = Callable[[ControlStream], Awaitable[None]]
 Accept = Callable[[Wire], Awaitable[None]]
 
 
-class Reception:
+class StreamServer:
     """All streams that peers have open with this host."""
 
     def __init__(self, counters: Callable[[NodeKey], tuple[Traffic, ...]]) -> None:

@@ -21,23 +21,23 @@ from host.bulk import channels
 from host.bulk.transfers import BLOB_PROTOCOL, Bulk
 from host.files import keystore
 from host.files.keystore import Identity
-from host.nat.dialer import Greeting
+from host.nat.dialer import Dialer
 from host.nat.peer_file import PeerFile
 from host.nat.probe_messages import Inner
 from host.nat.reachability import Reachability
-from host.nat.relay import Relaying
-from host.nat.relay_tls import Sealed
+from host.nat.relay import Relay
+from host.nat.relay_tls import RelayTlsStream
 from host.network import blobs, dht_records, round_trips, streams
 from host.network.blobs import BlobLookup, PaceLookup
 from host.network.engine import Engine, IncomingStream, Options
 from host.network.foreign_errors import Loss, TransportState
 from host.network.neighbours import ConnectedPeer
-from host.network.rate_limit import Shaper
+from host.network.rate_limit import RateLimiter
 from host.network.round_trips import RoundTrips
 from host.network.streams import ControlStream, Traffic, Wire
 from host.options import BulkAt
 from host.runtime import lifecycle
-from host.stream_server import Accept, ControlHandler, Reception
+from host.stream_server import Accept, ControlHandler, StreamServer
 from protocol import limits
 from protocol.errors import (
     InternalError,
@@ -100,14 +100,14 @@ class Transport:
         self.traffic = Traffic()
         self.traffic_by_peer: dict[NodeKey, Traffic] = {}
         self.round_trips = RoundTrips()
-        self.shaper = Shaper()
+        self.rate_limiter = RateLimiter()
         self._identity = identity
         self._listen_host = listen_host
         self._port = port
         self._announce = tuple(addresses.check_listen(text) for text in announce)
         self._topics = frozenset(topics)
         self._nat_port_map = nat_port_map
-        self.greeting = Greeting(self.key, bootstrap, hints, known or PeerFile(), self.live)
+        self.dialer = Dialer(self.key, bootstrap, hints, known or PeerFile(), self.live)
         self._on_state = on_state
         self._engine: Engine | None = None
         self._booting: Engine | None = None
@@ -115,17 +115,17 @@ class Transport:
         self._is_closed = False
         self._down_reason = "the network engine has not been started"
         self._supervisor: asyncio.Task[None] | None = None
-        self._reception = Reception(self.counters)
-        self.faults = self._reception.faults
-        self.reachability = Reachability(self, self.greeting.known.saw)
-        self.relaying = Relaying(self, identity, relay_bytes_per_s)
+        self._stream_server = StreamServer(self.counters)
+        self.faults = self._stream_server.faults
+        self.reachability = Reachability(self, self.dialer.known.saw)
+        self.relay = Relay(self, identity, relay_bytes_per_s)
         self.bulk = self._make_bulk(bulk)
         self._serving: dict[str, Accept] = {
-            CONTROL_PROTOCOL: self._reception.control,
+            CONTROL_PROTOCOL: self._stream_server.control,
             BLOB_PROTOCOL: self.bulk.accept,
             self.REACH_PROTOCOL: self.reachability.answer,
-            self.RELAY_PROTOCOL: self.relaying.carry,
-            self.RELAYED_PROTOCOL: self.relaying.accept,
+            self.RELAY_PROTOCOL: self.relay.carry,
+            self.RELAYED_PROTOCOL: self.relay.accept,
         }
         if bulk.is_on:
             self._serving[channels.PROTOCOL] = self.bulk.channels.answer
@@ -135,12 +135,12 @@ class Transport:
         return Bulk(
             self._identity,
             at,
-            self.shaper,
+            self.rate_limiter,
             self.round_trips,
             self.counters,
             self._dial,
             lambda key: self.live().where(key),
-            self._reception.note_fault,
+            self._stream_server.note_fault,
         )
 
     # Life
@@ -180,7 +180,7 @@ class Transport:
         engine = self._engine
         if engine is not None:
             await self._withdraw_all()
-        await self.greeting.known.save(is_last=True)
+        await self.dialer.known.save(is_last=True)
         self._is_closed = True
         self._down_reason = "this host is shutting down"
         await self.bulk.channels.close()
@@ -209,11 +209,11 @@ class Transport:
             self._topics,
             self._nat_port_map,
         )
-        peers = self.greeting.to_try(attempt)
+        peers = self.dialer.to_try(attempt)
         engine = self._booting = Engine(options, Loss())
         accept: dict[str, IncomingStream] = {
             protocol: functools.partial(
-                self._reception.accept, engine, functools.partial(self._serve, protocol)
+                self._stream_server.accept, engine, functools.partial(self._serve, protocol)
             )
             for protocol in self._serving
         }
@@ -243,7 +243,7 @@ class Transport:
         """Owns every task of the transport; `close` cancels and awaits it."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._reception.tasks = tasks
+                self._stream_server.tasks = tasks
                 ready.set()
                 while not self._is_closed:
                     await self._booted.wait()
@@ -258,13 +258,13 @@ class Transport:
                 self._engine = None
             self._on_state(TransportState(is_up=False, reason=self._down_reason))
         finally:
-            self._reception.tasks = None
+            self._stream_server.tasks = None
 
     async def _watch_and_rebuild(self) -> None:
         engine = self._engine
         assert engine is not None, "booted means that there is an engine"
         looking = [
-            asyncio.create_task(self.greeting.run(), name="greeting"),
+            asyncio.create_task(self.dialer.run(), name="greeting"),
             asyncio.create_task(self.reachability.run(), name="reach"),
         ]
         try:
@@ -274,7 +274,7 @@ class Transport:
         engine.lose(reason)
         if self._is_closed:
             return  # `close` ends the engine, and us after it
-        self.greeting.remember(engine.connected)
+        self.dialer.remember(engine.connected)
         self._booted.clear()
         self._engine = None
         self._report_down(reason)
@@ -303,7 +303,7 @@ class Transport:
 
     def serve_control(self, handler: ControlHandler) -> None:
         """From now on `handler` runs for each control stream a peer opens; its return ends it."""
-        self._reception.handler = handler
+        self._stream_server.handler = handler
 
     def serve_blobs(self, lookup: BlobLookup, pace: PaceLookup | None = None) -> None:
         """From now on peers may fetch what `lookup` finds, as fast as `pace` allows."""
@@ -331,7 +331,7 @@ class Transport:
         except BaseException:
             wire.abort("the control stream was not accepted")
             raise
-        return self._reception.standing(wire)
+        return self._stream_server.standing(wire)
 
     async def fetch(
         self,
@@ -361,18 +361,18 @@ class Transport:
 
     async def _open(self, key: NodeKey, inner: Inner) -> Wire:
         """A stream to a host: over a connection, or by way of a relay where there can be none."""
-        is_hidden = self.relaying.is_hidden(key) and not await self.is_connected(key)
+        is_hidden = self.relay.is_hidden(key) and not await self.is_connected(key)
         if is_hidden:
             with contextlib.suppress(TransientError):
-                return await self.relaying.through(key, inner)
+                return await self.relay.through(key, inner)
         try:
             return await self.dial_plain(key, self.INNER[inner])
         except PeerUnreachable as error:
             # One that others dial is away if it does not answer; so is one that was just tried.
-            if is_hidden or key in self.greeting.named or key in self.greeting.known.book:
+            if is_hidden or key in self.dialer.named or key in self.dialer.known.book:
                 raise
             try:
-                return await self.relaying.through(key, inner)
+                return await self.relay.through(key, inner)
             except TransientError:
                 raise error from None
 
@@ -395,7 +395,7 @@ class Transport:
         """Brings `peers` up to date. Raises TransportLost or TransientError."""
         await self.live().refresh()
 
-    def wire_over(self, key: NodeKey, sealed: Sealed) -> Wire:
+    def wire_over(self, key: NodeKey, sealed: RelayTlsStream) -> Wire:
         """A stream that was sealed with a host, upon another one."""
         return self.live().wire(key, sealed, sealed, self.counters(key))
 
@@ -403,12 +403,12 @@ class Transport:
         """Hosts that may carry streams: those that say so, then those that we were told of."""
         here = self.connected()
         told = self.reachability.machine.relays(here)
-        named = (key for key in self.greeting.named if key in here)
+        named = (key for key in self.dialer.named if key in here)
         return list(dict.fromkeys((*told, *named)))
 
     async def greet_bootstrap(self) -> None:
-        """As `Greeting.greet_named`."""
-        await self.greeting.greet_named()
+        """As `Dialer.greet_named`."""
+        await self.dialer.greet_named()
 
     async def announce(self, topic: str, value: bytes, ttl_s: float) -> None:
         """Stores `value`, signed, under `topic` and our key; newer values replace older ones.
@@ -473,7 +473,7 @@ class Transport:
 
     def paths(self) -> dict[NodeKey, str]:
         """How each host that we have to do with is reached: direct or relayed."""
-        return {**dict.fromkeys(self.relaying.used(), "relayed"), **round_trips.paths(self.peers())}
+        return {**dict.fromkeys(self.relay.used(), "relayed"), **round_trips.paths(self.peers())}
 
     @property
     def port_outside(self) -> int:

@@ -11,7 +11,7 @@ from protocol.trace import Fact
 
 
 @dataclass(slots=True)
-class Desk:
+class EffectQueue:
     """Effects collected while one event is handled, and the jobs that are out."""
 
     out: list[Effect] = field(default_factory=list)

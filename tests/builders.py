@@ -82,7 +82,7 @@ from syncer_node.machine.jobs import (
     WeightsMade,
     WriteCheckpoint,
 )
-from syncer_node.machine.leadership import Seat
+from syncer_node.machine.leadership import Leadership
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft.ballot import Ballot
@@ -416,7 +416,7 @@ class SyncerBench(Bench):
     machine: SyncerMachine
 
     @property
-    def seat(self) -> Seat:
+    def seat(self) -> Leadership:
         """What it does for learners while it leads."""
         assert self.machine.seat is not None, "this syncer does not lead"
         return self.machine.seat

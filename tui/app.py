@@ -21,7 +21,7 @@ from textual.widgets import ContentSwitcher, Footer, Input
 from protocol.errors import ShoalError, UserError
 from protocol.status import NodeStatus, SyncerStatus
 from tui import commands
-from tui.draw_throttle import REST_S_MAX, Frugality, who_answers
+from tui.draw_throttle import REST_S_MAX, DrawThrottle, who_answers
 from tui.frames.frame import Frame, label_of
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
@@ -91,7 +91,7 @@ class ShoalApp(RecordingApp):
         self.is_faults = False
         self.filters: dict[str, str] = {}
         """What each view is filtered by."""
-        self.frugality = Frugality(time.monotonic, time.process_time)
+        self.draw_throttle = DrawThrottle(time.monotonic, time.process_time)
         self._is_put_off = False
         self.drawn = 0
         """How many frames were drawn."""
@@ -152,7 +152,9 @@ class ShoalApp(RecordingApp):
 
     def on_frame_came(self) -> None:
         """Draws the newest frame, or a later one where that costs too much."""
-        if self.source.playback is None and not self.frugality.may_draw(who_answers(self.frame)):
+        if self.source.playback is None and not self.draw_throttle.may_draw(
+            who_answers(self.frame)
+        ):
             if not self._is_put_off:
                 self._is_put_off = True
                 self.set_timer(REST_S_MAX, self.catch_up)

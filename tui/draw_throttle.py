@@ -26,7 +26,7 @@ def who_answers(frame: Frame | None) -> tuple[tuple[str, bool, bool], ...]:
 
 
 @dataclass(slots=True)
-class Frugality:
+class DrawThrottle:
     """Says of each frame whether to draw it."""
 
     clock: Callable[[], float]

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.peers.work import Floats, Process, Task, serve  # noqa: E402
 from benchmarks.synthetic import Learner, Manner, Payloads  # noqa: E402
-from host.bulk.blob_cache import Shelf  # noqa: E402
+from host.bulk.blob_store import BlobStore  # noqa: E402
 from host.files.home import Home  # noqa: E402
 from host.join_link import parse_link  # noqa: E402
 from host.runtime.lifecycle import quiet_about_peers  # noqa: E402
@@ -101,16 +101,16 @@ class Hands(Learner):
     def attach(self, genesis: Genesis, encoded: bytes, layout: Layout) -> None:
         """What the daemon has beside its machine."""
         self.build(genesis, encoded, layout)
-        self.shelf = Shelf(clock=time.monotonic)
-        self.bank = FragmentBank(layout, self.shelf)
+        self.blob_store = BlobStore(clock=time.monotonic)
+        self.bank = FragmentBank(layout, self.blob_store)
         self.pool = ThreadPoolExecutor(POOL_THREADS)
-        self.transport.serve_blobs(lambda _, digest: self.shelf.get(digest))
+        self.transport.serve_blobs(lambda _, digest: self.blob_store.get(digest))
         self.fetcher = StateFetcher(
             self.transport,
             self.locator,
             rng=random.Random(self.name),
-            leader=lambda: self.machine.shared.leader,
-            newest=lambda fragment: self.machine.shared.state.fragments[fragment].version,
+            leader=lambda: self.machine.context.leader,
+            newest=lambda fragment: self.machine.context.state.fragments[fragment].version,
             on_fault=self._fault,
         )
         self.before: list[Floats] = []
@@ -121,7 +121,7 @@ class Hands(Learner):
     async def _train(self) -> None:
         """No steps but those that a round asks for."""
         await self._begun.wait()
-        self.bank.charter = self.machine.shared.charter
+        self.bank.charter = self.machine.context.charter
         assert self.bank.charter is not None
         self.clock.batch = self.bank.charter.inner.batch_sequences
         self._begun_s = time.monotonic()
@@ -166,7 +166,7 @@ class Hands(Learner):
 
     async def _run_job(self, job: Job) -> JobResult:
         if self.bank.charter is None:
-            self.bank.charter = self.machine.shared.charter
+            self.bank.charter = self.machine.context.charter
         match job:
             case FetchState(fragment, version, state):
                 numel = self.bank.layout.fragments[fragment].numel
@@ -205,7 +205,7 @@ class Hands(Learner):
         return captured
 
     async def _advance(self, merged: Any) -> Advanced:
-        leader = self.machine.shared.leader
+        leader = self.machine.context.leader
         sources = [leader] if leader is not None else []
         wanted = [(merged.payload, merged.payload_bytes)]
         _, parts = await self.locator.fetch_from(sources, wanted, self._fault)

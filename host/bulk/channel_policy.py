@@ -149,7 +149,7 @@ class _Peer:
     reason: str = ""
 
 
-class ChannelChoice:
+class ChannelPolicy:
     """The choice for each peer. `is_on`: whether this host wants direct channels at all."""
 
     def __init__(self, *, is_on: bool = True) -> None:

@@ -23,7 +23,7 @@ from host.bulk.bulk_loop import BulkLoop
 from host.bulk.channel_policy import (
     Agreed,
     Carried,
-    ChannelChoice,
+    ChannelPolicy,
     CloseAll,
     Closed,
     Declined,
@@ -41,9 +41,9 @@ from host.bulk.tls_context import Contexts
 from host.bulk.tls_socket import open_pipe
 from host.files.keystore import Identity
 from host.network.foreign_errors import translated
-from host.network.rate_limit import Shaper
+from host.network.rate_limit import RateLimiter
 from host.network.streams import Traffic, Wire
-from host.network.token_bucket import Bucket
+from host.network.token_bucket import TokenBucket
 from host.options import BulkAt
 from protocol.errors import (
     MalformedMessage,
@@ -75,7 +75,7 @@ PEERS_COUNTED_MAX: Final = 4096
 
 log = logging.getLogger("shoal.channel")
 
-Find = Callable[[NodeKey, Digest], tuple[memoryview, Bucket | None] | None]
+Find = Callable[[NodeKey, Digest], tuple[memoryview, TokenBucket | None] | None]
 
 
 class Channels:
@@ -86,7 +86,7 @@ class Channels:
         identity: Identity,
         at: BulkAt,
         *,
-        shaper: Shaper,
+        rate_limiter: RateLimiter,
         counters: Callable[[NodeKey], tuple[Traffic, ...]],
         dial: Callable[[NodeKey, str], Awaitable[Wire]],
         where: Callable[[NodeKey], Awaitable[tuple[str, ...]]],
@@ -104,8 +104,8 @@ class Channels:
         self._dial_stream = dial
         self._where = where
         self._on_fault = on_fault
-        self._choice = ChannelChoice(is_on=at.is_on)
-        self._shares = Shares(shaper)
+        self._choice = ChannelPolicy(is_on=at.is_on)
+        self._shares = Shares(rate_limiter)
         self._loop: BulkLoop | None = None
         self._tls: Contexts | None = None
         self._socket: socket.socket | None = None

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from host.bulk.bulk_loop import BulkLoop
-from host.bulk.connection_io import REQUESTS_MAX, Ask, Link, News, Shares
+from host.bulk.connection_io import REQUESTS_MAX, Ask, ConnectionIo, News, Shares
 from host.bulk.frames import Request
 from host.network import blobs
 from host.network.streams import Traffic
-from host.network.token_bucket import Bucket
+from host.network.token_bucket import TokenBucket
 from protocol.errors import InternalError, PeerUnreachable, ShoalError
 from protocol.ids import Digest, NodeKey, short
 
@@ -38,7 +38,7 @@ log = logging.getLogger("shoal.channel")
 class Host(Protocol):
     """What a connection needs of the host that it belongs to."""
 
-    def find(self, peer: NodeKey, digest: Digest) -> tuple[memoryview, Bucket | None] | None:
+    def find(self, peer: NodeKey, digest: Digest) -> tuple[memoryview, TokenBucket | None] | None:
         """A blob that the peer may have, and what limits its rate."""
 
     def counters(self, peer: NodeKey) -> tuple[Traffic, ...]:
@@ -63,7 +63,7 @@ class Connection:
     ) -> None:
         """peer_of: the key that the other end of a transport has proven; may raise."""
         self.is_ready = False
-        self.link = Link(self, loop.here, shares, peer_of)
+        self.link = ConnectionIo(self, loop.here, shares, peer_of)
         """The end on the bulk loop."""
         self._host = host
         self._there = loop.there

@@ -16,11 +16,11 @@ from threading import Lock
 from typing import Final, Protocol
 
 from host.bulk import frames
-from host.bulk.fair_queue import Serving, Turns
+from host.bulk.fair_queue import FairQueue, Serving
 from host.bulk.frames import Answer, Data, FrameReader, Greeted, Request
 from host.network import blobs
-from host.network.rate_limit import Shaper
-from host.network.token_bucket import PIECE_BYTES, Bucket
+from host.network.rate_limit import RateLimiter
+from host.network.token_bucket import PIECE_BYTES, TokenBucket
 from protocol.errors import (
     LimitExceeded,
     MalformedMessage,
@@ -109,7 +109,7 @@ class Owner(Protocol):
         """What has come and gone."""
 
     def on_requests(self, requests: list[Request]) -> None:
-        """The other end wants blobs; answer with `Link.serve`."""
+        """The other end wants blobs; answer with `ConnectionIo.serve`."""
 
     def on_lost(self, error: ShoalError | None) -> None:
         """It is over; None: in good order, for lack of use."""
@@ -119,7 +119,7 @@ class Owner(Protocol):
 class Shares:
     """What all links of a host have in common."""
 
-    shaper: Shaper
+    rate_limiter: RateLimiter
     transfers: Counter[NodeKey] = field(default_factory=Counter)
     """How many each peer has under way, over all its connections."""
 
@@ -130,7 +130,7 @@ class Shares:
             del self.transfers[peer]
 
 
-class Link(asyncio.BufferedProtocol):
+class ConnectionIo(asyncio.BufferedProtocol):
     """Everything but what is marked otherwise is called on the bulk loop."""
 
     def __init__(
@@ -157,7 +157,7 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader(self._room)
         self._asks: dict[int, Ask] = {}
-        self._turns = Turns(self._step, self._wait_s)
+        self._turns = FairQueue(self._step, self._wait_s)
         self._sought = 0
         """Requests whose blobs the owner looks for."""
         self._shared = 0
@@ -197,7 +197,7 @@ class Link(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong."""
-        return self._frames.buffer(self._shares.shaper.down.piece_bytes or ALONE_BYTES)
+        return self._frames.buffer(self._shares.rate_limiter.down.piece_bytes or ALONE_BYTES)
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
@@ -249,7 +249,7 @@ class Link(asyncio.BufferedProtocol):
             return
         self._put(frames.request_bytes(Request(id, ask.digest, ask.offset, ask.count)))
 
-    def serve(self, request: Request, found: tuple[memoryview, Bucket | None] | None) -> None:
+    def serve(self, request: Request, found: tuple[memoryview, TokenBucket | None] | None) -> None:
         """Answers a request with what its blob was found to be."""
         if self._is_over:
             return
@@ -312,7 +312,7 @@ class Link(asyncio.BufferedProtocol):
         ask.filled += count
         self.used_s = self.heard_s
         self._changed(id, ask)
-        wait_s = self._shares.shaper.down.wait_s(count, self.heard_s)
+        wait_s = self._shares.rate_limiter.down.wait_s(count, self.heard_s)
         if wait_s > 0.0 and self._transport is not None:
             self._transport.pause_reading()
             self.heard_s += wait_s  # What our own ceiling makes slow is not held against it.
@@ -375,18 +375,18 @@ class Link(asyncio.BufferedProtocol):
             wait_s = max(0.0, at_s - time.monotonic())
             self._waking = asyncio.get_running_loop().call_later(wait_s, self._serve_on)
 
-    def _step(self, bucket: Bucket | None) -> int:
+    def _step(self, bucket: TokenBucket | None) -> int:
         """Bytes of one turn. Under a ceiling each peer gets the same, however much it asks for."""
-        limit = self._shares.shaper.up.piece_bytes
+        limit = self._shares.rate_limiter.up.piece_bytes
         if limit is None and bucket is None:
             return ALONE_BYTES if len(self._turns) == 1 else TURN_BYTES
         if limit is None:
             return PIECE_BYTES
         return max(TURN_BYTES_MIN, limit // max(1, self._shares.transfers[self.peer]))
 
-    def _wait_s(self, count: int, bucket: Bucket | None) -> float:
+    def _wait_s(self, count: int, bucket: TokenBucket | None) -> float:
         now_s = time.monotonic()
-        wait_s = self._shares.shaper.up.wait_s(count, now_s)
+        wait_s = self._shares.rate_limiter.up.wait_s(count, now_s)
         return wait_s if bucket is None else max(wait_s, bucket.take(count, now_s))
 
     def _share(self, transfers: int) -> None:

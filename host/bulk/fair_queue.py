@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from host.network.token_bucket import Bucket
+from host.network.token_bucket import TokenBucket
 from protocol.ids import Digest
 
 
@@ -22,7 +22,7 @@ class Serving:
     blob: memoryview
     start: int
     end: int
-    bucket: Bucket | None
+    bucket: TokenBucket | None
     """What limits the rate of this blob."""
 
 
@@ -35,11 +35,13 @@ class _Transfer:
     """From when on they may leave."""
 
 
-class Turns:
+class FairQueue:
     """The transfers of one connection."""
 
     def __init__(
-        self, step: Callable[[Bucket | None], int], wait_s: Callable[[int, Bucket | None], float]
+        self,
+        step: Callable[[TokenBucket | None], int],
+        wait_s: Callable[[int, TokenBucket | None], float],
     ) -> None:
         """step: the most bytes of one turn. wait_s: takes so many bytes from the ceilings; seconds
         until they may leave."""

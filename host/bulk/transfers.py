@@ -14,10 +14,10 @@ from host.bulk.striped_download import ChannelBroke, StripedDownload
 from host.files.keystore import Identity
 from host.network import blobs
 from host.network.blobs import BlobLookup, PaceLookup, Slots
-from host.network.rate_limit import Shaper
+from host.network.rate_limit import RateLimiter
 from host.network.round_trips import RoundTrips
 from host.network.streams import Traffic, Wire
-from host.network.token_bucket import Bucket
+from host.network.token_bucket import TokenBucket
 from host.options import BulkAt
 from protocol import limits
 from protocol.errors import InternalError, LimitExceeded, RemoteError
@@ -33,7 +33,7 @@ class Bulk:
         self,
         identity: Identity,
         at: BulkAt,
-        shaper: Shaper,
+        rate_limiter: RateLimiter,
         round_trips: RoundTrips,
         counters: Callable[[NodeKey], tuple[Traffic, ...]],
         dial: Callable[[NodeKey, str], Awaitable[Wire]],
@@ -41,7 +41,7 @@ class Bulk:
         on_fault: Callable[[RemoteError], None],
     ) -> None:
         """dial: a stream to a peer over the engine. where: the addresses it is connected at."""
-        self._shaper = shaper
+        self._rate_limiter = rate_limiter
         self._round_trips = round_trips
         self._dial = dial
         self._lookup: BlobLookup | None = None
@@ -51,7 +51,7 @@ class Bulk:
         self.channels = Channels(
             identity,
             at,
-            shaper=shaper,
+            rate_limiter=rate_limiter,
             counters=counters,
             dial=dial,
             where=where,
@@ -65,10 +65,10 @@ class Bulk:
 
     async def accept(self, wire: Wire) -> None:
         """Serves one stream."""
-        way = self._shaper.up
+        way = self._rate_limiter.up
         await blobs.serve_one(wire, self._lookup, self._serve_slots, self._pace, way)
 
-    def _find(self, peer: NodeKey, digest: Digest) -> tuple[memoryview, Bucket | None] | None:
+    def _find(self, peer: NodeKey, digest: Digest) -> tuple[memoryview, TokenBucket | None] | None:
         blob = self._lookup(peer, digest) if self._lookup else None
         if blob is None:
             return None
@@ -119,7 +119,7 @@ class Bulk:
                 timeout_s=timeout_s,
                 on_progress=on_progress,
                 on_answer=on_answer,
-                way=self._shaper.down,
+                way=self._rate_limiter.down,
             )
             await download.run(await self._dial(peer, BLOB_PROTOCOL))
         finally:

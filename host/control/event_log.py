@@ -27,7 +27,7 @@ FAULTS = (trace.PeerMisbehaved, trace.RoundAbandoned, trace.SessionRefused)
 
 
 @dataclass(slots=True)
-class Feed:
+class EventLog:
     """A bounded list of events; slow readers miss the oldest."""
 
     _events: deque[EventRow] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))

@@ -82,8 +82,8 @@ def network_status(transport: Transport, split: str = "") -> NetworkStatus:
         reach=transport.reachability.verdict,
         reach_detail=transport.reachability.sentence,
         split=split,
-        carrying=transport.relaying.open,
-        carried_bytes=transport.relaying.carried.bytes_,
+        carrying=transport.relay.open,
+        carried_bytes=transport.relay.carried.bytes_,
     )
 
 

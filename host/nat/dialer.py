@@ -30,7 +30,7 @@ KNOWN_AT_ONCE_MAX: Final = 4
 SEEN_MAX: Final = 64  # Peers remembered for rebuilding the engine.
 
 
-class Greeting:
+class Dialer:
     """Addresses to begin with, and to come back to."""
 
     def __init__(

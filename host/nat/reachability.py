@@ -171,7 +171,7 @@ class Reachability:
                 could_dial = await dial_back(seen, ask.port)
             finally:
                 self._dials -= 1
-        relays = self.verdict == "direct" and self._transport.relaying.is_offered
+        relays = self.verdict == "direct" and self._transport.relay.is_offered
         await probe_messages.send(
             stream, ReachTold(could_dial, stream.address, relays, self.told_addresses())
         )

@@ -22,11 +22,11 @@ from host import addresses
 from host.files.keystore import Identity
 from host.nat import probe_messages
 from host.nat.probe_messages import Inner, RelayAsk, RelayOffer, RelayTold
-from host.nat.relay_tls import Sealer
+from host.nat.relay_tls import RelayTls
 from host.network.blobs import Slots
 from host.network.rate_limit import wait_turn
 from host.network.streams import Wire
-from host.network.token_bucket import PIECE_BYTES, Bucket
+from host.network.token_bucket import PIECE_BYTES, TokenBucket
 from protocol.errors import PeerBusy, PeerUnreachable, RemoteError, TransientError
 from protocol.ids import NodeKey, short
 
@@ -67,12 +67,12 @@ class Carried:
 class _Circuit:
     """One carried stream."""
 
-    ceiling: Bucket
+    ceiling: TokenBucket
     moved_s: float
     """When a byte moved last, in either direction."""
 
 
-class Relaying:
+class Relay:
     """All three parts: asking for a relay, being one, and being reached through one."""
 
     def __init__(self, transport: Transport, identity: Identity, bytes_per_s: int) -> None:
@@ -80,8 +80,8 @@ class Relaying:
         self.open = 0
         """Streams carried now."""
         self._transport = transport
-        self._sealer = Sealer(identity)
-        self._ceiling = Bucket(bytes_per_s) if bytes_per_s > 0 else None
+        self._sealer = RelayTls(identity)
+        self._ceiling = TokenBucket(bytes_per_s) if bytes_per_s > 0 else None
         self._slots = Slots(CIRCUITS_MAX, CIRCUITS_PER_ASKER_MAX)
         self._relays_of: dict[NodeKey, tuple[NodeKey, ...]] = {}
         self._used_s: dict[NodeKey, float] = {}
@@ -96,7 +96,7 @@ class Relaying:
         if bytes_per_s <= 0:
             self._ceiling = None
         elif self._ceiling is None:
-            self._ceiling = Bucket(bytes_per_s)
+            self._ceiling = TokenBucket(bytes_per_s)
         else:
             self._ceiling.bytes_per_s = bytes_per_s
 
@@ -231,7 +231,7 @@ class Relaying:
             raise
         return onward
 
-    async def _join(self, one: Wire, other: Wire, ceiling: Bucket) -> None:
+    async def _join(self, one: Wire, other: Wire, ceiling: TokenBucket) -> None:
         """Carries bytes both ways until either side ends, or nothing moves for long."""
         self.carried.streams += 1
         self.open += 1
@@ -255,11 +255,11 @@ class Relaying:
             other.close()
 
     async def _pump(self, source: Wire, target: Wire, circuit: _Circuit) -> None:
-        shaper = self._transport.shaper
+        rate_limiter = self._transport.rate_limiter
         try:
             while part := await source.read_some(PIECE_BYTES, timeout_s=None):
-                await wait_turn(shaper.down, len(part))
-                await wait_turn(shaper.up, len(part), circuit.ceiling)
+                await wait_turn(rate_limiter.down, len(part))
+                await wait_turn(rate_limiter.up, len(part), circuit.ceiling)
                 await target.write(part, timeout_s=WRITE_S)
                 circuit.moved_s = time.monotonic()
                 self.carried.bytes_ += len(part)

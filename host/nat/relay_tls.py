@@ -24,7 +24,7 @@ PLAIN_BYTES_MAX: Final = 256 << 10
 """Read ahead of what was asked for; more waits in the stream below."""
 
 
-class Sealed:
+class RelayTlsStream:
     """Reader and writer in one, as far as a `Wire` uses them."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Sealed:
             await self._writer.drain()
 
 
-class Sealer:
+class RelayTls:
     """Makes sealed streams in the name of one host."""
 
     def __init__(self, identity: Identity) -> None:
@@ -146,7 +146,7 @@ class Sealer:
         *,
         peer: NodeKey,
         is_server: bool,
-    ) -> Sealed:
+    ) -> RelayTlsStream:
         """The stream, sealed with `peer` and nobody else.
 
         Raises PeerUnreachable where it ends or takes too long, MalformedMessage where the other
@@ -163,7 +163,7 @@ class Sealer:
                 theirs = await reader.readexactly(size)
                 if certificates.key_of_certificate(theirs) != peer:
                     raise MalformedMessage(f"the certificate of {short(peer)} is for another key")
-                sealed = Sealed(
+                sealed = RelayTlsStream(
                     reader, writer, self._context(theirs, is_server), is_server=is_server
                 )
                 await sealed.shake_hands()

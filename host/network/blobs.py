@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from host.network.rate_limit import Way, wait_turn
 from host.network.streams import StreamEnded, Wire
-from host.network.token_bucket import PIECE_BYTES, Bucket
+from host.network.token_bucket import PIECE_BYTES, TokenBucket
 from protocol import limits
 from protocol.errors import (
     MalformedMessage,
@@ -30,7 +30,7 @@ BlobLookup = Callable[[NodeKey, Digest], memoryview | None]
 """The bytes of a digest for this asker, or None. Called on the event loop: it must not read disks.
 The view must stay valid until the transfer has dropped it."""
 
-PaceLookup = Callable[[NodeKey, Digest], Bucket | None]
+PaceLookup = Callable[[NodeKey, Digest], TokenBucket | None]
 """What limits the rate at which a blob leaves for this asker, or None."""
 
 MAGIC = b"SHOALB" + limits.WIRE_VERSION.to_bytes(2, "big")
@@ -142,7 +142,9 @@ async def _answer(wire: Wire, status: int, total: int) -> None:
     await wire.write(bytes([status]) + total.to_bytes(8, "big"), timeout_s=WRITE_S)
 
 
-async def _send(wire: Wire, blob: memoryview, offset: int, bucket: Bucket | None, way: Way) -> None:
+async def _send(
+    wire: Wire, blob: memoryview, offset: int, bucket: TokenBucket | None, way: Way
+) -> None:
     await _answer(wire, OK, len(blob))
     start = offset
     while start < len(blob):

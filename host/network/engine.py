@@ -192,7 +192,7 @@ class Engine:
             startup_timeout=BOOT_S,
             auto_nat=False,
             nat_port_map=options.nat_port_map,
-            use_relay=False,  # It cuts carried connections after 128 KiB; see `relaying`.
+            use_relay=False,  # It cuts carried connections after 128 KiB; see `relay`.
         )
 
     @asynccontextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
-from host.network.token_bucket import PIECE_BYTES, Bucket
+from host.network.token_bucket import PIECE_BYTES, TokenBucket
 
 PIECE_S: Final = 0.25
 PIECE_BYTES_MIN: Final = 4 << 10
@@ -21,7 +21,7 @@ PIECE_BYTES_MIN: Final = 4 << 10
 class Way:
     """One direction: sending, or receiving. Any thread may wait for its turn."""
 
-    bucket: Bucket | None = None
+    bucket: TokenBucket | None = None
     """None: as fast as it goes."""
     bulk_bytes: int = 0
     _booked_bytes: int = 0
@@ -35,7 +35,7 @@ class Way:
         if bytes_per_s is None:
             self.bucket = None
         elif self.bucket is None:
-            self.bucket = Bucket(bytes_per_s)
+            self.bucket = TokenBucket(bytes_per_s)
         else:
             self.bucket.bytes_per_s = bytes_per_s
 
@@ -66,7 +66,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Shaper:
+class RateLimiter:
     """Both directions of one host."""
 
     up: Way = field(default_factory=Way)
@@ -78,7 +78,7 @@ class Shaper:
         self.down.limit(down)
 
 
-async def wait_turn(way: Way, count: int, own: Bucket | None = None) -> float:
+async def wait_turn(way: Way, count: int, own: TokenBucket | None = None) -> float:
     """Sleeps until the ceilings let so many bytes through; the seconds slept."""
     now_s = asyncio.get_running_loop().time()
     wait_s = way.wait_s(count, now_s)

@@ -14,7 +14,7 @@ BURST_S = 0.05
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """A rate shared by all transfers that take from it, first come, first served, in any thread."""
 
     bytes_per_s: float

@@ -28,7 +28,7 @@ left is not waited for: it would take another wake-up, and often a third."""
 KEPT_S: Final = 60.0
 
 
-class LoopWatch:
+class LoopLagMonitor:
     """Lateness of timers over the last minute.
 
     A loop that stands still for half a second makes ten timers late, not one: those that could not

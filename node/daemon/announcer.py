@@ -20,7 +20,7 @@ from host.network.leader_discovery import (
     seat_topic,
 )
 from host.options import NodeOptions
-from host.partition_monitor import Outlook, Vigil
+from host.partition_monitor import Outlook, PartitionMonitor
 from host.transport import Transport
 from node.download.locator import Locator
 from node.machine.syncer_link import Link
@@ -60,7 +60,7 @@ def tell_attempt(reason: str, next_try_s: float) -> None:
     log.warning("%s; next try in %.0f s", reason, next_try_s)
 
 
-class Presence:
+class Announcer:
     """What a running learner tells the others, and what it sees of them."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Presence:
         self._options = options
         self._transport = transport
         self._machine = machine
-        self.vigil = Vigil(
+        self.partition_monitor = PartitionMonitor(
             transport,
             Outlook(
                 voters=self._voters,
@@ -86,12 +86,12 @@ class Presence:
         """Tells the swarm, again and again, that fragments may be fetched here."""
         machine, transport = self._machine, self._transport
         while True:
-            is_held = machine.keeping.is_held
+            is_held = machine.fragment_sync.is_held
             if is_held:
                 notice = LearnerNotice(
                     self._options.name,
-                    machine.tending.state,
-                    machine.shared.state.index,
+                    machine.trainer_control.state,
+                    machine.context.state.index,
                     transport.reachability.relays,
                 )
                 with contextlib.suppress(TransientError):
@@ -105,7 +105,7 @@ class Presence:
 
     def _voters(self) -> set[NodeKey]:
         """Those of the charter, or the hosts that the link names while there is none."""
-        charter = self._machine.shared.charter
+        charter = self._machine.context.charter
         if charter is None:
             return {parse_peer(text).key for text in self._options.link.addresses}
         return {voter.key for voter in charter.voters if voter.role == "syncer"}

@@ -19,24 +19,24 @@ from typing import Any
 import msgspec
 
 from host.addresses import parse_peer
-from host.bulk.blob_cache import Shelf
-from host.control.event_log import Feed as EventFeed
+from host.bulk.blob_store import BlobStore
+from host.control.event_log import EventLog
 from host.control.server import ControlServer
 from host.driver import Driver
 from host.files import crash_marker, keystore
 from host.files.keystore import Identity
 from host.files.receipts_file import Contributions
 from host.network.foreign_errors import TransportState
-from host.network.token_bucket import Bucket
+from host.network.token_bucket import TokenBucket
 from host.options import NodeOptions
 from host.runtime import logs
 from host.runtime.lifecycle import Stopper, background, live, tidying
-from host.runtime.loop_lag import LoopWatch
+from host.runtime.loop_lag import LoopLagMonitor
 from host.tape.tape_file import TapeLabel, TapeRecorder
 from host.tape.taping import NoTape, begin_tape
 from host.transport import Transport
 from node.daemon import status
-from node.daemon.announcer import Presence, tell_attempt, transport_of
+from node.daemon.announcer import Announcer, tell_attempt, transport_of
 from node.daemon.owner_limits import guest_of, trainer_job, trainer_room
 from node.daemon.preflight import learn_project
 from node.daemon.trainer_options import trainer_settings
@@ -125,7 +125,7 @@ async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> i
         genesis = await learn_project(options, transport, tell_attempt)
         beginning = Beginning()
         while True:
-            daemon = NodeDaemon(options, identity, transport, genesis, beginning)
+            daemon = LearnerDaemon(options, identity, transport, genesis, beginning)
             code = await daemon.run(stopper)
             if code != RESTART_EXIT:
                 return code
@@ -148,7 +148,7 @@ def _warm_pool() -> ThreadPoolExecutor:
     return pool
 
 
-class NodeDaemon:
+class LearnerDaemon:
     """All parts of a running learner."""
 
     def __init__(
@@ -167,14 +167,14 @@ class NodeDaemon:
         )
         self.started_s = time.monotonic()
         self.notices: list[str] = []
-        self.feed = EventFeed()
-        self.loop_watch = LoopWatch()
+        self.feed = EventLog()
+        self.loop_watch = LoopLagMonitor()
         self.payload_bytes = self.payload_params = 0
         self.push_bytes = self.push_params = 0
         self.pool = _warm_pool()
-        self.shelf = Shelf(clock=time.monotonic)
-        self.shelf.put(options.link.project, genesis)
-        self.bank = FragmentBank(self.layout, self.shelf)
+        self.blob_store = BlobStore(clock=time.monotonic)
+        self.blob_store.put(options.link.project, genesis)
+        self.bank = FragmentBank(self.layout, self.blob_store)
         self.locator = Locator(
             transport,
             options.link.project,
@@ -206,8 +206,10 @@ class NodeDaemon:
         """What speaks to the swarm."""
         options, transport = self.options, self.transport
         swarm = (self.locator, transport)
-        self.presence = Presence(options, transport, self.machine, self.locator)
-        self.moments = MomentsPort(self.layout, self.shelf, *swarm, self.trainer, self._on_fault)
+        self.announcer = Announcer(options, transport, self.machine, self.locator)
+        self.moments = MomentsPort(
+            self.layout, self.blob_store, *swarm, self.trainer, self._on_fault
+        )
         self.parts = PartsPort(
             folder=options.home.parts(options.link.project, options.instance),
             project=options.link.project,
@@ -226,8 +228,8 @@ class NodeDaemon:
             transport,
             self.locator,
             rng=random.Random(os.urandom(8)),
-            leader=lambda: self.machine.shared.leader,
-            newest=lambda fragment: self.machine.shared.state.fragments[fragment].version,
+            leader=lambda: self.machine.context.leader,
+            newest=lambda fragment: self.machine.context.state.fragments[fragment].version,
             on_fault=self._on_fault,
         )
 
@@ -238,10 +240,10 @@ class NodeDaemon:
 
     def _give(self, mbps: float) -> None:
         """Serve what the shelf has; weights to joiners no faster than this."""
-        donated = Bucket(mbps * 1e6 / 8)
+        donated = TokenBucket(mbps * 1e6 / 8)
         self.transport.serve_blobs(
-            lambda _, digest: self.shelf.get(digest),
-            lambda _, digest: donated if self.shelf.is_grouped(digest) else None,
+            lambda _, digest: self.blob_store.get(digest),
+            lambda _, digest: donated if self.blob_store.is_grouped(digest) else None,
         )
 
     def _setup(
@@ -291,7 +293,11 @@ class NodeDaemon:
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         try:
-            works = (self.presence.announce, self.presence.vigil.run, self.loop_watch.run)
+            works = (
+                self.announcer.announce,
+                self.announcer.partition_monitor.run,
+                self.loop_watch.run,
+            )
             async with background(*works, self.fetcher.run, self.guest.run, self._report):
                 stop = await self.driver.run()
         finally:
@@ -308,11 +314,11 @@ class NodeDaemon:
 
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job."""
-        self.bank.charter = self.machine.shared.charter
+        self.bank.charter = self.machine.context.charter
         self.trainer.under_charter()
         match job:
             case FindSeat(after):
-                return await self.locator.find_seat(self.machine.shared.charter, after)
+                return await self.locator.find_seat(self.machine.context.charter, after)
             case FetchState():
                 return await self._fetch_state(job)
             case Advance():
@@ -331,7 +337,7 @@ class NodeDaemon:
             case CutPart() | WritePart() | LoadPart():
                 return await self.parts.run_job(job)
             case FindDonors() | FetchMoments() | InstallMoments() | CaptureMoments():
-                return await self.moments.run_job(job, self.machine.shared.charter)
+                return await self.moments.run_job(job, self.machine.context.charter)
         raise AssertionError(f"nobody carries out {type(job).__name__}")
 
     def act(self, action: object) -> None:
@@ -401,11 +407,11 @@ class NodeDaemon:
         A transfer from one that was cut off would only end after `blobs.READ_S`.
         """
         while True:
-            leader = self.machine.shared.leader
+            leader = self.machine.context.leader
             sources = [leader] if leader is not None else []
             fetch = asyncio.ensure_future(self.locator.fetch_from(sources, wanted, self._on_fault))
             try:
-                while not fetch.done() and self.machine.shared.leader == leader:
+                while not fetch.done() and self.machine.context.leader == leader:
                     await asyncio.wait({fetch}, timeout=LEADER_LOOK_S)
                 if fetch.done():
                     return fetch.result()[1]
@@ -446,7 +452,7 @@ class NodeDaemon:
 
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
         self.driver.take(Note(ResumeAsked()))
-        return {"because": self.machine.tending.held_because}
+        return {"because": self.machine.trainer_control.held_because}
 
     def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
         self.driver.take(Note(FinishAsked()))

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from host.addresses import parse_peer
-from host.control.event_log import Feed
+from host.control.event_log import EventLog
 from host.control.server import ControlServer
 from host.files import keystore
 from host.join_link import JoinLink, parse_link
@@ -51,7 +51,7 @@ class Observer:
         self.transport = transport
         self.trouble = "looking for the syncer"
         self.status: SyncerStatus | None = None
-        self.feed = Feed()
+        self.feed = EventLog()
         self.locator = Locator(
             transport,
             link.project,

@@ -11,7 +11,7 @@ AWAY = ("gone", "left")
 KEY_CHARS = 8
 
 
-class News(NamedTuple):
+class Change(NamedTuple):
     """One event, as it will be shown."""
 
     kind: str
@@ -20,12 +20,12 @@ class News(NamedTuple):
     is_fault: bool = False
 
 
-def between(before: SyncerStatus | None, now: SyncerStatus) -> list[News]:
+def between(before: SyncerStatus | None, now: SyncerStatus) -> list[Change]:
     """What must have happened; for the first report, how things are."""
     if before is None:
         here = sum(peer.state not in AWAY for peer in now.peers)
         text = f"first report: phase {now.phase}, {here} learners here, "
-        return [News("FirstReport", f"{text}global step {now.swarm.global_step:,}")]
+        return [Change("FirstReport", f"{text}global step {now.swarm.global_step:,}")]
     return [
         *_seat(before, now),
         *_peers(before, now),
@@ -34,17 +34,17 @@ def between(before: SyncerStatus | None, now: SyncerStatus) -> list[News]:
     ]
 
 
-def _seat(before: SyncerStatus, now: SyncerStatus) -> Iterator[News]:
+def _seat(before: SyncerStatus, now: SyncerStatus) -> Iterator[Change]:
     was, is_now = before.swarm, now.swarm
     if (was.leader, was.epoch, was.term) != (is_now.leader, is_now.epoch, is_now.term):
         epoch = f" of epoch {is_now.epoch}" if was.epoch != is_now.epoch else ""
         text = f"{is_now.leader[:KEY_CHARS]} leads in term {is_now.term}{epoch}"
-        yield News("SeatTaken", text)
+        yield Change("SeatTaken", text)
     if before.phase != now.phase:
-        yield News("PhaseChanged", f"phase {now.phase}, was {before.phase}")
+        yield Change("PhaseChanged", f"phase {now.phase}, was {before.phase}")
 
 
-def _peers(before: SyncerStatus, now: SyncerStatus) -> Iterator[News]:
+def _peers(before: SyncerStatus, now: SyncerStatus) -> Iterator[Change]:
     known = {peer.key: peer for peer in before.peers}
     for peer in now.peers:
         former = known.pop(peer.key, None)
@@ -53,49 +53,49 @@ def _peers(before: SyncerStatus, now: SyncerStatus) -> Iterator[News]:
         return  # Another syncer: whoever it does not know yet is not lost.
     for peer in known.values():
         if peer.state not in AWAY:
-            yield News("SessionClosed", f"{_name(peer)} is not listed any more", "warning")
+            yield Change("SessionClosed", f"{_name(peer)} is not listed any more", "warning")
 
 
-def _peer(former: PeerRow | None, peer: PeerRow) -> Iterator[News]:
+def _peer(former: PeerRow | None, peer: PeerRow) -> Iterator[Change]:
     was = former.state if former is not None else "left"
     if peer.state == was:
         return
     if peer.state == "left" and former is not None:
         why = f": {peer.left}" if peer.left else ""
-        yield News("SessionClosed", f"{_name(peer)} left{why}")
+        yield Change("SessionClosed", f"{_name(peer)} left{why}")
     elif peer.state == "gone" and former is not None:
-        yield News("SessionClosed", f"{_name(peer)} was lost", is_fault=True)
+        yield Change("SessionClosed", f"{_name(peer)} was lost", is_fault=True)
     elif peer.state == "silent" and former is not None:
         text = f"{_name(peer)} was not heard for {peer.heard_s:.0f} s"
-        yield News("SessionSilent", text, "warning", is_fault=True)
+        yield Change("SessionSilent", text, "warning", is_fault=True)
     elif was in AWAY and peer.state not in AWAY:
         text = f"{_name(peer)} joined" if former is None else f"{_name(peer)} is back"
-        yield News("SessionOpened", text)
+        yield Change("SessionOpened", text)
     elif was == "silent":
-        yield News("SessionOpened", f"{_name(peer)} is heard again")
+        yield Change("SessionOpened", f"{_name(peer)} is heard again")
 
 
-def _work(before: SyncerStatus, now: SyncerStatus) -> Iterator[News]:
+def _work(before: SyncerStatus, now: SyncerStatus) -> Iterator[Change]:
     merged = now.swarm.global_step - before.swarm.global_step
     if merged > 0:
         text = f"merged {merged}: global step {now.swarm.global_step:,}"
-        yield News("FragmentCommitted", text, "debug")
+        yield Change("FragmentCommitted", text, "debug")
     elif merged < 0:
         text = f"back at global step {now.swarm.global_step:,}, was {before.swarm.global_step:,}"
-        yield News("StateChanged", text, "warning")
+        yield Change("StateChanged", text, "warning")
     known = {point[0] for point in before.swarm.curve}
     for step, _, loss in now.swarm.curve:
         if step not in known:
-            yield News("CheckpointScored", f"held-out loss {loss:.4f} at global step {step:,}")
+            yield Change("CheckpointScored", f"held-out loss {loss:.4f} at global step {step:,}")
 
 
-def _faults(before: SyncerStatus, now: SyncerStatus) -> Iterator[News]:
+def _faults(before: SyncerStatus, now: SyncerStatus) -> Iterator[Change]:
     if before.key != now.key:
         return  # Each syncer counts for itself.
     for reason, count in sorted(now.faults.items()):
         more = count - before.faults.get(reason, 0)
         if more > 0:
-            yield News("PeerMisbehaved", f"{more} times {reason}", "warning", is_fault=True)
+            yield Change("PeerMisbehaved", f"{more} times {reason}", "warning", is_fault=True)
 
 
 def _name(peer: PeerRow) -> str:

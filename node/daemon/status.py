@@ -6,26 +6,26 @@ import math
 import os
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from host.control.status_parts import all_faults, network_status, project_status, swarm_status
 from node.governor.status_rows import guest_status
 from node.machine.learner import LearnerMachine
 from node.machine.syncer_link import Link
-from node.machine.trainer_states import Inner
+from node.machine.trainer_states import TrainerState
 from protocol import limits
 from protocol.ids import short
 from protocol.status import DownloadStatus, GuestStatus, NodeStatus
 
 if TYPE_CHECKING:
-    from node.daemon.learner_daemon import NodeDaemon
+    from node.daemon.learner_daemon import LearnerDaemon
 
 
 def node_state(machine: LearnerMachine) -> str:
     """One word: what this learner is doing."""
     if machine.link is Link.ENDED:
         return "ended"
-    state = machine.tending.state
+    state = machine.trainer_control.state
     if state == "training" and machine.link is not Link.FOLLOWING:
         return "adrift"
     return state
@@ -40,19 +40,19 @@ def words_s(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def download_status(daemon: NodeDaemon) -> DownloadStatus | None:
+def download_status(daemon: LearnerDaemon) -> DownloadStatus | None:
     """How far the weights are that are being fetched; a joiner counts what it holds already."""
     progress = daemon.fetcher.progress()
     if progress is None:
         return None
-    keeping, fragments = daemon.machine.keeping, daemon.layout.fragments
+    fragment_sync, fragments = daemon.machine.fragment_sync, daemon.layout.fragments
     done_bytes, total_bytes = progress.done_bytes, progress.total_bytes
-    if not keeping.is_held:
+    if not fragment_sync.is_held:
         sizes = [8 * fragment.numel for fragment in fragments]
-        held = [track.held >= 0 for track in keeping.tracks]
+        held = [track.held >= 0 for track in fragment_sync.local_fragments]
         done_bytes += sum(size for size, is_held in zip(sizes, held, strict=True) if is_held)
         total_bytes = sum(sizes)
-    leader = daemon.machine.shared.leader
+    leader = daemon.machine.context.leader
     left = total_bytes - done_bytes
     return DownloadStatus(
         done_bytes=done_bytes,
@@ -81,7 +81,7 @@ def fetching(download: DownloadStatus) -> str:
 
 def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | None = None) -> str:
     """How things are, in words that are true now."""
-    tending, keeping = machine.tending, machine.keeping
+    trainer_control, fragment_sync = machine.trainer_control, machine.fragment_sync
     state = node_state(machine)
     link = (
         f"{machine.link.value} ({machine.link_detail})"
@@ -95,39 +95,41 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
     if state == "paused":
         return _paused(machine, now_s)
     if state == "finishing":
-        return tending.finishing.in_words
+        return trainer_control.graceful_leave.in_words
     if state == "starved":
         return "Idle: no leased blocks left. More come as soon as the syncer answers."
     if state == "ended":
         return "The run is complete."
-    if tending.inner is Inner.DOWN and tending.detail:
-        return f"The trainer stopped: {tending.detail}. It is started again soon."
+    if trainer_control.inner is TrainerState.DOWN and trainer_control.detail:
+        return f"The trainer stopped: {trainer_control.detail}. It is started again soon."
     if state == "syncing":
-        held = sum(track.held >= 0 for track in keeping.tracks)
+        held = sum(track.held >= 0 for track in fragment_sync.local_fragments)
         if machine.link is not Link.FOLLOWING:
             return f"Not in the swarm yet: {link}."
         if download is not None:
             return fetching(download)
-        return f"Fetching weights: {held} of {len(keeping.tracks)} fragments verified."
+        return (
+            f"Fetching weights: {held} of {len(fragment_sync.local_fragments)} fragments verified."
+        )
     return _before_steps(machine)
 
 
 def _before_steps(machine: LearnerMachine) -> str:
     """What is still to come once all weights are here."""
-    tending = machine.tending
-    if tending.inner in (Inner.WAKING, Inner.PARKED, Inner.PARKING):
-        if tending.inner is Inner.PARKED and tending.detail:
-            return f"The trainer is tried again soon, with all it had: {tending.detail}"
+    trainer_control = machine.trainer_control
+    if trainer_control.inner in (TrainerState.WAKING, TrainerState.PARKED, TrainerState.PARKING):
+        if trainer_control.inner is TrainerState.PARKED and trainer_control.detail:
+            return f"The trainer is tried again soon, with all it had: {trainer_control.detail}"
         return "The trainer is being started again, and takes up where it stood."
-    if tending.inner is Inner.LOADING and machine.rejoining.is_open:
-        return f"Weights are here; optimizer state: {machine.rejoining.state.value}."
+    if trainer_control.inner is TrainerState.LOADING and machine.moments_client.is_open:
+        return f"Weights are here; optimizer state: {machine.moments_client.state.value}."
     return "Weights are here; the trainer is starting."
 
 
 def _paused(machine: LearnerMachine, now_s: float) -> str:
     """Who paused it, until when, and what would not end with that."""
-    tending = machine.tending
-    until_s, because = tending.paused_until_s, tending.held_because
+    trainer_control = machine.trainer_control
+    until_s, because = trainer_control.paused_until_s, trainer_control.held_because
     if until_s is None:
         return f"Paused because {because}. The weights stay current."
     for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
@@ -146,15 +148,15 @@ def _training(silent_s: float) -> str:
 
 def moments_in_words(machine: LearnerMachine) -> str:
     """The state of the recovery, with its reason or its donor."""
-    rejoining = machine.rejoining
-    words = rejoining.state.value
-    return f"{words} ({rejoining.detail})" if rejoining.detail else words
+    moments_client = machine.moments_client
+    words = moments_client.state.value
+    return f"{words} ({moments_client.detail})" if moments_client.detail else words
 
 
-def _way(daemon: NodeDaemon) -> tuple[str, float | None]:
+def _way(daemon: LearnerDaemon) -> tuple[str, float | None]:
     """How the leader is reached, and how fast it answers; empty and None without one."""
     machine, transport = daemon.machine, daemon.transport
-    leader = machine.shared.leader if machine.link is Link.FOLLOWING else None
+    leader = machine.context.leader if machine.link is Link.FOLLOWING else None
     if leader is None:
         return "", None
     return transport.paths().get(leader, ""), transport.round_trips.of(leader)
@@ -162,8 +164,8 @@ def _way(daemon: NodeDaemon) -> tuple[str, float | None]:
 
 def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
     """What the inner loop stands on in each fragment, and how far behind the worst is."""
-    versions = [track.standing for track in machine.keeping.tracks]
-    newest = [fragment.version for fragment in machine.shared.state.fragments]
+    versions = [track.standing for track in machine.fragment_sync.local_fragments]
+    newest = [fragment.version for fragment in machine.context.state.fragments]
     return versions, max((n - old for n, old in zip(newest, versions, strict=False)), default=0)
 
 
@@ -174,27 +176,45 @@ def _with_less(said: str, guest: GuestStatus | None) -> str:
     return f"Training with less, because {guest.because}."
 
 
-def _step_tokens(daemon: NodeDaemon) -> int:
-    charter = daemon.machine.shared.charter
+def _step_tokens(daemon: LearnerDaemon) -> int:
+    charter = daemon.machine.context.charter
     return charter.inner.batch_sequences * daemon.genesis.data.sequence_tokens if charter else 0
 
 
-def _guest(daemon: NodeDaemon) -> GuestStatus | None:
+def _guest(daemon: LearnerDaemon) -> GuestStatus | None:
     options = daemon.options
     return guest_status(
         daemon.guest,
-        device=daemon.machine.tending.device,
-        is_parked=daemon.machine.tending.inner is Inner.PARKED,
+        device=daemon.machine.trainer_control.device,
+        is_parked=daemon.machine.trainer_control.inner is TrainerState.PARKED,
         log=options.home.trainer_log(options.instance),
     )
 
 
-def snapshot(daemon: NodeDaemon) -> NodeStatus:
+def _inner_loop(daemon: LearnerDaemon) -> dict[str, Any]:
+    """What the inner loop last reported; nothing while there is no trainer."""
+    stepped = daemon.machine.context.stepped
+    if stepped is None:
+        return {}
+    return {
+        "local_step": stepped.local_step,
+        "tokens": stepped.tokens,
+        "tokens_per_s": _step_tokens(daemon) / stepped.step_s if stepped.step_s else 0.0,
+        "step_s": stepped.step_s,
+        "loss": stepped.loss,
+        "goodput": stepped.work_s / stepped.alive_s if stepped.alive_s else None,
+        "work_s": stepped.work_s,
+        "alive_s": stepped.alive_s,
+    }
+
+
+def snapshot(daemon: LearnerDaemon) -> NodeStatus:
     """Everything a screen could want."""
-    machine, tending, shared = daemon.machine, daemon.machine.tending, daemon.machine.shared
-    stepped, tally, layout, charter = shared.stepped, shared.tally, daemon.layout, shared.charter
+    machine, trainer, layout = daemon.machine, daemon.machine.trainer_control, daemon.layout
+    context, tally, charter = machine.context, machine.context.tally, machine.context.charter
     (versions, lag), (path, rtt_s), guest = _versions(machine), _way(daemon), _guest(daemon)
-    now_s, tracks, download = time.monotonic(), machine.keeping.tracks, download_status(daemon)
+    now_s, download = time.monotonic(), download_status(daemon)
+    fragments = machine.fragment_sync.local_fragments
     return NodeStatus(
         key=machine.setup.signer.key.hex(),
         name=machine.setup.name,
@@ -208,26 +228,19 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
         path=path,
         rtt_s=rtt_s,
-        trainer=tending.inner.value,
-        trainer_detail=tending.detail,
+        trainer=trainer.inner.value,
+        trainer_detail=trainer.detail,
         trainer_pid=daemon.trainer.pid,
-        device=tending.device,
+        device=trainer.device,
         micro_batch=daemon.trainer.ready.micro_batch if daemon.trainer.ready else None,
         project=project_status(daemon.options.link.project, daemon.genesis, layout, charter),
-        swarm=swarm_status(shared.state, charter),
-        network=network_status(daemon.transport, daemon.presence.vigil.trouble),
-        local_step=stepped.local_step if stepped else 0,
-        tokens=stepped.tokens if stepped else 0,
-        tokens_per_s=_step_tokens(daemon) / stepped.step_s if stepped and stepped.step_s else 0.0,
-        step_s=stepped.step_s if stepped else 0.0,
-        loss=stepped.loss if stepped else None,
-        goodput=stepped.work_s / stepped.alive_s if stepped and stepped.alive_s else None,
-        work_s=stepped.work_s if stepped else 0.0,
-        alive_s=stepped.alive_s if stepped else 0.0,
+        swarm=swarm_status(context.state, charter),
+        network=network_status(daemon.transport, daemon.announcer.partition_monitor.trouble),
+        **_inner_loop(daemon),
         pushed=tally.pushed,
         merged=tally.merged,
         outcomes=dict(tally.outcomes),
-        discarded_steps=sum(t.discarded_steps for t in tracks) // len(tracks),
+        discarded_steps=sum(t.discarded_steps for t in fragments) // len(fragments),
         lost_steps=tally.lost_steps,
         trainer_restarts=tally.trainer_restarts,
         versions=versions,
@@ -236,7 +249,7 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
         weights_from_syncer=tally.states_from_syncer,
         weights_sources={key.hex(): count for key, count in tally.state_bytes.items()},
         download=download,
-        weights_held=sum(track.held >= 0 for track in tracks),
+        weights_held=sum(one.held >= 0 for one in fragments),
         moments=moments_in_words(machine),
         evaluations=daemon.trainer.evaluations,
         push_bytes=daemon.push_bytes,
@@ -251,13 +264,13 @@ def snapshot(daemon: NodeDaemon) -> NodeStatus:
     )
 
 
-def progress_line(daemon: NodeDaemon) -> str:
+def progress_line(daemon: LearnerDaemon) -> str:
     """One line now and then for the terminal of `shoal join`."""
     now = snapshot(daemon)
     if now.state not in ("training", "adrift"):
         return now.sentence
     loss = f"loss {now.loss:.3f}" if now.loss is not None else "no loss yet"
-    leader = short(daemon.machine.shared.leader) if daemon.machine.shared.leader else "nobody"
+    leader = short(daemon.machine.context.leader) if daemon.machine.context.leader else "nobody"
     return (
         f"{now.state}: local step {now.local_step:,}, {loss}, {now.tokens_per_s:,.0f} tokens/s, "
         f"{now.merged} of {now.pushed} pushes merged, global step {now.swarm.global_step:,} "

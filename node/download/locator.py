@@ -211,7 +211,7 @@ class Locator:
             notice = wire.decode(value, LearnerNotice)
         except RemoteError:
             return False
-        self.transport.relaying.tell_relays(key, notice.relays)
+        self.transport.relay.tell_relays(key, notice.relays)
         return notice.state != "syncing"
 
     async def heads(self) -> list[bytes]:

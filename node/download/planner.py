@@ -19,7 +19,7 @@ from enum import Enum
 
 from node.download.assembly import Assembly, Part
 from node.download.donors import Donor
-from node.download.throughput import Meter
+from node.download.throughput import ThroughputMeter
 from protocol import limits
 from protocol.ids import Digest, short
 
@@ -107,7 +107,7 @@ class Planner:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.meter = Meter()
+        self.meter = ThroughputMeter()
         self.asked: dict[int, Ask] = {}
         """Requests under way, by number."""
         self._wants: dict[int, Want] = {}

@@ -11,7 +11,7 @@ MIN_S = 0.5
 
 
 @dataclass(slots=True)
-class Meter:
+class ThroughputMeter:
     """Bytes by source over a sliding window."""
 
     _parts: deque[tuple[float, bytes, int]] = field(default_factory=deque)

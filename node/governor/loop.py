@@ -17,7 +17,7 @@ from typing import Final
 
 from host.files.local_settings import Settings
 from node.governor.disk_usage import tree_bytes
-from node.governor.policy import Decision, Politeness, TrainerFacts
+from node.governor.policy import Decision, Policy, TrainerFacts
 from node.governor.sensors import Look, Seldom, Sensors
 from protocol.errors import UserError
 
@@ -29,7 +29,7 @@ RATE_LOOKS: Final = 10
 
 
 @dataclass(slots=True)
-class Guest:
+class GovernorLoop:
     """Behaves on one machine, for one learner."""
 
     load: Callable[[], Settings]
@@ -42,7 +42,7 @@ class Guest:
     """Bytes sent and received so far."""
     folders: Iterable[Path] = ()
     """Where files are kept."""
-    politeness: Politeness = field(init=False)
+    policy: Policy = field(init=False)
     look: Look | None = None
     """The newest one."""
     decision: Decision | None = None
@@ -54,12 +54,12 @@ class Guest:
     _trouble: str = ""
 
     def __post_init__(self) -> None:
-        self.politeness = Politeness(self.load(), cores=os.cpu_count() or 1)
+        self.policy = Policy(self.load(), cores=os.cpu_count() or 1)
 
     @property
     def settings(self) -> Settings:
         """Those in force."""
-        return self.politeness.settings
+        return self.policy.settings
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -82,7 +82,7 @@ class Guest:
                 self.look = await loop.run_in_executor(pool, self._look, facts)
                 if self.settings.limits.disk_bytes_max is not None:
                     self.disk_bytes, _ = await loop.run_in_executor(pool, files.get)
-                self.decision = self.politeness.decide(self.look, facts, self.disk_bytes)
+                self.decision = self.policy.decide(self.look, facts, self.disk_bytes)
                 self._traffic.append((loop.time(), *self.traffic()))
                 self.obey(self.decision)
                 await asyncio.sleep(LOOK_S)
@@ -92,7 +92,7 @@ class Guest:
             self._sensors = Sensors()  # Loads the drivers' libraries.
         return self._sensors.read(
             apps=self.settings.when.busy_programs,
-            wants_owner=self.politeness.wants_owner,
+            wants_owner=self.policy.wants_owner,
             trainer_pid=facts.pid,
             device=facts.device,
         )
@@ -108,4 +108,4 @@ class Guest:
             return
         self._trouble = ""
         if settings != self.settings:
-            self.politeness.change(settings)
+            self.policy.change(settings)

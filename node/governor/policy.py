@@ -43,7 +43,7 @@ class Decision:
     """Why the trainer must make do with a smaller micro-batch, once; empty if it need not."""
 
 
-class Politeness:
+class Policy:
     """Decides for one learner."""
 
     def __init__(self, settings: Settings, *, cores: int) -> None:

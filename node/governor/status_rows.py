@@ -8,7 +8,7 @@ from typing import Final
 
 from node.governor.accelerators import DeviceReading
 from node.governor.governor import mode_of
-from node.governor.loop import Guest
+from node.governor.loop import GovernorLoop
 from node.governor.policy import Decision
 from node.governor.sensors import Look
 from protocol.status import DeviceRow, GuestStatus, LimitRow
@@ -19,7 +19,7 @@ LINE_CHARS_MAX: Final = 300
 
 
 def guest_status(
-    guest: Guest,
+    guest: GovernorLoop,
     *,
     device: str,
     is_parked: bool,
@@ -55,7 +55,7 @@ def tail(path: Path) -> list[str]:
     return [line[:LINE_CHARS_MAX] for line in lines[-TAIL_LINES:]]
 
 
-def _device(guest: Guest, one: DeviceReading, used: str) -> DeviceRow:
+def _device(guest: GovernorLoop, one: DeviceReading, used: str) -> DeviceRow:
     mode, _ = mode_of(guest.settings, one.device)
     return DeviceRow(
         name=one.device,
@@ -74,9 +74,9 @@ def _is_same(device: str, used: str) -> bool:
     return any(device in (one, f"{one}:0") for one in used.split(","))
 
 
-def _limits(guest: Guest, look: Look, decision: Decision, device: str) -> Iterator[LimitRow]:
+def _limits(guest: GovernorLoop, look: Look, decision: Decision, device: str) -> Iterator[LimitRow]:
     limits, allowed = guest.settings.limits, decision.allowed
-    cpu = guest.politeness.throttle.used_frac
+    cpu = guest.policy.throttle.used_frac
     yield LimitRow(
         key="limits.cpu_percent",
         words="processor",

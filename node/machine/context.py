@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from node.machine.jobs import Stepped
 from node.machine.proofs import Proofs
 from node.machine.snapshot_part import PartState
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.log.receipts import Credit
 from protocol.log.state import SwarmState
 from protocol.project import Charter, Genesis
@@ -74,11 +74,11 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Shared:
+class LearnerContext:
     """One learner's present, seen by all parts of its machine."""
 
     setup: LearnerSetup
-    desk: Desk
+    effects: EffectQueue
     state: SwarmState
     tally: Tally = field(default_factory=Tally)
     charter: Charter | None = None

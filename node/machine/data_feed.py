@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from node.machine.context import Shared
-from node.machine.fragment_sync import Keeping
+from node.machine.context import LearnerContext
+from node.machine.fragment_sync import FragmentSync
 from node.machine.jobs import DropFed, Feed
 from protocol.log.records import Span
 from protocol.messages import LeaseRequest
@@ -27,11 +27,11 @@ LEASE_RETRY_S = 5.0
 
 
 @dataclass(slots=True)
-class Feeding:
+class DataFeed:
     """The trainer's queue of leased positions."""
 
-    shared: Shared
-    keeping: Keeping
+    context: LearnerContext
+    fragment_sync: FragmentSync
     fed_sequences: int = 0
     """Since the trainer began."""
     asked_s: float | None = None
@@ -40,7 +40,7 @@ class Feeding:
     @property
     def session(self) -> tuple[bytes, int]:
         """Whom blocks are leased to."""
-        return self.shared.setup.signer.key, self.shared.setup.incarnation
+        return self.context.setup.signer.key, self.context.setup.incarnation
 
     def begin(self) -> None:
         """A trainer starts, with an empty queue."""
@@ -48,50 +48,50 @@ class Feeding:
 
     def feed(self, spans: tuple[Span, ...]) -> None:
         """Behind what is in the queue."""
-        sequences = self.shared.setup.genesis.data.block_sequences
+        sequences = self.context.setup.genesis.data.block_sequences
         for span in spans:
             self.fed_sequences += (span.stop - span.start) * sequences - span.skip
         if spans:
-            self.shared.desk.do(Feed(spans))
+            self.context.effects.do(Feed(spans))
 
     def feed_held(self) -> None:
         """Everything that is leased to this session: a trainer begins."""
-        self.feed(tuple(self.shared.state.leases.held.get(self.session, ())))
+        self.feed(tuple(self.context.state.leases.held.get(self.session, ())))
 
     def check(self) -> None:
         """Whether the blocks in the queue are still this session's, when records were skipped."""
-        if self.fed_sequences > 0 and self.session not in self.shared.state.leases.since_s:
+        if self.fed_sequences > 0 and self.session not in self.context.state.leases.since_s:
             self.lose()
 
     def lose(self) -> None:
         """The blocks in the queue went to others."""
         self.asked_s = None
         self.fed_sequences = self._read()
-        self.shared.desk.do(DropFed())
-        self.keeping.start_over()
+        self.context.effects.do(DropFed())
+        self.fragment_sync.start_over()
 
     def ask(self) -> None:
         """A lease, if what is at hand does not last."""
-        shared = self.shared
-        assert shared.charter is not None, "it follows a leader"
-        assert shared.leader is not None, "it follows a leader"
-        if self.asked_s is not None and shared.now_s < self.asked_s + LEASE_RETRY_S:
+        context = self.context
+        assert context.charter is not None, "it follows a leader"
+        assert context.leader is not None, "it follows a leader"
+        if self.asked_s is not None and context.now_s < self.asked_s + LEASE_RETRY_S:
             return
-        batch, stepped = shared.charter.inner.batch_sequences, shared.stepped
+        batch, stepped = context.charter.inner.batch_sequences, context.stepped
         per_s = batch / stepped.step_s if stepped and stepped.step_s > 0 else float(batch)
         if self.fed_sequences - self._read() > max(LEASE_AHEAD_S * per_s, 2 * batch):
             return
-        sequences = shared.setup.genesis.data.block_sequences
+        sequences = context.setup.genesis.data.block_sequences
         blocks = math.ceil(max(LEASE_FOR_S * per_s, 2 * batch) / sequences)
-        self.asked_s = shared.now_s
-        most = shared.charter.limits.lease_blocks
-        shared.desk.send(shared.leader, LeaseRequest(max(1, min(blocks, most))))
+        self.asked_s = context.now_s
+        most = context.charter.limits.lease_blocks
+        context.effects.send(context.leader, LeaseRequest(max(1, min(blocks, most))))
 
     def deadline_s(self) -> float | None:
         """When a lease is asked for again."""
         retry_s = None if self.asked_s is None else self.asked_s + LEASE_RETRY_S
-        return retry_s if retry_s is not None and retry_s > self.shared.now_s else None
+        return retry_s if retry_s is not None and retry_s > self.context.now_s else None
 
     def _read(self) -> int:
-        stepped = self.shared.stepped
-        return stepped.tokens // self.shared.setup.genesis.data.sequence_tokens if stepped else 0
+        stepped = self.context.stepped
+        return stepped.tokens // self.context.setup.genesis.data.sequence_tokens if stepped else 0

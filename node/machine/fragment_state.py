@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from node.machine.token_accounts import Books
+from node.machine.token_accounts import TokenAccounts
 from protocol.log.records import FragmentMerged
 from protocol.messages import Pull, Push
 
@@ -35,7 +35,7 @@ class OpenPush:
 
 
 @dataclass(slots=True)
-class FragmentTrack:
+class LocalFragment:
     """Where one fragment stands in this learner."""
 
     index: int
@@ -63,7 +63,7 @@ class FragmentTrack:
     failures: int = 0
     retry_s: float = 0.0
     discarded_steps: int = 0
-    books: Books = field(default_factory=Books)
+    books: TokenAccounts = field(default_factory=TokenAccounts)
 
     @property
     def is_current(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.machine.context import Shared
-from node.machine.fragment_state import NONE, FragmentTrack, OpenPush
+from node.machine.context import LearnerContext
+from node.machine.fragment_state import NONE, LocalFragment, OpenPush
 from node.machine.jobs import (
     Advance,
     Advanced,
@@ -42,12 +42,12 @@ class FreezePlan:
     """Fragment -> version, for those not frozen yet."""
 
 
-class Keeping:
+class FragmentSync:
     """All fragments of one learner."""
 
-    def __init__(self, shared: Shared, fragments: int) -> None:
-        self.shared = shared
-        self.tracks = [FragmentTrack(index) for index in range(fragments)]
+    def __init__(self, context: LearnerContext, fragments: int) -> None:
+        self.context = context
+        self.local_fragments = [LocalFragment(index) for index in range(fragments)]
         self.freezing: FreezePlan | None = None
         self.can_deliver = False
         """A trainer is there to take fragments."""
@@ -60,22 +60,22 @@ class Keeping:
     @property
     def is_held(self) -> bool:
         """Whether every fragment is here in a verified version."""
-        return all(track.held != NONE for track in self.tracks)
+        return all(track.held != NONE for track in self.local_fragments)
 
     @property
     def is_standing(self) -> bool:
         """Whether the inner loop has every fragment."""
-        return all(track.standing != NONE for track in self.tracks)
+        return all(track.standing != NONE for track in self.local_fragments)
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is on its way to or from the inner loop."""
-        return not any(track.is_moving for track in self.tracks)
+        return not any(track.is_moving for track in self.local_fragments)
 
     def take_up(self, part: PartState) -> None:
         """The inner loop stands where this part of a snapshot says."""
         self.sequence = part.sequence
-        for track, kept in zip(self.tracks, part.tracks, strict=True):
+        for track, kept in zip(self.local_fragments, part.local_fragments, strict=True):
             track.standing, track.must_assign = kept.standing, kept.must_assign
             track.marked_step, track.marked_tokens = kept.marked_step, kept.marked_tokens
             track.handed_step, track.discarded_steps = kept.handed_step, kept.discarded_steps
@@ -88,11 +88,11 @@ class Keeping:
         In a new epoch a version may have the number of a void one: what is held counts only if it
         is the very one of the index.
         """
-        fragments = self.shared.state.fragments
-        is_new = former.has_weights and former.epoch < self.shared.state.epoch
-        self._joining_since_s = self.shared.now_s
+        fragments = self.context.state.fragments
+        is_new = former.has_weights and former.epoch < self.context.state.epoch
+        self._joining_since_s = self.context.now_s
         self.freezing = None
-        for track in self.tracks:
+        for track in self.local_fragments:
             track.queue.clear()
             if track.push is not None:
                 # Whether it was merged stood in records that were skipped: count it as lost.
@@ -109,26 +109,28 @@ class Keeping:
 
     def start_over(self) -> None:
         """Local steps that are not handed in do not count: others read their text again."""
-        for track in self.tracks:
+        for track in self.local_fragments:
             track.must_assign = track.must_assign or track.standing != NONE
 
     def look(self) -> None:
         """Do for each fragment whatever can be done next."""
-        for track in self.tracks:
+        for track in self.local_fragments:
             self._pump(track)
 
     def deadline_s(self) -> float | None:
         """When a failed fetch is tried again."""
-        times = [track.retry_s for track in self.tracks if track.retry_s > self.shared.now_s]
+        times = [
+            track.retry_s for track in self.local_fragments if track.retry_s > self.context.now_s
+        ]
         return min(times, default=None)
 
     # From the log.
 
     def on_committed(self, merged: FragmentMerged) -> None:
         """A new version of a fragment counts; perhaps with a push of ours in it."""
-        track = self.tracks[merged.fragment]
+        track = self.local_fragments[merged.fragment]
         track.queue.append(merged)
-        setup = self.shared.setup
+        setup = self.context.setup
         for part in merged.contributions:
             if (part.learner, part.incarnation) == (setup.signer.key, setup.incarnation):
                 outcome = "clipped" if part.scale < 1 else "merged"
@@ -143,7 +145,7 @@ class Keeping:
 
     def on_new_term(self) -> None:
         """Rounds of the former leader died with its term: what they held is free again."""
-        for track in self.tracks:
+        for track in self.local_fragments:
             track.books.give_up()
             if track.push is not None and track.push.message is not None:
                 self._resolve(track, track.push.sequence, "abandoned", "a new term began")
@@ -152,9 +154,9 @@ class Keeping:
 
     def on_pull(self, pull: Pull) -> None:
         """Hand in at the next boundary on the newest version, or say why not."""
-        if pull.fragment >= len(self.tracks):
+        if pull.fragment >= len(self.local_fragments):
             return
-        track = self.tracks[pull.fragment]
+        track = self.local_fragments[pull.fragment]
         if not self.can_deliver or track.held == NONE:
             self._decline(pull, "not training")
         elif track.push is not None:
@@ -164,9 +166,9 @@ class Keeping:
 
     def on_settled(self, settled: Settled) -> None:
         """A push did not make it into a merge."""
-        if settled.incarnation != self.shared.setup.incarnation:
+        if settled.incarnation != self.context.setup.incarnation:
             return
-        for track in self.tracks:
+        for track in self.local_fragments:
             if track.push is not None and track.push.sequence == settled.sequence:
                 if settled.outcome == "rejected":
                     track.must_assign = True
@@ -174,7 +176,7 @@ class Keeping:
 
     def resend(self) -> None:
         """Say again what was handed in: its fate may have been told while nobody listened."""
-        for track in self.tracks:
+        for track in self.local_fragments:
             track.books.give_up()  # Nobody says again what a trainer that is gone handed in.
             if track.push is not None and track.push.message is not None:
                 self._tell(track.push.message)
@@ -184,10 +186,10 @@ class Keeping:
     def on_trainer_lost(self) -> int:
         """Local steps that died with the trainer."""
         self.can_deliver = False
-        stepped = self.shared.stepped
+        stepped = self.context.stepped
         done = stepped.local_step if stepped else 0
-        lost = sum(track.steps(done) for track in self.tracks) // len(self.tracks)
-        for track in self.tracks:
+        lost = sum(track.steps(done) for track in self.local_fragments) // len(self.local_fragments)
+        for track in self.local_fragments:
             if track.pull is not None:
                 self._decline(track.pull, "the trainer stopped")
             track.books.trainer_lost(stepped.tokens if stepped else 0)
@@ -197,40 +199,40 @@ class Keeping:
     # Answers.
 
     def on_state(self, job: FetchState, result: object) -> None:
-        track = self.tracks[job.fragment]
+        track = self.local_fragments[job.fragment]
         track.is_busy = False
         if not isinstance(result, StateFetched):
             self._retry_later(track)
             return
         track.failures = 0
         track.skip_to(job.version)
-        shared = self.shared
-        is_syncer = any(source == shared.leader for source, _ in result.sources)
+        context = self.context
+        is_syncer = any(source == context.leader for source, _ in result.sources)
         for source, count in result.sources:
-            shared.tally.state_bytes[source] = shared.tally.state_bytes.get(source, 0) + count
+            context.tally.state_bytes[source] = context.tally.state_bytes.get(source, 0) + count
         words = "fetched from the syncer" if is_syncer else "fetched from learners"
         if is_syncer:
-            shared.tally.states_from_syncer += 1
+            context.tally.states_from_syncer += 1
         elif result.sources:
-            shared.tally.states_from_peers += 1
+            context.tally.states_from_peers += 1
         else:
             words = "of this learner's part of a snapshot"
-        shared.desk.emit(FragmentAdvanced(track.index, job.version, job.state.theta, words))
+        context.effects.emit(FragmentAdvanced(track.index, job.version, job.state.theta, words))
         if self.is_held and self._joining_since_s is not None:
-            seconds = shared.now_s - self._joining_since_s
+            seconds = context.now_s - self._joining_since_s
             self._joining_since_s = None
-            shared.desk.emit(
+            context.effects.emit(
                 WeightsReady(
-                    shared.tally.states_from_peers,
-                    shared.tally.states_from_syncer,
+                    context.tally.states_from_peers,
+                    context.tally.states_from_syncer,
                     seconds,
-                    tuple(shared.tally.state_bytes.items()),
+                    tuple(context.tally.state_bytes.items()),
                 )
             )
 
     def on_advanced(self, job: Advance, result: object) -> None:
         merged = job.merged
-        track = self.tracks[merged.fragment]
+        track = self.local_fragments[merged.fragment]
         track.is_busy = False
         if not isinstance(result, Advanced):
             self._retry_later(track)
@@ -238,10 +240,10 @@ class Keeping:
         track.failures = 0
         track.skip_to(merged.version)
         fact = FragmentAdvanced(track.index, merged.version, merged.state.theta, "outer step")
-        self.shared.desk.emit(fact)
+        self.context.effects.emit(fact)
 
     def on_delivered(self, job: Deliver, result: object) -> None:
-        track = self.tracks[job.fragment]
+        track = self.local_fragments[job.fragment]
         if track.delivering != job.version:
             return  # Asked of a trainer that is gone.
         track.delivering = NONE
@@ -253,10 +255,10 @@ class Keeping:
             track.overwrite(result.local_step)
             track.marked_step, track.marked_tokens = result.local_step, result.tokens
             track.books.assigned(result.tokens)
-        self.shared.desk.emit(FragmentApplied(track.index, result.version, result.local_step))
+        self.context.effects.emit(FragmentApplied(track.index, result.version, result.local_step))
 
     def on_captured(self, job: Capture, result: object) -> None:
-        track = self.tracks[job.fragment]
+        track = self.local_fragments[job.fragment]
         push = track.push
         if push is None or push.sequence != job.sequence:
             self._drop(job.fragment, job.sequence)
@@ -276,17 +278,17 @@ class Keeping:
         push.local_step, push.tokens = result.local_step, result.tokens
         track.books.handed(push.sequence, result.tokens)
         push.message = self._seal(push, result, steps, result.tokens - track.marked_tokens)
-        self.shared.tally.pushed += 1
+        self.context.tally.pushed += 1
         self._tell(push.message)
 
     # Inside.
 
-    def _pump(self, track: FragmentTrack) -> None:
-        is_waiting = self.shared.now_s < track.retry_s
+    def _pump(self, track: LocalFragment) -> None:
+        is_waiting = self.context.now_s < track.retry_s
         if track.is_busy or (is_waiting and track.standing != NONE):
             return
         self._freeze(track)
-        is_behind = bool(track.queue) or (track.held == NONE and self.shared.state.has_weights)
+        is_behind = bool(track.queue) or (track.held == NONE and self.context.state.has_weights)
         # Between tries an inner loop that has nothing gets what is held: better than to stand still
         # while the only host with the newest version is away.
         if is_behind and not is_waiting and self._bring(track):
@@ -301,47 +303,47 @@ class Keeping:
             pull, track.pull = track.pull, None
             self.sequence += 1
             track.push = OpenPush(self.sequence, pull)
-            self.shared.desk.start(Capture(track.index, self.sequence))
+            self.context.effects.start(Capture(track.index, self.sequence))
 
-    def _bring(self, track: FragmentTrack) -> bool:
+    def _bring(self, track: LocalFragment) -> bool:
         """Start what brings the track to a newer version; whether something was started."""
-        newest = self.shared.state.fragments[track.index]
+        newest = self.context.state.fragments[track.index]
         following = track.queue[0] if track.queue else None
         is_next = following is not None and following.version == track.held + 1
         if following is not None and is_next and track.failures < ADVANCE_TRIES:
-            self.shared.desk.start(Advance(following))
+            self.context.effects.start(Advance(following))
             track.is_busy = True
             return True
         if track.held < newest.version:
-            self.shared.desk.start(FetchState(track.index, newest.version, newest.state))
+            self.context.effects.start(FetchState(track.index, newest.version, newest.state))
             track.is_busy = True
             return True
         return False
 
-    def _deliver(self, track: FragmentTrack) -> None:
-        is_assign = track.must_assign or not self.shared.rebases
-        kept_frac = 0.0 if track.must_assign else self.shared.kept_frac
+    def _deliver(self, track: LocalFragment) -> None:
+        is_assign = track.must_assign or not self.context.rebases
+        kept_frac = 0.0 if track.must_assign else self.context.kept_frac
         track.delivering = track.held
         job = Deliver(track.index, track.held, is_assign, track.merged_sequence, kept_frac)
         track.must_assign, track.merged_sequence = False, None
-        self.shared.desk.start(job)
+        self.context.effects.start(job)
 
-    def _freeze(self, track: FragmentTrack) -> None:
+    def _freeze(self, track: LocalFragment) -> None:
         plan = self.freezing
         if plan is None or track.index not in plan.missing:
             return
         if track.held == plan.missing[track.index]:
             del plan.missing[track.index]
-            self.shared.desk.do(Freeze(plan.index, track.index))
+            self.context.effects.do(Freeze(plan.index, track.index))
 
-    def _retry_later(self, track: FragmentTrack) -> None:
+    def _retry_later(self, track: LocalFragment) -> None:
         track.failures += 1
         pause_s = min(FETCH_RETRY_S * 2 ** min(track.failures - 1, 6), FETCH_RETRY_S_MAX)
-        track.retry_s = self.shared.now_s + pause_s
+        track.retry_s = self.context.now_s + pause_s
 
     def _resolve(
         self,
-        track: FragmentTrack,
+        track: LocalFragment,
         sequence: int,
         outcome: str,
         reason: str,
@@ -355,11 +357,11 @@ class Keeping:
         """
         is_merged = outcome in ("merged", "clipped")
         track.books.settled(sequence, tokens, is_merged=is_merged)
-        shared = self.shared
-        shared.tally.outcomes[outcome] = shared.tally.outcomes.get(outcome, 0) + 1
-        shared.tally.merged += is_merged
+        context = self.context
+        context.tally.outcomes[outcome] = context.tally.outcomes.get(outcome, 0) + 1
+        context.tally.merged += is_merged
         action = Settle(track.index, sequence, "merged" if is_merged else "dropped")
-        shared.desk.do(action)
+        context.effects.do(action)
         push = track.push
         if push is None or push.sequence != sequence:
             return
@@ -368,33 +370,35 @@ class Keeping:
             track.handed_step = push.local_step
         else:
             track.discarded_steps += push.overwritten_steps
-        if is_merged and shared.rebases:
+        if is_merged and context.rebases:
             track.merged_sequence, track.merged_version = sequence, version
             track.marked_step, track.marked_tokens = push.local_step, push.tokens
-        key, incarnation = shared.setup.signer.key, shared.setup.incarnation
-        shared.desk.emit(PushSettled(push.pull.round, key, incarnation, sequence, outcome, reason))
+        key, incarnation = context.setup.signer.key, context.setup.incarnation
+        context.effects.emit(
+            PushSettled(push.pull.round, key, incarnation, sequence, outcome, reason)
+        )
 
     def _drop(self, fragment: int, sequence: int) -> None:
-        self.shared.desk.do(Settle(fragment, sequence, "dropped"))
+        self.context.effects.do(Settle(fragment, sequence, "dropped"))
 
     def _decline(self, pull: Pull, reason: str) -> None:
         self._tell(Decline(pull.round, pull.fragment, reason[:64]))
 
     def _tell(self, message: Push | Decline) -> None:
-        if self.shared.leader is not None and self.shared.is_following:
-            self.shared.desk.send(self.shared.leader, message)
+        if self.context.leader is not None and self.context.is_following:
+            self.context.effects.send(self.context.leader, message)
 
     def _seal(self, push: OpenPush, captured: Captured, steps: int, tokens: int) -> Push:
-        shared = self.shared
-        assert shared.charter is not None
+        context = self.context
+        assert context.charter is not None
         header = PushHeader(
-            project=shared.setup.project,
-            incarnation=shared.setup.incarnation,
+            project=context.setup.project,
+            incarnation=context.setup.incarnation,
             sequence=push.sequence,
             round=push.pull.round,
             fragment=push.pull.fragment,
             base_version=captured.base_version,
-            codec=shared.charter.rounds.up_codec,
+            codec=context.charter.rounds.up_codec,
             digest=captured.digest,
             payload_bytes=captured.payload_bytes,
             steps=steps,
@@ -403,4 +407,4 @@ class Keeping:
             cursor=captured.cursor,
         )
         payload = wire.encode(header)
-        return Push(seal("push", shared.setup.project, payload, shared.setup.signer))
+        return Push(seal("push", context.setup.project, payload, context.setup.signer))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.machine.context import Shared
-from node.machine.fragment_sync import Keeping
+from node.machine.context import LearnerContext
+from node.machine.fragment_sync import FragmentSync
 
 FINISH_S_MAX = 60.0
 """A finishing learner leaves after this even if the syncer has not asked for everything."""
@@ -16,18 +16,18 @@ come by then will hardly come within the minute."""
 
 
 @dataclass(slots=True)
-class Finishing:
+class GracefulLeave:
     """The owner's wish to hand in what is done and to stop."""
 
-    shared: Shared
-    keeping: Keeping
+    context: LearnerContext
+    fragment_sync: FragmentSync
     until_s: float | None = None
     """When it leaves at the latest; None while nobody wishes it to."""
     _alone_since_s: float | None = None
 
     def ask(self) -> None:
         """From now on no local steps: what is done is handed in."""
-        self.until_s = self.shared.now_s + FINISH_S_MAX
+        self.until_s = self.context.now_s + FINISH_S_MAX
         self._alone_since_s = None
 
     def withdraw(self) -> None:
@@ -37,15 +37,15 @@ class Finishing:
     @property
     def left(self) -> int:
         """Fragments with local steps that are in no merge yet."""
-        done = self.shared.stepped.local_step if self.shared.stepped else 0
-        tracks = self.keeping.tracks
-        return sum(track.steps(done) > 0 or track.push is not None for track in tracks)
+        done = self.context.stepped.local_step if self.context.stepped else 0
+        local_fragments = self.fragment_sync.local_fragments
+        return sum(track.steps(done) > 0 or track.push is not None for track in local_fragments)
 
     @property
     def in_words(self) -> str:
         """What is left, for the screens."""
-        of = f"{self.left} of {len(self.keeping.tracks)} fragments left"
-        if self.shared.is_following:
+        of = f"{self.left} of {len(self.fragment_sync.local_fragments)} fragments left"
+        if self.context.is_following:
             return f"Finishing: handing in what is done, {of}, then stopping."
         return f"Finishing: waiting a moment for a syncer to hand in to, {of}, then stopping."
 
@@ -53,16 +53,16 @@ class Finishing:
         """Why to leave now; empty while there is something to wait for."""
         if self.until_s is None:
             return ""
-        now_s = self.shared.now_s
-        if self.shared.is_following:
+        now_s = self.context.now_s
+        if self.context.is_following:
             self._alone_since_s = None
         elif self._alone_since_s is None:
             self._alone_since_s = now_s
         if not self.left:
             return "finished: everything was handed in"
         dropped = (
-            f"local steps on {self.left} of {len(self.keeping.tracks)} fragments are dropped, and "
-            "another learner gets their text"
+            f"local steps on {self.left} of {len(self.fragment_sync.local_fragments)} fragments "
+            "are dropped, and another learner gets their text"
         )
         alone_since_s = self._alone_since_s
         if alone_since_s is not None and now_s >= alone_since_s + LINK_S_MAX:

@@ -7,8 +7,8 @@ syncer is away the loop goes on with the blocks it has.
 
 from __future__ import annotations
 
-from node.machine.context import LearnerSetup, Shared
-from node.machine.fragment_sync import Keeping
+from node.machine.context import LearnerContext, LearnerSetup
+from node.machine.fragment_sync import FragmentSync
 from node.machine.index_proof import prove_index, read_charter
 from node.machine.jobs import (
     Advance,
@@ -25,14 +25,14 @@ from node.machine.jobs import (
     WakeTrainer,
     WritePart,
 )
-from node.machine.moments_client import Rejoining
-from node.machine.peer_exchange import Trading
+from node.machine.moments_client import MomentsClient
+from node.machine.peer_exchange import PeerExchange
 from node.machine.receipts import Receipts
-from node.machine.snapshot_participant import Parting
+from node.machine.snapshot_participant import SnapshotParticipant
 from node.machine.syncer_link import LINK_TRANSITIONS, Link, suspect_s
-from node.machine.trainer_control import Tending
+from node.machine.trainer_control import TrainerControl
 from protocol import limits
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
 from protocol.log.records import (
@@ -97,15 +97,17 @@ class LearnerMachine:
 
     def __init__(self, setup: LearnerSetup) -> None:
         self.setup = setup
-        self.desk = Desk()
+        self.effects = EffectQueue()
         state = SwarmState(setup.genesis.data.block_sequences)
-        self.shared = Shared(setup=setup, desk=self.desk, state=state)
-        self.keeping = Keeping(self.shared, setup.genesis.fragments)
-        self.rejoining = Rejoining(self.shared)
-        self.receipts = Receipts(self.shared, self._blame)
-        self.trading = Trading(self.shared, self.keeping, self.rejoining)
-        self.tending = Tending(self.shared, self.keeping, self.rejoining)
-        self.parting = Parting(self.shared, self.keeping, self.tending)
+        self.context = LearnerContext(setup=setup, effects=self.effects, state=state)
+        self.fragment_sync = FragmentSync(self.context, setup.genesis.fragments)
+        self.moments_client = MomentsClient(self.context)
+        self.receipts = Receipts(self.context, self._blame)
+        self.peer_exchange = PeerExchange(self.context, self.fragment_sync, self.moments_client)
+        self.trainer_control = TrainerControl(self.context, self.fragment_sync, self.moments_client)
+        self.snapshot_participant = SnapshotParticipant(
+            self.context, self.fragment_sync, self.trainer_control
+        )
         self.link = Link.WAITING
         self.link_detail = ""
         self.heard_s = 0.0
@@ -123,61 +125,61 @@ class LearnerMachine:
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
-        self.shared.now_s = now_s
+        self.context.now_s = now_s
         if isinstance(event, Received) and self._is_mere_sign_of_life(event):
             self.heard_s = now_s
-            return self.desk.drain()
+            return self.effects.drain()
         match event:
             case Started():
                 self._seek()
             case PeerUp(peer):
                 self._peer_up(peer)
-                self.trading.on_peer_up(peer)
+                self.peer_exchange.on_peer_up(peer)
             case PeerDown(peer, reason):
                 self._peer_down(peer, reason)
-                self.trading.on_peer_down(peer, reason)
-            case Received(peer, message) if peer != self.shared.leader:
-                self.trading.on_message(peer, message)
+                self.peer_exchange.on_peer_down(peer, reason)
+            case Received(peer, message) if peer != self.context.leader:
+                self.peer_exchange.on_message(peer, message)
             case Received(peer, message):
                 self._receive(peer, message)
             case JobDone(number, result):
                 self._job_done(number, result)
             case Note(value):
-                self.parting.on_note(value)
-                self.tending.on_note(value)
+                self.snapshot_participant.on_note(value)
+                self.trainer_control.on_note(value)
             case StopAsked(reason):
                 self._leave(reason, reason)
             case Woke():
                 pass
-        self.parting.release(self._take)
+        self.snapshot_participant.release(self._take)
         if not self._is_stopping:
             self._look()
-        return self.desk.drain()
+        return self.effects.drain()
 
     def _is_mere_sign_of_life(self, event: Received) -> bool:
         """Whether nothing follows from it now: whatever is due has its wake-up already."""
         message = event.message
-        if not isinstance(message, Alive) or event.peer != self.shared.leader:
+        if not isinstance(message, Alive) or event.peer != self.context.leader:
             return False
-        self.tending.beat_every_s = message.beat_every_s
+        self.trainer_control.beat_every_s = message.beat_every_s
         return self.link is Link.FOLLOWING and not self._is_stopping
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count the syncer's offence that was found while reading its bytes."""
         self._blame(peer, error)
-        return self.desk.drain()
+        return self.effects.drain()
 
     # The link.
 
     def _fire(self, trigger: str, detail: str = "") -> None:
         self.link = LINK_TRANSITIONS[self.link, trigger]
         self.link_detail = detail
-        self.shared.is_following = self.link is Link.FOLLOWING
-        self.desk.emit(LinkChanged(self.link.value, detail))
+        self.context.is_following = self.link is Link.FOLLOWING
+        self.effects.emit(LinkChanged(self.link.value, detail))
 
     def _seek(self) -> None:
         self._fire("retry")
-        self.desk.start(FindSeat(self._seat))
+        self.effects.start(FindSeat(self._seat))
 
     def _lost(self, reason: str, retry_after_s: float | None = None) -> None:
         """No link for now: try again after a growing, spread-out pause."""
@@ -186,10 +188,10 @@ class LearnerMachine:
         pause_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
         pause_s = max(pause_s * self.setup.rng.uniform(0.7, 1.3), retry_after_s or 0.0)
         self._failures += 1
-        self._retry_s = self.shared.now_s + pause_s
+        self._retry_s = self.context.now_s + pause_s
         self._fire("lost", reason)
-        self.tending.on_link()
-        self.parting.on_link_lost()
+        self.trainer_control.on_link()
+        self.snapshot_participant.on_link_lost()
 
     def _seat_found(self, found: SeatFound) -> None:
         self._is_looking = False
@@ -204,19 +206,19 @@ class LearnerMachine:
             self._blame(found.leader, error)
             self._lost(f"the charter that was found is not valid: {error}")
             return
-        if self.parting.wants_restart():
+        if self.snapshot_participant.wants_restart():
             return
-        self.shared.leader = found.leader
+        self.context.leader = found.leader
         self._seat = (found.epoch, found.term)
         self._fire("found", short(found.leader))
-        self.desk.out.append(Connect(found.leader))
+        self.effects.out.append(Connect(found.leader))
 
     def _compare(self, found: SeatFound) -> None:
         """Another leader was elected while ours was silent: go over to it."""
-        former = self.shared.leader
+        former = self.context.leader
         if found.leader == former or (found.epoch, found.term) <= self._seat or former is None:
             return
-        self.desk.out.append(Disconnect(former, "another leader was elected"))
+        self.effects.out.append(Disconnect(former, "another leader was elected"))
         self._failures = 0
         self._lost(f"{short(found.leader)} leads in term {found.term}")
         # Not looked for once more: with a host that is silent, looking takes seconds.
@@ -224,11 +226,11 @@ class LearnerMachine:
         self._seat_found(found)
 
     def _peer_up(self, peer: bytes) -> None:
-        if peer != self.shared.leader or self.link is not Link.CONNECTING:
+        if peer != self.context.leader or self.link is not Link.CONNECTING:
             return
         self._fire("up")
         self._origins = []
-        self.heard_s = self.shared.now_s
+        self.heard_s = self.context.now_s
         setup = self.setup
         hello = Hello(
             wire_version=limits.WIRE_VERSION,
@@ -239,18 +241,18 @@ class LearnerMachine:
             name=setup.name,
             evaluates=setup.evaluates,
             head_index=self._head_index(),
-            head=self.shared.state.head,
+            head=self.context.state.head,
         )
-        self.desk.send(peer, hello)
+        self.effects.send(peer, hello)
 
     def _head_index(self) -> int:
         """Where our log stands; 0 where it cannot be continued, as after a new epoch."""
-        state, charter = self.shared.state, self.shared.charter
+        state, charter = self.context.state, self.context.charter
         is_same_epoch = charter is not None and charter.epoch == state.epoch
         return state.index if state.has_weights and is_same_epoch else 0
 
     def _peer_down(self, peer: bytes, reason: str) -> None:
-        if peer == self.shared.leader and self.link in (
+        if peer == self.context.leader and self.link in (
             Link.CONNECTING,
             Link.GREETING,
             Link.FOLLOWING,
@@ -260,8 +262,8 @@ class LearnerMachine:
     def _receive(self, peer: bytes, message: Message) -> None:
         if self.link not in (Link.GREETING, Link.FOLLOWING):
             return  # What was on its way when the link ended.
-        self.heard_s = self.shared.now_s
-        if not self.parting.holds(message):
+        self.heard_s = self.context.now_s
+        if not self.snapshot_participant.holds(message):
             self._take(peer, message)
 
     def _take(self, peer: bytes, message: Message) -> None:
@@ -271,7 +273,7 @@ class LearnerMachine:
             self._dispatch(peer, message)
         except RemoteError as error:
             self._blame(peer, error)
-            self.desk.out.append(Disconnect(peer, error.reason))
+            self.effects.out.append(Disconnect(peer, error.reason))
             if self.link in (Link.GREETING, Link.FOLLOWING):
                 self._lost(str(error))
 
@@ -289,16 +291,16 @@ class LearnerMachine:
             case Alive():
                 pass  # That it was heard is all it says.
             case Pull() if self.link is Link.FOLLOWING:
-                self.keeping.on_pull(message)
+                self.fragment_sync.on_pull(message)
             case Settled() if self.link is Link.FOLLOWING:
-                self.keeping.on_settled(message)
+                self.fragment_sync.on_settled(message)
             case Marker() if self.link is Link.FOLLOWING:
-                self.parting.on_marker(message)
+                self.snapshot_participant.on_marker(message)
             case Receipt(credit) if self.link is Link.FOLLOWING:
                 self.receipts.take(peer, credit)
             case Goodbye(reason):
                 self._lost(f"the syncer closed: {reason}")
-                self.desk.out.append(Disconnect(peer, "goodbye"))
+                self.effects.out.append(Disconnect(peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
 
@@ -306,8 +308,8 @@ class LearnerMachine:
         if self.link is not Link.GREETING:
             raise UnexpectedMessage("welcome out of turn")
         self._adopt_charter(welcome.charter)
-        if self.parting.wants_restart():
-            self.desk.out.append(Disconnect(peer, "another machine enters this epoch"))
+        if self.snapshot_participant.wants_restart():
+            self.effects.out.append(Disconnect(peer, "another machine enters this epoch"))
             self._lost("the owner went back to a snapshot")
             return
         if welcome.index is not None:
@@ -317,9 +319,9 @@ class LearnerMachine:
         self._origins = []
         self._failures = 0
         self._fire("welcome")
-        self.tending.on_link()
-        self.keeping.resend()
-        self.parting.tell()
+        self.trainer_control.on_link()
+        self.fragment_sync.resend()
+        self.snapshot_participant.tell()
         self._end_if_over()
 
     def _collect(self, entries: tuple[CertifiedRecord, ...]) -> None:
@@ -329,21 +331,21 @@ class LearnerMachine:
 
     def _refused(self, peer: bytes, refused: Refused) -> None:
         words = f"the syncer refused: {refused.text}"
-        self.desk.out.append(Disconnect(peer, refused.reason))
-        if refused.retry_after_s is None and not self.parting.on_refused(refused):
+        self.effects.out.append(Disconnect(peer, refused.reason))
+        if refused.retry_after_s is None and not self.snapshot_participant.on_refused(refused):
             self._is_stopping = True
-            self.desk.out.append(Stop(words, REFUSED_EXIT))
+            self.effects.out.append(Stop(words, REFUSED_EXIT))
         elif refused.retry_after_s is not None:
             self._lost(words, refused.retry_after_s)
 
     def _adopt_charter(self, envelope: Envelope) -> None:
         charter = self._read_charter(envelope)
-        former = self.shared.charter
+        former = self.context.charter
         if former is not None and charter.revision < former.revision:
             return
-        self.shared.charter = charter
+        self.context.charter = charter
         if former is not None and not former.inner.trains_as(charter.inner):
-            self.tending.on_inner_changed()
+            self.trainer_control.on_inner_changed()
 
     def _read_charter(self, envelope: Envelope) -> Charter:
         setup = self.setup
@@ -355,8 +357,8 @@ class LearnerMachine:
 
     def _take_index(self, index: FragmentIndex, charters: list[Charter]) -> None:
         """Start from certified fragment states instead of the whole log."""
-        genesis, former = self.setup.genesis, self.shared.state
-        self.shared.state = prove_index(
+        genesis, former = self.setup.genesis, self.context.state
+        self.context.state = prove_index(
             index,
             self._origins,
             charters=charters,
@@ -364,14 +366,14 @@ class LearnerMachine:
             block_sequences=genesis.data.block_sequences,
             verify=self.setup.verify,
         )
-        self.shared.proofs.start(self._origins)
+        self.context.proofs.start(self._origins)
         self.receipts.restart()
-        self.keeping.restart_from_index(former)
-        self.tending.on_index()
+        self.fragment_sync.restart_from_index(former)
+        self.trainer_control.on_index()
 
     def _end_if_over(self) -> None:
         """A run that ended before this learner came has nothing for it to do."""
-        ended = self.shared.state.ended
+        ended = self.context.state.ended
         if ended is not None and self.link is Link.FOLLOWING:
             self._end(ended)
 
@@ -386,25 +388,27 @@ class LearnerMachine:
         """The next committed record; nothing takes effect before its certificate is proven."""
         record = self._open(entry)
         digest = record_hash(entry.record)
-        self.shared.state.apply(record, digest)
-        self.shared.proofs.add(entry, record.index, self.shared.state)
+        self.context.state.apply(record, digest)
+        self.context.proofs.add(entry, record.index, self.context.state)
         kind = type(record.body).__name__
-        self.desk.emit(RecordCommitted(record.index, record.term, digest, kind))
+        self.effects.emit(RecordCommitted(record.index, record.term, digest, kind))
         self.receipts.on_record()
         match record.body:
             case FragmentMerged() as merged:
-                self.keeping.on_committed(merged)
-                self.tending.on_progress()
+                self.fragment_sync.on_committed(merged)
+                self.trainer_control.on_progress()
             case BlocksLeased() as leased:
-                self.tending.on_leased(leased)
+                self.trainer_control.on_leased(leased)
             case BlocksReturned() as returned:
-                self.tending.on_returned(returned)
+                self.trainer_control.on_returned(returned)
             case CheckpointMarked() as mark:
-                self.tending.on_marked(mark, record.index)
+                self.trainer_control.on_marked(mark, record.index)
             case CheckpointEvaluated() as scored:
-                self.desk.emit(CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
+                self.effects.emit(
+                    CheckpointScored(scored.global_step, scored.loss, scored.evaluator)
+                )
             case SeatTaken():
-                self.keeping.on_new_term()
+                self.fragment_sync.on_new_term()
             case CharterAdopted(envelope):
                 self._adopt_charter(envelope)
                 self._log_charter = self._read_charter(envelope)
@@ -420,48 +424,52 @@ class LearnerMachine:
         self._leave(RUN_COMPLETE, words)
 
     def _leave(self, reason: str, words: str) -> None:
-        if self.shared.leader is not None and self.link in (Link.FOLLOWING, Link.ENDED):
-            self.desk.send(self.shared.leader, Goodbye(reason))
+        if self.context.leader is not None and self.link in (Link.FOLLOWING, Link.ENDED):
+            self.effects.send(self.context.leader, Goodbye(reason))
         self._is_stopping = True
-        self.desk.out.append(Stop(words))
+        self.effects.out.append(Stop(words))
 
     # Everything else.
 
     def _look(self) -> None:
-        silent_s = self.shared.now_s - self.heard_s
-        leader = self.shared.leader
+        silent_s = self.context.now_s - self.heard_s
+        leader = self.context.leader
         if self.link in (Link.GREETING, Link.FOLLOWING) and silent_s > limits.GONE_AFTER_S:
             assert leader is not None, "there is nobody to be greeted without a leader"
-            self.desk.out.append(Disconnect(leader, "silent"))
+            self.effects.out.append(Disconnect(leader, "silent"))
             self._lost(f"the syncer was not heard for {silent_s:.0f} s")
         is_quiet = silent_s > limits.LEADER_SUSPECT_AFTER_S
-        is_due = self.shared.now_s - self._found_s >= limits.LEADER_SUSPECT_AFTER_S / 2
+        is_due = self.context.now_s - self._found_s >= limits.LEADER_SUSPECT_AFTER_S / 2
         if is_quiet and is_due and self.link is Link.FOLLOWING and not self._is_looking:
             # Perhaps another one was elected; until that is known we stay where we are.
-            self._found_s, self._is_looking = self.shared.now_s, True
-            self.desk.start(FindSeat(self._seat))
-        if self.link is Link.WAITING and self.shared.now_s >= self._retry_s:
+            self._found_s, self._is_looking = self.context.now_s, True
+            self.effects.start(FindSeat(self._seat))
+        if self.link is Link.WAITING and self.context.now_s >= self._retry_s:
             self._seek()
-        self.keeping.look()
-        self.trading.look()
-        self.parting.look()
-        self.tending.look()
-        if words := self.tending.finishing.look():
+        self.fragment_sync.look()
+        self.peer_exchange.look()
+        self.snapshot_participant.look()
+        self.trainer_control.look()
+        if words := self.trainer_control.graceful_leave.look():
             self._leave("finished", words)
-        times = [self.tending.deadline_s(), self.keeping.deadline_s(), self._deadline_s()]
-        times.append(self.parting.deadline_s())
-        times += self.trading.deadlines_s()
-        self.desk.out.append(WakeAt(min(t for t in times if t is not None)))
+        times = [
+            self.trainer_control.deadline_s(),
+            self.fragment_sync.deadline_s(),
+            self._deadline_s(),
+        ]
+        times.append(self.snapshot_participant.deadline_s())
+        times += self.peer_exchange.deadlines_s()
+        self.effects.out.append(WakeAt(min(t for t in times if t is not None)))
 
     def _deadline_s(self) -> float | None:
         """When the silence of the leader means something, or another try is due."""
         if self.link is Link.WAITING:
             return self._retry_s
         found_s = None if self._is_looking else self._found_s
-        return suspect_s(self.link, self.shared.now_s, heard_s=self.heard_s, found_s=found_s)
+        return suspect_s(self.link, self.context.now_s, heard_s=self.heard_s, found_s=found_s)
 
     def _job_done(self, number: JobId, result: object) -> None:
-        job = self.desk.finish(number)
+        job = self.effects.finish(number)
         match job:
             case FindSeat():
                 if isinstance(result, SeatFound):
@@ -471,26 +479,26 @@ class LearnerMachine:
                 else:
                     self._lost(result.reason if isinstance(result, Failed) else "not found")
             case FetchState():
-                self.keeping.on_state(job, result)
+                self.fragment_sync.on_state(job, result)
             case Advance():
-                self.keeping.on_advanced(job, result)
+                self.fragment_sync.on_advanced(job, result)
             case Deliver():
-                self.keeping.on_delivered(job, result)
+                self.fragment_sync.on_delivered(job, result)
             case Capture():
-                self.keeping.on_captured(job, result)
+                self.fragment_sync.on_captured(job, result)
             case StartTrainer() | ParkTrainer() | WakeTrainer():
-                self.parting.on_trainer(job, result)
-                self.tending.on_trainer_job(job, result)
+                self.snapshot_participant.on_trainer(job, result)
+                self.trainer_control.on_trainer_job(job, result)
             case CutPart() | WritePart() | LoadPart():
-                self.parting.on_job(number, job, result)
+                self.snapshot_participant.on_job(number, job, result)
             case Evaluate():
-                self.tending.on_evaluated(job, result)
+                self.trainer_control.on_evaluated(job, result)
             case None:
                 pass  # Answered before.
             case _:
-                self.trading.on_job(number, job, result)
+                self.peer_exchange.on_job(number, job, result)
 
     def _blame(self, peer: bytes, error: RemoteError) -> None:
-        faults = self.shared.tally.faults
+        faults = self.context.tally.faults
         faults[error.reason] = faults.get(error.reason, 0) + 1
-        self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
+        self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))

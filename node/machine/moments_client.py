@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from node.machine.context import Shared
+from node.machine.context import LearnerContext
 from node.machine.jobs import (
     DonorsFound,
     FetchMoments,
@@ -100,11 +100,11 @@ class Target:
     global_step: int
 
 
-class Rejoining:
+class MomentsClient:
     """The asking side."""
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
+    def __init__(self, context: LearnerContext) -> None:
+        self.context = context
         self.state = Rejoin.IDLE
         self.detail = ""
         self.donor: bytes | None = None
@@ -135,13 +135,13 @@ class Rejoining:
 
         Not before: its start may take longer than H global steps.
         """
-        shared = self.shared
-        inner = shared.charter.inner if shared.charter is not None else None
+        context = self.context
+        inner = context.charter.inner if context.charter is not None else None
         is_wanted = (
             inner is not None
             and inner.moments == "peer"
             and inner.bounds_moments
-            and shared.setup.shares_moments
+            and context.setup.shares_moments
         )
         self._targets = 0
         self._waited_since_s = None
@@ -165,7 +165,7 @@ class Rejoining:
     def may_begin(self) -> bool:
         """Asked while the trainer has all its weights: whether it should step now."""
         if self._waited_since_s is None:
-            self._waited_since_s = self.shared.now_s
+            self._waited_since_s = self.context.now_s
         self.look()
         if self.state is Rejoin.HOLDING:
             self._fire("weights stand", "")
@@ -183,7 +183,7 @@ class Rejoining:
             else:
                 self._fire("outrun", "more than H global steps were merged meanwhile")
                 self._subscribe()
-        now_s, since_s = self.shared.now_s, self._waited_since_s
+        now_s, since_s = self.context.now_s, self._waited_since_s
         is_asking = self.state in (Rejoin.CONNECTING, Rejoin.ASKING)
         if is_asking and now_s >= self._asked_s + ANSWER_S_MAX:
             self._next_donor(f"no answer within {ANSWER_S_MAX:.0f} s")
@@ -217,9 +217,9 @@ class Rejoining:
             return
         assert self._target is not None, "a donor is dialled for a target"
         self._fire("up", short(peer))
-        setup = self.shared.setup
+        setup = self.context.setup
         ask = AskMoments(setup.project, setup.layout_digest, self._target.clock)
-        self.shared.desk.send(peer, ask)
+        self.context.effects.send(peer, ask)
 
     def on_peer_down(self, peer: bytes, reason: str) -> None:
         self._up.discard(peer)
@@ -259,7 +259,7 @@ class Rejoining:
         self._job = None
         match job, result:
             case FindDonors(), DonorsFound(donors):
-                unfit = (self.shared.setup.signer.key, self.shared.leader)
+                unfit = (self.context.setup.signer.key, self.context.leader)
                 self._donors = [key for key in donors if key not in unfit][:DONORS_ASKED_MAX]
                 self._dial()
             case FetchMoments(), MomentsFetched():
@@ -277,24 +277,24 @@ class Rejoining:
     def _fire(self, trigger: str, detail: str) -> None:
         self.state = REJOIN_TRANSITIONS[self.state, trigger]
         self.detail = detail
-        self.shared.desk.emit(RejoinChanged(self.state.value, detail))
+        self.context.effects.emit(RejoinChanged(self.state.value, detail))
 
     def _start(self, job: Job) -> None:
-        self._job = self.shared.desk.start(job)
+        self._job = self.context.effects.start(job)
 
     def _is_outrun(self) -> bool:
-        shared = self.shared
-        if self._target is None or shared.charter is None:
+        context = self.context
+        if self._target is None or context.charter is None:
             return False
-        merged = shared.state.global_step - self._target.global_step
-        return merged > shared.charter.rounds.local_steps
+        merged = context.state.global_step - self._target.global_step
+        return merged > context.charter.rounds.local_steps
 
     def _subscribe(self) -> None:
         """Take the present clock as the target, as soon as there is one."""
-        shared = self.shared
-        if not shared.is_following or not shared.state.has_weights:
+        context = self.context
+        if not context.is_following or not context.state.has_weights:
             return
-        state = shared.state
+        state = context.state
         if state.global_step == 0:
             self._give_up("nobody has trained yet")
             return
@@ -311,8 +311,8 @@ class Rejoining:
         self.donor = self._donors.pop(0)
         self._fire("found", short(self.donor))
         self._dialled.add(self.donor)
-        self._asked_s = self.shared.now_s
-        self.shared.desk.out.append(Connect(self.donor))
+        self._asked_s = self.context.now_s
+        self.context.effects.out.append(Connect(self.donor))
 
     def _next_donor(self, reason: str) -> None:
         self._let_go(reason)
@@ -328,7 +328,7 @@ class Rejoining:
         self._hang_up(reason)
         self._job = None
         self.donor = self._clock = None
-        self.shared.desk.do(ForgetMoments())
+        self.context.effects.do(ForgetMoments())
 
     def _hang_up(self, reason: str) -> None:
         is_talking = self.state in (Rejoin.CONNECTING, Rejoin.ASKING, Rejoin.FETCHING)
@@ -338,7 +338,7 @@ class Rejoining:
     def _close(self, peer: bytes, reason: str) -> None:
         if peer in self._up:
             self._closing.add(peer)
-        self.shared.desk.out.append(Disconnect(peer, reason[:64]))
+        self.context.effects.out.append(Disconnect(peer, reason[:64]))
 
     def _installed(self, steps: int) -> None:
         assert self.donor is not None, "moments have a donor"
@@ -346,12 +346,12 @@ class Rejoining:
         assert self._clock is not None, "moments came with a clock"
         self._fire("installed", f"from {short(self.donor)}")
         target, clock = self._target, self._clock
-        self.shared.desk.emit(
+        self.context.effects.emit(
             MomentsTaken(
                 donor=self.donor,
                 asked=(target.clock.log_index, *target.clock.versions),
                 given=(clock.log_index, *clock.versions),
-                behind=self.shared.state.global_step - target.global_step,
+                behind=self.context.state.global_step - target.global_step,
                 steps=steps,
             )
         )

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from node.machine.context import Shared
+from node.machine.context import LearnerContext
 from node.machine.fragment_state import NONE
-from node.machine.fragment_sync import Keeping
+from node.machine.fragment_sync import FragmentSync
 from node.machine.jobs import CaptureMoments, MomentsCaptured, WithdrawMoments
-from node.machine.moments_client import Rejoin, Rejoining
+from node.machine.moments_client import MomentsClient, Rejoin
 from protocol.ids import JobId
 from protocol.machine import Disconnect
 from protocol.messages import (
@@ -69,13 +69,15 @@ class Asker:
     since_s: float
 
 
-class Donating:
+class MomentsServer:
     """The giving side."""
 
-    def __init__(self, shared: Shared, keeping: Keeping, rejoining: Rejoining) -> None:
-        self.shared = shared
-        self.keeping = keeping
-        self.rejoining = rejoining
+    def __init__(
+        self, context: LearnerContext, fragment_sync: FragmentSync, moments_client: MomentsClient
+    ) -> None:
+        self.context = context
+        self.fragment_sync = fragment_sync
+        self.moments_client = moments_client
         self.state = Giving.IDLE
         self._waiting: dict[bytes, Asker] = {}
         self._takers: set[bytes] = set()
@@ -89,10 +91,10 @@ class Donating:
 
     def clock(self) -> VectorClock | None:
         """What the inner loop has observed; None while it lacks weights."""
-        standing = tuple(track.standing for track in self.keeping.tracks)
+        standing = tuple(track.standing for track in self.fragment_sync.local_fragments)
         if NONE in standing:
             return None
-        return VectorClock(self.shared.state.index, standing)
+        return VectorClock(self.context.state.index, standing)
 
     # From peers.
 
@@ -102,7 +104,7 @@ class Donating:
         if reason is not None:
             self._refuse(peer, reason)
             return
-        self._waiting[peer] = Asker(ask.clock, self.shared.now_s)
+        self._waiting[peer] = Asker(ask.clock, self.context.now_s)
 
     def on_peer_down(self, peer: bytes) -> None:
         self._waiting.pop(peer, None)
@@ -121,15 +123,15 @@ class Donating:
             return
         self._fire("captured")
         self._blobs = result.blobs
-        self._until_s = self.shared.now_s + OFFER_S_MAX
+        self._until_s = self.context.now_s + OFFER_S_MAX
         clock = (self._clock.log_index, *self._clock.versions)
-        self.shared.desk.emit(MomentsOffered(clock, len(result.blobs)))
+        self.context.effects.emit(MomentsOffered(clock, len(result.blobs)))
 
     def look(self) -> None:
         """Answer whoever can be answered, and clear away what nobody needs any more."""
         if not self._waiting and self.state is Giving.IDLE:
             return
-        now_s = self.shared.now_s
+        now_s = self.context.now_s
         self._forget_given()
         if self.state is Giving.OFFERING:
             for peer, asker in list(self._waiting.items()):
@@ -139,7 +141,7 @@ class Donating:
                 self._fire("over")
                 self._takers.clear()
                 self._blobs = ()
-                self.shared.desk.do(WithdrawMoments())
+                self.context.effects.do(WithdrawMoments())
         if self.state is Giving.IDLE and now_s >= self._begun_s + SNAPSHOT_EVERY_S:
             self._capture()
         for peer, asker in list(self._waiting.items()):
@@ -160,7 +162,7 @@ class Donating:
             times.append(self._until_s)
         if self.state is Giving.IDLE and self._waiting:
             times.append(self._begun_s + SNAPSHOT_EVERY_S)
-        later = [at_s for at_s in times if at_s > self.shared.now_s]
+        later = [at_s for at_s in times if at_s > self.context.now_s]
         return min(later, default=None)
 
     # Inside.
@@ -169,11 +171,11 @@ class Donating:
         self.state = GIVING_TRANSITIONS[self.state, trigger]
 
     def _objection(self, peer: bytes, ask: AskMoments) -> MomentsReason | None:
-        setup = self.shared.setup
+        setup = self.context.setup
         self._forget_given()
         if (ask.project, ask.layout) != (setup.project, setup.layout_digest):
             return "wrong-project"
-        if len(ask.clock.versions) != len(self.keeping.tracks):
+        if len(ask.clock.versions) != len(self.fragment_sync.local_fragments):
             return "wrong-project"
         if peer in self._waiting:
             return "too-soon"
@@ -186,19 +188,19 @@ class Donating:
         return clock.has_observed(asker.clock) and peer not in self._given_s
 
     def _forget_given(self) -> None:
-        oldest_s = self.shared.now_s - GIVE_EVERY_S
+        oldest_s = self.context.now_s - GIVE_EVERY_S
         self._given_s = {key: at_s for key, at_s in self._given_s.items() if at_s > oldest_s}
 
     def _incapacity(self) -> MomentsReason | None:
         """Why no snapshot can be taken here now."""
-        shared = self.shared
-        inner = shared.charter.inner if shared.charter is not None else None
-        if inner is None or inner.moments != "peer" or not shared.setup.shares_moments:
+        context = self.context
+        inner = context.charter.inner if context.charter is not None else None
+        if inner is None or inner.moments != "peer" or not context.setup.shares_moments:
             return "off"
-        if not self.keeping.can_deliver or self.clock() is None or shared.stepped is None:
+        if not self.fragment_sync.can_deliver or self.clock() is None or context.stepped is None:
             return "idle"
-        own_steps = shared.stepped.local_step
-        is_seasoned = self.rejoining.state is Rejoin.SEASONED
+        own_steps = context.stepped.local_step
+        is_seasoned = self.moments_client.state is Rejoin.SEASONED
         if own_steps < 1 or (own_steps < inner.fresh_moment_steps and not is_seasoned):
             return "young"
         return None
@@ -213,16 +215,16 @@ class Donating:
         if self._incapacity() is not None:
             return  # The trainer went meanwhile.
         self._fire("asked")
-        self._clock, self._begun_s = clock, self.shared.now_s
-        self._job = self.shared.desk.start(CaptureMoments())
+        self._clock, self._begun_s = clock, self.context.now_s
+        self._job = self.context.effects.start(CaptureMoments())
 
     def _give(self, peer: bytes) -> None:
         del self._waiting[peer]
         self._takers.add(peer)
-        self._given_s[peer] = self.shared.now_s
-        self.shared.desk.send(peer, MomentsReady(self._clock, self._blobs))
+        self._given_s[peer] = self.context.now_s
+        self.context.effects.send(peer, MomentsReady(self._clock, self._blobs))
 
     def _refuse(self, peer: bytes, reason: MomentsReason) -> None:
         self._waiting.pop(peer, None)
-        self.shared.desk.send(peer, MomentsRefused(reason))
-        self.shared.desk.out.append(Disconnect(peer, reason))
+        self.context.effects.send(peer, MomentsRefused(reason))
+        self.context.effects.out.append(Disconnect(peer, reason))

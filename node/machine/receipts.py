@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from node.machine.context import Shared
+from node.machine.context import LearnerContext
 from node.machine.jobs import KeepReceipt
 from protocol.errors import FalseReceipt, RemoteError
 from protocol.log.accounts import Account, Counts
@@ -24,10 +24,12 @@ CHARTERS_MAX = 64
 class Receipts:
     """One learner's. A receipt that is wrong is told and not kept; training goes on."""
 
-    def __init__(self, shared: Shared, blame: Callable[[bytes, RemoteError], None]) -> None:
-        self._shared = shared
+    def __init__(
+        self, context: LearnerContext, blame: Callable[[bytes, RemoteError], None]
+    ) -> None:
+        self._context = context
         self._blame = blame
-        self.credit: Credit | None = shared.setup.credit
+        self.credit: Credit | None = context.setup.credit
         """The last that was proven."""
         self._charters: dict[int, tuple[Charter, Envelope]] = {}
         """By revision."""
@@ -51,7 +53,7 @@ class Receipts:
         """A receipt came. For the record where the log stands, or for the next one."""
         try:
             credit = self._proven(leader, receipt)
-            index = self._shared.state.index
+            index = self._context.state.index
             if credit.index == index:
                 self._judge(leader, receipt, credit)
             elif credit.index == index + 1:
@@ -73,7 +75,7 @@ class Receipts:
             self._blame(leader, error)
 
     def _proven(self, leader: bytes, receipt: Envelope) -> Credit:
-        setup = self._shared.setup
+        setup = self._context.setup
         if receipt.signer != leader:
             raise FalseReceipt("signed by another host than the leader")
         return prove_credit(
@@ -86,7 +88,7 @@ class Receipts:
 
     def _judge(self, leader: bytes, receipt: Envelope, credit: Credit) -> None:
         """Hold it against the log, which stands at its record, and against the last one."""
-        state = self._shared.state
+        state = self._context.state
         if (credit.index, credit.head, credit.epoch) != (state.index, state.head, state.epoch):
             raise FalseReceipt(f"record {credit.index} is another one in our log")
         check_growth(self.credit, credit)
@@ -100,8 +102,8 @@ class Receipts:
         self._before = before
         self.credit = credit
         charter = self._charters[credit.revision][1]
-        self._shared.desk.do(KeepReceipt(receipt, charter))
-        self._shared.desk.emit(ReceiptTaken(leader, credit.index, credit.merges, credit.tokens))
+        self._context.effects.do(KeepReceipt(receipt, charter))
+        self._context.effects.emit(ReceiptTaken(leader, credit.index, credit.merges, credit.tokens))
 
 
 def _less(whole: Counts, part: Counts) -> Counts:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from node.machine.token_accounts import Books
+from node.machine.token_accounts import TokenAccounts
 from protocol.ids import Count, Digest, NodeKey
 from protocol.log.records import StateDigests
 from protocol.project import InnerSpec
 
 
-class BooksState(Struct, frozen=True, array_like=True):
+class TokenAccountsState(Struct, frozen=True, array_like=True):
     """Token books at the cut, open pushes given up: after a restore nobody else has them."""
 
     merged: int
@@ -25,17 +25,17 @@ class BooksState(Struct, frozen=True, array_like=True):
     dead: int
 
     @classmethod
-    def of(cls, books: Books) -> BooksState:
-        kept = Books(books.merged, books.discarded, books.lost, books.mark, books.dead)
+    def of(cls, books: TokenAccounts) -> TokenAccountsState:
+        kept = TokenAccounts(books.merged, books.discarded, books.lost, books.mark, books.dead)
         kept.open = {at: one for at, one in books.open.items() if one.gone}
         kept.give_up(is_final=True)
         return cls(kept.merged, kept.discarded, kept.lost, kept.mark, kept.dead)
 
-    def books(self) -> Books:
-        return Books(self.merged, self.discarded, self.lost, self.mark, self.dead)
+    def books(self) -> TokenAccounts:
+        return TokenAccounts(self.merged, self.discarded, self.lost, self.mark, self.dead)
 
 
-class TrackState(Struct, frozen=True, array_like=True):
+class LocalFragmentState(Struct, frozen=True, array_like=True):
     """Where a fragment stood in this learner."""
 
     standing: int
@@ -46,7 +46,7 @@ class TrackState(Struct, frozen=True, array_like=True):
     merged_sequence: int | None
     merged_version: int
     discarded_steps: int
-    books: BooksState
+    books: TokenAccountsState
 
 
 class PartState(Struct, frozen=True, array_like=True):
@@ -63,7 +63,7 @@ class PartState(Struct, frozen=True, array_like=True):
     """Of the last push made."""
     inner: InnerSpec
     """The settings under which the optimizer's state came about."""
-    tracks: tuple[TrackState, ...]
+    local_fragments: tuple[LocalFragmentState, ...]
 
 
 class BaseState(Struct, frozen=True, array_like=True):

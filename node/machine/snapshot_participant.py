@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
-from node.machine.context import EpochStart, Shared
-from node.machine.fragment_sync import Keeping
+from node.machine.context import EpochStart, LearnerContext
+from node.machine.fragment_sync import FragmentSync
 from node.machine.jobs import (
     CutPart,
     LoadPart,
@@ -30,9 +30,9 @@ from node.machine.jobs import (
     TrainerReady,
     WritePart,
 )
-from node.machine.snapshot_part import BooksState, PartState, TrackState
-from node.machine.trainer_control import Tending
-from node.machine.trainer_states import Inner
+from node.machine.snapshot_part import LocalFragmentState, PartState, TokenAccountsState
+from node.machine.trainer_control import TrainerControl
+from node.machine.trainer_states import TrainerState
 from protocol.ids import JobId
 from protocol.machine import Failed, Job, Stop
 from protocol.messages import Goodbye, Message, Refused
@@ -59,7 +59,7 @@ RESTART_EXIT = 75
 
 NO_PART = bytes(32)
 
-WHOLE = (Inner.STEPPING, Inner.STARVED, Inner.HELD, Inner.PARKED)
+WHOLE = (TrainerState.STEPPING, TrainerState.STARVED, TrainerState.HELD, TrainerState.PARKED)
 """States in which the trainer has all that a part consists of."""
 
 
@@ -81,17 +81,19 @@ PART_TRANSITIONS: dict[tuple[Part, str], Part] = {
 }
 
 
-class Parting:
+class SnapshotParticipant:
     """One learner's side of snapshots."""
 
-    def __init__(self, shared: Shared, keeping: Keeping, tending: Tending) -> None:
-        self.shared = shared
-        self.keeping = keeping
-        self.tending = tending
+    def __init__(
+        self, context: LearnerContext, fragment_sync: FragmentSync, trainer_control: TrainerControl
+    ) -> None:
+        self.context = context
+        self.fragment_sync = fragment_sync
+        self.trainer_control = trainer_control
         self.state = Part.IDLE
         self.held: deque[Message] = deque()
         """What came after the marker, in order."""
-        self.parts = set(shared.setup.parts)
+        self.parts = set(context.setup.parts)
         """Snapshots of which there is a part here."""
         self.report: PartRestored | None = None
         """What became of the part with which this epoch began for this learner."""
@@ -103,8 +105,8 @@ class Parting:
         self._until_s = 0.0
         self._job: JobId | None = None
         self._books: PartBooks | None = None
-        if shared.setup.start is not None and shared.setup.start.part is None:
-            start = shared.setup.start
+        if context.setup.start is not None and context.setup.start.part is None:
+            start = context.setup.start
             self.report = PartRestored(start.snapshot, False, NO_PART, 0, start.trouble[:2000])
 
     # Taking one.
@@ -128,34 +130,34 @@ class Parting:
     def release(self, take: Callable[[bytes, Message], None]) -> None:
         """Have `take` look at what was held back, in order, as soon as it may be."""
         while self.held and not self.is_holding:
-            assert self.shared.leader is not None, "the leader said it"
-            take(self.shared.leader, self.held.popleft())
+            assert self.context.leader is not None, "the leader said it"
+            take(self.context.leader, self.held.popleft())
 
     def on_marker(self, marker: Marker) -> None:
         """The syncer is cut; so is this learner, as soon as a copy can be made."""
         if self.state is not Part.IDLE:
             self._give_up("another snapshot began")
         self._marker = marker
-        self._until_s = self.shared.now_s + CUT_S_MAX
+        self._until_s = self.context.now_s + CUT_S_MAX
         self._fire("marker", stamp(marker.snapshot))
-        if not self.shared.setup.keeps_parts:
+        if not self.context.setup.keeps_parts:
             self._refuse("off", "this host keeps no parts of snapshots")
-        elif self.tending.inner not in WHOLE:
-            self._refuse("starting", f"its trainer is {self.tending.inner.value}")
+        elif self.trainer_control.inner not in WHOLE:
+            self._refuse("starting", f"its trainer is {self.trainer_control.inner.value}")
         else:
-            self.keeping.may_move = False
+            self.fragment_sync.may_move = False
             self.look()
 
     def look(self) -> None:
         """Do what time or the inner loop has made due."""
         if not self.is_holding:
             return
-        if self.shared.now_s >= self._until_s:
+        if self.context.now_s >= self._until_s:
             self._refuse("busy", f"no boundary within {CUT_S_MAX:.0f} s")
-        elif self.state is Part.SETTLING and self.keeping.is_quiet:
+        elif self.state is Part.SETTLING and self.fragment_sync.is_quiet:
             assert self._marker is not None, "a marker came"
             self._fire("quiet", "")
-            self._job = self.shared.desk.start(CutPart(self._marker.snapshot))
+            self._job = self.context.effects.start(CutPart(self._marker.snapshot))
 
     def deadline_s(self) -> float | None:
         """When `look` is due if nothing happens before."""
@@ -201,8 +203,8 @@ class Parting:
 
         Where there is a part it is looked for; the machine stops once that is known.
         """
-        shared = self.shared
-        charter, start = shared.charter, shared.setup.start
+        context = self.context
+        charter, start = context.charter, context.setup.start
         origin = charter.origin if charter is not None else None
         if charter is None or origin is None or not origin.snapshot:
             return False
@@ -211,14 +213,14 @@ class Parting:
         job = LoadPart(origin.snapshot, charter.epoch)
         if origin.snapshot in self.parts:
             self.is_leaving = True
-            shared.desk.start(job)
-        elif shared.state.has_weights and shared.state.epoch < charter.epoch:
+            context.effects.start(job)
+        elif context.state.has_weights and context.state.epoch < charter.epoch:
             self._restart(job, "it has no part of that snapshot")
         return self.is_leaving
 
     def on_refused(self, refused: Refused) -> bool:
         """The session of the part cannot go on: begin as a joiner instead. Whether that is so."""
-        start = self.shared.setup.start
+        start = self.context.setup.start
         if start is None or start.part is None or refused.reason != "stale-incarnation":
             return False
         self._restart(LoadPart(start.snapshot, start.epoch), "it had come back as a new session")
@@ -229,7 +231,7 @@ class Parting:
 
         If it does not, neither can the part's session: begin as a joiner instead.
         """
-        start = self.shared.setup.start
+        start = self.context.setup.start
         is_first = isinstance(job, StartTrainer) and self.report is None
         if start is None or start.part is None or not is_first:
             return
@@ -249,11 +251,11 @@ class Parting:
 
     def _fire(self, trigger: str, detail: str) -> None:
         self.state = PART_TRANSITIONS[self.state, trigger]
-        self.shared.desk.emit(PartChanged(self.state.value, trigger, detail))
+        self.context.effects.emit(PartChanged(self.state.value, trigger, detail))
 
     def _say(self, message: Marker | PartKept | PartRefused | PartRestored) -> None:
-        if self.shared.leader is not None and self.shared.is_following:
-            self.shared.desk.send(self.shared.leader, message)
+        if self.context.leader is not None and self.context.is_following:
+            self.context.effects.send(self.context.leader, message)
 
     def _refuse(self, reason: PartReason, text: str) -> None:
         assert self._marker is not None, "a marker came"
@@ -264,16 +266,16 @@ class Parting:
     def _give_up(self, reason: str) -> None:
         self._fire("gave up", reason)
         self._job = self._marker = self._books = None
-        self.keeping.may_move = True
+        self.fragment_sync.may_move = True
 
     def _cut(self, cut: PartCut) -> None:
         """This is the cut: what was sent so far lies before it, and what was held back behind."""
         assert self._marker is not None, "it is cut for a marker"
-        shared, keeping = self.shared, self.keeping
-        tracks = keeping.tracks
-        books = [track.books for track in tracks]
+        context, fragment_sync = self.context, self.fragment_sync
+        local_fragments = fragment_sync.local_fragments
+        books = [track.books for track in local_fragments]
         self._books = PartBooks(
-            sequence=keeping.sequence,
+            sequence=fragment_sync.sequence,
             open=tuple(sorted(sequence for one in books for sequence in one.open)),
             local_step=cut.local_step,
             processed=sum(one.dead + cut.tokens for one in books),
@@ -283,27 +285,27 @@ class Parting:
             discarded=sum(one.discarded for one in books),
             lost=sum(one.lost for one in books),
         )
-        keeping.may_move = True
-        self._fire("cut", f"at record {shared.state.index}, local step {cut.local_step}")
-        standing = tuple(max(0, track.standing) for track in tracks)
+        fragment_sync.may_move = True
+        self._fire("cut", f"at record {context.state.index}, local step {cut.local_step}")
+        standing = tuple(max(0, track.standing) for track in local_fragments)
         snapshot, kept = self._marker.snapshot, self._marker.kept
-        self._say(Marker(snapshot, VectorClock(shared.state.index, standing)))
-        self._job = shared.desk.start(WritePart(self._part(snapshot), kept))
+        self._say(Marker(snapshot, VectorClock(context.state.index, standing)))
+        self._job = context.effects.start(WritePart(self._part(snapshot), kept))
 
     def _part(self, snapshot: int) -> PartState:
-        shared = self.shared
-        assert shared.charter is not None, "a trainer runs under a charter"
+        context = self.context
+        assert context.charter is not None, "a trainer runs under a charter"
         return PartState(
-            project=shared.setup.project,
+            project=context.setup.project,
             snapshot=snapshot,
-            learner=shared.setup.signer.key,
-            incarnation=shared.setup.incarnation,
-            epoch=shared.state.epoch,
-            index=shared.state.index,
-            sequence=self.keeping.sequence,
-            inner=shared.charter.inner,
-            tracks=tuple(
-                TrackState(
+            learner=context.setup.signer.key,
+            incarnation=context.setup.incarnation,
+            epoch=context.state.epoch,
+            index=context.state.index,
+            sequence=self.fragment_sync.sequence,
+            inner=context.charter.inner,
+            local_fragments=tuple(
+                LocalFragmentState(
                     standing=track.standing,
                     marked_step=track.marked_step,
                     marked_tokens=track.marked_tokens,
@@ -312,9 +314,9 @@ class Parting:
                     merged_sequence=track.merged_sequence,
                     merged_version=track.merged_version,
                     discarded_steps=track.discarded_steps,
-                    books=BooksState.of(track.books),
+                    books=TokenAccountsState.of(track.books),
                 )
-                for track in self.keeping.tracks
+                for track in self.fragment_sync.local_fragments
             ),
         )
 
@@ -326,4 +328,4 @@ class Parting:
         self.next_start = EpochStart(job.snapshot, job.epoch, trouble=trouble)
         words = trouble or "it goes on from its own part"
         text = f"the owner went back to snapshot {stamp(job.snapshot)}: {words}"
-        self.shared.desk.out.append(Stop(text, RESTART_EXIT))
+        self.context.effects.out.append(Stop(text, RESTART_EXIT))

@@ -32,7 +32,7 @@ class OpenTokens:
 
 
 @dataclass(slots=True)
-class Books:
+class TokenAccounts:
     """Of one fragment, in tokens."""
 
     merged: int = 0

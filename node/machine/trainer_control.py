@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from node.machine.context import Shared
-from node.machine.data_feed import Feeding
-from node.machine.fragment_sync import FreezePlan, Keeping
-from node.machine.graceful_leave import Finishing
+from node.machine.context import LearnerContext
+from node.machine.data_feed import DataFeed
+from node.machine.fragment_sync import FragmentSync, FreezePlan
+from node.machine.graceful_leave import GracefulLeave
 from node.machine.jobs import (
     BeginSteps,
     Evaluate,
@@ -32,9 +32,9 @@ from node.machine.jobs import (
     TrainerReady,
     WakeTrainer,
 )
-from node.machine.moments_client import Rejoining
+from node.machine.moments_client import MomentsClient
 from node.machine.snapshot_part import PartState
-from node.machine.trainer_states import INNER_TRANSITIONS, Inner
+from node.machine.trainer_states import TRAINER_TRANSITIONS, TrainerState
 from protocol import limits
 from protocol.log.records import BlocksLeased, BlocksReturned, CheckpointMarked
 from protocol.machine import Failed
@@ -56,23 +56,25 @@ MICRO_BATCH_FIRST = 8
 """Assumed to have been tried when memory ran out before any was chosen."""
 
 
-class Tending:
+class TrainerControl:
     """The learner's side of its trainer process."""
 
-    def __init__(self, shared: Shared, keeping: Keeping, rejoining: Rejoining) -> None:
-        self.shared = shared
-        self.keeping = keeping
-        self.rejoining = rejoining
-        self.inner = Inner.DOWN
+    def __init__(
+        self, context: LearnerContext, fragment_sync: FragmentSync, moments_client: MomentsClient
+    ) -> None:
+        self.context = context
+        self.fragment_sync = fragment_sync
+        self.moments_client = moments_client
+        self.inner = TrainerState.DOWN
         self.detail = ""
         self.device = ""
-        self.micro_batch = shared.setup.micro_batch
+        self.micro_batch = context.setup.micro_batch
         self._chosen_micro_batch = 0
         self._crashes = 0
         self._is_ended = False
         """The trainer that is starting was told to end."""
         self._restart_s: float | None = None
-        self.feeding = Feeding(shared, keeping)
+        self.data_feed = DataFeed(context, fragment_sync)
         self._beat_s = -1e9
         self.beat_every_s = 0.0
         """The syncer wants to hear of news no more often."""
@@ -88,20 +90,23 @@ class Tending:
         self._wants_smaller = False
         self.held_because = ""
         """Why the owner's settings allow no local steps now; empty when they do."""
-        self.finishing = Finishing(shared, keeping)
+        self.graceful_leave = GracefulLeave(context, fragment_sync)
 
     @property
     def state(self) -> LearnerState:
         """The word for this learner in the swarm's lists."""
-        if self.finishing.until_s is not None and self.inner in (Inner.HELD, Inner.PARKED):
+        if self.graceful_leave.until_s is not None and self.inner in (
+            TrainerState.HELD,
+            TrainerState.PARKED,
+        ):
             return "finishing"
         if self.is_paused:
             return "paused"
-        if self.inner is Inner.STEPPING:
+        if self.inner is TrainerState.STEPPING:
             return "training"
-        if self.inner is Inner.STARVED:
+        if self.inner is TrainerState.STARVED:
             return "starved"
-        return "starting" if self.keeping.is_held else "syncing"
+        return "starting" if self.fragment_sync.is_held else "syncing"
 
     @property
     def is_paused(self) -> bool:
@@ -110,16 +115,16 @@ class Tending:
 
     def look(self) -> None:
         """Do whatever the inner loop needs next."""
-        now_s = self.shared.now_s
+        now_s = self.context.now_s
         may_start = self._restart_s is None or now_s >= self._restart_s
         # A paused machine takes no memory for a trainer that would stand still.
-        is_wanted = self.shared.charter is not None and not self.is_paused
-        if self.inner is Inner.DOWN and is_wanted and may_start:
+        is_wanted = self.context.charter is not None and not self.is_paused
+        if self.inner is TrainerState.DOWN and is_wanted and may_start:
             self._start()
-        is_standing = self.inner is Inner.LOADING and self.keeping.is_standing
-        if is_standing and self.rejoining.may_begin():
+        is_standing = self.inner is TrainerState.LOADING and self.fragment_sync.is_standing
+        if is_standing and self.moments_client.may_begin():
             self._fire("loaded", "")
-            self.shared.desk.do(BeginSteps())
+            self.context.effects.do(BeginSteps())
         self._hold()
         self._lease()
         self._evaluate()
@@ -130,21 +135,21 @@ class Tending:
         times = [self._beat_s + limits.HEARTBEAT_S]
         if self._is_news:
             times.append(self._beat_s + max(BEAT_EVERY_S, self.beat_every_s))
-        waits = (self._restart_s, self.paused_until_s, self.finishing.deadline_s())
-        times += [t for t in (*waits, self.feeding.deadline_s()) if t is not None]
-        return max(min(times), self.shared.now_s + 0.01)
+        waits = (self._restart_s, self.paused_until_s, self.graceful_leave.deadline_s())
+        times += [t for t in (*waits, self.data_feed.deadline_s()) if t is not None]
+        return max(min(times), self.context.now_s + 0.01)
 
     # From the owner of this machine.
 
     def pause(self, seconds: float | None) -> None:
         """No local steps for so long, or until resumed."""
-        self.paused_until_s = math.inf if seconds is None else self.shared.now_s + seconds
+        self.paused_until_s = math.inf if seconds is None else self.context.now_s + seconds
         self._is_news = True
 
     def resume(self) -> None:
         """Local steps again, also when this learner was about to finish."""
         self.paused_until_s = None
-        self.finishing.withdraw()
+        self.graceful_leave.withdraw()
         self._is_news = True
 
     def govern(self, because: str) -> None:
@@ -155,58 +160,58 @@ class Tending:
     def finish(self) -> None:
         """Hand in what is done, then stop."""
         self.paused_until_s = None
-        self.finishing.ask()
+        self.graceful_leave.ask()
         self._is_news = True
 
     # From the log.
 
     def on_leased(self, leased: BlocksLeased) -> None:
         """Blocks for somebody; for this session they are fed to the inner loop."""
-        if (leased.learner, leased.incarnation) == self.feeding.session:
-            self.feeding.asked_s = None
-            if self.inner not in (Inner.DOWN, Inner.STARTING):
-                self.feeding.feed(leased.spans)
+        if (leased.learner, leased.incarnation) == self.data_feed.session:
+            self.data_feed.asked_s = None
+            if self.inner not in (TrainerState.DOWN, TrainerState.STARTING):
+                self.data_feed.feed(leased.spans)
 
     def on_returned(self, returned: BlocksReturned) -> None:
         """A session's blocks go to others; this one's, if it was away for too long."""
-        is_own = (returned.learner, returned.incarnation) == self.feeding.session
-        if is_own and self.inner not in (Inner.DOWN, Inner.STARTING):
-            self.feeding.lose()
+        is_own = (returned.learner, returned.incarnation) == self.data_feed.session
+        if is_own and self.inner not in (TrainerState.DOWN, TrainerState.STARTING):
+            self.data_feed.lose()
 
     def on_index(self) -> None:
         """Records were skipped: what they did shows in the state alone."""
-        if self.inner not in (Inner.DOWN, Inner.STARTING):
-            self.feeding.check()
+        if self.inner not in (TrainerState.DOWN, TrainerState.STARTING):
+            self.data_feed.check()
         self.on_progress()
 
     def on_marked(self, mark: CheckpointMarked, index: int) -> None:
         """A checkpoint; this learner freezes and evaluates it if it is named."""
-        if mark.evaluator != self.shared.setup.signer.key:
+        if mark.evaluator != self.context.setup.signer.key:
             return
-        versions = {at: f.version for at, f in enumerate(self.shared.state.fragments)}
-        if self.keeping.freezing is not None:
-            self.shared.desk.do(Thaw(self.keeping.freezing.index))
-        self.keeping.freezing = FreezePlan(index, versions)
+        versions = {at: f.version for at, f in enumerate(self.context.state.fragments)}
+        if self.fragment_sync.freezing is not None:
+            self.context.effects.do(Thaw(self.fragment_sync.freezing.index))
+        self.fragment_sync.freezing = FreezePlan(index, versions)
 
     def on_progress(self) -> None:
         """Committed tokens moved: so does the learning-rate schedule, never backwards."""
-        if self.shared.charter is None or self.inner in (Inner.DOWN, Inner.STARTING):
+        if self.context.charter is None or self.inner in (TrainerState.DOWN, TrainerState.STARTING):
             return
-        fraction = min(1.0, self.shared.state.tokens / self.shared.charter.limits.tokens)
+        fraction = min(1.0, self.context.state.tokens / self.context.charter.limits.tokens)
         fraction = self._furthest_progress = max(fraction, self._furthest_progress)
         if fraction > self._told_progress + 1e-4:
             self._told_progress = fraction
-            self.shared.desk.do(SetProgress(fraction))
+            self.context.effects.do(SetProgress(fraction))
 
     def on_link(self) -> None:
         """The session opened or ended: what was asked for on the former one is void."""
-        self.feeding.asked_s = None
+        self.data_feed.asked_s = None
         self._is_news = True
 
     def on_inner_changed(self) -> None:
         """The owner changed what local steps do: a new trainer takes it up."""
-        if self.inner is not Inner.DOWN:
-            self.shared.desk.do(ReplaceTrainer("the project's training settings changed"))
+        if self.inner is not TrainerState.DOWN:
+            self.context.effects.do(ReplaceTrainer("the project's training settings changed"))
 
     def on_note(self, value: object) -> None:
         """News of the trainer, the word of this machine's owner, or of its sensors."""
@@ -249,53 +254,53 @@ class Tending:
         self._fire("ready", result.device)
         self.device, self._chosen_micro_batch = result.device, result.micro_batch
         self._told_progress = -1.0
-        start = self.shared.setup.start
+        start = self.context.setup.start
         if result.unread is not None and start is not None and start.part is not None:
             self._go_on(start.part, result.unread, result.local_step)
             return
-        self.rejoining.on_trainer_ready()
-        self.keeping.can_deliver = True
+        self.moments_client.on_trainer_ready()
+        self.fragment_sync.can_deliver = True
         self.on_progress()
         # Blocks whose steps died with the former trainer are read again.
-        self.feeding.feed_held()
+        self.data_feed.feed_held()
 
     def _go_on(self, part: PartState, unread: int, local_step: int) -> None:
         """The trainer stands where the part was cut, the leased blocks it had not read included."""
-        shared = self.shared
-        assert shared.charter is not None, "a trainer runs under a charter"
-        self.keeping.take_up(part)
-        self.rejoining.on_trainer_restored()
-        self.keeping.can_deliver = True
-        read = local_step * shared.charter.inner.batch_sequences
-        self.feeding.fed_sequences = unread + read
+        context = self.context
+        assert context.charter is not None, "a trainer runs under a charter"
+        self.fragment_sync.take_up(part)
+        self.moments_client.on_trainer_restored()
+        self.fragment_sync.can_deliver = True
+        read = local_step * context.charter.inner.batch_sequences
+        self.data_feed.fed_sequences = unread + read
         # Should it die before its first report: this much was read, whatever it is then counted as.
-        tokens = read * shared.setup.genesis.data.sequence_tokens
-        shared.stepped = Stepped(local_step, tokens, None, 0.0, 0.0, 0.0, Cursor(0, 0))
+        tokens = read * context.setup.genesis.data.sequence_tokens
+        context.stepped = Stepped(local_step, tokens, None, 0.0, 0.0, 0.0, Cursor(0, 0))
         self.on_progress()
 
     def on_stepped(self, stepped: Stepped) -> None:
-        if self.inner is Inner.STARVED:
+        if self.inner is TrainerState.STARVED:
             self._fire("stepped", "")
-        self.shared.stepped = stepped
+        self.context.stepped = stepped
         self._crashes = 0
         self._is_news = True
 
     def on_starved(self) -> None:
-        if self.inner is Inner.STEPPING:
+        if self.inner is TrainerState.STEPPING:
             self._fire("starved", "no leased blocks left")
             self._is_news = True
 
     def on_lost(self, lost: TrainerLost) -> None:
         """The trainer died: the daemon goes on, and starts another one after a pause."""
-        if self.inner is Inner.DOWN:
+        if self.inner is TrainerState.DOWN:
             return
-        if self.inner is Inner.WAKING:
+        if self.inner is TrainerState.WAKING:
             return  # Its state is safe, and the job that wakes it says so.
-        tally = self.shared.tally
-        self.rejoining.on_trainer_lost()
-        tally.lost_steps += self.keeping.on_trainer_lost()
+        tally = self.context.tally
+        self.moments_client.on_trainer_lost()
+        tally.lost_steps += self.fragment_sync.on_trainer_lost()
         tally.trainer_restarts += 1
-        self.shared.stepped = None
+        self.context.stepped = None
         self._evaluating = None
         detail = lost.detail
         if lost.is_out_of_memory:
@@ -304,13 +309,13 @@ class Tending:
             detail = f"out of memory; next try with a micro-batch of {self.micro_batch}"
         pause_s = RESTART_AFTER_S[min(self._crashes, len(RESTART_AFTER_S) - 1)]
         self._crashes += 1
-        self._restart_s = self.shared.now_s + pause_s
+        self._restart_s = self.context.now_s + pause_s
         self._fire("lost", detail)
         self._is_news = True
 
     def on_parked(self, result: object) -> None:
         """The trainer's state is in files, or it holds and keeps its memory."""
-        if self.inner is not Inner.PARKING:
+        if self.inner is not TrainerState.PARKING:
             return  # It died meanwhile.
         if isinstance(result, TrainerParked):
             self._wants_smaller = False
@@ -319,18 +324,18 @@ class Tending:
             self._fire("parked", "its memory is free")
             return
         reason = result.reason if isinstance(result, Failed) else "it did not answer"
-        self._park_retry_s = self.shared.now_s + PARK_RETRY_S
+        self._park_retry_s = self.context.now_s + PARK_RETRY_S
         self._wants_smaller = False
         self._fire("not parked", f"its memory stays taken: {reason}")
 
     def on_woken(self, result: object) -> None:
         """A trainer goes on where the parked one stood, or another try is due."""
-        if self.inner is not Inner.WAKING:
+        if self.inner is not TrainerState.WAKING:
             return
         if isinstance(result, TrainerReady):
             self.device, self._chosen_micro_batch = result.device, result.micro_batch
             self._fire("woken", "")
-            self.shared.desk.do(BeginSteps())
+            self.context.effects.do(BeginSteps())
             return
         if isinstance(result, TrainerLost):
             self._fire("not woken", result.detail)
@@ -340,16 +345,16 @@ class Tending:
         detail = result.reason if isinstance(result, Failed | NotRestored) else "did not start"
         self._wakes_failed += 1
         if is_stuck and self._wakes_failed >= WAKES_MAX:
-            self.shared.desk.do(ReplaceTrainer(f"its state could not be taken up: {detail}"))
+            self.context.effects.do(ReplaceTrainer(f"its state could not be taken up: {detail}"))
         if self._wakes_failed > 1:
             self.micro_batch = max(1, (self._chosen_micro_batch or MICRO_BATCH_FIRST) // 2)
         pause_s = RESTART_AFTER_S[min(self._wakes_failed, len(RESTART_AFTER_S) - 1)]
-        self._restart_s = self.shared.now_s + pause_s
+        self._restart_s = self.context.now_s + pause_s
         self._fire("not woken", detail)
 
     def shrink(self, words: str) -> None:
         """Go on with a smaller micro-batch, for what is taken is at the owner's ceiling."""
-        if self.inner not in (Inner.STEPPING, Inner.STARVED):
+        if self.inner not in (TrainerState.STEPPING, TrainerState.STARVED):
             return
         tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
         self.micro_batch = max(1, tried // 2)
@@ -358,98 +363,114 @@ class Tending:
 
     def on_evaluated(self, job: Evaluate, result: object) -> None:
         self._evaluating = None
-        shared = self.shared
-        shared.desk.do(Thaw(job.index))
+        context = self.context
+        context.effects.do(Thaw(job.index))
         is_sound = isinstance(result, EvaluatedLoss) and math.isfinite(result.loss)
-        if isinstance(result, EvaluatedLoss) and is_sound and shared.leader is not None:
+        if isinstance(result, EvaluatedLoss) and is_sound and context.leader is not None:
             answer = Evaluation(job.index, result.loss, result.tokens, result.seconds)
-            shared.desk.send(shared.leader, answer)
+            context.effects.send(context.leader, answer)
 
     # Inside.
 
     def _fire(self, trigger: str, detail: str) -> None:
-        self.inner = INNER_TRANSITIONS[self.inner, trigger]
+        self.inner = TRAINER_TRANSITIONS[self.inner, trigger]
         self.detail = detail
         self._is_news = True
-        self.shared.desk.emit(TrainerChanged(self.inner.value, detail))
+        self.context.effects.emit(TrainerChanged(self.inner.value, detail))
 
     def _start(self) -> None:
         self._restart_s = None
         self._is_ended = False
-        self.feeding.begin()
+        self.data_feed.begin()
         self._fire("start", "")
-        self.shared.desk.start(StartTrainer(self.micro_batch))
+        self.context.effects.start(StartTrainer(self.micro_batch))
 
     def _hold(self) -> None:
         """Make the inner loop hold or go on, as the owner wants."""
-        now_s = self.shared.now_s
+        now_s = self.context.now_s
         if self.paused_until_s is not None and now_s >= self.paused_until_s:
             self.paused_until_s = None
         wants_park = self.is_paused or self._wants_smaller
-        wants_hold = self.finishing.until_s is not None
-        is_live = self.inner in (Inner.STEPPING, Inner.STARVED)
-        may_park = is_live or (self.inner is Inner.HELD and now_s >= self._park_retry_s)
-        if self.is_paused and self.inner in (Inner.STARTING, Inner.LOADING) and not self._is_ended:
+        wants_hold = self.graceful_leave.until_s is not None
+        is_live = self.inner in (TrainerState.STEPPING, TrainerState.STARVED)
+        may_park = is_live or (self.inner is TrainerState.HELD and now_s >= self._park_retry_s)
+        if (
+            self.is_paused
+            and self.inner in (TrainerState.STARTING, TrainerState.LOADING)
+            and not self._is_ended
+        ):
             self._is_ended = True
-            self.shared.desk.do(ReplaceTrainer("its owner paused it before its first local step"))
+            self.context.effects.do(
+                ReplaceTrainer("its owner paused it before its first local step")
+            )
         elif wants_park and may_park:
             self._fire("park", "")
-            self.shared.desk.start(ParkTrainer())
+            self.context.effects.start(ParkTrainer())
         elif wants_hold and is_live:
             self._fire("hold", "")
-            self.shared.desk.do(HoldSteps())
-        elif not wants_park and not wants_hold and self.inner is Inner.HELD:
+            self.context.effects.do(HoldSteps())
+        elif not wants_park and not wants_hold and self.inner is TrainerState.HELD:
             self._fire("release", "")
-            self.shared.desk.do(ReleaseSteps())
-        elif not self.is_paused and not wants_hold and self.inner is Inner.PARKED:
+            self.context.effects.do(ReleaseSteps())
+        elif not self.is_paused and not wants_hold and self.inner is TrainerState.PARKED:
             self._wake()
 
     def _wake(self) -> None:
-        if self._restart_s is None or self.shared.now_s >= self._restart_s:
+        if self._restart_s is None or self.context.now_s >= self._restart_s:
             self._restart_s = None
             self._fire("wake", "")
-            self.shared.desk.start(WakeTrainer(self.micro_batch))
+            self.context.effects.start(WakeTrainer(self.micro_batch))
 
     def _lease(self) -> None:
         """Ask for blocks before the inner loop runs out of them."""
-        shared = self.shared
-        if not shared.is_following or shared.leader is None or shared.charter is None:
+        context = self.context
+        if not context.is_following or context.leader is None or context.charter is None:
             return
-        if self.inner in (Inner.DOWN, Inner.HELD, Inner.PARKING, Inner.PARKED):
+        if self.inner in (
+            TrainerState.DOWN,
+            TrainerState.HELD,
+            TrainerState.PARKING,
+            TrainerState.PARKED,
+        ):
             return
-        is_going_on = shared.setup.start is not None and shared.setup.start.part is not None
-        has_some = is_going_on or shared.state.leases.held.get(self.feeding.session)
-        if self.inner is Inner.STARTING and has_some:
+        is_going_on = context.setup.start is not None and context.setup.start.part is not None
+        has_some = is_going_on or context.state.leases.held.get(self.data_feed.session)
+        if self.inner is TrainerState.STARTING and has_some:
             return  # They are fed as soon as there is a trainer.
-        self.feeding.ask()
+        self.data_feed.ask()
 
     def _evaluate(self) -> None:
-        plan = self.keeping.freezing
-        is_ready = self.inner in (Inner.LOADING, Inner.STEPPING, Inner.STARVED, Inner.HELD)
+        plan = self.fragment_sync.freezing
+        is_ready = self.inner in (
+            TrainerState.LOADING,
+            TrainerState.STEPPING,
+            TrainerState.STARVED,
+            TrainerState.HELD,
+        )
         if plan is None or plan.missing or self._evaluating is not None or not is_ready:
             return
-        charter = self.shared.charter
+        charter = self.context.charter
         assert charter is not None, "a mark comes from the log, which comes after the charter"
-        self.keeping.freezing = None
+        self.fragment_sync.freezing = None
         self._evaluating = plan.index
-        self.shared.desk.start(Evaluate(plan.index, charter.limits.heldout_sequences))
+        self.context.effects.start(Evaluate(plan.index, charter.limits.heldout_sequences))
 
     def _beat(self) -> None:
         """Say where we stand: on change, rate-limited, and now and then that we live."""
-        shared = self.shared
-        since_s = shared.now_s - self._beat_s
+        context = self.context
+        since_s = context.now_s - self._beat_s
         every_s = max(BEAT_EVERY_S, self.beat_every_s) if self._is_news else limits.HEARTBEAT_S
         if since_s < every_s:
             return
-        self._beat_s, self._is_news = shared.now_s, False
-        if shared.is_following and shared.leader is not None:
-            shared.desk.send(shared.leader, self.heartbeat())
+        self._beat_s, self._is_news = context.now_s, False
+        if context.is_following and context.leader is not None:
+            context.effects.send(context.leader, self.heartbeat())
 
     def heartbeat(self) -> Heartbeat:
         """What the swarm is told about this learner."""
-        stepped = self.shared.stepped
+        stepped = self.context.stepped
         local_step = stepped.local_step if stepped else 0
-        tracks = self.keeping.tracks
+        local_fragments = self.fragment_sync.local_fragments
         return Heartbeat(
             state=self.state,
             device=self.device[:128],
@@ -457,8 +478,8 @@ class Tending:
             tokens=stepped.tokens if stepped else 0,
             step_s=stepped.step_s if stepped else 0.0,
             loss=stepped.loss if stepped else None,
-            steps=tuple(track.steps(local_step) for track in tracks),
-            versions=tuple(max(0, track.standing) for track in tracks),
+            steps=tuple(track.steps(local_step) for track in local_fragments),
+            versions=tuple(max(0, track.standing) for track in local_fragments),
             cursor=stepped.cursor if stepped else Cursor(0, 0),
             work_s=stepped.work_s if stepped else 0.0,
             alive_s=stepped.alive_s if stepped else 0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Inner(Enum):
+class TrainerState(Enum):
     """From no process, over one that steps, to one whose state waits in files."""
 
     DOWN = "down"
@@ -19,29 +19,29 @@ class Inner(Enum):
     WAKING = "waking"
 
 
-INNER_TRANSITIONS: dict[tuple[Inner, str], Inner] = {
-    (Inner.DOWN, "start"): Inner.STARTING,
-    (Inner.STARTING, "ready"): Inner.LOADING,
-    (Inner.STARTING, "lost"): Inner.DOWN,
-    (Inner.LOADING, "loaded"): Inner.STEPPING,
-    (Inner.LOADING, "lost"): Inner.DOWN,
-    (Inner.STEPPING, "starved"): Inner.STARVED,
-    (Inner.STEPPING, "lost"): Inner.DOWN,
-    (Inner.STARVED, "stepped"): Inner.STEPPING,
-    (Inner.STEPPING, "hold"): Inner.HELD,
-    (Inner.STARVED, "hold"): Inner.HELD,
-    (Inner.HELD, "release"): Inner.STEPPING,
-    (Inner.HELD, "lost"): Inner.DOWN,
-    (Inner.STARVED, "lost"): Inner.DOWN,
-    (Inner.STEPPING, "park"): Inner.PARKING,
-    (Inner.STARVED, "park"): Inner.PARKING,
-    (Inner.HELD, "park"): Inner.PARKING,
-    (Inner.PARKING, "parked"): Inner.PARKED,
-    (Inner.PARKING, "not parked"): Inner.HELD,
-    (Inner.PARKING, "lost"): Inner.DOWN,
-    (Inner.PARKED, "wake"): Inner.WAKING,
-    (Inner.PARKED, "lost"): Inner.DOWN,
-    (Inner.WAKING, "woken"): Inner.STEPPING,
-    (Inner.WAKING, "not woken"): Inner.PARKED,
-    (Inner.WAKING, "lost"): Inner.DOWN,
+TRAINER_TRANSITIONS: dict[tuple[TrainerState, str], TrainerState] = {
+    (TrainerState.DOWN, "start"): TrainerState.STARTING,
+    (TrainerState.STARTING, "ready"): TrainerState.LOADING,
+    (TrainerState.STARTING, "lost"): TrainerState.DOWN,
+    (TrainerState.LOADING, "loaded"): TrainerState.STEPPING,
+    (TrainerState.LOADING, "lost"): TrainerState.DOWN,
+    (TrainerState.STEPPING, "starved"): TrainerState.STARVED,
+    (TrainerState.STEPPING, "lost"): TrainerState.DOWN,
+    (TrainerState.STARVED, "stepped"): TrainerState.STEPPING,
+    (TrainerState.STEPPING, "hold"): TrainerState.HELD,
+    (TrainerState.STARVED, "hold"): TrainerState.HELD,
+    (TrainerState.HELD, "release"): TrainerState.STEPPING,
+    (TrainerState.HELD, "lost"): TrainerState.DOWN,
+    (TrainerState.STARVED, "lost"): TrainerState.DOWN,
+    (TrainerState.STEPPING, "park"): TrainerState.PARKING,
+    (TrainerState.STARVED, "park"): TrainerState.PARKING,
+    (TrainerState.HELD, "park"): TrainerState.PARKING,
+    (TrainerState.PARKING, "parked"): TrainerState.PARKED,
+    (TrainerState.PARKING, "not parked"): TrainerState.HELD,
+    (TrainerState.PARKING, "lost"): TrainerState.DOWN,
+    (TrainerState.PARKED, "wake"): TrainerState.WAKING,
+    (TrainerState.PARKED, "lost"): TrainerState.DOWN,
+    (TrainerState.WAKING, "woken"): TrainerState.STEPPING,
+    (TrainerState.WAKING, "not woken"): TrainerState.PARKED,
+    (TrainerState.WAKING, "lost"): TrainerState.DOWN,
 }

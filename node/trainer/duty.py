@@ -15,7 +15,7 @@ Glance = Callable[[float], bool]
 """Waits up to so many seconds for a command that allows no more work; whether one is there."""
 
 
-class Pace:
+class DutyCycle:
     """The rests of one rank."""
 
     def __init__(self, glance: Glance, duty_frac: float = 1.0) -> None:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from node.machine.moments import moments_numel
-from node.trainer.duty import Pace
+from node.trainer.duty import DutyCycle
 from node.trainer.failures import RankLost, StepAbandoned
 from node.trainer.link import messages
 from node.trainer.link.endpoint import TrainerEnd
 from node.trainer.link.shared_memory import Slot
 from node.trainer.ranks.followers import Followers, part_for
-from node.trainer.setup import Workshop, decoded, limit_resources
+from node.trainer.setup import TrainerSetup, decoded, limit_resources
 from protocol.errors import InternalError
 
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Drives a `Workshop` from the link."""
+    """Drives a `TrainerSetup` from the link."""
 
     def __init__(self, end: TrainerEnd) -> None:
         self._end = end
-        self._shop: Workshop
+        self._shop: TrainerSetup
         self._slots: dict[int, Slot] = {}
         self._assigned: set[int] = set()
         self._seasoned: set[int] = set()
         self._has_begun = False
         self._is_paused = False
         self._said_starved = False
-        self._pace = Pace(self._is_held)
+        self._pace = DutyCycle(self._is_held)
         self._followers: Followers | None = None
         self._rest_until = 0.0
         self._boundary = 0.0
@@ -93,7 +93,7 @@ class Session:
         first = self._shared(first)
         limit_resources(first)
         self._pace.duty_frac = first.duty_frac
-        self._shop = Workshop(first, self._followers)
+        self._shop = TrainerSetup(first, self._followers)
         ready = self._shop.ready()
         self._end.send(ready)
         spent_s = sum(ready.startup_s.values())

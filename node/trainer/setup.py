@@ -48,7 +48,7 @@ class Crew(Protocol):
         """The model is there: returns when all have it."""
 
 
-class Workshop:
+class TrainerSetup:
     """Model, text and inner loop of one rank."""
 
     def __init__(self, configure: messages.Configure, crew: Crew | None = None) -> None:

@@ -39,7 +39,7 @@ from node.trainer_client.clock import Clock
 from node.trainer_client.fragment_bank import Delivery, FragmentBank
 from node.trainer_client.process import ExitReason, TrainerProcess
 from node.trainer_client.settings import TrainerSettings
-from node.trainer_client.suspended_trainer import Gate, ParkedTrainer
+from node.trainer_client.suspended_trainer import Gate, SuspendedTrainer
 from node.trainer_client.tape import TrainerTape, applied, how_trained, replay_class, snapshot
 from protocol.errors import TransientError
 from protocol.machine import Failed, JobResult
@@ -78,7 +78,7 @@ class TrainerPort:
     evaluations: int = 0
     duty_frac: float = 1.0
     """Share of the time in which the trainer works."""
-    parked: ParkedTrainer | None = None
+    parked: SuspendedTrainer | None = None
     """There is no process, or one that has not got its state back yet."""
     gate: Gate = field(default_factory=Gate)
     """Passed by whatever needs the trainer's weights; closed while they move."""
@@ -187,7 +187,11 @@ class TrainerPort:
         return Delivered(delivery.version, done.local_step, done.tokens_total)
 
     async def _deliver_parked(
-        self, parked: ParkedTrainer, fragment: int, delivery: Delivery, mark: Callable[[int], Frame]
+        self,
+        parked: SuspendedTrainer,
+        fragment: int,
+        delivery: Delivery,
+        mark: Callable[[int], Frame],
     ) -> JobResult:
         state = parked.state
         assert state is not None, "the gate is closed until the state is here"
@@ -205,7 +209,7 @@ class TrainerPort:
                 return await self._capture_parked(self.parked, job)
             return await self._capture(job)
 
-    async def _capture_parked(self, parked: ParkedTrainer, job: Capture) -> JobResult:
+    async def _capture_parked(self, parked: SuspendedTrainer, job: Capture) -> JobResult:
         state = parked.state
         assert state is not None, "the gate is closed until the state is here"
         slot = parked.theta[job.fragment]

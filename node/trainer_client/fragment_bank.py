@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from host.bulk.blob_cache import Offer, Shelf
+from host.bulk.blob_store import BlobStore, Offer
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Layout
@@ -92,10 +92,10 @@ class Standing:
 class FragmentBank:
     """All fragments of one learner."""
 
-    def __init__(self, layout: Layout, shelf: Shelf) -> None:
+    def __init__(self, layout: Layout, blob_store: BlobStore) -> None:
         count = len(layout.fragments)
         self.layout = layout
-        self.shelf = shelf
+        self.blob_store = blob_store
         self.charter: Charter | None = None
         self._held: list[Held | None] = [None] * count
         self._offers: list[Offer | None] = [None] * count
@@ -192,7 +192,7 @@ class FragmentBank:
             decoded = decode(rounds.up_codec, payload, local.size)
         name = digest(payload)
         self._pending[fragment, sequence] = PendingPush(name, decoded, residual)
-        self.shelf.put(name, payload)
+        self.blob_store.put(name, payload)
         return EncodedPush(base.version, name, len(payload))
 
     def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
@@ -200,7 +200,7 @@ class FragmentBank:
         pending = self._pending.get((fragment, sequence))
         if pending is None or pending.is_merged:
             return
-        self.shelf.drop(pending.digest)
+        self.blob_store.drop(pending.digest)
         if is_merged and pending.residual is not None:
             self._residual[fragment] = pending.residual
         is_needed = is_merged and self.charter is not None and self.charter.rounds.apply == "rebase"
@@ -252,16 +252,18 @@ class FragmentBank:
     def _hold(self, fragment: int, held: Held, manifests: StateManifests) -> None:
         former = self._offers[fragment]
         self._held[fragment] = held
-        self._offers[fragment] = self.shelf.put_group(manifests.blobs(held.theta, held.momentum))
+        self._offers[fragment] = self.blob_store.put_group(
+            manifests.blobs(held.theta, held.momentum)
+        )
         if former is not None:
-            self.shelf.retire(former)
+            self.blob_store.retire(former)
 
     def _offer_payload(self, fragment: int, name: Digest, payload: bytes | memoryview) -> None:
         ring = self._ring[fragment]
-        self.shelf.put(name, payload)
+        self.blob_store.put(name, payload)
         ring.append(name)
         if len(ring) > limits.PAYLOAD_RING:
-            self.shelf.drop(ring.popleft())
+            self.blob_store.drop(ring.popleft())
 
     def _forget_merged(self, fragment: int, sequence: int | None) -> PendingPush | None:
         return None if sequence is None else self._pending.pop((fragment, sequence), None)

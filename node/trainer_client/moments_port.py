@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from host.transport import Transport
 from node.download.locator import Locator
 from node.machine.jobs import (
@@ -42,7 +42,7 @@ class MomentsPort:
     """Both directions of one learner."""
 
     layout: Layout
-    shelf: Shelf
+    blob_store: BlobStore
     locator: Locator
     transport: Transport
     trainer: TrainerPort
@@ -79,7 +79,7 @@ class MomentsPort:
         """Let go of the snapshot; transfers under way keep their bytes."""
         offered, self._offered = self._offered, []
         for name in offered:
-            self.shelf.drop(name)
+            self.blob_store.drop(name)
 
     # Inside.
 
@@ -93,7 +93,7 @@ class MomentsPort:
         for copied in copies:
             for blob in pieces(copied):
                 name = await loop.run_in_executor(self.pool, digest, blob)
-                self.shelf.put(name, blob)
+                self.blob_store.put(name, blob)
                 self._offered.append(name)
         return MomentsCaptured(tuple(self._offered))
 

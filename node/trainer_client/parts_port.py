@@ -85,7 +85,7 @@ class Beginning:
 
     def hold(self, machine: LearnerMachine) -> None:
         """A pause outlives the machine that was told of it."""
-        machine.tending.paused_until_s = self.paused_until_s
+        machine.trainer_control.paused_until_s = self.paused_until_s
 
     @property
     def incarnation(self) -> int:
@@ -134,10 +134,10 @@ class PartsPort:
 
     def next_beginning(self, former: LearnerMachine) -> Beginning:
         """How the next machine begins: with what was loaded, if it was."""
-        start = former.parting.next_start
+        start = former.snapshot_participant.next_start
         if start is not None and self.loaded is not None:
             start = replace(start, part=self.loaded.meta.state, digest=self.loaded.digest)
-        return Beginning(start, self.loaded, former.tending.paused_until_s)
+        return Beginning(start, self.loaded, former.trainer_control.paused_until_s)
 
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job. Raises TransientError or CorruptState."""
@@ -174,7 +174,7 @@ class PartsPort:
             arrays[f"momentum.{at:04d}"] = one.base.momentum
             if one.residual is not None:
                 arrays[f"residual.{at:04d}"] = one.residual
-            sequence = job.state.tracks[at].merged_sequence
+            sequence = job.state.local_fragments[at].merged_sequence
             if sequence is not None and sequence in one.merged:
                 arrays[f"merged.{at:04d}"] = one.merged[sequence]
         snapshot = job.state.snapshot
@@ -221,7 +221,7 @@ class PartsPort:
             return ready
         for at, base in enumerate(meta.bases):
             theta, momentum = arrays[f"theta.{at:04d}"], arrays[f"momentum.{at:04d}"]
-            sequence = meta.state.tracks[at].merged_sequence
+            sequence = meta.state.local_fragments[at].merged_sequence
             merged = arrays.get(f"merged.{at:04d}")
             standing = Standing(
                 Held(base.version, theta, momentum, base.state),

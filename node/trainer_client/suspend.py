@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from node.machine.jobs import NotRestored, TrainerLost, TrainerParked, TrainerReady, WakeTrainer
 from node.trainer.link import messages
-from node.trainer_client.suspended_trainer import ROOM_LEFT_BYTES, ParkedTrainer, parked_bytes
+from node.trainer_client.suspended_trainer import ROOM_LEFT_BYTES, SuspendedTrainer, parked_bytes
 from protocol.errors import TransientError
 from protocol.machine import Failed, JobResult
 from protocol.project import InnerSpec
@@ -42,7 +42,7 @@ async def park(port: TrainerPort, folder: Path, bytes_max: int | None) -> JobRes
         micro_batch = port.ready.micro_batch if port.ready else 1
         make = partial(_make, port, folder, micro_batch, needed)
         parked = await port.in_pool(make)
-        if not isinstance(parked, ParkedTrainer):
+        if not isinstance(parked, SuspendedTrainer):
             return Failed(parked)
         if not process.is_running:
             parked.close()
@@ -94,7 +94,9 @@ async def wake(port: TrainerPort, job: WakeTrainer, inner: InnerSpec) -> JobResu
     return result
 
 
-async def _is_restored(port: TrainerPort, parked: ParkedTrainer, state: messages.LoopState) -> bool:
+async def _is_restored(
+    port: TrainerPort, parked: SuspendedTrainer, state: messages.LoopState
+) -> bool:
     """Whether the trainer took up all of it."""
     try:
         done = await asyncio.gather(*_give_everything(port, parked, state))
@@ -103,20 +105,20 @@ async def _is_restored(port: TrainerPort, parked: ParkedTrainer, state: messages
     return all(isinstance(one, messages.Done) for one in done)
 
 
-def _make(port: TrainerPort, folder: Path, micro_batch: int, needed: int) -> ParkedTrainer | str:
+def _make(port: TrainerPort, folder: Path, micro_batch: int, needed: int) -> SuspendedTrainer | str:
     """Room on disk, or why there is none."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < needed + ROOM_LEFT_BYTES:
             return f"its state takes {_mib(needed)} and the disk has {_mib(free)} left"
-        return ParkedTrainer.make(port.bank.layout, folder, micro_batch)
+        return SuspendedTrainer.make(port.bank.layout, folder, micro_batch)
     except (OSError, MemoryError) as error:
         return f"its state cannot be written: {error}"
 
 
 def _ask_for_everything(
-    port: TrainerPort, parked: ParkedTrainer
+    port: TrainerPort, parked: SuspendedTrainer
 ) -> list[Awaitable[messages.Event]]:
     process = port.live()
     answers = []
@@ -133,7 +135,7 @@ def _ask_for_everything(
 
 
 def _give_everything(
-    port: TrainerPort, parked: ParkedTrainer, state: messages.LoopState
+    port: TrainerPort, parked: SuspendedTrainer, state: messages.LoopState
 ) -> list[Awaitable[messages.Event]]:
     process = port.live()
     answers = []

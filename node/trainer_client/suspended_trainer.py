@@ -37,7 +37,7 @@ def parked_bytes(layout: Layout) -> int:
 
 
 @dataclass(slots=True)
-class ParkedTrainer:
+class SuspendedTrainer:
     """Weights and moments in files, the rest in memory."""
 
     theta: Sequence[Slot]
@@ -51,7 +51,7 @@ class ParkedTrainer:
     """The blocks that it had went to others."""
 
     @classmethod
-    def make(cls, layout: Layout, folder: Path, micro_batch: int) -> ParkedTrainer:
+    def make(cls, layout: Layout, folder: Path, micro_batch: int) -> SuspendedTrainer:
         """Room for a trainer's state. MemoryError if there is none on the disk. Blocks."""
         made: list[Slot] = []
         numels = [one.numel for one in layout.fragments]

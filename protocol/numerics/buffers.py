@@ -59,7 +59,7 @@ class _Loan:
     """Memory for one array: what NumPy holds on to as long as anything looks at it."""
 
     # Held here too: when Python ends, the module may be gone before the last array is.
-    _shelf, _books, _kept_min, _share = _spare, _lent, SPARE_MIN, SPARE_SHARE
+    _blob_store, _books, _kept_min, _share = _spare, _lent, SPARE_MIN, SPARE_SHARE
 
     def __init__(self, memory: U8, size: int) -> None:
         self._memory = memory
@@ -69,7 +69,7 @@ class _Loan:
         self._books[id(self)] = memory.nbytes
 
     def __del__(self) -> None:
-        shelf = self._shelf
+        shelf = self._blob_store
         self._books.pop(id(self), None)
         shelf[id(self._memory)] = self._memory
         room = sum(list(self._books.values())) // self._share

@@ -45,7 +45,7 @@ class Sight:
     """Hosts known from before that are not connected."""
 
 
-class SplitWatch:
+class PartitionWatch:
     """Tells a lasting split from a moment's confusion."""
 
     def __init__(self) -> None:

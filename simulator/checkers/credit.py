@@ -97,7 +97,7 @@ def check_receipts(ledger: Ledger, learners: list[SimLearner]) -> None:
             if credit.counts != counted:
                 told = f"a receipt for {credit.counts}, the log says {counted}"
                 raise Violation(f"{host.name} has {told}")
-        faults = host.learner.shared.tally.faults
+        faults = host.learner.context.tally.faults
         if faults.get(FalseReceipt.reason):
             raise Violation(f"{host.name} calls receipts false: {faults}")
 

@@ -56,7 +56,7 @@ class SafetyChecker:
     def _is_before(self, host: Host) -> bool:
         """Whether this host follows a log from before the owner's newest epoch."""
         if isinstance(host, SimLearner):
-            return host.is_void or host.learner.shared.state.epoch < self.ledger.epoch
+            return host.is_void or host.learner.context.state.epoch < self.ledger.epoch
         if isinstance(host, SimWitness):
             return host.witness.raft.context.epoch < self.ledger.epoch
         return isinstance(host, SimSyncer) and host.syncer.state.epoch < self.ledger.epoch

@@ -93,7 +93,7 @@ class CouncilMachine(WitnessMachine):
             return False
         if body.payload in self.host.disk.payloads:
             return False
-        self.desk.start(FetchBytes(entry.record.index, body.payload))
+        self.effects.start(FetchBytes(entry.record.index, body.payload))
         return True
 
     def _other_job_done(self, job: object, result: object) -> None:
@@ -105,7 +105,7 @@ class CouncilMachine(WitnessMachine):
         if isinstance(result, BytesKept) and is_needed:
             self.raft.payload_here(job.index, self._now_s)
         elif is_needed:
-            self.desk.start(job)
+            self.effects.start(job)
 
     def offer_state(self, peer: bytes) -> None:
         """As a syncer does, with a summary folded from what the council knows to be certified."""
@@ -118,7 +118,7 @@ class CouncilMachine(WitnessMachine):
             return
         state = self.host.council.state_at(index, context.epoch)
         offer = StateOffer(context.epoch, context.term, entry, wire.encode(state.summary()))
-        self.desk.send(peer, offer)
+        self.effects.send(peer, offer)
 
 
 class SimVoter(Host):

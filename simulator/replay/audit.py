@@ -220,7 +220,7 @@ class _Auditor:
             self.found.stories.names = {key: one.name for key, one in sessions.items()}
         self.asked = {
             number: AuditedMerge(job, place=place)
-            for number, job in self.machine.desk.jobs.items()
+            for number, job in self.machine.effects.jobs.items()
             if isinstance(job, Merge)
         }
         self.found.merges = list(self.asked.values())

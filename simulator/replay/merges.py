@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from host.tape.tape_file import TapeLife
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
@@ -65,7 +65,7 @@ class MergeReplay:
         self.life = life
         self.audit = audit
         self.layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-        self.bank = MergeBank(self.layout, audit.charter, Shelf(clock=lambda: 0.0))
+        self.bank = MergeBank(self.layout, audit.charter, BlobStore(clock=lambda: 0.0))
         self.on_version = on_version
         self.on_round = on_round
         self.found = Merges()

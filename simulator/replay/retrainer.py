@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from host.tape.tape_file import TapeLife, find_tapes
 from node.trainer.failures import TrainerFailure
 from node.trainer.link import messages
-from node.trainer.setup import Workshop, limit_resources
+from node.trainer.setup import TrainerSetup, limit_resources
 from node.trainer_client.fragment_bank import FragmentBank
 from node.trainer_client.tape import replay_class
 from protocol.fragments import build_layout
@@ -51,7 +51,7 @@ class Retrainer:
         self.spool = spool
         self.data_cache = data_cache
         self.bank: FragmentBank | None = None
-        self.shop: Workshop | None = None
+        self.shop: TrainerSetup | None = None
         self.incarnation = 0
         self.copies: dict[int, F32] = {}
         """The newest copy of each fragment of the inner loop."""
@@ -82,7 +82,7 @@ class Retrainer:
         genesis = msgspec.msgpack.decode(frame.genesis, type=Genesis)
         if self.bank is None:
             layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-            self.bank = FragmentBank(layout, Shelf(clock=lambda: 0.0))
+            self.bank = FragmentBank(layout, BlobStore(clock=lambda: 0.0))
         self.bank.charter = msgspec.msgpack.decode(frame.charter, type=Charter)
         self.bank.trainer_lost()
         self.copies = {}
@@ -92,7 +92,7 @@ class Retrainer:
         except (TrainerFailure, Unreplayable) as error:
             self.reason = str(error)
 
-    def _workshop(self, frame: TrainerBegan, recorded: ReplayClass) -> Workshop:
+    def _workshop(self, frame: TrainerBegan, recorded: ReplayClass) -> TrainerSetup:
         if recorded.device != "cpu":
             raise Unreplayable(f"it trained on {recorded.device}, where sums have no fixed order")
         here = replay_class("cpu", recorded.threads, recorded.corpus)
@@ -109,7 +109,7 @@ class Retrainer:
             device="cpu",
         )
         limit_resources(configure)
-        shop = Workshop(configure)
+        shop = TrainerSetup(configure)
         if shop.corpus.facts.digest != recorded.corpus:
             raise Unreplayable("the training text here is another one than it was there")
         return shop

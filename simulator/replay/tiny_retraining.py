@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from host.tape.tape_file import TapeLife
 from node.trainer_client.fragment_bank import FragmentBank
 from node.trainer_client.tape import replay_class
@@ -71,7 +71,7 @@ class TinyAgain:
         genesis = msgspec.msgpack.decode(frame.genesis, type=Genesis)
         layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
         if self.bank is None:
-            self.bank = FragmentBank(layout, Shelf(clock=lambda: 0.0))
+            self.bank = FragmentBank(layout, BlobStore(clock=lambda: 0.0))
         self.bank.charter = msgspec.msgpack.decode(frame.charter, type=Charter)
         self.bank.trainer_lost()
         self.trainer = TinyTrainer(

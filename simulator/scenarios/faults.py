@@ -23,7 +23,7 @@ Tell = Callable[[float, str], None]
 
 
 @dataclass(slots=True)
-class Misfortune:
+class FaultSchedule:
     """What happens to one swarm."""
 
     swarm: Swarm
@@ -252,6 +252,6 @@ def _bind(
 
 
 def _churning(
-    misfortune: Misfortune, learner: SimLearner, kind: str, away_s: float
+    fault_schedule: FaultSchedule, learner: SimLearner, kind: str, away_s: float
 ) -> Callable[[], None]:
-    return lambda: misfortune.churn(learner, kind, away_s)
+    return lambda: fault_schedule.churn(learner, kind, away_s)

@@ -23,7 +23,7 @@ from protocol.trace import (
     VoterGreeted,
 )
 from simulator.checkers.ledger import Violation
-from simulator.scenarios.faults import FIRST_S, Misfortune
+from simulator.scenarios.faults import FIRST_S, FaultSchedule
 from simulator.scenarios.scenarios import Scenario
 from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
 from simulator.stand_ins.tiny import LIMITS, TENSOR_ELEMENTS, TENSORS
@@ -180,10 +180,10 @@ def run(
     healed_s = end_s
     if scenario.is_troubled:
         healed_s = max(FIRST_S, FAULTS_SHARE * end_s, end_s - SETTLE_S)
-    misfortune = Misfortune(
+    fault_schedule = FaultSchedule(
         swarm, scenario, random.Random(f"faults {seed}"), healed_s, narrator.fate
     )
-    misfortune.schedule()
+    fault_schedule.schedule()
     try:
         world.run(healed_s)
         swarm.check()
@@ -215,7 +215,7 @@ def _await_progress(swarm: Swarm, scenario: Scenario) -> None:
     world.run(world.now_s + within_s, stop=is_fine)
     if not is_fine():
         seat = swarm.syncer.syncer.seat if swarm.syncer.is_up else None
-        why = seat.merging.pace.waiting or seat.merging.stalled if seat else "nobody leads"
+        why = seat.rounds.pace.waiting or seat.rounds.stalled if seat else "nobody leads"
         raise Violation(
             f"{wanted - swarm.merges} of {2 * rounds.fragments} merges are missing "
             f"{within_s:.0f} s after the last fault: {why or 'for no stated reason'}"

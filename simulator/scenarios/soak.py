@@ -24,7 +24,7 @@ import numpy as np
 from host.files.local_settings import LimitSettings, Settings, WhenSettings
 from node.governor.accelerators import DeviceReading
 from node.governor.governor import Reading
-from node.governor.policy import Politeness, TrainerFacts
+from node.governor.policy import Policy, TrainerFacts
 from node.governor.process_usage import Own
 from node.governor.sensors import Look
 from node.machine.jobs import Governed, PauseAsked, ResumeAsked
@@ -61,7 +61,7 @@ class Owner:
     def __init__(self, host: SimLearner, seed: int) -> None:
         self.host = host
         self.chance = random.Random(f"owner {host.name} {seed}")
-        self.politeness = Politeness(SETTINGS, cores=2)
+        self.policy = Policy(SETTINGS, cores=2)
         self.counts: Counter[str] = Counter()
         self._because = ""
         self._held: dict[str, float] = {}
@@ -107,7 +107,7 @@ class Owner:
         if not self.host.is_up:
             self._because = ""
             return
-        decision = self.politeness.decide(self._reading(world), self._facts(), 0)
+        decision = self.policy.decide(self._reading(world), self._facts(), 0)
         because = decision.ruling.because if decision.ruling.is_paused else ""
         if because != self._because:
             self._because = because
@@ -134,8 +134,10 @@ class Owner:
         )
 
     def _facts(self) -> TrainerFacts:
-        tending = self.host.learner.tending
-        return TrainerFacts(device=tending.device, is_stepping=tending.state == "training")
+        trainer_control = self.host.learner.trainer_control
+        return TrainerFacts(
+            device=trainer_control.device, is_stepping=trainer_control.state == "training"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +191,12 @@ class Soak:
         world.run(begins_s + HOUR_S)
         # The simulator's own memory, of no use here but for what the accounts are compared with.
         world.facts[:] = [one for one in world.facts if isinstance(one[2], PushSettled)]
-        hosts: dict[str, list[object]] = {"syncer": [syncer.machine, syncer.bank, syncer.shelf]}
+        hosts: dict[str, list[object]] = {
+            "syncer": [syncer.machine, syncer.bank, syncer.blob_store]
+        }
         for owner in self.owners:
             host = owner.host
-            hosts[host.name] = [host.learner, host.bank, host.shelf, owner.politeness]
+            hosts[host.name] = [host.learner, host.bank, host.blob_store, owner.policy]
         everybody: list[Host] = [swarm.syncers[0], *swarm.learners]
         hour = Hour(
             number=number + 1,

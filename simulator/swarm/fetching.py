@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from node.download.assembly import Assembly
 from node.download.planner import Ask, Planner, Trouble
 from node.machine.jobs import FetchState
@@ -26,7 +26,7 @@ class SimFetcher:
         *,
         is_alive: Callable[[], bool],
         donors: Callable[[], tuple[list[bytes], bytes | None]],
-        reach: Callable[[bytes], Shelf | None],
+        reach: Callable[[bytes], BlobStore | None],
         newest: Callable[[int], int],
     ) -> None:
         """These are the downloads of `key`. `donors` names learners and the syncer; `reach` gives
@@ -82,11 +82,11 @@ class SimFetcher:
     def _finish(self, ask: Ask) -> None:
         if not self._is_alive():
             return
-        now_s, shelf = self.world.now_s, self._reach(ask.donor)
-        if shelf is None:
+        now_s, blob_store = self.world.now_s, self._reach(ask.donor)
+        if blob_store is None:
             self.planner.failed(ask.number, Trouble.GONE, "unreachable", now_s)
         else:
-            blob = shelf.get(ask.digest)
+            blob = blob_store.get(ask.digest)
             if blob is None:
                 self.planner.failed(ask.number, Trouble.NOT_HELD, "not held", now_s)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from node.download.assembly import Assembly
 from node.machine.context import LearnerSetup
 from node.machine.jobs import (
@@ -97,7 +97,7 @@ class SimLearner(Host):
         """Told host and fragment when the inner loop restarts from a global value."""
         self.layout: Layout = syncers[0].layout
         self.chance = random.Random(f"{name} {world.seed}")
-        self.shelf = Shelf(clock=lambda: self.world.now_s)
+        self.blob_store = BlobStore(clock=lambda: self.world.now_s)
         self.bank: FragmentBank
         self.fetcher: SimFetcher
         self.trainer: TinyTrainer | None = None
@@ -129,8 +129,8 @@ class SimLearner(Host):
         return self.speed.mean_s
 
     def build(self) -> LearnerMachine:
-        self.shelf = Shelf(clock=lambda: self.world.now_s)
-        self.bank = FragmentBank(self.layout, self.shelf)
+        self.blob_store = BlobStore(clock=lambda: self.world.now_s)
+        self.bank = FragmentBank(self.layout, self.blob_store)
         self.trainer = None
         if self.tape is not None:
             self.recorder = TrainerTape(self.tape(self), self.life)
@@ -143,7 +143,7 @@ class SimLearner(Host):
             is_alive=lambda: self.life == life,
             donors=self._announced,
             reach=self._reach,
-            newest=lambda fragment: self.learner.shared.state.fragments[fragment].version,
+            newest=lambda fragment: self.learner.context.state.fragments[fragment].version,
         )
         start = self.parts.begin_life()
         self.incarnation = self.life
@@ -171,7 +171,7 @@ class SimLearner(Host):
     def crash(self) -> None:
         is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
         if is_restart and self.is_up:
-            self.parts.next_start(self.learner.parting.next_start)
+            self.parts.next_start(self.learner.snapshot_participant.next_start)
         super().crash()
         if is_restart:
             self.world.after(0.2, lambda: None if self.is_up else self.boot())
@@ -179,9 +179,9 @@ class SimLearner(Host):
     @property
     def is_void(self) -> bool:
         """Whether what it does is void: its owner went back, and it has not followed yet."""
-        charter = self.learner.shared.charter
+        charter = self.learner.context.charter
         epoch = charter.epoch if charter is not None else 0
-        return epoch < self.world.owner_epoch or self.learner.parting.is_leaving
+        return epoch < self.world.owner_epoch or self.learner.snapshot_participant.is_leaving
 
     def lose_trainer(self, *, is_out_of_memory: bool = False) -> None:
         """The trainer process dies; the daemon lives."""
@@ -329,19 +329,19 @@ class SimLearner(Host):
             if isinstance(host, SimLearner)
             and host is not self
             and host.is_up
-            and host.learner.keeping.is_held
+            and host.learner.fragment_sync.is_held
         ]
-        return learners, self.learner.shared.leader
+        return learners, self.learner.context.leader
 
-    def _reach(self, key: bytes) -> Shelf | None:
+    def _reach(self, key: bytes) -> BlobStore | None:
         host = self.world.hosts[key]
         assert isinstance(host, SimLearner | SimSyncer)
-        return host.shelf if self.world.can_reach(self, host) else None
+        return host.blob_store if self.world.can_reach(self, host) else None
 
     def _install(self, job: FetchState, got: Assembly | str) -> object:
         if isinstance(got, str):
             return Failed(got)
-        self.bank.charter = self.learner.shared.charter
+        self.bank.charter = self.learner.context.charter
         self.bank.install(job.fragment, job.version, job.state, *got.arrays())
         return StateFetched(tuple(got.sources.items()))
 
@@ -349,7 +349,7 @@ class SimLearner(Host):
         """From the leader, then other syncers, then learners: as the daemon asks."""
         world, merged = self.world, job.merged
         donors = reversed(self._donors())
-        donor = next((d for d in donors if d.shelf.get(merged.payload) is not None), None)
+        donor = next((d for d in donors if d.blob_store.get(merged.payload) is not None), None)
         if donor is None:
             failed = Failed("no donor holds the payload")
             world.after(2 * world.delay_s(), lambda: answer(failed))
@@ -358,7 +358,7 @@ class SimLearner(Host):
         world.after(delay_s, lambda: answer(self._advance(job, donor)))
 
     def _advance(self, job: Advance, donor: SimLearner | SimSyncer) -> object:
-        payload = donor.shelf.get(job.merged.payload)
+        payload = donor.blob_store.get(job.merged.payload)
         if payload is None or not self.world.can_dial(self, donor):
             return Failed("the donor is gone")
         try:
@@ -382,7 +382,7 @@ class SimLearner(Host):
         if self.recorder is not None:
             self.recorder.began(
                 genesis=self.tiny.genesis_bytes,
-                charter=self.learner.shared.charter or self.tiny.charter,
+                charter=self.learner.context.charter or self.tiny.charter,
                 inner=inner,
                 micro_batch=inner.batch_sequences,
                 seed_salt=trainer.noise_seed,
@@ -431,7 +431,7 @@ class SimLearner(Host):
         self.pushed.append((job.fragment, push.payload_bytes))
         self.captures[self.incarnation, job.sequence] = (self.trainer_number, trainer.local_step)
         if self.on_capture:
-            payload = self.shelf.get(push.digest)
+            payload = self.blob_store.get(push.digest)
             assert payload is not None, "it was just put there"
             for look in self.on_capture:
                 look(self, job.fragment, job.sequence, push.base_version, bytes(payload))

@@ -81,7 +81,7 @@ class SimMoments:
 
     def withdraw(self) -> None:
         for name in self.offered:
-            self.host.shelf.drop(name)
+            self.host.blob_store.drop(name)
         self.offered = []
 
     def _once(self, answer: Answer) -> Answer:
@@ -98,7 +98,7 @@ class SimMoments:
         for values in trainer.moments:
             blob = values.tobytes()
             self.offered.append(digest(blob))
-            self.host.shelf.put(self.offered[-1], blob)
+            self.host.blob_store.put(self.offered[-1], blob)
         return MomentsCaptured(tuple(self.offered))
 
     def _fetch(self, job: FetchMoments, answer: Answer) -> None:
@@ -116,7 +116,7 @@ class SimMoments:
         donor = host.world.hosts[job.donor]
         if not isinstance(donor, type(host)) or not host.world.can_reach(host, donor):
             return Failed("unreachable")
-        blobs = [donor.shelf.get(name) for name in job.blobs]
+        blobs = [donor.blob_store.get(name) for name in job.blobs]
         arrays = [np.frombuffer(bytes(blob), np.float32) for blob in blobs if blob is not None]
         if len(arrays) != len(host.layout.fragments):
             return Failed("not held")

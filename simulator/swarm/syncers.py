@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
@@ -114,7 +114,7 @@ class SimSyncer(Host):
         )
         self.chance = random.Random(f"{name} {world.seed}")
         self.disk = SimDisk.fresh(self.chance.randbytes(32))
-        self.shelf = Shelf(clock=lambda: self.world.now_s)
+        self.blob_store = BlobStore(clock=lambda: self.world.now_s)
         self.bank: MergeBank
         self.syncer: SyncerMachine
         self.tape: Callable[[SimSyncer], Sink] | None = None
@@ -128,8 +128,8 @@ class SimSyncer(Host):
     def build(self) -> SyncerMachine | RecordedMachine:
         envelope = self.disk.charter or charter_envelope(self.tiny)
         charter = wire.decode(envelope.payload, Charter)
-        self.shelf = Shelf(clock=lambda: self.world.now_s)
-        self.bank = MergeBank(self.layout, charter, self.shelf, merge=self.backend.merge)
+        self.blob_store = BlobStore(clock=lambda: self.world.now_s)
+        self.bank = MergeBank(self.layout, charter, self.blob_store, merge=self.backend.merge)
         seed = f"{self.name} {self.world.seed} {self.life}".encode()
         setup = SyncerSetup(
             project=self.tiny.project,
@@ -370,10 +370,10 @@ class SimSyncer(Host):
 
     def _find(self, *names: bytes) -> list[bytes] | None:
         for host in self._peers():
-            shelf = getattr(host, "shelf", None)
-            if shelf is None:
+            blob_store = getattr(host, "blob_store", None)
+            if blob_store is None:
                 continue
-            parts = [shelf.get(name) for name in names]
+            parts = [blob_store.get(name) for name in names]
             if all(part is not None for part in parts):
                 return [bytes(part) for part in parts]
         return None
@@ -421,7 +421,7 @@ class SimSyncer(Host):
         peer = self.world.hosts.get(job.peer)
         if peer is None or not self.world.can_dial(self, peer):
             return Failed("unreachable")
-        blob = getattr(peer, "shelf").get(job.header.digest)  # noqa: B009 -- learners have one
+        blob = getattr(peer, "blob_store").get(job.header.digest)  # noqa: B009 -- learners have one
         if blob is None:
             return Failed("not held")
         push = (job.peer, job.header.incarnation, job.header.sequence)

@@ -71,7 +71,7 @@ SOURCES_ASKED_MAX = 8
 T = TypeVar("T")
 
 
-class Work:
+class JobExecutor:
     """The hands of one syncer."""
 
     def __init__(

@@ -28,7 +28,7 @@ from protocol.status import (
     SyncerStatus,
 )
 from syncer_node.daemon.voting_status import seat_status, waiting_words
-from syncer_node.machine.leadership import Phase, Seat
+from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft.raft import Raft
 from syncer_node.storage.ledger import leading_rows
@@ -49,8 +49,8 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
         best = state.ended.best_loss if state.ended else None
         loss = f", best held-out loss {best:.4f}" if best is not None else ""
         return f"The run is complete: {state.global_step:,} global steps{loss}."
-    if seat.merging.stalled and now_s < seat.merging.stalled_until_s:
-        return f"Merging paused: {seat.merging.stalled}."
+    if seat.rounds.stalled and now_s < seat.rounds.stalled_until_s:
+        return f"Merging paused: {seat.rounds.stalled}."
     if seat.is_closing:
         return "Handing the seat over to a standby."
     if seat.phase is Phase.STARTING:
@@ -64,20 +64,20 @@ def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
     raft = machine.raft
     if raft.is_leading:
         return f"Elected in term {raft.context.term}; taking the seat."
-    missing = machine.following.missing
+    missing = machine.standby.missing
     if missing:
-        trouble = f" ({machine.following.trouble})" if machine.following.trouble else ""
+        trouble = f" ({machine.standby.trouble})" if machine.standby.trouble else ""
         return f"Fetching {len(missing)} fragments that this disk does not have{trouble}."
     if raft.leader is None:
         return f"No leader: {waiting_words(raft, now_s)}."
     heard_s = now_s - raft.context.leader_heard_s
     tail = " Drained: it does not stand for election." if raft.election.is_drained else ""
-    trouble = machine.following.trouble if machine.following.is_waiting else ""
+    trouble = machine.standby.trouble if machine.standby.is_waiting else ""
     but = f", but not keeping up: {trouble}" if trouble else ""
     return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago{but}.{tail}"
 
 
-def _training_sentence(seat: Seat) -> str:
+def _training_sentence(seat: Leadership) -> str:
     live = list(seat.members.live())
     training = seat.members.training()
     if not live:
@@ -86,7 +86,7 @@ def _training_sentence(seat: Seat) -> str:
         return nobody_trains([(one.name, one.beat.state if one.beat else "") for one in live])
     missing = [s for s in seat.members.sessions.values() if not s.is_connected and not s.has_left]
     tail = f" Gone: {', '.join(s.name for s in missing)}." if missing else ""
-    waiting = seat.merging.pace.waiting
+    waiting = seat.rounds.pace.waiting
     is_short = "learners ready" in waiting
     wait = f" Waiting: {waiting}." if is_short else ""
     return f"All is well. {_learners(len(training))} training.{tail}{wait}"
@@ -175,7 +175,7 @@ def _add_links(rows: list[PeerRow], transport: Transport) -> None:
             row.bulk, row.bulk_detail = bulk.way, bulk.detail
 
 
-def round_rows(seat: Seat, now_s: float) -> list[RoundRow]:
+def round_rows(seat: Leadership, now_s: float) -> list[RoundRow]:
     """The rounds in flight."""
     names = {peer: session.name for peer, session in seat.members.sessions.items()}
     return [
@@ -189,7 +189,7 @@ def round_rows(seat: Seat, now_s: float) -> list[RoundRow]:
             age_s=now_s - current.opened_s,
             waiting_for=[names.get(peer, short(peer)) for peer in current.pending(now_s)],
         )
-        for current in seat.merging.rounds.values()
+        for current in seat.rounds.rounds.values()
     ]
 
 
@@ -218,7 +218,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         join_link=daemon.join_link(),
         project=project_status(daemon.project.id, genesis, daemon.layout, charter),
         swarm=swarm_status(machine.state, charter),
-        network=network_status(daemon.transport, daemon.vigil.trouble),
+        network=network_status(daemon.transport, daemon.partition_monitor.trouble),
         peers=peers,
         rounds=round_rows(seat, now_s) if seat else [],
         merges=list(books.recent),
@@ -226,8 +226,8 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         participants_mean=books.participants / books.merges if books.merges else 0.0,
         effective_h=books.steps / books.participants if books.participants else 0.0,
         grace_s=books.grace_s,
-        slack_s=seat.merging.window.slack_s() if seat else None,
-        outcomes=dict(seat.merging.outcomes) if seat else {},
+        slack_s=seat.rounds.window.slack_s() if seat else None,
+        outcomes=dict(seat.rounds.outcomes) if seat else {},
         faults=all_faults(daemon.transport, machine.faults),
         fragments=newest,
         push_bytes=books.push_bytes,
@@ -235,7 +235,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         payload_bytes=books.payload_bytes,
         payload_params=books.payload_params,
         checkpoint_dir=str(daemon.store.root / "checkpoints"),
-        seat=seat_status(machine.raft, now_s, machine.following.trouble),
+        seat=seat_status(machine.raft, now_s, machine.standby.trouble),
         snapshots=snapshot_status(machine, now_s),
         loop_lag=daemon.loop_watch.lag(),
         contributors=leading_rows(machine.state, here),

@@ -22,8 +22,8 @@ import msgspec
 
 from host import addresses
 from host.bulk import speed_probe
-from host.bulk.blob_cache import Shelf
-from host.control.event_log import Feed
+from host.bulk.blob_store import BlobStore
+from host.control.event_log import EventLog
 from host.control.server import ControlServer
 from host.driver import Driver
 from host.files import crash_marker, keystore
@@ -43,7 +43,7 @@ from host.options import SyncerOptions
 from host.runtime import logs
 from host.runtime.compute_pool import Cores
 from host.runtime.lifecycle import Stopper, background, live, tidying
-from host.runtime.loop_lag import LoopWatch
+from host.runtime.loop_lag import LoopLagMonitor
 from host.tape.tape_file import TapeLabel
 from host.tape.taping import begin_tape
 from host.transport import Transport
@@ -58,7 +58,7 @@ from protocol.project import Voter
 from protocol.signing import verify_ed25519
 from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node.daemon import status
-from syncer_node.daemon.job_executor import Work
+from syncer_node.daemon.job_executor import JobExecutor
 from syncer_node.daemon.outlook import voter_vigil
 from syncer_node.machine.jobs import (
     Adopt,
@@ -71,7 +71,7 @@ from syncer_node.machine.jobs import (
     TellWatchers,
 )
 from syncer_node.machine.leadership import Phase
-from syncer_node.machine.merge_totals import Books
+from syncer_node.machine.merge_totals import MergeTotals
 from syncer_node.machine.setup import SyncerSetup
 from syncer_node.machine.syncer import RESTART_EXIT
 from syncer_node.raft.context import PeerVoter
@@ -180,20 +180,20 @@ class SyncerDaemon:
         self.ended_s: float | None = None
         self._kept_addresses: tuple[str, ...] = ()
         self._is_news = asyncio.Event()
-        self.books = Books()
-        self.feed = Feed()
-        self.loop_watch = LoopWatch()
-        self.shelf = Shelf(clock=time.monotonic)
-        self.shelf.put(project.id, project.genesis_bytes)
+        self.books = MergeTotals()
+        self.feed = EventLog()
+        self.loop_watch = LoopLagMonitor()
+        self.blob_store = BlobStore(clock=time.monotonic)
+        self.blob_store.put(project.id, project.genesis_bytes)
         self.store = Store(options.home.syncer_store(project.id, options.instance))
         self.project = project = newest_of(project, self.store.voter.charter())
         genesis, charter = project.genesis, project.charter
         cores = Cores(options.threads)
-        self.bank = MergeBank(self.layout, charter, self.shelf, workers=cores)
+        self.bank = MergeBank(self.layout, charter, self.blob_store, workers=cores)
         self.disk = Disk(self.store, self.bank, project, identity)
         self.recorded = self._recorded_machine()
         self.machine = self.recorded.inner
-        self.work = Work(
+        self.executor = JobExecutor(
             transport=transport,
             store=self.store,
             bank=self.bank,
@@ -208,7 +208,7 @@ class SyncerDaemon:
             self.recorded, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
         transport.serve_blobs(self._find_blob)
-        self.vigil = voter_vigil(transport, self.machine.raft)
+        self.partition_monitor = voter_vigil(transport, self.machine.raft)
 
     def _recorded_machine(self) -> RecordedMachine:
         """The machine, as the disk has it, with a tape around it."""
@@ -245,7 +245,7 @@ class SyncerDaemon:
 
     def _find_blob(self, peer: bytes, name: bytes) -> memoryview | None:
         """What is offered under this digest; other voters also get payloads from the disk."""
-        held = self.shelf.get(name)
+        held = self.blob_store.get(name)
         if held is None and self.machine.raft.is_voter(peer):
             held = self.store.find_payload(name)
         return speed_probe.find(name) if held is None else held
@@ -297,12 +297,12 @@ class SyncerDaemon:
         self._banner()
         try:
             works = (self._announce, self._report, self._leave_when_done)
-            async with background(*works, self.vigil.run, self.loop_watch.run):
+            async with background(*works, self.partition_monitor.run, self.loop_watch.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
                 await control.close()
-            self.work.close()
+            self.executor.close()
             self.tape.close()
         log.info("%s", stop.reason)
         return stop.exit_code
@@ -327,7 +327,7 @@ class SyncerDaemon:
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job, under the charter of now."""
         self.bank.charter = self.machine.setup.charter
-        return await self.work.run_job(job)
+        return await self.executor.run_job(job)
 
     def act(self, action: object) -> None:
         """Carry out a local action."""
@@ -338,7 +338,7 @@ class SyncerDaemon:
                 for push in pushes:
                     self.bank.forget_push(push)
             case Keep(entry, _):
-                self.work.keep_certificate(entry.certificate)
+                self.executor.keep_certificate(entry.certificate)
             case KeepCharter(envelope):
                 self._keep_charter(envelope)
             case TellWatchers(peers):
@@ -346,11 +346,11 @@ class SyncerDaemon:
                 for peer in peers:
                     self.driver.send(peer, report)
             case CutSnapshot():
-                self.work.cut_snapshot(action)
+                self.executor.cut_snapshot(action)
             case DropSnapshot(snapshot):
-                self.work.small(partial(self.disk.snapshots.drop, snapshot))
+                self.executor.small(partial(self.disk.snapshots.drop, snapshot))
             case NameBest(index):
-                self.work.small(partial(self.disk.name_best, index))
+                self.executor.small(partial(self.disk.name_best, index))
 
     def _keep_charter(self, envelope: Envelope) -> None:
         """The owner's newest word, for the next start of this host."""
@@ -362,8 +362,8 @@ class SyncerDaemon:
     def _offer_charter(self, envelope: Envelope) -> tuple[bytes, int]:
         encoded = wire.encode(envelope)
         name = digest(encoded)
-        if self.shelf.get(name) is None:
-            self.shelf.put(name, encoded)
+        if self.blob_store.get(name) is None:
+            self.blob_store.put(name, encoded)
         return name, len(encoded)
 
     def on_fact(self, fact: Fact) -> None:
@@ -412,7 +412,7 @@ class SyncerDaemon:
         found = tuple(sorted(text for peer in peers if (text := self._address_of(peer))))
         if found and found != self._kept_addresses:
             self._kept_addresses = found
-            self.work.small(partial(self.store.voter.keep_addresses, found))
+            self.executor.small(partial(self.store.voter.keep_addresses, found))
 
     def _notice(self) -> SeatNotice:
         name, size = self._offer_charter(self.machine.setup.charter_envelope)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from host import addresses
-from host.control.event_log import Feed
+from host.control.event_log import EventLog
 from host.control.server import ControlServer
 from host.control.status_parts import all_faults, network_status
 from host.driver import Driver
@@ -144,7 +144,7 @@ class WitnessDaemon:
         self.identity = identity
         self.transport = transport
         self.started_s = time.monotonic()
-        self.feed = Feed()
+        self.feed = EventLog()
         self._kept_addresses: tuple[str, ...] = ()
         self.files = VoterFiles(options.home.witness_store(project.id, options.instance))
         self.project = newest_of(project, self.files.charter())
@@ -153,7 +153,7 @@ class WitnessDaemon:
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
-        self.vigil = voter_vigil(transport, self.machine.raft)
+        self.partition_monitor = voter_vigil(transport, self.machine.raft)
 
     def _recovered(self) -> WitnessMachine:
         files, charter = self.files, self.project.charter
@@ -199,7 +199,7 @@ class WitnessDaemon:
         log.info("witness %s for %s", short(self.identity.key), self.project.genesis.name)
         log.info("log in %s, certified to record %d", self.files.root, self.machine.raft.log.last)
         try:
-            async with background(self._look_after_disk, self.vigil.run):
+            async with background(self._look_after_disk, self.partition_monitor.run):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
@@ -310,7 +310,7 @@ class WitnessDaemon:
             seat=seat_status(self.machine.raft, now_s),
             log_index=self.machine.raft.log.certified,
             stored_from=self.files.floor.index + 1,
-            network=network_status(self.transport, self.vigil.trouble),
+            network=network_status(self.transport, self.partition_monitor.trouble),
             faults=all_faults(self.transport, self.machine.faults),
         )
 

@@ -12,31 +12,31 @@ from protocol.peers.membership import Session
 from protocol.rounds import PullState
 
 if TYPE_CHECKING:
-    from syncer_node.machine.rounds import Merging
+    from syncer_node.machine.rounds import Rounds
 
 
-def busy(merging: Merging, now_s: float) -> set[bytes]:
+def busy(rounds: Rounds, now_s: float) -> set[bytes]:
     """Learners from whom a push is on its way, or was asked for."""
     found: set[bytes] = set()
-    for current in merging.rounds.values():
+    for current in rounds.rounds.values():
         if current.is_collecting:
             found.update(current.pending(now_s))
-    timeout_s = merging.spec.pull_timeout_s
-    late = merging.stragglers.items()
+    timeout_s = rounds.spec.pull_timeout_s
+    late = rounds.stragglers.items()
     found.update(peer for (_, peer), one in late if one.is_pending(now_s, timeout_s))
     return found
 
 
 def can_ask(
-    merging: Merging, session: Session, fragment: int, version: int, taken: set[bytes]
+    rounds: Rounds, session: Session, fragment: int, version: int, taken: set[bytes]
 ) -> bool:
     """Whether a pull would bring something. taken: who is `busy`."""
-    if session.peer in taken or (fragment, session.peer) in merging.stragglers:
+    if session.peer in taken or (fragment, session.peer) in rounds.stragglers:
         return False
     return session.can_push(fragment, version)
 
 
-def has_given(merging: Merging, session: Session, fragment: int) -> bool:
+def has_given(rounds: Rounds, session: Session, fragment: int) -> bool:
     """Whether its push for this fragment is here, too late for the round that asked for it."""
-    ticket = merging.stragglers.get((fragment, session.peer))
+    ticket = rounds.stragglers.get((fragment, session.peer))
     return ticket is not None and ticket.state is PullState.ARRIVED

@@ -32,7 +32,7 @@ together. That is once for a learner, however long it stays."""
 
 
 @dataclass(slots=True)
-class Noting:
+class ContributorNotes:
     """One term's. Everything noted is proposed once."""
 
     state: SwarmState

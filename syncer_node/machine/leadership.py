@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from protocol import limits, wire
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError, UnexpectedMessage
 from protocol.log.batching import in_messages
 from protocol.log.records import (
@@ -62,7 +62,7 @@ from protocol.trace import (
     SessionRefused,
 )
 from syncer_node.machine.admission import refusal
-from syncer_node.machine.contributor_notes import Noting
+from syncer_node.machine.contributor_notes import ContributorNotes
 from syncer_node.machine.evaluating import Evaluating
 from syncer_node.machine.jobs import (
     InitialiseWeights,
@@ -74,8 +74,8 @@ from syncer_node.machine.jobs import (
 from syncer_node.machine.leasing import Leasing
 from syncer_node.machine.pacing import Pace
 from syncer_node.machine.receipt_issuer import Receipts
-from syncer_node.machine.recent_entries import Archive
-from syncer_node.machine.rounds import Merging
+from syncer_node.machine.recent_entries import RecentEntries
+from syncer_node.machine.rounds import Rounds
 from syncer_node.machine.setup import SyncerSetup
 from syncer_node.machine.snapshots import Snapshots
 
@@ -97,16 +97,16 @@ PHASE_TRANSITIONS: dict[tuple[Phase, str], Phase] = {
 }
 
 
-class Seat:
+class Leadership:
     """One term of leading."""
 
     def __init__(
         self,
         setup: SyncerSetup,
         *,
-        desk: Desk,
+        effects: EffectQueue,
         state: SwarmState,
-        archive: Archive,
+        recent: RecentEntries,
         faults: dict[str, int],
         propose: Callable[[Body], None],
         snapshots: list[SnapshotOutline],
@@ -114,9 +114,9 @@ class Seat:
     ) -> None:
         """snapshots: those on this host's disk."""
         self.setup = setup
-        self.desk = desk
+        self.effects = effects
         self.state = state
-        self.archive = archive
+        self.recent = recent
         self.faults = faults
         self.members = Membership()
         self.phase = Phase.STARTING
@@ -131,9 +131,9 @@ class Seat:
         self._is_ending_proposed = False
         self._is_end_proposed = False
         charter, rounds = setup.charter, setup.charter.rounds
-        self.noting = Noting(state, self.members, propose)
-        self.merging = Merging(
-            desk=desk,
+        self.contributor_notes = ContributorNotes(state, self.members, propose)
+        self.rounds = Rounds(
+            effects=effects,
             state=state,
             members=self.members,
             spec=rounds,
@@ -142,7 +142,7 @@ class Seat:
             tokens_per_step=charter.inner.batch_sequences * setup.genesis.data.sequence_tokens,
             wall_offset_s=_wall_offset_s(setup, state, now_s),
             propose=propose,
-            noting=self.noting,
+            contributor_notes=self.contributor_notes,
             pace=Pace(rounds, setup.genesis.fragments),
             window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
             last_round=state.rounds,
@@ -150,7 +150,7 @@ class Seat:
         )
         self.leasing = Leasing(state, self.members, charter.limits, propose)
         self.leasing.listening_since_s = now_s
-        self.receipts = Receipts(desk, state, self.members)
+        self.receipts = Receipts(effects, state, self.members)
         self.evaluating = Evaluating(
             state=state,
             members=self.members,
@@ -158,7 +158,7 @@ class Seat:
             checkpoint_every=CYCLES_PER_CHECKPOINT * setup.genesis.fragments,
             propose=propose,
         )
-        self.snapshots = Snapshots(setup, desk, archive, self.members, self.merging, snapshots)
+        self.snapshots = Snapshots(setup, effects, recent, self.members, self.rounds, snapshots)
         self._begin()
 
     # Life of the run.
@@ -171,19 +171,19 @@ class Seat:
         elif self.state.has_weights:
             self.phase = Phase.TRAINING
         else:
-            self.desk.start(InitialiseWeights())
-        self.desk.emit(PhaseChanged(self.phase.value, f"log at record {self.state.index}"))
+            self.effects.start(InitialiseWeights())
+        self.effects.emit(PhaseChanged(self.phase.value, f"log at record {self.state.index}"))
 
     def _fire(self, trigger: str, detail: str) -> None:
         self.phase = PHASE_TRANSITIONS[self.phase, trigger]
-        self.desk.emit(PhaseChanged(self.phase.value, detail))
+        self.effects.emit(PhaseChanged(self.phase.value, detail))
 
     def adopt(self, setup: SyncerSetup) -> None:
         """Go on under another charter."""
         self.setup = setup
         charter = setup.charter
-        self.merging.adopt(charter.rounds, charter.outer)
-        self.merging.tokens_per_step = (
+        self.rounds.adopt(charter.rounds, charter.outer)
+        self.rounds.tokens_per_step = (
             charter.inner.batch_sequences * setup.genesis.data.sequence_tokens
         )
         self.leasing.limits = charter.limits
@@ -192,15 +192,15 @@ class Seat:
         for session in list(self.members.live()):
             if session.peer in charter.banned:
                 words = "the project's owner has banned this key"
-                self.desk.send(session.peer, Refused("banned", words, None))
-                self.desk.out.append(Disconnect(session.peer, "banned"))
+                self.effects.send(session.peer, Refused("banned", words, None))
+                self.effects.out.append(Disconnect(session.peer, "banned"))
                 self.lose(session.peer, "banned", self._now_s)
 
     def look(self, now_s: float, *, may_open: bool, has_tail: bool) -> None:
         """Time passes. may_open: the log can be written. has_tail: records wait for certificates"""
         self._now_s = now_s
         for session in self.members.silent(now_s):
-            self.desk.out.append(Disconnect(session.peer, "silent"))
+            self.effects.out.append(Disconnect(session.peer, "silent"))
             self.lose(session.peer, f"not heard for {limits.GONE_AFTER_S:.0f} s", now_s)
         if now_s - self._said_alive_s >= limits.ALIVE_EVERY_S:
             self._said_alive_s = now_s
@@ -208,23 +208,23 @@ class Seat:
             every_s = min(limits.HEARTBEAT_S, len(live) / limits.HEARTBEATS_PER_S)
             alive = Alive(self.state.index, every_s)
             for session in live:
-                self.desk.send(session.peer, alive)
+                self.effects.send(session.peer, alive)
         if self.watchers and now_s - self._reported_s >= limits.REPORT_EVERY_S:
             self._reported_s = now_s
-            self.desk.do(TellWatchers(tuple(self.watchers)))
+            self.effects.do(TellWatchers(tuple(self.watchers)))
         for session_key in self.leasing.take_back(now_s):
-            self.merging.last_sequence.pop(session_key, None)
+            self.rounds.last_sequence.pop(session_key, None)
         is_open = self.phase is Phase.TRAINING and not self.is_closing
-        self.merging.look(now_s, may_open=is_open and may_open)
+        self.rounds.look(now_s, may_open=is_open and may_open)
         self.snapshots.look(now_s, may_begin=is_open and may_open)
         if may_open and not self._is_end_proposed and self.phase is not Phase.ENDED:
-            self.noting.look(now_s)
+            self.contributor_notes.look(now_s)
         if is_open:
             self._check_budget()
             self.evaluating.look(now_s)
         elif (
             self.phase is Phase.DRAINING
-            and not self.merging.rounds
+            and not self.rounds.rounds
             and not has_tail
             and not self._is_end_proposed
             and self.evaluating.finish(now_s)
@@ -239,7 +239,7 @@ class Seat:
 
     def _end(self) -> None:
         self._is_end_proposed = True
-        self.noting.flush()
+        self.contributor_notes.flush()
         best = self.state.best
         body = RunEnded(
             global_step=self.state.global_step,
@@ -252,16 +252,16 @@ class Seat:
     def close(self, reason: str) -> None:
         """Say goodbye; learners go on by themselves and come back when somebody leads again."""
         for session in self.members.live():
-            self.desk.send(session.peer, Goodbye(reason))
-            self.desk.out.append(Disconnect(session.peer, "goodbye"))
+            self.effects.send(session.peer, Goodbye(reason))
+            self.effects.out.append(Disconnect(session.peer, "goodbye"))
         for peer in self.watchers:
-            self.desk.out.append(Disconnect(peer, "goodbye"))
+            self.effects.out.append(Disconnect(peer, "goodbye"))
         self.snapshots.close()
 
     def deadline_s(self) -> float:
         """When something happens here by itself."""
-        times = [self.merging.deadline_s(self._now_s), self.evaluating.deadline_s()]
-        times += [self.snapshots.deadline_s(), self.noting.deadline_s()]
+        times = [self.rounds.deadline_s(self._now_s), self.evaluating.deadline_s()]
+        times += [self.snapshots.deadline_s(), self.contributor_notes.deadline_s()]
         return min((t for t in times if t is not None), default=1e18)
 
     # The log.
@@ -280,7 +280,7 @@ class Seat:
                 self.leasing.on_returned((learner, incarnation))
             case CheckpointMarked(_, evaluator):
                 self.evaluating.on_marked(index, evaluator, now_s)
-                self.desk.start(WriteCheckpoint(index, self.state.summary()))
+                self.effects.start(WriteCheckpoint(index, self.state.summary()))
             case CheckpointEvaluated():
                 self._scored(body)
             case RunEnding():
@@ -292,21 +292,21 @@ class Seat:
                 pass
         committed = Committed((entry,))
         for session in self.members.live():
-            self.desk.send(session.peer, committed)
+            self.effects.send(session.peer, committed)
 
     def _scored(self, scored: CheckpointEvaluated) -> None:
         self.evaluating.on_scored()
         best = self.state.best
         if best is not None and best.checkpoint == scored.checkpoint:
-            self.desk.do(NameBest(scored.checkpoint))
-        self.desk.emit(CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
+            self.effects.do(NameBest(scored.checkpoint))
+        self.effects.emit(CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
 
     def _merged(self, merged: FragmentMerged, index: int) -> None:
         parts = merged.contributions
-        self.merging.on_committed(merged, self._now_s)
+        self.rounds.on_committed(merged, self._now_s)
         self.receipts.on_merged(merged, self.setup, self._now_s)
-        self.noting.on_merged(merged)
-        self.desk.emit(
+        self.contributor_notes.on_merged(merged)
+        self.effects.emit(
             FragmentCommitted(
                 index=index,
                 global_step=merged.global_step,
@@ -314,7 +314,7 @@ class Seat:
                 version=merged.version,
                 participants=len(parts),
                 mean_steps=sum(part.steps for part in parts) / len(parts),
-                merge_s=self.merging.window.sync.value_s or 0.0,
+                merge_s=self.rounds.window.sync.value_s or 0.0,
             )
         )
 
@@ -342,7 +342,7 @@ class Seat:
             case Push(envelope):
                 self._push(session, envelope)
             case Decline():
-                self.merging.on_decline(session.peer, message)
+                self.rounds.on_decline(session.peer, message)
             case LeaseRequest(blocks):
                 self.leasing.ask(session.peer, blocks)
             case Evaluation():
@@ -352,7 +352,7 @@ class Seat:
             case Goodbye(reason):
                 words = reason or "said goodbye"
                 self.lose(session.peer, words, self._now_s, has_left=True)
-                self.desk.out.append(Disconnect(session.peer, "goodbye"))
+                self.effects.out.append(Disconnect(session.peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} from a learner")
 
@@ -366,8 +366,8 @@ class Seat:
         elif len(self.watchers) >= limits.WATCHERS_MAX and peer not in self.watchers:
             reason = "too many are looking on already"
         if reason:
-            self.desk.send(peer, Refused("watch", reason, None))
-            self.desk.out.append(Disconnect(peer, reason))
+            self.effects.send(peer, Refused("watch", reason, None))
+            self.effects.out.append(Disconnect(peer, reason))
         else:
             self.watchers[peer] = None
             self._reported_s = -1e9
@@ -379,17 +379,17 @@ class Seat:
             self.members.forget(peer)
         refused = refusal(self.setup, self.members, peer, hello, self.state)
         if refused is not None:
-            self.desk.emit(SessionRefused(peer, refused.reason, refused.text))
+            self.effects.emit(SessionRefused(peer, refused.reason, refused.text))
             if refused.retry_after_s is None:
                 self.faults[refused.reason] = self.faults.get(refused.reason, 0) + 1
-            self.desk.send(peer, refused)
-            self.desk.out.append(Disconnect(peer, refused.reason))
+            self.effects.send(peer, refused)
+            self.effects.out.append(Disconnect(peer, refused.reason))
             return
         former = self.members.sessions.get(peer)
         if former is not None:
             self.snapshots.on_gone(peer, "it connected anew", self._now_s)
         if former is not None and former.incarnation < hello.incarnation:
-            self.merging.on_gone(peer)
+            self.rounds.on_gone(peer)
             self.leasing.give_back(former.key)
         session = self.members.open(peer, hello, self._now_s)
         assert session is not None, "checked by _refusal"
@@ -397,19 +397,19 @@ class Seat:
 
     def _welcome(self, peer: bytes, hello: Hello, session: Session) -> None:
         state = self.state
-        entries = self.archive.continuation(hello)
-        index = self.archive.index() if entries is None else None
+        entries = self.recent.continuation(hello)
+        index = self.recent.index() if entries is None else None
         formers: tuple[Envelope, ...] = ()
         if entries is None:
             formers = tuple(one.charter for one in state.charters[:-1])
-            for piece in in_messages(self.archive.origins()):
-                self.desk.send(peer, IndexPart(piece))
+            for piece in in_messages(self.recent.origins()):
+                self.effects.send(peer, IndexPart(piece))
         charter = state.charter or self.setup.charter_envelope
-        self.desk.send(peer, Welcome(charter, state.epoch, state.term, formers, index))
+        self.effects.send(peer, Welcome(charter, state.epoch, state.term, formers, index))
         for piece in in_messages(entries or []):
-            self.desk.send(peer, Committed(piece))
+            self.effects.send(peer, Committed(piece))
         self.receipts.on_welcome(session, self.setup, self._now_s)
-        self.desk.emit(SessionOpened(peer, session.name, entries is not None))
+        self.effects.emit(SessionOpened(peer, session.name, entries is not None))
 
     def _push(self, session: Session, envelope: Envelope) -> None:
         payload = open_envelope(
@@ -419,7 +419,7 @@ class Seat:
         if header.project != self.setup.project or header.incarnation != session.incarnation:
             raise UnexpectedMessage("push of another project or session")
         self.snapshots.on_push(session, header.sequence)
-        self.merging.on_push(session, header, self._now_s)
+        self.rounds.on_push(session, header, self._now_s)
 
     def lose(self, peer: bytes, reason: str, now_s: float, *, has_left: bool = False) -> None:
         """A stream ended, or somebody left."""
@@ -428,16 +428,16 @@ class Seat:
         session = self.members.close(peer, reason, has_left=has_left)
         if session is not None:
             session.heard_s = now_s
-            self.merging.on_gone(peer)
+            self.rounds.on_gone(peer)
             self.snapshots.on_gone(peer, reason, now_s)
-            self.desk.emit(SessionClosed(peer, session.name, reason, has_left))
+            self.effects.emit(SessionClosed(peer, session.name, reason, has_left))
 
     def blame(self, peer: bytes, error: RemoteError) -> None:
         """Write an offence down against its session."""
         session = self.members.sessions.get(peer)
         if session is not None:
             session.rejected[error.reason] = session.rejected.get(error.reason, 0) + 1
-        self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
+        self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
 
     def on_weights(self, result: object) -> None:
         """The first weights are made, or could not be."""
@@ -445,7 +445,7 @@ class Seat:
             self._propose(WeightsInitialised(result.fragments))
         else:
             reason = result.reason if isinstance(result, Failed) else "unknown"
-            self.desk.out.append(Stop(f"the first weights could not be made: {reason}", 1))
+            self.effects.out.append(Stop(f"the first weights could not be made: {reason}", 1))
 
 
 def _wall_offset_s(setup: SyncerSetup, state: SwarmState, now_s: float) -> float:

@@ -13,7 +13,7 @@ import math
 from protocol.machine import Event, JobDone, Received
 from protocol.messages import Heartbeat, Push
 from syncer_node.machine.jobs import PushFetched
-from syncer_node.machine.leadership import Seat
+from syncer_node.machine.leadership import Leadership
 
 BEATS_LOOK_S = 1e-3
 BEATS_LOOK_S_MAX = 0.02
@@ -28,7 +28,7 @@ FEW = 16
 """Learners whose pushes are looked at one by one."""
 
 
-def look_s(event: Event, seat: Seat | None, *, looked_s: float, now_s: float) -> float:
+def look_s(event: Event, seat: Leadership | None, *, looked_s: float, now_s: float) -> float:
     """When to look because of this event; infinite if what is due has its wake-up already."""
     match event:
         case Received(peer, Heartbeat()):
@@ -44,7 +44,7 @@ def look_s(event: Event, seat: Seat | None, *, looked_s: float, now_s: float) ->
     return now_s
 
 
-def _is_ripe(seat: Seat, now_s: float) -> bool:
+def _is_ripe(seat: Leadership, now_s: float) -> bool:
     """Whether a round has all that it waited for."""
-    rounds = seat.merging.rounds.values()
+    rounds = seat.rounds.rounds.values()
     return any(current.is_collecting and current.is_ripe(now_s) for current in rounds)

@@ -13,7 +13,7 @@ from protocol.trace import FragmentCommitted
 
 
 @dataclass(slots=True)
-class Books:
+class MergeTotals:
     """Sums over the merges of this daemon's life."""
 
     merges: int = 0

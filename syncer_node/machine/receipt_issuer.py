@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.log.receipts import Credit, sign_credit
 from protocol.log.records import FragmentMerged
 from protocol.log.state import SwarmState
@@ -28,8 +28,8 @@ class Receipts:
     the log has come so far.
     """
 
-    def __init__(self, desk: Desk, state: SwarmState, members: Membership) -> None:
-        self._desk = desk
+    def __init__(self, effects: EffectQueue, state: SwarmState, members: Membership) -> None:
+        self._effects = effects
         self._state = state
         self._members = members
         self._told: dict[bytes, tuple[int, float, int]] = {}
@@ -81,4 +81,4 @@ class Receipts:
             clipped=account.clipped,
             at_s=max(0.0, now_s + setup.wall_offset_s),
         )
-        self._desk.send(session.peer, Receipt(sign_credit(credit, setup.signer)))
+        self._effects.send(session.peer, Receipt(sign_credit(credit, setup.signer)))

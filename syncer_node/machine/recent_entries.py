@@ -14,7 +14,7 @@ RECENT_RECORDS = 2048
 """Committed records kept at hand; a learner that is further behind starts from the index."""
 
 
-class Archive:
+class RecentEntries:
     """The newest entries, and those that made the newest version of some fragment."""
 
     def __init__(self, recovered: Recovered, state: SwarmState) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol import limits
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.log.records import Body, Contribution, FragmentMerged
 from protocol.log.state import SwarmState
 from protocol.machine import Failed
@@ -19,7 +19,7 @@ from protocol.quorum import GraceWindow
 from protocol.rounds import PullState, PullTicket, Round, RoundState, unsettled
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
 from syncer_node.machine.asking import busy, can_ask
-from syncer_node.machine.contributor_notes import Noting
+from syncer_node.machine.contributor_notes import ContributorNotes
 from syncer_node.machine.jobs import (
     Adopt,
     FetchPush,
@@ -50,10 +50,10 @@ def push_id(peer: bytes, header: PushHeader) -> PushId:
 
 
 @dataclass(slots=True)
-class Merging:
+class Rounds:
     """Up to tau rounds at a time, always on different fragments."""
 
-    desk: Desk
+    effects: EffectQueue
     state: SwarmState
     members: Membership
     spec: RoundSpec
@@ -63,7 +63,7 @@ class Merging:
     tokens_per_step: int
     wall_offset_s: float
     propose: Callable[[Body], None]
-    noting: Noting
+    contributor_notes: ContributorNotes
     pace: Pace
     window: GraceWindow
     rounds: dict[int, Round] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Merging:
             self._settle(session.peer, header, *fate)
             return
         ticket.state = PullState.SENDING
-        self.desk.start(FetchPush(session.peer, header.round, header))
+        self.effects.start(FetchPush(session.peer, header.round, header))
 
     def _forget_sequences(self) -> None:
         """Of sessions that are over: their pulls are void, so nothing of theirs can count again."""
@@ -145,7 +145,7 @@ class Merging:
             (session.key, header.sequence), ("abandoned", "not in any round")
         )
         answer = Settled(header.incarnation, header.sequence, outcome, reason)
-        self.desk.send(session.peer, answer)
+        self.effects.send(session.peer, answer)
 
     def on_decline(self, peer: bytes, decline: Decline) -> None:
         """The learner has nothing for this round."""
@@ -175,7 +175,7 @@ class Merging:
                     newest=self.last_round,
                 )
             else:
-                self.desk.do(Forget((push_id(job.peer, job.header),)))
+                self.effects.do(Forget((push_id(job.peer, job.header),)))
             return
         if ticket is not None and is_awaited:
             ticket.state = PullState.FAILED
@@ -234,8 +234,8 @@ class Merging:
         """The new version counts: make it current and close the books of its round."""
         current = self.rounds.pop(merged.round)
         current.fire("committed")
-        self.desk.do(Adopt(merged.fragment, merged.version, merged.payload))
-        self.desk.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
+        self.effects.do(Adopt(merged.fragment, merged.version, merged.payload))
+        self.effects.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
         self.merges_here += 1
         self.stalled = ""
         if current.closed_s is not None:
@@ -249,7 +249,7 @@ class Merging:
                 merged_steps[merged.fragment] = done + part.steps
             outcome: Outcome = "clipped" if part.scale < 1.0 else "merged"
             self._count(outcome)
-            self.desk.emit(
+            self.effects.emit(
                 PushSettled(
                     merged.round, part.learner, part.incarnation, part.sequence, outcome, ""
                 )
@@ -319,7 +319,7 @@ class Merging:
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
         self._ask(current, able, busy(self, now_s), now_s)
-        self.desk.emit(
+        self.effects.emit(
             RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
         )
 
@@ -344,7 +344,7 @@ class Merging:
             current.ask(session.peer, now_s, newest=self.last_round)
             taken.add(session.peer)
             pull = Pull(current.number, current.fragment, current.version - 1)
-            self.desk.send(session.peer, pull)
+            self.effects.send(session.peer, pull)
 
     def _look_at(self, current: Round, able: list[Session], now_s: float) -> None:
         current.live = len(able)
@@ -359,7 +359,7 @@ class Merging:
             waited_s = now_s - current.opened_s
             self.window.quorum.observe(waited_s)
             arrived = len(current.arrived)
-            self.desk.emit(QuorumReached(current.number, arrived, waited_s, current.grace_s))
+            self.effects.emit(QuorumReached(current.number, arrived, waited_s, current.grace_s))
             if current.grace_s == 0.0:
                 verdict = "close"
         if verdict == "close":
@@ -381,7 +381,7 @@ class Merging:
                 self.stragglers[current.fragment, peer] = current.tickets.pop(peer)
             elif ticket.state is PullState.SENDING and ticket.header is not None:
                 self._settle(peer, ticket.header, "late", "the round closed before it arrived")
-        self.desk.start(
+        self.effects.start(
             Merge(
                 round=current.number,
                 fragment=current.fragment,
@@ -410,7 +410,7 @@ class Merging:
                 current.take(peer, ticket)
 
     def _let_go(self, peer: bytes, header: PushHeader, outcome: Outcome, reason: str) -> None:
-        self.desk.do(Forget((push_id(peer, header),)))
+        self.effects.do(Forget((push_id(peer, header),)))
         self._settle(peer, header, outcome, reason)
 
     def _version_after(self, fragment: int) -> int:
@@ -431,9 +431,9 @@ class Merging:
         self.rounds.pop(current.number)
         for peer, header in current.arrived:
             self._settle(peer, header, "abandoned", reason)
-        self.desk.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
+        self.effects.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
         current.fire("abandon")
-        self.desk.emit(RoundAbandoned(current.number, current.fragment, reason))
+        self.effects.emit(RoundAbandoned(current.number, current.fragment, reason))
 
     def _judge(
         self,
@@ -477,7 +477,7 @@ class Merging:
         words = f"{reason}: {detail}" if detail else reason
         name = reason if outcome == "rejected" else outcome
         self._count(name)
-        self.noting.on_refused(peer, outcome, reason)
+        self.contributor_notes.on_refused(peer, outcome, reason)
         session = self.members.sessions.get(peer)
         if session is not None:
             session.rejected[name] = session.rejected.get(name, 0) + 1
@@ -485,8 +485,8 @@ class Merging:
         self._fates[(peer, header.incarnation), header.sequence] = (outcome, words[:200])
         if len(self._fates) > FATES_MAX:
             del self._fates[next(iter(self._fates))]
-        self.desk.send(peer, settled)
-        self.desk.emit(
+        self.effects.send(peer, settled)
+        self.effects.emit(
             PushSettled(header.round, peer, header.incarnation, header.sequence, outcome, words)
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.machine import Failed
 from protocol.messages import CertifiedRecord, PartMessage
 from protocol.peers.membership import Membership, Session
@@ -35,8 +35,8 @@ from syncer_node.machine.jobs import (
     SnapshotKept,
     WriteSnapshot,
 )
-from syncer_node.machine.recent_entries import Archive
-from syncer_node.machine.rounds import Merging
+from syncer_node.machine.recent_entries import RecentEntries
+from syncer_node.machine.rounds import Rounds
 from syncer_node.machine.setup import SyncerSetup
 
 TAKE_S_MAX = 600.0
@@ -63,10 +63,10 @@ class Snapshots:
     """One seat's."""
 
     setup: SyncerSetup
-    desk: Desk
-    archive: Archive
+    effects: EffectQueue
+    recent: RecentEntries
     members: Membership
-    merging: Merging
+    rounds: Rounds
     book: list[SnapshotOutline]
     """Those on this host's disk, oldest first; shared by all seats of this machine."""
     restores: dict[bytes, Restored] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Snapshots:
 
     def begin(self, now_s: float) -> int:
         """Cut here and ask everybody for a part; the snapshot's number."""
-        state, newest = self.merging.state, self.archive.newest
+        state, newest = self.rounds.state, self.recent.newest
         assert newest is not None, "there are weights, so there are records"
         former = max((one.snapshot for one in self.book), default=0)
         snapshot = max(int(now_s + self.setup.wall_offset_s), former + 1)
@@ -111,13 +111,13 @@ class Snapshots:
             skipped=(),
             seconds=0.0,
         )
-        self._proof = (newest, tuple(self.archive.origins()))
-        self.desk.do(CutSnapshot(snapshot, state.summary()))
-        self.desk.start(WriteSnapshot(snapshot))
+        self._proof = (newest, tuple(self.recent.origins()))
+        self.effects.do(CutSnapshot(snapshot, state.summary()))
+        self.effects.start(WriteSnapshot(snapshot))
         kept = tuple(sorted(self.kept()))
         for session in live:
-            self.desk.send(session.peer, Marker(snapshot, clock, kept))
-        self.desk.emit(SnapshotBegan(stamp(snapshot), state.index, len(live)))
+            self.effects.send(session.peer, Marker(snapshot, clock, kept))
+        self.effects.emit(SnapshotBegan(stamp(snapshot), state.index, len(live)))
         return snapshot
 
     def kept(self, *more: int) -> set[int]:
@@ -130,7 +130,7 @@ class Snapshots:
         return kept
 
     def _channel(self, session: Session) -> Channel:
-        in_hand = self.merging.in_hand(session.key)
+        in_hand = self.rounds.in_hand(session.key)
         return Channel(session.peer, session.incarnation, session.name, in_hand)
 
     def _away(self) -> tuple[Skipped, ...]:
@@ -192,12 +192,12 @@ class Snapshots:
         parts = len(job.manifest.parts)
         name, seconds = stamp(taking.snapshot), job.manifest.seconds
         self.taking = None
-        self.desk.emit(SnapshotEnded(name, True, parts, skipped, "", seconds))
+        self.effects.emit(SnapshotEnded(name, True, parts, skipped, "", seconds))
 
     def close(self) -> None:
         """The seat ends, and with it what is being taken."""
         if self.taking is not None and not self._is_keeping:
-            self.desk.do(DropSnapshot(self.taking.snapshot))
+            self.effects.do(DropSnapshot(self.taking.snapshot))
         self.taking = None
 
     # Time.
@@ -240,17 +240,17 @@ class Snapshots:
         )
         self._is_keeping = True
         kept = tuple(sorted(self.kept(taking.snapshot)))
-        self.desk.start(KeepSnapshot(manifest, *self._proof, kept))
+        self.effects.start(KeepSnapshot(manifest, *self._proof, kept))
 
     def _give_up(self, reason: str, now_s: float) -> None:
         taking, self.taking = self.taking, None
         assert taking is not None, "there is one to give up"
         self.trouble = reason
-        self.desk.do(DropSnapshot(taking.snapshot))
+        self.effects.do(DropSnapshot(taking.snapshot))
         if self.next_s is not None:
             self.next_s = min(self.next_s, now_s + RETRY_S)
         seconds = now_s - taking.begun_s
-        self.desk.emit(SnapshotEnded(stamp(taking.snapshot), False, 0, (), reason, seconds))
+        self.effects.emit(SnapshotEnded(stamp(taking.snapshot), False, 0, (), reason, seconds))
 
     @property
     def origin(self) -> SnapshotOutline | None:
@@ -282,7 +282,7 @@ class Snapshots:
         if self.restores.get(session.peer) == told or len(self.restores) >= RESTORES_MAX:
             return
         self.restores[session.peer] = told
-        self.desk.emit(
+        self.effects.emit(
             LearnerRestored(
                 session.peer, told.name, told.is_restored, told.local_step, told.trouble
             )

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.log.records import (
     CheckpointEvaluated,
     CheckpointMarked,
@@ -51,10 +51,10 @@ FETCHES_MAX = 4
 
 
 @dataclass(slots=True)
-class Following:
+class Standby:
     """What a standby has still to fetch and to replay."""
 
-    desk: Desk
+    effects: EffectQueue
     state: SwarmState
     leader: Callable[[], bytes | None]
     on_payload: Callable[[int], None]
@@ -131,9 +131,9 @@ class Following:
     def _fetch(self, index: int, entry: Entry) -> None:
         match entry.record.body:
             case FragmentMerged() as merged:
-                self.desk.start(FetchPayload(index, self.leader(), merged))
+                self.effects.start(FetchPayload(index, self.leader(), merged))
             case WeightsInitialised(fragments):
-                self.desk.start(FetchWeights(index, self.leader(), fragments))
+                self.effects.start(FetchWeights(index, self.leader(), fragments))
             case _:
                 raise AssertionError("only records with bytes are fetched for")
 
@@ -176,7 +176,7 @@ class Following:
             case CheckpointEvaluated(checkpoint):
                 best = self.state.best
                 if best is not None and best.checkpoint == checkpoint:
-                    self.desk.do(NameBest(checkpoint))
+                    self.effects.do(NameBest(checkpoint))
         self._replay()
 
     def on_replayed(self, job: Job, result: object) -> None:
@@ -186,7 +186,7 @@ class Following:
         self._replaying = None
         if isinstance(job, WriteCheckpoint):
             if isinstance(result, Failed):
-                self.desk.emit(PhaseChanged("checkpoint failed", result.reason))
+                self.effects.emit(PhaseChanged("checkpoint failed", result.reason))
         elif not isinstance(result, Replayed):
             self._fall_back(job, result.reason if isinstance(result, Failed) else "not replayed")
             return
@@ -195,7 +195,7 @@ class Following:
         if isinstance(job, Replay):
             merged = job.merged
             self.held[merged.fragment] = merged.version
-            self.desk.emit(
+            self.effects.emit(
                 FragmentAdvanced(merged.fragment, merged.version, merged.state.theta, "outer step")
             )
         self._replay()
@@ -203,7 +203,7 @@ class Following:
     def _fall_back(self, job: Job, reason: str) -> None:
         """What was kept is lost or damaged: fetch the fragment as a whole, as certified."""
         self.trouble = reason
-        self.desk.emit(PhaseChanged("repairing", reason))
+        self.effects.emit(PhaseChanged("repairing", reason))
         if isinstance(job, Replay):
             self.held[job.merged.fragment] = NONE
         else:
@@ -216,12 +216,12 @@ class Following:
             if isinstance(job, Replay) and job.merged.version <= self.held[job.merged.fragment]:
                 continue  # It was fetched as a whole, in this version or a newer one.
             self._replaying = job
-            self.desk.start(job)
+            self.effects.start(job)
         if self._was_missing and self.is_idle:
             # What was fetched is kept: a checkpoint of exactly this state.
             self._was_missing = False
             self._replaying = WriteCheckpoint(self.state.index, self.state.summary())
-            self.desk.start(self._replaying)
+            self.effects.start(self._replaying)
 
     # Fetching what this disk lost, or never had.
 
@@ -233,7 +233,7 @@ class Following:
                 self._repairing.add(fragment)
                 self._was_missing = True
                 newest = self.state.fragments[fragment]
-                self.desk.start(RepairFragment(fragment, self.leader(), newest))
+                self.effects.start(RepairFragment(fragment, self.leader(), newest))
 
     def on_repaired(self, job: RepairFragment, result: object) -> None:
         """A fragment was fetched as a whole, or another try is due."""

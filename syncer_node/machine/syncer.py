@@ -14,7 +14,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from protocol import limits, wire
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
 from protocol.log.accounts import Account
@@ -69,11 +69,11 @@ from syncer_node.machine.jobs import (
     WriteCheckpoint,
     WriteSnapshot,
 )
-from syncer_node.machine.leadership import Seat
+from syncer_node.machine.leadership import Leadership
 from syncer_node.machine.look_throttle import look_s
-from syncer_node.machine.recent_entries import Archive
+from syncer_node.machine.recent_entries import RecentEntries
 from syncer_node.machine.setup import Recovered, SyncerSetup
-from syncer_node.machine.standby import Following
+from syncer_node.machine.standby import Standby
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import Entry
 from syncer_node.raft.raft import Raft
@@ -96,25 +96,25 @@ class SyncerMachine:
     def __init__(self, setup: SyncerSetup, recovered: Recovered) -> None:
         self.setup = setup
         self.state = recovered.state
-        self.desk = Desk()
+        self.effects = EffectQueue()
         self.faults: dict[str, int] = {}
-        self.archive = Archive(recovered, self.state)
-        self.seat: Seat | None = None
+        self.recent = RecentEntries(recovered, self.state)
+        self.seat: Leadership | None = None
         self.snapshots = list(recovered.snapshots)
         """Those on this host's disk, oldest first."""
         self.is_installing = False
         """A state is being taken in place of a log that was left behind."""
         self.raft = Raft(
             setup.for_raft(),
-            desk=self.desk,
+            effects=self.effects,
             start=recovered.log,
             ballot=recovered.ballot,
             charter_envelope=setup.charter_envelope,
             newest_charter=setup.charter,
             app=self,
         )
-        self.following = Following(
-            desk=self.desk,
+        self.standby = Standby(
+            effects=self.effects,
             state=self.state,
             leader=self._leader,
             on_payload=self._payload_here,
@@ -142,7 +142,7 @@ class SyncerMachine:
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
-        self._now_s = self.following.now_s = now_s
+        self._now_s = self.standby.now_s = now_s
         match event:
             case Started():
                 self.raft.start(now_s)
@@ -165,19 +165,19 @@ class SyncerMachine:
             self._wake()
         elif due_s < self._wake_s:
             self._wake_at(due_s)
-        return self.desk.drain()
+        return self.effects.drain()
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count a peer's offence that was found while reading its bytes."""
         self._blame(peer, error)
-        return self.desk.drain()
+        return self.effects.drain()
 
     def drain(self, now_s: float) -> list[Effect]:
         """Hand the seat over as soon as a standby has everything; do not stand again."""
         self.raft.election.is_drained = True
         self._now_s = now_s
         self._look()
-        return self.desk.drain()
+        return self.effects.drain()
 
     def take_snapshot(self, now_s: float) -> list[Effect]:
         """Begin a snapshot of the whole swarm, if this host leads and none is under way."""
@@ -185,22 +185,22 @@ class SyncerMachine:
         if self.seat is not None and self.state.has_weights and self.seat.snapshots.taking is None:
             self.seat.snapshots.begin(now_s)
         self._wake()
-        return self.desk.drain()
+        return self.effects.drain()
 
     def offer_charter(self, envelope: Envelope, now_s: float) -> list[Effect]:
         """Take a newer charter from the owner's hand. Raises RemoteError if it is not valid."""
         self._now_s = self.raft.context.now_s = now_s
-        self.raft.greeting.take_charter(envelope)
+        self.raft.voter_streams.take_charter(envelope)
         self._look()
         self._wake()
-        return self.desk.drain()
+        return self.effects.drain()
 
     def _look(self) -> None:
         now_s = self._now_s
         self._looked_s = now_s
         self.raft.look(now_s)
-        self.following.look(now_s)
-        self.raft.replication.wants_state = self.following.is_left_behind
+        self.standby.look(now_s)
+        self.raft.replication.wants_state = self.standby.is_left_behind
         self._tell_store()
         self._step_aside()
         if self.seat is None and self._is_seat_ready():
@@ -217,15 +217,15 @@ class SyncerMachine:
         """Say once when the log cannot be written, and once when it can again."""
         trouble = self.raft.replication.store_trouble
         if trouble and self._was_stored:
-            self.desk.emit(PhaseChanged("merging paused", trouble))
+            self.effects.emit(PhaseChanged("merging paused", trouble))
         elif not trouble and not self._was_stored:
-            self.desk.emit(PhaseChanged(self.phase, "the log can be written again"))
+            self.effects.emit(PhaseChanged(self.phase, "the log can be written again"))
         self._was_stored = not trouble
 
     def _step_aside(self) -> None:
         """A leader that cannot merge for a while lets one try that perhaps can."""
         seat, now_s = self.seat, self._now_s
-        is_stalled = seat is not None and bool(seat.merging.stalled)
+        is_stalled = seat is not None and bool(seat.rounds.stalled)
         if not self.raft.is_leading or (self._was_stored and not is_stalled):
             self._unable_since_s = None
             return
@@ -237,14 +237,14 @@ class SyncerMachine:
 
     def _wake(self) -> None:
         times = [self._now_s + limits.ALIVE_EVERY_S, self.raft.deadline_s()]
-        times.append(self.following.deadline_s())
+        times.append(self.standby.deadline_s())
         if self.seat is not None:
             times.append(self.seat.deadline_s())
         self._wake_at(max(self._now_s + 0.001, min(times)))
 
     def _wake_at(self, at_s: float) -> None:
         self._wake_s = at_s
-        self.desk.out.append(WakeAt(at_s))
+        self.effects.out.append(WakeAt(at_s))
 
     @property
     def phase(self) -> str:
@@ -253,7 +253,7 @@ class SyncerMachine:
             return self.seat.phase.value
         if self.raft.is_leading:
             return "taking the seat"
-        if self.is_installing or self.following.missing:
+        if self.is_installing or self.standby.missing:
             return "syncing"
         return "standby" if self.raft.leader is not None else "electing"
 
@@ -261,14 +261,14 @@ class SyncerMachine:
 
     def _is_seat_ready(self) -> bool:
         is_certain = self.raft.is_leading and self._seat_term == self.raft.context.term
-        return not self._is_over and is_certain and self.following.is_idle
+        return not self._is_over and is_certain and self.standby.is_idle
 
     def _open_seat(self) -> None:
-        self.seat = Seat(
+        self.seat = Leadership(
             self.setup,
-            desk=self.desk,
+            effects=self.effects,
             state=self.state,
-            archive=self.archive,
+            recent=self.recent,
             faults=self.faults,
             propose=self.raft.propose,
             snapshots=self.snapshots,
@@ -278,12 +278,12 @@ class SyncerMachine:
     def _hand_over(self) -> None:
         if self.seat is not None:
             self.seat.is_closing = True
-            if self.seat.merging.rounds:
+            if self.seat.rounds.rounds:
                 return  # The rounds in flight end first: nothing of them is lost.
-            self.seat.noting.flush()
+            self.seat.contributor_notes.flush()
         successor = self.raft.hand_over(self._now_s)
         if successor is not None:
-            self.desk.emit(PhaseChanged("handing over", f"to {short(successor)}"))
+            self.effects.emit(PhaseChanged("handing over", f"to {short(successor)}"))
 
     def _try_stop(self, reason: str, until_s: float) -> None:
         """Stop, after another syncer took the seat if there is one that can."""
@@ -293,13 +293,13 @@ class SyncerMachine:
             return
         if self.seat is not None:
             self.seat.close(reason)
-        self.desk.out.append(Stop(reason))
+        self.effects.out.append(Stop(reason))
 
     # What the log asks for: `RaftApp`.
 
     def can_lead(self) -> bool:
         is_writable = not self.raft.replication.store_trouble
-        is_whole = not self.is_installing and not self.following.missing
+        is_whole = not self.is_installing and not self.standby.missing
         is_fit = self._now_s >= self._unfit_until_s and self._stop is None
         return is_writable and is_whole and is_fit
 
@@ -309,7 +309,7 @@ class SyncerMachine:
     def on_deposed(self, reason: str) -> None:
         self._seat_term = -1
         self._close_seat(f"this syncer leads no more: {reason}")
-        self.desk.emit(PhaseChanged(self.phase, reason))
+        self.effects.emit(PhaseChanged(self.phase, reason))
 
     def _close_seat(self, reason: str) -> None:
         if self.seat is None:
@@ -317,16 +317,16 @@ class SyncerMachine:
         self.seat.close(reason)
         self.seat = None
         # Rounds are numbered anew by the next seat: late answers must not meet its rounds.
-        self.desk.forget((InitialiseWeights, FetchPush, Merge, WriteSnapshot))
+        self.effects.forget((InitialiseWeights, FetchPush, Merge, WriteSnapshot))
 
     def on_certified(self, entry: Entry) -> None:
         record, body = entry.record, entry.record.body
         certified = entry.certified
         self.state.apply(record, entry.digest)
-        self.archive.add(record, certified)
-        self.desk.do(Keep(certified, record.index))
+        self.recent.add(record, certified)
+        self.effects.do(Keep(certified, record.index))
         kind = type(body).__name__
-        self.desk.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
+        self.effects.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
         if isinstance(body, CharterAdopted):
             self._adopt(body.charter)
         if self.seat is not None:
@@ -335,17 +335,17 @@ class SyncerMachine:
         is_own_term = self.raft.is_leading and record.term == self.raft.context.term
         if isinstance(body, SeatTaken) and is_own_term:
             self._seat_term = record.term
-        self.following.on_certified(certified, record.index, body)
+        self.standby.on_certified(certified, record.index, body)
 
     def _adopt(self, envelope: Envelope) -> None:
         charter = wire.decode(envelope.payload, Charter)
         self.setup = replace(self.setup, charter=charter, charter_envelope=envelope)
-        self.raft.greeting.follow_charter()
+        self.raft.voter_streams.follow_charter()
         if self.seat is not None:
             self.seat.adopt(self.setup)
 
     def fetch_payload(self, entry: Entry) -> bool:
-        return self.following.fetch(entry)
+        return self.standby.fetch(entry)
 
     def _leader(self) -> bytes | None:
         return self.raft.leader
@@ -359,16 +359,16 @@ class SyncerMachine:
         return is_there and log.entry(index).digest == digest
 
     def offer_state(self, peer: bytes) -> None:
-        newest = self.archive.newest
+        newest = self.recent.newest
         if newest is None:
             return
-        for piece in in_messages(self.archive.origins()):
-            self.desk.send(peer, IndexPart(piece))
+        for piece in in_messages(self.recent.origins()):
+            self.effects.send(peer, IndexPart(piece))
         for some in accounts_in_messages(self.state.accounts):
-            self.desk.send(peer, AccountsPart(some))
+            self.effects.send(peer, AccountsPart(some))
         context = self.raft.context
         summary = wire.encode(self.state.summary(with_accounts=False))
-        self.desk.send(peer, StateOffer(context.epoch, context.term, newest, summary))
+        self.effects.send(peer, StateOffer(context.epoch, context.term, newest, summary))
 
     def on_state_offer(
         self,
@@ -381,15 +381,15 @@ class SyncerMachine:
         if self.is_installing or summary.index <= self.state.index:
             return
         self.is_installing = self.raft.replication.is_held = True
-        self.desk.start(InstallState(offer.entry, summary, tuple(origins)))
+        self.effects.start(InstallState(offer.entry, summary, tuple(origins)))
 
     def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
-        self.desk.do(KeepCharter(envelope))
+        self.effects.do(KeepCharter(envelope))
         if charter.epoch > self.raft.context.epoch:
             words = f"the owner began epoch {charter.epoch}"
             self._close_seat(words)
             self._is_over = True
-            self.desk.out.append(Stop(words, RESTART_EXIT))
+            self.effects.out.append(Stop(words, RESTART_EXIT))
 
     # Peers.
 
@@ -405,7 +405,7 @@ class SyncerMachine:
                 self.raft.receive(peer, message, self._now_s)
             elif isinstance(message, CharterOffer):
                 # From the owner's hand, whoever carries it: the signature is what counts.
-                self.raft.greeting.take_charter(message.charter)
+                self.raft.voter_streams.take_charter(message.charter)
             elif self.seat is not None:
                 self.seat.receive(peer, message, self._now_s)
             elif isinstance(message, Hello | Watch):
@@ -419,20 +419,20 @@ class SyncerMachine:
         leader = self.raft.leader
         words = f"the leader is {short(leader)}" if leader else "no leader is elected yet"
         refused = Refused("not-leading", f"this syncer stands by; {words}", NOT_LEADING_RETRY_S)
-        self.desk.send(peer, refused)
-        self.desk.out.append(Disconnect(peer, "not-leading"))
+        self.effects.send(peer, refused)
+        self.effects.out.append(Disconnect(peer, "not-leading"))
 
     def _blame(self, peer: bytes, error: RemoteError) -> None:
         self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
         if self.seat is not None:
             self.seat.blame(peer, error)
         else:
-            self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
+            self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
 
     # Jobs.
 
     def _job_done(self, number: JobId, result: object) -> None:
-        job = self.desk.finish(number)
+        job = self.effects.finish(number)
         match job:
             case SaveBallot():
                 self.raft.on_saved(job, result, self._now_s)
@@ -441,22 +441,22 @@ class SyncerMachine:
             case KeepProofs():
                 self.raft.on_kept(job, result, self._now_s)
             case FetchPayload() | FetchWeights():
-                self.following.on_fetched(job, result)
+                self.standby.on_fetched(job, result)
             case RepairFragment():
-                self.following.on_repaired(job, result)
+                self.standby.on_repaired(job, result)
             case Replay() | LoadWeights():
-                self.following.on_replayed(job, result)
+                self.standby.on_replayed(job, result)
             case InstallState():
                 self._installed(job, result)
             case WriteCheckpoint() if self.seat is None:
-                self.following.on_replayed(job, result)
+                self.standby.on_replayed(job, result)
             case _:
                 self._seat_job_done(job, result)
 
     def _seat_job_done(self, job: object, result: object) -> None:
         """The answer to something a seat asked for; one of a former seat means nothing."""
         if isinstance(job, WriteCheckpoint) and isinstance(result, Failed):
-            self.desk.emit(PhaseChanged("checkpoint failed", result.reason))
+            self.effects.emit(PhaseChanged("checkpoint failed", result.reason))
         if isinstance(job, KeepSnapshot) and isinstance(result, SnapshotKept):
             self.snapshots.append(job.manifest.outline)
             self.snapshots[:] = [one for one in self.snapshots if one.snapshot in job.kept]
@@ -466,9 +466,9 @@ class SyncerMachine:
             case InitialiseWeights():
                 self.seat.on_weights(result)
             case FetchPush():
-                self.seat.merging.on_fetched(job, result)
+                self.seat.rounds.on_fetched(job, result)
             case Merge():
-                self.seat.merging.on_merged(job, result, self._now_s)
+                self.seat.rounds.on_merged(job, result, self._now_s)
             case WriteSnapshot():
                 self.seat.snapshots.on_written(job, result, self._now_s)
             case KeepSnapshot():
@@ -481,8 +481,8 @@ class SyncerMachine:
         self.is_installing = False
         if isinstance(result, Installed):
             words = f"the log was left behind; it goes on behind record {job.summary.index}"
-            self.desk.out.append(Stop(words, RESTART_EXIT))
+            self.effects.out.append(Stop(words, RESTART_EXIT))
         else:
             self.raft.replication.release()
             reason = result.reason if isinstance(result, Failed) else "not installed"
-            self.desk.emit(PhaseChanged(self.phase, f"the state was not taken: {reason}"))
+            self.effects.emit(PhaseChanged(self.phase, f"the state was not taken: {reason}"))

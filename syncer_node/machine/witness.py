@@ -6,7 +6,7 @@ following the log --Stop(RESTART_EXIT)--> built anew from the disk: another floo
 from __future__ import annotations
 
 from protocol import limits, wire
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
 from protocol.log.accounts import Account
@@ -65,13 +65,13 @@ class WitnessMachine:
         charter_envelope: Envelope,
         charter: Charter,
     ) -> None:
-        self.desk = Desk()
+        self.effects = EffectQueue()
         self.faults: dict[str, int] = {}
         self.is_installing = False
         """A floor is being taken in place of a log that was left behind."""
         self.raft = Raft(
             setup,
-            desk=self.desk,
+            effects=self.effects,
             start=start,
             ballot=ballot,
             charter_envelope=charter_envelope,
@@ -98,23 +98,23 @@ class WitnessMachine:
             case JobDone(number, result):
                 self._job_done(number, result)
             case StopAsked(reason):
-                self.desk.out.append(Stop(reason))
+                self.effects.out.append(Stop(reason))
             case Woke() | Note():
                 pass
         self.look()
-        return self.desk.drain()
+        return self.effects.drain()
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count a peer's offence that was found while reading its bytes."""
         self._blame(peer, error)
-        return self.desk.drain()
+        return self.effects.drain()
 
     def offer_charter(self, envelope: Envelope, now_s: float) -> list[Effect]:
         """Take a newer charter from the owner's hand. Raises RemoteError if it is not valid."""
         self._now_s = self.raft.context.now_s = now_s
-        self.raft.greeting.take_charter(envelope)
+        self.raft.voter_streams.take_charter(envelope)
         self.look()
-        return self.desk.drain()
+        return self.effects.drain()
 
     def look(self) -> None:
         """Time passes."""
@@ -122,9 +122,9 @@ class WitnessMachine:
         trouble = self.raft.replication.store_trouble
         if trouble != self._trouble:
             self._trouble = trouble
-            self.desk.emit(PhaseChanged(self.phase, trouble or "the log can be written again"))
+            self.effects.emit(PhaseChanged(self.phase, trouble or "the log can be written again"))
         deadline_s = min(self._now_s + limits.ALIVE_EVERY_S, self.raft.deadline_s())
-        self.desk.out.append(WakeAt(max(self._now_s + 0.001, deadline_s)))
+        self.effects.out.append(WakeAt(max(self._now_s + 0.001, deadline_s)))
 
     @property
     def phase(self) -> str:
@@ -138,11 +138,11 @@ class WitnessMachine:
 
     def on_certified(self, entry: Entry) -> None:
         record = entry.record
-        self.desk.do(Keep(entry.certified, record.index))
+        self.effects.do(Keep(entry.certified, record.index))
         kind = type(record.body).__name__
-        self.desk.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
+        self.effects.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
         if isinstance(record.body, CharterAdopted):
-            self.raft.greeting.follow_charter()
+            self.raft.voter_streams.follow_charter()
 
     def on_elected(self) -> None:
         raise AssertionError("a witness does not stand for election")
@@ -167,12 +167,12 @@ class WitnessMachine:
         if self.is_installing or summary.index <= self.raft.log.certified:
             return
         self.is_installing = self.raft.replication.is_held = True
-        self.desk.start(InstallState(offer.entry, summary, tuple(origins)))
+        self.effects.start(InstallState(offer.entry, summary, tuple(origins)))
 
     def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
-        self.desk.do(KeepCharter(envelope))
+        self.effects.do(KeepCharter(envelope))
         if charter.epoch > self.raft.context.epoch:
-            self.desk.out.append(Stop(f"the owner began epoch {charter.epoch}", RESTART_EXIT))
+            self.effects.out.append(Stop(f"the owner began epoch {charter.epoch}", RESTART_EXIT))
 
     # Peers.
 
@@ -182,7 +182,7 @@ class WitnessMachine:
                 self.raft.receive(peer, message, self._now_s)
             elif isinstance(message, CharterOffer):
                 # From the owner's hand, whoever carries it: the signature is what counts.
-                self.raft.greeting.take_charter(message.charter)
+                self.raft.voter_streams.take_charter(message.charter)
             elif isinstance(message, Hello | Watch):
                 self._send_away(peer)
             else:
@@ -194,17 +194,17 @@ class WitnessMachine:
         leader = self.raft.leader
         words = f"the leader is {short(leader)}" if leader else "no leader is elected yet"
         refused = Refused("not-leading", f"this host is a witness; {words}", NOT_LEADING_RETRY_S)
-        self.desk.send(peer, refused)
-        self.desk.out.append(Disconnect(peer, "not-leading"))
+        self.effects.send(peer, refused)
+        self.effects.out.append(Disconnect(peer, "not-leading"))
 
     def _blame(self, peer: bytes, error: RemoteError) -> None:
         self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
-        self.desk.emit(PeerMisbehaved(peer, error.reason, str(error)))
+        self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
 
     # Jobs.
 
     def _job_done(self, number: JobId, result: object) -> None:
-        job = self.desk.finish(number)
+        job = self.effects.finish(number)
         match job:
             case SaveBallot():
                 self.raft.on_saved(job, result, self._now_s)
@@ -225,8 +225,8 @@ class WitnessMachine:
         self.is_installing = False
         if isinstance(result, Installed):
             words = f"the log was left behind; it goes on behind record {job.summary.index}"
-            self.desk.out.append(Stop(words, RESTART_EXIT))
+            self.effects.out.append(Stop(words, RESTART_EXIT))
         else:
             self.raft.replication.release()
             reason = result.reason if isinstance(result, Failed) else "not installed"
-            self.desk.emit(PhaseChanged(self.phase, f"the floor was not taken: {reason}"))
+            self.effects.emit(PhaseChanged(self.phase, f"the floor was not taken: {reason}"))

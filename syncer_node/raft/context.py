@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from protocol import limits
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.log.accounts import Account
 from protocol.log.records import Electorate
 from protocol.machine import Disconnect, Failed
@@ -143,7 +143,7 @@ class Context:
     """One voter's memory and its neighbours."""
 
     setup: RaftSetup
-    desk: Desk
+    effects: EffectQueue
     log: RaftLog
     ballot: Ballot
     app: RaftApp
@@ -226,7 +226,7 @@ class Context:
     def fire(self, trigger: str, detail: str = "") -> None:
         """Change the role, and say so."""
         self.role = ROLE_TRANSITIONS[self.role, trigger]
-        self.desk.emit(RoleChanged(self.role.value, self.term, detail))
+        self.effects.emit(RoleChanged(self.role.value, self.term, detail))
 
     def is_leader_alive(self) -> bool:
         """Whether this voter has reason to believe that somebody leads."""
@@ -247,14 +247,14 @@ class Context:
     def say(self, peer: bytes, message: Message) -> None:
         """Send once the ballot is on disk; dropped if the term is over by then."""
         if self.is_saved:
-            self.desk.send(peer, message)
+            self.effects.send(peer, message)
         else:
             held = self._held_back.setdefault(peer, [])
             held.append((self.term, message))
             if len(held) > HELD_MAX:
                 # A gap in what it hears would be taken for another log: begin anew.
                 self.forget_held(peer)
-                self.desk.out.append(Disconnect(peer, "the ballot cannot be written"))
+                self.effects.out.append(Disconnect(peer, "the ballot cannot be written"))
 
     def forget_held(self, peer: bytes) -> None:
         """The stream that this was meant for has ended."""
@@ -271,7 +271,9 @@ class Context:
         self._saving = None
         if not isinstance(result, BallotSaved):
             reason = result.reason if isinstance(result, Failed) else "not written"
-            self.desk.emit(RoleChanged("silent: its ballot cannot be written", self.term, reason))
+            self.effects.emit(
+                RoleChanged("silent: its ballot cannot be written", self.term, reason)
+            )
             self.save_retry_s = self.now_s + SAVE_RETRY_S
             return False
         self.saved_disk = job.ballot.disk
@@ -283,7 +285,7 @@ class Context:
         for peer, messages in held.items():
             for term, message in messages:
                 if term == self.term:
-                    self.desk.send(peer, message)
+                    self.effects.send(peer, message)
         return True
 
     def look(self) -> None:
@@ -295,4 +297,4 @@ class Context:
     def _save(self) -> None:
         if self._saving is None and self.save_retry_s is None:
             self._saving = self.ballot
-            self.desk.start(SaveBallot(self.ballot))
+            self.effects.start(SaveBallot(self.ballot))

@@ -30,7 +30,7 @@ class Proofs:
             return
         if certificates := self.context.log.unkept_proofs():
             self._writing = KeepProofs(certificates)
-            self.context.desk.start(self._writing)
+            self.context.effects.start(self._writing)
 
     def on_kept(self, job: KeepProofs, result: object) -> None:
         """The disk answered; the log may go on."""

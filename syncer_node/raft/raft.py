@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol import limits
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, UnexpectedMessage
 from protocol.log.accounts import Account
 from protocol.log.records import (
@@ -40,7 +40,7 @@ from syncer_node.raft.election import Election
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import LogStart, RaftLog
 from syncer_node.raft.replication import Replication
-from syncer_node.raft.voter_streams import Greeting
+from syncer_node.raft.voter_streams import VoterStreams
 
 HAND_OVER_EVERY_S = 2.0
 LEAVE_S_MAX = 6.0
@@ -54,7 +54,7 @@ class Raft:
         self,
         setup: RaftSetup,
         *,
-        desk: Desk,
+        effects: EffectQueue,
         start: LogStart,
         ballot: Ballot,
         charter_envelope: Envelope,
@@ -67,7 +67,7 @@ class Raft:
             ballot = ballot.in_term(last_term, None)
         self.context = Context(
             setup=setup,
-            desk=desk,
+            effects=effects,
             log=log,
             ballot=ballot,
             app=app,
@@ -75,7 +75,7 @@ class Raft:
             newest_charter=newest_charter,
             saved_disk=ballot.disk,
         )
-        self.greeting = Greeting(self.context)
+        self.voter_streams = VoterStreams(self.context)
         self.election = Election(self.context)
         self.replication = Replication(self.context)
         self._origins: list[CertifiedRecord] = []
@@ -106,7 +106,7 @@ class Raft:
 
     def start(self, now_s: float) -> None:
         self.context.now_s = now_s
-        self.greeting.follow_charter()
+        self.voter_streams.follow_charter()
         self.election.start()
         self._renew_disk()
 
@@ -115,7 +115,7 @@ class Raft:
         self.context.now_s = now_s
         self.context.look()
         self._renew_disk()
-        self.greeting.look()
+        self.voter_streams.look()
         self.election.look()
         self.replication.look()
         if self.is_leading:
@@ -124,7 +124,7 @@ class Raft:
 
     def deadline_s(self) -> float:
         """When something happens here by itself."""
-        times = [self.greeting.deadline_s(), self.replication.deadline_s()]
+        times = [self.voter_streams.deadline_s(), self.replication.deadline_s()]
         if not self.is_leading:
             times.append(self.election.deadline_s)
         if self.context.save_retry_s is not None:
@@ -135,11 +135,11 @@ class Raft:
 
     def on_up(self, peer: bytes, now_s: float) -> None:
         self.context.now_s = now_s
-        self.greeting.on_up(peer)
+        self.voter_streams.on_up(peer)
 
     def on_down(self, peer: bytes, now_s: float) -> None:
         self.context.now_s = now_s
-        self.greeting.on_down(peer)
+        self.voter_streams.on_down(peer)
 
     def on_saved(self, job: SaveBallot, result: object, now_s: float) -> None:
         self.context.now_s = now_s
@@ -166,11 +166,11 @@ class Raft:
         peer.heard_s = now_s
         match message:
             case VoterHello():
-                if self.greeting.on_hello(key, message):
+                if self.voter_streams.on_hello(key, message):
                     self._greeted(peer)
                 return
             case Refused():
-                if self.greeting.on_refused(key, message):
+                if self.voter_streams.on_refused(key, message):
                     self._give_up_disk(message.text)
                 return
             case Goodbye() | Alive():
@@ -204,7 +204,7 @@ class Raft:
     def _rename_disk(self, words: str, generation: int) -> None:
         self.election.withdraw(words)
         self.context.rename_disk(generation)
-        self.greeting.begin_anew(words)
+        self.voter_streams.begin_anew(words)
 
     def _dispatch(self, peer: PeerVoter, message: Message) -> None:
         match message:
@@ -215,7 +215,7 @@ class Raft:
             case HandOver():
                 self.election.on_hand_over(peer, message)
             case CharterOffer(envelope):
-                self.greeting.take_charter(envelope)
+                self.voter_streams.take_charter(envelope)
             case IndexPart(entries):
                 self._origins.extend(entries)
                 if len(self._origins) > limits.INDEX_ENTRIES_MAX:
@@ -319,7 +319,7 @@ class Raft:
             self.propose(VotersAdmitted(tuple(fresh)))
         elif is_newer and self._can_adopt(newest):
             self.propose(CharterAdopted(context.charter_envelope))
-            self.greeting.follow_charter()
+            self.voter_streams.follow_charter()
 
     def _leave(self) -> None:
         """A leader that the charter in force does not want to lead gives the seat away."""

@@ -107,7 +107,7 @@ class Replication:
             records.append(encoded)
         if records:
             self._appending = Append(log.stable, tuple(records))
-            self.context.desk.start(self._appending)
+            self.context.effects.start(self._appending)
 
     def on_appended(self, job: Append, result: object) -> None:
         """The disk answered."""

@@ -27,7 +27,7 @@ SILENT_S = 5.0
 """A voter's stream on which nothing came for this long is opened anew."""
 
 
-class Greeting:
+class VoterStreams:
     """Streams to the other voters of the charter."""
 
     def __init__(self, context: Context) -> None:
@@ -44,7 +44,7 @@ class Greeting:
             context.peers[key] = PeerVoter(key, dial_s=context.now_s + wait_s)
         for key in sorted(context.peers.keys() - keys):
             del context.peers[key]
-            context.desk.out.append(Disconnect(key, "no longer a voter"))
+            context.effects.out.append(Disconnect(key, "no longer a voter"))
 
     def _learn_from_log(self) -> None:
         """The newest charter may come with the log before any voter's hello brings it."""
@@ -61,13 +61,13 @@ class Greeting:
         for peer in self.context.peers.values():
             if not peer.is_up and now_s >= peer.dial_s and self.context.is_named:
                 peer.dial_s = now_s + 10.0
-                self.context.desk.out.append(Connect(peer.key))
+                self.context.effects.out.append(Connect(peer.key))
             elif peer.is_up and now_s - peer.heard_s > SILENT_S:
-                self.context.desk.out.append(Disconnect(peer.key, "silent"))
+                self.context.effects.out.append(Disconnect(peer.key, "silent"))
                 self.on_down(peer.key)
             elif peer.is_greeted and now_s - peer.alive_said_s >= limits.ALIVE_EVERY_S:
                 peer.alive_said_s = now_s
-                self.context.desk.send(peer.key, Alive(self.context.log.committed))
+                self.context.effects.send(peer.key, Alive(self.context.log.committed))
 
     def deadline_s(self) -> float:
         return min(
@@ -78,7 +78,7 @@ class Greeting:
         """A stream to a voter is open: say who we are."""
         context, peer = self.context, self.context.peers[key]
         if not context.is_named:
-            context.desk.out.append(Disconnect(key, "the disk's name is being written"))
+            context.effects.out.append(Disconnect(key, "the disk's name is being written"))
             return
         peer.is_up, peer.is_greeted = True, False
         peer.heard_s = context.now_s
@@ -95,7 +95,7 @@ class Greeting:
             stored=max(context.log.stable, context.ballot.owed),
             generation=context.ballot.generation,
         )
-        context.desk.send(key, hello)
+        context.effects.send(key, hello)
 
     def on_down(self, key: bytes) -> None:
         peer = self.context.peers[key]
@@ -114,14 +114,14 @@ class Greeting:
         """Whether it is this disk that is refused, and for good; the words are shown to people."""
         context = self.context
         context.peers[key].refusal = refused.text
-        context.desk.out.append(Disconnect(key, refused.reason))
+        context.effects.out.append(Disconnect(key, refused.reason))
         return refused.reason == STALE_DISK and refused.nonce == context.setup.nonce
 
     def begin_anew(self, reason: str) -> None:
         """End every stream, and greet again: what was said of this host holds no more."""
         for key, peer in self.context.peers.items():
             if peer.is_up:
-                self.context.desk.out.append(Disconnect(key, reason))
+                self.context.effects.out.append(Disconnect(key, reason))
                 self.on_down(key)
 
     def on_hello(self, key: bytes, hello: VoterHello) -> bool:
@@ -133,14 +133,14 @@ class Greeting:
             return False  # The newer charter has other voters.
         if hello.project == context.setup.project and hello.generation < self._generation(key):
             # It hears from our hello that it is admitted anew, and comes again with another name.
-            context.desk.out.append(Disconnect(key, "readmitted"))
+            context.effects.out.append(Disconnect(key, "readmitted"))
             return False
         refused = self._refusal(key, hello)
         peer.trouble = refused.text if refused is not None else ""
-        context.desk.emit(VoterGreeted(key, peer.trouble))
+        context.effects.emit(VoterGreeted(key, peer.trouble))
         if refused is not None:
-            context.desk.send(key, refused)
-            context.desk.out.append(Disconnect(key, refused.reason))
+            context.effects.send(key, refused)
+            context.effects.out.append(Disconnect(key, refused.reason))
             return False
         pin = Pin(key, self._generation(key), hello.disk, hello.boot, hello.nonce)
         context.remember(context.ballot.with_pin(pin))
@@ -167,7 +167,7 @@ class Greeting:
         for key, peer in context.peers.items():
             if self._generation(key) > former[key]:
                 # Which disk it has now, only a new stream can tell.
-                context.desk.out.append(Disconnect(key, "readmitted"))
+                context.effects.out.append(Disconnect(key, "readmitted"))
                 self.on_down(key)
                 peer.trouble = peer.refusal = ""
                 peer.dial_s = context.now_s
@@ -175,7 +175,7 @@ class Greeting:
             context.log.begin_with(charter)
         self.follow_charter()
         for peer in context.greeted():
-            context.desk.send(peer.key, CharterOffer(envelope))
+            context.effects.send(peer.key, CharterOffer(envelope))
         context.app.on_newer_charter(envelope, charter)
 
     def _read(self, envelope: Envelope) -> Charter:

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from host.bulk.blob_cache import Offer, Shelf
+from host.bulk.blob_store import BlobStore, Offer
 from protocol import limits
 from protocol.errors import CorruptState
 from protocol.fragments import Fragment, Layout
@@ -67,7 +67,7 @@ class MergeBank:
         self,
         layout: Layout,
         charter: Charter,
-        shelf: Shelf,
+        blob_store: BlobStore,
         *,
         merge: MergeFunction | None = None,
         workers: Workers = ALONE,
@@ -77,7 +77,7 @@ class MergeBank:
         count = len(layout.fragments)
         self.layout = layout
         self.charter = charter
-        self.shelf = shelf
+        self.blob_store = blob_store
         self._merge = merge or partial(merge_fragment, workers=workers)
         self._workers = workers
         self._current: list[Version | None] = [None] * count
@@ -158,7 +158,7 @@ class MergeBank:
         self._candidates[job.fragment, job.version, name] = Version(
             job.version, theta, momentum, residual, state, payload, manifests
         )
-        self.shelf.put(name, payload)  # Standbys store it before they sign for it.
+        self.blob_store.put(name, payload)  # Standbys store it before they sign for it.
         return MergeOutcome(payload, name, state, merged.norms, merged.scales)
 
     def adopt(self, fragment: int, number: int, payload: bytes) -> None:
@@ -174,7 +174,7 @@ class MergeBank:
         void = [key for key in self._candidates if key[0] == fragment and key[1] <= number]
         for key in void:
             del self._candidates[key]
-            self.shelf.drop(key[2])
+            self.blob_store.drop(key[2])
 
     def replay(self, merged: FragmentMerged, payload: bytes) -> None:
         """Recover a committed version from its payload. CorruptState if its bits differ."""
@@ -193,15 +193,15 @@ class MergeBank:
     def _put(self, fragment: int, version: Version) -> None:
         former, manifests = self._offers[fragment], version.manifests
         self._current[fragment] = version
-        self._offers[fragment] = self.shelf.put_group(
+        self._offers[fragment] = self.blob_store.put_group(
             manifests.blobs(version.theta, version.momentum)
         )
         if former is not None:
-            self.shelf.retire(former)
+            self.blob_store.retire(former)
 
     def _offer(self, fragment: int, name: Digest, payload: bytes | memoryview) -> None:
-        self.shelf.put(name, payload)
+        self.blob_store.put(name, payload)
         ring = self._ring[fragment]
         ring.append(name)
         if len(ring) > limits.PAYLOAD_RING:
-            self.shelf.drop(ring.popleft())
+            self.blob_store.drop(ring.popleft())

@@ -32,7 +32,7 @@ from host.runtime.atomic_files import require_space, sync, write_atomically, wri
 from protocol.errors import CorruptState, UserError
 from protocol.log.state import SwarmSummary
 from syncer_node.storage.voter_files import VoterFiles
-from syncer_node.storage.write_ahead_log import FrameFile
+from syncer_node.storage.write_ahead_log import WriteAheadLog
 
 F32 = NDArray[np.float32]
 CHECKPOINTS_KEPT = 3
@@ -69,7 +69,7 @@ class Store:
         self.voter = VoterFiles(root)
 
     @property
-    def log(self) -> FrameFile:
+    def log(self) -> WriteAheadLog:
         return self.voter.log
 
     def require_space(self) -> None:

@@ -188,7 +188,7 @@ class RecordedMachine:
         """Put the machine's state on the tape, unless it would take a good part of it."""
         machine = self.inner
         room = min(self._sink.state_every_bytes, STATE_BYTES_MAX) // 2
-        if 2 * machine.archive.recent_bytes > room:
+        if 2 * machine.recent.recent_bytes > room:
             return
         try:
             state = write_machine(machine, externals_of(machine.setup))

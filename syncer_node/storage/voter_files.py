@@ -20,7 +20,7 @@ from protocol.log.state import AdoptedCharter, SwarmState, SwarmSummary
 from protocol.messages import Certificate, CertifiedRecord, Envelope
 from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
 from syncer_node.raft.log import Floor
-from syncer_node.storage.write_ahead_log import FrameFile
+from syncer_node.storage.write_ahead_log import WriteAheadLog
 
 
 class StoredFloor(Struct, frozen=True, array_like=True):
@@ -43,8 +43,8 @@ class VoterFiles:
         self.root = root
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.floor = self._read_floor()
-        self.log = FrameFile(root / self.floor.log)
-        self.certificates = FrameFile(root / f"{self.floor.log}.certificates")
+        self.log = WriteAheadLog(root / self.floor.log)
+        self.certificates = WriteAheadLog(root / f"{self.floor.log}.certificates")
         self._debt = (0, 0)
         """Records that this disk gave up since its ballot was read, and their epoch."""
 
@@ -183,8 +183,8 @@ class VoterFiles:
         write_atomically(self.root / "floor", msgspec.msgpack.encode(stored))
         self.close()
         self.floor = stored
-        self.log = FrameFile(self.root / name)
-        self.certificates = FrameFile(self.root / f"{name}.certificates")
+        self.log = WriteAheadLog(self.root / name)
+        self.certificates = WriteAheadLog(self.root / f"{name}.certificates")
         if former.log != name:
             for old in (former.log, f"{former.log}.certificates"):
                 if (self.root / old).exists():
@@ -208,7 +208,7 @@ class VoterFiles:
         paths = (self.root / name, self.root / f"{name}.certificates")
         for path in paths:
             path.unlink(missing_ok=True)  # Of a former try that was cut short.
-        log, certificates = FrameFile(paths[0]), FrameFile(paths[1])
+        log, certificates = WriteAheadLog(paths[0]), WriteAheadLog(paths[1])
         log.append_all(self.records(floor))
         certificates.append_all(list(self.certificates.frames(floor - self.floor.index)))
         with writing(name):
@@ -259,8 +259,8 @@ class VoterFiles:
                 path.replace(path.with_name(f"{path.name}.before-epoch-{epoch}"))
         self.close()
         self.floor = self._read_floor()
-        self.log = FrameFile(self.root / self.floor.log)
-        self.certificates = FrameFile(self.root / f"{self.floor.log}.certificates")
+        self.log = WriteAheadLog(self.root / self.floor.log)
+        self.certificates = WriteAheadLog(self.root / f"{self.floor.log}.certificates")
 
     def settle(self, ballot: Ballot, epoch: int = 0) -> Ballot:
         """Bring log and certificates together after a start; the ballot, saved if it changed.

@@ -20,7 +20,7 @@ CHECKSUM_BYTES = 8
 LENGTH_BYTES = 4
 
 
-class FrameFile:
+class WriteAheadLog:
     """An append-only file of checksummed frames. A half-written last frame is cut off."""
 
     def __init__(self, path: Path) -> None:

@@ -14,7 +14,7 @@ from host.bulk import channels
 from host.bulk.transfers import BLOB_PROTOCOL, Bulk
 from host.files import keystore
 from host.network.foreign_errors import Loss
-from host.network.rate_limit import Shaper
+from host.network.rate_limit import RateLimiter
 from host.network.round_trips import RoundTrips
 from host.network.streams import Traffic, Wire
 from host.options import BulkAt
@@ -30,7 +30,7 @@ class Side:
         self.identity = keystore.load_or_create(folder / name / "key")
         self.key = self.identity.key
         self.faults: list[RemoteError] = []
-        self.shaper, self.round_trips, self.traffic = Shaper(), RoundTrips(), Traffic()
+        self.shaper, self.round_trips, self.traffic = RateLimiter(), RoundTrips(), Traffic()
         self.others: dict[bytes, Side] = {}
         self.addresses = (f"/ip4/{LOOPBACK}/tcp/1/p2p/x",)
         self.blobs: dict[bytes, bytes] = {}

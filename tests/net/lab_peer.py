@@ -66,7 +66,7 @@ class Peer:
                 said = await self.how(bytes.fromhex(asked["how"]))
             elif "relays_of" in asked:
                 relays = [bytes.fromhex(key) for key in asked["are"]]
-                self.host.transport.relaying.tell_relays(bytes.fromhex(asked["relays_of"]), relays)
+                self.host.transport.relay.tell_relays(bytes.fromhex(asked["relays_of"]), relays)
                 said = {}
             else:
                 said = {"text": await self.say(bytes.fromhex(asked["say"]), asked["text"])}
@@ -97,7 +97,7 @@ class Peer:
             "sentence": transport.reachability.sentence,
             "relays": [relay.hex() for relay in transport.reachability.relays],
             "path": transport.paths().get(key, ""),
-            "carried_bytes": transport.relaying.carried.bytes_,
+            "carried_bytes": transport.relay.carried.bytes_,
         }
 
     async def say(self, key, text):

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from host.network.leader_discovery import LearnerNotice, learners_topic
 from host.network.token_bucket import Bucket
 from host.runtime.lifecycle import background
@@ -39,16 +39,16 @@ class Donor:
     def __init__(self, host, states, bytes_per_s=DONOR_BYTES_PER_S):
         self.key = host.identity.key
         self.host = host
-        self.shelf = Shelf()
+        self.blob_store = BlobStore()
         self.asked = 0
         for theta, momentum in states:
-            self.shelf.put_group(state_manifests(theta, momentum).blobs(theta, momentum))
+            self.blob_store.put_group(state_manifests(theta, momentum).blobs(theta, momentum))
         bucket = Bucket(bytes_per_s)
         host.transport.serve_blobs(self._get, lambda *_: bucket)
 
     def _get(self, _, digest):
         self.asked += 1
-        return self.shelf.get(digest)
+        return self.blob_store.get(digest)
 
     async def announce(self):
         notice = wire.encode(LearnerNotice("donor", "training", 1))

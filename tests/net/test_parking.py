@@ -13,7 +13,7 @@ import psutil
 import pytest
 import uvloop
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from node.machine.jobs import (
     Capture,
     Captured,
@@ -58,7 +58,7 @@ class Bench:
         self.genesis, self.folder, self.micro_batch = genesis, folder, micro_batch
         self.notes = []
         self.changed = asyncio.Event()
-        self.bank = FragmentBank(layout_of(genesis), Shelf(clock=lambda: 0.0))
+        self.bank = FragmentBank(layout_of(genesis), BlobStore(clock=lambda: 0.0))
         self.bank.charter = project().charter
         for fragment, theta in enumerate(initial_weights(genesis)):
             momentum = np.zeros_like(theta)

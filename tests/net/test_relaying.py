@@ -25,7 +25,7 @@ def serve_blob(host):
 
 async def fetch_through(asker, giver):
     """The blob, by way of whoever carries it."""
-    wire = await asker.transport.relaying.through(giver.identity.key, "blob")
+    wire = await asker.transport.relay.through(giver.identity.key, "blob")
     assert wire.peer == giver.identity.key
     target = blobs.room_for(len(BLOB))
     await blobs.Download(DIGEST, target).run(wire)
@@ -45,11 +45,11 @@ def test_a_third_host_carries_a_transfer_sealed(tmp_path):
             serve_blob(bob)
             await introduced([relay, ada, bob])
             assert await fetch_through(ada, bob) == BLOB
-            carried = relay.transport.relaying.carried
+            carried = relay.transport.relay.carried
             assert carried.bytes_ > len(BLOB)
             assert relay.transport.traffic_by_peer[bob.identity.key].down_bytes > len(BLOB)
-            assert bob.identity.key in ada.transport.relaying.used()
-            assert ada.identity.key in bob.transport.relaying.used()
+            assert bob.identity.key in ada.transport.relay.used()
+            assert ada.identity.key in bob.transport.relay.used()
 
     run(main(), timeout_s=60)
 
@@ -59,14 +59,14 @@ def test_a_standing_stream_is_carried_too(tmp_path):
         async with swarm(tmp_path, 3) as (relay, ada, bob):
             bob.transport.serve_control(echo)
             await introduced([relay, ada, bob])
-            wire = await ada.transport.relaying.through(bob.identity.key, "control")
+            wire = await ada.transport.relay.through(bob.identity.key, "control")
             await streams.offer_hello(wire)
             wire.abort("enough")
             for _ in range(400):
-                if not relay.transport.relaying.open:
+                if not relay.transport.relay.open:
                     break
                 await asyncio.sleep(0.05)
-            assert relay.transport.relaying.open == 0
+            assert relay.transport.relay.open == 0
 
     run(main(), timeout_s=60)
 
@@ -76,7 +76,7 @@ def test_what_is_carried_keeps_to_its_ceiling(tmp_path):
         async with swarm(tmp_path, 3) as (relay, ada, bob):
             serve_blob(bob)
             await introduced([relay, ada, bob])
-            relay.transport.relaying.limit(RATE)
+            relay.transport.relay.limit(RATE)
             began_s = time.monotonic()
             assert await fetch_through(ada, bob) == BLOB
             assert time.monotonic() - began_s > 0.8 * len(BLOB) / RATE
@@ -91,15 +91,15 @@ def test_what_is_not_carried_is_said(tmp_path, why, monkeypatch):
             await introduced([relay, ada, bob])
             key, expected = bob.identity.key, PeerUnreachable
             if why == "off":
-                relay.transport.relaying.limit(0)
+                relay.transport.relay.limit(0)
             elif why == "absent":
                 key = bytes(31) + b"\x01"
             else:
-                monkeypatch.setattr(relay.transport.relaying, "_slots", blobs.Slots(0, 0))
+                monkeypatch.setattr(relay.transport.relay, "_slots", blobs.Slots(0, 0))
                 expected = PeerBusy
             with pytest.raises(expected):
-                await ada.transport.relaying.through(key, "blob")
-            assert relay.transport.relaying.carried.streams == 0
+                await ada.transport.relay.through(key, "blob")
+            assert relay.transport.relay.carried.streams == 0
 
     run(main(), timeout_s=60)
 
@@ -112,7 +112,7 @@ def test_a_host_that_can_be_dialled_is_dialled_instead(tmp_path):
             here = tuple(ada.transport.addresses())
             ada.transport.reachability.told_addresses = lambda: here
             assert await fetch_through(ada, bob) == BLOB
-            assert relay.transport.relaying.carried.bytes_ < 1000
+            assert relay.transport.relay.carried.bytes_ < 1000
             assert await bob.transport.is_connected(ada.identity.key)
 
     run(main(), timeout_s=60)
@@ -122,7 +122,7 @@ def test_a_relay_that_sits_in_the_middle_itself_is_found_out(tmp_path):
     async def main():
         async with swarm(tmp_path, 3) as (relay, ada, bob):
             await introduced([relay, ada, bob])
-            relaying = relay.transport.relaying
+            relay = relay.transport.relay
 
             async def impersonate(wire):
                 from host.nat import probe_messages
@@ -131,11 +131,11 @@ def test_a_relay_that_sits_in_the_middle_itself_is_found_out(tmp_path):
                 ask = await probe_messages.receive(wire, RelayAsk)
                 assert ask.to == bob.identity.key
                 await probe_messages.send(wire, RelayTold("open"))
-                await relaying._sealed(wire, ada.identity.key, is_server=True)
+                await relay._sealed(wire, ada.identity.key, is_server=True)
 
             relay.transport._serving[relay.transport.RELAY_PROTOCOL] = impersonate
             with pytest.raises(PeerUnreachable, match="another key"):
-                await ada.transport.relaying.through(bob.identity.key, "blob")
+                await ada.transport.relay.through(bob.identity.key, "blob")
 
     run(main(), timeout_s=60)
 

@@ -51,7 +51,7 @@ class Counts:
     """By the NAT that the receiver is behind."""
 
 
-class Shaper:
+class RateLimiter:
     """A link in use: its queue, its chances and its counts."""
 
     def __init__(self, link: Link, *, seed: str) -> None:

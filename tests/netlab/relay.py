@@ -25,7 +25,7 @@ import sys
 import time
 from typing import Any, Final
 
-from tests.netlab.link import Link, Shaper
+from tests.netlab.link import Link, RateLimiter
 from tests.netlab.nat import begins_tcp
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
@@ -41,7 +41,7 @@ PRIORITY: Final = -10
 class Path:
     """The way from one node to another."""
 
-    shaper: Shaper
+    shaper: RateLimiter
     out: int
     """The TUN device at its end."""
 
@@ -65,7 +65,7 @@ class Relay:
             self._paths[tun] = {}
             for other, address, out in nodes:
                 if other != name:
-                    path = Path(Shaper(Link(), seed=f"{seed} {name} {other}"), out)
+                    path = Path(RateLimiter(Link(), seed=f"{seed} {name} {other}"), out)
                     self._paths[tun][socket.inet_aton(address)] = path
                     self._by_names[name, other] = path
 

@@ -11,7 +11,7 @@ from host.bulk.channel_policy import (
     WORTH_BYTES,
     Agreed,
     Carried,
-    ChannelChoice,
+    ChannelPolicy,
     CloseAll,
     Closed,
     Declined,
@@ -55,7 +55,7 @@ class World:
     """Carries out what the choice asks for, as far as that is possible at the moment."""
 
     def __init__(self):
-        self.choice = ChannelChoice()
+        self.choice = ChannelPolicy()
         self.now_s = 0.0
         self.connections = 0
         self.is_negotiating = self.is_growing = False

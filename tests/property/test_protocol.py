@@ -352,7 +352,7 @@ def test_a_round_always_ends_by_its_deadlines(data):
 def plausible(draw, seat, peer):
     """A message that gets further than noise does: of now, or nearly."""
     newest = [fragment.version for fragment in seat.state.fragments]
-    open_rounds = sorted(seat.merging.rounds.values(), key=lambda one: one.number)
+    open_rounds = sorted(seat.rounds.rounds.values(), key=lambda one: one.number)
     kind = draw(st.sampled_from(["beat", "beat", "push", "push", "push", "lease", "evaluation"]))
     if kind == "beat":
         return heartbeat(
@@ -372,7 +372,7 @@ def plausible(draw, seat, peer):
         return sealed_push(
             next(one for one in FIVE if one.key == peer),
             incarnation=session[1],
-            sequence=seat.merging.last_sequence.get(session, 0) + draw(st.sampled_from([1, 1, 0])),
+            sequence=seat.rounds.last_sequence.get(session, 0) + draw(st.sampled_from([1, 1, 0])),
             round=current.number if current else draw(st.integers(0, 3)),
             fragment=current.fragment if current else draw(st.integers(0, FRAGMENTS)),
             base_version=max(0, current.version - 1) if current else 0,

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from node.machine.snapshot_part import BooksState
-from node.machine.token_accounts import Books
+from node.machine.snapshot_part import TokenAccountsState
+from node.machine.token_accounts import TokenAccounts
 from simulator.swarm.swarm import afflict
 from simulator.virtual.network import NetworkModel
 from tests.snapshot_swarms import go_back, take_at, watched
@@ -55,7 +55,7 @@ class BooksMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.books = Books()
+        self.books = TokenAccounts()
         self.tokens = 0
         self.sequence = 0
         self.told = 0
@@ -105,7 +105,7 @@ class BooksMachine(RuleBasedStateMachine):
     @rule()
     def go_back(self):
         """A part is cut here and gone on from at once."""
-        self.books = BooksState.of(self.books).books()
+        self.books = TokenAccountsState.of(self.books).books()
 
     @invariant()
     def balance(self):

@@ -27,7 +27,7 @@ from syncer_node.raft.election import Election
 from syncer_node.raft.jobs import BallotSaved, SaveBallot
 from syncer_node.raft.log import RaftLog
 from syncer_node.raft.replication import Replication
-from syncer_node.raft.voter_streams import Greeting
+from syncer_node.raft.voter_streams import VoterStreams
 
 SEEDS = 60
 RECOVERY_S = 60.0
@@ -470,8 +470,8 @@ def test_a_record_applied_before_its_certificate_is_found(monkeypatch):
 
 def test_the_vote_of_a_wiped_disk_is_found(monkeypatch):
     """Every disk is let in and counted: what a majority held may be forgotten."""
-    monkeypatch.setattr(Greeting, "_other_disk", lambda self, key, hello: "")
-    monkeypatch.setattr(Greeting, "_stale_disk", lambda self, key, hello: "")
+    monkeypatch.setattr(VoterStreams, "_other_disk", lambda self, key, hello: "")
+    monkeypatch.setattr(VoterStreams, "_stale_disk", lambda self, key, hello: "")
     monkeypatch.setattr(Context, "counts", lambda self, peer: True)
     monkeypatch.setattr(RaftLog, "is_admitted", lambda self, key, disk: True)
     assert finds("certified record", lose_two_copies)

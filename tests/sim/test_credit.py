@@ -14,7 +14,7 @@ from simulator.checkers.credit import check_accounts
 from simulator.checkers.ledger import Violation
 from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
 from simulator.swarm.swarm import build_swarm
-from syncer_node.machine.contributor_notes import Noting
+from syncer_node.machine.contributor_notes import ContributorNotes
 from tests.snapshot_swarms import go_back, take_at, watched
 
 CAPACITY = 2048
@@ -143,13 +143,13 @@ def test_a_ledger_that_counts_twice_is_found(monkeypatch):
 
 
 def test_refusals_that_never_were_are_found(monkeypatch):
-    honest = Noting.on_merged
+    honest = ContributorNotes.on_merged
 
     def slanders(self, merged):
         honest(self, merged)
         self.on_refused(merged.contributions[0].learner, "rejected", "not-finite")
 
-    monkeypatch.setattr(Noting, "on_merged", slanders)
+    monkeypatch.setattr(ContributorNotes, "on_merged", slanders)
     swarm = build_swarm(1)
     swarm.world.run(60.0)
     assert any(isinstance(one.body, AccountsNoted) for one in swarm.ledger.records)

@@ -220,10 +220,10 @@ def test_payloads_lost_by_a_standby_are_repaired_and_then_it_can_lead(swarm):
     damaged.crash()
     damaged.disk.payloads.clear()
     damaged.boot()
-    assert damaged.syncer.following.missing == list(range(len(damaged.layout.fragments)))
+    assert damaged.syncer.standby.missing == list(range(len(damaged.layout.fragments)))
     assert not damaged.syncer.can_lead()
     swarm.world.run(55.0)
-    assert damaged.syncer.following.missing == []
+    assert damaged.syncer.standby.missing == []
     assert damaged.syncer.can_lead()
     leader = swarm.syncer
     other.crash()
@@ -274,7 +274,7 @@ def test_a_standby_with_a_full_disk_holds_nobody_up_for_good(swarm):
     full.disk.is_full = False
     swarm.world.run(100.0)
     assert full.syncer.state.index >= swarm.syncer.syncer.state.index - 2
-    swarm.world.run(105.0, stop=lambda: full.syncer.following.is_idle)
+    swarm.world.run(105.0, stop=lambda: full.syncer.standby.is_idle)
     assert held(full) == versions(full)
     swarm.check()
 
@@ -334,7 +334,7 @@ def offer(swarm, host, **changes):
 
 
 def charters(swarm):
-    return [learner.learner.shared.charter for learner in swarm.learners]
+    return [learner.learner.context.charter for learner in swarm.learners]
 
 
 def test_a_charter_that_any_syncer_is_given_is_soon_everybodys(swarm):

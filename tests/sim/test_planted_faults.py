@@ -7,12 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from node.machine.fragment_sync import Keeping
+from node.machine.fragment_sync import FragmentSync
 from protocol.log.records import Span
 from protocol.messages import Certificate, Vote
 from simulator.checkers.merging import Violation
 from simulator.swarm.swarm import build_swarm
-from syncer_node.machine.rounds import Merging
+from syncer_node.machine.rounds import Rounds
 from syncer_node.raft import log as raft_log
 from syncer_node.raft.jobs import Append, Appended
 from tests.builders import rounds
@@ -52,7 +52,7 @@ def test_leasing_the_same_blocks_twice_is_found(monkeypatch):
 
 def test_merging_a_push_twice_is_found(monkeypatch):
     swarm = build_swarm(3)
-    honest = Merging.on_merged
+    honest = Rounds.on_merged
 
     remembered: dict[int, object] = {}
 
@@ -60,7 +60,7 @@ def test_merging_a_push_twice_is_found(monkeypatch):
         parts = remembered.setdefault(len(job.parts), job.parts)
         honest(self, replace(job, parts=parts), result, now_s)
 
-    monkeypatch.setattr(Merging, "on_merged", repeat)
+    monkeypatch.setattr(Rounds, "on_merged", repeat)
     # The repeated push is also older than its weight says: that is seen first.
     with pytest.raises(Violation, match="versions behind"):
         swarm.world.run(40.0)
@@ -68,12 +68,12 @@ def test_merging_a_push_twice_is_found(monkeypatch):
 
 @pytest.mark.parametrize("apply", ["overwrite", "blend"])
 def test_a_delivery_that_leaves_the_counters_standing_is_found(monkeypatch, apply):
-    honest = Keeping.on_delivered
+    honest = FragmentSync.on_delivered
 
     def forget_to_reset(self, job, result):
         honest(self, replace(job, is_assign=False), result)
 
-    monkeypatch.setattr(Keeping, "on_delivered", forget_to_reset)
+    monkeypatch.setattr(FragmentSync, "on_delivered", forget_to_reset)
     swarm = build_swarm(5, rounds=rounds(apply=apply))
     swarm.world.run(40.0)
     with pytest.raises(Violation, match="handed in"):
@@ -107,13 +107,13 @@ def test_a_certificate_by_somebody_else_is_refused_by_everybody(monkeypatch, syn
     forged(monkeypatch)
     monkeypatch.setattr(swarm.ledger, "_check", lambda who, entry, payload: None)
     swarm.world.run(32.0)  # What was proven before arrives.
-    step = [learner.learner.shared.state.global_step for learner in swarm.learners]
+    step = [learner.learner.context.state.global_step for learner in swarm.learners]
     leader = swarm.syncer
     behind = [one.syncer.state.index for one in swarm.syncers if one is not leader]
     swarm.world.run(45.0)
     for learner, before in zip(swarm.learners, step, strict=True):
-        assert learner.learner.shared.state.global_step == before
-        assert learner.learner.shared.tally.faults["bad-signature"] > 0
+        assert learner.learner.context.state.global_step == before
+        assert learner.learner.context.tally.faults["bad-signature"] > 0
         assert learner.trainer.local_step > 0
     standbys = [one for one in swarm.syncers if one is not leader]
     assert [one.syncer.state.index for one in standbys] == behind

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.machine.fragment_sync import Keeping
+from node.machine.fragment_sync import FragmentSync
 from node.trainer_client.fragment_bank import FragmentBank, PendingPush
 from protocol.log.leases import LeaseBook
 from protocol.log.records import Span
@@ -21,7 +21,7 @@ from simulator.checkers.ledger import Violation
 from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
 from simulator.swarm.swarm import Swarm, build_swarm
 from syncer_node.machine import rounds
-from syncer_node.machine.rounds import Merging
+from syncer_node.machine.rounds import Rounds
 from syncer_node.raft.jobs import Append, Appended
 from syncer_node.storage.merge_bank import MergeBank
 
@@ -88,16 +88,16 @@ def broadcast_before_commit(patch, swarm):
 
 def participants_by_learner(patch, swarm):
     """(b) Participants are no push ids: a merge counts for whatever push is open."""
-    honest = Keeping.on_committed
+    honest = FragmentSync.on_committed
 
     def by_learner(self, merged):
-        mine, setup = self.tracks[merged.fragment].push, self.shared.setup
+        mine, setup = self.local_fragments[merged.fragment].push, self.context.setup
         for part in merged.contributions:
             if part.learner != setup.signer.key and mine is not None:
-                self._resolve(self.tracks[merged.fragment], mine.sequence, "merged", "")
+                self._resolve(self.local_fragments[merged.fragment], mine.sequence, "merged", "")
         honest(self, merged)
 
-    patch.setattr(Keeping, "on_committed", by_learner)
+    patch.setattr(FragmentSync, "on_committed", by_learner)
     lose_answers(swarm)
 
 
@@ -114,13 +114,13 @@ def lose_answers(swarm):
 
 def two_unresolved_pushes(patch, swarm):
     """(c) A learner hands in again before it knows what became of the last push."""
-    honest = Keeping.on_captured
+    honest = FragmentSync.on_captured
 
     def forgetful(self, job, result):
         honest(self, job, result)
-        self.tracks[job.fragment].push = None
+        self.local_fragments[job.fragment].push = None
 
-    patch.setattr(Keeping, "on_captured", forgetful)
+    patch.setattr(FragmentSync, "on_captured", forgetful)
 
 
 def separate_error_feedback(patch, swarm):
@@ -137,9 +137,9 @@ def separate_error_feedback(patch, swarm):
         payload, carried[key] = encode_with_feedback("int4", wanted, residual)
         decoded = decode("int4", payload, local.size)
         name = self._pending[fragment, sequence].digest
-        self.shelf.drop(name)
+        self.blob_store.drop(name)
         name = digest(payload)
-        self.shelf.put(name, payload)
+        self.blob_store.put(name, payload)
         self._pending[fragment, sequence] = PendingPush(name, decoded, None)
         return replace(made, digest=name)
 
@@ -169,14 +169,14 @@ def restart_with_displacement(patch, swarm):
 
 def counters_not_reset(patch, swarm):
     """A merged push does not set its steps and tokens back."""
-    honest = Keeping._resolve
+    honest = FragmentSync._resolve
 
     def keep_counting(self, track, sequence, outcome, reason, **how):
         marked = (track.marked_step, track.marked_tokens)
         honest(self, track, sequence, outcome, reason, **how)
         track.marked_step, track.marked_tokens = marked
 
-    patch.setattr(Keeping, "_resolve", keep_counting)
+    patch.setattr(FragmentSync, "_resolve", keep_counting)
 
 
 def displacement_not_reduced(patch, swarm):
@@ -186,12 +186,12 @@ def displacement_not_reduced(patch, swarm):
 
 def displacement_lost(patch, swarm):
     """A push that was not merged is taken off the displacement all the same."""
-    honest = Keeping._resolve
+    honest = FragmentSync._resolve
 
     def always_merged(self, track, sequence, outcome, reason, **how):
         honest(self, track, sequence, "merged", reason, **how)
 
-    patch.setattr(Keeping, "_resolve", always_merged)
+    patch.setattr(FragmentSync, "_resolve", always_merged)
     lose_answers(swarm)
 
 
@@ -203,13 +203,13 @@ def lease_to_two(patch, swarm):
 
 def tokens_not_capped(patch, swarm):
     """A learner claims tenfold, and the syncer believes it."""
-    honest_seal = Keeping._seal
+    honest_seal = FragmentSync._seal
 
     def boast(self, push, captured, steps, tokens):
         return honest_seal(self, push, captured, steps, 10 * tokens)
 
-    patch.setattr(Keeping, "_seal", boast)
-    patch.setattr(Merging, "_judge", lambda *_: None)
+    patch.setattr(FragmentSync, "_seal", boast)
+    patch.setattr(Rounds, "_judge", lambda *_: None)
 
 
 def push_dropped_from_merge(patch, swarm):
@@ -301,12 +301,12 @@ def test_a_stale_push_that_counts_fully_is_found(monkeypatch):
             peer, header, token_weight(header.tokens, header.steps)
         ),
     )
-    honest_seal = Keeping._seal
+    honest_seal = FragmentSync._seal
 
     def behind(self, push, captured, steps, tokens):
         base = max(0, captured.base_version - 1)
         return honest_seal(self, push, replace(captured, base_version=base), steps, tokens)
 
-    monkeypatch.setattr(Keeping, "_seal", behind)
+    monkeypatch.setattr(FragmentSync, "_seal", behind)
     with pytest.raises(Violation, match="versions behind the weight"):
         swarm.world.run(110.0)

@@ -74,7 +74,7 @@ def restart(swarm, host, *, after_s=3.0):
 
 def asked(swarm, victim):
     """The donor that the victim talks to now."""
-    return swarm.world.hosts[victim.learner.rejoining.donor]
+    return swarm.world.hosts[victim.learner.moments_client.donor]
 
 
 def assert_all_train(swarm, *, for_s=60.0):
@@ -84,10 +84,10 @@ def assert_all_train(swarm, *, for_s=60.0):
     swarm.check()
     assert swarm.merges > merges + 20
     for learner in swarm.learners:
-        assert learner.learner.tending.state == "training"
-        assert learner.learner.shared.tally.merged > 0
-        assert learner.learner.rejoining.state in (Rejoin.SEASONED, Rejoin.FRESH)
-        assert learner.learner.trading.donating.state is Giving.IDLE
+        assert learner.learner.trainer_control.state == "training"
+        assert learner.learner.context.tally.merged > 0
+        assert learner.learner.moments_client.state in (Rejoin.SEASONED, Rejoin.FRESH)
+        assert learner.learner.peer_exchange.moments_server.state is Giving.IDLE
         assert not learner.moments.offered
         assert not learner.moments.held
 
@@ -111,7 +111,7 @@ def test_learners_that_come_first_have_nobody_to_ask_and_begin_at_once():
     swarm.world.run(30.0)
     assert swarm.rejoins.taken == []
     for learner in swarm.learners:
-        assert learner.learner.rejoining.state is Rejoin.FRESH
+        assert learner.learner.moments_client.state is Rejoin.FRESH
         assert learner.trainer.local_step > 10
 
 
@@ -130,7 +130,7 @@ def test_a_project_that_wants_fresh_moments_gets_them():
     victim = kill_and_return(swarm)
     swarm.world.run(70.0)
     assert facts(swarm, RejoinChanged) == facts(swarm, MomentsOffered) == []
-    assert victim.learner.rejoining.state is Rejoin.FRESH
+    assert victim.learner.moments_client.state is Rejoin.FRESH
     assert_all_train(swarm)
 
 
@@ -141,7 +141,7 @@ def test_a_lost_trainer_costs_its_unmerged_steps_and_gets_moments_again():
     swarm.world.run(70.0)
     ((_, host, _),) = swarm.rejoins.taken
     assert host is victim
-    tally = victim.learner.shared.tally
+    tally = victim.learner.context.tally
     assert tally.trainer_restarts == 1
     assert 0 < tally.lost_steps <= 20
     swarm.check()
@@ -228,7 +228,7 @@ def test_a_donor_that_dies_is_replaced_or_done_without(phase, seed):
     dead = []
 
     def kill():
-        if victim.learner.rejoining.donor is not None:
+        if victim.learner.moments_client.donor is not None:
             dead.append(asked(swarm, victim))
             restart(swarm, dead[0])
 
@@ -267,7 +267,7 @@ def test_a_lost_syncer_does_not_end_a_recovery(phase):
     happened = when(swarm, victim, phase, lambda: restart(swarm, swarm.syncer, after_s=5.0))
     swarm.world.run(100.0)
     assert len(happened) == 1
-    assert victim.learner.rejoining.state is Rejoin.SEASONED
+    assert victim.learner.moments_client.state is Rejoin.SEASONED
     assert_all_train(swarm)
 
 
@@ -348,8 +348,8 @@ def test_a_trainer_that_dies_without_a_syncer_goes_on_with_fresh_moments():
     swarm.world.at(KILLED_S, swarm.syncer.crash)
     swarm.world.at(KILLED_S + 2.0, victim.lose_trainer)
     swarm.world.run(KILLED_S + 25.0)
-    assert victim.learner.rejoining.state is Rejoin.FRESH
-    assert victim.learner.tending.inner.value in ("stepping", "starved")
+    assert victim.learner.moments_client.state is Rejoin.FRESH
+    assert victim.learner.trainer_control.inner.value in ("stepping", "starved")
     swarm.syncer.boot()
     assert_all_train(swarm)
 

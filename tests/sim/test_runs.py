@@ -148,7 +148,7 @@ def test_what_is_no_scenario_is_named_with_what_is():
 
 
 def test_a_swarm_that_stands_still_is_found(monkeypatch):
-    monkeypatch.setattr("syncer_node.machine.rounds.Merging.look", lambda *_, **__: None)
+    monkeypatch.setattr("syncer_node.machine.rounds.Rounds.look", lambda *_, **__: None)
     outcome = runs.run(scenarios.find("failover", 1), 1, until_s=60.0, line=silent)
     assert "merges are missing" in outcome.violation
 

@@ -189,9 +189,9 @@ def test_a_slow_uplink_takes_part_with_every_fragment_and_each_push_counts_once(
 
 def check_every_local_step_is_accounted_for(swarm, learner):
     """Merged, discarded, on its way, or still to be handed in: each in just one of them."""
-    shared, keeping = learner.learner.shared, learner.learner.keeping
+    shared, fragment_sync = learner.learner.context, learner.learner.fragment_sync
     done = shared.stepped.local_step
-    for track in keeping.tracks:
+    for track in fragment_sync.local_fragments:
         known = shared.state.fragments[track.index].version
         merged = sum(
             part.steps
@@ -249,10 +249,10 @@ def test_the_learning_rate_follows_the_committed_tokens_and_never_goes_back():
     machine = learner.learner
     told = list(learner.progress)
     assert told == sorted(told)
-    assert told[-1] == pytest.approx(machine.shared.state.tokens / 60_000, abs=0.02)
+    assert told[-1] == pytest.approx(machine.context.state.tokens / 60_000, abs=0.02)
     # The owner doubles the budget, and the trainer is replaced: the schedule stays where it was.
     raised = msgspec.structs.replace(budget, tokens=120_000)
-    machine.shared.charter = msgspec.structs.replace(machine.shared.charter, limits=raised)
+    machine.context.charter = msgspec.structs.replace(machine.context.charter, limits=raised)
     learner.lose_trainer()
     swarm.world.run(90.0)
     again = learner.progress[len(told) :]

@@ -11,8 +11,8 @@ import pytest
 from msgspec import structs
 
 from node.machine.fragment_state import NONE
-from node.machine.fragment_sync import Keeping
-from node.machine.snapshot_participant import Parting
+from node.machine.fragment_sync import FragmentSync
+from node.machine.snapshot_participant import SnapshotParticipant
 from protocol.snapshots import cut as cut_module
 from protocol.snapshots.cut import Taking
 from protocol.snapshots.manifest import stamp
@@ -161,13 +161,13 @@ def test_what_a_trainer_had_read_counts_though_it_dies_before_it_says_so():
     (manifest,) = swarm.cuts.kept
     learner = swarm.learners[2]
     learner.parts.restores.append(lambda host, _: swarm.world.after(0.05, host.lose_trainer))
-    pending = [track.books for track in learner.parts.disk[manifest.snapshot].state.tracks]
+    pending = [track.books for track in learner.parts.disk[manifest.snapshot].state.local_fragments]
     go_back(swarm, manifest)
     take(swarm)
     swarm.world.run(swarm.world.now_s + 20.0)
     swarm.check()
     assert len(swarm.cuts.kept) == 2
-    lost = [track.books.lost for track in learner.learner.keeping.tracks]
+    lost = [track.books.lost for track in learner.learner.fragment_sync.local_fragments]
     assert sum(lost) > sum(books.lost for books in pending)
 
 
@@ -227,7 +227,7 @@ def often(swarm):
 
 
 def test_a_learner_that_takes_what_came_after_the_marker_is_left_out(monkeypatch):
-    monkeypatch.setattr(Parting, "holds", lambda self, message: False)
+    monkeypatch.setattr(SnapshotParticipant, "holds", lambda self, message: False)
     swarm = often(watched(8))
     swarm.world.run(80.0)
     reasons = [one.reason for cut in swarm.cuts.kept for one in cut.skipped]
@@ -235,7 +235,7 @@ def test_a_learner_that_takes_what_came_after_the_marker_is_left_out(monkeypatch
 
 
 def test_what_came_after_the_marker_is_found_in_a_part(monkeypatch):
-    monkeypatch.setattr(Parting, "holds", lambda self, message: False)
+    monkeypatch.setattr(SnapshotParticipant, "holds", lambda self, message: False)
     monkeypatch.setattr(cut_module, "disagreement", lambda *args: "")
     words = found(often(watched(8)))
     assert "is counted and was made after" in words or "merged" in words
@@ -256,7 +256,7 @@ def test_a_syncer_that_goes_on_before_it_is_cut_is_found(monkeypatch):
 
     def late(self, now_s):
         if self._cut is not None:
-            state = self.merging.state
+            state = self.rounds.state
             self._cut = structs.replace(self._cut, index=state.index, head=state.head)
         honest(self, now_s)
 
@@ -314,15 +314,15 @@ def test_a_queue_that_is_not_restored_is_found(monkeypatch):
 
 def test_a_push_of_the_cut_that_counts_as_merged_is_found(monkeypatch):
     """After going back nobody has it: its steps must be handed in again."""
-    honest = Keeping.take_up
+    honest = FragmentSync.take_up
 
     def hasty(self, part):
         honest(self, part)
-        for track in self.tracks:
+        for track in self.local_fragments:
             track.marked_step += 3
             track.marked_tokens += 3 * TOKENS_PER_STEP
 
-    monkeypatch.setattr(Keeping, "take_up", hasty)
+    monkeypatch.setattr(FragmentSync, "take_up", hasty)
     swarm = watched(14)
     take_at(swarm, 40.0)
     swarm.world.run(60.0)
@@ -338,15 +338,15 @@ def test_names_are_times():
 def test_a_version_of_a_void_record_is_not_taken_for_the_new_one_of_its_number():
     swarm = watched(15)
     swarm.world.run(40.0)
-    keeping = swarm.learners[0].learner.keeping
-    former = copy.deepcopy(keeping.shared.state)
+    fragment_sync = swarm.learners[0].learner.fragment_sync
+    former = copy.deepcopy(fragment_sync.context.state)
     held = [fragment.version for fragment in former.fragments]
-    for track, version in zip(keeping.tracks, held, strict=True):
+    for track, version in zip(fragment_sync.local_fragments, held, strict=True):
         track.held = track.standing = version
-    state = keeping.shared.state
+    state = fragment_sync.context.state
     state.epoch += 1
     other = structs.replace(state.fragments[1].state, theta=bytes(32))
     state.fragments[1] = structs.replace(state.fragments[1], state=other)
-    keeping.restart_from_index(former)
-    assert [track.held for track in keeping.tracks] == [held[0], NONE, held[2]]
-    assert [track.standing for track in keeping.tracks] == [held[0], NONE, held[2]]
+    fragment_sync.restart_from_index(former)
+    assert [track.held for track in fragment_sync.local_fragments] == [held[0], NONE, held[2]]
+    assert [track.standing for track in fragment_sync.local_fragments] == [held[0], NONE, held[2]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.machine.trainer_control import Tending
+from node.machine.trainer_control import TrainerControl
 from protocol.log import state
 from simulator.scenarios.soak import Soak, grown, held_by
 from syncer_node.machine import recent_entries, rounds
@@ -38,7 +38,7 @@ def test_nothing_grows_over_hours_of_an_undecided_owner(soak):
     first, second = soak.swarm.learners
     assert first.life == 1, "the first one's daemon lived through all of it"
     assert second.life > HOURS
-    tally = first.learner.shared.tally
+    tally = first.learner.context.tally
     assert tally.trainer_restarts >= 3
     assert tally.merged > 20 * HOURS
     soak.swarm.check()
@@ -46,15 +46,17 @@ def test_nothing_grows_over_hours_of_an_undecided_owner(soak):
 
 def test_what_grows_is_found(soak, monkeypatch):
     kept = []
-    honest = Tending.pause
+    honest = TrainerControl.pause
 
-    def leaking(tending, seconds):
+    def leaking(trainer_control, seconds):
         kept.append([{}, {}])
-        tending.shared.tally.outcomes["leak"] = kept
-        honest(tending, seconds)
+        trainer_control.context.tally.outcomes["leak"] = kept
+        honest(trainer_control, seconds)
 
-    monkeypatch.setattr(Tending, "pause", leaking)
-    monkeypatch.setattr(Tending, "resume", lambda tending: leaking(tending, 0.0))
+    monkeypatch.setattr(TrainerControl, "pause", leaking)
+    monkeypatch.setattr(
+        TrainerControl, "resume", lambda trainer_control: leaking(trainer_control, 0.0)
+    )
     for _ in range(6):
         soak.run_hour()
     assert "builtins.list" in dict(grown(soak.hours, "learner-0"))

@@ -57,7 +57,7 @@ def test_a_quorum_that_is_too_large_falls_after_the_stated_patience():
     swarm = build_swarm(4, rounds=rounds)
     swarm.world.run(20.0)
     assert swarm.merges == 0
-    assert "of 5 learners ready, 3 alive" in swarm.syncer.syncer.seat.merging.pace.waiting
+    assert "of 5 learners ready, 3 alive" in swarm.syncer.syncer.seat.rounds.pace.waiting
     swarm.world.run(80.0)
     assert swarm.merges > 3
 
@@ -145,10 +145,10 @@ def test_a_lost_trainer_costs_only_its_unmerged_steps():
     swarm.world.at(40.0, lambda: victim.lose_trainer(is_out_of_memory=True))
     swarm.world.run(90.0)
     swarm.check()
-    tally = victim.learner.shared.tally
+    tally = victim.learner.context.tally
     assert tally.trainer_restarts == 1
     assert 0 < tally.lost_steps <= 20
-    assert victim.learner.tending.micro_batch == 1
+    assert victim.learner.trainer_control.micro_batch == 1
     assert victim.trainer.local_step > 50
     sessions = facts(swarm, SessionOpened, swarm.syncer.key)
     assert len(sessions) == 3
@@ -193,7 +193,7 @@ def test_a_syncer_whose_clock_was_set_back_by_a_day_merges_on():
     swarm.world.run(60.0)
     swarm.check()
     assert swarm.merges > merges + 10
-    assert "false-claim" not in syncer.syncer.seat.merging.outcomes
+    assert "false-claim" not in syncer.syncer.seat.rounds.outcomes
 
 
 def test_a_paused_learner_stays_current_and_goes_on_by_itself():
@@ -205,10 +205,10 @@ def test_a_paused_learner_stays_current_and_goes_on_by_itself():
     step, merges = victim.trainer.local_step, swarm.merges
     swarm.world.run(49.0)
     assert victim.trainer.local_step == step
-    assert victim.learner.tending.state == "paused"
+    assert victim.learner.trainer_control.state == "paused"
     assert swarm.merges > merges
     newest = [fragment.version for fragment in swarm.syncer.syncer.state.fragments]
-    held = [track.standing for track in victim.learner.keeping.tracks]
+    held = [track.standing for track in victim.learner.fragment_sync.local_fragments]
     assert max(new - old for new, old in zip(newest, held, strict=True)) <= 1
     swarm.world.run(65.0)  # Its trainer is woken first.
     assert victim.trainer.local_step > step + 20
@@ -219,18 +219,18 @@ def test_what_a_learner_did_before_a_pause_is_handed_in_during_it():
     swarm = build_swarm(13)
     swarm.world.run(30.0)
     victim = swarm.learners[1]
-    keeping = victim.learner.keeping
+    fragment_sync = victim.learner.fragment_sync
     victim.take(Note(PauseAsked(None)))
     swarm.world.run(31.0)
     done = victim.trainer.local_step
-    open_steps = sum(track.steps(done) for track in keeping.tracks)
+    open_steps = sum(track.steps(done) for track in fragment_sync.local_fragments)
     assert open_steps > 0
-    discarded = sum(track.discarded_steps for track in keeping.tracks)
-    merged = victim.learner.shared.tally.merged
+    discarded = sum(track.discarded_steps for track in fragment_sync.local_fragments)
+    merged = victim.learner.context.tally.merged
     swarm.world.run(60.0)
-    assert sum(track.steps(done) for track in keeping.tracks) == 0
-    assert victim.learner.shared.tally.merged >= merged + 1
-    lost = sum(track.discarded_steps for track in keeping.tracks) - discarded
+    assert sum(track.steps(done) for track in fragment_sync.local_fragments) == 0
+    assert victim.learner.context.tally.merged >= merged + 1
+    lost = sum(track.discarded_steps for track in fragment_sync.local_fragments) - discarded
     assert lost <= 0.1 * open_steps  # Those between a hand-in under way and its merge.
     swarm.check()
 
@@ -254,8 +254,8 @@ def finishing_alone(seed, quorum, *, crash_s=None):
     swarm = build_swarm(seed, steps_s=(0.3,), rounds=rounds)
     swarm.world.run(40.0)
     (alone,) = swarm.learners
-    keeping, done = alone.learner.keeping, alone.trainer.local_step
-    assert sum(track.steps(done) > 0 for track in keeping.tracks) > 1
+    fragment_sync, done = alone.learner.fragment_sync, alone.trainer.local_step
+    assert sum(track.steps(done) > 0 for track in fragment_sync.local_fragments) > 1
     if crash_s is not None:
         swarm.world.at(40.0 + crash_s, swarm.syncer.crash)
     alone.take(Note(FinishAsked()))
@@ -273,7 +273,7 @@ def test_the_last_learner_hands_in_everything_and_does_not_wait(quorum, within_s
     assert alone.stopped.reason == "finished: everything was handed in"
     assert took_s < within_s
     done = alone.trainer.local_step
-    assert all(track.steps(done) == 0 for track in alone.learner.keeping.tracks)
+    assert all(track.steps(done) == 0 for track in alone.learner.fragment_sync.local_fragments)
     swarm.check()
 
 

@@ -344,12 +344,12 @@ def test_a_round_behind_the_state_is_explained_and_one_before_it_is_not(
     [
         (lambda state: b"no state", "it is no machine's state"),
         (
-            lambda state: state.replace(b"machine.leadership:Seat", b"machine.leadership:Soot"),
+            lambda state: state.replace(b"leadership:Leadership", b"leadership:Soot678901"),
             "no syncer_node",
         ),
         (
             lambda state: state.replace(
-                b"protocol.effect_queue:Desk", b"subprocess:Popen1234567890"
+                b"protocol.effect_queue:EffectQueue", b"subprocess:Popen12345678901234567"
             ),
             "no subproc",
         ),
@@ -391,7 +391,7 @@ def test_a_state_that_was_another_does_not_come_to_the_same(
         machine = read_machine(one.machine, externals)
         assert write_machine(machine, externals) == one.machine
         assert machine.seat is not None
-        machine.seat.merging.last_round += 1
+        machine.seat.rounds.last_round += 1
         frames[at] = msgspec.structs.replace(one, machine=write_machine(machine, externals))
         return frames
 

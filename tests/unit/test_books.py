@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from node.machine.snapshot_part import BooksState
-from node.machine.token_accounts import Books
+from node.machine.snapshot_part import TokenAccountsState
+from node.machine.token_accounts import TokenAccounts
 
 
 def balance(books, tokens):
@@ -15,7 +15,7 @@ def balance(books, tokens):
 
 def overwritten():
     """A push of the first 300 tokens is out, and a version overwrote everything at 400."""
-    books = Books()
+    books = TokenAccounts()
     books.handed(1, 300)
     books.assigned(400)
     assert balance(books, 400) == 0
@@ -50,6 +50,6 @@ def test_what_was_overwritten_and_whose_trainer_then_died_is_lost_unless_the_log
 
 
 def test_a_part_of_a_snapshot_gives_up_what_is_overwritten_too():
-    kept = BooksState.of(overwritten()).books()
+    kept = TokenAccountsState.of(overwritten()).books()
     assert (kept.discarded, kept.in_flight()) == (400, 0)
     assert balance(kept, 400) == 0

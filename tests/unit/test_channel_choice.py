@@ -11,7 +11,7 @@ from host.bulk.channel_policy import (
     WORTH_BYTES,
     Agreed,
     Carried,
-    ChannelChoice,
+    ChannelPolicy,
     CloseAll,
     Closed,
     Declined,
@@ -30,7 +30,7 @@ LARGE = Wanted(ADA, WORTH_BYTES, 0.05)
 
 def standing(now_s=0.0):
     """A choice with one connection to Ada that we dialled."""
-    choice = ChannelChoice()
+    choice = ChannelPolicy()
     assert choice.handle(LARGE, now_s) == [Negotiate(ADA)]
     assert choice.handle(Opened(ADA), now_s) == []
     assert choice.handle(Agreed(ADA, is_dialler=True), now_s) == []
@@ -39,7 +39,7 @@ def standing(now_s=0.0):
 
 
 def test_a_small_transfer_begins_nothing_and_many_do():
-    choice = ChannelChoice()
+    choice = ChannelPolicy()
     for _ in range(3):
         assert choice.handle(Wanted(ADA, WORTH_BYTES // 4), 0.0) == []
     assert choice.way(ADA) is Way.UNTRIED
@@ -49,19 +49,19 @@ def test_a_small_transfer_begins_nothing_and_many_do():
 
 
 def test_one_that_is_off_never_asks():
-    choice = ChannelChoice(is_on=False)
+    choice = ChannelPolicy(is_on=False)
     assert choice.handle(LARGE, 0.0) == []
 
 
 def test_a_peer_is_asked_once_at_a_time():
-    choice = ChannelChoice()
+    choice = ChannelPolicy()
     assert choice.handle(LARGE, 0.0) == [Negotiate(ADA)]
     assert choice.handle(LARGE, 0.1) == []
     assert choice.handle(Wanted(BOB, WORTH_BYTES), 0.1) == [Negotiate(BOB)]
 
 
 def test_pauses_grow_with_failures_and_end_with_a_success():
-    choice, now_s = ChannelChoice(), 0.0
+    choice, now_s = ChannelPolicy(), 0.0
     for rest_s in (*RESTS_S, RESTS_S[-1]):
         assert choice.handle(LARGE, now_s) == [Negotiate(ADA)]
         choice.handle(Declined(ADA, "filtered"), now_s)
@@ -78,7 +78,7 @@ def test_pauses_grow_with_failures_and_end_with_a_success():
 
 
 def test_a_channel_that_opens_and_never_carries_rests_ever_longer():
-    choice, now_s = ChannelChoice(), 0.0
+    choice, now_s = ChannelPolicy(), 0.0
     for rest_s in RESTS_S:
         assert choice.handle(LARGE, now_s) == [Negotiate(ADA)]
         choice.handle(Opened(ADA), now_s)
@@ -104,7 +104,7 @@ def test_a_long_line_gets_more_connections_and_a_short_one_does_not():
 
 
 def test_only_who_dialled_adds_connections():
-    choice = ChannelChoice()
+    choice = ChannelPolicy()
     choice.handle(LARGE, 0.0)
     choice.handle(Opened(ADA), 0.0)
     choice.handle(Agreed(ADA, is_dialler=False), 0.0)
@@ -128,7 +128,7 @@ def test_one_closed_for_lack_of_use_is_opened_again_at_once():
 
 
 def test_the_peers_own_dial_ends_a_rest():
-    choice = ChannelChoice()
+    choice = ChannelPolicy()
     choice.handle(LARGE, 0.0)
     choice.handle(Declined(ADA, "filtered"), 0.0)
     choice.handle(Opened(ADA), 1.0)
@@ -137,7 +137,7 @@ def test_the_peers_own_dial_ends_a_rest():
 
 
 def test_an_agreement_whose_connection_is_gone_counts_as_a_failure():
-    choice = ChannelChoice()
+    choice = ChannelPolicy()
     choice.handle(LARGE, 0.0)
     choice.handle(Agreed(ADA, is_dialler=True), 0.0)
     assert choice.way(ADA) is Way.RESTING

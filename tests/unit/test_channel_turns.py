@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.bulk.fair_queue import Serving, Turns
-from host.network.token_bucket import Bucket
+from host.bulk.fair_queue import FairQueue, Serving
+from host.network.token_bucket import TokenBucket
 
 STEP = 100
 A, B, C = (bytes([name]) * 32 for name in b"ABC")
@@ -16,15 +16,17 @@ def content(size: int, seed: int = 1) -> memoryview:
     return memoryview(bytes((seed + at) % 251 for at in range(size)))
 
 
-def unpaced() -> Turns:
-    return Turns(lambda _: STEP, lambda count, bucket: 0.0)
+def unpaced() -> FairQueue:
+    return FairQueue(lambda _: STEP, lambda count, bucket: 0.0)
 
 
-def ask(turns: Turns, digest: bytes, id: int, size: int, bucket: Bucket | None = None) -> None:
+def ask(
+    turns: FairQueue, digest: bytes, id: int, size: int, bucket: TokenBucket | None = None
+) -> None:
     turns.add(digest, Serving(id, content(size), 0, size, bucket))
 
 
-def taken(turns: Turns, now_s: float = 0.0) -> list[int]:
+def taken(turns: FairQueue, now_s: float = 0.0) -> list[int]:
     """Whose turns they were until nothing was left that may leave."""
     order = []
     while (turn := turns.take(now_s)) is not None:
@@ -58,9 +60,9 @@ def test_nothing_to_send_needs_no_turn():
 
 
 def test_one_that_waits_for_its_own_ceiling_does_not_hold_up_others():
-    slow = Bucket(STEP)  # A turn each second.
+    slow = TokenBucket(STEP)  # A turn each second.
     now_s = 10.0
-    turns = Turns(
+    turns = FairQueue(
         lambda _: STEP, lambda count, bucket: 0.0 if bucket is None else bucket.take(count, now_s)
     )
     ask(turns, A, 1, 3 * STEP, slow)

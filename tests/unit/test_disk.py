@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from host.files.signed_project import OpenedProject
 from protocol.errors import CorruptState
 from protocol.log.records import FragmentMerged, SeatTaken, WeightsInitialised
@@ -45,7 +45,7 @@ class Syncer:
             tiny.genesis, tiny.genesis_bytes, tiny.charter, charter_envelope(tiny)
         )
         self.store = Store(root)
-        self.bank = MergeBank(LAYOUT, tiny.charter, Shelf())
+        self.bank = MergeBank(LAYOUT, tiny.charter, BlobStore())
         self.disk = Disk(self.store, self.bank, opened, SYNCER)
         self.log = None
 

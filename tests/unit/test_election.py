@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.limits import WIRE_VERSION
 from protocol.log.records import NO_RECORD, RunEnding
 from protocol.machine import Disconnect, Failed, Send
@@ -43,7 +43,7 @@ class Bench:
         setup = RaftSetup(TINY.project, TINY.owner.key, B, sim_verify, random.Random(1), 0.0, 1)
         self.raft = Raft(
             setup,
-            desk=Desk(),
+            effects=EffectQueue(),
             start=LogStart(Floor(), TINY.charter, {}, [], []),
             ballot=ballot or Ballot(B.key, 1),
             charter_envelope=ENVELOPE,
@@ -65,9 +65,9 @@ class Bench:
 
     def save(self, result=None) -> None:
         """The disk answers every write of the ballot."""
-        desk = self.raft.context.desk
-        while jobs := [n for n, job in desk.jobs.items() if isinstance(job, SaveBallot)]:
-            job = desk.finish(jobs[0])
+        effects = self.raft.context.effects
+        while jobs := [n for n, job in effects.jobs.items() if isinstance(job, SaveBallot)]:
+            job = effects.finish(jobs[0])
             self.raft.on_saved(job, result or BallotSaved(job.ballot), self.raft.context.now_s)
 
     def greet(self, now_s: float) -> None:
@@ -77,7 +77,7 @@ class Bench:
         self.save()
 
     def answers(self) -> list[GiveVote]:
-        out = self.raft.context.desk.drain()
+        out = self.raft.context.effects.drain()
         sent = [effect.message for effect in out if isinstance(effect, Send)]
         return [message for message in sent if isinstance(message, GiveVote)]
 
@@ -215,7 +215,7 @@ def test_what_waits_for_a_ballot_that_cannot_be_written_is_bounded():
     bench.save(Failed("disk full"))
     for _ in range(3 * HELD_MAX):
         context.say(A.key, ask())
-    gone = [one for one in context.desk.drain() if isinstance(one, Disconnect)]
+    gone = [one for one in context.effects.drain() if isinstance(one, Disconnect)]
     assert gone
     assert gone[0].peer == A.key
     assert sum(len(held) for held in context._held_back.values()) <= HELD_MAX
@@ -224,18 +224,18 @@ def test_what_waits_for_a_ballot_that_cannot_be_written_is_bounded():
 def test_a_refused_disk_gives_up_its_name_and_says_nothing_before_that_is_written():
     bench = Bench()
     context = bench.raft.context
-    context.desk.drain()
+    context.effects.drain()
     stale = Refused("stale-disk", "this voter's disk is an old copy", None, nonce=1)
     bench.hear(A, msgspec.structs.replace(stale, nonce=9))
     assert context.ballot.disk == B.key, "of another start"
     bench.hear(A, stale)
     assert context.ballot.disk != B.key
-    assert not bench.raft.greeting.context.greeted()
+    assert not bench.raft.voter_streams.context.greeted()
     bench.raft.on_up(C.key, 1.0)
-    assert not [e for e in context.desk.drain() if isinstance(e, Send)]
+    assert not [e for e in context.effects.drain() if isinstance(e, Send)]
     bench.save()
     bench.raft.on_up(C.key, 2.0)
-    (hello,) = [e.message for e in context.desk.drain() if isinstance(e, Send)]
+    (hello,) = [e.message for e in context.effects.drain() if isinstance(e, Send)]
     assert hello.disk == context.ballot.disk
 
 
@@ -244,7 +244,7 @@ def test_a_readmitted_disk_draws_a_new_name():
     voters = (VOTERS[0], msgspec.structs.replace(VOTERS[1], disk=1), VOTERS[2])
     charter = msgspec.structs.replace(TINY.charter, revision=2, voters=voters)
     sealed = seal("charter", TINY.project, encode(charter), TINY.owner)
-    bench.raft.greeting.take_charter(sealed)
+    bench.raft.voter_streams.take_charter(sealed)
     bench.raft.look(1.0)
     assert bench.raft.context.ballot.disk != B.key
     assert bench.raft.context.ballot.generation == 1
@@ -256,8 +256,8 @@ def test_nothing_is_written_to_a_log_that_is_about_to_be_left():
     replication.is_held = True
     log.propose(RunEnding("owner"), epoch=0, term=1, at_s=0.0)
     replication.persist()
-    jobs = bench.raft.context.desk.jobs.values()
+    jobs = bench.raft.context.effects.jobs.values()
     assert not [job for job in jobs if isinstance(job, Append)]
     replication.release()
-    jobs = bench.raft.context.desk.jobs.values()
+    jobs = bench.raft.context.effects.jobs.values()
     assert [job.after for job in jobs if isinstance(job, Append)] == [0]

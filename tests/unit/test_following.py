@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol import wire
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.log.records import CheckpointEvaluated, CheckpointMarked, SeatTaken
 from protocol.machine import Failed, Start
 from protocol.trace import FragmentAdvanced, PhaseChanged
@@ -30,7 +30,7 @@ from syncer_node.machine.standby import (
     NONE,
     REPAIR_RETRY_S,
     WRITE_RETRY_S,
-    Following,
+    Standby,
 )
 from syncer_node.raft.log import Entry
 from tests.builders import (
@@ -50,18 +50,18 @@ from tests.builders import (
 )
 
 
-class Standby:
-    """A `Following` whose jobs wait for the test, and what it told its log."""
+class StandbyBench:
+    """A `Standby` whose jobs wait for the test, and what it told its log."""
 
     def __init__(self, *bodies, held=None):
         self.log = founded(*bodies)
-        self.desk = Desk()
+        self.queue = EffectQueue()
         self.stored = []
         self.replaced = set()
         self.effects = []
         self.waiting = []
-        self.following = Following(
-            desk=self.desk,
+        self.following = Standby(
+            effects=self.queue,
             state=self.log.state,
             leader=lambda: SYNCER.key,
             on_payload=self.stored.append,
@@ -71,7 +71,7 @@ class Standby:
 
     def collect(self):
         """What was asked for since; jobs are kept for `done`."""
-        effects = self.desk.drain()
+        effects = self.queue.drain()
         self.effects += effects
         self.waiting += [effect.job for effect in effects if isinstance(effect, Start)]
         return effects
@@ -120,7 +120,7 @@ def merge(fragment, version):
 
 @pytest.fixture
 def standby():
-    return Standby(weights())
+    return StandbyBench(weights())
 
 
 # Bytes before storing
@@ -142,7 +142,7 @@ def test_a_record_is_stored_once_its_payload_is_on_this_disk(standby):
 
 
 def test_the_first_weights_are_fetched_as_a_whole():
-    standby = Standby()
+    standby = StandbyBench()
     standby.following.fetch(entry_of(weights(), index=4))
     (job,) = standby.jobs(FetchWeights)
     assert job.fragments == weights().fragments
@@ -236,7 +236,7 @@ def test_what_is_certified_is_replayed_one_by_one_in_order(standby):
 
 
 def test_certified_weights_are_loaded_before_any_merge_is_replayed():
-    standby = Standby(held=[NONE] * FRAGMENTS)
+    standby = StandbyBench(held=[NONE] * FRAGMENTS)
     standby.following.held = [0] * FRAGMENTS
     standby.commit(weights())
     standby.commit(merge(0, 1))
@@ -302,7 +302,7 @@ def test_the_best_checkpoint_is_named_here_too(standby):
 @pytest.fixture
 def damaged():
     """All fragments are to be fetched, two of them merged before."""
-    return Standby(weights(), merge(0, 1), merge(1, 1), held=[NONE] * FRAGMENTS)
+    return StandbyBench(weights(), merge(0, 1), merge(1, 1), held=[NONE] * FRAGMENTS)
 
 
 def repair_all(standby):
@@ -359,6 +359,6 @@ def test_a_merge_that_a_repair_brought_along_is_not_replayed_again(damaged):
 
 
 def test_nothing_is_repaired_before_there_are_weights():
-    standby = Standby(held=[NONE] * FRAGMENTS)
+    standby = StandbyBench(held=[NONE] * FRAGMENTS)
     standby.wait(10.0)
     assert standby.jobs(RepairFragment) == []

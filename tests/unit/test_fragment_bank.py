@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from node.trainer_client.fragment_bank import FragmentBank
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
@@ -20,7 +20,7 @@ OUTER = project().charter.outer
 
 
 def a_bank(apply="overwrite", up_codec="int4", **changes):
-    bank = FragmentBank(LAYOUT, Shelf())
+    bank = FragmentBank(LAYOUT, BlobStore())
     bank.charter = project(rounds(apply=apply, up_codec=up_codec, **changes)).charter
     for fragment in LAYOUT.fragments:
         theta = tiny_weights(fragment.numel, fragment.index)
@@ -72,7 +72,7 @@ def assign(bank, fragment=0):
 
 
 def test_nothing_is_held_at_first():
-    bank = FragmentBank(LAYOUT, Shelf())
+    bank = FragmentBank(LAYOUT, BlobStore())
     assert bank.version(0) == -1
     with pytest.raises(CorruptState, match="not held"):
         bank.theta(0)
@@ -81,7 +81,7 @@ def test_nothing_is_held_at_first():
 
 
 def test_a_fetched_state_is_held_only_if_it_is_the_certified_one():
-    bank = FragmentBank(LAYOUT, Shelf())
+    bank = FragmentBank(LAYOUT, BlobStore())
     theta = tiny_weights(NUMEL, 0)
     state = state_digests(theta, np.zeros_like(theta))
     with pytest.raises(MalformedPayload, match="certified content"):
@@ -99,18 +99,18 @@ def test_the_certified_payload_advances_by_one_version_and_is_offered(bank):
     bank.advance(record, payload)
     assert bank.version(0) == 1
     assert root(manifest(bank.theta(0))) == record.state.theta
-    assert bytes(bank.shelf.get(record.payload)) == payload
-    assert bank.shelf.get(record.state.theta) is not None
-    assert bank.shelf.get(former.theta) is None
+    assert bytes(bank.blob_store.get(record.payload)) == payload
+    assert bank.blob_store.get(record.state.theta) is not None
+    assert bank.blob_store.get(former.theta) is None
 
 
 def test_a_version_that_somebody_downloads_outlives_its_successor(bank):
     former = bank._held[0]
     wanted = {name for name, _ in blobs(manifest(former.theta), former.theta)}
-    assert bank.shelf.get(former.state.theta) is not None
+    assert bank.blob_store.get(former.state.theta) is not None
     record, payload = next_of(bank)
     bank.advance(record, payload)
-    assert all(bank.shelf.get(name) is not None for name in wanted)
+    assert all(bank.blob_store.get(name) is not None for name in wanted)
     assert bank.version(0) == 1
 
 
@@ -122,7 +122,7 @@ def test_a_wrong_payload_is_corrupt_and_changes_nothing(bank):
         bank.advance(record, other)
     assert bank.version(0) == 0
     assert bank.theta(0) is before
-    assert bank.shelf.get(digest(other)) is None
+    assert bank.blob_store.get(digest(other)) is None
 
 
 def test_a_version_cannot_be_skipped_or_repeated(bank):
@@ -138,7 +138,7 @@ def test_only_the_newest_payloads_are_offered(bank):
         record, payload = next_of(bank, seed)
         bank.advance(record, payload)
         names.append(record.payload)
-    offered = [bank.shelf.get(name) is not None for name in names]
+    offered = [bank.blob_store.get(name) is not None for name in names]
     assert offered == [False] * 2 + [True] * limits.PAYLOAD_RING
 
 
@@ -149,8 +149,8 @@ def test_a_push_says_how_far_the_local_value_is_from_its_anchor(bank):
     assign(bank)
     local = moved(bank)
     push = bank.push(0, 1, local)
-    decoded = decode("int4", bytes(bank.shelf.get(push.digest)), NUMEL)
-    assert (push.base_version, push.payload_bytes) == (0, len(bank.shelf.get(push.digest)))
+    decoded = decode("int4", bytes(bank.blob_store.get(push.digest)), NUMEL)
+    assert (push.base_version, push.payload_bytes) == (0, len(bank.blob_store.get(push.digest)))
     np.testing.assert_allclose(decoded, bank.theta(0) - local, atol=0.4)
 
 
@@ -161,7 +161,7 @@ def test_the_anchor_of_a_push_is_what_was_delivered_not_what_is_newest(bank):
     bank.advance(record, payload)
     push = bank.push(0, 1, anchor)
     assert push.base_version == 0
-    assert not decode("int4", bytes(bank.shelf.get(push.digest)), NUMEL).any()
+    assert not decode("int4", bytes(bank.blob_store.get(push.digest)), NUMEL).any()
 
 
 def test_a_local_value_that_is_not_finite_is_not_pushed(bank):
@@ -189,7 +189,7 @@ def test_error_feedback_makes_two_pushes_say_more_than_one_repeated(bank):
     said = np.zeros_like(wanted)
     for sequence in range(1, 33):
         push = bank.push(0, sequence, local)
-        said += decode("int4", bytes(bank.shelf.get(push.digest)), NUMEL)
+        said += decode("int4", bytes(bank.blob_store.get(push.digest)), NUMEL)
         bank.settle(0, sequence, is_merged=True)
     single = decode("int4", encode("int4", wanted), NUMEL)
     assert np.abs(said / 32 - wanted).max() < np.abs(single - wanted).max() / 4
@@ -200,7 +200,7 @@ def test_a_settled_push_is_no_longer_offered_and_settling_twice_is_harmless(bank
     push = bank.push(0, 1, moved(bank))
     for is_merged in (True, True, False):
         bank.settle(0, 1, is_merged=is_merged)
-    assert bank.shelf.get(push.digest) is None
+    assert bank.blob_store.get(push.digest) is None
     bank.settle(0, 99, is_merged=True)
 
 
@@ -229,7 +229,7 @@ def test_a_rebase_keeps_the_displacement_but_for_what_was_merged(up_codec, is_me
     assign(bank)
     local = moved(bank)
     push = bank.push(0, 1, local)
-    said = decode(up_codec, bytes(bank.shelf.get(push.digest)), NUMEL)
+    said = decode(up_codec, bytes(bank.blob_store.get(push.digest)), NUMEL)
     local = local - np.float32(0.25)  # Local steps go on while the push is under way.
     before = bank.theta(0) - local
     bank.settle(0, 1, is_merged=is_merged)

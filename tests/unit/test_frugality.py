@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tui.draw_throttle import REST_S_MAX, Frugality
+from tui.draw_throttle import REST_S_MAX, DrawThrottle
 
 
 def drawings(cost_s, *, seconds=60.0, frames_per_s=2.0):
     """How many of the frames are drawn, at this cost each."""
     now, spent, drawn = [0.0], [5.0], 0
-    frugality = Frugality(lambda: now[0], lambda: spent[0])
+    draw_throttle = DrawThrottle(lambda: now[0], lambda: spent[0])
     while now[0] < seconds:
-        if frugality.may_draw("all answer"):
+        if draw_throttle.may_draw("all answer"):
             drawn += 1
             spent[0] += cost_s
         spent[0] += 0.001  # Taking a frame in costs something too.
@@ -28,8 +28,8 @@ def test_dear_drawings_come_less_often_but_never_stop(cost_s, drawn):
 
 def test_who_answers_is_drawn_at_once():
     now, spent = [0.0], [0.0]
-    frugality = Frugality(lambda: now[0], lambda: spent[0])
-    assert frugality.may_draw("asking")
+    draw_throttle = DrawThrottle(lambda: now[0], lambda: spent[0])
+    assert draw_throttle.may_draw("asking")
     now[0], spent[0] = 0.5, 0.4
-    assert not frugality.may_draw("asking")
-    assert frugality.may_draw("answered")
+    assert not draw_throttle.may_draw("asking")
+    assert draw_throttle.may_draw("answered")

@@ -8,7 +8,7 @@ import pytest
 
 from host.addresses import PEERS_TRIED_MAX
 from host.files import keystore
-from host.nat.dialer import Greeting
+from host.nat.dialer import Dialer
 from host.nat.peer_file import PeerFile
 from host.network.neighbours import ConnectedPeer
 from protocol.errors import PeerUnreachable
@@ -44,7 +44,7 @@ def greeting(*, bootstrap=(), hints=(), known=(), engine=None):
     for number in known:
         peers.saw(key(number), [address(number)])
     texts = [[address(number) for number in numbers] for numbers in (bootstrap, hints)]
-    return Greeting(OWN, *texts, peers, lambda: engine or Engine())
+    return Dialer(OWN, *texts, peers, lambda: engine or Engine())
 
 
 def tried(made, attempt=0):

@@ -14,8 +14,8 @@ from host.files.home import Daemon, Home
 from host.files.signed_project import read_signed, seal_project, write_signed
 from host.join_link import JoinLink, format_link
 from host.nat.reachability import Reachability
-from host.nat.relay import Relaying
-from host.network.rate_limit import Shaper
+from host.nat.relay import Relay
+from host.network.rate_limit import RateLimiter
 from host.options import WitnessOptions
 from host.transport import Traffic, TransportState
 from protocol import wire
@@ -193,14 +193,14 @@ class StubTransport:
     """A transport that nobody calls."""
 
     port_outside = 4101
-    shaper = Shaper()
+    shaper = RateLimiter()
 
     def __init__(self, identity) -> None:
         self.key, self.faults, self.traffic = identity.key, {}, Traffic()
         self.state = TransportState(is_up=True)
         self.bulk = SimpleNamespace(channels=SimpleNamespace(known=[], port=0))
         self.reachability = Reachability(self, lambda key, addresses: None)
-        self.relaying = Relaying(self, identity, 0)
+        self.relay = Relay(self, identity, 0)
 
     def connected(self):
         return set()

@@ -22,7 +22,7 @@ from node.trainer.loop import (
 )
 from node.trainer.model import build_model, describe_model, initial_weights, layout_of
 from node.trainer.session import Session
-from node.trainer.setup import THREAD_VARIABLES, Workshop
+from node.trainer.setup import THREAD_VARIABLES, TrainerSetup
 from node.trainer.text.corpus import open_corpus
 from node.trainer.text.reader import BlockReader
 from node.trainer.text.tokenizer import ByteVocabulary
@@ -298,7 +298,7 @@ def test_text_longer_than_the_model_is_generated_up_to_its_positions(tmp_path, m
     genesis = msgspec.structs.replace(
         tiny_genesis(tmp_path), model=describe_model("GPT2LMHeadModel", config)
     )
-    shop = Workshop(configure(genesis, tmp_path))
+    shop = TrainerSetup(configure(genesis, tmp_path))
     before = torch.get_rng_state()
     texts = {
         shop.generate("x" * 200, tokens, seed=seed, temperature=0.8, values=None)

@@ -12,7 +12,7 @@ from node.trainer.failures import TrainerFailure
 from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, describe_model, layout_of
 from node.trainer.optimizers import MuonAndAdamW, make_optimizer
-from node.trainer.setup import Workshop
+from node.trainer.setup import TrainerSetup
 from node.trainer.text.corpus import open_corpus
 from node.trainer.text.reader import BlockReader
 from protocol.errors import UserError
@@ -120,7 +120,7 @@ def test_a_torch_without_muon_is_told_what_to_install(shop, monkeypatch, tmp_pat
         new_loop(shop)
     asked = configure(shop[0], tmp_path, inner=encode(MUON))
     with pytest.raises(TrainerFailure, match="no Muon") as raised:
-        Workshop(asked)
+        TrainerSetup(asked)
     assert raised.value.kind == "model"
 
 

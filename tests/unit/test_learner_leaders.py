@@ -79,7 +79,7 @@ def test_another_leader_of_a_newer_term_is_gone_over_to_at_once(bench):
     assert bench.now_s == before_s
     bench.feed(PeerUp(OTHER.key))
     said = bench.last(OTHER.key, Hello)
-    assert said.head_index == bench.machine.shared.state.index
+    assert said.head_index == bench.machine.context.state.index
     bench.say(OTHER.key, Welcome(bench.charter, 0, 2, (), None))
     assert bench.machine.link is Link.FOLLOWING
     bench.feed(PeerDown(SYNCER.key, "another leader was elected"))
@@ -96,7 +96,7 @@ def test_who_was_not_elected_later_is_not_gone_over_to(bench, leader, term):
     effects = answer(bench, seat_found(bench.charter, leader=leader.key, term=term))
     assert bench.machine.link is Link.FOLLOWING
     assert disconnected(effects) == []
-    assert bench.machine.shared.leader == SYNCER.key
+    assert bench.machine.context.leader == SYNCER.key
 
 
 def test_a_look_around_that_fails_keeps_the_link_and_is_repeated(bench):
@@ -137,13 +137,13 @@ def test_after_a_change_of_voters_only_the_new_ones_prove_records(bench, log):
     )
     change = CharterAdopted(sealed_charter(charter))
     bench.commit(certified(following(log, change), SYNCER, OTHER))
-    assert bench.machine.shared.charter == charter
+    assert bench.machine.context.charter == charter
     assert bench.machine.link is Link.FOLLOWING
     step = following(log, merged())
     effects = bench.commit(certified(step, SYNCER))
     assert disconnected(effects) == [SYNCER.key]
-    assert bench.machine.shared.tally.faults == {"bad-signature": 1}
-    assert bench.machine.shared.state.global_step == 0
+    assert bench.machine.context.tally.faults == {"bad-signature": 1}
+    assert bench.machine.context.state.global_step == 0
 
 
 def test_new_voters_prove_what_comes_after_their_charter(bench, log):
@@ -153,9 +153,9 @@ def test_new_voters_prove_what_comes_after_their_charter(bench, log):
     change = certified(following(log, CharterAdopted(sealed_charter(charter))), SYNCER, OTHER)
     bench.commit(change, certified(following(log, SeatTaken(OTHER.key)), OTHER))
     bench.commit(certified(following(log, merged()), OTHER))
-    assert bench.machine.shared.state.global_step == 1
-    assert bench.machine.shared.state.leader == OTHER.key
-    assert bench.machine.shared.tally.faults == {}
+    assert bench.machine.context.state.global_step == 1
+    assert bench.machine.context.state.leader == OTHER.key
+    assert bench.machine.context.tally.faults == {}
 
 
 def test_a_change_that_only_one_side_signed_is_refused(bench, log):
@@ -166,7 +166,7 @@ def test_a_change_that_only_one_side_signed_is_refused(bench, log):
         certified(following(log, CharterAdopted(sealed_charter(charter))), SYNCER)
     )
     assert disconnected(effects) == [SYNCER.key]
-    assert bench.machine.shared.charter.revision == 1
+    assert bench.machine.context.charter.revision == 1
 
 
 def following(log, body) -> Record:

@@ -84,7 +84,7 @@ def bench(log):
 
 
 def faults(bench):
-    return bench.machine.shared.tally.faults
+    return bench.machine.context.tally.faults
 
 
 def assert_dropped(bench, effects, reason):
@@ -108,7 +108,7 @@ def test_a_learner_introduces_itself_and_follows_the_index(log):
     assert (said.project, said.head_index) == (project().project, 0)
     bench.admit(log)
     assert bench.machine.link is Link.FOLLOWING
-    assert bench.machine.shared.state == log.state
+    assert bench.machine.context.state == log.state
     assert {job.fragment for job in bench.jobs(FetchState)} == set(range(FRAGMENTS))
     assert len(bench.jobs(StartTrainer)) == 1
 
@@ -216,7 +216,7 @@ def test_an_older_charter_does_not_replace_a_newer_one(log):
     bench.charter = seal("charter", tiny.project, encode(newer), tiny.owner)
     bench.greet()
     bench.admit(log, charter=charter_envelope(tiny))
-    assert bench.machine.shared.charter.revision == 9
+    assert bench.machine.context.charter.revision == 9
 
 
 def test_a_seat_with_a_forged_charter_is_not_even_dialled():
@@ -235,16 +235,16 @@ def test_a_seat_with_a_forged_charter_is_not_even_dialled():
 
 def test_committed_records_move_the_state(bench, log):
     bench.commit(log.add(merged()))
-    assert bench.machine.shared.state.global_step == 1
+    assert bench.machine.context.state.global_step == 1
     assert faults(bench) == {}
 
 
 def test_a_record_without_votes_of_voters_ends_the_link_and_changes_nothing(bench, log):
-    before = bench.machine.shared.state.summary()
+    before = bench.machine.context.state.summary()
     entry = log.add(merged())
     forged = certified(log.records[-1], STRANGER)
     effects = bench.commit(CertifiedRecord(entry.record, forged.certificate))
-    assert bench.machine.shared.state.summary() == before
+    assert bench.machine.context.state.summary() == before
     assert_dropped(bench, effects, "bad-signature")
 
 
@@ -263,7 +263,7 @@ def test_a_record_out_of_order_ends_the_link(bench, log):
 def test_the_same_record_twice_ends_the_link(bench, log):
     entry = log.add(merged())
     effects = bench.commit(entry, entry)
-    assert bench.machine.shared.state.global_step == 1
+    assert bench.machine.context.state.global_step == 1
     assert_dropped(bench, effects, "malformed")
 
 
@@ -295,7 +295,7 @@ def test_a_certified_lease_that_makes_no_sense_is_no_crash(bench, log):
 def test_records_before_the_bad_one_still_count(bench, log):
     good = log.add(merged())
     effects = bench.commit(good, good)
-    assert bench.machine.shared.state.index == 3
+    assert bench.machine.context.state.index == 3
     assert disconnected(effects) == [SYNCER.key]
 
 
@@ -311,7 +311,7 @@ def test_an_index_without_a_certificate_for_a_fragment_ends_the_link(log):
     bench = LearnerBench().greet()
     weights_only = (log.entries[1],)  # Without the merge of fragment 0.
     effects = bench.admit(log, origins=weights_only)
-    assert not bench.machine.shared.state.has_weights
+    assert not bench.machine.context.state.has_weights
     assert_dropped(bench, effects, "bad-signature")
 
 
@@ -413,15 +413,15 @@ def test_a_goodbye_is_no_offence_and_is_tried_again(bench):
 
 
 @pytest.mark.parametrize(
-    "parting",
+    "snapshot_participant",
     [Goodbye("restart"), Refused("full", "no room", 1.0), Refused("banned", "no", None)],
     ids=["goodbye", "refused for now", "refused for good"],
 )
-def test_what_was_on_its_way_when_the_link_ended_is_no_crash(bench, log, parting):
+def test_what_was_on_its_way_when_the_link_ended_is_no_crash(bench, log, snapshot_participant):
     # Both came with one read from the stream: it ends only after the second was handled.
     bench.commit(log.entries[0])
     assert bench.machine.link is Link.WAITING
-    bench.say(SYNCER.key, parting)
+    bench.say(SYNCER.key, snapshot_participant)
     bench.wait(5.0)
     assert bench.machine.link in (Link.CONNECTING, Link.WAITING)
 
@@ -439,12 +439,12 @@ def test_a_late_answer_about_the_seat_is_no_crash(bench):
 
 
 def test_whoever_is_not_the_leader_is_not_heard(bench):
-    before = bench.machine.shared.state.summary()
+    before = bench.machine.context.state.summary()
     for message in (Goodbye("from me"), Refused("banned", "go", None), Committed(())):
         bench.say(STRANGER.key, message)
     bench.feed(PeerDown(STRANGER.key, "left"))
     assert bench.machine.link is Link.FOLLOWING
-    assert bench.machine.shared.state.summary() == before
+    assert bench.machine.context.state.summary() == before
     assert faults(bench) == {}
 
 
@@ -464,9 +464,9 @@ def test_pulls_of_fragments_that_are_not_there_change_nothing(bench):
 
 def test_a_mark_that_names_somebody_else_asks_nothing_of_this_learner(bench, log):
     bench.commit(log.add(CheckpointMarked(0, STRANGER.key)))
-    assert bench.machine.keeping.freezing is None
+    assert bench.machine.fragment_sync.freezing is None
     bench.commit(log.add(CheckpointMarked(0, ONE.key)))
-    assert bench.machine.keeping.freezing.index == log.state.index
+    assert bench.machine.fragment_sync.freezing.index == log.state.index
 
 
 def test_an_answer_to_a_job_that_was_never_started_changes_nothing(bench):
@@ -479,9 +479,9 @@ def test_news_is_told_no_more_often_than_the_syncer_asks_for(bench):
     bench.wait(2.0)
     told = len(bench.all(SYNCER.key, Heartbeat))
     for _ in range(5):
-        bench.machine.tending._is_news = True
+        bench.machine.trainer_control._is_news = True
         bench.wait(0.3)
     assert len(bench.all(SYNCER.key, Heartbeat)) == told
-    bench.machine.tending._is_news = True
+    bench.machine.trainer_control._is_news = True
     bench.wait(0.6)
     assert len(bench.all(SYNCER.key, Heartbeat)) == told + 1

@@ -36,7 +36,7 @@ from protocol.signing import seal
 from shoal.common.exit_codes import ExitCode
 from shoal.machine import ledger_command
 from simulator.stand_ins.tiny import tiny_project
-from syncer_node.machine.contributor_notes import EVERY_S, FIRST_S, Noting
+from syncer_node.machine.contributor_notes import EVERY_S, FIRST_S, ContributorNotes
 from syncer_node.machine.jobs import InstallState
 from syncer_node.storage.ledger import SHOWN_MAX, leading_rows, ledger_of, read_state
 from syncer_node.storage.store import Checkpoint, Store
@@ -129,7 +129,7 @@ class Leader:
     def __init__(self):
         self.log = Log(SeatTaken(SYNCER.key), weights())
         self.members, self.proposed = Membership(), []
-        self.part = Noting(self.log.state, self.members, self.proposed.append)
+        self.part = ContributorNotes(self.log.state, self.members, self.proposed.append)
 
     def merge(self, learner):
         number = self.log.state.fragments[0].version + 1
@@ -249,16 +249,16 @@ def test_a_leader_writes_what_it_refused_into_the_log_and_again_before_the_end()
 def test_a_voter_that_is_handed_the_state_is_handed_the_accounts():
     log = founded(*BODIES[1:])
     leader = SyncerBench(recovered=log.recovered())
-    leader.machine.archive.add(log.records[-1], log.entries[-1])
+    leader.machine.recent.add(log.records[-1], log.entries[-1])
     leader.machine.offer_state(TWO.key)
-    sent = [one.message for one in leader.machine.desk.drain() if isinstance(one, Send)]
+    sent = [one.message for one in leader.machine.effects.drain() if isinstance(one, Send)]
     (part,) = [one for one in sent if isinstance(one, AccountsPart)]
     (offer,) = [one for one in sent if isinstance(one, StateOffer)]
     assert sent.index(part) < sent.index(offer)
     assert wire.decode(offer.summary, SwarmSummary).accounts == {}
     standby = SyncerBench()
     standby.machine.on_state_offer(offer, [], part.accounts)
-    (start,) = [one for one in standby.machine.desk.drain() if isinstance(one, Start)]
+    (start,) = [one for one in standby.machine.effects.drain() if isinstance(one, Start)]
     assert isinstance(start.job, InstallState)
     assert start.job.summary == log.state.summary()
 

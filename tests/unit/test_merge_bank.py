@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.log.records import FragmentMerged
@@ -20,7 +20,7 @@ OUTER = project().charter.outer
 
 
 def a_bank():
-    bank = MergeBank(LAYOUT, project().charter, Shelf())
+    bank = MergeBank(LAYOUT, project().charter, BlobStore())
     for fragment in LAYOUT.fragments:
         theta = tiny_weights(fragment.numel, fragment.index)
         bank.initialise(fragment.index, 0, theta, np.zeros_like(theta))
@@ -60,17 +60,17 @@ def merge(bank, number, *, fragment=0, learners=(ONE, TWO), outer=OUTER):
 
 def test_there_is_no_version_before_the_first():
     with pytest.raises(CorruptState, match="no version yet"):
-        MergeBank(LAYOUT, project().charter, Shelf()).current(0)
+        MergeBank(LAYOUT, project().charter, BlobStore()).current(0)
 
 
 def test_a_candidate_is_not_current_before_it_is_adopted_and_only_its_payload_is_served(bank):
-    served = len(bank.shelf)
+    served = len(bank.blob_store)
     outcome, _ = merge(bank, 1)
     assert bank.current(0).number == 0
-    assert len(bank.shelf) == served + 1
-    assert bytes(bank.shelf.get(outcome.payload_digest)) == outcome.payload
+    assert len(bank.blob_store) == served + 1
+    assert bytes(bank.blob_store.get(outcome.payload_digest)) == outcome.payload
     for name in (outcome.state.theta, outcome.state.momentum):
-        assert bank.shelf.get(name) is None
+        assert bank.blob_store.get(name) is None
 
 
 def test_of_two_candidates_for_a_version_the_committed_one_counts_and_the_other_is_void(bank):
@@ -79,8 +79,8 @@ def test_of_two_candidates_for_a_version_the_committed_one_counts_and_the_other_
     assert lost.payload_digest != won.payload_digest
     bank.adopt(0, 1, won.payload_digest)
     assert bank.current(0).state == won.state
-    assert bank.shelf.get(lost.payload_digest) is None
-    assert bytes(bank.shelf.get(won.payload_digest)) == won.payload
+    assert bank.blob_store.get(lost.payload_digest) is None
+    assert bytes(bank.blob_store.get(won.payload_digest)) == won.payload
     with pytest.raises(KeyError):
         bank.adopt(0, 1, lost.payload_digest)
 
@@ -91,8 +91,8 @@ def test_what_another_leader_merged_voids_the_candidate_here(bank):
     ours, _ = merge(bank, 1)
     bank.replay(body, theirs.payload)
     assert bank.current(0).state == theirs.state
-    assert bank.shelf.get(ours.payload_digest) is None
-    assert bank.shelf.get(theirs.payload_digest) is not None
+    assert bank.blob_store.get(ours.payload_digest) is None
+    assert bank.blob_store.get(theirs.payload_digest) is not None
 
 
 def test_a_merge_takes_its_codec_and_outer_step_from_the_job_and_not_from_the_charter(bank):
@@ -124,17 +124,17 @@ def test_an_adopted_version_is_served_under_the_digests_of_its_record(bank):
     outcome, _ = merge(bank, 1)
     bank.adopt(0, 1, outcome.payload_digest)
     assert bank.current(0).number == 1
-    assert bytes(bank.shelf.get(outcome.payload_digest)) == outcome.payload
+    assert bytes(bank.blob_store.get(outcome.payload_digest)) == outcome.payload
     for name in (outcome.state.theta, outcome.state.momentum):
-        assert digest(bytes(bank.shelf.get(name))) == name
-    assert bank.shelf.get(former.theta) is None
+        assert digest(bytes(bank.blob_store.get(name))) == name
+    assert bank.blob_store.get(former.theta) is None
 
 
 def test_the_zero_momentum_that_fragments_share_outlives_one_of_them(bank):
     # All fragments start with the same zeros under one digest.
     outcome, _ = merge(bank, 1)
     bank.adopt(0, 1, outcome.payload_digest)
-    assert bank.shelf.get(bank.current(1).state.momentum) is not None
+    assert bank.blob_store.get(bank.current(1).state.momentum) is not None
 
 
 def test_a_replay_of_the_payload_gives_the_bits_of_the_merge(bank):
@@ -200,7 +200,7 @@ def test_a_few_payloads_are_served_for_those_that_missed_one(bank):
         outcome, _ = merge(bank, number)
         bank.adopt(0, number, outcome.payload_digest)
         names.append(outcome.payload_digest)
-    served = [bank.shelf.get(name) is not None for name in names]
+    served = [bank.blob_store.get(name) is not None for name in names]
     assert served == [False] * 2 + [True] * limits.PAYLOAD_RING
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from host.bulk.blob_cache import Shelf
+from host.bulk.blob_store import BlobStore
 from node.machine.jobs import (
     CaptureMoments,
     DonorsFound,
@@ -60,7 +60,7 @@ class FakeTransport:
     """Another host's shelf, and whatever happens before a blob comes from it."""
 
     def __init__(self):
-        self.shelf = Shelf()
+        self.blob_store = BlobStore()
         self.before = lambda: None
         self.fetched = 0
 
@@ -68,7 +68,7 @@ class FakeTransport:
         assert peer == TWO.key
         self.before()
         self.fetched += 1
-        blob = self.shelf.get(name)
+        blob = self.blob_store.get(name)
         if blob is None:
             raise NotHeld("gone")
         if len(blob) != length:
@@ -83,7 +83,7 @@ class FakeTransport:
             for first in range(0, len(content), chunk):
                 blob = content[first : first + chunk]
                 names.append(digest(blob))
-                self.shelf.put(names[-1], blob)
+                self.blob_store.put(names[-1], blob)
         return tuple(names)
 
 
@@ -94,13 +94,13 @@ class FakeLocator:
 
 class Scene:
     def __init__(self):
-        self.shelf = Shelf()
+        self.blob_store = BlobStore()
         self.transport = FakeTransport()
         self.trainer = FakeTrainer(ThreadPoolExecutor(1))
         self.faults = []
         self.port = MomentsPort(
             LAYOUT,
-            self.shelf,
+            self.blob_store,
             FakeLocator(),
             self.transport,
             self.trainer,
@@ -132,7 +132,7 @@ def test_what_one_captures_another_installs_bit_for_bit(scene, chunks):
     captured = scene.run(CaptureMoments())
     assert isinstance(captured, MomentsCaptured)
     other = Scene()
-    other.transport.shelf = scene.shelf
+    other.transport.blob_store = scene.blob_store
     assert other.run(FetchMoments(TWO.key, captured.blobs)) == MomentsFetched()
     assert other.run(InstallMoments()) == MomentsInstalled(5)
     for fragment in LAYOUT.fragments:
@@ -142,17 +142,17 @@ def test_what_one_captures_another_installs_bit_for_bit(scene, chunks):
 
 def test_a_snapshot_leaves_the_shelf_when_it_is_withdrawn_or_taken_again(scene):
     first = scene.run(CaptureMoments())
-    count = len(scene.shelf)
+    count = len(scene.blob_store)
     assert scene.run(CaptureMoments()) == first
-    assert len(scene.shelf) == count
+    assert len(scene.blob_store) == count
     scene.port.withdraw()
-    assert len(scene.shelf) == 0
+    assert len(scene.blob_store) == 0
 
 
 def test_a_trainer_that_ends_leaves_nothing_on_the_shelf(scene):
     scene.trainer.is_dying = True
     assert isinstance(scene.run(CaptureMoments()), Failed)
-    assert len(scene.shelf) == 0
+    assert len(scene.blob_store) == 0
 
 
 def test_a_trainer_that_ends_while_installing_is_told(scene):
@@ -202,7 +202,7 @@ def test_a_blob_of_another_length_is_an_offence(scene):
 
 def test_a_donor_that_is_gone_is_no_offence(scene):
     names = scene.transport.offer(*everything())
-    scene.transport.shelf = Shelf()
+    scene.transport.blob_store = BlobStore()
     with pytest.raises(TransientError):
         scene.run(FetchMoments(TWO.key, names))
     assert scene.faults == []

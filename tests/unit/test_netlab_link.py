@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.netlab import Link
-from tests.netlab.link import Shaper
+from tests.netlab.link import RateLimiter
 from tests.netlab.nat import begins_tcp
 
 PACKET_BYTES = 1000
@@ -17,21 +17,21 @@ def send(shaper, packets, *, every_s=0.001):
 
 
 def test_a_perfect_link_delivers_at_once():
-    assert send(Shaper(Link(), seed="a"), 3) == [0.0, 0.001, 0.002]
+    assert send(RateLimiter(Link(), seed="a"), 3) == [0.0, 0.001, 0.002]
 
 
 def test_latency_is_added():
-    assert Shaper(Link(latency_s=0.05), seed="a").admit(1, 7.0) == pytest.approx(7.05)
+    assert RateLimiter(Link(latency_s=0.05), seed="a").admit(1, 7.0) == pytest.approx(7.05)
 
 
 def test_packets_wait_for_their_turn_on_the_rate():
-    shaper = Shaper(Link(rate_bytes_per_s=100_000, latency_s=0.5), seed="a")
+    shaper = RateLimiter(Link(rate_bytes_per_s=100_000, latency_s=0.5), seed="a")
     assert send(shaper, 3) == pytest.approx([0.51, 0.52, 0.53])
     assert shaper.admit(PACKET_BYTES, 2.0) == pytest.approx(2.51), "an idle time is not saved up"
 
 
 def test_the_queue_drops_what_does_not_fit():
-    shaper = Shaper(Link(rate_bytes_per_s=100_000, queue_bytes=2 * PACKET_BYTES), seed="a")
+    shaper = RateLimiter(Link(rate_bytes_per_s=100_000, queue_bytes=2 * PACKET_BYTES), seed="a")
     arrivals = [shaper.admit(PACKET_BYTES, 0.0) for _ in range(5)]
     assert arrivals == [pytest.approx(0.01), pytest.approx(0.02), pytest.approx(0.03), None, None]
     assert shaper.counts.overflowed == 2
@@ -40,7 +40,7 @@ def test_the_queue_drops_what_does_not_fit():
 
 def test_loss_is_as_frequent_as_said_and_the_same_for_the_same_seed():
     link = Link(loss_frac=0.1)
-    one, same, other = (send(Shaper(link, seed=seed), 10_000) for seed in "aab")
+    one, same, other = (send(RateLimiter(link, seed=seed), 10_000) for seed in "aab")
     assert one == same
     assert one != other
     assert one.count(None) == pytest.approx(1000, rel=0.1)
@@ -48,7 +48,7 @@ def test_loss_is_as_frequent_as_said_and_the_same_for_the_same_seed():
 
 def test_jitter_stays_within_its_bounds_and_keeps_the_order():
     link = Link(latency_s=0.05, jitter_s=0.02)
-    arrivals = send(Shaper(link, seed="a"), 1000)
+    arrivals = send(RateLimiter(link, seed="a"), 1000)
     delays = [arrival - number * 0.001 for number, arrival in enumerate(arrivals)]
     assert arrivals == sorted(arrivals)
     assert min(delays) >= 0.03
@@ -57,7 +57,7 @@ def test_jitter_stays_within_its_bounds_and_keeps_the_order():
 
 
 def test_a_cut_counts_and_does_not_use_up_chances():
-    straight, broken = (Shaper(Link(loss_frac=0.5), seed="a") for _ in range(2))
+    straight, broken = (RateLimiter(Link(loss_frac=0.5), seed="a") for _ in range(2))
     broken.is_open = False
     assert send(broken, 10) == [None] * 10
     broken.is_open = True

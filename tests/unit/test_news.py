@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from host.control.event_log import Feed
+from host.control.event_log import EventLog
 from host.network.round_trips import RoundTrips, path_of
 from node.daemon.report_diff import between
 from protocol.status import PeerRow, SyncerStatus
@@ -83,7 +83,7 @@ def test_rows_of_before_have_no_link_and_did_not_leave():
 
 
 def test_leaving_on_purpose_is_no_fault():
-    feed = Feed()
+    feed = EventLog()
     feed.tell(SessionClosed(b"k" * 32, "heron", "finished", has_left=True))
     feed.tell(SessionClosed(b"k" * 32, "heron", "silent"))
     left, lost = feed.answer({})["events"]

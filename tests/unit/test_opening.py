@@ -23,7 +23,7 @@ def late_and_alone() -> SyncerBench:
 
 
 def versions(bench: SyncerBench) -> list[int]:
-    return [fragment.version for fragment in bench.seat.merging.state.fragments]
+    return [fragment.version for fragment in bench.seat.rounds.state.fragments]
 
 
 def go_on(bench: SyncerBench, seconds: float, state: str) -> None:
@@ -46,12 +46,12 @@ def test_one_that_trains_on_alone_is_not_held_up_by_a_push_that_was_late():
     bench = late_and_alone()
     go_on(bench, 60.0, "training")
     assert min(versions(bench)) >= 2
-    assert bench.seat.merging.stragglers == {}
-    assert set(bench.seat.merging.outcomes) == {"merged"}
+    assert bench.seat.rounds.stragglers == {}
+    assert set(bench.seat.rounds.outcomes) == {"merged"}
 
 
 def test_one_that_leaves_has_its_late_push_merged():
     bench = late_and_alone()
     go_on(bench, 60.0, "finishing")
     assert versions(bench)[0] >= 2
-    assert bench.seat.merging.stragglers == {}
+    assert bench.seat.rounds.stragglers == {}

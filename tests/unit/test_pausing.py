@@ -34,7 +34,7 @@ from node.machine.jobs import (
     WakeTrainer,
 )
 from node.machine.trainer_control import PARK_RETRY_S, WAKES_MAX
-from node.machine.trainer_states import Inner
+from node.machine.trainer_states import TrainerState
 from protocol.log.records import SeatTaken
 from protocol.machine import Failed, Note
 from protocol.messages import Alive, Cursor, Goodbye, Heartbeat, LeaseRequest, Pull, Push
@@ -53,11 +53,11 @@ class PauseBench(LearnerBench):
         while jobs := self.jobs(Deliver):
             self.done(Deliver, Delivered(jobs[0].version, 0, 0))
         self.step(20)
-        assert self.inner is Inner.STEPPING
+        assert self.inner is TrainerState.STEPPING
 
     @property
     def inner(self):
-        return self.machine.tending.inner
+        return self.machine.trainer_control.inner
 
     def note(self, value):
         return self.feed(Note(value))
@@ -68,7 +68,7 @@ class PauseBench(LearnerBench):
     def park(self, value=None):
         self.note(value or PauseAsked(None))
         self.done(ParkTrainer, TrainerParked())
-        assert self.inner is Inner.PARKED
+        assert self.inner is TrainerState.PARKED
 
     def said(self):
         return status.sentence(self.machine, self.now_s)
@@ -89,13 +89,13 @@ def test_a_pause_parks_the_trainer_and_the_end_of_it_wakes_it_where_it_stood(ben
     assert (beat.state, beat.local_step) == ("paused", 20)
     assert bench.said().startswith("Paused by its owner for 19 s more.")
     bench.wait(20.0)
-    assert bench.inner is Inner.WAKING
+    assert bench.inner is TrainerState.WAKING
     assert "takes up where it stood" in bench.said()
     begun = len(actions(bench.effects, BeginSteps))
     bench.done(WakeTrainer, TrainerReady("cpu", 8))
-    assert bench.inner is Inner.STEPPING
+    assert bench.inner is TrainerState.STEPPING
     assert len(actions(bench.effects, BeginSteps)) == begun + 1
-    tally = bench.machine.shared.tally
+    tally = bench.machine.context.tally
     assert (tally.lost_steps, tally.trainer_restarts) == (0, 0)
     assert len(bench.jobs(StartTrainer)) == 0
 
@@ -104,9 +104,9 @@ def test_settings_pause_like_their_owner_and_say_why(bench):
     bench.park(Governed("it runs on battery"))
     assert bench.said() == "Paused because it runs on battery. The weights stay current."
     bench.note(ResumeAsked())
-    assert bench.inner is Inner.PARKED  # The battery is still what it runs on.
+    assert bench.inner is TrainerState.PARKED  # The battery is still what it runs on.
     bench.note(Governed(""))
-    assert bench.inner is Inner.WAKING
+    assert bench.inner is TrainerState.WAKING
 
 
 def test_both_pauses_must_end(bench):
@@ -115,10 +115,10 @@ def test_both_pauses_must_end(bench):
     assert "until resumed" in bench.said()
     assert "It would not train anyway, because steam runs." in bench.said()
     bench.note(ResumeAsked())
-    assert bench.inner is Inner.PARKED
+    assert bench.inner is TrainerState.PARKED
     assert bench.said().startswith("Paused because steam runs.")
     bench.note(Governed(""))
-    assert bench.inner is Inner.WAKING
+    assert bench.inner is TrainerState.WAKING
 
 
 def test_a_parked_learner_still_answers_pulls_and_takes_deliveries(bench):
@@ -135,25 +135,25 @@ def test_a_parked_learner_still_answers_pulls_and_takes_deliveries(bench):
 def test_a_trainer_that_cannot_be_parked_holds_and_is_tried_again(bench):
     bench.note(PauseAsked(None))
     bench.done(ParkTrainer, Failed("the disk is full"))
-    assert bench.inner is Inner.HELD
-    assert "its memory stays taken: the disk is full" in bench.machine.tending.detail
+    assert bench.inner is TrainerState.HELD
+    assert "its memory stays taken: the disk is full" in bench.machine.trainer_control.detail
     assert bench.jobs(ParkTrainer) == []
     bench.wait(PARK_RETRY_S + 1.0)
     assert len(bench.jobs(ParkTrainer)) == 1
     bench.done(ParkTrainer, Failed("the disk is full"))
     assert actions(bench.note(ResumeAsked()), ReleaseSteps)
-    assert bench.inner is Inner.STEPPING
+    assert bench.inner is TrainerState.STEPPING
 
 
 def test_a_pause_that_ends_while_the_trainer_is_parked_wakes_it_at_once(bench):
     bench.note(PauseAsked(None))
     bench.note(ResumeAsked())
-    assert bench.inner is Inner.PARKING
+    assert bench.inner is TrainerState.PARKING
     bench.done(ParkTrainer, TrainerParked())
-    assert bench.inner is Inner.WAKING
+    assert bench.inner is TrainerState.WAKING
     bench.note(PauseAsked(None))
     bench.done(WakeTrainer, TrainerReady("cpu", 8))
-    assert bench.inner is Inner.PARKING
+    assert bench.inner is TrainerState.PARKING
 
 
 def test_a_trainer_that_does_not_start_is_tried_for_ever(bench):
@@ -164,46 +164,46 @@ def test_a_trainer_that_does_not_start_is_tried_for_ever(bench):
         assert not actions(effects, ReplaceTrainer)
         assert bench.said() == "The trainer is tried again soon, with all it had: no memory."
         bench.wait(60.0)
-        assert bench.inner is Inner.WAKING
+        assert bench.inner is TrainerState.WAKING
     bench.done(WakeTrainer, TrainerReady("cpu", 1))
-    assert bench.machine.shared.tally.lost_steps == 0
+    assert bench.machine.context.tally.lost_steps == 0
 
 
 def test_a_state_that_no_trainer_takes_up_is_given_up_at_last(bench):
     bench.park()
     bench.note(ResumeAsked())
     for tried in range(1, WAKES_MAX + 1):
-        assert bench.inner is Inner.WAKING
+        assert bench.inner is TrainerState.WAKING
         bench.note(TrainerLost(False, "killed"))
-        assert bench.inner is Inner.WAKING
+        assert bench.inner is TrainerState.WAKING
         effects = bench.done(WakeTrainer, NotRestored("killed"))
-        assert bench.inner is Inner.PARKED
+        assert bench.inner is TrainerState.PARKED
         assert bool(actions(effects, ReplaceTrainer)) == (tried == WAKES_MAX)
         if tried < WAKES_MAX:
             bench.wait(60.0)
     bench.note(TrainerLost(False, "its state could not be taken up"))
-    assert bench.inner is Inner.DOWN
-    assert bench.machine.shared.tally.lost_steps > 0
+    assert bench.inner is TrainerState.DOWN
+    assert bench.machine.context.tally.lost_steps > 0
 
 
 def test_a_parked_state_that_is_gone_starts_a_trainer_anew(bench):
     bench.park()
     bench.note(ResumeAsked())
     bench.done(WakeTrainer, TrainerLost(False, "its parked state is gone"))
-    assert bench.inner is Inner.DOWN
+    assert bench.inner is TrainerState.DOWN
     bench.wait(2.0)
-    assert bench.inner is Inner.STARTING
+    assert bench.inner is TrainerState.STARTING
 
 
 def test_a_trainer_that_dies_while_it_is_parked_is_started_after_the_pause(bench):
     bench.note(PauseAsked(None))
     bench.note(TrainerLost(False, "killed"))
     bench.done(ParkTrainer, Failed("the trainer ended"))
-    assert bench.inner is Inner.DOWN
+    assert bench.inner is TrainerState.DOWN
     bench.wait(100.0)
-    assert bench.inner is Inner.DOWN  # A paused machine starts none.
+    assert bench.inner is TrainerState.DOWN  # A paused machine starts none.
     bench.note(ResumeAsked())
-    assert bench.inner is Inner.STARTING
+    assert bench.inner is TrainerState.STARTING
 
 
 def test_a_trainer_that_has_not_begun_is_ended_by_a_pause():
@@ -212,7 +212,7 @@ def test_a_trainer_that_has_not_begun_is_ended_by_a_pause():
     assert len(actions(effects, ReplaceTrainer)) == 1
     assert actions(bench.wait(1.0) or [], ReplaceTrainer) == []
     bench.done(StartTrainer, Failed("its owner paused it"))
-    assert bench.machine.tending.inner is Inner.DOWN
+    assert bench.machine.trainer_control.inner is TrainerState.DOWN
     bench.wait(5.0)
     assert bench.jobs(StartTrainer) == []
     bench.feed(Note(ResumeAsked()))
@@ -222,8 +222,8 @@ def test_a_trainer_that_has_not_begun_is_ended_by_a_pause():
 def test_a_parked_learner_that_finishes_stays_parked(bench):
     bench.park()
     bench.note(FinishAsked())
-    assert bench.inner is Inner.PARKED
-    assert bench.machine.tending.state == "finishing"
+    assert bench.inner is TrainerState.PARKED
+    assert bench.machine.trainer_control.state == "finishing"
     assert bench.said().startswith("Finishing")
     assert actions(bench.effects, HoldSteps) == []
 
@@ -236,7 +236,7 @@ def test_who_finishes_with_nothing_to_hand_in_leaves_at_once():
 
 def test_who_finishes_says_what_is_left_and_what_it_waits_for(bench):
     bench.note(FinishAsked())
-    fragments = len(bench.machine.keeping.tracks)
+    fragments = len(bench.machine.fragment_sync.local_fragments)
     assert bench.said() == (
         f"Finishing: handing in what is done, {fragments} of {fragments} fragments left, then "
         "stopping."
@@ -260,8 +260,8 @@ def test_finishing_takes_a_minute_at_most_and_what_is_dropped_is_said(bench):
 def test_a_learner_that_goes_on_after_all_does_not_leave(bench):
     bench.note(FinishAsked())
     bench.note(ResumeAsked())
-    assert bench.machine.tending.finishing.deadline_s() is None
-    assert bench.machine.tending.finishing.look() == ""
+    assert bench.machine.trainer_control.graceful_leave.deadline_s() is None
+    assert bench.machine.trainer_control.graceful_leave.look() == ""
 
 
 def test_memory_at_its_ceiling_halves_the_micro_batch_without_losing_a_step(bench):
@@ -270,21 +270,21 @@ def test_memory_at_its_ceiling_halves_the_micro_batch_without_losing_a_step(benc
     (job,) = bench.jobs(WakeTrainer)
     assert job.micro_batch == 4
     bench.done(WakeTrainer, TrainerReady("cpu", 4))
-    assert bench.inner is Inner.STEPPING
-    assert bench.machine.shared.tally.lost_steps == 0
+    assert bench.inner is TrainerState.STEPPING
+    assert bench.machine.context.tally.lost_steps == 0
 
 
 def test_other_training_settings_end_a_parked_trainer_too(bench):
     bench.park()
-    bench.machine.tending.on_inner_changed()
-    assert actions(bench.machine.desk.drain(), ReplaceTrainer)
+    bench.machine.trainer_control.on_inner_changed()
+    assert actions(bench.machine.effects.drain(), ReplaceTrainer)
 
 
 def test_a_pause_without_an_end_has_none(bench):
     bench.park(PauseAsked(None))
-    assert bench.machine.tending.paused_until_s == math.inf
+    assert bench.machine.trainer_control.paused_until_s == math.inf
     bench.wait(1e6)
-    assert bench.inner is Inner.PARKED
+    assert bench.inner is TrainerState.PARKED
 
 
 def test_a_lease_that_was_never_answered_keeps_no_held_learner_awake():
@@ -292,7 +292,7 @@ def test_a_lease_that_was_never_answered_keeps_no_held_learner_awake():
     assert bench.all(SYNCER.key, LeaseRequest)
     bench.note(PauseAsked(None))
     bench.done(ParkTrainer, Failed("the disk is full"))
-    assert bench.inner is Inner.HELD
+    assert bench.inner is TrainerState.HELD
     began_s = bench.now_s
     for _ in range(12):
         assert bench.wake_s is not None

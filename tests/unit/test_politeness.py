@@ -6,7 +6,7 @@ import pytest
 
 from host.files.local_settings import LimitSettings, PresentSettings, Settings, WhenSettings
 from node.governor.governor import Reading
-from node.governor.policy import SETTLE_S, Politeness, TrainerFacts
+from node.governor.policy import SETTLE_S, Policy, TrainerFacts
 from node.governor.process_usage import Own
 from node.governor.sensors import Look
 
@@ -26,7 +26,7 @@ def look(at_s=0.0, *, memory=0, idle_s=None, battery=None):
 
 
 def of(**limits):
-    return Politeness(Settings(limits=LimitSettings(**limits)), cores=4)
+    return Policy(Settings(limits=LimitSettings(**limits)), cores=4)
 
 
 def test_without_settings_it_trains_with_all_there_is():
@@ -73,7 +73,7 @@ def test_a_device_counts_from_the_moment_it_is_known():
         when=WhenSettings(devices={"gpu": "idle"}),
         present=PresentSettings(cpu_percent=10.0),
     )
-    one = Politeness(settings, cores=4)
+    one = Policy(settings, cores=4)
     assert one.decide(look(idle_s=1.0), TRAINING, 0).ruling.share == "beside"
     assert one.wants_owner
     on_gpu = TrainerFacts(device="cuda", pid=5, micro_batch=4, is_stepping=True)

@@ -12,7 +12,7 @@ from host.files.receipts_file import Contributions, read_book
 from node.machine.jobs import KeepReceipt
 from node.machine.syncer_link import Link
 from protocol import wire
-from protocol.effect_queue import Desk
+from protocol.effect_queue import EffectQueue
 from protocol.errors import FalseReceipt, RemoteError
 from protocol.log.receipts import (
     DAY_S,
@@ -85,9 +85,9 @@ class Leader:
 
     def __init__(self, *learners):
         self.log = Log(SeatTaken(SYNCER.key), weights())
-        self.desk, self.members = Desk(), Membership()
+        self.effects, self.members = EffectQueue(), Membership()
         self.setup = SyncerBench().machine.setup
-        self.part = Receipts(self.desk, self.log.state, self.members)
+        self.part = Receipts(self.effects, self.log.state, self.members)
         self.now_s = 100.0
         for learner in learners:
             self.join(learner)
@@ -106,7 +106,7 @@ class Leader:
 
     def told(self, learner):
         """Merges in each receipt that went out."""
-        sent = [e for e in self.desk.out if isinstance(e, Send) and e.peer == learner.key]
+        sent = [e for e in self.effects.out if isinstance(e, Send) and e.peer == learner.key]
         return [credit_of(one.message).merges for one in sent]
 
 
@@ -206,7 +206,7 @@ def test_a_receipt_waits_for_its_record_and_is_kept_with_the_charter_that_proves
     (action,) = actions(effects, KeepReceipt)
     assert action.charter == bench.charter
     assert facts(effects, ReceiptTaken)[0].merges == 1
-    assert bench.machine.shared.tally.faults == {}
+    assert bench.machine.context.tally.faults == {}
 
 
 def test_what_was_counted_before_the_log_that_is_held_is_taken_once(bench, log):
@@ -219,7 +219,7 @@ def test_what_was_counted_before_the_log_that_is_held_is_taken_once(bench, log):
     entry = merge(log, 3)
     bench.say(SYNCER.key, receipt_for(log, merges=11, tokens=4096 + 512))
     assert kept(bench.commit(entry)) == []
-    assert bench.machine.shared.tally.faults == {"false-receipt": 1}
+    assert bench.machine.context.tally.faults == {"false-receipt": 1}
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_false_receipt_is_told_and_not_kept_and_training_goes_on(bench, log, c
     effects = bench.say(SYNCER.key, receipt_for(log, **changes))
     effects = [*effects, *bench.commit(entry)]
     assert kept(effects) == []
-    assert bench.machine.shared.tally.faults == {reason: 1}
+    assert bench.machine.context.tally.faults == {reason: 1}
     assert facts(effects, PeerMisbehaved)[0].peer == SYNCER.key
     assert disconnected(effects) == []
     assert bench.machine.link is Link.FOLLOWING
@@ -253,7 +253,7 @@ def test_a_receipt_that_was_changed_on_its_way_is_not_kept(bench, log):
     payload = wire.encode(credit_for(log, merges=100, tokens=100_000))
     bench.say(SYNCER.key, Receipt(msgspec.structs.replace(receipt, payload=payload)))
     assert kept(bench.commit(entry)) == []
-    assert bench.machine.shared.tally.faults == {"bad-signature": 1}
+    assert bench.machine.context.tally.faults == {"bad-signature": 1}
 
 
 def test_at_the_end_the_last_receipt_is_kept_before_the_learner_leaves(bench, log):

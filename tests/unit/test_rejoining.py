@@ -116,11 +116,11 @@ class RejoinBench(LearnerBench):
 
     @property
     def asking(self):
-        return self.machine.rejoining
+        return self.machine.moments_client
 
     @property
     def giving(self):
-        return self.machine.trading.donating
+        return self.machine.peer_exchange.moments_server
 
     def ready(self):
         """Admitted, the trainer is there, weights are still on their way."""
@@ -198,8 +198,10 @@ def test_the_clock_is_asked_for_checked_and_the_moments_are_installed_before_the
 def test_weights_do_not_wait_for_moments(bench):
     bench.ask()
     bench.load()
-    assert bench.machine.tending.state == "starting"
-    assert all(track.standing == track.held for track in bench.machine.keeping.tracks)
+    assert bench.machine.trainer_control.state == "starting"
+    assert all(
+        track.standing == track.held for track in bench.machine.fragment_sync.local_fragments
+    )
 
 
 @pytest.mark.parametrize("age", ["record", "version", "fragments"])
@@ -452,7 +454,7 @@ def test_some_settings_leave_no_choice_but_fresh_moments(changes):
 
 
 def test_an_owner_may_keep_to_fresh_moments(bench):
-    shared = bench.machine.shared
+    shared = bench.machine.context
     shared.setup = dataclasses.replace(shared.setup, shares_moments=False)
     bench.ready()
     bench.load()
@@ -618,7 +620,7 @@ def test_a_project_that_wants_fresh_moments_gives_none():
 
 def test_an_owner_may_give_none(bench):
     bench.train()
-    shared = bench.machine.shared
+    shared = bench.machine.context
     shared.setup = dataclasses.replace(shared.setup, shares_moments=False)
     ask_for(bench)
     assert refusal(bench) == "off"

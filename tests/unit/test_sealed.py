@@ -9,7 +9,7 @@ import pytest
 
 from host.files import keystore
 from host.nat import relay_tls
-from host.nat.relay_tls import Sealer
+from host.nat.relay_tls import RelayTls
 from host.network.certificates import certificate
 from protocol.errors import MalformedMessage
 
@@ -40,8 +40,8 @@ async def pipe(tmp_path):
 async def both(near, far, ada, bob, *, told_ada, told_bob):
     """What comes of sealing at each end; told_ada: whom Ada takes the other end for."""
     return await asyncio.gather(
-        Sealer(ada).seal(*near, peer=told_ada, is_server=False),
-        Sealer(bob).seal(*far, peer=told_bob, is_server=True),
+        RelayTls(ada).seal(*near, peer=told_ada, is_server=False),
+        RelayTls(bob).seal(*far, peer=told_bob, is_server=True),
         return_exceptions=True,
     )
 
@@ -124,7 +124,7 @@ def test_showing_somebody_elses_certificate_does_not_help(tmp_path, hosts, liar)
     ada, bob, eve = hosts
     victim = ada if liar == "client" else bob
 
-    class Thief(Sealer):
+    class Thief(RelayTls):
         """Shows the victim's certificate and then proves its own."""
 
         def _context(self, theirs, is_server):
@@ -136,8 +136,8 @@ def test_showing_somebody_elses_certificate_does_not_help(tmp_path, hosts, liar)
 
     async def main():
         async with pipe(tmp_path) as (near, far):
-            client = thief if liar == "client" else Sealer(ada)
-            server = thief if liar == "server" else Sealer(bob)
+            client = thief if liar == "client" else RelayTls(ada)
+            server = thief if liar == "server" else RelayTls(bob)
             sealing = {
                 "server": client.seal(*near, peer=bob.key, is_server=False),
                 "client": server.seal(*far, peer=ada.key, is_server=True),
@@ -159,7 +159,7 @@ def test_garbage_instead_of_a_certificate_is_refused(tmp_path, hosts):
         async with pipe(tmp_path) as (near, far):
             far[1].write((40).to_bytes(2, "big") + bytes(40))
             with pytest.raises(MalformedMessage, match="not a certificate"):
-                await Sealer(ada).seal(*near, peer=bob.key, is_server=False)
+                await RelayTls(ada).seal(*near, peer=bob.key, is_server=False)
 
     asyncio.run(main())
 

@@ -181,14 +181,14 @@ def test_an_answer_to_the_former_seat_means_nothing_to_the_next():
         bench.join(learner)
         bench.beat(learner, local_step=20, tokens=20 * 32)
     bench.wait(1.0)
-    (current,) = bench.seat.merging.rounds.values()
+    (current,) = bench.seat.rounds.rounds.values()
     assert current.number == 1
     index = bench.machine.state.index
     late = bench.jobs(Merge)[0]
     bench.done(Merge, bench.answer(late))
     assert bench.machine.state.index == index
     assert bodies(bench, ONE.key, FragmentMerged) == []
-    assert list(bench.seat.merging.rounds.values()) == [current]
+    assert list(bench.seat.rounds.rounds.values()) == [current]
 
 
 def test_who_asks_the_next_seat_for_the_fate_of_a_push_hears_that_it_is_void():

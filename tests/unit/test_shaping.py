@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from host.files.local_settings import RATE_MIN
-from host.network.rate_limit import PIECE_BYTES_MIN, Shaper, Way, wait_turn
-from host.network.token_bucket import BURST_S, PIECE_BYTES, Bucket
+from host.network.rate_limit import PIECE_BYTES_MIN, RateLimiter, Way, wait_turn
+from host.network.token_bucket import BURST_S, PIECE_BYTES, TokenBucket
 
 RATE = 100_000
 
@@ -19,7 +19,7 @@ def test_without_a_ceiling_nothing_waits_and_pieces_are_whole():
 
 
 def test_bulk_data_leaves_at_the_ceiling_and_a_change_counts_at_once():
-    shaper = Shaper()
+    shaper = RateLimiter()
     shaper.limit(RATE, None)
     waits = [shaper.up.wait_s(RATE // 10, 5.0) for _ in range(10)]
     assert waits[-1] == pytest.approx(1.0 - BURST_S)
@@ -49,7 +49,7 @@ def test_control_messages_are_booked_once_and_never_wait():
 
 def test_the_slower_of_two_ceilings_decides():
     async def run():
-        way, own = Way(), Bucket(10_000.0)
+        way, own = Way(), TokenBucket(10_000.0)
         way.limit(10**9)
         return await wait_turn(way, 600, own)
 

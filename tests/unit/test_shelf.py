@@ -1,39 +1,39 @@
 from __future__ import annotations
 
-from host.bulk.blob_cache import LINGER_S, RETIRED_MAX, Shelf
+from host.bulk.blob_store import LINGER_S, RETIRED_MAX, BlobStore
 from tests.builders import digest_of
 
 NAME = digest_of("blob")
 
 
 def test_what_is_put_can_be_got_and_is_not_copied():
-    shelf, blob = Shelf(), bytes(8)
-    shelf.put(NAME, blob)
-    assert shelf.get(NAME).obj is blob
+    blob_store, blob = BlobStore(), bytes(8)
+    blob_store.put(NAME, blob)
+    assert blob_store.get(NAME).obj is blob
 
 
 def test_what_was_never_put_is_not_there():
-    shelf = Shelf()
-    assert shelf.get(NAME) is None
-    shelf.drop(NAME)
-    assert len(shelf) == 0
+    blob_store = BlobStore()
+    assert blob_store.get(NAME) is None
+    blob_store.drop(NAME)
+    assert len(blob_store) == 0
 
 
 def test_a_blob_stays_until_every_owner_let_go():
-    shelf = Shelf()
-    shelf.put(NAME, b"blob")
-    shelf.put(NAME, b"blob")
-    shelf.drop(NAME)
-    assert bytes(shelf.get(NAME)) == b"blob"
-    shelf.drop(NAME)
-    assert shelf.get(NAME) is None
+    blob_store = BlobStore()
+    blob_store.put(NAME, b"blob")
+    blob_store.put(NAME, b"blob")
+    blob_store.drop(NAME)
+    assert bytes(blob_store.get(NAME)) == b"blob"
+    blob_store.drop(NAME)
+    assert blob_store.get(NAME) is None
 
 
 def test_a_transfer_under_way_keeps_its_bytes():
-    shelf = Shelf()
-    shelf.put(NAME, b"blob")
-    under_way = shelf.get(NAME)
-    shelf.drop(NAME)
+    blob_store = BlobStore()
+    blob_store.put(NAME, b"blob")
+    under_way = blob_store.get(NAME)
+    blob_store.drop(NAME)
     assert bytes(under_way) == b"blob"
 
 
@@ -42,62 +42,62 @@ def test_a_transfer_under_way_keeps_its_bytes():
 
 def a_shelf():
     clock = [100.0]
-    return Shelf(clock=lambda: clock[0]), clock
+    return BlobStore(clock=lambda: clock[0]), clock
 
 
-def group(shelf, number, *shared):
+def group(blob_store, number, *shared):
     name = digest_of("group", number)
-    return name, shelf.put_group([(name, b"one"), *((other, b"shared") for other in shared)])
+    return name, blob_store.put_group([(name, b"one"), *((other, b"shared") for other in shared)])
 
 
 def test_a_group_goes_when_it_is_retired_and_nobody_wants_it():
-    shelf, _ = a_shelf()
-    name, offer = group(shelf, 1)
-    assert shelf.is_grouped(name)
-    shelf.retire(offer)
-    assert shelf.get(name) is None
-    assert len(shelf) == 0
+    blob_store, _ = a_shelf()
+    name, offer = group(blob_store, 1)
+    assert blob_store.is_grouped(name)
+    blob_store.retire(offer)
+    assert blob_store.get(name) is None
+    assert len(blob_store) == 0
 
 
 def test_a_retired_group_stays_while_somebody_downloads_it():
-    shelf, clock = a_shelf()
-    name, offer = group(shelf, 1)
-    shelf.get(name)
-    shelf.retire(offer)
+    blob_store, clock = a_shelf()
+    name, offer = group(blob_store, 1)
+    blob_store.get(name)
+    blob_store.retire(offer)
     clock[0] += LINGER_S - 1
-    assert shelf.get(name) is not None
+    assert blob_store.get(name) is not None
     clock[0] += LINGER_S - 1
-    shelf.retire(group(shelf, 2)[1])
-    assert shelf.get(name) is not None
+    blob_store.retire(group(blob_store, 2)[1])
+    assert blob_store.get(name) is not None
     clock[0] += LINGER_S + 1
-    shelf.retire(group(shelf, 3)[1])
-    assert shelf.get(name) is None
+    blob_store.retire(group(blob_store, 3)[1])
+    assert blob_store.get(name) is None
 
 
 def test_no_more_than_a_few_retired_groups_stay_and_those_asked_for_last():
-    shelf, clock = a_shelf()
-    made = [group(shelf, at) for at in range(RETIRED_MAX + 1)]
+    blob_store, clock = a_shelf()
+    made = [group(blob_store, at) for at in range(RETIRED_MAX + 1)]
     for name, _ in reversed(made):
         clock[0] += 1
-        shelf.get(name)
+        blob_store.get(name)
     for _, offer in made:
-        shelf.retire(offer)
-    assert [shelf.get(name) is not None for name, _ in made] == [True] * RETIRED_MAX + [False]
+        blob_store.retire(offer)
+    assert [blob_store.get(name) is not None for name, _ in made] == [True] * RETIRED_MAX + [False]
 
 
 def test_a_blob_in_two_groups_stays_with_the_second():
-    shelf, _ = a_shelf()
-    _, first = group(shelf, 1, NAME)
-    _, second = group(shelf, 2, NAME)
-    shelf.retire(first)
-    assert bytes(shelf.get(NAME)) == b"shared"
-    shelf.drop(NAME)
-    assert shelf.get(NAME) is None
-    shelf.retire(second)
+    blob_store, _ = a_shelf()
+    _, first = group(blob_store, 1, NAME)
+    _, second = group(blob_store, 2, NAME)
+    blob_store.retire(first)
+    assert bytes(blob_store.get(NAME)) == b"shared"
+    blob_store.drop(NAME)
+    assert blob_store.get(NAME) is None
+    blob_store.retire(second)
 
 
 def test_a_single_blob_is_not_grouped():
-    shelf, _ = a_shelf()
-    shelf.put(NAME, b"blob")
-    assert not shelf.is_grouped(NAME)
-    assert not shelf.is_grouped(digest_of("nothing"))
+    blob_store, _ = a_shelf()
+    blob_store.put(NAME, b"blob")
+    assert not blob_store.is_grouped(NAME)
+    assert not blob_store.is_grouped(digest_of("nothing"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.peers.partition import ALONE_S, CUT_OFF_S, HEADS_S, Sight, SplitWatch
+from protocol.peers.partition import ALONE_S, CUT_OFF_S, HEADS_S, PartitionWatch, Sight
 
 A, B, C = (bytes([number]) * 32 for number in (1, 2, 3))
 WHOLE = Sight(here=3, voters={A}, seen={A}, follows=True, away=1)
@@ -16,7 +16,7 @@ HEADS = Sight(here=4, voters={A, B}, seen={A}, follows=True, heads={A, B})
 
 
 def watch(*looks):
-    made = SplitWatch()
+    made = PartitionWatch()
     for now_s, sight in looks:
         made.look(sight, now_s)
     return made
@@ -86,7 +86,7 @@ sights = st.builds(
 
 @given(st.lists(st.tuples(st.floats(0.1, 100.0), sights), max_size=30))
 def test_trouble_is_told_exactly_while_there_is_a_kind_of_it(looks):
-    made, now_s = SplitWatch(), 0.0
+    made, now_s = PartitionWatch(), 0.0
     for pause_s, sight in looks:
         now_s += pause_s
         before = made.kind

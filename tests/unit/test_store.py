@@ -20,7 +20,7 @@ from syncer_node.storage.store import (
     find_checkpoint,
     read_checkpoint,
 )
-from syncer_node.storage.write_ahead_log import FrameFile
+from syncer_node.storage.write_ahead_log import WriteAheadLog
 from tests.builders import SYNCER, Log, weights
 
 NAME = digest(b"payload")
@@ -40,7 +40,7 @@ def store(tmp_path):
 
 
 def written(path, frames=FRAMES):
-    file = FrameFile(path)
+    file = WriteAheadLog(path)
     for frame in frames:
         file.append(frame, durable=True)
     file.close()
@@ -66,7 +66,7 @@ def fail(error):
 
 def test_frames_come_back_in_order_after_a_restart(path):
     written(path)
-    again = FrameFile(path)
+    again = WriteAheadLog(path)
     assert list(again.frames()) == FRAMES
     assert [again.read(at) for at in range(3)] == FRAMES
     assert (len(again), again.cut_bytes) == (3, 0)
@@ -80,12 +80,12 @@ def test_a_torn_tail_is_cut_wherever_it_was_torn_and_the_log_goes_on(tmp_path):
     for size in (two + 1, two + 4, two + 11, two + 12, two + 500, len(whole) - 1):
         path = tmp_path / f"torn {size}"
         path.write_bytes(whole[:size])
-        file = FrameFile(path)
+        file = WriteAheadLog(path)
         assert list(file.frames()) == FRAMES[:2]
         assert file.cut_bytes == size - two
         file.append(b"after", durable=True)
         file.close()
-        assert list(FrameFile(path).frames()) == [*FRAMES[:2], b"after"]
+        assert list(WriteAheadLog(path).frames()) == [*FRAMES[:2], b"after"]
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 11, 12, 16])
@@ -93,7 +93,7 @@ def test_a_flipped_byte_ends_the_log_there(path, at):
     spoilt = bytearray(written(path))
     spoilt[at] ^= 0x40
     path.write_bytes(spoilt)
-    file = FrameFile(path)
+    file = WriteAheadLog(path)
     assert len(file) == 0
     assert file.cut_bytes == len(spoilt)
 
@@ -102,12 +102,12 @@ def test_a_flipped_byte_in_the_middle_keeps_what_was_before(path):
     spoilt = bytearray(written(path))
     spoilt[len(spoilt) // 2] ^= 1
     path.write_bytes(spoilt)
-    assert list(FrameFile(path).frames()) == FRAMES[:2]
+    assert list(WriteAheadLog(path).frames()) == FRAMES[:2]
 
 
 def test_a_frame_that_is_damaged_while_the_log_is_open_is_noticed(path):
     written(path)
-    file = FrameFile(path)
+    file = WriteAheadLog(path)
     spoilt = bytearray(path.read_bytes())
     spoilt[-1] ^= 1
     path.write_bytes(spoilt)
@@ -119,7 +119,7 @@ def test_a_frame_that_is_damaged_while_the_log_is_open_is_noticed(path):
 
 def test_an_announced_length_beyond_any_frame_is_not_read(path):
     path.write_bytes((limits.FRAME_BYTES_MAX + 1).to_bytes(4, "big") + bytes(100))
-    assert len(FrameFile(path)) == 0
+    assert len(WriteAheadLog(path)) == 0
 
 
 def test_a_log_is_closed_to_other_users(path):
@@ -130,7 +130,7 @@ def test_a_log_is_closed_to_other_users(path):
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_cuts_the_frame_back_and_the_next_append_works(path, monkeypatch, error):
     before = written(path)
-    file = FrameFile(path)
+    file = WriteAheadLog(path)
     monkeypatch.setattr(os, "fsync", fail(error))
     with pytest.raises(DiskFull, match="disk is full"):
         file.append(b"lost", durable=True)
@@ -140,11 +140,11 @@ def test_a_full_disk_cuts_the_frame_back_and_the_next_append_works(path, monkeyp
     file.append(b"kept", durable=True)
     assert list(file.frames()) == [*FRAMES, b"kept"]
     file.close()
-    assert list(FrameFile(path).frames()) == [*FRAMES, b"kept"]
+    assert list(WriteAheadLog(path).frames()) == [*FRAMES, b"kept"]
 
 
 def test_any_other_trouble_of_the_disk_is_for_another_try(path, monkeypatch):
-    file = FrameFile(path)
+    file = WriteAheadLog(path)
     monkeypatch.setattr(os, "fsync", fail(errno.EIO))
     with pytest.raises(TransientError) as caught:
         file.append(b"lost", durable=True)

@@ -37,7 +37,7 @@ def left_behind(tiny=QUICK):
 
 def cycle(bench, *, until, incarnation=1):
     """TWO goes on training and answering until fragment 0 has that version."""
-    merging, session = bench.seat.merging, (TWO.key, incarnation)
+    merging, session = bench.seat.rounds, (TWO.key, incarnation)
     rounds_done = {pull.round for pull in bench.all(TWO.key, Pull)[: len(merges(bench))]}
     for step in range(300):
         if len(merges(bench)) >= until:
@@ -161,7 +161,7 @@ def test_the_push_of_a_session_whose_blocks_went_to_others_is_not_merged_later()
     bench.lease(TWO)
     cycle(bench, until=2, incarnation=2)
     assert set(parts(merges(bench)[1])) == {TWO.key}
-    assert bench.seat.merging.outcomes["abandoned"] == 1
+    assert bench.seat.rounds.outcomes["abandoned"] == 1
 
 
 # Who is asked

@@ -242,7 +242,7 @@ def test_two_pushes_make_one_merge():
     effects = bench.push(TWO, pulls[TWO.key])
     assert merged_parts(bench) == sorted([ONE.key, TWO.key])
     assert [a.version for a in actions(effects, Adopt)] == [1]
-    assert bench.seat.merging.outcomes == {"merged": 2}
+    assert bench.seat.rounds.outcomes == {"merged": 2}
     assert bench.machine.faults == {}
 
 
@@ -267,7 +267,7 @@ def test_a_push_that_cannot_count_is_told_so_and_the_others_merge(changes, outco
     bench.push(ONE, pulls[ONE.key], **changes)
     settled = bench.last(ONE.key, Settled)
     assert (settled.outcome, settled.incarnation, settled.sequence) == (outcome, 1, 1)
-    assert bench.seat.merging.outcomes == {reason: 1}
+    assert bench.seat.rounds.outcomes == {reason: 1}
     assert bench.seat.members.sessions[ONE.key].rejected == {reason: 1}
     bench.push(TWO, pulls[TWO.key])
     assert merged_parts(bench) == [TWO.key]
@@ -377,7 +377,7 @@ def test_a_push_said_again_after_its_round_is_told_the_same_fate():
     first = bench.last(ONE.key, Settled)
     bench.push(ONE, pulls[ONE.key], steps=0)
     assert bench.all(ONE.key, Settled) == [first, first]
-    assert bench.seat.merging.outcomes == {"false-claim": 1, "merged": 1}
+    assert bench.seat.rounds.outcomes == {"false-claim": 1, "merged": 1}
 
 
 def test_a_learner_that_lost_its_link_during_the_fetch_learns_the_fate_of_its_push():
@@ -434,15 +434,15 @@ def test_a_round_in_which_all_decline_is_abandoned_and_another_opens():
     bench, pulls = in_round(project(rounds(quorum=1)))
     for learner in (ONE, TWO):
         bench.say(learner.key, Decline(pulls[learner.key].round, 0, "busy"))
-    assert [current.number for current in bench.seat.merging.rounds.values()] != [1]
+    assert [current.number for current in bench.seat.rounds.rounds.values()] != [1]
     assert committed(bench, ONE.key, FragmentMerged) == []
 
 
 def test_a_decline_of_a_round_that_is_not_there_changes_nothing():
     bench, _ = in_round()
-    before = list(bench.seat.merging.rounds)
+    before = list(bench.seat.rounds.rounds)
     bench.say(ONE.key, Decline(99, 0, "busy"))
-    assert list(bench.seat.merging.rounds) == before
+    assert list(bench.seat.rounds.rounds) == before
 
 
 def test_a_failed_merge_pauses_merging_and_goes_on_after_a_while():
@@ -452,13 +452,13 @@ def test_a_failed_merge_pauses_merging_and_goes_on_after_a_while():
         bench.push(learner, pulls[learner.key])
     bench.done(Merge, Failed("the disk is full"))
     assert bench.last(ONE.key, Settled).outcome == "abandoned"
-    assert bench.seat.merging.stalled == "the disk is full"
-    assert not bench.seat.merging.rounds
+    assert bench.seat.rounds.stalled == "the disk is full"
+    assert not bench.seat.rounds.rounds
     bench.beat(ONE, local_step=20)
     bench.beat(TWO, local_step=20)
-    assert not bench.seat.merging.rounds
+    assert not bench.seat.rounds.rounds
     bench.wait(6.0)
-    assert bench.seat.merging.rounds
+    assert bench.seat.rounds.rounds
 
 
 # Leases and evaluations

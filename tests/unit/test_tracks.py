@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.machine.fragment_state import NONE, FragmentTrack, OpenPush
+from node.machine.fragment_state import NONE, LocalFragment, OpenPush
 from protocol.messages import Pull
 from tests.builders import merged, sealed_push
 
@@ -12,17 +12,17 @@ PULL = Pull(1, 0, 1)
 @pytest.fixture
 def track():
     """Stands on version 1, twenty local steps in, eight of them handed in."""
-    return FragmentTrack(0, held=1, standing=1, must_assign=False, marked_step=8)
+    return LocalFragment(0, held=1, standing=1, must_assign=False, marked_step=8)
 
 
 def test_a_new_track_has_nothing_to_deliver():
-    new = FragmentTrack(0)
+    new = LocalFragment(0)
     assert not new.needs_delivery
     assert new.steps(100) == 0
 
 
 def test_the_first_version_held_is_delivered():
-    new = FragmentTrack(0, held=0)
+    new = LocalFragment(0, held=0)
     assert new.needs_delivery
     assert not new.is_current
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from host.runtime.parent_death import end_with_parent
 from node.machine.moments import moments_numel
-from node.trainer.duty import Pace
+from node.trainer.duty import DutyCycle
 from node.trainer.failures import RankLost, failure_of
 from node.trainer.link import messages as link
 from node.trainer.link.endpoint import BlockingEnd
 from node.trainer.main import be_quiet
 from node.trainer.ranks import messages as rank_link
-from node.trainer.setup import Workshop, limit_resources
+from node.trainer.setup import TrainerSetup, limit_resources
 from protocol.errors import InternalError
 from protocol.project import Genesis
 
@@ -63,7 +63,7 @@ class Following:
 
     def __init__(self, end: Orders, meeting: int) -> None:
         self._end, self._meeting = end, meeting
-        self._pace = Pace(self._is_abandoned)
+        self._pace = DutyCycle(self._is_abandoned)
 
     def run(self) -> None:
         """Never returns by itself; LinkClosed when rank 0 is gone."""
@@ -73,7 +73,7 @@ class Following:
         configure = msgspec.structs.replace(first.configure, nice=0)  # It came with the process.
         limit_resources(configure)
         place = Place(first.rank, configure.ranks, self._end, self._meeting)
-        shop = Workshop(configure, place)
+        shop = TrainerSetup(configure, place)
         seed = msgspec.msgpack.decode(configure.genesis, type=Genesis).seed
         while True:
             order = self._end.receive(None)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from node.trainer.failures import TrainerFailure
 from node.trainer.link.messages import Configure
 from node.trainer.main import be_quiet
-from node.trainer.setup import Workshop, limit_resources
+from node.trainer.setup import TrainerSetup, limit_resources
 from node.trainer.tools.files import (
     read_document,
     read_fragments,
@@ -71,7 +71,7 @@ def train_alone(
     )
     limit_resources(configure)
     try:
-        shop = Workshop(configure)
+        shop = TrainerSetup(configure)
     except TrainerFailure as error:
         raise UserError(str(error)) from error
     from node.trainer.model import initial_weights
@@ -89,7 +89,7 @@ def train_alone(
 
 
 def _train(
-    shop: Workshop, charter: Charter, *, steps: int, say: Callable[[str], None]
+    shop: TrainerSetup, charter: Charter, *, steps: int, say: Callable[[str], None]
 ) -> tuple[float, float]:
     """Loss of the last local step, and seconds."""
     sequences = steps * charter.inner.batch_sequences

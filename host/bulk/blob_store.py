@@ -42,7 +42,7 @@ def _no_time() -> float:
 
 
 @dataclass(slots=True)
-class Shelf:
+class BlobStore:
     """Digest -> bytes, with a count of owners: the same content may be put twice."""
 
     clock: Callable[[], float] = _no_time
