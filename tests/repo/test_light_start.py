@@ -28,7 +28,7 @@ STATUS_OURS = {
     "host": "options",
     "host.control": "client",
     "host.files": "home local_settings",
-    "host.runtime": "log_lines",
+    "host.runtime": "kernel_cache log_lines",
     "protocol": "errors limits status",
     "shoal": "__main__",
     "shoal.cli": "app config contributions hosting identity machine project service sim sim_runs",
