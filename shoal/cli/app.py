@@ -25,7 +25,7 @@ from shoal.cli.project import project_app
 from shoal.cli.service import service_app
 from shoal.cli.sim import sim_app
 from shoal.cli.sim_runs import add_runs
-from shoal.common import failures, versions
+from shoal.common import extras, failures, versions
 from shoal.common.choices import (
     HOST,
     TAKE_PART,
@@ -159,6 +159,7 @@ def _launch(
     here = Home(home)
     failures.use_home(here)
     kernel_cache.use(here.kernels())
+    extras.require_for(tokens)
     if "home" in ignored:
         return command(*bound.args, **bound.kwargs, home=here)
     return command(*bound.args, **bound.kwargs)
