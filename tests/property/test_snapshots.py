@@ -10,7 +10,7 @@ from node.machine.snapshot_part import TokenAccountsState
 from node.machine.token_accounts import TokenAccounts
 from simulator.swarm.swarm import afflict
 from simulator.virtual.network import NetworkModel
-from tests.snapshot_swarms import go_back, take_at, watched
+from tests.support.snapshot_swarms import go_back, take_at, watched
 
 networks = st.builds(
     NetworkModel,

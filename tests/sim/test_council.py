@@ -19,7 +19,7 @@ from protocol.log.records import (
 from protocol.messages import RecordVote
 from protocol.project import Voter
 from simulator.checkers.ledger import Violation
-from simulator.council.council import Council, SimVoter
+from simulator.council.council import Council
 from simulator.council.swarm import check_calm, check_recovery, run_seed
 from simulator.swarm.voter_disk import VoterDisk
 from syncer_node.raft.context import Context
@@ -28,32 +28,9 @@ from syncer_node.raft.jobs import BallotSaved, SaveBallot
 from syncer_node.raft.log import RaftLog
 from syncer_node.raft.replication import Replication
 from syncer_node.raft.voter_streams import VoterStreams
+from tests.support.councils import RECOVERY_S, council, finds, isolate, refusals, standbys, wipe
 
 SEEDS = 60
-RECOVERY_S = 60.0
-
-
-def council(seed: int = 1, **changes) -> Council:
-    """A council with a leader that everybody follows."""
-    made = Council(seed, **changes)
-    made.boot()
-    made.run(15.0)
-    return made
-
-
-def standbys(of: Council) -> list[SimVoter]:
-    return [host for host in of.voters.values() if not host.is_leading]
-
-
-def isolate(of: Council, host: SimVoter, for_s: float) -> None:
-    for other in of.voters.values():
-        if other is not host:
-            of.world.partition(host.key, other.key, for_s=for_s)
-
-
-def refusals(host: SimVoter) -> list[str]:
-    """Why others turn this host away."""
-    return [peer.refusal for peer in host.raft_machine.raft.context.peers.values() if peer.refusal]
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
@@ -285,13 +262,6 @@ def test_witnesses_never_hold_what_the_only_syncer_forgot():
 # Disks.
 
 
-def wipe(of: Council, host: SimVoter) -> None:
-    host.crash()
-    of.run(1.0)
-    host.wipe()
-    host.boot()
-
-
 def test_a_wiped_disk_is_refused_until_the_owner_readmits_it():
     wiped = council()
     host = standbys(wiped)[0]
@@ -421,21 +391,6 @@ def figure_8() -> None:
 
 
 # The checkers must bite: plant a fault, and see it found.
-
-SEEDS_TO_FIND = 60
-
-
-def finds(words: str, run=run_seed) -> bool:
-    """Whether a violation in these words comes up within a bounded number of seeds."""
-    for seed in range(SEEDS_TO_FIND):
-        try:
-            run(seed)
-        except Violation as violation:
-            if words in str(violation):
-                return True
-        except AssertionError:
-            continue
-    return False
 
 
 def test_a_ballot_that_is_not_persisted_is_found(monkeypatch):

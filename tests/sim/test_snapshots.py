@@ -21,7 +21,7 @@ from simulator.scenarios import runs, scenarios
 from simulator.swarm.parts import SimParts, TrainerCopy
 from simulator.swarm.snapshots import take
 from syncer_node.machine.snapshots import Snapshots
-from tests.snapshot_swarms import go_back, take_at, watched
+from tests.support.snapshot_swarms import go_back, take_at, watched
 
 TOKENS_PER_STEP = 2 * 16
 
