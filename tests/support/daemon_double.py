@@ -51,7 +51,7 @@ class FakeDaemon:
 
     def __init__(self, path: Path, status: DaemonStatus = STATUS) -> None:
         self._path = path
-        self._said = status
+        self.said = status
         self.asked: list[str] = []
         """Verbs that were asked, but for status."""
         self._ready = threading.Event()
@@ -70,15 +70,15 @@ class FakeDaemon:
         await server.close()
 
     def _status(self, fields: dict[str, object]) -> dict[str, object]:
-        return {"status": msgspec.to_builtins(self._said)}
+        return {"status": msgspec.to_builtins(self.said)}
 
     def _stop(self, fields: dict[str, object]) -> dict[str, object]:
-        return self._end("stop")
+        return self.end("stop")
 
     def _finish(self, fields: dict[str, object]) -> dict[str, object]:
-        return self._end("finish")
+        return self.end("finish")
 
-    def _end(self, verb: str) -> dict[str, object]:
+    def end(self, verb: str) -> dict[str, object]:
         self.asked.append(verb)
         self._loop.call_later(0.05, self._stopping.set)
         return {}

@@ -71,7 +71,7 @@ class FakeNet:
         self.asked = []
         self._events = []
         self._count = 0
-        self._cancelled = set()
+        self.cancelled = set()
 
     def want(self, fragment, state, version=1):
         theta, momentum = state
@@ -90,7 +90,7 @@ class FakeNet:
     def step(self):
         planner = self.planner
         self.outcomes += planner.ended(self.now_s)
-        self._cancelled.update(planner.cancelled())
+        self.cancelled.update(planner.cancelled())
         for ask in planner.asks(self.now_s):
             self.asked.append(ask)
             self._start(ask)
@@ -110,7 +110,7 @@ class FakeNet:
         by_donor = [ask.donor for ask in planner.asked.values()]
         assert all(by_donor.count(key) <= IN_FLIGHT_PER_DONOR_MAX for key in by_donor)
 
-    def _at(self, at_s, action):
+    def at(self, at_s, action):
         self._count += 1
         heapq.heappush(self._events, (at_s, self._count, action))
 
@@ -125,7 +125,7 @@ class FakeNet:
         if blob is None:
             return self._fail(start_s, ask, Trouble.NOT_HELD)
         assert len(blob) == ask.length
-        return self._at(start_s, lambda: self._serve(donor, ask))
+        return self.at(start_s, lambda: self._serve(donor, ask))
 
     def _serve(self, donor, ask):
         donor.queue.append((ask, ask.length))
@@ -135,7 +135,7 @@ class FakeNet:
 
     def _send(self, donor):
         """One piece of what is first in line, which then goes to the end of it."""
-        while donor.queue and donor.queue[0][0].number in self._cancelled:
+        while donor.queue and donor.queue[0][0].number in self.cancelled:
             donor.queue.popleft()
         donor.is_sending = bool(donor.queue)
         if not donor.queue:
@@ -151,18 +151,18 @@ class FakeNet:
             donor.queue.clear()
             donor.is_sending = False
             return
-        self._at(ends_s, lambda: self._sent(donor, piece))
+        self.at(ends_s, lambda: self._sent(donor, piece))
 
     def _sent(self, donor, piece):
         ask, left = donor.queue.popleft()
-        if ask.number not in self._cancelled:
+        if ask.number not in self.cancelled:
             donor.sent_bytes += piece
             self.planner.received(ask.number, piece, self.now_s)
         if left > piece:
             donor.queue.append((ask, left - piece))
         elif donor.lies:
             self._fail(self.now_s, ask, Trouble.WRONG)
-        elif ask.number not in self._cancelled:
+        elif ask.number not in self.cancelled:
             self.planner.arrived(ask.number, donor.blobs[ask.digest], self.now_s)
         self._send(donor)
 
@@ -170,10 +170,10 @@ class FakeNet:
         def tell():
             if trouble is Trouble.WRONG:
                 self.faults.append(ask.donor)
-            if ask.number not in self._cancelled:
+            if ask.number not in self.cancelled:
                 self.planner.failed(ask.number, trouble, trouble.value, self.now_s)
 
-        self._at(at_s, tell)
+        self.at(at_s, tell)
 
 
 def is_whole(assembly, state):

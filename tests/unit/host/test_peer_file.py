@@ -122,8 +122,10 @@ def test_a_file_that_is_none_is_named_and_costs_nothing(content, says):
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_no_bytes_hurt(content):
-    reread(content)
+def test_bytes_that_nobody_wrote_name_no_peer_and_are_complained_of(content):
+    found, trouble = reread(content)
+    assert not len(found)
+    assert trouble
 
 
 @given(

@@ -16,9 +16,9 @@ SETTINGS = Settings(
 )
 
 
-def played(throttle, ceiling_frac, *, trainer_cores, others_cores, seconds, start_s=0.0):
-    """The throttle after so long beside a trainer that takes these cores while it works."""
-    own = throttle._last[1] if throttle._last else Own(cpu_s=0.0, trainer_cpu_s=0.0, memory_bytes=0)
+def played(throttle, ceiling_frac, *, trainer_cores, others_cores, seconds):
+    """Cores in use in each second beside a trainer that takes these while it works."""
+    own = Own(cpu_s=0.0, trainer_cpu_s=0.0, memory_bytes=0)
     used = []
     for second in range(seconds):
         works = throttle.duty_frac * trainer_cores
@@ -29,7 +29,7 @@ def played(throttle, ceiling_frac, *, trainer_cores, others_cores, seconds, star
             memory_bytes=0,
         )
         allowed = Allowance(cpu_frac=ceiling_frac)
-        throttle.look(own, start_s + second, allowed, is_accelerated=False)
+        throttle.look(own, float(second), allowed, is_accelerated=False)
     return used
 
 
@@ -42,15 +42,13 @@ def played(throttle, ceiling_frac, *, trainer_cores, others_cores, seconds, star
 def test_the_mean_comes_to_the_ceiling_and_not_above(cores, ceiling, others, width):
     throttle = Throttle(cores)
     trainer = width * cores
-    played(throttle, ceiling, trainer_cores=trainer, others_cores=others * cores, seconds=30)
     used = played(
         throttle,
         ceiling,
         trainer_cores=trainer,
         others_cores=others * cores,
-        seconds=int(WINDOW_S),
-        start_s=30.0,
-    )
+        seconds=30 + int(WINDOW_S),
+    )[30:]
     mean = sum(used) / len(used) / cores
     wanted = min(ceiling, width + others)
     assert mean == pytest.approx(wanted, rel=0.02, abs=DUTY_MIN)

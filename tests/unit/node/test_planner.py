@@ -169,7 +169,7 @@ def test_a_learner_that_is_about_to_hold_it_is_asked_again():
     team = donors(2)
     net = FakeNet(team, a_syncer(state))
     assembly = net.want(0, state)
-    net._at(0.4, lambda: team[0].hold(state))
+    net.at(0.4, lambda: team[0].hold(state))
     net.run()
     assert fetched(net, assembly, state)
     assert set(assembly.sources) == {team[0].key}
@@ -332,7 +332,7 @@ def test_a_newer_version_takes_the_place_of_the_older_and_its_requests_are_cance
     under_way = set(net.planner.asked)
     assembly = net.want(0, newer, version=2)
     net.run()
-    assert under_way <= net._cancelled
+    assert under_way <= net.cancelled
     assert is_whole(assembly, newer)
     assert net.outcomes == [(assembly, None)]
 

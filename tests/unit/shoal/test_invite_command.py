@@ -51,7 +51,7 @@ def test_a_syncer_that_is_still_starting_is_waited_for(home, capsys, monkeypatch
     def again(timeout_s: float):
         assert timeout_s == 300.0
         yield
-        daemon._said = SYNCER
+        daemon.said = SYNCER
         yield
 
     monkeypatch.setattr(daemons, "again", again)

@@ -157,7 +157,7 @@ def test_a_learner_that_stays_is_not_forgotten(started, home, capsys, monkeypatc
     main(["join", TINY])
     monkeypatch.setattr(leave_command, "HAND_IN_S", 0.2)
     daemon = FakeDaemon(home.socket("learner"), working_for(1))
-    monkeypatch.setattr(FakeDaemon, "_end", lambda self, verb: {})
+    monkeypatch.setattr(FakeDaemon, "end", lambda self, verb: {})
     assert main(["leave"]) == 3
     daemon.close()
     assert "nothing was forgotten" in capsys.readouterr().err

@@ -21,13 +21,13 @@ def asked(count: int, quorum: int) -> tuple[SyncerBench, dict[SimSigner, Pull], 
     pulls = bench.train(*learners)
     assert len(pulls) == count
     looks: list[float] = []
-    look = bench.machine._look
+    look = bench.seat.look
 
-    def counted() -> None:
-        looks.append(bench.now_s)
-        look()
+    def counted(now_s: float, **others: bool) -> None:
+        looks.append(now_s)
+        look(now_s, **others)
 
-    bench.machine._look = counted  # type: ignore[method-assign]
+    bench.seat.look = counted  # type: ignore[method-assign]
     return bench, {one: pulls[one.key] for one in learners}, looks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -45,8 +46,12 @@ def test_torch_gets_the_owners_share_less_what_the_driver_takes(monkeypatch, kin
     assert told.value.kind == "oom"
 
 
-def test_the_processor_has_no_share_of_its_own():
+def test_the_processor_has_no_share_of_its_own(monkeypatch):
+    libraries = {kind: Library(8 << 30) for kind in ("cuda", "xpu")}
+    for kind, library in libraries.items():
+        monkeypatch.setattr(torch, kind, library)
     limit_device_memory(torch.device("cpu"), 0.1)
+    assert [library.asked for library in libraries.values()] == [[], []]
 
 
 def test_too_little_room_is_refused_before_the_first_step():
@@ -57,14 +62,17 @@ def test_too_little_room_is_refused_before_the_first_step():
 
 def test_without_the_kernels_account_nothing_is_limited(monkeypatch, tmp_path):
     monkeypatch.setattr(memory_limits, "STATUS", tmp_path / "none")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     limit_host_memory(1)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 GROWING = """
+import psutil
 import torch
-from node.trainer.memory_limits import _kib, limit_host_memory
+from node.trainer.memory_limits import limit_host_memory
 from node.trainer.failures import failure_of
-limit_host_memory(_kib("VmRSS") + (256 << 20))
+limit_host_memory(psutil.Process().memory_info().rss + (256 << 20))
 kept = [torch.ones(16 << 20)]  # 64 MiB
 try:
     while len(kept) < 32:
