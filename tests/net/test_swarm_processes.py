@@ -39,7 +39,7 @@ from tests.net.processes import Processes, free_port, shoal, status, until
 from tests.support.builders import hello
 from tests.support.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.net, pytest.mark.smoke, pytest.mark.timeout(600)]
 
 LEARNERS = ("ada", "bob", "eve")
 VICTIM = "eve"

@@ -57,7 +57,7 @@ class FakeDaemon:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
@@ -87,4 +87,4 @@ class FakeDaemon:
         """End it, unless it has been stopped already."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(10)
+        self._thread.join(60)

@@ -60,7 +60,7 @@ def test_every_piece_is_done_once_and_answers_in_its_place(four):
 
 
 def test_more_than_one_thread_works_and_the_caller_is_one_of_them(four):
-    meeting = threading.Barrier(4, timeout=10)
+    meeting = threading.Barrier(4, timeout=60)
 
     def work(_):
         meeting.wait()
@@ -82,14 +82,14 @@ def test_a_caller_does_not_wait_for_a_busy_pool():
     def hold(at):
         if threading.current_thread().name.startswith("core"):
             begun.set()
-            free.wait(10)
+            free.wait(60)
         else:
-            begun.wait(10)
+            begun.wait(60)
         return at
 
     with ThreadPoolExecutor(1) as other:
         busy = other.submit(pair.map, hold, range(2))
-        begun.wait(10)
+        begun.wait(60)
         assert pair.map(lambda at: at + 1, range(5)) == [1, 2, 3, 4, 5]
         free.set()
         assert busy.result(10) == [0, 1]
@@ -109,7 +109,7 @@ def test_what_a_piece_raises_is_raised(four):
 
 @pytest.mark.skipif(not hasattr(os, "setpriority"), reason="this system has no niceness")
 def test_the_threads_stand_behind_the_caller_and_it_stays_where_it_is(four):
-    meeting = threading.Barrier(4, timeout=10)
+    meeting = threading.Barrier(4, timeout=60)
 
     def work(_):
         meeting.wait()

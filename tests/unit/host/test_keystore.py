@@ -126,7 +126,7 @@ def test_a_dead_holder_holds_nothing(tmp_path):
         "import os, pathlib, sys; from host.files import keystore; "
         "held = keystore.lock(pathlib.Path(sys.argv[1]), remedy=''); os._exit(9)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "key")], timeout=30)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "key")], timeout=120)
     assert done.returncode == 9
     with keystore.lock(tmp_path / "key", remedy=""):
         pass

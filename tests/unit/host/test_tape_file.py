@@ -127,7 +127,7 @@ def test_a_slow_disk_ends_the_tape_before_memory_does(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def stuck(_: Path) -> int:
-        gate.wait(10)
+        gate.wait(60)
         return PLENTY
 
     one, told = recorder(tmp_path, free_bytes=stuck)

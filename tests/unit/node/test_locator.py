@@ -74,7 +74,7 @@ def found(table: Table, after: tuple[int, int], **limits: float):
     locator = Locator(table, project().project, b"", random.Random(1), frozenset())
 
     async def main():
-        async with asyncio.timeout(limits.get("within_s", 20.0)):
+        async with asyncio.timeout(limits.get("within_s", 120.0)):
             return await locator.find_seat(CHARTER, after)
 
     return main

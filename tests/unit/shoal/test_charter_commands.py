@@ -102,7 +102,7 @@ class FakeVoter:
         self._path, self._ready = path, threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
@@ -127,7 +127,7 @@ class FakeVoter:
     def close(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 def seat(*voters: bytes, revision: int = 1, here: int | None = None) -> SeatStatus:
