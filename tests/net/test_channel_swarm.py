@@ -15,7 +15,7 @@ from shoal.project.template import create_text
 from tests.net.channels import until as until_async
 from tests.net.hosts import run, swarm
 from tests.net.test_swarm_processes import CHANGES, Processes, status, until
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
