@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -39,6 +40,7 @@ from host.options import BulkAt
 from host.runtime import lifecycle
 from host.stream_server import Accept, ControlHandler, StreamServer
 from protocol import limits
+from protocol.backoff import Backoff
 from protocol.errors import (
     InternalError,
     PeerUnreachable,
@@ -50,6 +52,9 @@ from protocol.ids import Digest, NodeKey
 
 _VERSION = limits.WIRE_VERSION
 CONTROL_PROTOCOL = f"shoal.control.{_VERSION}"
+
+START_AGAIN = Backoff((1.0, 2.0, 4.0, 8.0, 16.0, 30.0), jitter=0.25)
+"""Quick for a restart, polite for a long outage."""
 
 WITHDRAW_S = 2.0
 STOP_TASKS_S = 5.0
@@ -170,7 +175,7 @@ class Transport:
             except TransientError as error:
                 if self._is_closed:
                     raise
-                pause_s = addresses.backoff_s(attempt)
+                pause_s = START_AGAIN.pause_s(attempt, random.uniform)
                 on_attempt(str(error), pause_s)
             await asyncio.sleep(pause_s)
             attempt += 1
@@ -284,8 +289,9 @@ class Transport:
                 await self.start_with_retry(self._report_retry)
             except ShoalError as error:
                 # Another program took the port meanwhile: nobody is at the keyboard to be told.
-                self._report_retry(str(error), addresses.BACKOFF_S[-1])
-                await asyncio.sleep(addresses.BACKOFF_S[-1])
+                pause_s = START_AGAIN.steps_s[-1]
+                self._report_retry(str(error), pause_s)
+                await asyncio.sleep(pause_s)
 
     def _report_down(self, reason: str) -> None:
         self._down_reason = reason
