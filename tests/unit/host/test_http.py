@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import time
+from typing import get_args
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from host.control.metrics import metrics_of
 from host.control.server import ControlServer
 from host.options import MonitorAt
 from protocol.errors import UserError
+from protocol.messages import LearnerState
 from protocol.status import (
     GuestStatus,
     LimitRow,
@@ -84,6 +86,18 @@ def test_metrics_are_what_prometheus_reads():
     (labels,) = [dict(labels) for name, labels in found if name == "shoal_info"]
     assert (labels["role"], labels["project"]) == ("learner", "tiny")
     assert any(name == "shoal_process_resident_memory_bytes" for name, _ in found)
+
+
+def test_metrics_have_every_state_of_a_learner():
+    """A state that is missing while it is not the present one has gaps in its series."""
+    found = {
+        sample.labels["state"]
+        for family in metrics_of(told(STATUS))
+        for sample in family.samples
+        if family.name == "shoal_learner_state"
+    }
+    assert found == {*get_args(LearnerState), "adrift", "ended"}
+    assert "finishing" in found
 
 
 def test_the_status_is_that_of_the_control_socket():

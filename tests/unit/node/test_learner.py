@@ -18,7 +18,7 @@ from node.machine.jobs import (
     StateFetched,
     TrainerReady,
 )
-from node.machine.learner import BACK_OFF_S, REFUSED_EXIT
+from node.machine.learner import REFUSED_EXIT, SEEK_AGAIN
 from node.machine.syncer_link import Link
 from protocol import wire
 from protocol.log.records import (
@@ -95,7 +95,7 @@ def assert_dropped(bench, effects, reason):
     assert bench.machine.link is Link.WAITING
     assert stops(effects) == []
     assert bench.wake_s > bench.now_s
-    bench.wait(2 * BACK_OFF_S[0])
+    bench.wait(2 * SEEK_AGAIN.steps_s[0])
     assert bench.machine.link is Link.CONNECTING
 
 
@@ -162,7 +162,7 @@ def test_pauses_between_tries_grow_and_are_spread():
     bench.answer = lambda job: Failed("nobody there") if isinstance(job, FindSeat) else None
     bench.greet()
     pauses = []
-    for _ in range(len(BACK_OFF_S) + 3):
+    for _ in range(len(SEEK_AGAIN.steps_s) + 3):
         assert bench.machine.link is Link.WAITING
         low, high = bench.now_s, bench.now_s + 100.0
         for _ in range(40):  # When does it try again?
@@ -170,7 +170,9 @@ def test_pauses_between_tries_grow_and_are_spread():
             low, high = (middle, high) if bench.machine._retry_s > middle else (low, middle)
         pauses.append(high - bench.now_s)
         bench.wait(pauses[-1] + 1e-6)
-    for pause_s, usual_s in zip(pauses, (*BACK_OFF_S, *BACK_OFF_S[-1:] * 3), strict=True):
+    for pause_s, usual_s in zip(
+        pauses, (*SEEK_AGAIN.steps_s, *SEEK_AGAIN.steps_s[-1:] * 3), strict=True
+    ):
         assert 0.7 * usual_s <= pause_s <= 1.3 * usual_s + 1e-5
 
 

@@ -199,8 +199,8 @@ class StubTransport:
         self.key, self.faults, self.traffic = identity.key, {}, Traffic()
         self.state = TransportState(is_up=True)
         self.bulk = SimpleNamespace(channels=SimpleNamespace(known=[], port=0))
-        self.reachability = Reachability(self, lambda key, addresses: None)
-        self.relay = Relay(self, identity, 0)
+        self.reachability = Reachability(self, lambda key, addresses: None, carries=lambda: False)
+        self.relay = Relay(self, identity, 0, own_addresses=tuple)
 
     def connected(self):
         return set()
