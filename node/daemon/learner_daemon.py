@@ -65,7 +65,6 @@ from node.machine.jobs import (
     InstallMoments,
     KeepReceipt,
     LoadPart,
-    ParkTrainer,
     PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
@@ -74,6 +73,7 @@ from node.machine.jobs import (
     Settle,
     StartTrainer,
     StateFetched,
+    SuspendTrainer,
     Thaw,
     WakeTrainer,
     WithdrawMoments,
@@ -323,7 +323,7 @@ class LearnerDaemon:
                 return await self._fetch_state(job)
             case Advance():
                 return await self._advance(job)
-            case StartTrainer() | ParkTrainer() | WakeTrainer():
+            case StartTrainer() | SuspendTrainer() | WakeTrainer():
                 return await trainer_job(self, job)
             case Deliver():
                 return await self.trainer.deliver(job)

@@ -13,12 +13,12 @@ from node.governor.process_usage import OwnProcesses
 from node.machine.jobs import (
     Governed,
     MemoryShort,
-    ParkTrainer,
     StartTrainer,
+    SuspendTrainer,
     TrainerReady,
     WakeTrainer,
 )
-from node.trainer_client.suspend import park, wake
+from node.trainer_client.suspend import suspend, wake
 from protocol.machine import JobResult, Note
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _shape(transport: Transport, allowed: Allowance) -> None:
 
 
 async def trainer_job(
-    daemon: LearnerDaemon, job: StartTrainer | ParkTrainer | WakeTrainer
+    daemon: LearnerDaemon, job: StartTrainer | SuspendTrainer | WakeTrainer
 ) -> JobResult:
     """Start a trainer, free its memory, or let it go on where it stood."""
     charter = daemon.machine.context.charter
@@ -86,15 +86,15 @@ async def trainer_job(
             if not isinstance(ready, TrainerReady):
                 return ready
             return await daemon.parts.restore(ready, charter.inner)
-        case ParkTrainer():
-            folder = daemon.options.home.parked(daemon.options.instance)
-            return await park(daemon.trainer, folder, parking_room(daemon))
+        case SuspendTrainer():
+            folder = daemon.options.home.suspended(daemon.options.instance)
+            return await suspend(daemon.trainer, folder, suspend_room(daemon))
         case WakeTrainer():
             return await wake(daemon.trainer, job, charter.inner)
 
 
-def parking_room(daemon: LearnerDaemon) -> int | None:
-    """Bytes of files that a parked trainer may take; None for whatever the disk has."""
+def suspend_room(daemon: LearnerDaemon) -> int | None:
+    """Bytes of files that a suspended trainer may take; None for whatever the disk has."""
     ceiling = daemon.guest.settings.limits.disk_bytes_max
     return None if ceiling is None else max(0, ceiling - daemon.guest.disk_bytes)
 

@@ -49,7 +49,7 @@ def download_status(daemon: LearnerDaemon) -> DownloadStatus | None:
     done_bytes, total_bytes = progress.done_bytes, progress.total_bytes
     if not fragment_sync.is_held:
         sizes = [8 * fragment.numel for fragment in fragments]
-        held = [track.held >= 0 for track in fragment_sync.local_fragments]
+        held = [local.held >= 0 for local in fragment_sync.local_fragments]
         done_bytes += sum(size for size, is_held in zip(sizes, held, strict=True) if is_held)
         total_bytes = sum(sizes)
     leader = daemon.machine.context.leader
@@ -100,10 +100,10 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
         return "Idle: no leased blocks left. More come as soon as the syncer answers."
     if state == "ended":
         return "The run is complete."
-    if trainer_control.inner is TrainerState.DOWN and trainer_control.detail:
+    if trainer_control.trainer is TrainerState.DOWN and trainer_control.detail:
         return f"The trainer stopped: {trainer_control.detail}. It is started again soon."
     if state == "syncing":
-        held = sum(track.held >= 0 for track in fragment_sync.local_fragments)
+        held = sum(local.held >= 0 for local in fragment_sync.local_fragments)
         if machine.link is not Link.FOLLOWING:
             return f"Not in the swarm yet: {link}."
         if download is not None:
@@ -117,11 +117,15 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
 def _before_steps(machine: LearnerMachine) -> str:
     """What is still to come once all weights are here."""
     trainer_control = machine.trainer_control
-    if trainer_control.inner in (TrainerState.WAKING, TrainerState.PARKED, TrainerState.PARKING):
-        if trainer_control.inner is TrainerState.PARKED and trainer_control.detail:
+    if trainer_control.trainer in (
+        TrainerState.WAKING,
+        TrainerState.SUSPENDED,
+        TrainerState.SUSPENDING,
+    ):
+        if trainer_control.trainer is TrainerState.SUSPENDED and trainer_control.detail:
             return f"The trainer is tried again soon, with all it had: {trainer_control.detail}"
         return "The trainer is being started again, and takes up where it stood."
-    if trainer_control.inner is TrainerState.LOADING and machine.moments_client.is_open:
+    if trainer_control.trainer is TrainerState.LOADING and machine.moments_client.is_open:
         return f"Weights are here; optimizer state: {machine.moments_client.state.value}."
     return "Weights are here; the trainer is starting."
 
@@ -164,7 +168,7 @@ def _way(daemon: LearnerDaemon) -> tuple[str, float | None]:
 
 def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
     """What the inner loop stands on in each fragment, and how far behind the worst is."""
-    versions = [track.standing for track in machine.fragment_sync.local_fragments]
+    versions = [local.standing for local in machine.fragment_sync.local_fragments]
     newest = [fragment.version for fragment in machine.context.state.fragments]
     return versions, max((n - old for n, old in zip(newest, versions, strict=False)), default=0)
 
@@ -186,7 +190,7 @@ def _guest(daemon: LearnerDaemon) -> GuestStatus | None:
     return guest_status(
         daemon.guest,
         device=daemon.machine.trainer_control.device,
-        is_parked=daemon.machine.trainer_control.inner is TrainerState.PARKED,
+        is_suspended=daemon.machine.trainer_control.trainer is TrainerState.SUSPENDED,
         log=options.home.trainer_log(options.instance),
     )
 
@@ -228,7 +232,7 @@ def snapshot(daemon: LearnerDaemon) -> NodeStatus:
         heard_s=now_s - machine.heard_s if machine.heard_s else None,
         path=path,
         rtt_s=rtt_s,
-        trainer=trainer.inner.value,
+        trainer=trainer.trainer.value,
         trainer_detail=trainer.detail,
         trainer_pid=daemon.trainer.pid,
         device=trainer.device,

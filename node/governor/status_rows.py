@@ -1,4 +1,4 @@
-"""What people see of politeness: devices, ceilings with what is taken, and why it holds back."""
+"""What people see of the governor: devices, ceilings with what is taken, and why it holds back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def guest_status(
     guest: GovernorLoop,
     *,
     device: str,
-    is_parked: bool,
+    is_suspended: bool,
     log: Path,
 ) -> GuestStatus | None:
     """The newest look and what was decided; None before the first. log: the trainer's."""
@@ -32,7 +32,7 @@ def guest_status(
     return GuestStatus(
         because=decision.ruling.because,
         is_held=decision.ruling.is_paused,
-        is_parked=is_parked,
+        is_suspended=is_suspended,
         is_beside=decision.ruling.share == "beside",
         duty_frac=decision.duty_frac,
         devices=[_device(guest, one, device) for one in look.devices],

@@ -74,21 +74,21 @@ class TrainerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class ParkTrainer:
-    """Put the trainer's state into files and end it. Answer: `TrainerParked`.
+class SuspendTrainer:
+    """Put the trainer's state into files and end it. Answer: `TrainerSuspended`.
 
     If it cannot be, the trainer holds, and the answer is `Failed` with the reason.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerParked:
+class TrainerSuspended:
     """No process trains; deliveries and captures are carried out on the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeTrainer:
-    """Start a trainer that goes on where the parked one stood. Answer: `TrainerReady`.
+    """Start a trainer that goes on where the suspended one stood. Answer: `TrainerReady`.
 
     Otherwise `NotRestored`, `TrainerLost` if there is no such state, or `Failed` if none starts.
     """
@@ -98,7 +98,7 @@ class WakeTrainer:
 
 @dataclass(frozen=True, slots=True)
 class NotRestored:
-    """A trainer started and could not take up the parked state, which is still there."""
+    """A trainer started and could not take up the suspended state, which is still there."""
 
     reason: str
 

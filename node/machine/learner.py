@@ -19,9 +19,9 @@ from node.machine.jobs import (
     FetchState,
     FindSeat,
     LoadPart,
-    ParkTrainer,
     SeatFound,
     StartTrainer,
+    SuspendTrainer,
     WakeTrainer,
     WritePart,
 )
@@ -486,7 +486,7 @@ class LearnerMachine:
                 self.fragment_sync.on_delivered(job, result)
             case Capture():
                 self.fragment_sync.on_captured(job, result)
-            case StartTrainer() | ParkTrainer() | WakeTrainer():
+            case StartTrainer() | SuspendTrainer() | WakeTrainer():
                 self.snapshot_participant.on_trainer(job, result)
                 self.trainer_control.on_trainer_job(job, result)
             case CutPart() | WritePart() | LoadPart():

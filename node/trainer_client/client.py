@@ -78,7 +78,7 @@ class TrainerPort:
     evaluations: int = 0
     duty_frac: float = 1.0
     """Share of the time in which the trainer works."""
-    parked: SuspendedTrainer | None = None
+    suspended: SuspendedTrainer | None = None
     """There is no process, or one that has not got its state back yet."""
     gate: Gate = field(default_factory=Gate)
     """Passed by whatever needs the trainer's weights; closed while they move."""
@@ -159,7 +159,7 @@ class TrainerPort:
             return await self._deliver(job)
 
     async def _deliver(self, job: Deliver) -> JobResult:
-        if self.parked is None:
+        if self.suspended is None:
             self.live()
         delivery = await self.in_pool(
             lambda: self.bank.deliver(
@@ -170,8 +170,8 @@ class TrainerPort:
             )
         )
         mark = applied(job.fragment, delivery, job.merged_sequence)
-        if self.parked is not None:
-            return await self._deliver_parked(self.parked, job.fragment, delivery, mark)
+        if self.suspended is not None:
+            return await self._deliver_suspended(self.suspended, job.fragment, delivery, mark)
         process = self.live()
         slot = process.slot(delivery.values.size)
         await self.in_pool(lambda: np.copyto(slot.values, delivery.values))
@@ -186,33 +186,33 @@ class TrainerPort:
             return Failed("the trainer ended")
         return Delivered(delivery.version, done.local_step, done.tokens_total)
 
-    async def _deliver_parked(
+    async def _deliver_suspended(
         self,
-        parked: SuspendedTrainer,
+        suspended: SuspendedTrainer,
         fragment: int,
         delivery: Delivery,
         mark: Callable[[int], Frame],
     ) -> JobResult:
-        state = parked.state
+        state = suspended.state
         assert state is not None, "the gate is closed until the state is here"
-        await self.in_pool(lambda: parked.apply(fragment, delivery))
+        await self.in_pool(lambda: suspended.apply(fragment, delivery))
         if self.tape is not None:
             if delivery.kept_frac:
-                self.tape.inexact("a blend was taken while the trainer was parked")
+                self.tape.inexact("a blend was taken while the trainer was suspended")
             self.tape.took(mark(state.local_step))
         return Delivered(delivery.version, state.local_step, state.tokens_total)
 
     async def capture(self, job: Capture) -> JobResult:
         """Snapshot a fragment at the next local-step boundary and encode its displacement."""
         async with self.gate.passing():
-            if self.parked is not None:
-                return await self._capture_parked(self.parked, job)
+            if self.suspended is not None:
+                return await self._capture_suspended(self.suspended, job)
             return await self._capture(job)
 
-    async def _capture_parked(self, parked: SuspendedTrainer, job: Capture) -> JobResult:
-        state = parked.state
+    async def _capture_suspended(self, suspended: SuspendedTrainer, job: Capture) -> JobResult:
+        state = suspended.state
         assert state is not None, "the gate is closed until the state is here"
-        slot = parked.theta[job.fragment]
+        slot = suspended.theta[job.fragment]
         if self.tape is not None:
             self.tape.took(snapshot(job.fragment)(state.local_step))
         captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
@@ -320,16 +320,16 @@ class TrainerPort:
     def feed(self, feed: Feed | DropFed) -> None:
         if isinstance(feed, DropFed):
             log.info("away for too long: its text went to others; starting over with other text")
-            if self.parked is not None:
-                self.parked.drop_fed()
+            if self.suspended is not None:
+                self.suspended.drop_fed()
             elif self.process is not None:
                 self.process.send(messages.DropBlocks())
             if self.tape is not None:  # Which local step comes before it is not known here.
                 self.tape.inexact("its blocks went to others")
             return
         for span in feed.spans:
-            if self.parked is not None:
-                self.parked.fed.append(span)
+            if self.suspended is not None:
+                self.suspended.fed.append(span)
             elif self.process is not None:
                 self.process.send(messages.Blocks(((span.start, span.stop),), span.skip))
             if self.tape is not None:
@@ -359,8 +359,8 @@ class TrainerPort:
     def replace(self, reason: str) -> None:
         """End the trainer; the machine hears of it as of a death, and starts another."""
         is_running = self.process is not None and self.process.is_running
-        if self.parked is not None:
-            self._drop_parked()
+        if self.suspended is not None:
+            self._drop_suspended()
             self.bank.trainer_lost()
             if not is_running:
                 self.note(TrainerLost(False, reason))
@@ -392,16 +392,16 @@ class TrainerPort:
 
     async def stop(self) -> None:
         """End the trainer, bounded in time."""
-        self._drop_parked()
+        self._drop_suspended()
         if self.process is not None:
             await self.process.stop(grace_s=2.0)
 
     # Inside.
 
-    def _drop_parked(self) -> None:
-        parked, self.parked = self.parked, None
-        if parked is not None:
-            parked.close()
+    def _drop_suspended(self) -> None:
+        suspended, self.suspended = self.suspended, None
+        if suspended is not None:
+            suspended.close()
 
     def live(self) -> TrainerProcess:
         if self.process is None or not self.process.is_running:
@@ -451,7 +451,7 @@ class TrainerPort:
                 self._adjusted(event)
             case (
                 messages.Done()
-                | messages.Parked()
+                | messages.Suspended()
                 | messages.PartCut()
                 | messages.Evaluated()
                 | messages.Generated()
@@ -494,7 +494,7 @@ class TrainerPort:
 
     def _on_exit(self, reason: ExitReason) -> None:
         self.ready, self.ended = None, reason
-        is_safe = self.parked is not None and self.parked.state is not None
+        is_safe = self.suspended is not None and self.suspended.state is not None
         if not is_safe:
             self.bank.trainer_lost()
         was_starting = self._starting is not None and not self._starting.done()

@@ -250,14 +250,14 @@ class PartsPort:
 async def _cut_trainer(port: TrainerPort, numel: int) -> tuple[F32, LoopState] | None:
     """All arrays of the trainer and the rest of its state; None if it ended.
 
-    The array is the slot itself, which nobody else has any more, or a copy of a parked trainer's.
+    The array is the slot itself, which nobody else has any more, or a copy of a suspended state.
     """
     async with port.gate.passing():
-        parked = port.parked
-        if parked is not None:
-            slots = (*parked.theta, *parked.moments)
+        suspended = port.suspended
+        if suspended is not None:
+            slots = (*suspended.theta, *suspended.moments)
             values = await port.in_pool(lambda: np.concatenate([one.values for one in slots]))
-            return values, parked.state_with_fed()
+            return values, suspended.state_with_fed()
         process = port.live()
         slot = process.slot(numel)
         answer = await port.ask(lambda n: messages.CutPart(n, slot.identity, numel))

@@ -1,8 +1,8 @@
 """A paused trainer's whole state in files, and what is done to it meanwhile.
 
-A parked trainer is no process: its weights, moments and counters lie in files without names, which
-vanish with the daemon. Commands that a running trainer would carry out at its next boundary are
-carried out on the files, so that a paused learner stays current and still hands in what it did.
+A suspended trainer is no process: its weights, moments and counters lie in files without names,
+which vanish with the daemon. Commands that a running trainer would carry out at its next boundary
+are carried out on the files, so that a paused learner stays current and still hands in what it did.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from protocol.log.records import Span
 F32 = NDArray[np.float32]
 
 ROOM_LEFT_BYTES: Final = 256 << 20
-"""Parking leaves at least so much of a disk free for everybody else."""
+"""Suspending leaves at least so much of a disk free for everybody else."""
 
 
-def parked_bytes(layout: Layout) -> int:
-    """What a parked trainer takes on disk."""
+def suspended_bytes(layout: Layout) -> int:
+    """What a suspended trainer takes on disk."""
     return sum(4 * (one.numel + moments_numel(one)) for one in layout.fragments)
 
 

@@ -27,7 +27,6 @@ from node.machine.jobs import (
     HoldSteps,
     KeepReceipt,
     LoadPart,
-    ParkTrainer,
     ReleaseSteps,
     ReplaceTrainer,
     SeatFound,
@@ -37,10 +36,11 @@ from node.machine.jobs import (
     Starved,
     StateFetched,
     Stepped,
+    SuspendTrainer,
     Thaw,
     TrainerLost,
-    TrainerParked,
     TrainerReady,
+    TrainerSuspended,
     WakeTrainer,
     WritePart,
 )
@@ -67,7 +67,7 @@ from simulator.virtual.nodes import Speed, SpeedModel
 from simulator.virtual.world import Host, World
 
 TRAINER_START_S = 5.0
-PARK_S = 0.5
+SUSPEND_S = 0.5
 
 
 class SimLearner(Host):
@@ -207,10 +207,10 @@ class SimLearner(Host):
                 self._fetch_payload(job, answer)
             case StartTrainer():
                 self._in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
-            case ParkTrainer():
-                self._in_this_life(PARK_S, lambda: answer(self._park()))
+            case SuspendTrainer():
+                self._in_this_life(SUSPEND_S, lambda: answer(self._suspend_trainer()))
             case WakeTrainer():
-                self._in_this_life(TRAINER_START_S, lambda: answer(self._unpark()))
+                self._in_this_life(TRAINER_START_S, lambda: answer(self._wake_trainer()))
             case Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case Capture():
@@ -253,16 +253,16 @@ class SimLearner(Host):
             case _:
                 self.moments.act(action)
 
-    def _park(self) -> object:
+    def _suspend_trainer(self) -> object:
         """The trainer stands still; what holds its state stands for the files."""
         if self.trainer is None:
             return Failed("the trainer ended")
         self.trainer.is_held = True
-        return TrainerParked()
+        return TrainerSuspended()
 
-    def _unpark(self) -> object:
+    def _wake_trainer(self) -> object:
         if self.trainer is None:
-            return TrainerLost(False, "its parked state is gone")
+            return TrainerLost(False, "its suspended state is gone")
         self.trainer.is_held = False
         return TrainerReady("virtual", 1)
 

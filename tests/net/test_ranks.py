@@ -23,12 +23,12 @@ from node.machine.jobs import (
     StartTrainer,
     Starved,
     TrainerLost,
-    TrainerParked,
     TrainerReady,
+    TrainerSuspended,
 )
 from node.trainer.model import describe_model
 from protocol.log.records import Span
-from tests.net.test_parking import BLOCKS, bench, open_files
+from tests.net.test_suspending import BLOCKS, bench, open_files
 from tests.tiny_project import CONFIG, INNER, tiny_genesis
 
 pytestmark = pytest.mark.net
@@ -99,7 +99,7 @@ def test_more_ranks_than_sequences_are_not_started(genesis, folder):
     uvloop.run(run())
 
 
-def test_parked_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
+def test_suspended_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
     """With dropout, so that every rank's random stream counts."""
     config = {**CONFIG, "attention_dropout": 0.2}
     model = describe_model("LlamaForCausalLM", config)
@@ -112,7 +112,7 @@ def test_parked_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
                 await one.until(lambda after=after: len(one.steps) >= after)
                 processes = family(one.port.pid)
                 started = time.monotonic()
-                assert isinstance(await one.park(), TrainerParked)
+                assert isinstance(await one.suspend(), TrainerSuspended)
                 assert are_gone(processes)
                 assert time.monotonic() - started < GONE_S
                 assert isinstance(await one.wake(), TrainerReady)

@@ -63,7 +63,7 @@ class Following:
 
     def __init__(self, end: Orders, meeting: int) -> None:
         self._end, self._meeting = end, meeting
-        self._pace = DutyCycle(self._is_abandoned)
+        self._duty = DutyCycle(self._is_abandoned)
 
     def run(self) -> None:
         """Never returns by itself; LinkClosed when rank 0 is gone."""
@@ -73,24 +73,24 @@ class Following:
         configure = msgspec.structs.replace(first.configure, nice=0)  # It came with the process.
         limit_resources(configure)
         place = Place(first.rank, configure.ranks, self._end, self._meeting)
-        shop = TrainerSetup(configure, place)
+        setup = TrainerSetup(configure, place)
         seed = msgspec.msgpack.decode(configure.genesis, type=Genesis).seed
         while True:
             order = self._end.receive(None)
             match order:
                 case rank_link.Share():
-                    shop.seed(seed, configure.seed_salt, local_step=order.local_step)
-                    self._pace.begin()
-                    self._pace.duty_frac = order.duty_frac
-                    shop.loop.local_step = order.local_step
-                    shop.loop.follow(order.pieces, order.learning_rate, self._pace.between)
+                    setup.seed(seed, configure.seed_salt, local_step=order.local_step)
+                    self._duty.begin()
+                    self._duty.duty_frac = order.duty_frac
+                    setup.loop.local_step = order.local_step
+                    setup.loop.follow(order.pieces, order.learning_rate, self._duty.between)
                 case rank_link.SpreadWeights(fragment):
-                    shop.spread_weights(fragment)
+                    setup.spread_weights(fragment)
                 case rank_link.SpreadMoments(fragment):
-                    cut = shop.layout.fragments[fragment]
+                    cut = setup.layout.fragments[fragment]
                     values = np.zeros(moments_numel(cut), dtype=np.float32)
-                    shop.spread_moments(fragment, values)
-                    shop.moments.write(fragment, values)
+                    setup.spread_moments(fragment, values)
+                    setup.moments.write(fragment, values)
                 case rank_link.Abandon():
                     pass  # It came when this rank's part was done.
                 case _:
