@@ -14,6 +14,7 @@ from node.machine.jobs import (
     Deliver,
     Delivered,
     FetchState,
+    FragmentJob,
     Freeze,
     Settle,
     StateFetched,
@@ -197,6 +198,17 @@ class FragmentSync:
         return lost
 
     # Answers.
+
+    def on_job(self, job: FragmentJob, result: object) -> None:
+        match job:
+            case FetchState():
+                self.on_state(job, result)
+            case Advance():
+                self.on_advanced(job, result)
+            case Deliver():
+                self.on_delivered(job, result)
+            case Capture():
+                self.on_captured(job, result)
 
     def on_state(self, job: FetchState, result: object) -> None:
         local = self.local_fragments[job.fragment]

@@ -238,10 +238,10 @@ class TrainerControl:
 
     # From the trainer.
 
-    def on_trainer_job(
-        self, job: StartTrainer | SuspendTrainer | WakeTrainer, result: object
+    def on_job(
+        self, job: StartTrainer | SuspendTrainer | WakeTrainer | Evaluate, result: object
     ) -> None:
-        """A trainer was started, suspended or woken, or could not be."""
+        """A trainer was started, suspended, woken or evaluated with, or could not be."""
         match job:
             case StartTrainer():
                 self.on_ready(result)
@@ -249,6 +249,8 @@ class TrainerControl:
                 self.on_suspended(result)
             case WakeTrainer():
                 self.on_woken(result)
+            case Evaluate():
+                self.on_evaluated(job, result)
 
     def on_ready(self, result: object) -> None:
         """The trainer could step, or could not be started."""
@@ -388,7 +390,8 @@ class TrainerControl:
         self._is_ended = False
         self.data_feed.begin()
         self._fire("start", "")
-        self.context.effects.start(StartTrainer(self.micro_batch))
+        assert self.context.charter is not None, "a trainer runs under a charter"
+        self.context.effects.start(StartTrainer(self.micro_batch, self.context.charter.inner))
 
     def _hold(self) -> None:
         """Make the inner loop hold or go on, as the owner wants."""
@@ -424,9 +427,10 @@ class TrainerControl:
 
     def _wake(self) -> None:
         if self._restart_s is None or self.context.now_s >= self._restart_s:
+            assert self.context.charter is not None, "a trainer ran under a charter"
             self._restart_s = None
             self._fire("wake", "")
-            self.context.effects.start(WakeTrainer(self.micro_batch))
+            self.context.effects.start(WakeTrainer(self.micro_batch, self.context.charter.inner))
 
     def _lease(self) -> None:
         """Ask for blocks before the inner loop runs out of them."""

@@ -41,6 +41,7 @@ from node.machine.jobs import (
     TrainerLost,
     TrainerReady,
     TrainerSuspended,
+    UseCharter,
     WakeTrainer,
     WritePart,
 )
@@ -233,6 +234,8 @@ class SimLearner(Host):
                 self.bank.freeze(index, fragment)
             case Thaw(index):
                 self.bank.thaw(index)
+            case UseCharter(charter):
+                self._use(charter)
             case Settle(fragment, sequence, outcome):
                 self._settle(fragment, sequence, is_merged=outcome == "merged")
             case Feed() | DropFed():
@@ -265,6 +268,11 @@ class SimLearner(Host):
             return TrainerLost(False, "its suspended state is gone")
         self.trainer.is_held = False
         return TrainerReady("virtual", 1)
+
+    def _use(self, charter: Charter) -> None:
+        self.bank.charter = charter
+        if self.recorder is not None:
+            self.recorder.under(charter)
 
     def _settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         self.bank.settle(fragment, sequence, is_merged=is_merged)
@@ -341,7 +349,6 @@ class SimLearner(Host):
     def _install(self, job: FetchState, got: Assembly | str) -> object:
         if isinstance(got, str):
             return Failed(got)
-        self.bank.charter = self.learner.context.charter
         self.bank.install(job.fragment, job.version, job.state, *got.arrays())
         return StateFetched(tuple(got.sources.items()))
 
@@ -425,7 +432,6 @@ class SimLearner(Host):
         except NonFinite:
             return Failed("non-finite")
         if self.recorder is not None:
-            self.recorder.under(self.bank.charter)
             self.recorder.took(snapshot(job.fragment)(trainer.local_step))
             self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
         self.pushed.append((job.fragment, push.payload_bytes))

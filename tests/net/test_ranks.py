@@ -93,7 +93,7 @@ def test_ranks_come_to_the_weights_of_one_rank_with_the_same_batch(genesis, fold
 def test_more_ranks_than_sequences_are_not_started(genesis, folder):
     async def run():
         async with bench(genesis, folder, ranks=INNER.batch_sequences + 2) as one:
-            assert isinstance(await one.port.start(StartTrainer(None), INNER), TrainerReady)
+            assert isinstance(await one.port.start(StartTrainer(None, INNER)), TrainerReady)
             assert one.port.ready.ranks == INNER.batch_sequences
 
     uvloop.run(run())

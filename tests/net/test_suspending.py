@@ -25,6 +25,7 @@ from node.machine.jobs import (
     StartTrainer,
     Starved,
     Stepped,
+    SuspendTrainer,
     TrainerLost,
     TrainerReady,
     TrainerSuspended,
@@ -35,7 +36,6 @@ from node.trainer.model import initial_weights, layout_of
 from node.trainer_client.client import TrainerPort
 from node.trainer_client.fragment_bank import FragmentBank
 from node.trainer_client.settings import TrainerSettings
-from node.trainer_client.suspend import park, wake
 from node.trainer_client.suspended_trainer import Gate
 from protocol.log.records import Span
 from protocol.machine import Failed
@@ -70,6 +70,7 @@ class Bench:
                 data_cache=folder / "cache",
                 data_location=genesis.data.location,
                 log_path=folder / "trainer.log",
+                suspend_folder=folder / "suspended",
                 threads=1,
                 duty_frac=1.0,
                 device="cpu",
@@ -80,7 +81,9 @@ class Bench:
             pool=pool,
             note=self.note,
             notice=self.notes.append,
+            disk_room=lambda: self.disk_bytes_max,
         )
+        self.disk_bytes_max = None
         self.blocks = blocks
 
     def note(self, value):
@@ -107,7 +110,7 @@ class Bench:
 
     async def begin(self):
         assert isinstance(
-            await self.port.start(StartTrainer(self.micro_batch), INNER), TrainerReady
+            await self.port.start(StartTrainer(self.micro_batch, INNER)), TrainerReady
         )
         for fragment in range(self.genesis.fragments):
             assert isinstance(await self.deliver(fragment), Delivered)
@@ -115,10 +118,11 @@ class Bench:
         self.port.begin()
 
     async def suspend(self, bytes_max=None):
-        return await park(self.port, self.folder / "suspended", bytes_max)
+        self.disk_bytes_max = bytes_max
+        return await self.port.run_job(SuspendTrainer())
 
     async def wake(self):
-        result = await wake(self.port, WakeTrainer(None), INNER)
+        result = await self.port.run_job(WakeTrainer(None, INNER))
         if isinstance(result, TrainerReady):
             self.port.begin()
         return result
@@ -205,7 +209,7 @@ def test_deliveries_captures_and_blocks_reach_a_suspended_trainer(genesis, folde
                 one.port.evaluate(Evaluate(0, 4)), return_exceptions=True
             )
             assert isinstance(evaluated[0], Exception)
-            assert isinstance(await wake(one.port, WakeTrainer(None), INNER), TrainerReady)
+            assert isinstance(await one.port.run_job(WakeTrainer(None, INNER)), TrainerReady)
             woken = await one.weights()
             sizes = np.cumsum([0, *(cut.numel for cut in one.bank.layout.fragments)])
             np.testing.assert_array_equal(woken[: sizes[2]], trained[: sizes[2]])

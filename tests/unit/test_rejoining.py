@@ -180,7 +180,7 @@ def test_the_clock_is_asked_for_checked_and_the_moments_are_installed_before_the
     assert (ask.project, ask.layout) == (TINY.project, layout(TINY).digest)
     assert ask.clock == bench.clock()
     bench.say(TWO.key, MomentsReady(bench.clock(), BLOBS))
-    assert bench.jobs(FetchMoments) == [FetchMoments(TWO.key, BLOBS)]
+    assert bench.jobs(FetchMoments) == [FetchMoments(TWO.key, BLOBS, TINY.charter.inner)]
     effects = bench.done(FetchMoments, MomentsFetched())
     assert disconnected(effects) == [TWO.key]
     assert bench.asking.state is Rejoin.HOLDING
