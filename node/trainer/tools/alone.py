@@ -17,15 +17,15 @@ import msgspec
 from msgspec import Struct
 
 from node.trainer.failures import TrainerFailure
-from node.trainer.link.messages import Configure
-from node.trainer.main import be_quiet
-from node.trainer.setup import TrainerSetup, limit_resources
-from node.trainer.tools.files import (
+from node.trainer.files import (
     read_document,
     read_fragments,
     write_atomically,
     write_fragments,
 )
+from node.trainer.link.messages import Configure
+from node.trainer.main import be_quiet
+from node.trainer.setup import TrainerSetup, limit_resources
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, encode
 
