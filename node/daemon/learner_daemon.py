@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from host.addresses import parse_peer
 from host.bulk.blob_store import BlobStore
 from host.control.event_log import EventLog
 from host.control.server import ControlServer
@@ -161,13 +160,7 @@ class LearnerDaemon:
         self.blob_store = BlobStore(clock=time.monotonic)
         self.blob_store.put(options.link.project, genesis)
         self.bank = FragmentBank(self.layout, self.blob_store)
-        self.locator = Locator(
-            transport,
-            options.link.project,
-            genesis,
-            random.Random(os.urandom(8)),
-            frozenset(parse_peer(text).key for text in options.link.addresses),
-        )
+        self.locator = Locator.of(transport, options.link, genesis)
         # Grows with every start, also across a restart of the machine.
         incarnation = beginning.incarnation or time.time_ns() // 1_000_000
         self.tape = self._begin_tape(identity)

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,10 @@ import numpy as np
 from host.runtime.parent_death import end_with_parent
 from node.machine.moments import moments_numel
 from node.trainer.duty import DutyCycle
-from node.trainer.failures import RankLost, failure_of
+from node.trainer.failures import RankLost
 from node.trainer.link import messages as link
 from node.trainer.link.endpoint import BlockingEnd
-from node.trainer.main import be_quiet
+from node.trainer.main import be_quiet, tell_failure
 from node.trainer.ranks import messages as rank_link
 from node.trainer.setup import TrainerSetup, limit_resources
 from protocol.errors import InternalError
@@ -119,13 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"this rank ends: {error}", file=sys.stderr, flush=True)
         return link.EXIT_OK
     except Exception as error:  # Root of the process: every end must reach rank 0 as a reason.
-        traceback.print_exc()
-        failed = failure_of(error)
-        try:
-            end.send(failed)
-        except link.LinkClosed:
-            print("rank 0 left before it could be told", file=sys.stderr)
-        return link.EXIT_CODES[failed.kind]
+        return tell_failure(error, end)
     raise AssertionError("a rank ends because another one does, or for a reason")
 
 
