@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from node.machine.moments_client import Rejoin
-from node.machine.moments_server import Giving
+from node.machine.moments_server import MomentsServerState
 from protocol.log.records import BlocksReturned
 from protocol.project import RoundSpec
 from protocol.trace import MomentsOffered, MomentsTaken, RejoinChanged
@@ -88,7 +88,7 @@ def assert_all_train(swarm, *, for_s=60.0):
         assert learner.learner.trainer_control.state == "training"
         assert learner.learner.context.tally.merged > 0
         assert learner.learner.moments_client.state in (Rejoin.SEASONED, Rejoin.FRESH)
-        assert learner.learner.peer_exchange.moments_server.state is Giving.IDLE
+        assert learner.learner.peer_exchange.moments_server.state is MomentsServerState.IDLE
         assert not learner.moments.offered
         assert not learner.moments.held
 
@@ -350,7 +350,7 @@ def test_a_trainer_that_dies_without_a_syncer_goes_on_with_fresh_moments():
     swarm.world.at(KILLED_S + 2.0, victim.lose_trainer)
     swarm.world.run(KILLED_S + 25.0)
     assert victim.learner.moments_client.state is Rejoin.FRESH
-    assert victim.learner.trainer_control.inner.value in ("stepping", "starved")
+    assert victim.learner.trainer_control.trainer.value in ("stepping", "starved")
     swarm.syncer.boot()
     assert_all_train(swarm)
 

@@ -162,13 +162,15 @@ def test_what_a_trainer_had_read_counts_though_it_dies_before_it_says_so():
     (manifest,) = swarm.cuts.kept
     learner = swarm.learners[2]
     learner.parts.restores.append(lambda host, _: swarm.world.after(0.05, host.lose_trainer))
-    pending = [track.books for track in learner.parts.disk[manifest.snapshot].state.local_fragments]
+    pending = [
+        track.accounts for track in learner.parts.disk[manifest.snapshot].state.local_fragments
+    ]
     go_back(swarm, manifest)
     take(swarm)
     swarm.world.run(swarm.world.now_s + 20.0)
     swarm.check()
     assert len(swarm.cuts.kept) == 2
-    lost = [track.books.lost for track in learner.learner.fragment_sync.local_fragments]
+    lost = [track.accounts.lost for track in learner.learner.fragment_sync.local_fragments]
     assert sum(lost) > sum(books.lost for books in pending)
 
 
