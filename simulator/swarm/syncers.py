@@ -333,7 +333,7 @@ class SimSyncer(Host):
 
     def announce(self) -> None:
         """Say in the table that this host leads, as the daemon does again and again."""
-        if not self.is_up or self.syncer.seat is None:
+        if not self.is_up or self.syncer.leadership is None:
             return
         raft = self.syncer.raft
         self.notices[self.key] = Notice(

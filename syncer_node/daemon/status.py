@@ -39,25 +39,25 @@ if TYPE_CHECKING:
 
 def sentence(machine: SyncerMachine, now_s: float) -> str:
     """How the swarm is, in words that are true now."""
-    state, seat, raft = machine.state, machine.seat, machine.raft
+    state, leadership, raft = machine.state, machine.leadership, machine.raft
     if raft.replication.store_trouble:
         what = "Merging paused" if raft.is_leading else "Not keeping the log"
         return f"{what}: {raft.replication.store_trouble}."
-    if seat is None:
+    if leadership is None:
         return _standby_sentence(machine, now_s)
-    if seat.phase is Phase.ENDED:
+    if leadership.phase is Phase.ENDED:
         best = state.ended.best_loss if state.ended else None
         loss = f", best held-out loss {best:.4f}" if best is not None else ""
         return f"The run is complete: {state.global_step:,} global steps{loss}."
-    if seat.rounds.stalled and now_s < seat.rounds.stalled_until_s:
-        return f"Merging paused: {seat.rounds.stalled}."
-    if seat.is_closing:
+    if leadership.rounds.stalled and now_s < leadership.rounds.stalled_until_s:
+        return f"Merging paused: {leadership.rounds.stalled}."
+    if leadership.is_closing:
         return "Handing the seat over to a standby."
-    if seat.phase is Phase.STARTING:
+    if leadership.phase is Phase.STARTING:
         return "The first weights are being made."
-    if seat.phase is Phase.DRAINING:
+    if leadership.phase is Phase.DRAINING:
         return "The token budget is reached; the last rounds are drained and evaluated."
-    return _training_sentence(seat) + _voters_away(raft, now_s)
+    return _training_sentence(leadership) + _voters_away(raft, now_s)
 
 
 def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -77,16 +77,18 @@ def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
     return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago{but}.{tail}"
 
 
-def _training_sentence(seat: Leadership) -> str:
-    live = list(seat.members.live())
-    training = seat.members.training()
+def _training_sentence(leadership: Leadership) -> str:
+    live = list(leadership.members.live())
+    training = leadership.members.training()
     if not live:
         return "Waiting for learners: hand out the join link."
     if not training:
         return nobody_trains([(one.name, one.beat.state if one.beat else "") for one in live])
-    missing = [s for s in seat.members.sessions.values() if not s.is_connected and not s.has_left]
+    missing = [
+        s for s in leadership.members.sessions.values() if not s.is_connected and not s.has_left
+    ]
     tail = f" Gone: {', '.join(s.name for s in missing)}." if missing else ""
-    waiting = seat.rounds.pace.waiting
+    waiting = leadership.rounds.pace.waiting
     is_short = "learners ready" in waiting
     wait = f" Waiting: {waiting}." if is_short else ""
     return f"All is well. {_learners(len(training))} training.{tail}{wait}"
@@ -175,9 +177,9 @@ def _add_links(rows: list[PeerRow], transport: Transport) -> None:
             row.bulk, row.bulk_detail = bulk.way, bulk.detail
 
 
-def round_rows(seat: Leadership, now_s: float) -> list[RoundRow]:
+def round_rows(leadership: Leadership, now_s: float) -> list[RoundRow]:
     """The rounds in flight."""
-    names = {peer: session.name for peer, session in seat.members.sessions.items()}
+    names = {peer: session.name for peer, session in leadership.members.sessions.items()}
     return [
         RoundRow(
             number=current.number,
@@ -189,7 +191,7 @@ def round_rows(seat: Leadership, now_s: float) -> list[RoundRow]:
             age_s=now_s - current.opened_s,
             waiting_for=[names.get(peer, short(peer)) for peer in current.pending(now_s)],
         )
-        for current in seat.rounds.rounds.values()
+        for current in leadership.rounds.rounds.values()
     ]
 
 
@@ -198,15 +200,15 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
     machine, books = daemon.machine, daemon.books
     now_s = time.monotonic()
     charter, genesis = machine.setup.charter, daemon.project.genesis
-    seat = machine.seat
+    leadership = machine.leadership
     per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
     newest = [fragment.version for fragment in machine.state.fragments]
     peers = [
         peer_row(session, newest, per_step, now_s)
-        for _, session in sorted(seat.members.sessions.items() if seat else ())
+        for _, session in sorted(leadership.members.sessions.items() if leadership else ())
     ]
     _add_links(peers, daemon.transport)
-    here = {session.peer for session in seat.members.live()} if seat else set()
+    here = {session.peer for session in leadership.members.live()} if leadership else set()
     return SyncerStatus(
         key=daemon.identity.key.hex(),
         name=daemon.options.instance,
@@ -220,14 +222,14 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         swarm=swarm_status(machine.state, charter),
         network=network_status(daemon.transport, daemon.partition_monitor.trouble),
         peers=peers,
-        rounds=round_rows(seat, now_s) if seat else [],
+        rounds=round_rows(leadership, now_s) if leadership else [],
         merges=list(books.recent),
         merges_here=books.merges,
         participants_mean=books.participants / books.merges if books.merges else 0.0,
         effective_h=books.steps / books.participants if books.participants else 0.0,
         grace_s=books.grace_s,
-        slack_s=seat.rounds.window.slack_s() if seat else None,
-        outcomes=dict(seat.rounds.outcomes) if seat else {},
+        slack_s=leadership.rounds.window.slack_s() if leadership else None,
+        outcomes=dict(leadership.rounds.outcomes) if leadership else {},
         faults=all_faults(daemon.transport, machine.faults),
         fragments=newest,
         push_bytes=books.push_bytes,
@@ -261,9 +263,9 @@ def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
         ],
         restored=stamp(origin.snapshot) if origin is not None and origin.snapshot else "",
     )
-    seat = machine.seat
-    if seat is not None:
-        snapshots = seat.snapshots
+    leadership = machine.leadership
+    if leadership is not None:
+        snapshots = leadership.snapshots
         shown.trouble, due_s = snapshots.trouble, snapshots.next_s
         shown.next_s = max(0.0, due_s - now_s) if due_s is not None else None
         if snapshots.taking is not None:

@@ -391,9 +391,9 @@ class SyncerDaemon:
         """Tell the swarm, again and again and at once when it is new, who holds the seat."""
         said_s, said_term = -1e9, -1
         while True:
-            seat, state = self.machine.seat, self.machine.state
+            leadership, state = self.machine.leadership, self.machine.state
             is_due = time.monotonic() - said_s >= ANNOUNCE_EVERY_S or said_term != state.term
-            if seat is not None and is_due:
+            if leadership is not None and is_due:
                 said_s, said_term = time.monotonic(), state.term
                 notice = self._notice()
                 with contextlib.suppress(TransientError):
@@ -435,8 +435,8 @@ class SyncerDaemon:
                 continue
             # Whoever said goodbye after the end has heard it. Whoever vanished may come back, also
             # those who hold leases since before this syncer was restarted.
-            seat = self.machine.seat
-            sessions = seat.members.sessions if seat is not None else {}
+            leadership = self.machine.leadership
+            sessions = leadership.members.sessions if leadership is not None else {}
             has_heard = {
                 key
                 for key, session in sessions.items()
@@ -466,8 +466,8 @@ class SyncerDaemon:
 
     def _ledger(self, _: dict[str, Any]) -> dict[str, Any]:
         """Everything that the log counts, and for whom."""
-        seat = self.machine.seat
-        here = {session.peer for session in seat.members.live()} if seat else set()
+        leadership = self.machine.leadership
+        here = {session.peer for session in leadership.members.live()} if leadership else set()
         told = ledger_of(self.project, self.machine.state, here, time.time())
         return {"ledger": msgspec.to_builtins(told)}
 
@@ -485,12 +485,12 @@ class SyncerDaemon:
 
     def _take_snapshot(self, _: dict[str, Any]) -> dict[str, Any]:
         """Begin a snapshot, or name the one under way. UserError where none can be taken."""
-        seat = self.machine.seat
-        if seat is None or not self.machine.state.has_weights:
+        leadership = self.machine.leadership
+        if leadership is None or not self.machine.state.has_weights:
             words = status.sentence(self.machine, time.monotonic())
             raise UserError(f"No snapshot can be taken here now. {words}")
         self.driver.carry_out(self.recorded.take_snapshot(time.monotonic()))
-        taking = seat.snapshots.taking
+        taking = leadership.snapshots.taking
         return {"snapshot": taking.snapshot if taking is not None else 0}
 
     def _take_charter(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -265,7 +265,7 @@ def test_a_standby_dials_the_others_and_does_not_lead_by_itself():
     bench = standby()
     bench.wait(10.0)
     assert {e.peer for e in bench.effects if isinstance(e, Connect)} == {o.key for o in OTHERS}
-    assert bench.machine.seat is None
+    assert bench.machine.leadership is None
     assert bench.machine.phase == "electing"
 
 
