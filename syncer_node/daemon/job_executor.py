@@ -168,7 +168,7 @@ class JobExecutor:
         checkpoint = self.disk.capture(cut.summary.index, cut.summary)
         self.disk.snapshots.cut(cut.snapshot, checkpoint)
 
-    def small(self, write: Callable[[], None]) -> None:
+    def small(self, write: Callable[[], object]) -> None:
         """A small write whose loss costs nothing: it is made again after a restart."""
 
         def keep() -> None:

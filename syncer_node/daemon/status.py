@@ -1,18 +1,9 @@
-"""What a syncer daemon tells people: a snapshot for programs, sentences for people."""
+"""What a syncer's machine looks like to people: sentences, and rows of its status."""
 
 from __future__ import annotations
 
-import os
-import time
-from importlib.metadata import version
-from typing import TYPE_CHECKING
-
 from host.control.status_parts import (
-    all_faults,
     bulk_rows,
-    network_status,
-    project_status,
-    swarm_status,
 )
 from host.transport import Transport
 from protocol import limits
@@ -25,16 +16,11 @@ from protocol.status import (
     RoundRow,
     SnapshotRow,
     SnapshotStatus,
-    SyncerStatus,
 )
 from syncer_node.daemon.voting_status import seat_status, waiting_words
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft.raft import Raft
-from syncer_node.storage.ledger import leading_rows
-
-if TYPE_CHECKING:
-    from syncer_node.daemon.syncer_daemon import SyncerDaemon
 
 
 def sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -165,7 +151,7 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
     )
 
 
-def _add_links(rows: list[PeerRow], transport: Transport) -> None:
+def add_links(rows: list[PeerRow], transport: Transport) -> None:
     reached, ways = transport.paths(), {row.key: row for row in bulk_rows(transport)}
     for row in rows:
         if row.state in ("left", "gone"):
@@ -193,57 +179,6 @@ def round_rows(leadership: Leadership, now_s: float) -> list[RoundRow]:
         )
         for current in leadership.rounds.rounds.values()
     ]
-
-
-def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
-    """Everything a screen could want."""
-    machine, books = daemon.machine, daemon.books
-    now_s = time.monotonic()
-    charter, genesis = machine.setup.charter, daemon.project.genesis
-    leadership = machine.leadership
-    per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
-    newest = [fragment.version for fragment in machine.state.fragments]
-    peers = [
-        peer_row(session, newest, per_step, now_s)
-        for _, session in sorted(leadership.members.sessions.items() if leadership else ())
-    ]
-    _add_links(peers, daemon.transport)
-    here = {session.peer for session in leadership.members.live()} if leadership else set()
-    return SyncerStatus(
-        key=daemon.identity.key.hex(),
-        name=daemon.options.instance,
-        pid=os.getpid(),
-        version=version("shoal"),
-        uptime_s=now_s - daemon.started_s,
-        phase=machine.phase,
-        sentence=sentence(machine, now_s),
-        join_link=daemon.join_link(),
-        project=project_status(daemon.project.id, genesis, daemon.layout, charter),
-        swarm=swarm_status(machine.state, charter),
-        network=network_status(daemon.transport, daemon.partition_monitor.trouble),
-        peers=peers,
-        rounds=round_rows(leadership, now_s) if leadership else [],
-        merges=list(books.recent),
-        merges_here=books.merges,
-        participants_mean=books.participants / books.merges if books.merges else 0.0,
-        effective_h=books.steps / books.participants if books.participants else 0.0,
-        grace_s=books.grace_s,
-        slack_s=leadership.rounds.window.slack_s() if leadership else None,
-        outcomes=dict(leadership.rounds.outcomes) if leadership else {},
-        faults=all_faults(daemon.transport, machine.faults),
-        fragments=newest,
-        push_bytes=books.push_bytes,
-        push_params=books.push_params,
-        payload_bytes=books.payload_bytes,
-        payload_params=books.payload_params,
-        checkpoint_dir=str(daemon.store.root / "checkpoints"),
-        seat=seat_status(machine.raft, now_s, machine.standby.trouble),
-        snapshots=snapshot_status(machine, now_s),
-        loop_lag=daemon.loop_watch.lag(),
-        contributors=leading_rows(machine.state, here),
-        contributors_all=len(machine.state.accounts),
-        contributor_merges=sum(one.merges for one in machine.state.accounts.values()),
-    )
 
 
 def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
@@ -281,33 +216,3 @@ def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
             for one in snapshots.restores.values()
         ]
     return shown
-
-
-PEERS_REPORTED_MAX = 1024
-
-
-def public(daemon: SyncerDaemon) -> SyncerStatus:
-    """The snapshot for strangers: nothing about this machine but what the swarm sees anyway."""
-    shown = snapshot(daemon)
-    shown.pid = 0
-    shown.checkpoint_dir = ""
-    shown.network.addresses, shown.network.bulk, shown.network.bulk_port = [], [], 0
-    shown.network.reach_detail = ""
-    shown.peers = shown.peers[:PEERS_REPORTED_MAX]
-    for row in shown.peers:
-        row.bulk_detail = ""
-    return shown
-
-
-def progress_line(daemon: SyncerDaemon) -> str:
-    """One line now and then for the terminal of `shoal syncer run`."""
-    now = snapshot(daemon)
-    if not now.merges_here or now.phase != "training":
-        return now.sentence
-    loss = f", held-out loss {now.swarm.curve[-1][2]:.4f}" if now.swarm.curve else ""
-    training = sum(peer.state == "training" for peer in now.peers)
-    return (
-        f"global step {now.swarm.global_step:,} ({now.swarm.progress:.1%} of the tokens){loss}, "
-        f"{training} training, {now.participants_mean:.1f} per merge, "
-        f"effective H {now.effective_h:.1f}"
-    )

@@ -76,7 +76,7 @@ from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import Standby
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import Entry
-from syncer_node.raft.raft import Raft
+from syncer_node.raft.raft import RESTART_EXIT, Raft
 
 NOT_LEADING_RETRY_S = 1.0
 HAND_OVER_S_MAX = 4.0
@@ -85,9 +85,6 @@ HAND_OVER_S_MAX = 4.0
 UNABLE_S_MAX = 12.0
 UNFIT_S = 60.0
 """A leader whose disk takes nothing steps aside after the one, and stands again after the other."""
-
-RESTART_EXIT = 75
-"""Of a machine whose daemon should build it anew from the disk, under another epoch."""
 
 
 class SyncerMachine:
