@@ -251,18 +251,6 @@ class Inexact(Struct, frozen=True, array_like=True, tag="inexact"):
     reason: str
 
 
-SyncerFrame = Began | Input | MachineState | PushPayload | Base
-LearnerFrame = (
-    TrainerBegan
-    | Fed
-    | StepsDone
-    | CharterInForce
-    | VersionApplied
-    | SnapshotTaken
-    | PushCaptured
-    | PushClosed
-    | Inexact
-)
 Frame = (
     Began
     | Input

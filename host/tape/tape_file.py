@@ -44,7 +44,6 @@ from protocol.tape import (
 log = logging.getLogger("shoal.tape")
 
 SUFFIX: Final = ".tape"
-STRANDS: Final[tuple[Strand, ...]] = ("events", "payloads")
 EVENTS_SHARE: Final = 0.5
 """Of the room a tape may take; the rest is for payloads."""
 

@@ -67,7 +67,7 @@ from syncer_node.machine.jobs import (
 from syncer_node.machine.leadership import Phase
 from syncer_node.machine.merge_totals import MergeTotals
 from syncer_node.machine.setup import SyncerSetup
-from syncer_node.storage.checkpoints import Disk
+from syncer_node.storage.checkpoints import CheckpointStore
 from syncer_node.storage.ledger import leading_rows, ledger_of
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.store import Store
@@ -126,7 +126,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         self.blob_store.put(project.id, project.genesis_bytes)
         cores = Cores(options.threads)
         self.bank = MergeBank(self.layout, charter, self.blob_store, workers=cores)
-        self.disk = Disk(self.store, self.bank, project, identity)
+        self.disk = CheckpointStore(self.store, self.bank, project, identity)
         self.recorded = self._recorded_machine()
         self.machine = self.recorded.inner
         self.executor = JobExecutor(
