@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -35,6 +34,7 @@ from host.network.leader_discovery import (
     seat_topic,
 )
 from host.options import SyncerOptions
+from host.runtime import software
 from host.runtime.compute_pool import Cores
 from host.runtime.loop_lag import LoopLagMonitor
 from host.tape.tape_file import TapeLabel
@@ -173,7 +173,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             self.disk.recover(),
             rng_seed,
             self.tape,
-            software=f"shoal {version('shoal')}",
+            software=f"shoal {software.version()}",
         )
 
     def _find_blob(self, peer: bytes, name: bytes) -> memoryview | None:
@@ -372,7 +372,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             key=self.identity.key.hex(),
             name=self.options.instance,
             pid=os.getpid(),
-            version=version("shoal"),
+            version=software.version(),
             uptime_s=now_s - self.started_s,
             phase=machine.phase,
             sentence=status.sentence(machine, now_s),

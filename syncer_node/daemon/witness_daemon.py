@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 
 from host.control.status_parts import all_faults, network_status
 from host.files.keystore import Identity
 from host.files.signed_project import OpenedProject
 from host.options import WitnessOptions
+from host.runtime import software
 from host.transport import Transport
 from protocol import limits
 from protocol.errors import TransientError
@@ -180,7 +180,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
             key=self.identity.key.hex(),
             name=self.options.instance,
             pid=os.getpid(),
-            version=version("shoal"),
+            version=software.version(),
             uptime_s=now_s - self.started_s,
             sentence=sentence(self.machine, now_s),
             project=ProjectStatus(

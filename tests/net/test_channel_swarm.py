@@ -47,7 +47,7 @@ def test_hosts_agree_on_a_channel_and_fall_back_when_it_is_killed(tmp_path):
             assert await two.transport.fetch(key, DIGEST, len(BLOB)) == BLOB
             over = channels.traffic[key].down_bytes
             assert over > len(BLOB)
-            two.transport.shaper.limit(None, 4 * len(BLOB))  # Slow enough to be cut.
+            two.transport.rate_limiter.limit(None, 4 * len(BLOB))  # Slow enough to be cut.
 
             def cut(filled):
                 if filled > len(BLOB) / 3:
