@@ -157,7 +157,7 @@ def test_a_host_that_is_back_within_a_moment_replaces_its_own_session():
     swarm.world.run(KILLED_S - 1.0)
     former = victim.life
     swarm.world.run(KILLED_S + 1.0)
-    session = swarm.syncer.syncer.seat.members.sessions[victim.key]
+    session = swarm.syncer.syncer.leadership.members.sessions[victim.key]
     assert session.incarnation == victim.life > former
     swarm.world.run(80.0)
     returned = {

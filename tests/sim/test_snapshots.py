@@ -80,7 +80,7 @@ def test_a_full_disk_costs_one_part_or_one_snapshot_and_no_earlier_one():
     swarm.syncer.disk.is_full = True
     swarm.world.run(53.0)
     assert len(swarm.cuts.kept) == 2
-    seat = swarm.syncer.syncer.seat
+    seat = swarm.syncer.syncer.leadership
     assert seat.snapshots.trouble == "disk full"
     assert len(kept(swarm)) == 2
 
@@ -115,7 +115,7 @@ def test_a_swarm_that_went_back_goes_on_with_everybodys_own_state(apply):
         assert got.noise == copied.noise
         pairs = zip(got.theta + got.moments, copied.theta + copied.moments, strict=True)
         assert all((one == other).all() for one, other in pairs)
-    told = swarm.syncer.syncer.seat.snapshots.restores
+    told = swarm.syncer.syncer.leadership.snapshots.restores
     assert {one.name: one.is_restored for one in told.values()} == {
         "learner-0": True,
         "learner-1": True,
@@ -130,7 +130,7 @@ def test_a_learner_without_a_part_begins_as_a_joiner():
     (manifest,) = swarm.cuts.kept
     swarm.learners[1].parts.disk.clear()
     go_back(swarm, manifest)
-    told = {one.name: one for one in swarm.syncer.syncer.seat.snapshots.restores.values()}
+    told = {one.name: one for one in swarm.syncer.syncer.leadership.snapshots.restores.values()}
     assert not told["learner-1"].is_restored
     assert "missing" in told["learner-1"].trouble
     assert told["learner-0"].is_restored
