@@ -6,13 +6,13 @@ import math
 import os
 import time
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from host.control.status_parts import all_faults, network_status, project_status, swarm_status
 from host.files.receipts_file import Contributions
 from host.options import NodeOptions
 from host.partition_monitor import PartitionMonitor
+from host.runtime import software
 from host.transport import Transport
 from node.download.fetcher import StateFetcher
 from node.governor.loop import GovernorLoop
@@ -193,7 +193,7 @@ class StatusReporter:
             key=machine.setup.signer.key.hex(),
             name=machine.setup.name,
             pid=os.getpid(),
-            version=version("shoal"),
+            version=software.version(),
             uptime_s=now_s - self.started_s,
             state=node_state(machine),
             sentence=_with_less(sentence(machine, now_s, download), owner_limits),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
+from shoal.common import extras
+
 _OF_DISKS = {
     errno.ENOSPC: "The disk is full{where}. Free some room, then start again.",
     errno.EDQUOT: "Your share of the disk is used up{where}. Free some room, then start again.",
@@ -15,20 +17,6 @@ _OF_DISKS = {
     errno.ENOMEM: "The machine is out of memory. Free some, then start again.",
     errno.EACCES: "Access was denied{where}. Correct the permissions, or use another --home.",
 }
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions in a group of them, or the one that it is."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for one in error.exceptions for leaf in leaves(one)]
-    return [error]
-
-
-def sole(error: Exception) -> Exception:
-    """What a group of exceptions holds if it holds one; otherwise the error itself."""
-    found = leaves(error)
-    only = found[0] if len(found) == 1 else error
-    return only if isinstance(only, Exception) else error
 
 
 def of_this_machine(error: Exception) -> str | None:
@@ -42,7 +30,9 @@ def of_this_machine(error: Exception) -> str | None:
         if isinstance(one, ImportError) and not isinstance(one, ModuleNotFoundError):
             return f"A library cannot be loaded ({one}). Install Shoal again."
         if isinstance(one, ModuleNotFoundError):
-            return f"The library {one.name} is missing. Install Shoal again."
+            return (one.name and extras.explain(one.name)) or (
+                f"The library {one.name} is missing. Install Shoal again."
+            )
     return None
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from host.files.home import Home
-from tests.daemon_double import SENTENCE, FakeDaemon
+from tests.support.daemon_double import SENTENCE, FakeDaemon
 
 TRAINING = ("torch", "transformers", "datasets", "accelerate", "pydantic", "hivemind.averaging")
 HEAVY = (*TRAINING, "hivemind", "numpy", "asyncio")
@@ -28,11 +28,11 @@ STATUS_OURS = {
     "host": "options",
     "host.control": "client",
     "host.files": "home local_settings",
-    "host.runtime": "log_lines",
+    "host.runtime": "kernel_cache log_lines software",
     "protocol": "errors limits status",
     "shoal": "__main__",
     "shoal.cli": "app config contributions hosting identity machine project service sim sim_runs",
-    "shoal.common": "choices daemons exit_codes failures versions",
+    "shoal.common": "choices daemons exit_codes extras failures versions",
     "shoal.machine": "status_command",
     "shoal.project": "presets template",
     "tui.frames": "frame",

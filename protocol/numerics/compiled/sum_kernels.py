@@ -1,0 +1,317 @@
+"""The inner loops of the merge: sums of squares, and sums of payloads. Compiled as `kernels` are,
+and bit for bit like their twins in `summing`.
+
+What is added to an accumulator stays in registers for all the payloads of one pass, and its square
+is taken there. Exact sums are numbers of 32-bit digits, so they have no order.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from protocol.fragments import BLOCK
+from protocol.numerics.compiled.compiling import compiled
+from protocol.numerics.compiled.kernels import (
+    F32,
+    F64,
+    HALF,
+    I8,
+    I64,
+    U8,
+    U16,
+    flushed,
+    int4_products,
+    wide,
+)
+from protocol.numerics.compiled.prefetch import ahead
+from protocol.numerics.compiled.vectors import (
+    LANES,
+    Cell,
+    Row,
+    Vector,
+    nought,
+    spelt,
+    total_of_squares,
+    when,
+)
+
+TOGETHER: Final = 8
+"""Payloads that are added in one pass."""
+
+LIMB_BITS: Final = 32
+LIMBS: Final = 68
+"""Of an exact sum of float64 values, with room for the carries."""
+LIMB_UNIT_BITS: Final = 1074
+"""The first digit counts units of 2^-1074, the smallest float64."""
+
+_EXPONENTS = 256
+_FACTOR_MIN = np.float32(2.0**-100)
+_ZERO = np.float32(0.0)
+_SOON = 8
+"""Blocks of float32 between the one at work and the one that is loaded."""
+_SOON_CODES = 32
+"""The same of codes, which are fewer bytes."""
+_RUN = 64
+"""Blocks whose factors are made at a time."""
+
+
+@spelt("int32")
+def _squares_of_int4(codes: Row) -> Vector:
+    """Of one block of codes: the sum of their squares, which is at most 128 times 64."""
+    total = codes.zeros().wide(16)
+    for at in range(0, HALF, LANES):
+        packed = codes.load(at).wide(16)
+        low, high = (packed & 15) - 8, (packed >> 4) - 8
+        total = total + low * low + high * high
+    return total.folded(Vector.__add__).wide(32)
+
+
+@spelt("int32")
+def _squares_of_int8(codes: Row) -> Vector:
+    """The same, at most 128 times 128^2."""
+    total = codes.zeros().wide(32)
+    for at in range(0, BLOCK, LANES):
+        code = codes.load(at).wide_signed(32)
+        total = total + code * code
+    return total.folded(Vector.__add__)
+
+
+@compiled
+def _count(square: np.int32, bits: np.uint16, counts: I64) -> None:
+    """Adds square times the square of the scale's mantissa where its exponent is counted."""
+    mantissa = np.int64(bits & np.uint16(0x7F)) | 0x80
+    counts[np.int64(bits >> np.uint16(7)) & 0xFF] += np.int64(square) * mantissa * mantissa
+
+
+@compiled
+def _carry_counts(counts: I64, limbs: I64) -> None:
+    """Adds what was counted to an exact sum. A scale of 0 has exponent 0, which does not count."""
+    for exponent in range(1, _EXPONENTS):
+        value = np.uint64(counts[exponent])
+        if value != 0:
+            # A mantissa counts units of 2^-7 of a power of two with an excess of 127.
+            _add_digits(value, 2 * (exponent - 127 - 7) + LIMB_UNIT_BITS, limbs)
+
+
+@compiled
+def _add_digits(value: np.uint64, place: int | np.int64, limbs: I64) -> None:
+    """Adds value times two to the power of place."""
+    limb, shift = place // LIMB_BITS, np.uint64(place % LIMB_BITS)
+    low = (value & np.uint64(0xFFFFFFFF)) << shift
+    high = (value >> np.uint64(32)) << shift
+    limbs[limb] += np.int64(low & np.uint64(0xFFFFFFFF))
+    limbs[limb + 1] += np.int64(low >> np.uint64(32)) + np.int64(high & np.uint64(0xFFFFFFFF))
+    limbs[limb + 2] += np.int64(high >> np.uint64(32))
+
+
+@compiled
+def tally_int4(codes: U8, bits: U16, limbs: I64) -> None:
+    """Adds the squares of the values of whole blocks to an exact sum."""
+    counts = np.zeros(_EXPONENTS, np.int64)
+    for block in range(bits.size):
+        soon = (block + _SOON_CODES) * HALF
+        ahead(codes, soon, soon + HALF)
+        _count(_squares_of_int4(codes, block * HALF), bits[block], counts)
+    _carry_counts(counts, limbs)
+
+
+@compiled
+def tally_int8(codes: I8, bits: U16, limbs: I64) -> None:
+    """The same of int8 codes."""
+    counts = np.zeros(_EXPONENTS, np.int64)
+    for block in range(bits.size):
+        soon = (block + _SOON) * BLOCK
+        ahead(codes, soon, soon + BLOCK)
+        _count(_squares_of_int8(codes, block * BLOCK), bits[block], counts)
+    _carry_counts(counts, limbs)
+
+
+@compiled
+def add_exactly(sums: F64, limbs: I64) -> None:
+    """Adds finite, not negative float64 values to a number of 32-bit digits (int64 each).
+
+    Fewer than 2^30 calls' worth of values fit before the digits must be carried.
+    """
+    bits = sums.view(np.uint64)
+    for i in range(bits.size):
+        exponent = np.int64(bits[i] >> np.uint64(52)) & 0x7FF
+        mantissa = bits[i] & np.uint64(0xFFFFFFFFFFFFF)
+        if exponent > 0:
+            mantissa |= np.uint64(1) << np.uint64(52)
+            exponent -= 1
+        _add_digits(mantissa, exponent, limbs)
+
+
+@spelt("float64")
+def _square_of(values: Row) -> Vector:
+    """The sum of squares of one block, in the order that is fixed."""
+    return total_of_squares([values.load(at) for at in range(0, BLOCK, LANES)])
+
+
+@compiled
+def squares(values: F32, sums: F64) -> None:
+    """Fills `sums` (float64) with the sum of squares of each block of `values` (float32).
+
+    Halves are added to halves, until one number is left.
+    """
+    for block in range(sums.size):
+        base = block * BLOCK
+        ahead(values, base + _SOON * BLOCK, base + (_SOON + 1) * BLOCK)
+        sums[block] = _square_of(values, base)
+
+
+@compiled
+def _factors(bits: U16, factor: float, out: F32) -> None:
+    """Fills `out` with scale times factor, rounded to float32 once; 0 where it is below 2^-100.
+
+    So a code times it, and every sum of such products, is 0 or normal.
+    """
+    for block in range(bits.size):
+        product = np.float32(np.float64(wide(bits[block])) * factor)
+        out[block] = product if abs(product) >= _FACTOR_MIN else _ZERO
+
+
+def _begun(into: Row, is_new: Vector) -> list[Cell]:
+    """The accumulators of one block: +0, or what is there."""
+    cells = [Cell(into.zeros()) for _ in range(0, BLOCK, LANES)]
+    with when((is_new ^ 1).is_set(), is_new):
+        for at, cell in enumerate(cells):
+            cell.set(into.load(at * LANES))
+    return cells
+
+
+def _ended(into: Row, cells: list[Cell], is_last: Vector) -> Vector:
+    """Puts the accumulators back; their sum of squares if this was the last pass, else 0."""
+    found = [cell.get() for cell in cells]
+    for at, values in enumerate(found):
+        into.store(at * LANES, values)
+    total = Cell(nought(is_last))
+    with when(is_last.is_set(), is_last):
+        total.set(total_of_squares(found))
+    return total.get()
+
+
+@spelt("float64")
+def _add_block_int4(
+    planes: list[Row], factors: Row, into: Row, count: Vector, is_new: Vector, is_last: Vector
+) -> Vector:
+    """Adds one block of each payload to the accumulators. Factors are `_RUN` elements apart."""
+    cells = _begun(into, is_new)
+    for number, codes in enumerate(planes):
+        with when(count > number, count):
+            codes.hint(_SOON_CODES * HALF)
+            products = int4_products(factors.one(number * _RUN))
+            for at in range(0, HALF, LANES):
+                low, high = cells[at // LANES], cells[(at + HALF) // LANES]
+                for cell, product in zip((low, high), products(codes.load(at)), strict=True):
+                    cell.set(cell.get() + product)
+    return _ended(into, cells, is_last)
+
+
+@spelt("float64")
+def _add_block_int8(
+    planes: list[Row], factors: Row, into: Row, count: Vector, is_new: Vector, is_last: Vector
+) -> Vector:
+    """The same of int8 codes."""
+    cells = _begun(into, is_new)
+    for number, codes in enumerate(planes):
+        with when(count > number, count):
+            factor = factors.one(number * _RUN).spread()
+            for at, cell in zip(range(0, BLOCK, LANES), cells, strict=True):
+                cell.set(cell.get() + codes.load(at).wide_signed().floats() * factor)
+    return _ended(into, cells, is_last)
+
+
+@compiled
+def add_int4(
+    planes: tuple[U8, ...],
+    bits: tuple[U16, ...],
+    shares: F64,
+    count: int,
+    total: F32,
+    is_new: bool,
+    is_last: bool,
+    limbs: I64,
+) -> None:
+    """Adds the values of one payload after the other, each times its share, to `total` (float32).
+
+    planes and bits: codes and scales of eight payloads, of which the first `count` are added;
+    is_new: whether it begins with +0, whatever is there; is_last: whether the squares of the total
+    are added to an exact sum, `limbs`.
+    """
+    blocks = total.size // BLOCK
+    factors, sums = np.empty(TOGETHER * _RUN, np.float32), np.empty(_RUN, np.float64)
+    for first in range(0, blocks, _RUN):
+        many = min(_RUN, blocks - first)
+        for at in range(count):
+            here = factors[at * _RUN : at * _RUN + many]
+            _factors(bits[at][first : first + many], shares[at], here)
+        for block in range(first, first + many):
+            soon = (block + _SOON) * BLOCK
+            ahead(total, soon, soon + BLOCK)
+            sums[block - first] = _add_block_int4(
+                planes,
+                block * HALF,
+                factors,
+                block - first,
+                total,
+                block * BLOCK,
+                count,
+                is_new,
+                is_last,
+            )
+        if is_last:
+            add_exactly(sums[:many], limbs)
+
+
+@compiled
+def add_int8(
+    planes: tuple[I8, ...],
+    bits: tuple[U16, ...],
+    shares: F64,
+    count: int,
+    total: F32,
+    is_new: bool,
+    is_last: bool,
+    limbs: I64,
+) -> None:
+    """The same of int8 codes."""
+    blocks = total.size // BLOCK
+    factors, sums = np.empty(TOGETHER * _RUN, np.float32), np.empty(_RUN, np.float64)
+    for first in range(0, blocks, _RUN):
+        many = min(_RUN, blocks - first)
+        for at in range(count):
+            here = factors[at * _RUN : at * _RUN + many]
+            _factors(bits[at][first : first + many], shares[at], here)
+        for block in range(first, first + many):
+            soon = (block + _SOON) * BLOCK
+            for at in range(count):
+                ahead(planes[at], soon, soon + BLOCK)
+            ahead(total, soon, soon + BLOCK)
+            sums[block - first] = _add_block_int8(
+                planes,
+                block * BLOCK,
+                factors,
+                block - first,
+                total,
+                block * BLOCK,
+                count,
+                is_new,
+                is_last,
+            )
+        if is_last:
+            add_exactly(sums[:many], limbs)
+
+
+@compiled
+def stretch(values: F32, factor: float, largest: float) -> None:
+    """Multiplies float32 values by a float64 factor in place, within plus and minus `largest`;
+    flushed."""
+    for start in range(0, values.size, BLOCK):
+        ahead(values, start + _SOON * BLOCK, start + (_SOON + 1) * BLOCK)
+        here = values[start : start + BLOCK]
+        for i in range(here.size):
+            product = np.float64(here[i]) * factor
+            here[i] = flushed(np.float32(min(max(product, -largest), largest)))
