@@ -24,8 +24,8 @@ from simulator.replay.audit import ReplaySigner
 from simulator.replay.divergence import Diverged
 from simulator.replay.replay import Whole, replay
 from simulator.replay.round_stories import record_story
+from simulator.scenarios.swarm import build_swarm
 from simulator.stand_ins.tiny import sim_verify
-from simulator.swarm.swarm import build_swarm
 from syncer_node.machine import jobs
 from syncer_node.machine.jobs import Keep, Merge
 from syncer_node.raft import jobs as raft_jobs

@@ -1,4 +1,4 @@
-"""Voters under every kind of fault at once: `python -m simulator.council.swarm --seeds 1000`."""
+"""Voters under every kind of fault at once: `python -m simulator.council.faults --seeds 1000`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from protocol.errors import ShoalError
 from protocol.project import Durability
 from simulator.checkers.ledger import Violation
-from simulator.council.council import FSYNC_S, Council, SimVoter
+from simulator.council.council import FSYNC_S, Council, CouncilVoter
 from simulator.council.owner import Owner
 
 FAULTS_S = 90.0
@@ -69,7 +69,7 @@ class Unrest:
     def _tell(self, words: str) -> None:
         self.council.tell(words)
 
-    def _host(self, *, is_up: bool = True) -> SimVoter | None:
+    def _host(self, *, is_up: bool = True) -> CouncilVoter | None:
         """Somebody who is up; often the leader."""
         leaders = self.council.leaders()
         if leaders and self.chance.random() < 0.4:
@@ -92,7 +92,7 @@ class Unrest:
             host.crash()
             self._later(lambda: self._boot(host))
 
-    def _boot(self, host: SimVoter) -> None:
+    def _boot(self, host: CouncilVoter) -> None:
         if not host.is_up:
             self._tell(f"{host.name} starts again")
             host.boot()
@@ -142,7 +142,7 @@ class Unrest:
             leader.is_draining = True
             self._later(lambda: self._come_back(leader))
 
-    def _come_back(self, host: SimVoter) -> None:
+    def _come_back(self, host: CouncilVoter) -> None:
         """A host that gave its seat away stands again after a restart only."""
         if self.is_over:
             return
@@ -152,7 +152,7 @@ class Unrest:
 
     # Links.
 
-    def _pair(self) -> tuple[SimVoter, SimVoter]:
+    def _pair(self) -> tuple[CouncilVoter, CouncilVoter]:
         one, other = self.chance.sample(list(self.council.voters.values()), 2)
         return one, other
 
@@ -200,7 +200,7 @@ class Unrest:
         for host in council.voters.values():
             host.resume()
             host.fsync_s, host.disk.is_full, host.is_draining = FSYNC_S, False, False
-            if host.is_up and host.raft_machine.raft.election.is_drained:
+            if host.is_up and host.raft.election.is_drained:
                 host.crash()
             self._boot(host)
         council.bring_charter()
@@ -240,9 +240,7 @@ def check_recovery(council: Council, within_s: float) -> None:
         return (
             [voter is not None and voter.role == "syncer" for voter in seats] == [True]
             and council.checker.charter == council.charter
-            and all(
-                host.is_up and host.raft_machine.raft.log.certified >= target for host in voters
-            )
+            and all(host.is_up and host.raft.log.certified >= target for host in voters)
         )
 
     council.run(within_s, stop=lambda: council.world.events % 16 == 0 and is_fine())
