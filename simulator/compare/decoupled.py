@@ -328,7 +328,7 @@ class Decoupled:
         )
 
     def begun(self, time_s: float) -> None:
-        """The first local step begins: the clock of the run starts, and with it misfortune."""
+        """The first local step begins: the clock of the run and interruptions start."""
         self.allowance.first_s = time_s
         self.world.begin()
         if not self._fails:

@@ -315,7 +315,7 @@ class Council:
         self.envelope = charter_envelope(self.tiny)
         self.merges = 0
         self.tell: Callable[[str], None] = lambda words: None
-        """Hears in words what befalls the voters."""
+        """Told in words what happens to the voters."""
         self.entries_kept = ENTRIES_KEPT
         self.voters: dict[bytes, CouncilVoter] = {}
         self.checker = CouncilChecker(self.world, self.charter, self.voters)

@@ -77,12 +77,6 @@ class Unrest:
         hosts = [host for host in self.council.voters.values() if host.is_up == is_up]
         return self.chance.choice(hosts) if hosts else None
 
-    def _some_s(self) -> float:
-        return self.chance.choice((0.2, 1.0, 4.0, 8.0, 15.0)) * self.chance.uniform(0.5, 1.5)
-
-    def _later(self, action: Callable[[], None]) -> None:
-        self.world.after(self._some_s(), action)
-
     # Hosts.
 
     def _crash(self) -> None:
@@ -90,7 +84,7 @@ class Unrest:
         if host is not None:
             self._tell(f"{host.name} dies")
             host.crash()
-            self._later(lambda: self._boot(host))
+            self.owner.later(lambda: self._boot(host))
 
     def _boot(self, host: CouncilVoter) -> None:
         if not host.is_up:
@@ -102,14 +96,14 @@ class Unrest:
         if host is not None:
             self._tell(f"{host.name} stands still for a while")
             host.pause()
-            self._later(host.resume)
+            self.owner.later(host.resume)
 
     def _slow_disk(self) -> None:
         host = self._host()
         if host is not None:
             host.fsync_s = self.chance.choice((0.1, 0.5, 2.0))
             self._tell(f"the disk of {host.name} takes {host.fsync_s:g} s for each write")
-            self._later(lambda: setattr(host, "fsync_s", FSYNC_S))
+            self.owner.later(lambda: setattr(host, "fsync_s", FSYNC_S))
 
     def _full_disk(self) -> None:
         host = self._host()
@@ -117,7 +111,7 @@ class Unrest:
             disk = host.disk
             disk.is_full = True
             self._tell(f"the disk of {host.name} is full for a while")
-            self._later(lambda: setattr(disk, "is_full", False))
+            self.owner.later(lambda: setattr(disk, "is_full", False))
 
     def _clock(self) -> None:
         host = self._host()
@@ -140,7 +134,7 @@ class Unrest:
             leader = leaders[0]
             self._tell(f"{leader.name} is asked to give the seat away")
             leader.is_draining = True
-            self._later(lambda: self._come_back(leader))
+            self.owner.later(lambda: self._come_back(leader))
 
     def _come_back(self, host: CouncilVoter) -> None:
         """A host that gave its seat away stands again after a restart only."""
@@ -158,7 +152,7 @@ class Unrest:
 
     def _partition(self) -> None:
         one, other = self._pair()
-        for_s = self._some_s()
+        for_s = self.owner.some_s()
         self._tell(f"{one.name} and {other.name} are cut off from each other for {for_s:.1f} s")
         self.world.partition(one.key, other.key, for_s=for_s)
 
@@ -168,11 +162,11 @@ class Unrest:
             self._tell(f"{host.name} is cut off from everybody")
         for other in self.council.voters.values():
             if host is not None and other is not host:
-                self.world.partition(host.key, other.key, for_s=self._some_s())
+                self.world.partition(host.key, other.key, for_s=self.owner.some_s())
 
     def _one_way(self) -> None:
         one, other = self._pair()
-        for_s = self._some_s()
+        for_s = self.owner.some_s()
         self._tell(f"{other.name} hears nothing from {one.name} for {for_s:.1f} s")
         self.world.cut_one_way(one.key, other.key, for_s=for_s)
 
@@ -181,7 +175,7 @@ class Unrest:
         pair = frozenset((one.key, other.key))
         slow_s = self.world.slow_s[pair] = self.chance.choice((0.3, 1.0, 3.0))
         self._tell(f"everything between {one.name} and {other.name} takes {slow_s:g} s longer")
-        self._later(lambda: self._unslow(pair))
+        self.owner.later(lambda: self._unslow(pair))
 
     def _unslow(self, pair: frozenset[bytes]) -> None:
         self.world.slow_s.pop(pair, None)

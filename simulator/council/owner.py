@@ -1,4 +1,4 @@
-"""What befalls a council's disks and keys, and what its owner does about it.
+"""Disks and keys of a council that are lost or doubled, and what its owner does about it.
 
 One such thing at a time: while a disk is lost, put back or doubled, the owner changes nothing else.
 """
@@ -34,11 +34,13 @@ class Owner:
         self.twins: list[CouncilVoter] = []
         self._is_busy = False
 
-    def _some_s(self) -> float:
+    def some_s(self) -> float:
+        """How long something lasts."""
         return self.chance.choice((0.2, 1.0, 4.0, 8.0, 15.0)) * self.chance.uniform(0.5, 1.5)
 
-    def _later(self, action: Callable[[], None]) -> None:
-        self.world.after(self._some_s(), action)
+    def later(self, action: Callable[[], None]) -> None:
+        """Do this when whatever begins now has lasted long enough."""
+        self.world.after(self.some_s(), action)
 
     def is_settled(self) -> bool:
         """Whether the newest charter is in force; the owner waits for that before another."""
@@ -171,9 +173,9 @@ class Owner:
             lose(host)
         if host.disk is before:
             self._is_busy = False
-            _boot(host)
+            host.revive()
             return
-        self._later(lambda: _boot(host))
+        self.later(host.revive)
         self.world.after(30.0, lambda: self.readmit(host))
 
     def _can_lose(self, host: CouncilVoter) -> bool:
@@ -244,8 +246,3 @@ class Owner:
             twin.is_gone = True
             twin.crash()
         self.twins.clear()
-
-
-def _boot(host: CouncilVoter) -> None:
-    if not host.is_up:
-        host.boot()
