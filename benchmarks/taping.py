@@ -28,8 +28,8 @@ from host.tape.tape_file import TapeLabel, TapeRecorder, TapeWriter, find_tapes 
 from protocol.machine import Event  # noqa: E402
 from protocol.project import Genesis  # noqa: E402
 from protocol.tape import Began, Input  # noqa: E402
+from simulator.scenarios.swarm import build_swarm  # noqa: E402
 from simulator.stand_ins.tiny import SimSigner, sim_verify  # noqa: E402
-from simulator.swarm.swarm import build_swarm  # noqa: E402
 from syncer_node.machine.syncer import SyncerMachine  # noqa: E402
 from syncer_node.storage.tape_recorder import (  # noqa: E402
     RecordedMachine,

@@ -17,8 +17,8 @@ from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
 from shoal.project import file_commands
 from simulator.replay.divergence import Diverged
-from simulator.replay.replay import LEVELS, Level, Whole, replay
-from simulator.replay.round_stories import Part, Story
+from simulator.replay.replay import LEVELS, Level, ReplayReport, replay
+from simulator.replay.round_history import Part, RoundHistory
 
 MEANS: Final[dict[Level, str]] = {
     "audit": "certificates hold, and the syncer decides the same again",
@@ -52,7 +52,7 @@ def run(
     status = console.status("reading the tape")
     try:
         with status:
-            whole = replay(
+            report = replay(
                 tape,
                 home.data_cache(),
                 project=wanted,
@@ -68,83 +68,83 @@ def run(
     except TapeDamaged as error:
         raise UserError(f"The tape cannot be read: {error}.") from error
     if explain is not None:
-        return _explain(console, whole, explain)
-    console.print(summary(whole))
-    for line in remarks(whole):
+        return _explain(console, report, explain)
+    console.print(summary(report))
+    for line in remarks(report):
         console.print(line, soft_wrap=True)
     if json is not None:
-        _write(json, figures(whole))
+        _write(json, figures(report))
     return ExitCode.DONE
 
 
-def summary(whole: Whole) -> Table:
+def summary(report: ReplayReport) -> Table:
     """How many rounds reached which level."""
     table = Table(box=None, pad_edge=False, title_justify="left")
     table.add_column("level")
     table.add_column("rounds", justify="right")
     table.add_column("what holds")
-    reached = {"audit": whole.audited, "merge": whole.merged, "retrain": whole.retrained}
-    total = whole.rounds_before + len(whole.rounds)
+    reached = {"audit": report.audited, "merge": report.merged, "retrain": report.retrained}
+    total = report.rounds_before + len(report.rounds)
     for level in LEVELS:
-        if level in whole.levels:
+        if level in report.levels:
             table.add_row(level, f"{len(reached[level])} of {total}", MEANS[level])
         else:
             table.add_row(level, "not asked", MEANS[level])
     return table
 
 
-def remarks(whole: Whole) -> list[str]:
+def remarks(report: ReplayReport) -> list[str]:
     """What else there is to say, and all that was not looked at."""
-    events = sum(one.events for one in whole.audits)
-    syncers = len(whole.audits)
+    events = sum(one.events for one in report.audits)
+    syncers = len(report.audits)
     lines = [f"\n{events:,} events of {syncers} syncer start{'s' * (syncers != 1)} run again."]
-    if whole.rounds_before:
-        before, total = whole.rounds_before, whole.rounds_before + len(whole.rounds)
+    if report.rounds_before:
+        before, total = report.rounds_before, report.rounds_before + len(report.rounds)
         why = "are not on these tapes"
-        if whole.is_beheaded:
+        if report.is_beheaded:
             why = "were dropped by rotation: the replay begins from a state that the tape kept"
         lines.append(f"The first {before} of {total} rounds {why}.")
-    if "retrain" in whole.levels and whole.steps:
+    if "retrain" in report.levels and report.steps:
         lines.append(
-            f"{whole.steps:,} local steps done again; {whole.pushes_again} of {whole.pushes} "
-            "merged pushes came out the same."
+            f"{report.steps:,} local steps done again; {report.pushes_reproduced} of "
+            f"{report.pushes} merged pushes came out the same."
         )
-    for level, reasons in whole.untried.items():
-        if level in whole.levels:
+    for level, reasons in report.untried.items():
+        if level in report.levels:
             for reason, count in sorted(reasons.items()):
                 lines.append(f"not tried ({level}, {count} {OF_WHAT[level]}): {reason}")
-    if any(one.is_cut_short for one in whole.audits):
+    if any(one.is_cut_short for one in report.audits):
         lines.append("What came behind the named round was not looked at.")
-    for one in whole.audits:
+    for one in report.audits:
         if one.ended:
             lines.append(f"The tape of {one.preface.name} ends early: {one.ended}.")
-    for life in whole.tapes:
+    for life in report.tapes:
         for path, offset, size in life.cuts():
             lines.append(f"{path}: the last {size} bytes, from byte {offset} on, are half written")
     return lines
 
 
-def figures(whole: Whole) -> dict[str, object]:
+def figures(report: ReplayReport) -> dict[str, object]:
     """The same for programs."""
     return {
-        "project": whole.project.hex(),
-        "rounds": len(whole.rounds),
-        "rounds_before": whole.rounds_before,
-        "audit": len(whole.audited),
-        "merge": len(whole.merged),
-        "retrain": len(whole.retrained),
-        "events": sum(one.events for one in whole.audits),
-        "pushes": whole.pushes,
-        "pushes_again": whole.pushes_again,
-        "local_steps": whole.steps,
-        "untried": whole.untried,
+        "project": report.project.hex(),
+        "rounds": len(report.rounds),
+        "rounds_before": report.rounds_before,
+        "audit": len(report.audited),
+        "merge": len(report.merged),
+        "retrain": len(report.retrained),
+        "events": sum(one.events for one in report.audits),
+        "pushes": report.pushes,
+        "pushes_again": report.pushes_reproduced,
+        "local_steps": report.steps,
+        "untried": report.untried,
     }
 
 
-def _explain(console: Console, whole: Whole, number: int) -> int:
-    story = whole.story(number)
-    if story is None:
-        known = sorted({one.round for one in whole.rounds.values()})
+def _explain(console: Console, report: ReplayReport, number: int) -> int:
+    history = report.round_history(number)
+    if history is None:
+        known = sorted({one.round for one in report.rounds.values()})
         if not known:
             span = "tells of no committed round"
         elif number < known[0]:
@@ -152,50 +152,50 @@ def _explain(console: Console, whole: Whole, number: int) -> int:
         else:
             span = f"tells of rounds {known[0]} to {known[-1]}"
         raise UserError(f"Round {number} is not on this tape, which {span}.")
-    console.print(headline(story), soft_wrap=True)
-    console.print(parts(story))
+    console.print(headline(history), soft_wrap=True)
+    console.print(parts(history))
     return ExitCode.DONE
 
 
-def headline(story: Story) -> str:
+def headline(history: RoundHistory) -> str:
     """The round in a sentence or two."""
-    step = "" if story.global_step is None else f", global step {story.global_step}"
-    words = f"round {story.round}: fragment {story.fragment} to version {story.version}{step}"
-    if story.opened_s == 0.0 and story.quorum == 0:
+    step = "" if history.global_step is None else f", global step {history.global_step}"
+    words = f"round {history.round}: fragment {history.fragment} to version {history.version}{step}"
+    if history.opened_s == 0.0 and history.quorum == 0:
         return f"{words}. Led by another syncer, whose tape is not here: what the log tells of it."
     waited = "no quorum was reached"
-    if story.quorum_s is not None:
+    if history.quorum_s is not None:
         waited = (
-            f"quorum of {story.quorum} after {story.quorum_s - story.opened_s:.2f} s, "
-            f"grace window {story.grace_s:.2f} s"
+            f"quorum of {history.quorum} after {history.quorum_s - history.opened_s:.2f} s, "
+            f"grace window {history.grace_s:.2f} s"
         )
     ended = ""
-    if story.ended_s is not None:
-        ended = f" {story.ended_s - story.opened_s:.2f} s after it was opened"
-    return f"{words}: {story.end}{ended}; {waited}."
+    if history.ended_s is not None:
+        ended = f" {history.ended_s - history.opened_s:.2f} s after it was opened"
+    return f"{words}: {history.end}{ended}; {waited}."
 
 
-def parts(story: Story) -> Table:
+def parts(history: RoundHistory) -> Table:
     """Who was in, with which weight; who was late, and why. Times count from the opening."""
     table = Table(box=None, pad_edge=False)
     table.add_column("learner", no_wrap=True)
     for name in ("asked s", "pushed s", "here s", "steps", "lag", "weight", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("fate", overflow="fold")
-    total = sum(part.weight or 0.0 for part in story.parts.values())
-    for part in sorted(story.parts.values(), key=lambda one: (one.weight is None, one.name)):
-        table.add_row(*_row(story, part, total))
+    total = sum(part.weight or 0.0 for part in history.parts.values())
+    for part in sorted(history.parts.values(), key=lambda one: (one.weight is None, one.name)):
+        table.add_row(*_row(history, part, total))
     return table
 
 
-def _row(story: Story, part: Part, total: float) -> list[str]:
+def _row(history: RoundHistory, part: Part, total: float) -> list[str]:
     is_in = part.weight is not None
     has_push = part.steps > 0
     return [
         part.name,
-        _since(story, part.asked_s),
-        _since(story, part.handed_s),
-        _since(story, part.arrived_s),
+        _since(history, part.asked_s),
+        _since(history, part.handed_s),
+        _since(history, part.arrived_s),
         str(part.steps) if has_push else "",
         str(part.lag) if has_push else "",
         f"{part.weight:,.0f}" if part.weight is not None else "",
@@ -204,8 +204,8 @@ def _row(story: Story, part: Part, total: float) -> list[str]:
     ]
 
 
-def _since(story: Story, at_s: float | None) -> str:
-    return "" if not at_s else f"{at_s - story.opened_s:.2f}"
+def _since(history: RoundHistory, at_s: float | None) -> str:
+    return "" if not at_s else f"{at_s - history.opened_s:.2f}"
 
 
 def _write(path: Path, content: dict[str, object]) -> None:

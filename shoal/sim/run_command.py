@@ -16,8 +16,8 @@ from protocol.errors import UserError
 from protocol.trace import CheckpointScored, SessionOpened, TrainerChanged
 from shoal.common.exit_codes import ExitCode
 from simulator.checkers.ledger import Ledger
+from simulator.hosts.tape import SwarmTape
 from simulator.scenarios import runs, scenarios, sweeps
-from simulator.swarm.taping import SwarmTape
 
 FAILURES_SHOWN_MAX = 20
 TELL_EVERY = 50

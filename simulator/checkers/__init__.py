@@ -1,3 +1,3 @@
 """What must hold in every simulated run, judged from the outside.
-Not here: checks among voters alone (`simulator.council`).
+Not here: who is judged (`simulator.hosts`), and when (`simulator.scenarios`, `simulator.council`).
 """

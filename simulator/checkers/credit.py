@@ -14,9 +14,9 @@ from protocol.messages import Envelope
 from protocol.project import Charter
 from protocol.trace import Fact, PushSettled
 from simulator.checkers.ledger import Ledger, Violation
+from simulator.hosts.learner import SimLearner
+from simulator.hosts.syncer import SimSyncer
 from simulator.stand_ins.tiny import sim_verify
-from simulator.swarm.learners import SimLearner
-from simulator.swarm.syncers import SimSyncer
 
 Told = tuple[float, bytes, Fact]
 """When, by which host, what."""

@@ -10,6 +10,7 @@ from protocol.log.records import CharterAdopted, FragmentMerged, Record, open_re
 from protocol.messages import CertifiedRecord
 from protocol.numerics.merge import push_weight
 from protocol.project import Charter
+from simulator.hosts.voter import SimVoter
 from simulator.stand_ins.tiny import sim_verify
 
 
@@ -36,17 +37,9 @@ class Ledger:
         self._charter = charter
         self._waiting: dict[int, CertifiedRecord] = {}
 
-    def add(
-        self,
-        who: str,
-        entry: CertifiedRecord,
-        index: int,
-        payload: Callable[[bytes], bytes | None] = lambda digest: None,
-    ) -> None:
-        """Somebody applied this record. Raises Violation if that cannot be.
-
-        payload: how this host finds the payload of a merge.
-        """
+    def add(self, host: SimVoter, entry: CertifiedRecord, index: int) -> None:
+        """A host applied this record. Raises Violation if that cannot be."""
+        who = host.name
         digest = record_hash(entry.record)
         if entry.certificate.epoch < self.epoch and self.entries.get(index) != digest:
             # Somebody has not heard of the new epoch yet: also void records have one history.
@@ -59,7 +52,7 @@ class Ledger:
         if index > len(self.records):
             self._waiting[index] = entry
         while len(self.records) + 1 in self._waiting:
-            self._check(who, self._waiting.pop(len(self.records) + 1), payload)
+            self._check(host, self._waiting.pop(len(self.records) + 1))
 
     def void_behind(self, index: int, charter: Charter) -> None:
         """The owner began an epoch behind this record: what follows it never was."""
@@ -78,18 +71,16 @@ class Ledger:
             after = len(self.records)
             raise Violation(f"record {min(self._waiting)} was applied, record {after + 1} never")
 
-    def _check(
-        self, who: str, entry: CertifiedRecord, payload: Callable[[bytes], bytes | None]
-    ) -> None:
+    def _check(self, host: SimVoter, entry: CertifiedRecord) -> None:
         try:
             record = open_record(entry, self._charter.project, self._charter, sim_verify)
         except RemoteError as error:
-            raise Violation(f"{who} applied an unproven record: {error}") from error
+            raise Violation(f"{host.name} applied an unproven record: {error}") from error
         self.records.append(record)
         if isinstance(record.body, FragmentMerged):
-            self._merge(who, record.body)
+            self._merge(host.name, record.body)
             for look in self.on_merge:
-                look(record.body, payload(record.body.payload))
+                look(record.body, host.find_payload(record.body.payload))
         if isinstance(record.body, CharterAdopted):
             self._charter = wire.decode(record.body.charter.payload, Charter)
 

@@ -16,9 +16,9 @@ from protocol.trace import (
 )
 from simulator.checkers.credit import check_receipts
 from simulator.checkers.ledger import Ledger, Violation
-from simulator.swarm.learners import SimLearner
-from simulator.swarm.syncers import SimSyncer
-from simulator.swarm.witnesses import SimWitness
+from simulator.hosts.learner import SimLearner
+from simulator.hosts.syncer import SimSyncer
+from simulator.hosts.witness import SimWitness
 from simulator.virtual.world import Host, World
 
 

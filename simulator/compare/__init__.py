@@ -1,3 +1,3 @@
 """Ways of training together, compared on a real model: same text, inner loop and token budget.
-Not here: swarms without a model (`simulator.swarm`).
+Not here: swarms without a model (`simulator.hosts`).
 """

@@ -30,9 +30,9 @@ from simulator.checkers.ledger import Ledger
 from simulator.compare.bench import F32, Bench
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting, failures_until
+from simulator.hosts.learner import SimLearner
+from simulator.hosts.syncer import SimSyncer
 from simulator.stand_ins.tiny import SimSigner, TinyProject, TinyTrainer
-from simulator.swarm.learners import SimLearner
-from simulator.swarm.syncers import SimSyncer
 from simulator.virtual.network import NetworkModel
 from simulator.virtual.world import Host, World
 from syncer_node.storage.merge_bank import MergeFunction
@@ -278,11 +278,16 @@ class Decoupled:
         self.allowance = Allowance(*[setting.learners * setting.steps] * 2)
         signer = SimSigner("syncer")
         project = _project(bench, signer)
-        ledger = Ledger(project.charter)
+        observer = Ledger(project.charter).add
         by_key: dict[bytes, RealLearner] = {}
         self.backend = RealBackend(bench, by_key)
         self.syncer = SimSyncer(
-            self.world, project, signer, ledger=ledger, notices={}, backend=self.backend
+            self.world,
+            project,
+            signer,
+            observer=observer,
+            notices={},
+            backend=self.backend,
         )
         self.learners = [RealLearner(self, project, at) for at in range(setting.learners)]
         by_key.update((learner.key, learner) for learner in self.learners)
@@ -323,7 +328,7 @@ class Decoupled:
         )
 
     def begun(self, time_s: float) -> None:
-        """The first local step begins: the clock of the run starts, and with it misfortune."""
+        """The first local step begins: the clock of the run and interruptions start."""
         self.allowance.first_s = time_s
         self.world.begin()
         if not self._fails:

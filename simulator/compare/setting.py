@@ -1,4 +1,4 @@
-"""What a comparison holds equal for all algorithms: devices, tokens, network, misfortune."""
+"""What a comparison holds equal for all algorithms: devices, tokens, network, interruptions."""
 
 from __future__ import annotations
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 
 from protocol import wire
-from protocol.errors import RemoteError
 from protocol.log.records import (
     CharterAdopted,
     Contribution,
@@ -25,26 +22,31 @@ from protocol.log.records import (
 )
 from protocol.log.state import AdoptedCharter, SwarmState
 from protocol.machine import Effect, Event, Failed, Send, Start
-from protocol.messages import Certified, Cursor, GiveVote, StateOffer
+from protocol.messages import Certificate, Certified, CertifiedRecord, Cursor, GiveVote, StateOffer
 from protocol.project import Charter, Durability, Origin, Voter, encode
 from protocol.signing import seal
-from simulator.council.checkers import CouncilChecker
-from simulator.stand_ins.tiny import SimSigner, TinyProject, sim_verify, tiny_project
-from simulator.swarm.voter_disk import VoterDisk
-from simulator.virtual.world import Host, World
-from syncer_node.machine.jobs import Keep, KeepCharter
+from simulator.checkers.council import CouncilChecker
+from simulator.hosts.voter_disk import VoterDisk
+from simulator.hosts.witness import SimWitness
+from simulator.stand_ins.tiny import (
+    SimSigner,
+    TinyProject,
+    charter_envelope,
+    tiny_project,
+)
+from simulator.virtual.world import World
 from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.ballot import Ballot
-from syncer_node.raft.context import RaftSetup
 from syncer_node.raft.jobs import Append
 from syncer_node.raft.log import ENTRIES_KEPT, Entry
-from syncer_node.raft.raft import RESTART_EXIT
 
 FSYNC_S = 0.005
 FETCH_S = 0.05
 FETCH_RETRY_S = 0.5
 PROPOSE_EVERY_S = 0.5
 IN_FLIGHT_MAX = 4
+NOTHING = b""
+"""In every payload: nobody here merges tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class BytesKept:
 class CouncilMachine(WitnessMachine):
     """A witness, or a syncer that writes merges without anybody to train for."""
 
-    host: SimVoter
+    host: CouncilVoter
 
     def can_lead(self) -> bool:
         return not self.raft.replication.store_trouble and not self.is_installing
@@ -122,21 +124,19 @@ class CouncilMachine(WitnessMachine):
         self.effects.send(peer, offer)
 
 
-class SimVoter(Host):
-    """A voter in virtual time."""
+class CouncilVoter(SimWitness):
+    """A voter whose crashes tear writes, and whose process may stand still."""
 
-    machine: CouncilMachine | None
+    machine_class = CouncilMachine
+    witness: CouncilMachine
 
     def __init__(self, council: Council, signer: SimSigner, name: str) -> None:
-        super().__init__(council.world, signer.key, name)
         self.council = council
-        self.signer = signer
-        self.chance = random.Random(f"{name} {council.world.seed}")
-        self.disk = self._fresh_disk()
+        on_certified = council.checker.on_certified
+        super().__init__(council.world, council.tiny, signer, name=name, observer=on_certified)
         self.fsync_s = FSYNC_S
         self.fetch_s = FETCH_S
         self.propose_every_s = PROPOSE_EVERY_S
-        self.wall_offset_s = 1.7e9
         self.proposed_s = 0.0
         self._written_s = 0.0
         self.is_draining = False
@@ -148,11 +148,6 @@ class SimVoter(Host):
         """On their way to the disk: a crash may catch any of them."""
 
     @property
-    def raft_machine(self) -> CouncilMachine:
-        assert self.machine is not None, "the host is down"
-        return self.machine
-
-    @property
     def is_syncer(self) -> bool:
         """By the newest charter that its disk knows of."""
         voter = wire.decode(self.disk.charter.payload, Charter).voter(self.key)
@@ -160,52 +155,40 @@ class SimVoter(Host):
 
     @property
     def is_leading(self) -> bool:
-        return self.machine is not None and self.machine.raft.is_leading
+        return self.machine is not None and self.raft.is_leading
 
     @property
     def is_paused(self) -> bool:
         return self._backlog is not None
 
-    def build(self) -> CouncilMachine:
-        disk = self.disk
-        disk.ballot = msgspec.structs.replace(disk.ballot, boot=disk.ballot.boot + 1)
-        setup = RaftSetup(
-            project=self.council.tiny.project,
-            owner=self.council.tiny.owner.key,
-            signer=self.signer,
-            verify=sim_verify,
-            rng=random.Random(f"{self.name} {self.world.seed} {self.life}"),
-            wall_offset_s=self.wall_offset_s,
-            nonce=self.chance.getrandbits(56),
-        )
-        charter = wire.decode(disk.charter.payload, Charter)
-        machine = CouncilMachine(
-            setup,
-            start=disk.start(self.signer, partial(self.council.checker.on_proven_alone, self)),
-            ballot=disk.ballot,
-            charter_envelope=disk.charter,
-            charter=charter,
-        )
-        machine.host = self
-        machine.raft.log.entries_kept = self.council.entries_kept
+    def build(self) -> WitnessMachine:
+        machine = super().build()
+        self.witness.host = self
+        self.raft.log.entries_kept = self.council.entries_kept
         return machine
+
+    def _empty_disk(self, ballot: Ballot) -> VoterDisk:
+        return VoterDisk(ballot, self.council.envelope)
+
+    def _proven_alone(self, entry: CertifiedRecord, index: int) -> None:
+        self.council.checker.on_proven_alone(self, entry, index)
+
+    def _keep_proof(self, certificate: Certificate) -> None:
+        self.disk.keep(certificate)  # A crash takes the newest of them with it.
 
     # Faults.
 
     def crash(self) -> None:
-        is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
         if self.is_up:
             for job in self._writes:
                 self._tear(job)
             self.disk.lose_power(self.chance.choice((0, 0, 1, 5)))
         self._writes, self._backlog, self._written_s = [], None, 0.0
         super().crash()
-        if is_restart:
-            self.world.after(0.2, self._restart)
 
-    def _restart(self) -> None:
-        if not self.is_up and not self.is_gone:
-            self.boot()
+    def revive(self) -> None:
+        if not self.is_gone:
+            super().revive()
 
     def unwritten(self) -> None:
         """Nothing of what is on its way to the disk arrives there: a crash comes now."""
@@ -220,14 +203,6 @@ class SimVoter(Host):
         elif self.chance.random() < 0.5:
             self.disk.write(job)
 
-    def wipe(self) -> None:
-        """The disk is lost; the key is not."""
-        assert not self.is_up
-        self.disk = self._fresh_disk()
-
-    def _fresh_disk(self) -> VoterDisk:
-        return VoterDisk(Ballot(self.chance.randbytes(32), 0), self.council.envelope)
-
     def pause(self) -> None:
         """SIGSTOP."""
         if self.is_up and self._backlog is None:
@@ -239,9 +214,9 @@ class SimVoter(Host):
         for event in backlog:
             self.take(event)
 
-    def clone(self) -> SimVoter:
+    def clone(self) -> CouncilVoter:
         """A second host with this key and this disk; dialled by nobody, but it dials."""
-        twin = SimVoter(self.council, self.signer, f"{self.name}-clone")
+        twin = CouncilVoter(self.council, self.signer, f"{self.name}-clone")
         twin.disk = copy.deepcopy(self.disk)
         self.world.hosts[self.key] = self
         return twin
@@ -260,11 +235,6 @@ class SimVoter(Host):
                 for certificate in certificates:
                     self.council.checker.on_proof(self, certificate)
         super()._carry_out(effect)
-
-    def carry_out(self, effects: list[Effect]) -> None:
-        """Of something that a person asked of the machine."""
-        for effect in effects:
-            self._carry_out(effect)
 
     # Jobs.
 
@@ -293,27 +263,19 @@ class SimVoter(Host):
         def finish() -> None:
             for other in self.council.voters.values():
                 if job.digest in other.disk.payloads and self.world.can_dial(self, other):
-                    self.disk.payloads.add(job.digest)
+                    self.disk.payloads[job.digest] = NOTHING
                     answer(BytesKept())
                     return
             self.world.after(FETCH_RETRY_S, lambda: answer(Failed("nobody has the payload")))
 
         self.world.after(self.fetch_s, finish)
 
-    def act(self, action: object) -> None:
-        match action:
-            case Keep(entry, index):
-                self.council.checker.on_certified(self, entry, index)
-                self.disk.keep(entry.certificate)
-            case KeepCharter(envelope):
-                self.disk.charter = envelope
-
     def new_merge(self) -> FragmentMerged:
         """A merge that nobody made before, its payload on this disk only."""
         self.council.merges += 1
         name = f"{self.name} {self.council.merges}".encode()
         payload = hashlib.blake2b(name, digest_size=32).digest()
-        self.disk.payloads.add(payload)
+        self.disk.payloads[payload] = NOTHING
         part = Contribution(bytes(32), 1, 1, 0, 1, 1, 1.0, 1.0, 1.0, Cursor(0, 0))
         return FragmentMerged(
             round=self.council.merges,
@@ -355,31 +317,31 @@ class Council:
             voters[0].key, seed=1, voters=voters, durability=durability
         )
         self.charter = self.tiny.charter
-        self.envelope = seal("charter", self.tiny.project, encode(self.charter), self.tiny.owner)
+        self.envelope = charter_envelope(self.tiny)
         self.merges = 0
         self.tell: Callable[[str], None] = lambda words: None
-        """Hears in words what befalls the voters."""
+        """Told in words what happens to the voters."""
         self.entries_kept = ENTRIES_KEPT
-        self.voters: dict[bytes, SimVoter] = {}
-        self.checker = CouncilChecker(self.world, self.charter)
+        self.voters: dict[bytes, CouncilVoter] = {}
+        self.checker = CouncilChecker(self.world, self.charter, self.voters)
         for name, signer in signers.items():
-            self.voters[signer.key] = SimVoter(self, signer, name)
+            self.voters[signer.key] = CouncilVoter(self, signer, name)
         for at in range(spares):
             signer = SimSigner(f"spare-{at}")
-            self.voters[signer.key] = SimVoter(self, signer, f"spare-{at}")
+            self.voters[signer.key] = CouncilVoter(self, signer, f"spare-{at}")
 
     def boot(self) -> None:
         for voter in self.voters.values():
             voter.boot()
 
-    def named(self, name: str) -> SimVoter:
+    def named(self, name: str) -> CouncilVoter:
         return next(voter for voter in self.voters.values() if voter.name == name)
 
-    def leaders(self) -> list[SimVoter]:
+    def leaders(self) -> list[CouncilVoter]:
         """Hosts that believe to lead."""
         return [voter for voter in self.voters.values() if voter.is_up and voter.is_leading]
 
-    def leader(self) -> SimVoter:
+    def leader(self) -> CouncilVoter:
         """The only leader."""
         (leader,) = self.leaders()
         return leader
@@ -417,16 +379,7 @@ class Council:
             if not host.is_up:
                 host.disk.charter = self.envelope
             elif not host.is_paused:
-                self._bring(host)
-
-    def _bring(self, host: SimVoter) -> None:
-        try:
-            effects = host.raft_machine.offer_charter(
-                self.envelope, self.world.now_s + host.clock_ahead_s
-            )
-        except RemoteError as error:
-            raise AssertionError("the owner's charter was refused") from error
-        host.carry_out(effects)
+                host.take_charter(self.envelope)
 
     def state_at(self, index: int, epoch: int) -> SwarmState:
         """The part of the state at a certified record that a voter needs."""

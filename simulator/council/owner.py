@@ -1,4 +1,4 @@
-"""What befalls a council's disks and keys, and what its owner does about it.
+"""Disks and keys of a council that are lost or doubled, and what its owner does about it.
 
 One such thing at a time: while a disk is lost, put back or doubled, the owner changes nothing else.
 """
@@ -14,7 +14,7 @@ import msgspec
 
 from protocol.log.records import majority
 from protocol.project import Origin, Voter
-from simulator.council.council import Council, SimVoter
+from simulator.council.council import Council, CouncilVoter
 
 VOTERS_MIN = 3
 TWIN_STARTS = 5
@@ -31,14 +31,16 @@ class Owner:
         self.is_over = False
         self.generations = dict.fromkeys(council.voters, 0)
         """Disks that each host has had."""
-        self.twins: list[SimVoter] = []
+        self.twins: list[CouncilVoter] = []
         self._is_busy = False
 
-    def _some_s(self) -> float:
+    def some_s(self) -> float:
+        """How long something lasts."""
         return self.chance.choice((0.2, 1.0, 4.0, 8.0, 15.0)) * self.chance.uniform(0.5, 1.5)
 
-    def _later(self, action: Callable[[], None]) -> None:
-        self.world.after(self._some_s(), action)
+    def later(self, action: Callable[[], None]) -> None:
+        """Do this when whatever begins now has lasted long enough."""
+        self.world.after(self.some_s(), action)
 
     def is_settled(self) -> bool:
         """Whether the newest charter is in force; the owner waits for that before another."""
@@ -46,7 +48,7 @@ class Owner:
         is_adopted = bool(council.checker.admissions) and not self._is_busy
         return is_adopted and council.checker.charter == council.charter
 
-    def _others(self, host: SimVoter) -> list[SimVoter]:
+    def _others(self, host: CouncilVoter) -> list[CouncilVoter]:
         voters = [self.council.voters[voter.key] for voter in self.council.charter.voters]
         return [voter for voter in voters if voter is not host]
 
@@ -76,7 +78,7 @@ class Owner:
                 council.tell(f"the owner removes {council.voters[leaving.key].name}")
                 council.revise(*(voter for voter in voters if voter.key != leaving.key))
 
-    def readmit(self, host: SimVoter) -> None:
+    def readmit(self, host: CouncilVoter) -> None:
         """Let this host's disk of now vote."""
         council = self.council
         self._is_busy = False
@@ -103,7 +105,7 @@ class Owner:
             for voter in council.charter.voters
             if (host := council.voters[voter.key]).is_syncer
             and host.is_up
-            and host.raft_machine.raft.context.epoch == epoch
+            and host.raft.context.epoch == epoch
             and max(council.origin_index, host.disk.floor.index) < host.disk.certified
         ]
         if not able:
@@ -118,27 +120,27 @@ class Owner:
         council.tell(f"the owner begins an epoch behind record {origin.index}, with {names}")
         council.begin_epoch(origin, *kept)
 
-    def _is_kept(self, host: SimVoter, voter: Voter) -> bool:
+    def _is_kept(self, host: CouncilVoter, voter: Voter) -> bool:
         return voter.key == host.key or self.chance.random() < 0.7
 
     # Disks and keys.
 
-    def wipe(self, host: SimVoter | None) -> None:
+    def wipe(self, host: CouncilVoter | None) -> None:
         """A disk is lost; the owner readmits the host a little later."""
 
-        def lose(lost: SimVoter) -> None:
+        def lose(lost: CouncilVoter) -> None:
             self.council.tell(f"the disk of {lost.name} is lost")
             lost.wipe()
 
         self._strike(host, lose)
 
-    def restore(self, host: SimVoter | None) -> None:
+    def restore(self, host: CouncilVoter | None) -> None:
         """A disk is put back to a copy of before its last starts; readmitted a little later."""
         if host is None or not host.is_up:
             return
         kept = copy.deepcopy(host.disk)
 
-        def put_back(lost: SimVoter) -> None:
+        def put_back(lost: CouncilVoter) -> None:
             # Only to those who met it since is it an old copy.
             if not self._is_known(lost, kept.ballot.boot):
                 return
@@ -150,13 +152,13 @@ class Owner:
         host.boot()
         self._strike(host, put_back)
 
-    def _is_known(self, host: SimVoter, boot: int) -> bool:
+    def _is_known(self, host: CouncilVoter, boot: int) -> bool:
         """Whether every other voter met this disk when it was started more often."""
         disk = host.disk.ballot.disk
         pins = [other.disk.ballot.pin(host.key) for other in self._others(host)]
         return all(pin is not None and pin.disk == disk and pin.boot > boot for pin in pins)
 
-    def _strike(self, host: SimVoter | None, lose: Callable[[SimVoter], None]) -> None:
+    def _strike(self, host: CouncilVoter | None, lose: Callable[[CouncilVoter], None]) -> None:
         if host is None or not self.is_settled():
             return
         self._is_busy = True
@@ -164,19 +166,19 @@ class Owner:
         self.world.after(2.0, host.crash)
         self.world.after(7.0, lambda: self._lose(host, lose))
 
-    def _lose(self, host: SimVoter, lose: Callable[[SimVoter], None]) -> None:
+    def _lose(self, host: CouncilVoter, lose: Callable[[CouncilVoter], None]) -> None:
         """By now, whatever was under way arrived."""
         before = host.disk
         if not self.is_over and not host.is_up and self._can_lose(host):
             lose(host)
         if host.disk is before:
             self._is_busy = False
-            _boot(host)
+            host.revive()
             return
-        self._later(lambda: _boot(host))
+        self.later(host.revive)
         self.world.after(30.0, lambda: self.readmit(host))
 
-    def _can_lose(self, host: SimVoter) -> bool:
+    def _can_lose(self, host: CouncilVoter) -> bool:
         """Whether nothing is lost with one disk: all the others are up and nearly up to date.
 
         Above all some other syncer has whatever a witness has: payloads are on syncers only.
@@ -192,7 +194,7 @@ class Owner:
             return False
         if len(others) < majority(len(others) + 1):
             return False
-        logs = [voter.raft_machine.raft.log for voter in others]
+        logs = [voter.raft.log for voter in others]
         ends = [(log.term_at(log.last), log.last) for log in logs]
         stored = [
             (log.term_at(log.stable), log.stable)
@@ -202,7 +204,7 @@ class Owner:
         is_near = min(last for _, last in ends) > max(last for _, last in ends) - 20
         return bool(stored) and max(stored) == max(ends) and is_near
 
-    def double(self, host: SimVoter | None) -> None:
+    def double(self, host: CouncilVoter | None) -> None:
         """The disk and key of a host run on a second one too, which is started again and again."""
         if host is None or not host.is_up or not self.is_settled() or self.twins:
             return
@@ -216,7 +218,7 @@ class Owner:
         self.twins.append(twin)
         self._start_twin(host, twin, TWIN_STARTS, host.disk.ballot.disk)
 
-    def _start_twin(self, host: SimVoter, twin: SimVoter, starts: int, name: bytes) -> None:
+    def _start_twin(self, host: CouncilVoter, twin: CouncilVoter, starts: int, name: bytes) -> None:
         """Another start, unless it met nobody: then it could overtake the first one unseen."""
         twin.is_gone = True
         twin.crash()
@@ -244,8 +246,3 @@ class Owner:
             twin.is_gone = True
             twin.crash()
         self.twins.clear()
-
-
-def _boot(host: SimVoter) -> None:
-    if not host.is_up:
-        host.boot()

@@ -24,7 +24,7 @@ from protocol.project import Charter, Genesis, project_id
 from protocol.signing import Verify, verify_ed25519
 from protocol.tape import Began, Frame, Input, MachineState, Preface, TapeDamaged, TapeEnded
 from simulator.replay.divergence import Diverged, difference, name_of
-from simulator.replay.round_stories import Stories
+from simulator.replay.round_history import RoundHistories
 from simulator.stand_ins.tiny import sim_verify
 from syncer_node.machine.jobs import Keep, Merge, Merged
 from syncer_node.machine.syncer import SyncerMachine
@@ -116,7 +116,7 @@ class Audit:
     """Committed rounds by log index, whoever led."""
     merges: list[AuditedMerge] = field(default_factory=list)
     """Merges of this host, in the order in which they were decided."""
-    stories: Stories = field(default_factory=Stories)
+    histories: RoundHistories = field(default_factory=RoundHistories)
     ended: str = ""
     """Why the tape stopped before the daemon did."""
     is_cut_short: bool = False
@@ -222,7 +222,7 @@ class _Auditor:
             self.charter = self._prove_charter(place, genesis, envelope)
         if leadership is not None:
             sessions = leadership.members.sessions
-            self.found.stories.names = {key: one.name for key, one in sessions.items()}
+            self.found.histories.names = {key: one.name for key, one in sessions.items()}
         self.asked = {
             number: AuditedMerge(job, place=place)
             for number, job in self.machine.effects.jobs.items()
@@ -346,7 +346,7 @@ class _Auditor:
     def _note(
         self, one: Input, made: list[Effect], decided: tuple[tuple[str, bytes], ...], place: str
     ) -> None:
-        """What is needed later: merges with their results, and the story of each round."""
+        """What is needed later: merges with their results, and the history of each round."""
         event = None
         if one.kind in ("Received", "JobDone"):
             event = read_event(one.kind, one.content)
@@ -360,7 +360,7 @@ class _Auditor:
                 merge = AuditedMerge(job, place=place)
                 self.asked[getattr(effect, "id")] = merge  # noqa: B009 -- a Start has one
                 self.found.merges.append(merge)
-        self.found.stories.note(one.at_s, event, made, self.machine)
+        self.found.histories.note(one.at_s, event, made, self.machine)
 
     def _is_far_enough(self) -> bool:
         until = self.until

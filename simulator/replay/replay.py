@@ -16,7 +16,7 @@ from simulator.replay.audit import Audit, NothingToBeginFrom, audit
 from simulator.replay.divergence import Diverged
 from simulator.replay.merges import MergeReplay
 from simulator.replay.retraining import Retrained, VersionSpool, retrain
-from simulator.replay.round_stories import Story, record_story
+from simulator.replay.round_history import RoundHistory, history_of
 
 Level = Literal["audit", "merge", "retrain"]
 LEVELS: tuple[Level, ...] = ("audit", "merge", "retrain")
@@ -24,7 +24,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Whole:
+class ReplayReport:
     """What a replay came to."""
 
     project: bytes
@@ -43,20 +43,20 @@ class Whole:
     """Some of them were dropped to make room."""
     pushes: int = 0
     """In committed rounds."""
-    pushes_again: int = 0
+    pushes_reproduced: int = 0
     """Of them: trained again to the same bits."""
     steps: int = 0
     """Local steps done again."""
     levels: tuple[Level, ...] = LEVELS
 
-    def story(self, number: int) -> Story | None:
+    def round_history(self, number: int) -> RoundHistory | None:
         """What happened in this round, from the tape of whoever led it."""
-        found = [one for done in self.audits if (one := done.stories.find(number)) is not None]
+        found = [one for done in self.audits if (one := done.histories.find(number)) is not None]
         committed = [one for one in found if one.global_step is not None]
         if committed or found:
             return (committed or found)[0]
         records = [one for one in self.rounds.values() if one.round == number]
-        return record_story(records[-1]) if records else None
+        return history_of(records[-1]) if records else None
 
 
 def replay(
@@ -67,35 +67,35 @@ def replay(
     until: int | None = None,
     levels: tuple[Level, ...] = LEVELS,
     tell: Tell = lambda _: None,
-) -> Whole:
+) -> ReplayReport:
     """Replay all tapes below a place. Raises Diverged, TapeDamaged or UserError.
 
     project: whose tapes they must be. until: stop after this round. tell: hears what goes on.
     """
     tapes = find_tapes(place)
-    whole = Whole(_one_project(tapes, project), tapes, levels=levels)
+    report = ReplayReport(_one_project(tapes, project), tapes, levels=levels)
     syncers = [life for life in tapes if life.preface.role == "syncer"]
     learners = [life for life in tapes if life.preface.role == "learner"]
     for life in syncers:
-        _audit(whole, life, until, tell)
-    _compare(whole)
-    whole.rounds_before = min((one.rounds_before for one in whole.audits), default=0)
-    whole.is_beheaded = any(
-        one.is_beheaded and one.rounds_before == whole.rounds_before for one in whole.audits
+        _audit(report, life, until, tell)
+    _compare(report)
+    report.rounds_before = min((one.rounds_before for one in report.audits), default=0)
+    report.is_beheaded = any(
+        one.is_beheaded and one.rounds_before == report.rounds_before for one in report.audits
     )
     if "merge" not in levels:
-        return whole
+        return report
     with tempfile.TemporaryDirectory(prefix="shoal-replay-") as folder:
         spool = VersionSpool(Path(folder))
         wants_spool = "retrain" in levels and bool(learners)
-        _merge(whole, spool if wants_spool else None, tell)
+        _merge(report, spool if wants_spool else None, tell)
         if wants_spool:
             tell(f"training again what {len(learners)} learners' tapes tell")
-            done = retrain(learners, whole.audits, spool, data_cache, tell)
-            _count_pushes(whole, done)
+            done = retrain(learners, report.audits, spool, data_cache, tell)
+            _count_pushes(report, done)
         elif "retrain" in levels:
-            _count_pushes(whole, Retrained())
-    return whole
+            _count_pushes(report, Retrained())
+    return report
 
 
 def _one_project(tapes: list[TapeLife], wanted: bytes | None) -> bytes:
@@ -117,7 +117,7 @@ def _one_project(tapes: list[TapeLife], wanted: bytes | None) -> bytes:
     return first
 
 
-def _audit(whole: Whole, life: TapeLife, until: int | None, tell: Tell) -> None:
+def _audit(report: ReplayReport, life: TapeLife, until: int | None, tell: Tell) -> None:
     preface = life.preface
     who = f"{preface.name} ({short(preface.key)})"
     tell(f"running {who} again")
@@ -125,17 +125,17 @@ def _audit(whole: Whole, life: TapeLife, until: int | None, tell: Tell) -> None:
         done = audit(life, until=until)
     except NothingToBeginFrom:
         words = f"the beginning of a tape of {who} was dropped to make room, with every state on it"
-        _untried(whole, "audit", words)
+        _untried(report, "audit", words)
         return
-    whole.audits.append(done)
-    whole.rounds.update(done.rounds)
-    whole.audited.update(done.rounds)
+    report.audits.append(done)
+    report.rounds.update(done.rounds)
+    report.audited.update(done.rounds)
 
 
-def _compare(whole: Whole) -> None:
+def _compare(report: ReplayReport) -> None:
     """Two syncers never certify two records of one index within an epoch's log."""
     seen: dict[int, tuple[bytes, str]] = {}
-    for done in whole.audits:
+    for done in report.audits:
         for index, name in done.records.items():
             former = seen.setdefault(index, (name, done.preface.name))
             if former[0] != name:
@@ -146,49 +146,49 @@ def _compare(whole: Whole) -> None:
                 )
 
 
-def _settle(whole: Whole) -> None:
+def _settle(report: ReplayReport) -> None:
     """A leader may have gone before it heard that its merge counts: other tapes tell."""
-    rounds = {merged.payload: (index, merged) for index, merged in whole.rounds.items()}
-    for done in whole.audits:
+    rounds = {merged.payload: (index, merged) for index, merged in report.rounds.items()}
+    for done in report.audits:
         for one in done.merges:
             if one.record is None and one.result is not None and one.result.payload in rounds:
                 one.index, one.record = rounds[one.result.payload]
 
 
-def _merge(whole: Whole, spool: VersionSpool | None, tell: Tell) -> None:
-    _settle(whole)
-    by_life = {(one.preface.key, one.preface.life): one for one in whole.tapes}
-    for done in whole.audits:
+def _merge(report: ReplayReport, spool: VersionSpool | None, tell: Tell) -> None:
+    _settle(report)
+    by_life = {(one.preface.key, one.preface.life): one for one in report.tapes}
+    for done in report.audits:
         if not done.merges:
             continue
         tell(f"merging again what {done.preface.name} merged: {len(done.merges)} rounds")
         keep = spool.keep if spool is not None else (lambda fragment, version: None)
         merges = MergeReplay(by_life[done.preface.key, done.preface.life], done, keep).run()
-        whole.merged.update(merges.merged)
+        report.merged.update(merges.merged)
         for reason, count in merges.untried.items():
-            _untried(whole, "merge", reason, count)
-    led = {one.index for done in whole.audits for one in done.merges if one.record is not None}
-    others = len(whole.rounds.keys() - led)
+            _untried(report, "merge", reason, count)
+    led = {one.index for done in report.audits for one in done.merges if one.record is not None}
+    others = len(report.rounds.keys() - led)
     if others:
-        _untried(whole, "merge", "the tape of the syncer that led is not here", others)
+        _untried(report, "merge", "the tape of the syncer that led is not here", others)
 
 
-def _count_pushes(whole: Whole, done: Retrained) -> None:
-    whole.steps = done.steps
-    for index, merged in whole.rounds.items():
+def _count_pushes(report: ReplayReport, done: Retrained) -> None:
+    report.steps = done.steps
+    for index, merged in report.rounds.items():
         pushes = {(one.learner, one.incarnation, one.sequence) for one in merged.contributions}
         again = pushes & done.pushes
-        whole.pushes += len(pushes)
-        whole.pushes_again += len(again)
-        if pushes == again and index in whole.merged:
-            whole.retrained.add(index)
+        report.pushes += len(pushes)
+        report.pushes_reproduced += len(again)
+        if pushes == again and index in report.merged:
+            report.retrained.add(index)
     for reason, count in done.untried.items():
-        _untried(whole, "retrain", reason, count)
-    told = whole.pushes_again + sum(done.untried.values())
-    if told < whole.pushes:
-        _untried(whole, "retrain", "no learner's tape here tells of them", whole.pushes - told)
+        _untried(report, "retrain", reason, count)
+    told = report.pushes_reproduced + sum(done.untried.values())
+    if told < report.pushes:
+        _untried(report, "retrain", "no learner's tape here tells of them", report.pushes - told)
 
 
-def _untried(whole: Whole, level: Level, reason: str, count: int = 1) -> None:
-    reasons = whole.untried.setdefault(level, {})
+def _untried(report: ReplayReport, level: Level, reason: str, count: int = 1) -> None:
+    reasons = report.untried.setdefault(level, {})
     reasons[reason] = reasons.get(reason, 0) + count

@@ -17,8 +17,8 @@ from host.tape.tape_file import TapeLife
 from protocol.ids import short
 from simulator.replay.audit import Audit
 from simulator.replay.divergence import Diverged
-from simulator.replay.frames import Said, version_path
-from simulator.replay.tiny_retraining import TinyAgain
+from simulator.replay.retrainer import PushOutcome, version_path
+from simulator.replay.tiny_retrainer import TinyRetrainer
 from syncer_node.machine.jobs import PushId
 from syncer_node.storage.merge_bank import Version
 
@@ -69,10 +69,10 @@ def retrain(
     if len(whole) < len(lives):
         found.untried["the beginning of a learner's tape is gone"] = len(lives) - len(whole)
     with ThreadPoolExecutor(min(len(whole), os.cpu_count() or 1) or 1) as pool:
-        every = pool.map(lambda one: _said(one, spool.folder, data_cache), whole)
-        for life, all_said in zip(whole, every, strict=True):
-            for said in all_said:
-                _take(found, life, said, signed)
+        every = pool.map(lambda one: _outcomes(one, spool.folder, data_cache), whole)
+        for life, outcomes in zip(whole, every, strict=True):
+            for outcome in outcomes:
+                _take(found, life, outcome, signed)
             tell(f"{life.preface.name} is trained again, {found.steps:,} local steps so far")
     return found
 
@@ -80,44 +80,44 @@ def retrain(
 def _take(
     found: Retrained,
     life: TapeLife,
-    said: Said,
+    outcome: PushOutcome,
     signed: dict[PushId, bytes],
 ) -> None:
     preface = life.preface
-    push = (preface.key, said.incarnation, said.sequence)
-    name = f"push {said.sequence} of {preface.name} ({short(preface.key)})"
-    match said.kind:
+    push = (preface.key, outcome.incarnation, outcome.sequence)
+    name = f"push {outcome.sequence} of {preface.name} ({short(preface.key)})"
+    match outcome.kind:
         case "push":
-            if push in signed and signed[push].hex() != said.digest:
-                raise Diverged(name, said.place, "it is not what the learner signed")
+            if push in signed and signed[push].hex() != outcome.digest:
+                raise Diverged(name, outcome.place, "it is not what the learner signed")
             if push in signed:
                 found.pushes.add(push)
         case "untried":
-            _count(found, said.text)
+            _count(found, outcome.text)
         case "diverged":
-            raise Diverged(name, said.place, said.text)
+            raise Diverged(name, outcome.place, outcome.text)
         case "done":
-            found.steps += said.number
+            found.steps += outcome.number
 
 
 def _count(found: Retrained, reason: str) -> None:
     found.untried[reason] = found.untried.get(reason, 0) + 1
 
 
-def _said(life: TapeLife, spool: Path, data_cache: Path) -> list[Said]:
-    """All that one retrainer said; one that failed is a reason, not an end."""
+def _outcomes(life: TapeLife, spool: Path, data_cache: Path) -> list[PushOutcome]:
+    """What one retrainer says of its pushes; one that failed is a reason, not an end."""
     if life.preface.scheme == "simulated":
-        return list(TinyAgain(life, spool).said())
+        return list(TinyRetrainer(life, spool).outcomes())
     path = life.files["events"][0].path
-    command = [sys.executable, "-P", "-m", "simulator.replay.retrainer"]
+    command = [sys.executable, "-P", "-m", "simulator.replay.torch_retrainer"]
     done = subprocess.run(
         [*command, str(path), str(spool), str(data_cache)],
         env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         check=False,
     )
-    said = [msgspec.json.decode(line, type=Said) for line in done.stdout.splitlines()]
+    outcomes = [msgspec.json.decode(line, type=PushOutcome) for line in done.stdout.splitlines()]
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        said.append(Said("untried", text=f"training again failed: {words[-1]}"))
-    return said
+        outcomes.append(PushOutcome("untried", text=f"training again failed: {words[-1]}"))
+    return outcomes

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from node.machine.jobs import FinishAsked
 from protocol.machine import Note
+from simulator.hosts.learner import SimLearner
+from simulator.hosts.syncer import SimSyncer
+from simulator.hosts.witness import SimWitness
 from simulator.scenarios.scenarios import FaultKind, Scenario
-from simulator.swarm.learners import SimLearner
-from simulator.swarm.snapshots import restore
-from simulator.swarm.swarm import Swarm
-from simulator.swarm.syncers import SimSyncer
-from simulator.swarm.witnesses import SimWitness
+from simulator.scenarios.swarm import Swarm
 from simulator.virtual.nodes import ChurnModel
 from simulator.virtual.world import Host
 
@@ -87,7 +86,7 @@ class FaultSchedule:
             swarm.world.after(1.0, self._restore)
             return
         manifest = self.chance.choice(known)
-        charter = restore(swarm, cuts, manifest)
+        charter = swarm.restore(manifest)
         self.tell(
             swarm.world.now_s,
             f"the owner goes back to record {manifest.index}: epoch {charter.epoch} begins",

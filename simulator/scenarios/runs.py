@@ -23,13 +23,13 @@ from protocol.trace import (
     VoterGreeted,
 )
 from simulator.checkers.ledger import Violation
+from simulator.checkers.provenance import ProvenanceChecker
+from simulator.hosts.tape import SwarmTape
 from simulator.scenarios.faults import FIRST_S, FaultSchedule
 from simulator.scenarios.scenarios import Scenario
-from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
+from simulator.scenarios.swarm import Swarm, build_swarm
+from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 from simulator.stand_ins.tiny import LIMITS, TENSOR_ELEMENTS, TENSORS
-from simulator.swarm.snapshots import SnapshotChecker
-from simulator.swarm.swarm import Swarm, build_swarm
-from simulator.swarm.taping import SwarmTape
 from simulator.virtual.network import AccessLink, NetworkModel
 from simulator.virtual.nodes import SpeedModel
 from simulator.virtual.world import Host
@@ -133,7 +133,7 @@ def build(scenario: Scenario, seed: int, tape: SwarmTape | None = None) -> Swarm
     if backend is not None:
         swarm.sets = ProvenanceChecker(swarm.ledger, backend, swarm.learners)
     if scenario.snapshots.every_s:
-        swarm.cuts = SnapshotChecker(swarm)
+        swarm.judge_snapshots()
     return swarm
 
 

@@ -106,7 +106,7 @@ class Churn(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Faults(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Misfortune drawn from the seed."""
+    """Faults drawn from the seed."""
 
     every_s: Positive = 12.0
     kinds: tuple[FaultKind, ...] = ()

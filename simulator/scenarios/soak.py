@@ -31,8 +31,8 @@ from node.machine.jobs import Governed, PauseAsked, ResumeAsked
 from protocol.machine import Note
 from protocol.project import LimitSpec
 from protocol.trace import PushSettled
-from simulator.swarm.learners import SimLearner
-from simulator.swarm.swarm import Swarm, build_swarm
+from simulator.hosts.learner import SimLearner
+from simulator.scenarios.swarm import Swarm, build_swarm
 from simulator.virtual.world import Host, World
 
 HOUR_S: Final = 3600.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protocol.errors import ShoalError
 from simulator.checkers.ledger import Violation
-from simulator.council import swarm
+from simulator.council import faults
 from simulator.council.council import Council
 from simulator.scenarios import runs, scenarios
 
@@ -63,7 +63,7 @@ def run_voters(
 
     violation = ""
     try:
-        swarm.run_seed(seed, faults_s=faults_s, watch=watch)
+        faults.run_seed(seed, faults_s=faults_s, watch=watch)
     except (AssertionError, ShoalError) as error:
         kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
         violation = f"{kind}{error}"

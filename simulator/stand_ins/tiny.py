@@ -20,7 +20,7 @@ from node.trainer_client.fragment_bank import Delivery
 from protocol.fragments import BLOCK
 from protocol.limits import WIRE_VERSION
 from protocol.log.records import Span
-from protocol.messages import Cursor
+from protocol.messages import Cursor, Envelope
 from protocol.numerics.codecs import flush
 from protocol.project import (
     Charter,
@@ -38,6 +38,7 @@ from protocol.project import (
     encode,
     project_id,
 )
+from protocol.signing import seal
 from simulator.virtual.nodes import Speed
 
 F32 = NDArray[np.float32]
@@ -73,6 +74,11 @@ class TinyProject:
     project: bytes
     charter: Charter
     owner: SimSigner
+
+
+def charter_envelope(tiny: TinyProject) -> Envelope:
+    """The charter as its owner signed it."""
+    return seal("charter", tiny.project, encode(tiny.charter), tiny.owner)
 
 
 LIMITS = LimitSpec(10**9, 256, 20, 8, 60.0, 64)

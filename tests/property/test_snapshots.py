@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from node.machine.snapshot_part import TokenAccountsState
 from node.machine.token_accounts import TokenAccounts
-from simulator.swarm.swarm import afflict
 from simulator.virtual.network import NetworkModel
 from tests.support.snapshot_swarms import go_back, take_at, watched
+from tests.support.swarm_faults import afflict
 
 networks = st.builds(
     NetworkModel,

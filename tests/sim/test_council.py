@@ -20,8 +20,8 @@ from protocol.messages import RecordVote
 from protocol.project import Voter
 from simulator.checkers.ledger import Violation
 from simulator.council.council import Council
-from simulator.council.swarm import check_calm, check_recovery, run_seed
-from simulator.swarm.voter_disk import VoterDisk
+from simulator.council.faults import check_calm, check_recovery, run_seed
+from simulator.hosts.voter_disk import VoterDisk
 from syncer_node.raft.context import Context
 from syncer_node.raft.election import Election
 from syncer_node.raft.jobs import BallotSaved, SaveBallot
@@ -47,7 +47,7 @@ def test_a_sole_voter_leads_at_once():
     alone = Council(1, syncers=1)
     alone.boot()
     alone.run(0.2)
-    assert alone.leader().raft_machine.raft.log.certified >= 3
+    assert alone.leader().raft.log.certified >= 3
 
 
 def test_the_voter_with_the_highest_priority_leads_first():
@@ -60,7 +60,7 @@ def test_a_split_vote_resolves(seed):
     split.leader().crash()
     for host in standbys(split):
         if host.is_up:
-            host.raft_machine.raft.election.deadline_s = split.world.now_s + 3.2
+            host.raft.election.deadline_s = split.world.now_s + 3.2
     split.run(20.0)
     assert len(split.leaders()) == 1
 
@@ -68,12 +68,12 @@ def test_a_split_vote_resolves(seed):
 def test_a_leader_that_is_cut_off_gives_up_and_certifies_nothing():
     cut = council()
     old = cut.leader()
-    before = old.raft_machine.raft.log.certified
+    before = old.raft.log.certified
     isolate(cut, old, 30.0)
     cut.run(4.0)
     cut.run(8.0)
     assert not old.is_leading
-    assert old.raft_machine.raft.log.certified <= before + 1
+    assert old.raft.log.certified <= before + 1
     assert cut.leader() is not old
     check_recovery(cut, RECOVERY_S)
 
@@ -83,14 +83,14 @@ def test_a_paused_leader_learns_of_the_new_term_and_loses_what_it_wrote_too_late
     old = paused.leader()
     isolate(paused, old, 2.0)
     paused.run(1.5)
-    tail = [entry.digest for entry in old.raft_machine.raft.log.entries][-1]
+    tail = [entry.digest for entry in old.raft.log.entries][-1]
     old.pause()
     paused.run(20.0)
     assert paused.leaders()[-1] is not old
     old.resume()
     paused.run(5.0)
     assert not old.is_leading
-    assert tail not in [entry.digest for entry in old.raft_machine.raft.log.entries]
+    assert tail not in [entry.digest for entry in old.raft.log.entries]
     check_recovery(paused, RECOVERY_S)
 
 
@@ -196,7 +196,7 @@ def test_a_long_uncommitted_tail_of_an_old_term_is_cut_back():
     old.propose_every_s = 0.01
     isolate(tailed, old, 25.0)
     tailed.run(3.0)
-    log = old.raft_machine.raft.log
+    log = old.raft.log
     digests = {log.digest_at(index) for index in range(log.committed + 1, log.last + 1)}
     assert len(digests) >= 3
     tailed.run(20.0)
@@ -268,7 +268,7 @@ def test_a_wiped_disk_is_refused_until_the_owner_readmits_it():
     host = standbys(wiped)[0]
     wipe(wiped, host)
     wiped.run(60.0)
-    assert host.raft_machine.raft.log.certified == 0
+    assert host.raft.log.certified == 0
     assert any("readmit" in words for words in refusals(host))
     wiped.revise(
         *(Voter(v.key, v.role, v.priority, int(v.key == host.key)) for v in wiped.charter.voters)
@@ -292,7 +292,7 @@ def test_an_old_copy_of_a_disk_is_refused():
     host.boot()
     restored.run(20.0)
     assert any("old copy" in words for words in refusals(host))
-    assert host.raft_machine.raft.leader is None
+    assert host.raft.leader is None
 
 
 def test_a_clone_is_refused():

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.project import Origin, Voter
 from simulator.checkers.ledger import Violation
-from simulator.council.swarm import check_recovery
+from simulator.council.faults import check_recovery
 from syncer_node.raft.context import Context
 from syncer_node.raft.election import Election
 from syncer_node.raft.log import RaftLog
@@ -33,7 +33,7 @@ def test_an_old_copy_stays_refused_however_often_it_is_started():
     for _ in range(6):
         host.boot()
         restored.run(12.0)
-        assert not host.raft_machine.raft.log.is_admitted(host.key, host.disk.ballot.disk)
+        assert not host.raft.log.is_admitted(host.key, host.disk.ballot.disk)
         host.crash()
     host.boot()
     restored.revise(
@@ -52,7 +52,7 @@ def test_a_copy_from_the_same_start_is_refused_by_a_leader_that_knows_it_had_mor
     restored.checker.forget_disk(host)
     host.boot()
     restored.run(10.0)
-    assert not host.raft_machine.raft.log.is_admitted(host.key, host.disk.ballot.disk)
+    assert not host.raft.log.is_admitted(host.key, host.disk.ballot.disk)
     assert any("another disk" in words for words in refusals(host))
 
 
@@ -63,7 +63,7 @@ def test_a_sole_voter_that_is_left_can_prove_that_it_is_after_a_power_loss():
     shrinking.run(
         20.0,
         stop=lambda: (
-            leader.raft_machine.raft.log.certified > 0
+            leader.raft.log.certified > 0
             and shrinking.checker.charter.revision == shrinking.charter.revision
         ),
     )

@@ -12,8 +12,9 @@ from protocol.project import LimitSpec, RoundSpec
 from protocol.trace import PushSettled
 from simulator.checkers.credit import check_accounts
 from simulator.checkers.ledger import Violation
-from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
-from simulator.swarm.swarm import build_swarm
+from simulator.checkers.provenance import ProvenanceChecker
+from simulator.scenarios.swarm import build_swarm
+from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 from syncer_node.machine.contributor_notes import ContributorNotes
 from tests.support.snapshot_swarms import go_back, take_at, watched
 

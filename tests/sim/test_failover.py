@@ -9,8 +9,9 @@ from protocol.log.records import SeatTaken
 from protocol.project import encode
 from protocol.signing import seal
 from protocol.trace import RecordCommitted, SessionOpened
-from simulator.swarm.swarm import afflict, build_swarm
+from simulator.scenarios.swarm import build_swarm
 from tests.support.choices import first
+from tests.support.swarm_faults import afflict
 
 FAILOVER_S_MAX = 10.0
 """From the death of a leader to the next committed merge."""

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import MalformedMessage
 from protocol.project import encode, project_id
-from simulator.swarm.snapshots import take
-from simulator.swarm.swarm import Swarm, build_swarm
+from simulator.scenarios.swarm import Swarm, build_swarm
 from syncer_node.machine import jobs
 from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft import jobs as raft_jobs
@@ -140,12 +139,12 @@ def troubled(swarm: Swarm, until_s: float) -> None:
     """A leader that is lost and comes back, and snapshots before and after."""
     first = swarm.syncers[0]
     swarm.world.run(0.3 * until_s)
-    take(swarm)
+    swarm.take_snapshot()
     swarm.world.run(0.5 * until_s)
     first.crash()
     swarm.world.run(0.75 * until_s)
     first.boot()
-    take(swarm)
+    swarm.take_snapshot()
     swarm.world.run(until_s)
 
 

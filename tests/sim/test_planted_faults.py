@@ -11,7 +11,7 @@ from node.machine.fragment_sync import FragmentSync
 from protocol.log.records import Span
 from protocol.messages import Certificate, Vote
 from simulator.checkers.merging import Violation
-from simulator.swarm.swarm import build_swarm
+from simulator.scenarios.swarm import build_swarm
 from syncer_node.machine.rounds import Rounds
 from syncer_node.raft import log as raft_log
 from syncer_node.raft.jobs import Append, Appended

@@ -18,8 +18,9 @@ from protocol.numerics.merge import token_weight
 from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.project import RoundSpec
 from simulator.checkers.ledger import Violation
-from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
-from simulator.swarm.swarm import Swarm, build_swarm
+from simulator.checkers.provenance import ProvenanceChecker
+from simulator.scenarios.swarm import Swarm, build_swarm
+from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 from syncer_node.machine import rounds
 from syncer_node.machine.rounds import Rounds
 from syncer_node.raft.jobs import Append, Appended

@@ -11,9 +11,9 @@ from protocol.log.records import BlocksReturned
 from protocol.project import RoundSpec
 from protocol.trace import MomentsOffered, MomentsTaken, RejoinChanged
 from simulator.checkers.merging import Violation, check_local_steps_count_once
-from simulator.swarm import swarm as swarm_module
-from simulator.swarm.swarm import afflict, build_swarm
+from simulator.scenarios.swarm import build_swarm
 from tests.support.choices import first
+from tests.support.swarm_faults import KINDS, afflict
 
 ROUNDS = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
 REBASE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "rebase", "int4", "int4")
@@ -368,14 +368,13 @@ def test_two_that_come_back_together_share_or_take_turns():
 
 @pytest.mark.parametrize("seed", first(2, range(6)))
 @pytest.mark.parametrize("rounds", [ROUNDS, REBASE], ids=["overwrite", "rebase"])
-def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds, monkeypatch):
+def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):
     # A full disk is a matter of the syncer alone, and has tests of its own.
-    kinds = tuple(kind for kind in swarm_module.FAULT_KINDS if kind != "disk-full")
-    monkeypatch.setattr(swarm_module, "FAULT_KINDS", kinds)
+    kinds = tuple(kind for kind in KINDS if kind != "disk-full")
     swarm = build(seed, rounds=rounds)
     for learner in swarm.learners:
         learner.moments.stall_s = 0.5 * seed
-    afflict(swarm, seed, until_s=120.0, every_s=8.0)
+    afflict(swarm, seed, until_s=120.0, every_s=8.0, kinds=kinds)
     swarm.world.run(150.0)
     swarm.check()
     healed = swarm.merges

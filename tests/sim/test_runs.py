@@ -17,7 +17,7 @@ from shoal.sim import run_command
 from simulator.checkers.ledger import Violation
 from simulator.replay.replay import replay
 from simulator.scenarios import runs, scenarios, sweeps
-from simulator.swarm.swarm import build_swarm
+from simulator.scenarios.swarm import build_swarm
 from simulator.virtual.network import AccessLink, Network, NetworkModel
 from simulator.virtual.nodes import ChurnModel, Speed, SpeedModel
 from tests.support.choices import first
@@ -196,7 +196,7 @@ def test_what_voters_broke_is_in_their_trace(capsys, monkeypatch):
     def broken(self):
         raise Violation("twice")
 
-    monkeypatch.setattr("simulator.council.swarm.Unrest.heal", broken)
+    monkeypatch.setattr("simulator.council.faults.Unrest.heal", broken)
     assert run_command.run("voters", seed=3, until_s=5.0, trace=None, is_quiet=False) == 1
     told = capsys.readouterr().out
     assert "     5.000  (checker)    twice" in told

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.project import LimitSpec, OuterSpec
 from protocol.trace import CheckpointScored, FragmentApplied, FragmentCommitted
-from simulator.swarm.swarm import build_swarm
+from simulator.scenarios.swarm import build_swarm
 from simulator.virtual.network import NetworkModel
 from syncer_node.machine.jobs import FetchPush
 from tests.support.builders import rounds

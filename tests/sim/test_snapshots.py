@@ -17,9 +17,8 @@ from protocol.snapshots import cut as cut_module
 from protocol.snapshots.cut import Taking
 from protocol.snapshots.manifest import stamp
 from simulator.checkers.ledger import Violation
+from simulator.hosts.parts import SimParts, TrainerCopy
 from simulator.scenarios import runs, scenarios
-from simulator.swarm.parts import SimParts, TrainerCopy
-from simulator.swarm.snapshots import take
 from syncer_node.machine.snapshots import Snapshots
 from tests.support.choices import first
 from tests.support.snapshot_swarms import go_back, take_at, watched
@@ -40,7 +39,7 @@ def test_a_snapshot_has_everybody_and_nobody_stops_for_it():
     swarm.world.run(30.0)
     before = [learner.trainer.local_step for learner in swarm.learners]
     merges = swarm.merges
-    take(swarm)
+    swarm.take_snapshot()
     swarm.world.run(34.0)
     (manifest,) = swarm.cuts.kept
     assert sorted(part.name for part in manifest.parts) == ["learner-0", "learner-1", "learner-2"]
@@ -56,7 +55,7 @@ def test_a_snapshot_has_everybody_and_nobody_stops_for_it():
 def test_learners_that_die_meanwhile_are_named_and_left_out():
     swarm = watched(2)
     swarm.world.run(30.0)
-    take(swarm)
+    swarm.take_snapshot()
     swarm.world.run(30.1)
     swarm.learners[2].crash()
     swarm.world.run(45.0)
@@ -97,7 +96,7 @@ def test_a_swarm_that_went_back_goes_on_with_everybodys_own_state(apply):
     seen = {}
     for learner in swarm.learners:
         learner.parts.restores.append(
-            lambda host, part: seen.setdefault(
+            lambda part, host=learner: seen.setdefault(
                 host.key, TrainerCopy.of(host.trainer, host.trainer_number, part.trainer.reads)
             )
         )
@@ -161,12 +160,10 @@ def test_what_a_trainer_had_read_counts_though_it_dies_before_it_says_so():
     swarm.world.run(60.0)
     (manifest,) = swarm.cuts.kept
     learner = swarm.learners[2]
-    learner.parts.restores.append(lambda host, _: swarm.world.after(0.05, host.lose_trainer))
-    pending = [
-        track.accounts for track in learner.parts.disk[manifest.snapshot].state.local_fragments
-    ]
+    learner.parts.restores.append(lambda _: swarm.world.after(0.05, learner.lose_trainer))
+    pending = [one.accounts for one in learner.parts.disk[manifest.snapshot].state.local_fragments]
     go_back(swarm, manifest)
-    take(swarm)
+    swarm.take_snapshot()
     swarm.world.run(swarm.world.now_s + 20.0)
     swarm.check()
     assert len(swarm.cuts.kept) == 2

@@ -16,8 +16,9 @@ from protocol.trace import (
     SessionOpened,
     WeightsReady,
 )
-from simulator.swarm.swarm import afflict, build_swarm
+from simulator.scenarios.swarm import build_swarm
 from tests.support.choices import first
+from tests.support.swarm_faults import afflict
 
 OVERWRITE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
 REBASE = RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "rebase", "int4", "int4")

@@ -31,10 +31,10 @@ from shoal.sim import replay_command
 from simulator.checkers.ledger import Ledger
 from simulator.replay.audit import ReplaySigner
 from simulator.replay.divergence import Diverged
-from simulator.replay.replay import Whole, replay
-from simulator.replay.round_stories import record_story
+from simulator.replay.replay import ReplayReport, replay
+from simulator.replay.round_history import history_of
+from simulator.scenarios.swarm import build_swarm
 from simulator.stand_ins.tiny import sim_verify
-from simulator.swarm.swarm import build_swarm
 from syncer_node.machine import jobs
 from syncer_node.machine.jobs import Keep, Merge
 from syncer_node.raft import jobs as raft_jobs
@@ -58,7 +58,7 @@ def tape(recorded: tuple[Path, Ledger], tmp_path: Path) -> Path:
     return Path(shutil.copytree(recorded[0], tmp_path / "tape"))
 
 
-def again(place: Path, **choices: object) -> Whole:
+def again(place: Path, **choices: object) -> ReplayReport:
     return replay(place, place, **choices)  # type: ignore[arg-type]
 
 
@@ -263,10 +263,10 @@ def test_who_was_in_a_merge_is_explained(recorded: tuple[Path, Ledger]) -> None:
     whole = again(recorded[0], levels=("audit",))
     looked_at = 0
     for done in whole.audits:
-        for story in done.stories.all:
-            in_merge = {part.learner for part in story.parts.values() if part.weight is not None}
-            merged = [one for one in done.rounds.values() if one.round == story.round]
-            if merged and story.global_step is not None:
+        for history in done.histories.all:
+            in_merge = {part.learner for part in history.parts.values() if part.weight is not None}
+            merged = [one for one in done.rounds.values() if one.round == history.round]
+            if merged and history.global_step is not None:
                 assert in_merge == {one.learner for one in merged[-1].contributions}
                 looked_at += 1
     assert looked_at > 20
@@ -277,21 +277,21 @@ def test_a_learner_that_was_late_is_explained_in_both_rounds(
 ) -> None:
     """In the one that did not wait for it, and in the one that it was counted in."""
     whole = again(recorded[0], levels=("audit",))
-    stories = {story.round: story for done in whole.audits for story in done.stories.all}
+    histories = {history.round: history for done in whole.audits for history in done.histories.all}
     late = [
-        (story, part)
-        for story in stories.values()
-        for part in story.parts.values()
+        (history, part)
+        for history in histories.values()
+        for part in history.parts.values()
         if part.why.startswith("counted in round ")
     ]
     assert late
-    for story, part in late:
+    for history, part in late:
         assert part.fate == "late"
         assert part.weight is None
-        later = stories[int(part.why.split()[-1])]
-        assert (later.fragment, later.round > story.round) == (story.fragment, True)
+        later = histories[int(part.why.split()[-1])]
+        assert (later.fragment, later.round > history.round) == (history.fragment, True)
         its = later.parts[part.learner]
-        assert its.why == f"asked for in round {story.round}, which did not wait for it"
+        assert its.why == f"asked for in round {history.round}, which did not wait for it"
         assert its.lag >= 1
         assert its.weight == its.tokens**2 / its.steps / (1 + its.lag)
         assert its.asked_s == part.asked_s < later.opened_s
@@ -501,8 +501,8 @@ def test_a_torn_tail_is_cut_and_told(tape: Path) -> None:
 
 def test_what_the_log_says_is_enough_to_explain_a_round_led_elsewhere() -> None:
     merged = builders.merged()
-    story = record_story(merged)
-    assert set(story.parts) == {one.learner for one in merged.contributions}
+    history = history_of(merged)
+    assert set(history.parts) == {one.learner for one in merged.contributions}
 
 
 def test_every_answer_that_a_job_names_can_be_read_from_a_tape():

@@ -67,8 +67,13 @@ from protocol.numerics.codecs import payload_bytes
 from protocol.peers.membership import Session
 from protocol.project import Charter, LimitSpec, OuterSpec, RoundSpec, encode
 from protocol.signing import seal
-from simulator.stand_ins.tiny import SimSigner, TinyProject, sim_verify, tiny_project
-from simulator.swarm.syncers import charter_envelope
+from simulator.stand_ins.tiny import (
+    SimSigner,
+    TinyProject,
+    charter_envelope,
+    sim_verify,
+    tiny_project,
+)
 from syncer_node.machine.jobs import (
     CheckpointWritten,
     FetchPush,

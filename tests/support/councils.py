@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from simulator.checkers.ledger import Violation
-from simulator.council.council import Council, SimVoter
-from simulator.council.swarm import run_seed
+from simulator.council.council import Council, CouncilVoter
+from simulator.council.faults import run_seed
 
 SEEDS_TO_FIND = 60
 RECOVERY_S = 60.0
@@ -18,22 +18,22 @@ def council(seed: int = 1, **changes) -> Council:
     return made
 
 
-def standbys(of: Council) -> list[SimVoter]:
+def standbys(of: Council) -> list[CouncilVoter]:
     return [host for host in of.voters.values() if not host.is_leading]
 
 
-def isolate(of: Council, host: SimVoter, for_s: float) -> None:
+def isolate(of: Council, host: CouncilVoter, for_s: float) -> None:
     for other in of.voters.values():
         if other is not host:
             of.world.partition(host.key, other.key, for_s=for_s)
 
 
-def refusals(host: SimVoter) -> list[str]:
+def refusals(host: CouncilVoter) -> list[str]:
     """Why others turn this host away."""
-    return [peer.refusal for peer in host.raft_machine.raft.context.peers.values() if peer.refusal]
+    return [peer.refusal for peer in host.raft.context.peers.values() if peer.refusal]
 
 
-def wipe(of: Council, host: SimVoter) -> None:
+def wipe(of: Council, host: CouncilVoter) -> None:
     host.crash()
     of.run(1.0)
     host.wipe()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from protocol.project import RoundSpec
-from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
-from simulator.swarm.snapshots import SnapshotChecker, restore, take
-from simulator.swarm.swarm import build_swarm
+from simulator.checkers.provenance import ProvenanceChecker
+from simulator.scenarios.swarm import build_swarm
+from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 from simulator.virtual.network import NetworkModel
 
 CAPACITY = 128 * 16
@@ -29,18 +29,18 @@ def watched(seed, *, apply="rebase", steps_s=(0.3, 0.4, 0.9), network=None, sync
         network=network or NetworkModel(),
     )
     swarm.sets = ProvenanceChecker(swarm.ledger, backend, swarm.learners)
-    swarm.cuts = SnapshotChecker(swarm)
+    swarm.judge_snapshots()
     return swarm
 
 
 def take_at(swarm, *times_s):
     for time_s in times_s:
-        swarm.world.at(time_s, lambda: take(swarm))
+        swarm.world.at(time_s, swarm.take_snapshot)
 
 
 def go_back(swarm, manifest):
     """Restore, and let the swarm merge for a while."""
-    charter = restore(swarm, swarm.cuts, manifest)
+    charter = swarm.restore(manifest)
     swarm.world.run(swarm.world.now_s + BACK_S)
     swarm.check()
     return charter

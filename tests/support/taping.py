@@ -7,8 +7,8 @@ from pathlib import Path
 
 from host.tape.tape_file import find_tapes
 from protocol.tape import Frame, TapeWriting, encode_frame
-from simulator.swarm.swarm import Swarm, build_swarm
-from simulator.swarm.taping import SwarmTape
+from simulator.hosts.tape import SwarmTape
+from simulator.scenarios.swarm import Swarm, build_swarm
 
 
 def record_swarm(

@@ -49,7 +49,7 @@ from protocol.messages import (
 from protocol.project import encode
 from protocol.signing import seal
 from protocol.trace import PeerMisbehaved
-from simulator.swarm.syncers import charter_envelope
+from simulator.stand_ins.tiny import charter_envelope
 from tests.support.builders import (
     FRAGMENTS,
     ONE,

@@ -19,7 +19,7 @@ from protocol.log.records import (
 )
 from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, SwarmState, SwarmSummary
 from protocol.messages import Cursor
-from simulator.swarm.syncers import charter_envelope
+from simulator.stand_ins.tiny import charter_envelope
 from tests.support.builders import (
     ONE,
     SYNCER,

@@ -11,8 +11,7 @@ from protocol.errors import CorruptState
 from protocol.log.records import FragmentMerged, SeatTaken, WeightsInitialised
 from protocol.numerics.codecs import encode
 from protocol.numerics.outer import digest
-from simulator.stand_ins.tiny import tiny_weights
-from simulator.swarm.syncers import charter_envelope
+from simulator.stand_ins.tiny import charter_envelope, tiny_weights
 from syncer_node.machine.jobs import Merge, MergePart
 from syncer_node.machine.standby import NONE
 from syncer_node.storage.checkpoints import CheckpointStore

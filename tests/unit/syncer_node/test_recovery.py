@@ -7,9 +7,11 @@ from protocol.errors import CorruptState
 from protocol.log.records import Admission, CharterAdopted, SeatTaken, open_record
 from protocol.log.state import SwarmState
 from protocol.project import Origin, Voter
-from simulator.stand_ins.tiny import SimSigner, sim_verify
-from simulator.swarm.syncers import SimDisk
+from simulator.hosts.voter_disk import VoterDisk
+from simulator.stand_ins.tiny import SimSigner, charter_envelope, sim_verify
 from syncer_node.machine.jobs import InstallState
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.jobs import Append
 from syncer_node.raft.log import Floor
 from syncer_node.storage import recovery
 from syncer_node.storage.recovery import enter_epoch, log_start, recertify, refold, scan
@@ -105,9 +107,13 @@ def adopted(of):
     return CharterAdopted(sealed_charter(of))
 
 
+def empty_disk():
+    return VoterDisk(Ballot(DISK, 0), charter_envelope(project()))
+
+
 def on_disk(log, certificates):
     """This log stored, with so many of its certificates."""
-    disk = SimDisk.fresh(DISK)
+    disk = empty_disk()
     disk.log = list(log.encoded)
     disk.proofs = [entry.certificate for entry in log.entries[:certificates]]
     return disk
@@ -184,10 +190,10 @@ def test_a_long_log_is_in_memory_from_where_others_may_still_ask(monkeypatch):
 
 def test_a_log_that_begins_behind_a_state_takes_charter_and_admissions_from_it():
     log = founded(weights(), adopted(charter()))
-    disk = SimDisk.fresh(DISK)
-    disk.begin_behind(InstallState(log.entries[-1], log.state.summary(), log.origins()))
+    disk = empty_disk()
+    disk.write(InstallState(log.entries[-1], log.state.summary(), log.origins()))
     following = log.add(merged())
-    disk.append(5, (following.record,))
+    disk.write(Append(5, (following.record,)))
     disk.keep(following.certificate)
     view = scan(disk, charter(revision=3), SYNCER)
     assert (view.charter, view.certified) == (charter(), 6)
@@ -201,7 +207,7 @@ def test_a_certificate_that_does_not_fit_is_told_as_damage(monkeypatch):
     log = founded(weights(), merged())
     disk = on_disk(log, 5)
     view = scan(disk, project().charter, SYNCER)
-    monkeypatch.setattr(SimDisk, "certificate", lambda self, index: None)
+    monkeypatch.setattr(VoterDisk, "certificate", lambda self, index: None)
     with pytest.raises(CorruptState, match="certificate of record 1"):
         log_start(disk, view)
 
@@ -262,14 +268,14 @@ def test_an_epoch_is_entered_once():
         log.records[-1], epoch=1, index=5, previous=log.state.head, body=SeatTaken(SYNCER.key)
     )
     disk = on_disk(log, 4)
-    disk.append(4, (msgspec.msgpack.encode(record),))
+    disk.write(Append(4, (msgspec.msgpack.encode(record),)))
     enter_epoch(disk, newest)
     assert disk.last == 5
     assert scan(disk, newest, SYNCER).certified == 5
 
 
 def test_an_empty_disk_enters_any_epoch():
-    disk = SimDisk.fresh(DISK)
+    disk = empty_disk()
     newest = next_epoch(founded(weights()), 4)
     enter_epoch(disk, newest)
     view = scan(disk, newest, SYNCER)

@@ -1,4 +1,4 @@
-"""Voters under every kind of fault at once: `python -m simulator.council.swarm --seeds 1000`."""
+"""Voters under every kind of fault at once: `python -m simulator.council.faults --seeds 1000`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from protocol.errors import ShoalError
 from protocol.project import Durability
 from simulator.checkers.ledger import Violation
-from simulator.council.council import FSYNC_S, Council, SimVoter
+from simulator.council.council import FSYNC_S, Council, CouncilVoter
 from simulator.council.owner import Owner
 
 FAULTS_S = 90.0
@@ -69,19 +69,13 @@ class Unrest:
     def _tell(self, words: str) -> None:
         self.council.tell(words)
 
-    def _host(self, *, is_up: bool = True) -> SimVoter | None:
+    def _host(self, *, is_up: bool = True) -> CouncilVoter | None:
         """Somebody who is up; often the leader."""
         leaders = self.council.leaders()
         if leaders and self.chance.random() < 0.4:
             return self.chance.choice(leaders)
         hosts = [host for host in self.council.voters.values() if host.is_up == is_up]
         return self.chance.choice(hosts) if hosts else None
-
-    def _some_s(self) -> float:
-        return self.chance.choice((0.2, 1.0, 4.0, 8.0, 15.0)) * self.chance.uniform(0.5, 1.5)
-
-    def _later(self, action: Callable[[], None]) -> None:
-        self.world.after(self._some_s(), action)
 
     # Hosts.
 
@@ -90,9 +84,9 @@ class Unrest:
         if host is not None:
             self._tell(f"{host.name} dies")
             host.crash()
-            self._later(lambda: self._boot(host))
+            self.owner.later(lambda: self._boot(host))
 
-    def _boot(self, host: SimVoter) -> None:
+    def _boot(self, host: CouncilVoter) -> None:
         if not host.is_up:
             self._tell(f"{host.name} starts again")
             host.boot()
@@ -102,14 +96,14 @@ class Unrest:
         if host is not None:
             self._tell(f"{host.name} stands still for a while")
             host.pause()
-            self._later(host.resume)
+            self.owner.later(host.resume)
 
     def _slow_disk(self) -> None:
         host = self._host()
         if host is not None:
             host.fsync_s = self.chance.choice((0.1, 0.5, 2.0))
             self._tell(f"the disk of {host.name} takes {host.fsync_s:g} s for each write")
-            self._later(lambda: setattr(host, "fsync_s", FSYNC_S))
+            self.owner.later(lambda: setattr(host, "fsync_s", FSYNC_S))
 
     def _full_disk(self) -> None:
         host = self._host()
@@ -117,7 +111,7 @@ class Unrest:
             disk = host.disk
             disk.is_full = True
             self._tell(f"the disk of {host.name} is full for a while")
-            self._later(lambda: setattr(disk, "is_full", False))
+            self.owner.later(lambda: setattr(disk, "is_full", False))
 
     def _clock(self) -> None:
         host = self._host()
@@ -140,9 +134,9 @@ class Unrest:
             leader = leaders[0]
             self._tell(f"{leader.name} is asked to give the seat away")
             leader.is_draining = True
-            self._later(lambda: self._come_back(leader))
+            self.owner.later(lambda: self._come_back(leader))
 
-    def _come_back(self, host: SimVoter) -> None:
+    def _come_back(self, host: CouncilVoter) -> None:
         """A host that gave its seat away stands again after a restart only."""
         if self.is_over:
             return
@@ -152,13 +146,13 @@ class Unrest:
 
     # Links.
 
-    def _pair(self) -> tuple[SimVoter, SimVoter]:
+    def _pair(self) -> tuple[CouncilVoter, CouncilVoter]:
         one, other = self.chance.sample(list(self.council.voters.values()), 2)
         return one, other
 
     def _partition(self) -> None:
         one, other = self._pair()
-        for_s = self._some_s()
+        for_s = self.owner.some_s()
         self._tell(f"{one.name} and {other.name} are cut off from each other for {for_s:.1f} s")
         self.world.partition(one.key, other.key, for_s=for_s)
 
@@ -168,11 +162,11 @@ class Unrest:
             self._tell(f"{host.name} is cut off from everybody")
         for other in self.council.voters.values():
             if host is not None and other is not host:
-                self.world.partition(host.key, other.key, for_s=self._some_s())
+                self.world.partition(host.key, other.key, for_s=self.owner.some_s())
 
     def _one_way(self) -> None:
         one, other = self._pair()
-        for_s = self._some_s()
+        for_s = self.owner.some_s()
         self._tell(f"{other.name} hears nothing from {one.name} for {for_s:.1f} s")
         self.world.cut_one_way(one.key, other.key, for_s=for_s)
 
@@ -181,7 +175,7 @@ class Unrest:
         pair = frozenset((one.key, other.key))
         slow_s = self.world.slow_s[pair] = self.chance.choice((0.3, 1.0, 3.0))
         self._tell(f"everything between {one.name} and {other.name} takes {slow_s:g} s longer")
-        self._later(lambda: self._unslow(pair))
+        self.owner.later(lambda: self._unslow(pair))
 
     def _unslow(self, pair: frozenset[bytes]) -> None:
         self.world.slow_s.pop(pair, None)
@@ -200,7 +194,7 @@ class Unrest:
         for host in council.voters.values():
             host.resume()
             host.fsync_s, host.disk.is_full, host.is_draining = FSYNC_S, False, False
-            if host.is_up and host.raft_machine.raft.election.is_drained:
+            if host.is_up and host.raft.election.is_drained:
                 host.crash()
             self._boot(host)
         council.bring_charter()
@@ -240,9 +234,7 @@ def check_recovery(council: Council, within_s: float) -> None:
         return (
             [voter is not None and voter.role == "syncer" for voter in seats] == [True]
             and council.checker.charter == council.charter
-            and all(
-                host.is_up and host.raft_machine.raft.log.certified >= target for host in voters
-            )
+            and all(host.is_up and host.raft.log.certified >= target for host in voters)
         )
 
     council.run(within_s, stop=lambda: council.world.events % 16 == 0 and is_fine())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -24,16 +24,15 @@ from node.machine.jobs import (
     TrainerReady,
     WritePart,
 )
+from node.machine.learner import LearnerMachine
 from node.machine.snapshot_part import PartState
-from node.trainer_client.fragment_bank import Standing
+from node.trainer_client.fragment_bank import FragmentBank, Standing
 from protocol.log.records import Span
 from protocol.machine import Failed, Job
 from protocol.messages import Cursor
 from simulator.stand_ins.provenance import ProvenanceTrainer
 from simulator.stand_ins.tiny import TinyTrainer
-
-if TYPE_CHECKING:
-    from simulator.swarm.learners import SimLearner
+from simulator.virtual.world import World
 
 F32 = NDArray[np.float32]
 WRITE_S = 0.5
@@ -96,20 +95,35 @@ class SimPart:
     """The last epoch in which it was gone on from."""
 
 
+class PartHolder(Protocol):
+    """A learner, as far as its parts come from it and go back to it."""
+
+    world: World
+    learner: LearnerMachine
+    bank: FragmentBank
+    trainer_number: int
+    reads: list[tuple[int, int, int]]
+
+    def command(
+        self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
+    ) -> None:
+        """Have the trainer do this at its next boundary."""
+
+
 @dataclass(slots=True)
 class SimParts:
     """One learner's; the parts survive its crashes."""
 
-    host: SimLearner
+    host: PartHolder
     disk: dict[int, SimPart] = field(default_factory=dict)
     is_full: bool = False
     loaded: SimPart | None = None
     start: EpochStart | None = None
     """How the next life begins."""
-    cuts: list[Callable[[SimLearner, int], None]] = field(default_factory=list)
-    """Told host and snapshot at the very cut."""
-    restores: list[Callable[[SimLearner, SimPart], None]] = field(default_factory=list)
-    """Told host and part when a trainer has taken one up."""
+    cuts: list[Callable[[int], None]] = field(default_factory=list)
+    """Told the snapshot at the very cut."""
+    restores: list[Callable[[SimPart], None]] = field(default_factory=list)
+    """Told the part when a trainer has taken one up."""
     _cut: tuple[TrainerCopy, tuple[Standing, ...]] | None = None
     _bases: dict[int, Standing] = field(default_factory=dict)
 
@@ -139,7 +153,7 @@ class SimParts:
         copied = TrainerCopy.of(trainer, host.trainer_number, len(host.reads))
         self._cut = (copied, tuple(host.bank.standing()))
         for look in self.cuts:
-            look(host, snapshot)
+            look(snapshot)
         return PartCut(trainer.local_step, trainer.tokens)
 
     def _write(self, job: WritePart) -> object:
@@ -178,7 +192,7 @@ class SimParts:
         for at, standing in enumerate(part.standing):
             host.bank.take_up(at, standing)
         for look in self.restores:
-            look(host, part)
+            look(part)
         size = trainer.block_sequences
         unread = sum((span.stop - span.start) * size - span.skip for span in trainer.spans)
         return replace(ready, unread=unread, local_step=trainer.local_step)

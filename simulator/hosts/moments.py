@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from host.bulk.blob_store import BlobStore
 from node.machine.jobs import (
     CaptureMoments,
     DonorsFound,
@@ -26,22 +27,47 @@ from node.machine.jobs import (
 )
 from node.machine.moments import check_moments, steps_of
 from protocol.errors import MalformedPayload
+from protocol.fragments import Layout
 from protocol.machine import Failed, Job
 from protocol.numerics.outer import digest
-from simulator.stand_ins.tiny import TinyTrainer
-
-if TYPE_CHECKING:
-    from simulator.swarm.learners import SimLearner
+from simulator.stand_ins.tiny import TinyProject, TinyTrainer
+from simulator.virtual.world import World
 
 F32 = NDArray[np.float32]
 Answer = Callable[[object], None]
+
+
+class Participant(Protocol):
+    """A learner, as far as moments go to it or come from it."""
+
+    key: bytes
+    world: World
+    tiny: TinyProject
+    layout: Layout
+    blob_store: BlobStore
+    trainer: TinyTrainer | None
+
+    def command(self, action: Callable[[TinyTrainer], None], answer: Answer) -> None:
+        """Have the trainer do this at its next boundary."""
+
+    def reachable(self) -> list[bytes]:
+        """Other learners, in random order."""
+        ...
+
+    def reach(self, key: bytes) -> BlobStore | None:
+        """What this host offers, if it can be reached."""
+        ...
+
+    def stall_of(self, key: bytes) -> float:
+        """`SimMoments.stall_s` of this host."""
+        ...
 
 
 @dataclass(slots=True)
 class SimMoments:
     """Both directions of one learner."""
 
-    host: SimLearner
+    host: Participant
     stall_s: float = 0.0
     """How much longer a transfer from here takes than its bytes explain."""
     held: list[F32] = field(default_factory=list)
@@ -54,7 +80,7 @@ class SimMoments:
         host = self.host
         match job:
             case FindDonors():
-                keys = tuple(other.key for other in host.reachable())
+                keys = tuple(host.reachable())
                 host.world.after(2 * host.world.delay_s(), lambda: answer(DonorsFound(keys)))
             case FetchMoments():
                 self._fetch(job, answer)
@@ -104,19 +130,16 @@ class SimMoments:
     def _fetch(self, job: FetchMoments, answer: Answer) -> None:
         host, world = self.host, self.host.world
         self.held = []
-        donor = world.hosts[job.donor]
         size = sum(values.nbytes for values in host.trainer.moments) if host.trainer else 8192
-        stall_s = donor.moments.stall_s if isinstance(donor, type(host)) else 0.0
-        world.after(
-            world.transfer_s(job.donor, host.key, size) + stall_s, lambda: answer(self._arrive(job))
-        )
+        delay_s = world.transfer_s(job.donor, host.key, size) + host.stall_of(job.donor)
+        world.after(delay_s, lambda: answer(self._arrive(job)))
 
     def _arrive(self, job: FetchMoments) -> object:
         host = self.host
-        donor = host.world.hosts[job.donor]
-        if not isinstance(donor, type(host)) or not host.world.can_reach(host, donor):
+        donor = host.reach(job.donor)
+        if donor is None:
             return Failed("unreachable")
-        blobs = [donor.blob_store.get(name) for name in job.blobs]
+        blobs = [donor.get(name) for name in job.blobs]
         arrays = [np.frombuffer(bytes(blob), np.float32) for blob in blobs if blob is not None]
         if len(arrays) != len(host.layout.fragments):
             return Failed("not held")

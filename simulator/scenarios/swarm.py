@@ -1,30 +1,41 @@
-"""A small swarm, and seeded misfortune for it."""
+"""A small swarm, put together and started: its hosts, and who judges them."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import structs
+
 from protocol.numerics.merge import merge_fragment
-from protocol.project import Durability, FragmentStrategy, LimitSpec, OuterSpec, RoundSpec, Voter
+from protocol.project import (
+    Charter,
+    Durability,
+    FragmentStrategy,
+    LimitSpec,
+    Origin,
+    OuterSpec,
+    RoundSpec,
+    Voter,
+    encode,
+)
+from protocol.signing import seal
+from protocol.snapshots.manifest import Manifest
 from simulator.checkers.credit import check_accounts
 from simulator.checkers.ledger import Ledger
 from simulator.checkers.merging import RejoinChecker, SafetyChecker, check_all
+from simulator.checkers.provenance import ProvenanceChecker
+from simulator.checkers.snapshots import SnapshotChecker
+from simulator.hosts.learner import SimLearner
+from simulator.hosts.syncer import Notice, SimSyncer
+from simulator.hosts.tape import Direct
+from simulator.hosts.witness import SimWitness
 from simulator.stand_ins.backends import Backend, TinyBackend
-from simulator.stand_ins.provenance import ProvenanceChecker
 from simulator.stand_ins.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
-from simulator.swarm.learners import SimLearner
-from simulator.swarm.snapshots import SnapshotChecker
-from simulator.swarm.syncers import Notice, SimSyncer
-from simulator.swarm.taping import Direct
-from simulator.swarm.witnesses import SimWitness
 from simulator.virtual.network import NetworkModel
 from simulator.virtual.nodes import SpeedModel
 from simulator.virtual.world import Host, World
-
-FAULT_KINDS = ("kill-learner", "kill-syncer", "kill-trainer", "cut", "cut-syncers", "disk-full")
 
 
 @dataclass(slots=True)
@@ -57,6 +68,46 @@ class Swarm:
     @property
     def merges(self) -> int:
         return len(self.ledger.merges)
+
+    # Snapshots.
+
+    def judge_snapshots(self) -> None:
+        """From now on."""
+        self.cuts = SnapshotChecker(self.world, self.ledger, self.learners, self.sets)
+
+    def take_snapshot(self) -> None:
+        """Ask whoever leads for a snapshot."""
+        if self.syncer.is_up:
+            self.syncer.take_snapshot()
+
+    def restore(self, manifest: Manifest) -> Charter:
+        """The owner goes back to a snapshot: a new epoch behind its record. The charter signed."""
+        assert self.cuts is not None, "snapshots are judged"
+        host, tiny = self.syncer, self.syncer.tiny
+        former = host.syncer.setup.charter
+        charter = structs.replace(
+            former,
+            revision=former.revision + 1,
+            epoch=former.epoch + 1,
+            origin=Origin(manifest.index, manifest.head, manifest.snapshot),
+        )
+        self.world.owner_epoch = charter.epoch
+        self.ledger.void_behind(manifest.index, charter)
+        self.checker.void_behind(manifest.index)
+        if self.sets is not None:
+            self.sets.go_back(manifest.clock.versions)
+        cut = self.cuts.cuts[manifest.snapshot]
+        for learner in self.learners:
+            part = learner.parts.disk.get(manifest.snapshot)
+            reads = part.trainer.reads if part is not None else cut.reads[learner.key]
+            del learner.reads[reads:]
+        envelope = seal("charter", tiny.project, encode(charter), tiny.owner)
+        for syncer in self.syncers:
+            if syncer.is_up:
+                syncer.take_charter(envelope)
+            else:
+                syncer.disk.charter = envelope
+        return charter
 
 
 def build_swarm(
@@ -102,20 +153,22 @@ def build_swarm(
     tensors = backend or TinyBackend()
     ledger, notices = Ledger(tiny.charter), dict[bytes, Notice]()
     hosts = [
-        SimSyncer(world, tiny, signer, ledger=ledger, notices=notices, backend=tensors, name=name)
+        SimSyncer(
+            world, tiny, signer, observer=ledger.add, notices=notices, backend=tensors, name=name
+        )
         for signer, name in zip(signers, names, strict=True)
     ]
-    models = speeds or tuple(SpeedModel(step_s) for step_s in steps_s)
-    checker = SafetyChecker(world, ledger)
     learners = [
         SimLearner(world, tiny, hosts, number=number, speed=speed, backend=tensors)
-        for number, speed in enumerate(models)
+        for number, speed in enumerate(speeds or map(SpeedModel, steps_s))
     ]
     voters = [
-        SimWitness(world, tiny, signer, ledger=ledger, name=f"witness-{number}")
+        SimWitness(world, tiny, signer, observer=ledger.add, name=f"witness-{number}")
         for number, signer in enumerate(watching)
     ]
-    swarm = Swarm(world, hosts, learners, checker, ledger, RejoinChecker(world), voters)
+    swarm = Swarm(
+        world, hosts, learners, SafetyChecker(world, ledger), ledger, RejoinChecker(world), voters
+    )
     _record(swarm, tape, tensors)
     _boot([*hosts, *voters], learners, join_s)
     return swarm
@@ -145,57 +198,3 @@ def _boot(voters: list[Host], learners: list[SimLearner], join_s: float | None) 
     apart_s = 0.5 if join_s is None else join_s / len(learners)
     for number, learner in enumerate(learners):
         learner.world.after(1.0 + apart_s * number, learner.revive)
-
-
-def afflict(swarm: Swarm, seed: int, *, until_s: float, every_s: float = 12.0) -> list[str]:
-    """Draw faults from the seed and schedule them; everything is healed at `until_s`.
-
-    Some kinds are left out altogether in each seed, so that rare combinations get their turn.
-    """
-    chance = random.Random(f"faults {seed}")
-    kinds = [kind for kind in FAULT_KINDS if chance.random() < 0.7] or [FAULT_KINDS[0]]
-    told: list[str] = []
-    time_s = 15.0
-    while time_s < until_s:
-        kind = chance.choice(kinds)
-        learner = chance.choice(swarm.learners)
-        away_s = min(chance.uniform(0.5, 20.0), until_s - time_s)
-        syncer = chance.choice(swarm.syncers)
-        told.append(f"{time_s:6.1f} {kind} {learner.name} {syncer.name} for {away_s:.1f} s")
-        _schedule(swarm, kind, learner, syncer, time_s, away_s)
-        time_s += chance.expovariate(1 / every_s)
-    return told
-
-
-def _schedule(
-    swarm: Swarm, kind: str, learner: SimLearner, syncer: SimSyncer, time_s: float, away_s: float
-) -> None:
-    world = swarm.world
-
-    def crash(host: SimLearner | SimSyncer) -> None:
-        if host.is_up:
-            host.crash()
-            world.after(away_s, host.revive)
-
-    def fill_disk() -> None:
-        syncer.disk.is_full = True
-        world.after(away_s, lambda: setattr(syncer.disk, "is_full", False))
-
-    match kind:
-        case "kill-learner":
-            world.at(time_s, lambda: crash(learner))
-        case "kill-syncer":
-            world.at(time_s, lambda: crash(syncer))
-        case "kill-trainer":
-            world.at(time_s, learner.lose_trainer)
-        case "cut":
-            world.at(time_s, lambda: world.partition(learner.key, syncer.key, for_s=away_s))
-        case "cut-syncers":
-            for other in swarm.syncers:
-                if other is not syncer:
-                    world.at(
-                        time_s,
-                        lambda o=other: world.partition(o.key, syncer.key, for_s=away_s),  # type: ignore[misc]
-                    )
-        case _:
-            world.at(time_s, fill_disk)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from host.tape.tape_file import TapeLabel, TapeWriter
 from protocol.tape import Frame, Role
-from simulator.swarm.learners import SimLearner
-from simulator.swarm.syncers import SimSyncer
+from simulator.hosts.learner import SimLearner
+from simulator.hosts.syncer import SimSyncer
 
 
 class Direct:

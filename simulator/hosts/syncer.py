@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,30 +15,23 @@ from protocol.fragments import build_layout
 from protocol.log.records import FragmentMerged, Record
 from protocol.log.state import SwarmState
 from protocol.machine import Effect, Failed, Start
-from protocol.messages import CertifiedRecord, Envelope, Vote
+from protocol.messages import Envelope, Vote
 from protocol.numerics import chunks
 from protocol.numerics.merge import merge_fragment
-from protocol.project import Charter, encode
-from protocol.signing import seal
-from simulator.checkers.ledger import Ledger
+from protocol.project import Charter
+from simulator.hosts.syncer_disk import SyncerDisk
+from simulator.hosts.voter import FSYNC_S, Observer, SimVoter
 from simulator.stand_ins.backends import Backend
-from simulator.stand_ins.tiny import SimSigner, TinyProject, sim_verify
-from simulator.swarm.syncer_disk import DISK_JOBS, SimDisk
+from simulator.stand_ins.tiny import SimSigner, TinyProject, charter_envelope
 from simulator.virtual.world import Host, World
 from syncer_node.machine.jobs import (
     Adopt,
-    CheckpointWritten,
     CutSnapshot,
     FetchPayload,
     FetchPush,
     FetchWeights,
     Forget,
     InitialiseWeights,
-    Installed,
-    InstallState,
-    Keep,
-    KeepCharter,
-    KeepSnapshot,
     LoadWeights,
     Merge,
     Merged,
@@ -52,26 +43,16 @@ from syncer_node.machine.jobs import (
     Replay,
     Replayed,
     WeightsMade,
-    WriteCheckpoint,
-    WriteSnapshot,
 )
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import NONE
 from syncer_node.machine.syncer import SyncerMachine
-from syncer_node.raft.jobs import (
-    Append,
-    Appended,
-    BallotSaved,
-    KeepProofs,
-    ProofsKept,
-    SaveBallot,
-)
-from syncer_node.raft.raft import RESTART_EXIT
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.raft import Raft
 from syncer_node.storage.merge_bank import MergeBank
-from syncer_node.storage.recovery import LogView, enter_epoch, log_start, recertify, refold, scan
+from syncer_node.storage.recovery import LogView, log_start, refold
 from syncer_node.storage.tape_recorder import PayloadTape, RecordedMachine, Sink
 
-FSYNC_S = 0.004
 MERGE_S = 0.02
 NOTICE_TTL_S = 30.0
 
@@ -88,8 +69,10 @@ class Notice:
     until_s: float
 
 
-class SimSyncer(Host):
+class SimSyncer(SimVoter):
     """A syncer in virtual time, one of one or more."""
+
+    disk: SyncerDisk
 
     def __init__(
         self,
@@ -97,24 +80,17 @@ class SimSyncer(Host):
         tiny: TinyProject,
         signer: SimSigner,
         *,
-        ledger: Ledger,
+        observer: Observer,
         notices: dict[bytes, Notice],
         backend: Backend,
         name: str = "syncer",
     ) -> None:
-        super().__init__(world, signer.key, name)
-        self.tiny = tiny
-        self.signer = signer
-        self.ledger = ledger
+        super().__init__(world, tiny, signer, name=name, observer=observer)
         self.notices = notices
         self.backend = backend
-        self.wall_offset_s = 1.7e9
-        """A clock that was set: the daemon takes note when it starts."""
         self.layout = build_layout(
             tiny.genesis.model.tensors, tiny.genesis.strategy, tiny.genesis.fragments
         )
-        self.chance = random.Random(f"{name} {world.seed}")
-        self.disk = SimDisk.fresh(self.chance.randbytes(32))
         self.blob_store = BlobStore(clock=lambda: self.world.now_s)
         self.bank: MergeBank
         self.syncer: SyncerMachine
@@ -122,30 +98,33 @@ class SimSyncer(Host):
         """Makes the tape of each life; None records nothing."""
         self._payloads: PayloadTape | None = None
 
-    def wipe(self) -> None:
-        """The disk is lost; the key is not."""
-        self.disk = SimDisk.fresh(self.chance.randbytes(32))
+    @property
+    def raft(self) -> Raft:
+        return self.syncer.raft
+
+    def _empty_disk(self, ballot: Ballot) -> SyncerDisk:
+        return SyncerDisk(ballot, charter_envelope(self.tiny))
 
     def build(self) -> SyncerMachine | RecordedMachine:
-        envelope = self.disk.charter or charter_envelope(self.tiny)
+        envelope = self.disk.charter
         charter = wire.decode(envelope.payload, Charter)
         self.blob_store = BlobStore(clock=lambda: self.world.now_s)
         self.bank = MergeBank(self.layout, charter, self.blob_store, merge=self.backend.merge)
-        seed = f"{self.name} {self.world.seed} {self.life}".encode()
+        raft = self._begin_life()
         setup = SyncerSetup(
-            project=self.tiny.project,
+            project=raft.project,
             genesis=self.tiny.genesis,
             charter=charter,
             charter_envelope=envelope,
             layout_digest=self.layout.digest,
             numels=tuple(fragment.numel for fragment in self.layout.fragments),
-            signer=self.signer,
-            verify=sim_verify,
-            wall_offset_s=self.wall_offset_s,
-            rng=random.Random(seed),
-            nonce=self.chance.getrandbits(56),
+            signer=raft.signer,
+            verify=raft.verify,
+            wall_offset_s=raft.wall_offset_s,
+            rng=raft.rng,
+            nonce=raft.nonce,
         )
-        recovered = self._recover(charter)
+        recovered = self._recover()
         if self.tape is None:
             self.syncer = SyncerMachine(setup, recovered)
             return self.syncer
@@ -153,41 +132,22 @@ class SimSyncer(Host):
         # Sets of local steps are put together otherwise than any replay would.
         is_usual = self.backend.merge is merge_fragment
         self._payloads = PayloadTape(sink) if is_usual else None
-        recorded = RecordedMachine(setup, recovered, seed, sink, "simulator")
+        recorded = RecordedMachine(setup, recovered, self.seed.encode(), sink, "simulator")
         self.syncer = recorded.inner
         return recorded
 
     # The disk.
 
-    def _recover(self, charter: Charter) -> Recovered:
+    def _recover(self) -> Recovered:
         """As the daemon does, from the whole log and its payloads instead of a checkpoint."""
         disk = self.disk
-        held = disk.ballot
-        disk.ballot = msgspec.structs.replace(held, boot=held.boot + 1)
-        enter_epoch(disk, charter)
-        disk.enter_snapshot(charter.origin)
-        view = scan(disk, charter, self.signer)
-        for index in range(disk.certified + 1, view.certified + 1):
-            encoded = disk.log[index - disk.floor.index - 1]
-            entry = recertify(encoded, None, self.signer, view.charter.voters)
-            if entry is not None:
-                disk.keep(entry.certificate)
+        view = disk.open(self.signer, self._proven_alone)
         state, versions = self._fold(view)
         outlines = tuple(kept.manifest.outline for _, kept in sorted(disk.snapshots.items()))
         recovered = Recovered(state, log_start(disk, view), disk.ballot, versions)
         recovered.snapshots = outlines
         self._collect(recovered)
-        self._tell(recovered.state.index)
         return recovered
-
-    def _tell(self, index: int) -> None:
-        """What a sole voter finds on its disk is committed, though nobody heard of it before."""
-        disk = self.disk
-        for at in range(max(disk.floor.index, len(self.ledger.records)) + 1, index + 1):
-            certificate = disk.certificate(at)
-            if certificate is not None:
-                entry = CertifiedRecord(disk.log[at - disk.floor.index - 1], certificate)
-                self.ledger.add(self.name, entry, at, self._find_payload)
 
     def _fold(self, view: LogView) -> tuple[SwarmState, list[int]]:
         disk, block = self.disk, self.tiny.genesis.data.block_sequences
@@ -218,10 +178,9 @@ class SimSyncer(Host):
     def _collect(self, recovered: Recovered) -> None:
         disk = self.disk
         for index in range(disk.floor.index + 1, recovered.state.index + 1):
-            certificate = disk.certificate(index)
-            encoded = disk.log[index - disk.floor.index - 1]
-            if certificate is not None:
-                recovered.recent.append(CertifiedRecord(encoded, certificate))
+            entry = disk.entry(index)
+            if entry is not None:
+                recovered.recent.append(entry)
         by_index = {wire.decode(one.record, Record).index: one for one in recovered.recent}
         for origin in disk.floor_origins:
             by_index.setdefault(wire.decode(origin.record, Record).index, origin)
@@ -253,37 +212,10 @@ class SimSyncer(Host):
                 world.after(2 * world.delay_s(4096), lambda: answer(self._fetch_from_peers(job)))
             case Merge():
                 world.after(MERGE_S, lambda: answer(self._merge(job)))
-            case _:
-                world.after(FSYNC_S, lambda: answer(self._keep(job)))
-
-    def _keep(self, job: object) -> object:
-        """What only concerns the disk."""
-        disk = self.disk
-        if disk.is_full and isinstance(job, DISK_JOBS):
-            return Failed("disk full")
-        match job:
-            case SaveBallot(ballot):
-                disk.ballot = ballot
-                return BallotSaved(ballot)
-            case Append(after, records):
-                if not disk.floor.index <= after <= disk.last:
-                    return Failed(f"record {after + 1} waits for record {disk.last + 1}")
-                disk.append(after, records)
-                return Appended(after + len(records))
-            case KeepProofs(certificates):
-                for certificate in certificates:
-                    disk.keep(certificate)
-                return ProofsKept()
             case LoadWeights() | Replay():
-                return self._load(job)
-            case WriteCheckpoint(index):
-                return CheckpointWritten(index)
-            case WriteSnapshot() | KeepSnapshot():
-                return disk.keep_snapshot(job)
-            case InstallState():
-                disk.begin_behind(job)
-                return Installed()
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
+                world.after(FSYNC_S, lambda: answer(self._load(job)))
+            case _:
+                super().run_job(start, answer)
 
     def _load(self, job: LoadWeights | Replay) -> object:
         try:
@@ -302,35 +234,24 @@ class SimSyncer(Host):
             case Forget(pushes):
                 for push in pushes:
                     self.bank.forget_push(push)
-            case Keep(entry, index):
-                self.ledger.add(self.name, entry, index, self._find_payload)
-                if self.chance.random() < 0.98:  # Not fsynced: a crash may lose some.
-                    self.disk.keep(entry.certificate)
-            case KeepCharter(envelope):
-                self.disk.charter = envelope
             case CutSnapshot(snapshot, summary):
                 fragments = range(len(self.layout.fragments))
                 self.disk.weights[snapshot] = [self.bank.current(at) for at in fragments]
                 self.disk.summaries[snapshot] = summary
             case _:
-                pass
+                super().act(action)
 
     def take_snapshot(self) -> None:
         """Its owner wants a snapshot."""
-        self._carry_out_all(self._driven().take_snapshot(self.clock_s))
+        self.carry_out(self._driven().take_snapshot(self.clock_s))
 
-    def take_charter(self, envelope: Envelope) -> None:
-        """Its owner hands a newer charter over."""
-        self._carry_out_all(self._driven().offer_charter(envelope, self.clock_s))
+    def _offer_charter(self, envelope: Envelope) -> list[Effect]:
+        return self._driven().offer_charter(envelope, self.clock_s)
 
     def _driven(self) -> SyncerMachine | RecordedMachine:
         """The machine, with a tape around it where there is one."""
         assert isinstance(self.machine, SyncerMachine | RecordedMachine), "it is up"
         return self.machine
-
-    def _carry_out_all(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            self._carry_out(effect)
 
     def announce(self) -> None:
         """Say in the table that this host leads, as the daemon does again and again."""
@@ -357,12 +278,6 @@ class SimSyncer(Host):
 
         again()
 
-    def crash(self) -> None:
-        is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
-        super().crash()
-        if is_restart:
-            self.world.after(0.2, self.revive)
-
     def _peers(self) -> list[Host]:
         """Hosts that may have bytes for us: other syncers first."""
         others = [host for host in self.world.hosts.values() if host is not self]
@@ -379,7 +294,7 @@ class SimSyncer(Host):
                 return [bytes(part) for part in parts]
         return None
 
-    def _find_payload(self, name: bytes) -> bytes | None:
+    def find_payload(self, name: bytes) -> bytes | None:
         """From this disk, somebody's shelf, or another syncer's disk, which it serves too."""
         own = self.disk.payloads.get(name)
         if own is not None:
@@ -393,7 +308,7 @@ class SimSyncer(Host):
     def _fetch_from_peers(self, job: FetchPayload | FetchWeights | RepairFragment) -> object:
         match job:
             case FetchPayload():
-                payload = self._find_payload(job.merged.payload)
+                payload = self.find_payload(job.merged.payload)
                 if payload is None:
                     return Failed("nobody has the payload")
                 self.disk.payloads[job.merged.payload] = payload
@@ -452,8 +367,3 @@ class SimSyncer(Host):
             scales=outcome.scales,
             seconds=MERGE_S,
         )
-
-
-def charter_envelope(tiny: TinyProject) -> Envelope:
-    """The charter as its owner signed it."""
-    return seal("charter", tiny.project, encode(tiny.charter), tiny.owner)

@@ -5,9 +5,9 @@ The checker knows records, charters and signatures; it does not know how votes a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from protocol import wire
 from protocol.errors import RemoteError
@@ -29,12 +29,10 @@ from protocol.messages import Certificate, CertifiedRecord, Envelope, GiveVote
 from protocol.project import Charter
 from protocol.trace import Fact, RoleChanged
 from simulator.checkers.ledger import Violation
+from simulator.hosts.voter import SimVoter
 from simulator.stand_ins.tiny import sim_verify
 from simulator.virtual.world import Host, World
 from syncer_node.raft.jobs import Append
-
-if TYPE_CHECKING:
-    from simulator.council.council import SimVoter
 
 CALM_S = 40.0
 """After this long without a fault every voter that is up should be where it belongs."""
@@ -78,8 +76,10 @@ class Branch:
 class CouncilChecker:
     """Watches votes, elections, stored records and certified ones."""
 
-    def __init__(self, world: World, charter: Charter) -> None:
+    def __init__(self, world: World, charter: Charter, voters: Mapping[bytes, SimVoter]) -> None:
+        """voters: everybody who may vote; more may come."""
         self.world = world
+        self.voters = voters
         self.project = charter.project
         self.branches = {charter.epoch: Branch([(0, charter)])}
         """By epoch: a host that was not told of a newer one goes on in its own."""
@@ -155,8 +155,8 @@ class CouncilChecker:
             self._on_elected(host, fact.term)  # type: ignore[arg-type]
 
     def _on_elected(self, host: SimVoter, term: int) -> None:
-        context = host.raft_machine.raft.context
-        votes = host.raft_machine.raft.election.seat_votes
+        context = host.raft.context
+        votes = host.raft.election.seat_votes
         self._give(host, context.epoch, term, host.key)
         known = self.leaders.setdefault((context.epoch, term), host.key)
         if known != host.key:
@@ -213,7 +213,7 @@ class CouncilChecker:
     def on_proof(self, host: SimVoter, certificate: Certificate) -> None:
         """A leader proves a record to somebody, maybe ahead of those before it."""
         index, digest = certificate.index, certificate.record
-        epoch = host.raft_machine.raft.context.epoch
+        epoch = host.raft.context.epoch
         branch = self.branches[epoch]
         if branch.proven.setdefault(index, digest) != digest:
             raise self._fail(host, f"proves another record {index}")
@@ -233,7 +233,7 @@ class CouncilChecker:
 
     def _signed(self, host: SimVoter, index: int) -> set[bytes]:
         """Who signed this record, as far as a host can show."""
-        log = host.raft_machine.raft.log
+        log = host.raft.log
         if not log.holds(index):
             return set()
         entry = log.entry(index)
@@ -323,7 +323,7 @@ class CouncilChecker:
             return
         syncers = [
             other
-            for other in host.council.voters.values()
+            for other in self.voters.values()
             if other.is_up and (v := charter.voter(other.key)) is not None and v.role == "syncer"
         ]
         if len(syncers) < 2:

@@ -25,10 +25,10 @@ from syncer_node.raft.jobs import (
     SaveBallot,
 )
 from syncer_node.raft.log import Floor, LogStart
-from syncer_node.storage.recovery import enter_epoch, log_start, recertify, scan
+from syncer_node.storage.recovery import LogView, enter_epoch, log_start, recertify, scan
 
 
-@dataclass(slots=True)
+@dataclass
 class VoterDisk:
     """Ballot, charter, log, certificates, payloads."""
 
@@ -38,7 +38,8 @@ class VoterDisk:
     proofs: list[Certificate] = field(default_factory=list)
     proofs_synced: int = 0
     """So many of them survive a power loss."""
-    payloads: set[bytes] = field(default_factory=set)
+    payloads: dict[bytes, bytes] = field(default_factory=dict)
+    """Of merges, by digest; where there are no tensors, nothing is in them."""
     floor: Floor = field(default_factory=Floor)
     floor_entry: CertifiedRecord | None = None
     floor_summary: SwarmSummary | None = None
@@ -88,14 +89,18 @@ class VoterDisk:
     def start(
         self, signer: Signer, on_certified: Callable[[CertifiedRecord, int], None]
     ) -> LogStart:
-        """What a voter's log in memory begins with, as the daemons find it.
+        """What a voter's log in memory begins with, as the daemons find it."""
+        return log_start(self, self.open(signer, on_certified))
+
+    def open(self, signer: Signer, on_certified: Callable[[CertifiedRecord, int], None]) -> LogView:
+        """Settle debts, enter the epoch of the charter and read the log.
 
         on_certified: told of what this host proved alone, record by record.
         """
         charter = wire.decode(self.charter.payload, Charter)
         if self.ballot.owed and charter.epoch > self.ballot.owed_epoch:
             self.ballot = msgspec.structs.replace(self.ballot, owed=0)
-        enter_epoch(self, charter)
+        self._enter(charter)
         view = scan(self, charter, signer)
         for index in range(self.certified + 1, view.certified + 1):
             encoded = self.log[index - self.floor.index - 1]
@@ -103,7 +108,10 @@ class VoterDisk:
             if entry is not None:
                 self.keep(entry.certificate)
                 on_certified(entry, index)
-        return log_start(self, view)
+        return view
+
+    def _enter(self, charter: Charter) -> None:
+        enter_epoch(self, charter)
 
     # What a machine asks for.
 

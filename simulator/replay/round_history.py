@@ -28,7 +28,7 @@ from syncer_node.machine.jobs import (
 )
 from syncer_node.machine.syncer import SyncerMachine
 
-STORIES_MAX: Final = 1_000_000
+HISTORIES_MAX: Final = 1_000_000
 """Of one life; months of rounds."""
 
 NO_ANSWER: Final = "no answer"
@@ -56,7 +56,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Story:
+class RoundHistory:
     """One round from its opening to its end."""
 
     round: int
@@ -75,18 +75,18 @@ class Story:
     parts: dict[bytes, Part] = field(default_factory=dict)
 
 
-class Stories:
+class RoundHistories:
     """All rounds of one host's terms, newest of each number last."""
 
     def __init__(self) -> None:
-        self.all: list[Story] = []
+        self.all: list[RoundHistory] = []
         self.names: dict[bytes, str] = {}
-        self._open: dict[int, Story] = {}
+        self._open: dict[int, RoundHistory] = {}
         self._fetches: dict[int, tuple[int, bytes]] = {}
         self._taken: dict[PushId, Part] = {}
         """Parts in a later round than the one that asked, until their fate is told."""
 
-    def find(self, number: int) -> Story | None:
+    def find(self, number: int) -> RoundHistory | None:
         """The round with this number that was committed, else the newest that had it."""
         found = [one for one in self.all if one.round == number]
         committed = [one for one in found if one.global_step is not None]
@@ -112,13 +112,13 @@ class Stories:
             self._made(at_s, effect)
 
     def _opened(self, at_s: float, fact: RoundOpened, machine: SyncerMachine) -> None:
-        story = Story(fact.round, fact.fragment, at_s, fact.quorum)
+        history = RoundHistory(fact.round, fact.fragment, at_s, fact.quorum)
         if machine.leadership is not None:
             current = machine.leadership.rounds.rounds.get(fact.round)
-            story.version = current.version if current is not None else 0
-        self._open[fact.round] = story
-        if len(self.all) < STORIES_MAX:
-            self.all.append(story)
+            history.version = current.version if current is not None else 0
+        self._open[fact.round] = history
+        if len(self.all) < HISTORIES_MAX:
+            self.all.append(history)
 
     def _told(self, at_s: float, event: Event) -> None:
         match event:
@@ -146,10 +146,10 @@ class Stories:
     def _made(self, at_s: float, effect: Effect) -> None:
         match effect:
             case Send(peer, Pull(round=number)):
-                story = self._open.get(number)
-                if story is not None:
+                history = self._open.get(number)
+                if history is not None:
                     name = self.names.get(peer, short(peer))
-                    story.parts.setdefault(peer, Part(peer, name, at_s))
+                    history.parts.setdefault(peer, Part(peer, name, at_s))
             case Start(id=number, job=FetchPush() as job):
                 self._fetches[number] = (job.round, job.peer)
                 part = self._part(job.round, job.peer)
@@ -167,17 +167,17 @@ class Stories:
                 pass
 
     def _merging(self, at_s: float, job: Merge) -> None:
-        story = self._open.get(job.round)
-        if story is None:
+        history = self._open.get(job.round)
+        if history is None:
             return
-        story.closed_s = at_s
-        story.learning_rate, story.momentum = job.outer.learning_rate, job.outer.momentum
+        history.closed_s = at_s
+        history.learning_rate, history.momentum = job.outer.learning_rate, job.outer.momentum
         for one in job.parts:
-            part = story.parts.get(one.learner)
+            part = history.parts.get(one.learner)
             if part is None or one.header.round != job.round:
-                part = story.parts[one.learner] = self._late(job, one)
+                part = history.parts[one.learner] = self._late(job, one)
             part.weight, part.fate = one.weight, "in the merge"
-        for part in story.parts.values():
+        for part in history.parts.values():
             if part.fate in (NO_ANSWER, ON_ITS_WAY):
                 part.why = "the round closed before it arrived"
 
@@ -197,9 +197,9 @@ class Stories:
     def _fact(self, at_s: float, fact: object) -> None:
         match fact:
             case QuorumReached(number, _, waited_s, grace_s):
-                story = self._open.get(number)
-                if story is not None:
-                    story.quorum_s, story.grace_s = story.opened_s + waited_s, grace_s
+                history = self._open.get(number)
+                if history is not None:
+                    history.quorum_s, history.grace_s = history.opened_s + waited_s, grace_s
             case PushSettled(number, learner, incarnation, sequence, outcome, reason):
                 taken = self._taken.pop((learner, incarnation, sequence), None)
                 for part in (self._part(number, learner), taken):
@@ -207,37 +207,37 @@ class Stories:
                         part.fate, part.why = outcome, reason or part.why
                         part.handed_s = at_s if part.handed_s is None else part.handed_s
             case RoundAbandoned(number, _, reason):
-                story = self._open.get(number)
-                if story is not None:
-                    story.ended_s, story.end = at_s, f"abandoned: {reason}"
+                history = self._open.get(number)
+                if history is not None:
+                    history.ended_s, history.end = at_s, f"abandoned: {reason}"
             case FragmentCommitted():
-                for story in reversed(self.all):
-                    if (story.fragment, story.version) == (fact.fragment, fact.version):
-                        story.global_step = fact.global_step
+                for history in reversed(self.all):
+                    if (history.fragment, history.version) == (fact.fragment, fact.version):
+                        history.global_step = fact.global_step
                         break
             case _:
                 pass
 
     def _adopted(self, at_s: float, fragment: int, version: int) -> None:
-        for story in reversed(self.all):
-            if (story.fragment, story.version) == (fragment, version):
-                story.ended_s, story.end = at_s, "committed"
+        for history in reversed(self.all):
+            if (history.fragment, history.version) == (fragment, version):
+                history.ended_s, history.end = at_s, "committed"
                 return
 
     def _part(self, number: int, peer: bytes) -> Part | None:
-        story = self._open.get(number)
-        return story.parts.get(peer) if story is not None else None
+        history = self._open.get(number)
+        return history.parts.get(peer) if history is not None else None
 
 
-def record_story(merged: FragmentMerged) -> Story:
+def history_of(merged: FragmentMerged) -> RoundHistory:
     """What the log alone tells of a round that another host led."""
-    story = Story(merged.round, merged.fragment, 0.0, 0, merged.version, end="committed")
-    story.global_step = merged.global_step
-    story.learning_rate, story.momentum = merged.learning_rate, merged.momentum
+    history = RoundHistory(merged.round, merged.fragment, 0.0, 0, merged.version, end="committed")
+    history.global_step = merged.global_step
+    history.learning_rate, history.momentum = merged.learning_rate, merged.momentum
     for one in merged.contributions:
         part = Part(one.learner, short(one.learner), 0.0, weight=one.weight)
         part.steps, part.tokens = one.steps, one.tokens
         part.lag = max(0, merged.version - 1 - one.base_version)
         part.fate = "clipped" if one.scale < 1.0 else "merged"
-        story.parts[one.learner] = part
-    return story
+        history.parts[one.learner] = part
+    return history

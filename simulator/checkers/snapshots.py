@@ -1,4 +1,4 @@
-"""Snapshots of a simulated swarm: taken, judged from the outside, and gone back to.
+"""Snapshots of a simulated swarm, judged from the outside.
 
 The judge sees what hosts say to each other, in the order in which each host said and heard it, and
 what trainers read. It knows nothing of how a cut is made.
@@ -7,26 +7,19 @@ what trainers read. It knows nothing of how a cut is made.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from msgspec import structs
+from functools import partial
 
 from protocol import wire
 from protocol.log.records import Record
-from protocol.messages import Committed, Envelope, Message, Push, PushHeader
-from protocol.project import Charter, Origin
-from protocol.project import encode as encode_charter
-from protocol.signing import seal
+from protocol.messages import Committed, Message, Push, PushHeader
 from protocol.snapshots.manifest import Manifest, Marker, PartEntry, from_stamp
 from protocol.trace import Fact, PushSettled, SnapshotBegan, SnapshotEnded
-from simulator.checkers.ledger import Violation
-from simulator.swarm.learners import SimLearner
-from simulator.swarm.parts import SimPart
-from simulator.swarm.syncers import SimSyncer
-from simulator.virtual.world import Host
-
-if TYPE_CHECKING:
-    from simulator.swarm.swarm import Swarm
+from simulator.checkers.ledger import Ledger, Violation
+from simulator.checkers.provenance import ProvenanceChecker
+from simulator.hosts.learner import SimLearner
+from simulator.hosts.parts import SimPart
+from simulator.hosts.syncer import SimSyncer
+from simulator.virtual.world import Host, World
 
 Session = tuple[bytes, int]
 
@@ -65,8 +58,16 @@ class Cut:
 class SnapshotChecker:
     """Watches a world; raises Violation for a cut that could not have been at any moment."""
 
-    def __init__(self, swarm: Swarm) -> None:
-        self.swarm = swarm
+    def __init__(
+        self,
+        world: World,
+        ledger: Ledger,
+        learners: list[SimLearner],
+        sets: ProvenanceChecker | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.learners = learners
+        self.sets = sets
         self.cuts: dict[int, Cut] = {}
         self.kept: list[Manifest] = []
         """Everything that was kept, and found consistent."""
@@ -77,18 +78,18 @@ class SnapshotChecker:
         self._came: dict[Session, set[int]] = {}
         self._settled: dict[Session, set[int]] = {}
         self._heard: dict[bytes, int] = {}
-        swarm.world.watchers.append(self._watch)
-        swarm.world.taps.append(self._tap)
-        for learner in swarm.learners:
-            learner.parts.cuts.append(self._on_cut)
-            learner.parts.restores.append(self._on_restore)
+        world.watchers.append(self._watch)
+        world.taps.append(self._tap)
+        for learner in learners:
+            learner.parts.cuts.append(partial(self._on_cut, learner))
+            learner.parts.restores.append(partial(self._on_restore, learner))
 
     # What happens.
 
     def _watch(self, now_s: float, host: Host, fact: Fact) -> None:
         match fact:
             case SnapshotBegan(name, index, _):
-                reads = {one.key: len(one.reads) for one in self.swarm.learners}
+                reads = {one.key: len(one.reads) for one in self.learners}
                 came = {session: set(found) for session, found in self._came.items()}
                 self.cuts[from_stamp(name)] = Cut(index, host.key, reads, came)
             case SnapshotEnded(name, is_kept=True):
@@ -122,11 +123,10 @@ class SnapshotChecker:
             return
         session = (host.key, host.incarnation)
         discarded: list[set[int]] = []
-        sets = self.swarm.sets
-        if sets is not None:
-            discarded = sets.discarded(host)
+        if self.sets is not None:
+            discarded = self.sets.discarded(host)
             for fragment in range(len(host.layout.fragments)):
-                sets.check_cut(host, fragment)
+                self.sets.check_cut(host, fragment)
         cut = self.cuts.get(snapshot)
         if cut is not None:
             # Nobody says again what a trainer handed in that is gone; its tokens count as lost.
@@ -152,9 +152,9 @@ class SnapshotChecker:
         for seen in (self._sent, self._came, *(cut.came for cut in self.cuts.values())):
             seen[session] = {one for one in seen.get(session, ()) if one <= last}
         self._settled[session] = set(self._sent[session])
-        if self.swarm.sets is not None:
+        if self.sets is not None:
             side = self.cuts[part.state.snapshot].sides[host.key]
-            self.swarm.sets.go_on(host, side.discarded)
+            self.sets.go_on(host, side.discarded)
 
     # Judging.
 
@@ -188,7 +188,7 @@ class SnapshotChecker:
             raise Violation(f"{who}: {sorted(between)} arrived, {entry.arriving} are named")
         if books.merged != tokens:
             raise Violation(f"{who}: {tokens} of its tokens are merged, it counts {books.merged}")
-        data = self.swarm.syncers[0].tiny.genesis.data
+        data = self.learners[0].tiny.genesis.data
         read = side.reads * data.sequence_tokens * len(manifest.clock.versions)
         if books.processed != read or not books.is_balanced:
             raise Violation(f"{who}: {read} tokens were read, its books say {books}")
@@ -196,46 +196,9 @@ class SnapshotChecker:
     def _merged(self, session: Session, index: int) -> tuple[set[int], int]:
         """Pushes of this session that are merged up to this record, and their tokens."""
         found, tokens = set(), 0
-        for record in self.swarm.ledger.records[:index]:
+        for record in self.ledger.records[:index]:
             for part in getattr(record.body, "contributions", ()):
                 if (part.learner, part.incarnation) == session:
                     found.add(part.sequence)
                     tokens += part.tokens
         return found, tokens
-
-
-def take(swarm: Swarm) -> None:
-    """Ask whoever leads for a snapshot."""
-    host = swarm.syncer
-    if host.is_up:
-        host.take_snapshot()
-
-
-def restore(swarm: Swarm, checker: SnapshotChecker, manifest: Manifest) -> Charter:
-    """The owner goes back to a snapshot: a new epoch behind its record. The charter signed."""
-    host = swarm.syncer
-    former = host.syncer.setup.charter
-    charter = structs.replace(
-        former,
-        revision=former.revision + 1,
-        epoch=former.epoch + 1,
-        origin=Origin(manifest.index, manifest.head, manifest.snapshot),
-    )
-    swarm.world.owner_epoch = charter.epoch
-    swarm.ledger.void_behind(manifest.index, charter)
-    swarm.checker.void_behind(manifest.index)
-    if swarm.sets is not None:
-        swarm.sets.go_back(manifest.clock.versions)
-    cut = checker.cuts[manifest.snapshot]
-    for learner in swarm.learners:
-        part = learner.parts.disk.get(manifest.snapshot)
-        reads = part.trainer.reads if part is not None else cut.reads[learner.key]
-        del learner.reads[reads:]
-    tiny = host.tiny
-    envelope: Envelope = seal("charter", tiny.project, encode_charter(charter), tiny.owner)
-    for syncer in swarm.syncers:
-        if syncer.is_up:
-            syncer.take_charter(envelope)
-        else:
-            syncer.disk.charter = envelope
-    return charter

@@ -58,12 +58,12 @@ from protocol.machine import Failed, Note, Start
 from protocol.messages import Envelope
 from protocol.numerics.codecs import NonFinite
 from protocol.project import Charter
+from simulator.hosts.fetcher import SimFetcher
+from simulator.hosts.moments import SimMoments
+from simulator.hosts.parts import SimParts
+from simulator.hosts.syncer import SimSyncer
 from simulator.stand_ins.backends import Backend
 from simulator.stand_ins.tiny import VIRTUAL, SimSigner, TinyProject, TinyTrainer, sim_verify
-from simulator.swarm.fetching import SimFetcher
-from simulator.swarm.moments import SimMoments
-from simulator.swarm.parts import SimParts
-from simulator.swarm.syncers import SimSyncer
 from simulator.virtual.nodes import Speed, SpeedModel
 from simulator.virtual.world import Host, World
 
@@ -143,7 +143,7 @@ class SimLearner(Host):
             random.Random(f"donors {self.name} {self.world.seed} {life}"),
             is_alive=lambda: self.life == life,
             donors=self._announced,
-            reach=self._reach,
+            reach=self.reach,
             newest=lambda fragment: self.learner.context.state.fragments[fragment].version,
         )
         start = self.parts.begin_life()
@@ -313,35 +313,34 @@ class SimLearner(Host):
                 best = SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
         return best or Failed("no syncer of this project announces itself yet")
 
-    def reachable(self) -> list[SimLearner]:
+    def _others(self) -> list[SimLearner]:
+        hosts = self.world.hosts.values()
+        return [host for host in hosts if isinstance(host, SimLearner) and host is not self]
+
+    def _reachable(self) -> list[SimLearner]:
         """Other learners, in random order."""
-        others = [
-            host
-            for host in self.world.hosts.values()
-            if isinstance(host, SimLearner)
-            and host is not self
-            and self.world.can_reach(self, host)
-        ]
+        others = [host for host in self._others() if self.world.can_reach(self, host)]
         self.chance.shuffle(others)
         return others
 
+    def reachable(self) -> list[bytes]:
+        return [host.key for host in self._reachable()]
+
+    def stall_of(self, key: bytes) -> float:
+        host = self.world.hosts[key]
+        return host.moments.stall_s if isinstance(host, SimLearner) else 0.0
+
     def _donors(self) -> list[SimLearner | SimSyncer]:
-        others: list[SimLearner | SimSyncer] = [*self.reachable()]
-        return others + [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
+        syncers = [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
+        return [*self._reachable(), *syncers]
 
     def _announced(self) -> tuple[list[bytes], bytes | None]:
         """Learners that say they hold weights, and the leader."""
-        learners = [
-            host.key
-            for host in self.world.hosts.values()
-            if isinstance(host, SimLearner)
-            and host is not self
-            and host.is_up
-            and host.learner.fragment_sync.is_held
-        ]
-        return learners, self.learner.context.leader
+        others = self._others()
+        holders = [one.key for one in others if one.is_up and one.learner.fragment_sync.is_held]
+        return holders, self.learner.context.leader
 
-    def _reach(self, key: bytes) -> BlobStore | None:
+    def reach(self, key: bytes) -> BlobStore | None:
         host = self.world.hosts[key]
         assert isinstance(host, SimLearner | SimSyncer)
         return host.blob_store if self.world.can_reach(self, host) else None
