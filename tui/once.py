@@ -12,9 +12,9 @@ from protocol.status import NodeStatus, WitnessStatus
 from tui.frames.frame import Frame
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
-from tui.frames.sources import Source
-from tui.text import facts, fmt, theme
-from tui.views import banner, overview, peers, syncer, this_node
+from tui.sources.live import Source
+from tui.text import fmt, theme
+from tui.views import banner, facts, overview, peers, syncer, this_node
 
 WAIT_S = 3.0
 PEERS_SHOWN = 40

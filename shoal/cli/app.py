@@ -142,6 +142,16 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else ExitCode.DONE
 
 
+def check(words: Sequence[str]) -> None:
+    """UserError if the command would not understand these words."""
+    try:
+        app.parse_args(list(words), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        from shoal.common import refusals
+
+        raise UserError(refusals.words(error)) from error
+
+
 @app.meta.default
 def _launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
@@ -157,9 +167,8 @@ def _launch(
     command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
     here = Home(home)
     failures.use_home(here)
-    if "home" in ignored:
-        return command(*bound.args, **bound.kwargs, home=here)
-    return command(*bound.args, **bound.kwargs)
+    given = {"home": here, "check": check}
+    return command(*bound.args, **bound.kwargs, **{name: given[name] for name in ignored})
 
 
 app.version = versions.line

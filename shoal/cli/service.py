@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from host.files.home import DEFAULT_INSTANCE, DaemonRole
-from shoal.common.choices import THIS_MACHINE, HomeHere, Instance
+from shoal.common.choices import THIS_MACHINE, CommandCheck, HomeHere, Instance
 
 service_app = App(
     name="service", help="Have systemd start a daemon, and start it again.", group=THIS_MACHINE
@@ -48,6 +48,7 @@ def install(
         bool, Parameter(help="Start it at once (--no-start: at the next boot or login).")
     ] = True,
     home: HomeHere,
+    check: CommandCheck,
 ) -> int:
     """Write a systemd unit for a daemon, enable and start it."""
     from shoal.machine import service_command
@@ -62,6 +63,7 @@ def install(
         run_as=run_as,
         is_only_printing=print_unit,
         is_starting=start,
+        check=check,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +20,9 @@ THIS_MACHINE = Group("This machine", sort_key=3)
 TRY_OUT = Group("Try out and check", sort_key=4)
 
 HomeHere = Annotated[Home, Parameter(parse=False)]
+CommandCheck = Annotated[Callable[[Sequence[str]], None], Parameter(parse=False)]
+"""Raises UserError for words that the command would not understand."""
+
 Instance = Annotated[str, Parameter(help="Tells several daemons of one role in one home apart.")]
 Port = Annotated[
     int,

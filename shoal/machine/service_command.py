@@ -9,6 +9,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ from shoal.common.exit_codes import ExitCode
 from shoal.machine import service_units
 from shoal.machine.service_units import MARK, STATE, SYSTEM_CONFIG, UnitWish
 
+PROGRAM: Final = (sys.executable, "-m", "shoal")
 RUNNING_SYSTEMD: Final = Path("/run/systemd/system")
 SYSTEM_UNITS: Final = Path("/etc/systemd/system")
 SYSTEMCTL_S: Final = 60.0
@@ -64,11 +66,13 @@ def install(
     run_as: str | None,
     is_only_printing: bool,
     is_starting: bool,
+    check: Callable[[Sequence[str]], None],
 ) -> int:
     """Writes a unit, and has systemd run it now and at every start.
 
     work: a join link or a joined project for a learner, a signed project otherwise. UserError if
     it is neither, if systemd does not run here, or if a system unit is wanted and we are not root.
+    check: raises UserError for words that the command would not understand.
     """
     checked_instance(instance)
     if role != "learner" and work is None:
@@ -79,6 +83,7 @@ def install(
     command, membership = _command(
         Home(place), work, options, role=role, instance=instance, is_system=is_system
     )
+    check(command[len(PROGRAM) :])
     wish = UnitWish(
         role=role,
         instance=instance,
@@ -212,7 +217,7 @@ def _command(
     instance: str,
     is_system: bool,
 ) -> tuple[tuple[str, ...], Joined | None]:
-    """The daemon's command, each word of it checked, and what must be remembered for it."""
+    """The daemon's command, and what must be remembered for it."""
     membership = None
     named = ["--instance", instance] if instance != DEFAULT_INSTANCE else []
     if role == "learner":
@@ -229,8 +234,7 @@ def _command(
             )
         words = [role, "run", signed, *options]
     words += named
-    _check(words)
-    return (sys.executable, "-m", "shoal", *words), membership
+    return (*PROGRAM, *words), membership
 
 
 def _learner(
@@ -252,20 +256,6 @@ def _learner(
         )
     (chosen, *_) = memberships.named(memberships.memberships(home, instance=instance), work)
     return ["run", chosen.link.project.hex()[:ID_CHARS]], None
-
-
-def _check(words: list[str]) -> None:
-    """UserError if the command line would not be understood."""
-    from cyclopts import CycloptsError
-
-    from shoal.cli.app import app
-
-    try:
-        app.parse_args(words, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        from shoal.common import refusals
-
-        raise UserError(refusals.words(error)) from error
 
 
 def _environment(home: Path, *, is_system: bool) -> dict[str, str]:

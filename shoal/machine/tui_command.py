@@ -24,7 +24,7 @@ from protocol.errors import UserError
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from tui.frames.sources import DaemonEndpoint, Source
+    from tui.sources.live import DaemonEndpoint, Source
 
 OBSERVER_STOP_S = 10.0
 WEB_DRIVER = "TEXTUAL_DRIVER"
@@ -90,8 +90,8 @@ def serve(home: Home, looks: Looks, *, port: int) -> int:
 
 
 def _source(home: Home, looks: Looks, stack: contextlib.ExitStack) -> Source:
-    from tui.frames.sources import LiveSource, PlaybackSource
-    from tui.recording.files import RecordingSource
+    from tui.sources.live import LiveSource, RecordingSource
+    from tui.sources.playback import PlaybackSource
 
     if looks.replay is not None:
         return PlaybackSource(looks.replay)
@@ -101,13 +101,13 @@ def _source(home: Home, looks: Looks, stack: contextlib.ExitStack) -> Source:
         find = _named(home, looks.hosts)
     else:
         find = home.daemons
-    source: Source = LiveSource(find, client.call)
+    source: Source = LiveSource(find, client.Connection)
     return source if looks.record is None else RecordingSource(source, looks.record)
 
 
 def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndpoint]]:
     """Daemons given as sockets, or as instances of this home."""
-    from tui.frames.sources import Endpoint
+    from tui.sources.live import Endpoint
 
     def find() -> list[DaemonEndpoint]:
         here = home.daemons()
@@ -127,7 +127,7 @@ def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndp
 
 
 def _observed(socket: Path) -> Callable[[], Sequence[DaemonEndpoint]]:
-    from tui.frames.sources import Endpoint
+    from tui.sources.live import Endpoint
 
     return lambda: [Endpoint("syncer", "by link", socket)]
 

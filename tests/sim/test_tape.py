@@ -34,7 +34,7 @@ from syncer_node.storage.machine_state import Externals, read_machine, write_mac
 from syncer_node.storage.tape_recorder import read_decision
 from tests import builders
 from tests.taping import alter, record_swarm
-from tui.recording.files import Recording
+from tui.sources.recording import Recording
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from protocol.status import (
     WitnessStatus,
 )
 from tui.frames.frame import Attached, Frame, Told
-from tui.recording.files import RecordingWriter
+from tui.sources.recording import RecordingWriter
 
 START_S = 1_790_000_000.0
 NAMES = ("avocet", "curlew", "dunlin", "heron", "kestrel", "osprey", "plover", "wren")

@@ -19,8 +19,7 @@ from tui.frames.frame import Attached, Frame
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
 from tui.frames.verdict import Verdict, judge
-from tui.text import facts
-from tui.views import banner, contribution, fragments, overview, peers, syncer, this_node
+from tui.views import banner, contribution, facts, fragments, overview, peers, syncer, this_node
 
 RENDERERS = {
     "overview": overview.render,

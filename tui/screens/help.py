@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.keys import format_key
 
-from tui.text import lines
+from tui.text import layout
 from tui.text.theme import Paint
 
 KEY_CELLS = 24
@@ -54,6 +54,6 @@ def _keys(binding: Binding) -> str:
 
 def _row(left: str, right: str, paint: Paint) -> Text:
     row = Text()
-    row.append(lines.fit_plain(left, KEY_CELLS), style=paint.strong)
+    row.append(layout.fit_plain(left, KEY_CELLS), style=paint.strong)
     row.append(" " + right)
     return row

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from protocol.status import ContributorRow, PeerRow, SyncerStatus
 from tui.frames.scene import Scene
-from tui.text import fmt, lines
+from tui.text import fmt, layout
 from tui.text.theme import Paint
 from tui.views import peers
 from tui.views.peers import PeerLine
@@ -89,7 +89,7 @@ def summary(scene: Scene, width: int, height: int) -> list[Text]:
         f"{fmt.plural(status.swarm.global_step, 'global step')}{_by(scene.leader)}"
     )
     stale = scene.stale(status)
-    rows: list[lines.Pair] = [("swarm", total)]
+    rows: list[layout.Pair] = [("swarm", total)]
     if node is None:
         rows.append(("you", "No learner of this project runs on this machine."))
     else:
@@ -98,7 +98,7 @@ def summary(scene: Scene, width: int, height: int) -> list[Text]:
         rows.append(("you", fmt.clean(mine, 200)))
         rows.append(("your share", _share(scene, node.key)))
         rows.append(("receipt", fmt.receipt(node.receipt)))
-    body = lines.pairs(rows, width, paint, label=12)
+    body = layout.pairs(rows, width, paint, label=12)
     return ([Text(stale, style=paint.bad)] if stale else []) + body
 
 
@@ -119,7 +119,7 @@ def details(scene: Scene, key: str, width: int) -> list[Text]:
     place = next(one for one in places(scene) if key_of(one) == key)
     merged = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.merged_at_s)) + " UTC"
     refused, paint = fmt.tally(row.refused), scene.paint
-    return lines.pairs(
+    return layout.pairs(
         [
             ("name", fmt.clean(row.name)),
             ("key", fmt.clean(row.key, 80)),

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tui.filters import matches
 from tui.frames.frame import Told
-from tui.text import fmt, lines
+from tui.text import fmt, layout
 from tui.text.theme import Paint
 from tui.views.roster import Column
 
@@ -69,7 +69,7 @@ COLUMNS: tuple[Column[Told], ...] = (
 
 def details(event: Told, width: int, paint: Paint) -> list[Text]:
     """One event in full."""
-    return lines.pairs(
+    return layout.pairs(
         [
             ("time", fmt.clock(event.at_s)),
             ("told by", fmt.clean(event.daemon, 80)),

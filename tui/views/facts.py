@@ -10,7 +10,7 @@ from rich.text import Text
 from protocol.status import DaemonStatus, NodeStatus, RoundRow, Status, SyncerStatus
 from tui.frames.frame import Told
 from tui.frames.scene import Scene
-from tui.text import election, fmt, lines
+from tui.text import election, fmt, layout
 from tui.text.election import leads
 from tui.text.theme import Paint
 
@@ -104,7 +104,7 @@ def event_lines(events: Sequence[Told], width: int, count: int, paint: Paint) ->
         line.append(f"{fmt.clock(event.at_s)} ", style=paint.quiet)
         mark = "! " if event.is_fault else ""
         line.append(mark + fmt.clean(event.text, 400), style=paint.bad if event.is_fault else "")
-        made.append(lines.fit(line, width))
+        made.append(layout.fit(line, width))
     return made
 
 
@@ -147,7 +147,7 @@ def aged(scene: Scene, status: DaemonStatus, width: int, body: Sequence[Text]) -
     if not warning:
         return list(body)
     faded = [Text(line.plain, style=scene.paint.quiet) for line in body]
-    return [*lines.wrap(Text(warning, style=scene.paint.bad), width), *faded]
+    return [*layout.wrap(Text(warning, style=scene.paint.bad), width), *faded]
 
 
 def seat(scene: Scene, status: Status) -> str:
