@@ -397,7 +397,7 @@ class ShoalApp(App[int]):
         found = peers.peer_lines(now)
         line = next((one for one in found if one.peer.key == key), None)
         if line is None:
-            return [Text("The syncer does not know this learner any more.")]
+            return [Text("The syncer no longer knows this learner.")]
         return peers.details(line, PAGE_WIDTH, self.paint)
 
     # The keys of a recording; without one nothing is bound to them.
@@ -453,9 +453,7 @@ class ShoalApp(App[int]):
 
     def action_finish(self) -> None:
         """Lets the learner hand in what it has and leave."""
-        self._confirmed(
-            "finish", "{who} hands in what it has, leaves the swarm and ends. Do that?", "finish"
-        )
+        self._confirmed("finish", "Let {who} push what it has, leave the swarm and stop?", "finish")
 
     def _confirmed(self, verb: str, question: str, yes: str) -> None:
         who = self._target(verb)
@@ -484,7 +482,7 @@ class ShoalApp(App[int]):
             reason = (
                 "Several learners run here: choose one with Tab."
                 if learners
-                else f"No learner runs here that could {verb}."
+                else f"No learner runs here to {verb}."
             )
         self.notify(reason, severity="warning")
         return ""
@@ -522,7 +520,7 @@ class ShoalApp(App[int]):
             case "finish":
                 self.action_finish()
             case "stop":
-                self._confirmed("stop", "{who} is stopped. Do that?", "stop")
+                self._confirmed("stop", "Stop {who}?", "stop")
             case "filter":
                 self.filters[self.view] = rest
                 self._draw()
@@ -554,7 +552,7 @@ class ShoalApp(App[int]):
         table = self.query_one(f"#{name}")
         keys = [one.key for one in table.columns] if isinstance(table, Roster) else []
         if not isinstance(table, Roster) or column not in keys:
-            raise UserError(f"Nothing here is sorted by {column!r}: {', '.join(keys) or 'none'}.")
+            raise UserError(f"There is no column {column!r} here: {', '.join(keys) or 'none'}.")
         table.sort_by(column)
 
     def _show_link(self) -> None:

@@ -73,4 +73,4 @@ async def _frame_of(source: Source, wait_s: float) -> Frame:
             is_whole = bool(attached) and all(one.answered_s is not None for one in attached)
             if is_whole or time.monotonic() > ends_s:
                 return frame
-    return Frame(at_s=time.time(), trouble="Nothing was told.")
+    return Frame(at_s=time.time(), trouble="No daemon answered.")

@@ -38,12 +38,12 @@ def doctor(
     port: Annotated[
         int | None,
         Parameter(
-            help="Port to look at; a syncer's otherwise.",
+            help="Port to check; a syncer's by default.",
             validator=validators.Number(gte=1, lte=65535),
         ),
     ] = None,
     quick: Annotated[
-        bool, Parameter(help="Leave out engine, swarm and training.", negative="")
+        bool, Parameter(help="Skip network engine, swarm and training.", negative="")
     ] = False,
     json: Annotated[bool, Parameter(help="Print one JSON object.", negative="")] = False,
     home: HomeHere,
@@ -60,7 +60,9 @@ def doctor(
 def run(
     project: Annotated[
         str | None,
-        Parameter(help="Name of a project joined here, or how its id begins; the last one else."),
+        Parameter(
+            help="Name of a project joined here, or how its id begins; the last one by default."
+        ),
     ] = None,
     *,
     instance: Instance = DEFAULT_INSTANCE,
@@ -106,7 +108,7 @@ def logs(
     *,
     follow: Annotated[
         bool,
-        Parameter(name=["--follow", "-f"], help="Go on with what is written.", negative=""),
+        Parameter(name=["--follow", "-f"], help="Keep printing new lines.", negative=""),
     ] = False,
     lines: Annotated[
         int,
@@ -116,9 +118,9 @@ def logs(
             validator=validators.Number(gte=0),
         ),
     ] = 50,
-    level: Annotated[Level, Parameter(help="Leave out what is less important.")] = "info",
+    level: Annotated[Level, Parameter(help="Skip less important lines.")] = "info",
     role: Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")] = None,
-    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only daemons with this name.")] = None,
     json: Annotated[
         bool | None,
         Parameter(

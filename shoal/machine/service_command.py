@@ -76,7 +76,7 @@ def install(
     """
     checked_instance(instance)
     if role != "learner" and work is None:
-        raise UserError(f"Name the signed project that the {role} is to work for.")
+        raise UserError(f"Name the signed project for the {role}.")
     if not is_only_printing:
         _require_systemd(is_system=is_system)
     place = _home_of_unit(home, is_system=is_system)
@@ -120,7 +120,7 @@ def status(*, as_json: bool) -> int:
     found = installed()
     if not found:
         raise TransientError(
-            "No service of Shoal is installed here. Install one with: shoal service install"
+            "No Shoal service is installed here. Install one with: shoal service install"
         )
     rows = []
     for unit in found:
@@ -152,7 +152,7 @@ def uninstall(*, role: DaemonRole | None, instance: str | None, is_system: bool 
         and (instance is None or unit.name.removesuffix(".service").endswith(f"-{instance}"))
     ]
     if not fitting:
-        raise UserError("No such service of Shoal is installed here; see: shoal service status")
+        raise UserError("No such Shoal service is installed here; see: shoal service status")
     for unit in fitting:
         _require_right(unit.path, is_system=unit.is_system)
         with contextlib.suppress(TransientError):  # Not running, or no systemd: then only the file.
@@ -198,7 +198,7 @@ def _require_systemd(*, is_system: bool) -> None:
 def _require_right(path: Path, *, is_system: bool) -> None:
     if is_system and os.geteuid() != 0:
         raise UserError(
-            f"{path} belongs to root. Do it with sudo, or without --system for a service of yours."
+            f"{path} belongs to root. Use sudo, or leave out --system for a user service."
         )
 
 
@@ -229,7 +229,7 @@ def _command(
         signed = str(file_commands.signed_path(Path(work)).absolute())
         if is_system and _is_in_home(signed):
             raise UserError(
-                f"{signed} lies in somebody's home, which a service of the system does not see. "
+                f"{signed} lies in somebody's home, which a system service cannot see. "
                 "Copy it elsewhere, such as /etc/shoal."
             )
         words = [role, "run", signed, *options]
@@ -251,7 +251,7 @@ def _learner(
         return ["run", link.project.hex()[:ID_CHARS]], membership
     if options:
         raise UserError(
-            "Options of a learner go with a link: shoal service install 'shoal:...' -- "
+            "A learner takes options only with a link: shoal service install 'shoal:...' -- "
             + " ".join(options)
         )
     (chosen, *_) = memberships.named(memberships.memberships(home, instance=instance), work)
@@ -275,7 +275,7 @@ def _checked_user(run_as: str | None, program: str, *, is_system: bool) -> str:
     """The user of a system unit. UserError if it is unknown or could not read the program."""
     if not is_system:
         if run_as is not None:
-            raise UserError("--run-as is for --system; a service of yours runs as you.")
+            raise UserError("--run-as is for --system; a user service runs as you.")
         return ""
     if run_as is not None:
         try:
@@ -285,7 +285,7 @@ def _checked_user(run_as: str | None, program: str, *, is_system: bool) -> str:
         return run_as
     if _is_in_home(program):
         raise UserError(
-            f"{program} lies in somebody's home, which a service of the system does not see. "
+            f"{program} lies in somebody's home, which a system service cannot see. "
             "Install Shoal elsewhere, such as /opt/shoal, or name its owner with --run-as."
         )
     return ""
@@ -317,7 +317,7 @@ def _lingers() -> bool:
 
 def _write(path: Path, text: str) -> None:
     if path.exists() and not path.read_text(errors="replace").startswith(MARK):
-        raise UserError(f"{path} is there and was not written by Shoal. Move it away.")
+        raise UserError(f"{path} exists and was not written by Shoal. Move it away.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -47,7 +47,7 @@ class Looks:
 def look(home: Home, looks: Looks) -> int:
     """Shows the swarm until the viewer leaves, or once; the exit code."""
     if sum(bool(one) for one in (looks.hosts, looks.link, looks.replay)) > 1:
-        raise UserError("Choose one of --host, --link and --replay: they are different things.")
+        raise UserError("Use only one of --host, --link and --replay.")
     with contextlib.ExitStack() as stack:
         source = _source(home, looks, stack)
         if looks.is_once:

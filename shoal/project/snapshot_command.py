@@ -39,7 +39,7 @@ def take(home: Home, *, instance: str) -> int:
         if found.taking != name:
             raise UserError(
                 f"Snapshot {name} was not kept: {found.trouble or 'another syncer leads now'}. "
-                "Take another one once that is over; those of before are as they were."
+                "Take another one after that; earlier snapshots are intact."
             )
         if found.waiting_for and found.waiting_for != said:
             said = found.waiting_for

@@ -384,7 +384,7 @@ def thousand(seconds: int = 5, count: int = 1000) -> list[Frame]:
 def daemon_gone(seconds: int = 5) -> list[Frame]:
     """Nobody runs here, or the one that should does not answer."""
     return [
-        Frame(at_s=START_S + second, trouble="No daemon runs on this machine; looking on.")
+        Frame(at_s=START_S + second, trouble="No daemon runs on this machine yet; still looking.")
         for second in range(seconds)
     ]
 

@@ -164,7 +164,7 @@ def test_draining_waits_until_another_one_leads_and_says_who(drained, capsys):
     said = capsys.readouterr().out.splitlines()
     assert (
         said[0]
-        == "syncer default ends the rounds in flight and hands the seat over; ready: bbbbbbbb"
+        == "syncer default ends the rounds in flight and hands over the lead; ready: bbbbbbbb"
     )
     assert said.count(handing) == 1
     assert said[-1].startswith("syncer bbbbbbbb leads in term 4, after ")

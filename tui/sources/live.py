@@ -36,7 +36,7 @@ EVENTS_HELD_MAX = 5000
 COMMANDS = {
     "pause": "pauses",
     "resume": "resumes",
-    "finish": "hands in what it has and then leaves",
+    "finish": "pushes what it has and then leaves",
     "stop": "is stopping",
 }
 """What a daemon may be told, and the words that confirm it."""
@@ -148,9 +148,9 @@ class LiveSource:
         while not self._ends.is_set():
             try:
                 found = self._find()
-                trouble = "" if found else "No daemon runs on this machine; looking on."
+                trouble = "" if found else "No daemon runs on this machine yet; still looking."
             except (ShoalError, OSError) as error:
-                found, trouble = [], f"{error} Looking on."
+                found, trouble = [], f"{error} Still looking."
             for endpoint in found:
                 self._attach(endpoint)
             self._mark_ended({_label(endpoint) for endpoint in found})

@@ -35,7 +35,7 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[status_rows.R
         ("loss", _loss(status)),
         ("machine", owner_limits.machine(status.guest) if status.guest else ""),
         ("limits", owner_limits.summary(status.guest) if status.guest else ""),
-        ("handed in", _handed_in(status)),
+        ("pushes", _handed_in(status)),
         ("receipt", fmt.receipt(status.receipt)),
         ("discarded", _discarded(status)),
         ("measured", _measured(status)),

@@ -132,9 +132,9 @@ def _bulk(rows: Sequence[BulkRow]) -> str:
 
 
 REACHED: Final = {
-    "direct": "others dial this host",
+    "direct": "others can dial this host",
     "relayed": "relayed: nobody outside can dial this host",
-    "outward": "not at all: it can only dial out",
+    "outward": "not at all: this host can only dial out",
 }
 
 

@@ -62,7 +62,7 @@ def _seat(status: SyncerStatus, names: election.Names) -> list[status_rows.Row]:
         return []
     wrong = [row for row in seat.voters if election.is_wrong(row)]
     return [
-        ("seat", election.line(seat, names)),
+        ("election", election.line(seat, names)),
         *(("voter", election.voter_line(row, names)) for row in wrong),
         ("trouble", fmt.clean(seat.trouble, 500)),
     ]
@@ -93,7 +93,7 @@ def _facts(
         *(("round", _round(one)) for one in status.rounds),
         ("grace", _grace(status)),
         ("snapshot", snapshots.last(status.snapshots)),
-        ("went back", snapshots.restored(status.snapshots)),
+        ("restored", snapshots.restored(status.snapshots)),
         ("fragments", _strip(status)),
         ("", LEGEND if status.fragments else ""),
         ("pushes", fmt.tally(status.outcomes)),
@@ -115,7 +115,7 @@ def _quorum(status: SyncerStatus) -> str:
     needs = f"a round needs {fmt.plural(wanted, 'push', 'pushes')}"
     if alive < wanted:
         there = "none is alive" if not alive else f"{alive} alive"
-        return f"{needs}; {there}, so it settles for fewer after its patience"
+        return f"{needs}; {there}, so it will settle for fewer"
     return f"{needs}; {fmt.plural(alive, 'learner is', 'learners are')} alive"
 
 

@@ -26,7 +26,7 @@ def _facts(status: WitnessStatus, names: election.Names) -> list[status_rows.Row
         log += f", kept from {status.stored_from:,}"
     return [
         ("role", f"witness · up {fmt.duration(status.uptime_s)}"),
-        ("seat", election.line(seat, names)),
+        ("election", election.line(seat, names)),
         *(("voter", election.voter_line(row, names)) for row in seat.voters),
         ("charter", election.charter(seat)),
         ("log", log),

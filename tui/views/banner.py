@@ -19,7 +19,7 @@ nothing moves when it grows."""
 PHASES = {
     "starting": "making the first weights",
     "training": "training",
-    "taking the seat": "taking the seat",
+    "taking the seat": "taking the lead",
     "standby": "standing by",
     "electing": "electing",
     "syncing": "fetching state",

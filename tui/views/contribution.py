@@ -94,7 +94,7 @@ def summary(scene: Scene, width: int, height: int) -> list[Text]:
         rows.append(("you", "No learner of this project runs on this machine."))
     else:
         mine = f"{node.name}: {node.merged:,} of {fmt.plural(node.pushed, 'push', 'pushes')} "
-        mine += f"merged, {fmt.count(node.tokens)} tokens trained now"
+        mine += f"merged, {fmt.count(node.tokens)} tokens trained so far"
         rows.append(("you", fmt.clean(mine, 200)))
         rows.append(("your share", _share(scene, node.key)))
         rows.append(("receipt", fmt.receipt(node.receipt)))
@@ -115,7 +115,7 @@ def details(scene: Scene, key: str, width: int) -> list[Text]:
     found = leader.contributors if leader is not None else []
     row = next((one for one in found if one.key == key), None)
     if row is None:
-        return [Text("The log counts nothing of this learner yet.")]
+        return [Text("The log has nothing from this learner yet.")]
     place = next(one for one in places(scene) if key_of(one) == key)
     merged = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.merged_at_s)) + " UTC"
     refused, paint = fmt.tally(row.refused), scene.paint

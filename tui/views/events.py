@@ -53,7 +53,7 @@ COLUMNS: tuple[Column[Told], ...] = (
         say=_mark, rank=lambda one: (not one.is_fault, one.level),
     ),
     Column(
-        key="daemon", title="told by", width=16, importance=10,
+        key="daemon", title="from", width=16, importance=10,
         say=lambda one: fmt.clean(one.daemon, 40), rank=lambda one: one.daemon,
     ),
     Column(
@@ -72,7 +72,7 @@ def details(event: Told, width: int, paint: Paint) -> list[Text]:
     return layout.pairs(
         [
             ("time", fmt.clock(event.at_s)),
-            ("told by", fmt.clean(event.daemon, 80)),
+            ("from", fmt.clean(event.daemon, 80)),
             ("what", fmt.clean(event.kind, 80)),
             ("level", Text(_mark(event), style=paint.bad if event.is_fault else "")),
             ("text", fmt.clean(event.text, 2000)),

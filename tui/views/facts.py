@@ -53,7 +53,7 @@ def grace(status: SyncerStatus, paint: Paint) -> Text | str:
 def last_merge(status: SyncerStatus) -> str:
     """The newest merge in words."""
     if not status.merges:
-        return "nothing merged yet"
+        return "no merge yet"
     last = status.merges[-1]
     return (
         f"{fmt.plural(last.participants, 'learner')} merged into fragment {last.fragment}, "
@@ -97,7 +97,7 @@ def trainer(status: NodeStatus) -> str:
 def event_lines(events: Sequence[Told], width: int, count: int, paint: Paint) -> list[Text]:
     """The newest events, newest first, one line each."""
     if not events:
-        return [Text("nothing was told yet", style=paint.quiet)]
+        return [Text("no events yet", style=paint.quiet)]
     made = []
     for event in reversed(events[-count:]):
         line = Text()
@@ -150,13 +150,13 @@ def aged(scene: Scene, status: DaemonStatus, width: int, body: Sequence[Text]) -
     return [*layout.wrap(Text(warning, style=scene.paint.bad), width), *faded]
 
 
-def seat(scene: Scene, status: Status) -> str:
-    """Who sits in the syncer's seat."""
-    leader = status.swarm.leader
+def leader(scene: Scene, status: Status) -> str:
+    """Who leads."""
+    key = status.swarm.leader
     if isinstance(status, SyncerStatus) and status.seat is not None:
-        leader = status.seat.leader
-        if not leader:
-            return "nobody: no leader is elected"
-    if leader == status.key and leader:
+        key = status.seat.leader
+        if not key:
+            return "none elected"
+    if key == status.key and key:
         return "this syncer"
-    return election.name(leader, scene.names) if leader else "nobody that is known"
+    return election.name(key, scene.names) if key else "unknown"

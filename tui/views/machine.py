@@ -26,7 +26,7 @@ def devices(status: GuestStatus, width: int, paint: Paint) -> list[Text]:
         line.append(", ".join(owner_limits.readings(one)))
         made += layout.wrap(line, width)
     if status.absent:
-        text = "not told here: " + "; ".join(fmt.clean(one, 120) for one in status.absent)
+        text = "not readable here: " + "; ".join(fmt.clean(one, 120) for one in status.absent)
         made += layout.wrap(Text(text, style=paint.quiet), width)
     return made
 
@@ -61,9 +61,7 @@ def limit(row: LimitRow, paint: Paint) -> Text:
     """One ceiling, with a gauge."""
     line = Text(layout.fit_plain(fmt.clean(row.words, 24), LIMIT_CELLS))
     if row.used is None or row.ceiling is None:
-        line.append(
-            f"at most {owner_limits.amount(row.ceiling, row.unit)}; what is taken is not known"
-        )
+        line.append(f"at most {owner_limits.amount(row.ceiling, row.unit)}; usage unknown")
         return line
     share = row.used / row.ceiling if row.ceiling else 1.0
     style = paint.good if share < NEAR_FRAC else paint.warn if share <= 1.0 else paint.bad
@@ -76,5 +74,5 @@ def limit(row: LimitRow, paint: Paint) -> Text:
 def log(status: GuestStatus, width: int, paint: Paint, count: int = LOG_LINES) -> list[Text]:
     """The newest lines of the trainer's log."""
     if not status.trainer_log:
-        return [Text("the trainer wrote nothing", style=paint.quiet)]
+        return [Text("the trainer has printed nothing", style=paint.quiet)]
     return [layout.fit(fmt.clean(one, 400), width) for one in status.trainer_log[-count:]]

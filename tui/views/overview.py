@@ -220,7 +220,7 @@ def _round_pairs(scene: Scene, status: Status, width: int) -> list[Pair]:
                 ("state", Text(fmt.clean(status.state, 20), style=paint.state(status.state))),
                 ("syncer", facts.link(status)),
                 ("trainer", facts.trainer(status)),
-                ("handed in", f"{fmt.plural(status.pushed, 'push', 'pushes')}, "
+                ("pushes", f"{fmt.plural(status.pushed, 'push', 'pushes')}, "
                               f"{status.merged:,} merged"),
                 ("lag", "current" if not status.lag else fmt.plural(status.lag, "version")),
             ]  # fmt: skip
@@ -245,11 +245,11 @@ def _tail_pairs(scene: Scene, status: Status) -> list[Pair]:
         pairs.append(("peers", facts.tally(status, paint)))
     swarm = status.swarm
     term = status.seat.term if isinstance(status, SyncerStatus) and status.seat else swarm.term
-    seat = f"{facts.seat(scene, status)}; epoch {swarm.epoch}, term {term}, "
-    seat += f"log index {swarm.log_index:,}"
+    leader = f"{facts.leader(scene, status)}; epoch {swarm.epoch}, term {term}, "
+    leader += f"log index {swarm.log_index:,}"
     return [
         *pairs,
-        ("seat", seat),
+        ("leader", leader),
         ("faults", facts.faults(status, paint)),
         ("network", status_rows.network(status.network)),
         ("you", _you(scene) if isinstance(status, SyncerStatus) else ""),

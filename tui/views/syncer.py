@@ -65,7 +65,7 @@ def _boxes(
 
 def _title(voter: SyncerStatus | WitnessStatus) -> str:
     role = "witness" if isinstance(voter, WitnessStatus) else "syncer"
-    return f"seat, as {role} {fmt.clean(voter.name, 20)} sees it"
+    return f"election, as {role} {fmt.clean(voter.name, 20)} sees it"
 
 
 def _absent(scene: Scene) -> str:
@@ -103,7 +103,7 @@ def _seat(scene: Scene, status: SyncerStatus | WitnessStatus) -> list[Pair]:
         assert isinstance(status, SyncerStatus)
         swarm = status.swarm
         return [
-            ("seat", facts.seat(scene, status)),
+            ("leader", facts.leader(scene, status)),
             ("epoch, term", f"{swarm.epoch}, {swarm.term}"),
             ("log index", f"{swarm.log_index:,}"),
             ("phase", _phase(status)),
@@ -132,8 +132,8 @@ def _phase(status: SyncerStatus) -> str:
 
 def _leader(scene: Scene, seat: SeatStatus) -> Text:
     if not seat.leader:
-        since = "" if seat.leaderless_s is None else f" since {fmt.whole(seat.leaderless_s)}"
-        return Text(f"none{since}", style=scene.paint.bad)
+        lasts = "" if seat.leaderless_s is None else f" for {fmt.whole(seat.leaderless_s)}"
+        return Text(f"none{lasts}", style=scene.paint.bad)
     if seat.role == election.LEADING:
         return Text("this one")
     heard = "" if seat.leader_heard_s is None else f", heard {fmt.duration(seat.leader_heard_s)}"
@@ -246,7 +246,7 @@ def _checkpoints(status: SyncerStatus) -> list[Pair]:
         ("held-out", status_rows.heldout(swarm)),
         ("kept in", fmt.clean(status.checkpoint_dir, 300)),
         ("snapshot", snapshots.last(status.snapshots)),
-        ("went back", snapshots.restored(status.snapshots)),
+        ("restored", snapshots.restored(status.snapshots)),
     ]
 
 

@@ -82,7 +82,7 @@ def _work(scene: Scene, node: NodeStatus) -> list[Pair]:
     return [
         ("state", state),
         ("why idle", Text(why, style=scene.paint.warn) if why else ""),
-        ("handed in", handed if node.pushed else "nothing yet"),
+        ("pushes", handed if node.pushed else "nothing yet"),
         ("receipt", fmt.receipt(node.receipt)),
         ("discarded", ", ".join(thrown) or "nothing"),
         ("measured", f"{fmt.plural(node.evaluations, 'held-out loss', 'held-out losses')}"),
@@ -137,4 +137,4 @@ def _events(scene: Scene, node: NodeStatus, width: int, room: int) -> list[Text]
     attached = next((one for one in scene.frame.attached() if one.key == node.key), None)
     own = [one for one in scene.history.events if attached and one.daemon == attached.label]
     body = facts.event_lines(own, width - 4, room, scene.paint)
-    return layout.panel("what it told, newest first", body, width, scene.paint)
+    return layout.panel("its events, newest first", body, width, scene.paint)
