@@ -272,7 +272,7 @@ def tui(
     """Watch the swarm in the terminal."""
     from shoal.machine import tui_command
 
-    looks = tui_command.Looks(
+    options = tui_command.TuiOptions(
         hosts=host,
         link=link,
         replay=replay,
@@ -281,7 +281,7 @@ def tui(
         is_readonly=readonly,
         is_ascii=ascii,
     )
-    return tui_command.serve(home, looks, port=port) if serve else tui_command.look(home, looks)
+    return tui_command.serve(home, options, port=port) if serve else tui_command.look(home, options)
 
 
 @app.command(group=TAKE_PART)

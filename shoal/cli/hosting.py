@@ -31,7 +31,7 @@ from shoal.common.choices import (
     tape_options,
 )
 
-syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.", group=HOST)
+syncer_app = App(name="syncer", help="Host a project: merge what learners push.", group=HOST)
 witness_app = App(
     name="witness", help="Vote for a project: keep its log, decide who leads.", group=HOST
 )

@@ -22,7 +22,7 @@ def add_machine(app: App) -> None:
 
 
 def init(*, home: HomeHere) -> int:
-    """Make what is missing here: home, key, a settings file with everything explained."""
+    """Create what is missing here: home, key, and a settings file that explains itself."""
     from shoal.machine import config_command
 
     return say(config_command.begin(home))
@@ -48,7 +48,7 @@ def doctor(
     json: Annotated[bool, Parameter(help="Print one JSON object.", negative="")] = False,
     home: HomeHere,
 ) -> int:
-    """Examine this machine, and whether it can take part in a project, before joining it.
+    """Check this machine and, before joining a project, whether it can take part.
 
     Exit code 0: it can. 1: something is in trouble; the line says what to do.
     """
@@ -69,7 +69,7 @@ def run(
     log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
-    """Go on with what was joined here before, without its link and with the same options."""
+    """Continue with what was joined here before: no link needed, same options."""
     from shoal.machine import run_commands
 
     return run_commands.run(home, project, instance=instance, log_json=log_json)
@@ -88,7 +88,7 @@ def leave(
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> int:
-    """Leave a project: hand in what is done, stop, and forget that it was joined."""
+    """Leave a project: push what is done, stop, and forget that it was joined."""
     from shoal.machine import leave_command
 
     return leave_command.leave(home, project, instance=instance, is_purging=purge)

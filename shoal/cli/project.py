@@ -121,7 +121,7 @@ def remove_voter(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
 
 @project_app.command
 def readmit(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
-    """Let a voter vote again whose disk was wiped, replaced, or restored from a copy."""
+    """Readmit a voter whose disk was wiped, replaced, or restored from a copy."""
     from shoal.project import charter_commands
 
     return say(charter_commands.readmit(project, home, key=key))

@@ -82,7 +82,7 @@ def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
     return statuses, silent
 
 
-def looks(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
+def statuses_of(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
     """What the daemon says about itself, again and again until the time is over."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:

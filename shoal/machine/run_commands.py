@@ -114,7 +114,7 @@ def drain(home: Home, *, instance: str) -> int:
         f"{called} ends the rounds in flight and hands over the lead; ready: {others}", flush=True
     )
     said, began_s = "", time.monotonic()
-    for status in daemons.looks(daemon, timeout_s=DRAIN_S):
+    for status in daemons.statuses_of(daemon, timeout_s=DRAIN_S):
         seat = status.seat if isinstance(status, SyncerStatus) else None
         if seat is not None and seat.leader not in ("", status.key):
             took_s = time.monotonic() - began_s

@@ -101,7 +101,7 @@ def _report(daemon: Daemon, manifest: Manifest) -> int:
     told: set[str] = set()
     awaited = {part.name for part in manifest.parts}
     began_s = time.monotonic()
-    for status in daemons.looks(daemon, timeout_s=WAIT_S):
+    for status in daemons.statuses_of(daemon, timeout_s=WAIT_S):
         if not isinstance(status, SyncerStatus) or status.snapshots.restored != name:
             continue
         for row in status.snapshots.restores:

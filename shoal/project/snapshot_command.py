@@ -28,7 +28,7 @@ def take(home: Home, *, instance: str) -> int:
     name = stamp(int(answer["snapshot"]))
     print(f"snapshot {name} begins; merging and local steps go on", flush=True)
     said: list[str] = []
-    for status in daemons.looks(daemon, timeout_s=TAKE_S):
+    for status in daemons.statuses_of(daemon, timeout_s=TAKE_S):
         if not isinstance(status, SyncerStatus):
             continue
         found = status.snapshots
