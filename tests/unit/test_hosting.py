@@ -149,7 +149,7 @@ def drained(home, monkeypatch):
         found = [Daemon("syncer", "default", home.root / "socket")]
         monkeypatch.setattr(run_commands.daemons, "find_daemons", lambda *_, **__: found)
         monkeypatch.setattr(run_commands.client, "call", call)
-        monkeypatch.setattr(run_commands.daemons, "looks", lambda *_, **__: iter(statuses))
+        monkeypatch.setattr(run_commands.daemons, "statuses_of", lambda *_, **__: iter(statuses))
 
     return stage
 
