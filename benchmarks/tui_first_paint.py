@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from tui import app
-from tui.frames.sources import LiveSource
+from tui.sources.live import LiveSource
 sys.exit(app.run(LiveSource(lambda: [], None)))
 """
 PAINTED = b"Contribution"

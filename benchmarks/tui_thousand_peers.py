@@ -29,19 +29,23 @@ def screen(learners: int) -> int:
 
     from tests.support import recordings
     from tui import app
-    from tui.frames.sources import Endpoint, LiveSource
+    from tui.sources.live import Endpoint, LiveSource
 
     frames = recordings.thousand(8, learners)
-    answers = [msgspec.msgpack.encode(frame.statuses[0]) for frame in frames]
+    answers = [msgspec.msgpack.encode({"status": frame.statuses[0]}) for frame in frames]
     turn = itertools.cycle(answers)
 
-    def call(path: Path, verb: str, timeout_s: float = 2.0, **fields: Any) -> dict[str, Any]:
-        if verb == "status":
-            return {"status": msgspec.msgpack.decode(next(turn))}
-        return {"events": [], "last": 0}
+    class Double:
+        """A connection to the stand-in."""
+
+        def ask(self, verb: str, wanted: Any, timeout_s: float = 2.0, **fields: Any) -> Any:
+            return msgspec.msgpack.decode(next(turn) if verb == "status" else b"\x80", type=wanted)
+
+        def close(self) -> None:
+            """Nothing is open."""
 
     endpoint = Endpoint("syncer", "default", Path("nowhere.sock"))
-    return app.run(LiveSource(lambda: [endpoint], call))
+    return app.run(LiveSource(lambda: [endpoint], lambda path: Double()))
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tui.app import ShoalApp  # noqa: E402
-from tui.frames.sources import PlaybackSource  # noqa: E402
+from tui.sources.playback import PlaybackSource  # noqa: E402
 
 FOLDER = ROOT / "docs" / "screenshots"
 RECORDING, ELECTION_RECORDING = FOLDER / "run.recording", FOLDER / "election.recording"

@@ -495,4 +495,12 @@ Status = SyncerStatus | NodeStatus
 """Of daemons that follow the model, which is what the screens are about."""
 
 DaemonStatus = SyncerStatus | WitnessStatus | NodeStatus
+
+
+class StatusAnswer(Struct, kw_only=True):
+    """The answer to the control verb `status`."""
+
+    status: DaemonStatus
+
+
 Verb = Literal["status", "stop"]

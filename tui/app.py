@@ -1,7 +1,7 @@
 """The terminal UI: tells in five seconds whether the swarm is well.
 
-Composition and bindings only. What is drawn is made by functions of a `Scene` (see `widgets/`),
-frames come from a `Source` that lives in threads, and the newest frame wins.
+Composition and bindings only. Functions of a `Scene` make what is drawn (see `tui.views`), frames
+come from a `Source`, and the newest frame wins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events, work
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.filter import LineFilter
@@ -22,15 +22,16 @@ from protocol.errors import ShoalError, UserError
 from protocol.status import NodeStatus, SyncerStatus
 from tui import commands
 from tui.draw_throttle import REST_S_MAX, DrawThrottle, who_answers
-from tui.frames.frame import Frame, label_of
+from tui.frames.frame import Frame
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
-from tui.frames.sources import Source
-from tui.messages import Entered, FrameCame, ViewWanted
-from tui.recording.app import RECORDING_ACTIONS, RECORDING_BINDINGS, RecordingApp
+from tui.messages import Entered, FrameCame, Sought, ViewWanted
 from tui.screens import help as help_page
 from tui.screens.dialogs import Confirm, Page, PauseMenu
+from tui.sources.live import Source
+from tui.sources.playback import Playback
 from tui.text import fmt
+from tui.text.status_rows import label_of
 from tui.text.theme import THEME, THEMES, AsciiFilter, Paint, paint_of
 from tui.views import contribution, fragments, overview, peers, syncer, this_node
 from tui.views import events as event_view
@@ -47,11 +48,43 @@ PAGE_WIDTH = 72
 TABLES = ("peers", "events", "contribution")
 """Views that can be filtered."""
 
+RECORDING_ACTIONS = ("play", "step", "speed", "seek_end", "fault")
+
+RECORDING_BINDINGS: list[Binding] = [
+    Binding("space", "play", "Play", tooltip="Play or pause", id="recording.play", priority=True),
+    Binding("left", "step(-1)", "Frame back", show=False, id="recording.back", priority=True),
+    Binding("right", "step(1)", "Frame on", show=False, id="recording.on", priority=True),
+    Binding(
+        "shift+left", "step(-10)", "Ten back", show=False, id="recording.back10", priority=True
+    ),
+    Binding("shift+right", "step(10)", "Ten on", show=False, id="recording.on10", priority=True),
+    Binding(
+        "left_square_bracket",
+        "speed(-1)",
+        "Slower",
+        key_display="[",
+        show=False,
+        id="recording.slower",
+    ),
+    Binding(
+        "right_square_bracket",
+        "speed(1)",
+        "Faster",
+        key_display="]",
+        show=False,
+        id="recording.faster",
+    ),
+    Binding("home", "seek_end(0)", "Start", show=False, id="recording.start", priority=True),
+    Binding("end", "seek_end(1)", "End", show=False, id="recording.end", priority=True),
+    Binding("n", "fault(1)", "Next fault", id="recording.fault"),
+    Binding("N", "fault(-1)", "Fault before", show=False, id="recording.fault-back"),
+]
+
 _OWN_KEYS = {"focus_next_daemon", *RECORDING_ACTIONS}
 """Actions whose keys come before those of the widget in focus."""
 
 
-class ShoalApp(RecordingApp):
+class ShoalApp(App[int]):
     """The screen. Its result is an exit code."""
 
     CSS_PATH = "app.tcss"
@@ -80,7 +113,12 @@ class ShoalApp(RecordingApp):
         self, source: Source, *, is_readonly: bool = False, is_ascii: bool = False
     ) -> None:
         self._ascii_filter = AsciiFilter() if is_ascii else None
-        super().__init__(source)
+        super().__init__()
+        self.source = source
+        if source.playback is not None:
+            # Only here, so that neither footer nor help names keys that do nothing.
+            for binding in RECORDING_BINDINGS:
+                self._bindings.key_to_bindings.setdefault(binding.key, []).insert(0, binding)
         self.animation_level = "none"
         self.is_readonly = is_readonly
         self.history = History()
@@ -359,8 +397,41 @@ class ShoalApp(RecordingApp):
         found = peers.peer_lines(now)
         line = next((one for one in found if one.peer.key == key), None)
         if line is None:
-            return [Text("The syncer does not know this learner any more.")]
+            return [Text("The syncer no longer knows this learner.")]
         return peers.details(line, PAGE_WIDTH, self.paint)
+
+    # The keys of a recording; without one nothing is bound to them.
+
+    @property
+    def playback(self) -> Playback:
+        """The controls of the recording."""
+        assert self.source.playback is not None, "only a recording has keys for it"
+        return self.source.playback
+
+    def action_play(self) -> None:
+        """Plays or pauses."""
+        self.playback.toggle()
+
+    def action_step(self, frames: int) -> None:
+        """Goes a few frames on or back."""
+        self.playback.step(frames)
+
+    def action_speed(self, direction: int) -> None:
+        """Plays faster or slower."""
+        self.playback.change_speed(direction)
+
+    def action_seek_end(self, is_end: int) -> None:
+        """Goes to the start or to the end."""
+        self.playback.seek(self.playback.length - 1 if is_end else 0)
+
+    def action_fault(self, direction: int) -> None:
+        """Goes to where something went wrong."""
+        if not self.playback.find_fault(direction):
+            self.notify("No fault after this." if direction > 0 else "No fault before this.")
+
+    def on_sought(self, message: Sought) -> None:
+        """A click on the track."""
+        self.playback.seek(round(message.share * (self.playback.length - 1)))
 
     # Telling daemons what to do.
 
@@ -382,9 +453,7 @@ class ShoalApp(RecordingApp):
 
     def action_finish(self) -> None:
         """Lets the learner hand in what it has and leave."""
-        self._confirmed(
-            "finish", "{who} hands in what it has, leaves the swarm and ends. Do that?", "finish"
-        )
+        self._confirmed("finish", "Let {who} push what it has, leave the swarm and stop?", "finish")
 
     def _confirmed(self, verb: str, question: str, yes: str) -> None:
         who = self._target(verb)
@@ -413,7 +482,7 @@ class ShoalApp(RecordingApp):
             reason = (
                 "Several learners run here: choose one with Tab."
                 if learners
-                else f"No learner runs here that could {verb}."
+                else f"No learner runs here to {verb}."
             )
         self.notify(reason, severity="warning")
         return ""
@@ -451,7 +520,7 @@ class ShoalApp(RecordingApp):
             case "finish":
                 self.action_finish()
             case "stop":
-                self._confirmed("stop", "{who} is stopped. Do that?", "stop")
+                self._confirmed("stop", "Stop {who}?", "stop")
             case "filter":
                 self.filters[self.view] = rest
                 self._draw()
@@ -483,7 +552,7 @@ class ShoalApp(RecordingApp):
         table = self.query_one(f"#{name}")
         keys = [one.key for one in table.columns] if isinstance(table, Roster) else []
         if not isinstance(table, Roster) or column not in keys:
-            raise UserError(f"Nothing here is sorted by {column!r}: {', '.join(keys) or 'none'}.")
+            raise UserError(f"There is no column {column!r} here: {', '.join(keys) or 'none'}.")
         table.sort_by(column)
 
     def _show_link(self) -> None:

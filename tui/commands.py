@@ -40,7 +40,7 @@ def parse(text: str) -> Command:
         return Command(meant[0], rest.strip())
     if meant:
         raise UserError(f"{word!r} could be {', '.join(meant)}.")
-    raise UserError(f"There is no command {word!r}. Press ? for those there are.")
+    raise UserError(f"There is no command {word!r}. Press ? for a list.")
 
 
 def seconds(text: str) -> float | None:
@@ -49,10 +49,10 @@ def seconds(text: str) -> float | None:
         return None
     found = _DURATION.fullmatch(text.strip().casefold())
     if found is None:
-        raise UserError(f"{text!r} is no duration. Write 15m, 2h or 1d, or nothing.")
+        raise UserError(f"{text!r} is not a duration. Write 15m, 2h or 1d, or nothing.")
     length_s = float(found[1]) * _UNITS[found[2] or "m"]
     if not 0 < length_s <= PAUSE_S_MAX:
-        raise UserError("A pause takes between a second and a year; without a time it never ends.")
+        raise UserError("A pause lasts between a second and a year; without a time it never ends.")
     return length_s
 
 

@@ -12,9 +12,9 @@ from protocol.status import NodeStatus, WitnessStatus
 from tui.frames.frame import Frame
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
-from tui.frames.sources import Source
-from tui.text import facts, fmt, theme
-from tui.views import banner, overview, peers, syncer, this_node
+from tui.sources.live import Source
+from tui.text import fmt, theme
+from tui.views import banner, facts, overview, peers, syncer, this_node
 
 WAIT_S = 3.0
 PEERS_SHOWN = 40
@@ -73,4 +73,4 @@ async def _frame_of(source: Source, wait_s: float) -> Frame:
             is_whole = bool(attached) and all(one.answered_s is not None for one in attached)
             if is_whole or time.monotonic() > ends_s:
                 return frame
-    return Frame(at_s=time.time(), trouble="Nothing was told.")
+    return Frame(at_s=time.time(), trouble="No daemon answered.")

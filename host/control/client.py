@@ -17,16 +17,34 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from protocol.errors import InternalError, MalformedMessage, TransientError, UserError
+from protocol.errors import (
+    InternalError,
+    MalformedMessage,
+    ShoalError,
+    TransientError,
+    UserError,
+)
 
 ANSWER_BYTES_MAX = 16 << 20
 """The daemon is trusted, but a foreign program behind the socket must not fill our memory."""
 
 _PATH_BYTES_MAX = 107
+
+
+Answer = TypeVar("Answer")
+
+
+class _Outcome(Struct):
+    """Whether an answer is one, or else why not."""
+
+    ok: bool = False
+    error: str = ""
+    blame: str = "user"
 
 
 @contextlib.contextmanager
@@ -42,49 +60,105 @@ def reachable(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def call(path: Path, verb: str, timeout_s: float = 2.0, **fields: Any) -> dict[str, Any]:
-    """The daemon's answer to `verb`, without its `ok`.
+class Connection:
+    """A connection to one daemon that stays open from one question to the next.
 
-    Raises TransientError when no daemon answers within `timeout_s` in all or it says "not now",
-    UserError when it refuses the request, InternalError when it failed over it.
+    It is made with the first question, and anew where it broke. For one thread at a time.
     """
-    ends_s = time.monotonic() + timeout_s
-    request = msgspec.msgpack.encode({**fields, "verb": verb})
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as wire:
-            wire.settimeout(timeout_s)
-            with reachable(path) as address:
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._wire: socket.socket | None = None
+
+    def ask(self, verb: str, wanted: type[Answer], timeout_s: float = 2.0, **fields: Any) -> Answer:
+        """The daemon's answer to `verb`, decoded as `wanted`.
+
+        Raises TransientError when no daemon answers within `timeout_s` in all or it says "not now",
+        UserError when it refuses the request, InternalError when it failed over it, and
+        MalformedMessage when it does not answer as this version of Shoal would.
+        """
+        content = self._exchange({**fields, "verb": verb}, timeout_s)
+        try:
+            outcome = msgspec.msgpack.decode(content, type=_Outcome)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise self._foreign() from error
+        if not outcome.ok:
+            raise _refused(outcome, verb)
+        try:
+            return msgspec.msgpack.decode(content, type=wanted)
+        except msgspec.ValidationError as error:
+            raise MalformedMessage(
+                f"the daemon at {self.path} is of another version of Shoal ({error}); restart it"
+            ) from error
+
+    def close(self) -> None:
+        """Hangs up; another question would connect again."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def _exchange(self, request: dict[str, Any], timeout_s: float) -> bytes:
+        sent = msgspec.msgpack.encode(request)
+        ends_s = time.monotonic() + timeout_s
+        was_open = self._wire is not None
+        try:
+            with contextlib.ExitStack() as broken:
+                broken.callback(self.close)  # A late answer must not be taken for the next one.
+                try:
+                    content = self._ask_once(sent, ends_s)
+                except (ConnectionError, EOFError):
+                    if not was_open:
+                        raise
+                    # The daemon restarted since the last question, or hung up on an idle viewer.
+                    self.close()
+                    content = self._ask_once(sent, ends_s)
+                broken.pop_all()
+                return content
+        except TimeoutError as error:
+            raise TransientError(
+                f"The daemon at {self.path} did not answer within {timeout_s:g} s. It may be busy "
+                "or stopped; try again, or restart it."
+            ) from error
+        except (OSError, EOFError) as error:
+            raise TransientError(
+                f"No daemon answers at {self.path}. Start one, or check --home."
+            ) from error
+
+    def _ask_once(self, request: bytes, ends_s: float) -> bytes:
+        wire = self._wire
+        if wire is None:
+            wire = self._wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            wire.settimeout(max(ends_s - time.monotonic(), 1e-3))
+            with reachable(self.path) as address:
                 wire.connect(address)
-            wire.sendall(len(request).to_bytes(4, "big") + request)
-            size = int.from_bytes(_read(wire, 4, ends_s), "big")
-            if size > ANSWER_BYTES_MAX:
-                raise MalformedMessage(f"the program behind {path} does not speak Shoal's protocol")
-            answer = msgspec.msgpack.decode(_read(wire, size, ends_s), type=dict[str, Any])
-    except TimeoutError as error:
-        raise TransientError(
-            f"The daemon at {path} did not answer within {timeout_s:g} s. It may be busy or "
-            "stopped; try again, or restart it."
-        ) from error
-    except (OSError, EOFError) as error:
-        raise TransientError(f"No daemon answers at {path}. Start one, or check --home.") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise MalformedMessage(
-            f"the program behind {path} does not speak Shoal's protocol"
-        ) from error
-    return _unwrap(answer, verb)
+        wire.settimeout(max(ends_s - time.monotonic(), 1e-3))
+        wire.sendall(len(request).to_bytes(4, "big") + request)
+        size = int.from_bytes(_read(wire, 4, ends_s), "big")
+        if size > ANSWER_BYTES_MAX:
+            raise self._foreign()
+        return _read(wire, size, ends_s)
+
+    def _foreign(self) -> MalformedMessage:
+        return MalformedMessage(f"the program behind {self.path} does not speak Shoal's protocol")
 
 
-def _unwrap(answer: dict[str, Any], verb: str) -> dict[str, Any]:
-    if answer.pop("ok", False) is True:
-        return answer
-    text = str(answer.get("error", f"the daemon refused {verb} without a reason"))
-    match answer.get("blame"):
+def call(path: Path, verb: str, timeout_s: float = 2.0, **fields: Any) -> dict[str, Any]:
+    """The daemon's answer to `verb` as a map; raises what `Connection.ask` does."""
+    with contextlib.closing(Connection(path)) as connection:
+        answer = connection.ask(verb, dict[str, Any], timeout_s, **fields)
+    del answer["ok"]
+    return answer
+
+
+def _refused(outcome: _Outcome, verb: str) -> ShoalError:
+    text = outcome.error or f"The daemon refused {verb} without a reason."
+    match outcome.blame:
         case "transient":
-            raise TransientError(text)
+            return TransientError(text)
         case "internal":
-            raise InternalError(text)
+            return InternalError(text)
         case _:
-            raise UserError(text)
+            return UserError(text)
 
 
 def _read(wire: socket.socket, size: int, ends_s: float) -> bytes:

@@ -53,12 +53,12 @@ Duty = Annotated[
     ),
 ]
 Anyway = Annotated[
-    bool, Parameter(help="Also where this machine is too small or too slow for it.", negative="")
+    bool, Parameter(help="Join even if this machine is too small or too slow.", negative="")
 ]
 Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
 MicroBatch = Annotated[
     int | None,
-    Parameter(help="Sequences at once on the device; found out otherwise.", validator=AtLeastOne),
+    Parameter(help="Sequences at once on the device; measured by default.", validator=AtLeastOne),
 ]
 Ranks = Annotated[
     int | None,
@@ -83,11 +83,11 @@ Evaluates = Annotated[
 ]
 Device = Annotated[
     str | None,
-    Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best otherwise."),
+    Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best by default."),
 ]
 DataHere = Annotated[
     str | None,
-    Parameter(help="Where the project's text lies here, if it is in files of your own."),
+    Parameter(help="Where the project's text is on this machine, if you have it in files."),
 ]
 DonateMbps = Annotated[
     float,
@@ -143,6 +143,16 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else ExitCode.DONE
 
 
+def check(words: Sequence[str]) -> None:
+    """UserError if the command would not understand these words."""
+    try:
+        app.parse_args(list(words), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        from shoal.common import refusals
+
+        raise UserError(refusals.words(error)) from error
+
+
 @app.meta.default
 def _launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
@@ -160,9 +170,8 @@ def _launch(
     failures.use_home(here)
     kernel_cache.use(here.kernels())
     extras.require_for(tokens)
-    if "home" in ignored:
-        return command(*bound.args, **bound.kwargs, home=here)
-    return command(*bound.args, **bound.kwargs)
+    given = {"home": here, "check": check}
+    return command(*bound.args, **bound.kwargs, **{name: given[name] for name in ignored})
 
 
 app.version = versions.line
@@ -174,7 +183,7 @@ def join(
     *,
     name: Annotated[
         str | None,
-        Parameter(help="What others see you as; part of your key by default."),
+        Parameter(help="The name that others see; part of your key by default."),
     ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     port: Port = 0,
@@ -233,10 +242,10 @@ def status(
         bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
     ] = False,
     watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
-    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only daemons with this name.")] = None,
     home: HomeHere,
 ) -> int:
-    """Say how the daemons on this machine are doing."""
+    """Show the status of the daemons on this machine."""
     from shoal.machine import status_command
 
     return status_command.status(home, instance=instance, as_json=json, is_watching=watch)
@@ -247,9 +256,9 @@ def tui(
     *,
     host: Annotated[
         tuple[str, ...],
-        Parameter(help="An instance or a control socket; more than one may be given."),
+        Parameter(help="An instance or a control socket; repeatable."),
     ] = (),
-    link: Annotated[str | None, Parameter(help="Look on in a swarm by its join link.")] = None,
+    link: Annotated[str | None, Parameter(help="Watch a swarm by its join link.")] = None,
     replay: Annotated[Path | None, Parameter(help="Show a recording.")] = None,
     record: Annotated[
         Path | None, Parameter(help="Also write what is shown to a recording.")
@@ -266,7 +275,7 @@ def tui(
     """Watch the swarm in the terminal."""
     from shoal.machine import tui_command
 
-    looks = tui_command.Looks(
+    options = tui_command.TuiOptions(
         hosts=host,
         link=link,
         replay=replay,
@@ -275,13 +284,13 @@ def tui(
         is_readonly=readonly,
         is_ascii=ascii,
     )
-    return tui_command.serve(home, looks, port=port) if serve else tui_command.look(home, looks)
+    return tui_command.serve(home, options, port=port) if serve else tui_command.look(home, options)
 
 
 @app.command(group=TAKE_PART)
 def stop(
     *,
-    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only daemons with this name.")] = None,
     role: Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")] = None,
     home: HomeHere,
 ) -> int:
@@ -297,7 +306,7 @@ def pause(
         str | None, Parameter(help="How long: 90s, 15m, 2h, 1d; until resumed by default.")
     ] = None,
     *,
-    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only learners with this name.")] = None,
     home: HomeHere,
 ) -> int:
     """Stop local steps for a while; weights stay current, nothing is lost."""
@@ -309,7 +318,7 @@ def pause(
 @app.command(group=TAKE_PART)
 def resume(
     *,
-    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only learners with this name.")] = None,
     home: HomeHere,
 ) -> int:
     """Go on after a pause."""
@@ -321,10 +330,10 @@ def resume(
 @app.command(group=TAKE_PART)
 def finish(
     *,
-    instance: Annotated[str | None, Parameter(help="Only learners called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only learners with this name.")] = None,
     home: HomeHere,
 ) -> int:
-    """Hand in what is done, then stop: within a minute."""
+    """Push what is done, then stop, within a minute."""
     from shoal.machine import run_commands
 
     return run_commands.finish(home, instance=instance)
@@ -357,12 +366,12 @@ def replay(
     tape: Annotated[Path, Parameter(help="A tape, or a directory with those of several daemons.")],
     *,
     until: Annotated[
-        int | None, Parameter(help="Look at nothing behind this round.", validator=AtLeastOne)
+        int | None, Parameter(help="Ignore everything after this round.", validator=AtLeastOne)
     ] = None,
     explain: Annotated[
         int | None,
         Parameter(
-            help="Tell of this round: who was in, with which weight, who was late and why.",
+            help="Explain this round: who took part, with which weight, who was late and why.",
             validator=AtLeastOne,
         ),
     ] = None,
@@ -370,12 +379,12 @@ def replay(
         Literal["audit", "merge", "retrain"], Parameter(help="Go up to this level.")
     ] = "retrain",
     project: Annotated[
-        Path | None, Parameter(help="A signed project, whose tapes they must be.")
+        Path | None, Parameter(help="A signed project that the tapes must belong to.")
     ] = None,
     json: Annotated[Path | None, Parameter(help="Write the figures to this file.")] = None,
     home: HomeHere,
 ) -> int:
-    """Run again what a tape recorded, and say whether it comes to the same.
+    """Run a tape again, and say whether the result is the same.
 
     Exit code 0: all that was tried came out as recorded. 1: something did not; the first event
     is named. 2: the tape cannot be read, or is another project's.
@@ -411,14 +420,12 @@ def demo(
             validator=validators.Number(gt=0),
         ),
     ] = None,
-    seed: Annotated[int, Parameter(help="Of a storm: the same blows in the same order.")] = 0,
-    keep: Annotated[
-        bool, Parameter(help="Leave the temporary directory behind.", negative="")
-    ] = False,
+    seed: Annotated[int, Parameter(help="Seed of a storm: the same faults in the same order.")] = 0,
+    keep: Annotated[bool, Parameter(help="Keep the temporary directory.", negative="")] = False,
 ) -> int:
     """Train a small model here with a syncer and several learners, and show how it goes.
 
-    With --chaos: do something bad to a swarm, and judge what becomes of it. Exit code 1: a
+    With --chaos: inject faults into a swarm, and judge how it recovers. Exit code 1: a
     scenario failed.
     """
     if chaos is not None:

@@ -19,10 +19,12 @@ AsJson = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 @config_app.command(name="list")
 def show(
     *,
-    set_only: Annotated[bool, Parameter(help="Only what somebody decided.", negative="")] = False,
+    set_only: Annotated[
+        bool, Parameter(help="Only settings that differ from the default.", negative="")
+    ] = False,
     json: AsJson = False,
 ) -> int:
-    """Print all settings in force, and who decided each."""
+    """Print all settings in force, and where each comes from."""
     from shoal.machine import config_command
 
     return say(config_command.show(as_json=json, is_brief=set_only))
@@ -56,7 +58,7 @@ def change(
 
 @config_app.command
 def unset(key: Name) -> int:
-    """Take a setting out of your file, so that the default holds again."""
+    """Remove a setting from your file, so that the default applies again."""
     from shoal.machine import config_command
 
     return say(config_command.drop(key))
@@ -64,7 +66,7 @@ def unset(key: Name) -> int:
 
 @config_app.command
 def explain(key: Name, *, json: AsJson = False) -> int:
-    """Print what a setting means, its value, who decided it, and what it may be."""
+    """Print what a setting means, its value and origin, and what it may be."""
     from shoal.machine import config_command
 
     return say(config_command.explain(key, as_json=json))

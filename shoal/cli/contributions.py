@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from shoal.common.choices import HomeHere
 
-contributions_app = App(name="contributions", help="Show what this machine's keys gave.")
+contributions_app = App(name="contributions", help="Show what this machine contributed.")
 
 
 @contributions_app.default
@@ -18,7 +18,7 @@ def show(
     json: Annotated[bool, Parameter(help="Print one JSON list.", negative="")] = False,
     home: HomeHere,
 ) -> int:
-    """Show what this machine's keys gave to each project, by the newest receipts."""
+    """Show what this machine contributed to each project, by its newest receipts."""
     from shoal.machine import contributions_command
 
     return contributions_command.show(home, as_json=json)
@@ -31,9 +31,9 @@ def verify(
     ],
     home: HomeHere,
 ) -> int:
-    """Prove files of receipts, without any syncer or network, and say who signed what.
+    """Verify files of receipts without a syncer or the network, and say who signed what.
 
-    Exit code 0: every byte is proven. 1: a file is altered, cut off or false; the reason is told.
+    Exit code 0: every byte is proven. 1: a file is altered, cut off or forged; the output says why.
     """
     from shoal.machine import contributions_command
 

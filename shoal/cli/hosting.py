@@ -31,7 +31,7 @@ from shoal.common.choices import (
     tape_options,
 )
 
-syncer_app = App(name="syncer", help="Host a project: merge what learners hand in.", group=HOST)
+syncer_app = App(name="syncer", help="Host a project: merge what learners push.", group=HOST)
 witness_app = App(
     name="witness", help="Vote for a project: keep its log, decide who leads.", group=HOST
 )
@@ -84,7 +84,7 @@ def run_syncer(
 
 @syncer_app.command
 def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
-    """Print the key of this machine's syncer, as [[voters]] in a project file want it."""
+    """Print the key of this machine's syncer, for [[voters]] in a project file."""
     from host.files import keystore
 
     identity = keystore.load_or_create(home.identity("syncer", instance))
@@ -98,10 +98,10 @@ def status(
         bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
     ] = False,
     watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
-    instance: Annotated[str | None, Parameter(help="Only the syncer called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only the syncer with this name.")] = None,
     home: HomeHere,
 ) -> int:
-    """Say how the syncers on this machine are doing: `shoal status` without the others."""
+    """Show the status of the syncers on this machine."""
     from shoal.machine import status_command
 
     return status_command.status(
@@ -111,9 +111,9 @@ def status(
 
 @syncer_app.command
 def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
-    """Give the seat to a standby, before this host is taken away; wait until another one leads.
+    """Hand the lead to a standby before taking this host down; wait until another one leads.
 
-    Exit code 0: another syncer leads. 2: no standby has everything. 3: not within a minute.
+    Exit code 0: another syncer leads. 2: no standby is up to date. 3: not within a minute.
     """
     from shoal.machine import run_commands
 
@@ -125,9 +125,7 @@ def snapshot(
     *,
     list_kept: Annotated[
         bool,
-        Parameter(
-            name="--list", help="Take none; check those on this disk and list them.", negative=""
-        ),
+        Parameter(name="--list", help="Take none; check and list those on this disk.", negative=""),
     ] = False,
     json: Annotated[bool, Parameter(help="With --list: as one JSON list.", negative="")] = False,
     instance: Instance = DEFAULT_INSTANCE,
@@ -135,8 +133,8 @@ def snapshot(
 ) -> int:
     """Take a consistent snapshot of the whole swarm now, and wait until it is kept.
 
-    Nobody stops for it. Every learner keeps its own part on its own disk; one that dies meanwhile
-    is named and left out. `shoal project restore-snapshot` goes back to one.
+    Training does not stop for it. Every learner keeps its own part on its own disk; one that dies
+    meanwhile is named and left out. `shoal project restore-snapshot` goes back to one.
     """
     from shoal.project import snapshot_command
 
@@ -153,7 +151,7 @@ def ledger(
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> int:
-    """Show who gave how much, and what did not count and why; also when no syncer runs."""
+    """Show who contributed how much, and what did not count and why."""
     from shoal.machine import ledger_command
 
     return ledger_command.ledger(home, instance=instance, as_json=json, csv_path=csv)
@@ -202,7 +200,7 @@ def run_witness(
 
 @witness_app.command(name="key")
 def witness_key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
-    """Print the key of this machine's witness, as `shoal project add-witness` wants it."""
+    """Print the key of this machine's witness, for `shoal project add-witness`."""
     from host.files import keystore
 
     identity = keystore.load_or_create(home.identity("witness", instance))

@@ -11,7 +11,7 @@ from host.files.home import Role
 from shoal.common.choices import THIS_MACHINE, HomeHere, say
 
 identity_app = App(
-    name="identity", help="The keys of this machine: show, back up, bring back.", group=THIS_MACHINE
+    name="identity", help="The keys of this machine: show, back up, restore.", group=THIS_MACHINE
 )
 
 PassphraseFile = Annotated[
@@ -22,7 +22,7 @@ PassphraseFile = Annotated[
 
 @identity_app.command
 def show(*, home: HomeHere) -> int:
-    """Print the public keys of this machine and where the secret ones lie."""
+    """Print the public keys of this machine and where the private ones are."""
     from shoal.machine import identity_command
 
     return say(identity_command.show(home))
@@ -32,12 +32,12 @@ def show(*, home: HomeHere) -> int:
 def export(
     to: Annotated[Path, Parameter(help="File to write; must not exist.")],
     *,
-    role: Annotated[Role | None, Parameter(help="Which key, where there are several.")] = None,
+    role: Annotated[Role | None, Parameter(help="Which key, if there are several.")] = None,
     instance: Annotated[str | None, Parameter(help="Which instance's.")] = None,
     passphrase_file: PassphraseFile = None,
     home: HomeHere,
 ) -> int:
-    """Write a back-up of a key, encrypted where a passphrase is given."""
+    """Back up a key, encrypted if a passphrase is given."""
     from shoal.machine import identity_command
 
     return say(
@@ -52,15 +52,13 @@ def import_key(
     source: Annotated[Path, Parameter(help="A file that `shoal identity export` wrote.")],
     *,
     instance: Annotated[
-        str | None, Parameter(help="For this instance, not the one that it was taken from.")
+        str | None, Parameter(help="For this instance instead of the one it was exported from.")
     ] = None,
-    replace: Annotated[
-        bool, Parameter(help="Move another key aside that lies there.", negative="")
-    ] = False,
+    replace: Annotated[bool, Parameter(help="Move an existing key aside.", negative="")] = False,
     passphrase_file: PassphraseFile = None,
     home: HomeHere,
 ) -> int:
-    """Bring a key back from its back-up, also on another machine."""
+    """Restore a key from its backup, on this machine or another."""
     from shoal.machine import identity_command
 
     return say(

@@ -22,7 +22,7 @@ def add_machine(app: App) -> None:
 
 
 def init(*, home: HomeHere) -> int:
-    """Make what is missing here: home, key, a settings file with everything explained."""
+    """Create what is missing here: home, key, and a settings file that explains itself."""
     from shoal.machine import config_command
 
     return say(config_command.begin(home))
@@ -38,17 +38,17 @@ def doctor(
     port: Annotated[
         int | None,
         Parameter(
-            help="Port to look at; a syncer's otherwise.",
+            help="Port to check; a syncer's by default.",
             validator=validators.Number(gte=1, lte=65535),
         ),
     ] = None,
     quick: Annotated[
-        bool, Parameter(help="Leave out engine, swarm and training.", negative="")
+        bool, Parameter(help="Skip network engine, swarm and training.", negative="")
     ] = False,
     json: Annotated[bool, Parameter(help="Print one JSON object.", negative="")] = False,
     home: HomeHere,
 ) -> int:
-    """Examine this machine, and whether it can take part in a project, before joining it.
+    """Check this machine and, before joining a project, whether it can take part.
 
     Exit code 0: it can. 1: something is in trouble; the line says what to do.
     """
@@ -60,14 +60,16 @@ def doctor(
 def run(
     project: Annotated[
         str | None,
-        Parameter(help="Name of a project joined here, or how its id begins; the last one else."),
+        Parameter(
+            help="Name of a project joined here, or how its id begins; the last one by default."
+        ),
     ] = None,
     *,
     instance: Instance = DEFAULT_INSTANCE,
     log_json: LogJson = None,
     home: HomeHere,
 ) -> int:
-    """Go on with what was joined here before, without its link and with the same options."""
+    """Continue with what was joined here before: no link needed, same options."""
     from shoal.machine import run_commands
 
     return run_commands.run(home, project, instance=instance, log_json=log_json)
@@ -86,7 +88,7 @@ def leave(
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> int:
-    """Leave a project: hand in what is done, stop, and forget that it was joined."""
+    """Leave a project: push what is done, stop, and forget that it was joined."""
     from shoal.machine import leave_command
 
     return leave_command.leave(home, project, instance=instance, is_purging=purge)
@@ -106,7 +108,7 @@ def logs(
     *,
     follow: Annotated[
         bool,
-        Parameter(name=["--follow", "-f"], help="Go on with what is written.", negative=""),
+        Parameter(name=["--follow", "-f"], help="Keep printing new lines.", negative=""),
     ] = False,
     lines: Annotated[
         int,
@@ -116,9 +118,9 @@ def logs(
             validator=validators.Number(gte=0),
         ),
     ] = 50,
-    level: Annotated[Level, Parameter(help="Leave out what is less important.")] = "info",
+    level: Annotated[Level, Parameter(help="Skip less important lines.")] = "info",
     role: Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")] = None,
-    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only daemons with this name.")] = None,
     json: Annotated[
         bool | None,
         Parameter(

@@ -12,7 +12,7 @@ from shoal.common.choices import HOST, HomeHere, Instance, Key, ProjectPath, Who
 from shoal.project.presets import PresetName
 
 project_app = App(
-    name="project", help="Create, sign and read project files; govern a project.", group=HOST
+    name="project", help="Create, sign and read project files; change rules and voters.", group=HOST
 )
 
 
@@ -41,8 +41,7 @@ def sign(
     change_voter: Annotated[
         bool,
         Parameter(
-            help="Let the file decide about a voter that it has more, or less, than what is "
-            "signed.",
+            help="Accept a voter that the file adds to, or leaves out of, what is signed.",
             negative="",
         ),
     ] = False,
@@ -59,7 +58,7 @@ def sign(
 def show(
     path: Annotated[Path, Parameter(help="A signed project (.shoal) or a project file (.toml).")],
 ) -> int:
-    """Say what a project is."""
+    """Print what a project file says."""
     from shoal.project import file_commands
 
     return say(file_commands.show(path))
@@ -73,7 +72,7 @@ def invite(
     ] = None,
     *,
     wait: Annotated[
-        str | None, Parameter(help="How long to wait for a syncer: 30s, 5m; not at all otherwise.")
+        str | None, Parameter(help="How long to wait for a syncer: 30s, 5m; not at all by default.")
     ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
@@ -98,7 +97,7 @@ def add_syncer(
     ] = 5,
     home: HomeHere,
 ) -> int:
-    """Let another host stand by, ready to lead: its key is what `shoal syncer key` prints there."""
+    """Add a syncer that stands by, ready to lead; `shoal syncer key` prints its key there."""
     from shoal.project import charter_commands
 
     return say(charter_commands.add_voter(project, home, key=key, role="syncer", priority=priority))
@@ -106,7 +105,7 @@ def add_syncer(
 
 @project_app.command
 def add_witness(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> int:
-    """Let another host vote: its key is what `shoal witness key` prints there."""
+    """Add a witness that votes; `shoal witness key` prints its key there."""
     from shoal.project import charter_commands
 
     return say(charter_commands.add_voter(project, home, key=key, role="witness", priority=0))
@@ -122,7 +121,7 @@ def remove_voter(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
 
 @project_app.command
 def readmit(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
-    """Let a voter vote again whose disk was wiped, replaced, or restored from a copy."""
+    """Readmit a voter whose disk was wiped, replaced, or restored from a copy."""
     from shoal.project import charter_commands
 
     return say(charter_commands.readmit(project, home, key=key))
@@ -130,7 +129,7 @@ def readmit(key: Key, project: ProjectPath, *, home: HomeHere) -> int:
 
 @project_app.command
 def ban(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> int:
-    """Refuse a learner from now on."""
+    """Ban a learner from now on."""
     from shoal.project import charter_commands
 
     return say(charter_commands.ban(project, home, key=key))
@@ -178,11 +177,11 @@ def reset_seat(
             negative="",
         ),
     ] = (),
-    yes: Annotated[bool, Parameter(help="Do it; otherwise it is only explained.", negative="")] = (
-        False
-    ),
+    yes: Annotated[
+        bool, Parameter(help="Do it; by default only say what would happen.", negative="")
+    ] = (False),
     force: Annotated[
-        bool, Parameter(help="Even while a majority of the voters is here.", negative="")
+        bool, Parameter(help="Even if a majority of the voters is here.", negative="")
     ] = False,
     from_learners: Annotated[
         str | None,
@@ -194,7 +193,7 @@ def reset_seat(
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> int:
-    """Go on from this host's records after most voters are lost for good: a new epoch."""
+    """Continue from this host's records after most voters are lost for good, in a new epoch."""
     from shoal.project import reset_seat_command
 
     return say(
@@ -215,12 +214,14 @@ def restore_snapshot(
     project: ProjectPath,
     snapshot: Annotated[
         str | None,
-        Parameter(help="Which one, as `shoal syncer snapshot --list` calls it; else the newest."),
+        Parameter(
+            help="Which one, by its name in `shoal syncer snapshot --list`; the newest by default."
+        ),
     ] = None,
     *,
-    yes: Annotated[bool, Parameter(help="Do it; otherwise it is only explained.", negative="")] = (
-        False
-    ),
+    yes: Annotated[
+        bool, Parameter(help="Do it; by default only say what would happen.", negative="")
+    ] = (False),
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> int:

@@ -7,14 +7,14 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from host.files.home import DEFAULT_INSTANCE, DaemonRole
-from shoal.common.choices import THIS_MACHINE, HomeHere, Instance
+from shoal.common.choices import THIS_MACHINE, CommandCheck, HomeHere, Instance
 
 service_app = App(
-    name="service", help="Have systemd start a daemon, and start it again.", group=THIS_MACHINE
+    name="service", help="Have systemd start a daemon and keep it running.", group=THIS_MACHINE
 )
 
 System = Annotated[
-    bool, Parameter(help="A service of the machine, hardened; otherwise one of yours.", negative="")
+    bool, Parameter(help="A hardened system service; a user service by default.", negative="")
 ]
 
 
@@ -39,7 +39,7 @@ def install(
     system: System = False,
     run_as: Annotated[
         str | None,
-        Parameter(help="With --system: as this user; otherwise as one made up by systemd."),
+        Parameter(help="With --system: run as this user; by default systemd makes one up."),
     ] = None,
     print_unit: Annotated[
         bool, Parameter(name="--print", help="Print the unit and change nothing.", negative="")
@@ -48,6 +48,7 @@ def install(
         bool, Parameter(help="Start it at once (--no-start: at the next boot or login).")
     ] = True,
     home: HomeHere,
+    check: CommandCheck,
 ) -> int:
     """Write a systemd unit for a daemon, enable and start it."""
     from shoal.machine import service_command
@@ -62,6 +63,7 @@ def install(
         run_as=run_as,
         is_only_printing=print_unit,
         is_starting=start,
+        check=check,
     )
 
 
@@ -70,7 +72,7 @@ def status(
     *,
     json: Annotated[bool, Parameter(help="Print one JSON list.", negative="")] = False,
 ) -> int:
-    """Print which services of Shoal are installed, and how systemd says they are."""
+    """List the installed Shoal services and their state."""
     from shoal.machine import service_command
 
     return service_command.status(as_json=json)
@@ -80,9 +82,9 @@ def status(
 def uninstall(
     *,
     role: Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")] = None,
-    instance: Annotated[str | None, Parameter(help="Only daemons called so.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only daemons with this name.")] = None,
     system: Annotated[
-        bool | None, Parameter(help="Only those of the machine (--no-system: only yours).")
+        bool | None, Parameter(help="Only system services (--no-system: only user services).")
     ] = None,
 ) -> int:
     """Stop services of Shoal and remove their units; keys and data stay."""

@@ -30,7 +30,7 @@ def run(
     ] = None,
     tape: Annotated[
         Path | None,
-        Parameter(help="Also record everybody, for `shoal replay`, in this new folder."),
+        Parameter(help="Also record every daemon in this new folder, for `shoal replay`."),
     ] = None,
     quiet: Annotated[bool, Parameter(help="Only the summary.", negative="")] = False,
 ) -> int:
@@ -60,7 +60,9 @@ def sweep(
     jobs: Annotated[int, Parameter(help="Processes at a time.", validator=AtLeastOne)] = 2,
     scenario: Annotated[
         str | None,
-        Parameter(help="Only this one; else drawn swarms, and voters alone every fourth seed."),
+        Parameter(
+            help="Only this one; by default random swarms, and voters alone every fourth seed."
+        ),
     ] = None,
 ) -> int:
     """Run many seeds under faults; exit code 1, and how to see each again, if a promise breaks."""

@@ -13,7 +13,7 @@ _OF_DISKS = {
     errno.EROFS: "The disk is mounted read-only{where}. Mount it writable, or use another --home.",
     errno.EIO: "The disk fails{where}. Look at the system's log, and move --home to another disk.",
     errno.EMFILE: "Too many files are open. Raise the limit (ulimit -n), then start again.",
-    errno.ENFILE: "The whole machine has too many files open. End something, then start again.",
+    errno.ENFILE: "This machine has too many files open. Close some programs, then start again.",
     errno.ENOMEM: "The machine is out of memory. Free some, then start again.",
     errno.EACCES: "Access was denied{where}. Correct the permissions, or use another --home.",
 }

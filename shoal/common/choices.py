@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +20,10 @@ THIS_MACHINE = Group("This machine", sort_key=3)
 TRY_OUT = Group("Try out and check", sort_key=4)
 
 HomeHere = Annotated[Home, Parameter(parse=False)]
-Instance = Annotated[str, Parameter(help="Tells several daemons of one role in one home apart.")]
+CommandCheck = Annotated[Callable[[Sequence[str]], None], Parameter(parse=False)]
+"""Raises UserError for words that the command would not understand."""
+
+Instance = Annotated[str, Parameter(help="Name that tells daemons of one role in one home apart.")]
 Port = Annotated[
     int,
     Parameter(
@@ -61,34 +64,34 @@ Announce = Annotated[
     tuple[str, ...],
     Parameter(
         name=["--announce", "--host-address"],
-        help="Address for others where this machine cannot know it, such as "
-        "/dns4/example.org/tcp/4100; may be given several times.",
+        help="Address to give to others if this machine cannot know it, such as "
+        "/dns4/example.org/tcp/4100; repeatable.",
         negative="",
     ),
 ]
 Bootstrap = Annotated[
     tuple[str, ...],
-    Parameter(help="Whole address of a host already in the swarm; repeatable.", negative=""),
+    Parameter(help="Full address of a host already in the swarm; repeatable.", negative=""),
 ]
 Link = Annotated[
     str | None,
     Parameter(
         name="--join",
-        help="The project's join link, where other hosts of it run already.",
+        help="The project's join link, if other hosts already run.",
     ),
 ]
 TapeAt = Annotated[
     str,
     Parameter(
         name="--tape",
-        help="Directory to record to what `shoal replay` needs; on: in the home; off: nowhere.",
+        help="Where to record what `shoal replay` needs: a directory, on (in the home) or off.",
     ),
 ]
 TapeMib = Annotated[
     int,
     Parameter(
         name="--tape-mib-max",
-        help="Room for the tape, in MiB; the oldest goes first.",
+        help="Space for the tape in MiB; the oldest records go first.",
         validator=validators.Number(gte=4),
     ),
 ]
@@ -122,7 +125,7 @@ def monitor_at(text: str | None) -> MonitorAt | None:
         number = -1
     if not 0 <= number <= 65_535:
         raise UserError(
-            f"{text!r} is no place for the monitor. Give a port, such as 9464, or an address of "
-            "this machine and a port, such as 192.0.2.7:9464."
+            f"{text!r} is not an address for the monitor. Give a port, such as 9464, or an address "
+            "of this machine and a port, such as 192.0.2.7:9464."
         )
     return MonitorAt(host, number)

@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import msgspec
-
 from host.control import client
 from host.files.home import Daemon, DaemonRole, Home
-from protocol.errors import MalformedMessage, ShoalError, TransientError
-from protocol.status import DaemonStatus
+from protocol.errors import ShoalError, TransientError
+from protocol.status import DaemonStatus, StatusAnswer
 
 POLL_S = 0.1
 
@@ -47,15 +45,9 @@ def find_daemons(
 
 
 def ask_status(daemon: Daemon) -> DaemonStatus:
-    """What the daemon says about itself. Raises what `control_client.call` raises."""
-    answer = client.call(daemon.socket, "status")
-    try:
-        return msgspec.convert(answer.get("status"), DaemonStatus)  # type: ignore[no-any-return]
-    except msgspec.ValidationError as error:
-        raise MalformedMessage(
-            f"the {daemon.role} {daemon.instance} is of another version of Shoal ({error}); "
-            "restart it"
-        ) from error
+    """What the daemon says about itself. Raises what `Connection.ask` raises."""
+    with contextlib.closing(client.Connection(daemon.socket)) as connection:
+        return connection.ask("status", StatusAnswer).status
 
 
 def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
@@ -90,7 +82,7 @@ def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
     return statuses, silent
 
 
-def looks(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
+def statuses_of(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
     """What the daemon says about itself, again and again until the time is over."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:

@@ -18,6 +18,6 @@ def seconds(text: str) -> float:
     value = float(found[1]) * UNITS_S[found[2]] if found else 0.0
     if not 0 < value <= LONGEST_S:
         raise UserError(
-            f"{text!r} is no length of time. Write a number and s, m, h or d, such as 15m or 2h."
+            f"{text!r} is not a duration. Write a number and s, m, h or d, such as 15m or 2h."
         )
     return value

@@ -22,7 +22,7 @@ MEANINGS: Final[dict[ExitCode, str]] = {
     ExitCode.DONE: "done, or stopped as asked",
     ExitCode.FAILED: "failed",
     ExitCode.WRONG_INPUT: "wrong input: the message says what to change",
-    ExitCode.NOT_REACHABLE: "nobody answers, or not now: worth another try",
+    ExitCode.NOT_REACHABLE: "no answer, or not now: try again later",
     ExitCode.REFUSED: "refused by the project",
     ExitCode.BUG: "a bug in Shoal",
     ExitCode.INTERRUPTED: "interrupted with Ctrl-C",

@@ -13,7 +13,7 @@ def words(error: CycloptsError) -> str:
     remedy = f"Ask `{verb} --help`."
     match error:
         case UnusedCliTokensError(unused_tokens=[first, *_]):
-            return f"`{verb}` takes nothing more, but there is {first!r}. {remedy}"
+            return f"`{verb}` takes no more arguments, but got {first!r}. {remedy}"
         case RepeatArgumentError():
             option = error.token.keyword or _name(error)
             return f"{option} is given more than once, or with its opposite. {remedy}"

@@ -288,7 +288,9 @@ def _in_file(path: Path) -> dict[str, object]:
     try:
         tables = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"The settings {path} are no TOML ({error}). Correct that line.") from error
+        raise UserError(
+            f"The settings {path} are not valid TOML ({error}). Correct that line."
+        ) from error
     found = {}
     for section, table in tables.items():
         place = Place(str(path), section)

@@ -141,8 +141,8 @@ def _training(
         yield Finding(
             topic="project",
             verdict="unknown",
-            says=f"{named.name} cannot be judged: nobody told its rules",
-            remedy="Try again once its syncer is there.",
+            says=f"{named.name} cannot be checked: no syncer sent its rules",
+            remedy="Try again once its syncer is online.",
         )
 
 
@@ -192,5 +192,5 @@ def closing(found: list[Finding], project: str) -> str:
     if bad:
         return f"This machine cannot {what} yet: {', '.join(bad)}."
     if not project:
-        return f"This machine can {what}. Judge one before joining: shoal doctor 'shoal:...'"
+        return f"This machine can {what}. Check one before joining: shoal doctor 'shoal:...'"
     return f"This machine can {what}."

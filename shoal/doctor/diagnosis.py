@@ -25,7 +25,7 @@ _ADDRESS = re.compile(r"/ip[46]/([^/]+)/")
 
 
 def _untried(topic: str) -> Finding:
-    return Finding(topic=topic, verdict="unknown", says="not tried (--quick)")
+    return Finding(topic=topic, verdict="unknown", says="skipped (--quick)")
 
 
 def _too_busy(topic: str, busy: str) -> Finding:
@@ -80,8 +80,8 @@ def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
         return Finding(
             topic="accelerator",
             verdict="trouble",
-            says=f"no device can be used: {trial.trouble or 'the trial said nothing'}",
-            remedy="Correct the driver, or name another device: --device cpu.",
+            says=f"no device can be used: {trial.trouble or 'the trial printed nothing'}",
+            remedy="Fix the driver, or name another device: --device cpu.",
             figures=figures,
         )
     if trial.device == "cpu" and present:
@@ -96,7 +96,7 @@ def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
         return Finding(
             topic="accelerator",
             verdict="good",
-            says="none here; training uses the processor",
+            says="none found; training uses the CPU",
             figures=figures,
         )
     bf16 = ", bf16" if trial.is_bf16 else ", f32"
@@ -156,14 +156,14 @@ def clock(swarm: SwarmAnswer | None, kept: bool | None, error_s: float | None) -
         return Finding(
             topic="clock",
             verdict="care" if is_off else "good",
-            says=f"kept by a time service, off by at most {error_s:.2g} s",
+            says=f"synchronized by a time service, off by at most {error_s:.2g} s",
             remedy=remedy if is_off else "",
             figures=figures,
         )
     return Finding(
         topic="clock",
         verdict="unknown",
-        says="cannot be told: no time service is known to keep it, and no swarm answered",
+        says="unknown: no time service seems to run, and no swarm answered",
         remedy=f"Name a project to compare. {remedy}",
         figures=figures,
     )
@@ -236,8 +236,8 @@ def _inward(swarm: SwarmAnswer) -> str:
     """Whether others could dial this host, by what they found or by its addresses alone."""
     outside = public_addresses(swarm.addresses)
     if swarm.tried_to_dial:
-        tried = f"{swarm.could_dial} of {swarm.tried_to_dial} that tried could dial port"
-        carried = ", others carry streams to it" if swarm.reach == "relayed" else ""
+        tried = f"{swarm.could_dial} of {swarm.tried_to_dial} that tried could reach port"
+        carried = ", others relay streams to it" if swarm.reach == "relayed" else ""
         return f"{tried} {swarm.port} here{carried}"
     if outside:
         return f"others can dial {outside[0]} unless a firewall is in between"
@@ -248,7 +248,7 @@ def _opening(how: str, port: int) -> str:
     """What to do about a NAT, if anything."""
     open_it = f"forward TCP port {port} to this machine and name it with --port {port}"
     if how == "relayed":
-        return f"Training works so. To give weights to others at full speed, {open_it}."
+        return f"Training works anyway. To send weights to others at full speed, {open_it}."
     if how == "outward":
         return f"Training works so, but nothing can be fetched from here. To be of use, {open_it}."
     return ""
@@ -301,7 +301,9 @@ def memory(available_bytes: int, total_bytes: int, limit: str) -> Finding:
         topic="memory",
         verdict="good" if is_ample else "care",
         says=f"{amount(available_bytes)} of {amount(total_bytes)} available{bound}",
-        remedy="" if is_ample else "Free some: daemon and trainer take 1 GiB before any model.",
+        remedy=""
+        if is_ample
+        else "Free some: the daemon and its trainer take 1 GiB before any model.",
         figures=figures,
     )
 

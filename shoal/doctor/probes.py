@@ -113,7 +113,7 @@ def _trial(module: str, wish: object, kind: type[Answer], timeout_s: float) -> A
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return kind(trouble=f"it was not done within {timeout_s:g} s", busy=busy())
+        return kind(trouble=f"it did not finish within {timeout_s:g} s", busy=busy())
     answer = _answer(done, kind)
     if answer.trouble and time.monotonic() - started_s > SLOW_S:
         answer.busy = busy()
@@ -127,7 +127,7 @@ def _answer(done: subprocess.CompletedProcess[bytes], kind: type[Answer]) -> Ans
         if done.returncode == -9:
             return _killed(kind)
         last = done.stderr.decode(errors="replace").strip().splitlines()
-        return kind(trouble=last[-1] if last else f"it ended with code {done.returncode}")
+        return kind(trouble=last[-1] if last else f"it exited with code {done.returncode}")
 
 
 def busy() -> str:
@@ -141,7 +141,7 @@ def busy() -> str:
 
 
 def _killed(kind: type[Answer]) -> Answer:
-    trouble = "it was killed, as the kernel does when memory runs out"
+    trouble = "it was killed, most likely because memory ran out"
     answer = kind(trouble=trouble)
     if isinstance(answer, TrialAnswer):
         answer.is_out_of_memory = True

@@ -64,7 +64,7 @@ def examined(genesis: Genesis, charter: Charter, settings: Settings) -> list[Fin
     available, _, _ = probes.memory(limits.ram_bytes_max)
     trial = None
     if wants_trial(needs, available, probes.most_memory(available)):
-        log.info("trying the project's model on this machine, once, before it is joined")
+        log.info("trying the project's model once on this machine before joining")
         trial = probes.try_training(probes.wish_of(genesis, charter, settings))
         trial = _told(trial)
     return [
@@ -92,5 +92,5 @@ def _told(trial: TrialAnswer) -> TrialAnswer | None:
     """A trial that could not be made says nothing about the machine."""
     if trial.tokens_per_s or trial.is_out_of_memory:
         return trial
-    log.warning("the trial was not made: %s", trial.trouble)
+    log.warning("the trial could not run: %s", trial.trouble)
     return None

@@ -63,7 +63,7 @@ def show(*, as_json: bool, is_brief: bool) -> list[str]:
         }
         return [msgspec.json.encode(table).decode()]
     if not names:
-        return [f"everything is as Shoal comes; {_place(settings)}"]
+        return [f"every setting has its default; {_place(settings)}"]
     width = max(map(len, names))
     room = min(40, max(len(settings_file.as_text(one, settings.value(one))) for one in names))
     lines = []
@@ -116,11 +116,11 @@ def _source_in_words(settings: LocalSettings, name: str) -> str:
     source = settings.source(name)
     match source.origin:
         case "environment":
-            return f"the environment, {source.detail}; it is above the file"
+            return f"the environment, {source.detail}; it overrides the file"
         case "file":
             return f"the file {source.detail}"
         case "default":
-            return "nobody decided; this is the default"
+            return "this is the default"
     return str(source)
 
 
@@ -149,7 +149,7 @@ def drop(name: str) -> list[str]:
     section, _, word = name.partition(".")
     table = document.get(section)
     if table is None or word not in table:
-        return [f"{path} says nothing of {name}", *_overruling(name)]
+        return [f"{path} does not set {name}", *_overruling(name)]
     del table[word]
     _write(path, document)
     now = settings_file.as_text(name, settings_file.load().value(name)) or "(none)"
@@ -167,7 +167,7 @@ def _aftermath(name: str, path: Path) -> list[str]:
 
 def _overruling(name: str) -> list[str]:
     variable = settings_file.known(name).variable
-    return [f"but {variable} in this environment overrules it"] if variable in os.environ else []
+    return [f"but {variable} in this environment overrides it"] if variable in os.environ else []
 
 
 def _item(key: Key, text: str, value: object) -> Item:
@@ -241,7 +241,7 @@ def begin(home: Home) -> list[str]:
         lines.append(f"settings  {path}, there already")
     else:
         _write_text(path, template())
-        lines.append(f"settings  {path}, made: everything in it is as Shoal comes")
+        lines.append(f"settings  {path}, created; every setting has its default")
     return [
         *lines,
         "",
@@ -253,10 +253,10 @@ def begin(home: Home) -> list[str]:
 def template() -> str:
     """A settings file in which every key is explained and commented out."""
     lines = [
-        "# What Shoal may do on this machine: nobody's business but yours, no project sees it.",
+        "# What Shoal may do on this machine. You alone decide; no project sees this file.",
         "# Each line that is commented out shows the default, or an example where there is none.",
         "# `shoal config explain KEY` says more. `shoal config set KEY VALUE` writes here and",
-        "# keeps your comments. What counts: flag, environment, this file, project, default.",
+        "# keeps your comments. Precedence: flag, environment, this file, project, default.",
     ]
     section = ""
     for name, key in settings_file.keys().items():

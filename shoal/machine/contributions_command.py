@@ -198,7 +198,7 @@ def _checked(path: Path, opened: OpenedBook) -> list[str]:
         f"  project    {one.project}: the hash of the genesis",
         f"  owner      {owner} of the genesis signed {charters}",
         f"  syncer     {', '.join(signers)} of the charter signed "
-        f"{plural(one.receipts, 'receipt')}; no count ever falls",
+        f"{plural(one.receipts, 'receipt')}; no count ever decreases",
         f"  you        {one.learner[:8]} signed the file",
         *(f"  before     {line}" for line in _former_words(one)),
     ]

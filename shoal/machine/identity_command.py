@@ -27,10 +27,10 @@ PASSPHRASE_CHARS_MIN: Final = 8
 FILE_BYTES_MAX: Final = 1 << 14
 
 PURPOSES: Final[dict[Role, str]] = {
-    "owner": "signs projects; lost means that they can never change again",
+    "owner": "signs projects; without it they can never change again",
     "syncer": "votes for projects and leads them",
     "witness": "votes for projects",
-    "learner": "under it a learner's merges are counted",
+    "learner": "counts a learner's merges",
 }
 
 _HEADER = re.compile(r"^(role|instance|key): (\S+)$", re.MULTILINE)
@@ -115,10 +115,10 @@ def export(
         raise UserError(f"{to} exists and is not overwritten. Choose another name.") from error
     except OSError as error:
         raise UserError(f"{to} cannot be written ({error.strerror}).") from error
-    how = "encrypted with the passphrase" if secret else "not encrypted: keep it where nobody reads"
+    how = "encrypted with the passphrase" if secret else "not encrypted: keep it private"
     return [
         f"wrote {to}: the key of {chosen.called}, {how}",
-        f"bring it back with: shoal identity import {to}",
+        f"restore it with: shoal identity import {to}",
     ]
 
 
@@ -160,7 +160,7 @@ def bring_back(
     return [
         *lines,
         f"{chosen.called} has the key {key.hex()}",
-        "one host a key: never start daemons with it on two machines",
+        "one host per key: never run daemons with it on two machines",
     ]
 
 

@@ -43,12 +43,13 @@ def leave(home: Home, project: str | None, *, instance: str, is_purging: bool) -
     for unit in service_command.installed():
         if unit.name == f"shoal-learner-{instance}.service":
             print(
-                f"{unit.name} would start it in vain: shoal service uninstall --instance {instance}"
+                f"{unit.name} would start it for nothing: "
+                f"shoal service uninstall --instance {instance}"
             )
     if is_purging:
         print(_purge(home, membership))
     else:
-        print("what it kept lies where it was; `shoal leave --purge` would have removed it")
+        print("its data stays in place; `shoal leave --purge` would have removed it")
     return ExitCode.DONE
 
 
@@ -73,7 +74,7 @@ def _running(home: Home, membership: Membership) -> Daemon | None:
 def _hand_in(daemon: Daemon) -> bool:
     """Asks the learner to finish; whether it was gone in time."""
     client.call(daemon.socket, "finish")
-    print(f"learner {daemon.instance} hands in what it did and then stops", flush=True)
+    print(f"learner {daemon.instance} pushes what it has and then stops", flush=True)
     return daemons.wait_until_gone(daemon, timeout_s=HAND_IN_S)
 
 

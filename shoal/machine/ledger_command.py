@@ -90,7 +90,7 @@ def _ask(home: Home, instance: str) -> Ledger | None:
         answer = client.call(socket, "ledger", ANSWER_S)
         return msgspec.convert(answer.get("ledger"), Ledger)
     except (ShoalError, msgspec.ValidationError):
-        print("no syncer answers here, so this is read off its disk", file=sys.stderr)
+        print("no syncer answers here, so this comes from its disk", file=sys.stderr)
         return None
 
 

@@ -111,10 +111,10 @@ def drain(home: Home, *, instance: str) -> int:
         return ExitCode.DONE
     others = ", ".join(str(key)[:8] for key in answer.get("standbys", []))
     print(
-        f"{called} ends the rounds in flight and hands the seat over; ready: {others}", flush=True
+        f"{called} ends the rounds in flight and hands over the lead; ready: {others}", flush=True
     )
     said, began_s = "", time.monotonic()
-    for status in daemons.looks(daemon, timeout_s=DRAIN_S):
+    for status in daemons.statuses_of(daemon, timeout_s=DRAIN_S):
         seat = status.seat if isinstance(status, SyncerStatus) else None
         if seat is not None and seat.leader not in ("", status.key):
             took_s = time.monotonic() - began_s
@@ -128,7 +128,7 @@ def drain(home: Home, *, instance: str) -> int:
             print(said, flush=True)
     failures.complain(
         f"No other syncer leads after {DRAIN_S:g} s. {called} goes on trying; `shoal status` says "
-        "what it waits for. A standby that was drained itself takes the seat only after a restart. "
+        "what it waits for. A standby that was drained itself leads only after a restart. "
         f"To take the request back, restart {called}."
     )
     return ExitCode.NOT_REACHABLE
@@ -259,7 +259,7 @@ def resume(home: Home, *, instance: str | None) -> int:
 
 def finish(home: Home, *, instance: str | None) -> int:
     """Asks learners to hand in what they did and to stop."""
-    return _tell_learners(home, instance, "finish", "hands in what it did and then stops")
+    return _tell_learners(home, instance, "finish", "pushes what it has and then stops")
 
 
 def _tell_learners(home: Home, instance: str | None, verb: str, words: str, **fields: Any) -> int:

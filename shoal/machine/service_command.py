@@ -9,6 +9,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ from shoal.common.exit_codes import ExitCode
 from shoal.machine import service_units
 from shoal.machine.service_units import MARK, STATE, SYSTEM_CONFIG, UnitWish
 
+PROGRAM: Final = (sys.executable, "-m", "shoal")
 RUNNING_SYSTEMD: Final = Path("/run/systemd/system")
 SYSTEM_UNITS: Final = Path("/etc/systemd/system")
 SYSTEMCTL_S: Final = 60.0
@@ -64,21 +66,24 @@ def install(
     run_as: str | None,
     is_only_printing: bool,
     is_starting: bool,
+    check: Callable[[Sequence[str]], None],
 ) -> int:
     """Writes a unit, and has systemd run it now and at every start.
 
     work: a join link or a joined project for a learner, a signed project otherwise. UserError if
     it is neither, if systemd does not run here, or if a system unit is wanted and we are not root.
+    check: raises UserError for words that the command would not understand.
     """
     checked_instance(instance)
     if role != "learner" and work is None:
-        raise UserError(f"Name the signed project that the {role} is to work for.")
+        raise UserError(f"Name the signed project for the {role}.")
     if not is_only_printing:
         _require_systemd(is_system=is_system)
     place = _home_of_unit(home, is_system=is_system)
     command, membership = _command(
         Home(place), work, options, role=role, instance=instance, is_system=is_system
     )
+    check(command[len(PROGRAM) :])
     wish = UnitWish(
         role=role,
         instance=instance,
@@ -115,7 +120,7 @@ def status(*, as_json: bool) -> int:
     found = installed()
     if not found:
         raise TransientError(
-            "No service of Shoal is installed here. Install one with: shoal service install"
+            "No Shoal service is installed here. Install one with: shoal service install"
         )
     rows = []
     for unit in found:
@@ -147,7 +152,7 @@ def uninstall(*, role: DaemonRole | None, instance: str | None, is_system: bool 
         and (instance is None or unit.name.removesuffix(".service").endswith(f"-{instance}"))
     ]
     if not fitting:
-        raise UserError("No such service of Shoal is installed here; see: shoal service status")
+        raise UserError("No such Shoal service is installed here; see: shoal service status")
     for unit in fitting:
         _require_right(unit.path, is_system=unit.is_system)
         with contextlib.suppress(TransientError):  # Not running, or no systemd: then only the file.
@@ -193,7 +198,7 @@ def _require_systemd(*, is_system: bool) -> None:
 def _require_right(path: Path, *, is_system: bool) -> None:
     if is_system and os.geteuid() != 0:
         raise UserError(
-            f"{path} belongs to root. Do it with sudo, or without --system for a service of yours."
+            f"{path} belongs to root. Use sudo, or leave out --system for a user service."
         )
 
 
@@ -212,7 +217,7 @@ def _command(
     instance: str,
     is_system: bool,
 ) -> tuple[tuple[str, ...], Joined | None]:
-    """The daemon's command, each word of it checked, and what must be remembered for it."""
+    """The daemon's command, and what must be remembered for it."""
     membership = None
     named = ["--instance", instance] if instance != DEFAULT_INSTANCE else []
     if role == "learner":
@@ -224,13 +229,12 @@ def _command(
         signed = str(file_commands.signed_path(Path(work)).absolute())
         if is_system and _is_in_home(signed):
             raise UserError(
-                f"{signed} lies in somebody's home, which a service of the system does not see. "
+                f"{signed} lies in somebody's home, which a system service cannot see. "
                 "Copy it elsewhere, such as /etc/shoal."
             )
         words = [role, "run", signed, *options]
     words += named
-    _check(words)
-    return (sys.executable, "-m", "shoal", *words), membership
+    return (*PROGRAM, *words), membership
 
 
 def _learner(
@@ -247,25 +251,11 @@ def _learner(
         return ["run", link.project.hex()[:ID_CHARS]], membership
     if options:
         raise UserError(
-            "Options of a learner go with a link: shoal service install 'shoal:...' -- "
+            "A learner takes options only with a link: shoal service install 'shoal:...' -- "
             + " ".join(options)
         )
     (chosen, *_) = memberships.named(memberships.memberships(home, instance=instance), work)
     return ["run", chosen.link.project.hex()[:ID_CHARS]], None
-
-
-def _check(words: list[str]) -> None:
-    """UserError if the command line would not be understood."""
-    from cyclopts import CycloptsError
-
-    from shoal.cli.app import app
-
-    try:
-        app.parse_args(words, exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        from shoal.common import refusals
-
-        raise UserError(refusals.words(error)) from error
 
 
 def _environment(home: Path, *, is_system: bool) -> dict[str, str]:
@@ -285,7 +275,7 @@ def _checked_user(run_as: str | None, program: str, *, is_system: bool) -> str:
     """The user of a system unit. UserError if it is unknown or could not read the program."""
     if not is_system:
         if run_as is not None:
-            raise UserError("--run-as is for --system; a service of yours runs as you.")
+            raise UserError("--run-as is for --system; a user service runs as you.")
         return ""
     if run_as is not None:
         try:
@@ -295,7 +285,7 @@ def _checked_user(run_as: str | None, program: str, *, is_system: bool) -> str:
         return run_as
     if _is_in_home(program):
         raise UserError(
-            f"{program} lies in somebody's home, which a service of the system does not see. "
+            f"{program} lies in somebody's home, which a system service cannot see. "
             "Install Shoal elsewhere, such as /opt/shoal, or name its owner with --run-as."
         )
     return ""
@@ -327,7 +317,7 @@ def _lingers() -> bool:
 
 def _write(path: Path, text: str) -> None:
     if path.exists() and not path.read_text(errors="replace").startswith(MARK):
-        raise UserError(f"{path} is there and was not written by Shoal. Move it away.")
+        raise UserError(f"{path} exists and was not written by Shoal. Move it away.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

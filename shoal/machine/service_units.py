@@ -102,11 +102,11 @@ def text_of(wish: UnitWish) -> str:
         f"{_owner(wish)}"
         "Restart=on-failure\n"
         "RestartSec=30\n"
-        "# 2: something to correct, 4: the project does not want this host: no use in trying.\n"
+        "# 2: something to correct, 4: the project does not want this host; a retry cannot help.\n"
         "RestartPreventExitStatus=2 4\n"
         "KillMode=mixed\n"
         "TimeoutStopSec=90\n"
-        "# A trainer that memory is taken from is started again by its daemon, which goes on.\n"
+        "# If memory runs out the trainer dies, and its daemon starts it again.\n"
         "OOMPolicy=continue\n"
         "LimitNOFILE=16384\n"
         f"\n{_walls(wish)}"
@@ -125,7 +125,7 @@ def _unit_section(wish: UnitWish) -> str:
     network = "Wants=network-online.target\nAfter=network-online.target\n" if wish.is_system else ""
     return (
         f"[Unit]\nDescription=Shoal {wish.role} {wish.instance}\n{network}"
-        "# Networks are away for hours; a daemon is to be tried for ever.\n"
+        "# Networks can be away for hours: never give up on the daemon.\n"
         "StartLimitIntervalSec=0\n"
     )
 

@@ -91,7 +91,9 @@ def _watch_screen(look: Look) -> None:
         while True:
             statuses, silent = look()
             rates.observe(statuses, time.monotonic())
-            lines = silent if statuses or silent else ["No daemon runs here any more; looking on."]
+            lines = (
+                silent if statuses or silent else ["No daemon runs here any more; still looking."]
+            )
             view = render(statuses, width=console.width, rates=rates.tokens_per_s)
             live.update(Group(view, *(Text(line) for line in lines)), refresh=True)
             pause()

@@ -24,7 +24,7 @@ from protocol.errors import UserError
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from tui.frames.sources import DaemonEndpoint, Source
+    from tui.sources.live import DaemonEndpoint, Source
 
 OBSERVER_STOP_S = 10.0
 WEB_DRIVER = "TEXTUAL_DRIVER"
@@ -32,8 +32,8 @@ WEB_DRIVER = "TEXTUAL_DRIVER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
-    """What to look at, and how."""
+class TuiOptions:
+    """What to show, and how."""
 
     hosts: tuple[str, ...] = ()
     link: str | None = None
@@ -44,18 +44,18 @@ class Looks:
     is_ascii: bool = False
 
 
-def look(home: Home, looks: Looks) -> int:
+def look(home: Home, options: TuiOptions) -> int:
     """Shows the swarm until the viewer leaves, or once; the exit code."""
-    if sum(bool(one) for one in (looks.hosts, looks.link, looks.replay)) > 1:
-        raise UserError("Choose one of --host, --link and --replay: they are different things.")
+    if sum(bool(one) for one in (options.hosts, options.link, options.replay)) > 1:
+        raise UserError("Use only one of --host, --link and --replay.")
     with contextlib.ExitStack() as stack:
-        source = _source(home, looks, stack)
-        if looks.is_once:
+        source = _source(home, options, stack)
+        if options.is_once:
             from tui import once
 
             width = shutil.get_terminal_size((100, 40)).columns
             frame = once.frame_of(source)
-            print(once.text(frame, width, is_ascii=looks.is_ascii))
+            print(once.text(frame, width, is_ascii=options.is_ascii))
             return ExitCode.DONE if frame.statuses else ExitCode.NOT_REACHABLE
         # In a browser the page is the terminal, and this process only has pipes.
         if not sys.stdout.isatty() and WEB_DRIVER not in os.environ:
@@ -67,21 +67,21 @@ def look(home: Home, looks: Looks) -> int:
             end_with_parent(signal.SIGTERM)
         from tui import app
 
-        is_readonly = looks.is_readonly or looks.link is not None
-        return app.run(source, is_readonly=is_readonly, is_ascii=looks.is_ascii)
+        is_readonly = options.is_readonly or options.link is not None
+        return app.run(source, is_readonly=is_readonly, is_ascii=options.is_ascii)
 
 
-def serve(home: Home, looks: Looks, *, port: int) -> int:
+def serve(home: Home, options: TuiOptions, *, port: int) -> int:
     """Shows the same in a browser on this machine, read-only, until Ctrl-C."""
     from textual_serve.server import Server
 
     words = [sys.executable, "-m", "shoal", "--home", str(home.root), "tui", "--readonly"]
-    for host in looks.hosts:
+    for host in options.hosts:
         words += ["--host", host]
-    if looks.link:
-        words += ["--link", looks.link]
-    if looks.replay:
-        words += ["--replay", str(looks.replay)]
+    if options.link:
+        words += ["--link", options.link]
+    if options.replay:
+        words += ["--replay", str(options.replay)]
     print(f"open http://localhost:{port} in a browser; Ctrl-C ends it")
     # It starts a shell for each browser: ours must be the server's own child, to end with it.
     command = f"exec {shlex.join(words)}"
@@ -89,25 +89,25 @@ def serve(home: Home, looks: Looks, *, port: int) -> int:
     return ExitCode.DONE
 
 
-def _source(home: Home, looks: Looks, stack: contextlib.ExitStack) -> Source:
-    from tui.frames.sources import LiveSource, PlaybackSource
-    from tui.recording.files import RecordingSource
+def _source(home: Home, options: TuiOptions, stack: contextlib.ExitStack) -> Source:
+    from tui.sources.live import LiveSource, RecordingSource
+    from tui.sources.playback import PlaybackSource
 
-    if looks.replay is not None:
-        return PlaybackSource(looks.replay)
-    if looks.link is not None:
-        find = _observed(stack.enter_context(_observer(looks.link)))
-    elif looks.hosts:
-        find = _named(home, looks.hosts)
+    if options.replay is not None:
+        return PlaybackSource(options.replay)
+    if options.link is not None:
+        find = _observed(stack.enter_context(_observer(options.link)))
+    elif options.hosts:
+        find = _named(home, options.hosts)
     else:
         find = home.daemons
-    source: Source = LiveSource(find, client.call)
-    return source if looks.record is None else RecordingSource(source, looks.record)
+    source: Source = LiveSource(find, client.Connection)
+    return source if options.record is None else RecordingSource(source, options.record)
 
 
 def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndpoint]]:
     """Daemons given as sockets, or as instances of this home."""
-    from tui.frames.sources import Endpoint
+    from tui.sources.live import Endpoint
 
     def find() -> list[DaemonEndpoint]:
         here = home.daemons()
@@ -127,14 +127,14 @@ def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndp
 
 
 def _observed(socket: Path) -> Callable[[], Sequence[DaemonEndpoint]]:
-    from tui.frames.sources import Endpoint
+    from tui.sources.live import Endpoint
 
     return lambda: [Endpoint("syncer", "by link", socket)]
 
 
 @contextlib.contextmanager
 def _observer(link: str) -> Iterator[Path]:
-    """The control socket of a process that looks on in the swarm; it ends with the block."""
+    """The control socket of a process that options on in the swarm; it ends with the block."""
     parse_link(link)
     with tempfile.TemporaryDirectory(prefix="shoal-tui-") as folder:
         socket = Path(folder) / "run" / "observer.sock"

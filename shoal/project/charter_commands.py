@@ -66,7 +66,7 @@ def add_voter(path: Path, home: Home, *, key: str, role: str, priority: int) -> 
             f"disk is new: shoal project readmit {known.key.hex()} {case.target}"
         )
     if len(case.project.charter.voters) == limits.VOTERS_MAX:
-        raise UserError(f"There are {limits.VOTERS_MAX} voters already, and more are not allowed.")
+        raise UserError(f"There are {limits.VOTERS_MAX} voters already, the most allowed.")
     lines = _change_voters(case, lambda voters: (*voters, voter))
     return [
         *lines,
@@ -110,7 +110,7 @@ def readmit(path: Path, home: Home, *, key: str) -> list[str]:
 
 
 def ban(path: Path, home: Home, *, key: str) -> list[str]:
-    """Refuse a learner from now on."""
+    """Ban a learner from now on."""
     case = open_case(path, home)
     wanted = charters.full_key(key)
     if wanted in case.project.charter.banned:
@@ -159,7 +159,7 @@ def set_values(path: Path, home: Home, *, settings: list[str]) -> list[str]:
         place=Place(case.target.name),
     )
     if charter == case.project.charter:
-        return [f"nothing to change: revision {charter.revision} says so already"]
+        return [f"nothing to change: revision {charter.revision} already says so"]
     wanted = charter
     lines = revise(case, lambda _: wanted)
     return [*lines, *to_paste(case, _tables(case.project.charter, charter))]
@@ -254,7 +254,7 @@ def to_paste(case: Case, lines: list[str]) -> list[str]:
     source = case.target.with_suffix(".toml")
     if not lines or not source.is_file():
         return []
-    return ["", f"{source} is yours and was not touched. Make it say:", "", *lines, ""]
+    return ["", f"{source} is yours, so nothing was changed in it. Change it to:", "", *lines, ""]
 
 
 # Voters.
@@ -284,9 +284,9 @@ def _change_voters(
         lines.append(note)
     source = case.target.with_suffix(".toml")
     if len(charter.voters) == 2 and is_in_file and source.is_file():
-        lines.append(f"{source} cannot say so: with two voters it is not signed; leave it for now")
+        lines.append(f"{source} stays as it is: a file with two voters cannot be signed")
     elif is_in_file:
-        heading = "# in place of every [[voters]] table that is there"
+        heading = "# in place of every [[voters]] table in the file"
         lines += to_paste(case, [heading, *charters.voter_tables(charter)])
     return lines
 

@@ -36,7 +36,7 @@ def hand_over(home: Home, project: OpenedProject, target: Path) -> list[str]:
         try:
             answer = client.call(daemon.socket, "charter", envelope=envelope)
         except ShoalError as error:
-            lines.append(f"{called} did not take it: {error}")
+            lines.append(f"{called} rejected it: {error}")
             continue
         known = int(answer.get("revision", revision))
         if known > revision:
@@ -46,7 +46,7 @@ def hand_over(home: Home, project: OpenedProject, target: Path) -> list[str]:
             )
         is_handed = True
         lines.append(
-            f"handed to the running {called}; `shoal status` says when revision {revision} is in "
+            f"sent to the running {called}; `shoal status` says when revision {revision} is in "
             f"force (now {status.charter_revision})"
         )
     if not is_handed:

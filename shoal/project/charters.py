@@ -117,7 +117,7 @@ def check_enough_votes(voters: tuple[Voter, ...]) -> str:
             "add a third one soon"
         )
     if len(voters) % 2 == 0:
-        return f"note: {len(voters)} voters bear no more losses than {len(voters) - 1}"
+        return f"note: {len(voters)} voters survive no more losses than {len(voters) - 1}"
     return ""
 
 

@@ -117,7 +117,7 @@ def show(path: Path) -> list[str]:
     if path.suffix == ".toml":
         file = project_file.read_file(path)
         return [
-            f"{path} is a sound project file. It is a project once it is signed:",
+            f"{path} is a valid project file. It becomes a project once it is signed:",
             f"shoal project sign {path}",
             "",
             f"name        {file.name}",
@@ -202,7 +202,7 @@ def to_export(path: Path | None, home: Home, *, instance: str) -> OpenedProject:
         return read_signed(known[0])
     if not known:
         raise UserError(
-            f"No syncer {instance} has worked in {home.root}. Run `shoal export` on the syncer's "
+            f"No syncer {instance} has run in {home.root}. Run `shoal export` on the syncer's "
             "machine, with the syncer's --home and --instance."
         )
     names = ", ".join(str(copy) for copy in known)

@@ -56,7 +56,7 @@ def reset_seat(
         origin = last_certified(case, own, instance)
     if not is_confirmed:
         print("\n".join(_warning(case, voters, origin)))
-        raise UserError("Nothing was changed. To do it, say the same again with --yes.")
+        raise UserError("Nothing was changed. To do it, repeat the command with --yes.")
     if rescued is not None:
         _keep_rescued(case, instance, rescued)
     return [*begin_epoch(case, origin, voters), *([note] if note else [])]
@@ -106,7 +106,7 @@ def begin_epoch(case: Case, origin: Origin, voters: tuple[Voter, ...]) -> list[s
         *lines,
         *charter_commands.to_paste(
             case,
-            ["# in place of every [[voters]] table that is there", *charters.voter_tables(charter)],
+            ["# in place of every [[voters]] table in the file", *charters.voter_tables(charter)],
         ),
     ]
 
@@ -194,11 +194,11 @@ def _warning(case: Case, voters: tuple[Voter, ...], origin: Origin) -> list[str]
     ]
     if gone:
         lost = ", ".join(charters.named(voter) for voter in gone)
-        lines.append(f"  - these vote no more, and can be added again later: {lost};")
+        lines.append(f"  - these no longer vote, and can be added again later: {lost};")
     lines.append("  - learners follow by themselves; what they had not handed in is not lost.")
     if not charter_commands.seats(case):
         lines.append(
-            "No voter of this project runs in this home, so nobody could say whether the others "
+            "No voter of this project runs in this home, so Shoal cannot tell whether the others "
             "can still be reached. Be sure that they cannot: two halves must not both go on."
         )
     return lines

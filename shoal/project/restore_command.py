@@ -39,7 +39,7 @@ def restore(
         print(note)
     if not is_confirmed:
         print("\n".join(_warning(case, manifest)))
-        raise UserError("Nothing was changed. To do it, say the same again with --yes.")
+        raise UserError("Nothing was changed. To do it, repeat the command with --yes.")
     origin = Origin(manifest.index, manifest.head, manifest.snapshot)
 
     def change(charter: Charter) -> Charter:
@@ -52,7 +52,7 @@ def restore(
     print("\n".join(lines), flush=True)
     running = [one for one in home.daemons() if one.role == "syncer" and one.instance == instance]
     if not running:
-        print(f"no syncer runs here; it goes on from there when it is started: {case.target}")
+        print(f"no syncer runs here; it continues from there when it starts: {case.target}")
         return 0
     return _report(running[0], manifest)
 
@@ -101,7 +101,7 @@ def _report(daemon: Daemon, manifest: Manifest) -> int:
     told: set[str] = set()
     awaited = {part.name for part in manifest.parts}
     began_s = time.monotonic()
-    for status in daemons.looks(daemon, timeout_s=WAIT_S):
+    for status in daemons.statuses_of(daemon, timeout_s=WAIT_S):
         if not isinstance(status, SyncerStatus) or status.snapshots.restored != name:
             continue
         for row in status.snapshots.restores:

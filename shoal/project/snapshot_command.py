@@ -28,7 +28,7 @@ def take(home: Home, *, instance: str) -> int:
     name = stamp(int(answer["snapshot"]))
     print(f"snapshot {name} begins; merging and local steps go on", flush=True)
     said: list[str] = []
-    for status in daemons.looks(daemon, timeout_s=TAKE_S):
+    for status in daemons.statuses_of(daemon, timeout_s=TAKE_S):
         if not isinstance(status, SyncerStatus):
             continue
         found = status.snapshots
@@ -39,7 +39,7 @@ def take(home: Home, *, instance: str) -> int:
         if found.taking != name:
             raise UserError(
                 f"Snapshot {name} was not kept: {found.trouble or 'another syncer leads now'}. "
-                "Take another one once that is over; those of before are as they were."
+                "Take another one after that; earlier snapshots are intact."
             )
         if found.waiting_for and found.waiting_for != said:
             said = found.waiting_for

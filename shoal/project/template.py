@@ -45,7 +45,7 @@ HEADER = """\
 SECTIONS = (
     Section(
         "project",
-        "What it is called, and where its chance comes from.",
+        "What it is called, and its random seed.",
         (
             Line("name", "my-project", "shown on every screen; 1 to 64 characters"),
             Line("seed", 1, "orders the training text and draws the first weights"),

@@ -35,8 +35,7 @@ STATUS_OURS = {
     "shoal.common": "choices daemons exit_codes extras failures versions",
     "shoal.machine": "status_command",
     "shoal.project": "presets template",
-    "tui.frames": "frame",
-    "tui.text": "election fmt node_view owner_limits row_parts snapshots status_view syncer_view "
+    "tui.text": "election fmt node_view owner_limits snapshots status_rows status_view syncer_view "
     "witness_view",
     "node": "", "simulator": "", "syncer_node": "", "tui": "",
 }  # fmt: skip

@@ -43,7 +43,7 @@ from syncer_node.storage.machine_state import VoterState, read_machine, write_ma
 from syncer_node.storage.tape_recorder import read_decision
 from tests.support import builders
 from tests.support.taping import alter, record_swarm
-from tui.recording.files import Recording
+from tui.sources.recording import Recording
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from protocol.status import (
     WitnessStatus,
 )
 from tui.frames.frame import Attached, Frame, Told
-from tui.recording.files import RecordingWriter
+from tui.sources.recording import RecordingWriter
 
 START_S = 1_790_000_000.0
 NAMES = ("avocet", "curlew", "dunlin", "heron", "kestrel", "osprey", "plover", "wren")
@@ -384,7 +384,7 @@ def thousand(seconds: int = 5, count: int = 1000) -> list[Frame]:
 def daemon_gone(seconds: int = 5) -> list[Frame]:
     """Nobody runs here, or the one that should does not answer."""
     return [
-        Frame(at_s=START_S + second, trouble="No daemon runs on this machine; looking on.")
+        Frame(at_s=START_S + second, trouble="No daemon runs on this machine yet; still looking.")
         for second in range(seconds)
     ]
 

@@ -11,7 +11,7 @@ from protocol.errors import UserError
 from tests.support import recordings
 from tui.app import ShoalApp
 from tui.frames.frame import Frame
-from tui.frames.sources import PlaybackSource
+from tui.sources.playback import PlaybackSource
 
 SMALL, LARGE = (80, 24), (200, 60)
 

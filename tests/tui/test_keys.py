@@ -284,12 +284,12 @@ def test_the_command_line(typed, view, commands):
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("pause for ever", "is no duration"),
+        ("pause for ever", "is not a duration"),
         ("dance", "no command 'dance'"),
         ("f", "could be fragments, finish, filter, focus"),
         ("theme mud", "no theme 'mud'"),
         ("focus moon", "No daemon 'moon'"),
-        ("sort height", "sorted by 'height'"),
+        ("sort height", "no column 'height'"),
     ],
 )
 def test_the_command_line_explains_what_it_does_not_know(typed, says):
@@ -328,7 +328,7 @@ def test_stop_names_the_daemon_and_asks():
     async def look(pilot):
         await pilot.press("colon", *"stop", "enter")
         await settle(pilot)
-        assert "syncer default is stopped" in screen_text(app)
+        assert "Stop syncer default?" in screen_text(app)
         await pilot.press("y")
         await settle(pilot)
         assert app.source.commands == [("stop", recordings.SYNCER, {})]

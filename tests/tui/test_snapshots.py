@@ -11,7 +11,7 @@ from tests.support import recordings
 from tests.support.staged import Staged, settle
 from tui.app import ShoalApp
 from tui.frames.frame import Frame
-from tui.frames.sources import PlaybackSource
+from tui.sources.playback import PlaybackSource
 
 RECORDING = Path(__file__).parents[2] / "docs" / "screenshots" / "run.recording"
 WELL, LEARNER_KILLED, SYNCER_KILLED = 20, 40, 57

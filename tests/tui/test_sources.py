@@ -15,9 +15,10 @@ from tests.support import recordings
 from tui.frames.frame import Frame
 from tui.frames.history import History
 from tui.frames.scene import Scene
-from tui.frames.sources import Endpoint, LiveSource, PlaybackSource
 from tui.frames.verdict import judge
-from tui.recording.files import Recording, RecordingSource, RecordingWriter
+from tui.sources.live import Endpoint, LiveSource, RecordingSource
+from tui.sources.playback import PlaybackSource
+from tui.sources.recording import Recording, RecordingWriter
 
 SYNCER = Endpoint("syncer", "default", Path("syncer.sock"))
 LEARNER = Endpoint("learner", "heron", Path("learner.sock"))
@@ -45,7 +46,7 @@ def test_a_recording_is_written_once_a_second_and_loses_no_event(tmp_path):
 def test_a_torn_end_is_cut_and_the_recording_goes_on(tmp_path, cut):
     path = recordings.write(tmp_path / "recording", recordings.healthy(3))
     whole = path.read_bytes()
-    last = Recording(path).places[-1].offset - 12
+    last = Recording(path).offsets[-2]
     path.write_bytes(whole[: last + cut])
     assert len(Recording(path)) == 2
     with RecordingWriter(path) as writer:
@@ -60,13 +61,13 @@ def test_a_torn_end_is_cut_and_the_recording_goes_on(tmp_path, cut):
 
 def test_damage_inside_is_refused_with_its_offset(tmp_path):
     path = recordings.write(tmp_path / "recording", recordings.healthy(3))
-    place = Recording(path).places[1]
+    start = Recording(path).offsets[1]
     content = bytearray(path.read_bytes())
-    content[place.offset + 40] ^= 1
+    content[start + 52] ^= 1
     path.write_bytes(content)
     recording = Recording(path)
     recording.frame(0)
-    with pytest.raises(UserError, match=rf"recording is damaged at offset {place.offset - 12}"):
+    with pytest.raises(UserError, match=rf"recording is damaged at offset {start}"):
         recording.frame(1)
     recording.frame(2)
 
@@ -74,7 +75,7 @@ def test_damage_inside_is_refused_with_its_offset(tmp_path):
 @pytest.mark.parametrize("head", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x09"])
 def test_a_damaged_length_is_refused_with_its_offset(tmp_path, head):
     path = recordings.write(tmp_path / "recording", recordings.healthy(3))
-    start = Recording(path).places[1].offset - 12
+    start = Recording(path).offsets[1]
     content = bytearray(path.read_bytes())
     content[start : start + 4] = head
     path.write_bytes(content)
@@ -87,9 +88,9 @@ def test_a_damaged_length_is_refused_with_its_offset(tmp_path, head):
 
 def test_a_damaged_frame_is_told_and_the_recording_plays_on(tmp_path):
     path = recordings.write(tmp_path / "recording", recordings.healthy(4))
-    place = Recording(path).places[1]
+    start = Recording(path).offsets[1]
     content = bytearray(path.read_bytes())
-    content[place.offset + 40] ^= 1
+    content[start + 52] ^= 1
     path.write_bytes(content)
 
     async def run() -> list[Frame]:
@@ -118,7 +119,7 @@ def test_opening_a_long_recording_decodes_nothing_and_faults_are_searched_meanwh
     for place in (7, 250):
         frames[place].events += (recordings.told(9, 1.0, "SessionClosed", "lost", is_fault=True),)
     path = recordings.write(tmp_path / "recording", frames)
-    monkeypatch.setattr("tui.recording.playback.SCAN_FIRST_S", 0.0)
+    monkeypatch.setattr("tui.sources.playback.SCAN_FIRST_S", 0.0)
     decoded = []
     decode = Recording.decode
 
@@ -135,7 +136,7 @@ def test_opening_a_long_recording_decodes_nothing_and_faults_are_searched_meanwh
     async def run() -> None:
         frames = source.frames()
         async for _ in frames:
-            if source.playback.scan.is_done:
+            if source.playback.is_searched:
                 await frames.aclose()
                 return
 
@@ -148,9 +149,8 @@ def test_opening_a_long_recording_decodes_nothing_and_faults_are_searched_meanwh
 def test_a_jump_reads_no_more_of_the_past_than_is_quick(tmp_path, monkeypatch):
     path = recordings.write(tmp_path / "recording", recordings.healthy(200))
     source = PlaybackSource(path)
-    size = Recording(path).places[199].size
-    monkeypatch.setattr("tui.recording.playback.HISTORY_BYTES_MAX", size * 50)
-    monkeypatch.setattr("tui.recording.playback.KEPT_MAX", 60)
+    size = Recording(path).size(199)
+    monkeypatch.setattr("tui.sources.playback.HISTORY_BYTES_MAX", size * 50)
     source.playback.seek(199)
     first = source.playback.history()
     assert 45 <= len(first.readings(recordings.key("syncer"))) <= 55
@@ -190,8 +190,13 @@ class Machine:
         self.pid = 4242
         self.told = 3
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
+        self.connected: list[str] = []
 
-    def call(self, path: Path, verb: str, timeout_s: float = 2.0, **fields: Any) -> dict[str, Any]:
+    def connect(self, path: Path) -> MachineConnection:
+        self.connected.append(path.name)
+        return MachineConnection(self, path)
+
+    def answer(self, path: Path, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
         self.calls.append((path.name, verb, fields))
         if path.name in self.silent:
             raise TransientError(f"No daemon answers at {path}.")
@@ -215,11 +220,24 @@ class Machine:
         return {}
 
 
+class MachineConnection:
+    """A connection to one of them, as `tui.sources.live` wants it."""
+
+    def __init__(self, machine: Machine, path: Path) -> None:
+        self.machine, self.path = machine, path
+
+    def ask(self, verb: str, wanted: Any, timeout_s: float = 2.0, **fields: Any) -> Any:
+        return msgspec.convert(self.machine.answer(self.path, verb, fields), wanted)
+
+    def close(self) -> None:
+        pass
+
+
 def watch(machine: Machine, steps: list[Any], frames_max: int = 400) -> list[Frame]:
     """Follows the machine; each step is a condition to wait for and what happens then."""
 
     async def run() -> list[Frame]:
-        source = LiveSource(lambda: machine.endpoints, machine.call)
+        source = LiveSource(lambda: machine.endpoints, machine.connect)
         seen: list[Frame] = []
         left = list(steps)
         frames = source.frames()
@@ -238,7 +256,7 @@ def watch(machine: Machine, steps: list[Any], frames_max: int = 400) -> list[Fra
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
-    monkeypatch.setattr("tui.frames.sources.PERIOD_S", 0.02)
+    monkeypatch.setattr("tui.sources.live.PERIOD_S", 0.02)
 
 
 def nothing() -> None:
@@ -257,6 +275,16 @@ def test_daemons_are_found_and_asked():
     texts = [event.text for frame in frames for event in frame.events]
     assert texts == ["4242:1", "4242:2", "4242:3"]
     assert {event.daemon for frame in frames for event in frame.events} == {"syncer default"}
+
+
+def test_each_daemon_is_asked_over_one_connection():
+    machine = Machine()
+
+    def is_asked_often(frame):
+        return sum(verb == "status" for _, verb, _ in machine.calls) > 10
+
+    watch(machine, [(is_answered, nothing), (is_asked_often, nothing)])
+    assert sorted(machine.connected) == ["learner.sock", "syncer.sock"]
 
 
 def test_a_daemon_that_dies_keeps_its_last_status_and_is_tried_again():
@@ -342,7 +370,7 @@ def test_commands_go_to_the_daemon_that_is_named():
     machine = Machine()
 
     async def run() -> list[str]:
-        source = LiveSource(lambda: machine.endpoints, machine.call)
+        source = LiveSource(lambda: machine.endpoints, machine.connect)
         async for frame in source.frames():
             if is_answered(frame):
                 break
@@ -361,7 +389,7 @@ def test_what_is_seen_is_recorded(tmp_path):
     machine = Machine()
 
     async def run() -> None:
-        live = LiveSource(lambda: machine.endpoints, machine.call)
+        live = LiveSource(lambda: machine.endpoints, machine.connect)
         source = RecordingSource(live, tmp_path / "recording")
         async for frame in source.frames():
             if is_answered(frame):

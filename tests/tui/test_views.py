@@ -19,8 +19,7 @@ from tui.frames.frame import Attached, Frame
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
 from tui.frames.verdict import Verdict, judge
-from tui.text import facts
-from tui.views import banner, contribution, fragments, overview, peers, syncer, this_node
+from tui.views import banner, contribution, facts, fragments, overview, peers, syncer, this_node
 
 RENDERERS = {
     "overview": overview.render,
@@ -77,18 +76,23 @@ def test_the_sentence_stands_on_screen_whole(name, size):
         ("learner-killed", 37, "CARE", "1 of 8 learners lost: osprey (last heard 17 s ago). 7"),
         ("learner-killed", 59, "CARE", "1 of 8 learners lost: osprey (last heard 39 s ago). 7"),
         ("leader-silent", 9, "WELL", "All is well."),
-        ("leader-silent", 22, "TROUBLE", "The syncer default does not answer since 13 s"),
+        ("leader-silent", 22, "TROUBLE", "The syncer default has not answered for 13 s"),
         ("quorum-short", 5, "CARE", "3 of 6 learners lost: heron, kestrel, osprey (last"),
-        ("quorum-short", 59, "CARE", "No merge for 59 s: round 901 has 2 of 5 it needs, waiting"),
+        (
+            "quorum-short",
+            59,
+            "CARE",
+            "No merge for 59 s: round 901 has 2 of the 5 pushes it needs, waiting",
+        ),
         ("ended", -1, "DONE", "The run is complete: 6,061 global steps"),
-        ("daemon-gone", -1, "TROUBLE", "No daemon runs on this machine; looking on."),
+        ("daemon-gone", -1, "TROUBLE", "No daemon runs on this machine yet; still looking."),
         ("thousand", -1, "WELL", "All is well. 1000 learners training."),
         ("voters-away", -1, "CARE", "1 of 3 voters not here: witness 7363616c (last heard 41 s"),
         ("standby", -1, "WELL", "Standing by for 73796e63, heard 0 s ago."),
         ("election", 7, "CARE", "The leader 73796e63 was lost, last heard 2 s ago; this one"),
-        ("election", 10, "CARE", "No leader since 5 s: asking whether it would be elected (ter"),
-        ("election", 19, "TROUBLE", "No leader since 14 s: asking"),
-        ("election", 22, "TROUBLE", "No leader since 17 s: asking whether it would be elected (t"),
+        ("election", 10, "CARE", "No leader for 5 s: asking whether it would be elected (ter"),
+        ("election", 19, "TROUBLE", "No leader for 14 s: asking"),
+        ("election", 22, "TROUBLE", "No leader for 17 s: asking whether it would be elected (t"),
         ("two-here", -1, "WELL", "All is well. 8 learners training."),
         ("witness-alone", -1, "WELL", "All is well. Voting with 73796e63, heard 0 s ago."),
         ("left", -1, "WELL", "All is well. 6 learners training."),
@@ -104,7 +108,7 @@ def test_a_learner_says_that_it_trains_without_a_syncer():
     verdict = judge(scene_of("leader-silent", 30, focus=recordings.LEARNER))
     assert verdict.level == "CARE"
     assert verdict.sentence.startswith("Training without a syncer")
-    assert "The syncer default does not answer since 21 s." in verdict.sentence
+    assert "The syncer default has not answered for 21 s." in verdict.sentence
 
 
 def changed_standby(phase: str, said: str, **changes: object) -> Verdict:
@@ -145,7 +149,7 @@ def test_who_was_deposed_does_not_know_since_when_but_the_screen_does():
     ]
     history = History.of(sample(one) for one in frames)
     verdict = judge(Scene(frame=frames[-1], history=history))
-    assert verdict == ("TROUBLE", "No leader since 12 s: electing (term 7).")
+    assert verdict == ("TROUBLE", "No leader for 12 s: electing (term 7).")
 
 
 def test_a_majority_that_is_away_is_trouble_at_once():
@@ -177,7 +181,7 @@ def test_a_learner_says_since_when_its_syncer_is_silent():
     verdict = judge(Scene(frame=frame, history=History()))
     assert verdict.level == "CARE"
     assert verdict.sentence.endswith(
-        "The syncer was not heard for 7 s; looking for a newly elected one."
+        "The syncer has been silent for 7 s; looking for a newly elected one."
     )
     node.sentence = (
         "Training without a syncer: waiting to try again (dialling host 7cce181e: Connect failed. "
@@ -198,9 +202,9 @@ def test_the_syncer_view_shows_the_election():
     text = view_text("voters-away")
     for said in (
         "leading, epoch 0, term 7",
-        "next beat in 0.6 s",
-        "none holds everything",
-        "another syncer holds it too",
+        "next heartbeat in 0.6 s",
+        "none is up to date",
+        "another syncer also holds it",
         "revision 3 in force; 4 is signed and waits",
         "2 of 3 elect",
         "turned away",
@@ -210,21 +214,21 @@ def test_the_syncer_view_shows_the_election():
     ):
         assert said in text, said
     assert "tries again in" in view_text("election", place=12)
-    assert "none since 7 s" in view_text("election", place=12)
-    assert "stands for election after 3.1 s more of silence" in view_text("standby")
+    assert "none for 7 s" in view_text("election", place=12)
+    assert "stands for election after 3.1 s more silence" in view_text("standby")
     assert "rounds" not in view_text("standby")
 
 
 def test_daemons_of_this_machine_go_by_their_names():
     text = view_text("two-here", 120, focus=recordings.WITNESS_LABEL)
-    assert "seat, as witness scales sees it" in text
+    assert "election, as witness scales sees it" in text
     assert "syncer default" in text
     assert "certified to record 2,700" in text
     assert "does not stand" in text
     overview_text = "".join(
         line.plain for line in overview.render(scene_of("witness-alone"), 80, 20)
     )
-    assert "seat, as witness scales sees it" in overview_text
+    assert "election, as witness scales sees it" in overview_text
 
 
 def test_a_standby_leaves_learners_to_the_leader():
@@ -371,7 +375,7 @@ def test_this_node_shows_devices_ceilings_with_what_is_taken_and_the_trainers_lo
         "sending         ██░░░░░░░░ 250 kB/s of 1.00 MB/s",
         "not limited: processor 9 %",
         "hours: mon-fri 22:00-07:00, sat sun",
-        "not told here: battery: there is none",
+        "not readable here: battery: there is none",
         "ready on cuda:0 after 4.1 s",
     ):
         assert said in text, said
@@ -448,4 +452,4 @@ def test_the_contribution_view_counts_by_the_ledger_also_who_left():
     assert "9,000,000 read and merged" in told
     assert "\x1b" not in told
     other = contribution.details(now, leader.peers[1].key, 76)
-    assert "counts nothing" in other[0].plain
+    assert "has nothing" in other[0].plain

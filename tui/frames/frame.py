@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from protocol.status import DaemonStatus, EventRow, NodeStatus, SyncerStatus, WitnessStatus
+from protocol.status import DaemonStatus, EventRow
+from tui.text.status_rows import label_of
 
 STALE_AFTER_S = 2.5
 """Answers come twice a second; after this long without one a daemon counts as silent."""
@@ -74,14 +75,3 @@ class Frame(Struct, kw_only=True):
     def status(self, key: str) -> DaemonStatus | None:
         """The status of the daemon with this key."""
         return next((one for one in self.statuses if one.key == key), None) if key else None
-
-
-def label_of(status: DaemonStatus) -> str:
-    """How a daemon is called on screen, from its own words."""
-    match status:
-        case SyncerStatus():
-            return f"syncer {status.name}"
-        case WitnessStatus():
-            return f"witness {status.name}"
-        case NodeStatus():
-            return f"learner {status.name}"

@@ -86,14 +86,14 @@ def _own(scene: Scene, status: DaemonStatus) -> Verdict:
 
 def _unanswered(attached: Attached, quiet_s: float) -> str:
     if attached.has_ended:
-        return f"The {attached.label} ended {fmt.whole(quiet_s)} ago. What it told is from before."
+        return f"The {attached.label} ended {fmt.whole(quiet_s)} ago. What you see is older."
     if attached.answered_s is None:
         reason = fmt.clean(attached.trouble, CHARS_MAX)
         return f"The {attached.label} does not answer; trying again. {reason}".strip()
-    said = f"The {attached.label} does not answer"
+    said = f"The {attached.label} has not answered"
     if attached.trouble.startswith("No news from the swarm"):  # what an observer says of itself
         said = fmt.clean(attached.trouble, CHARS_MAX).rstrip(".")
-    return f"{said} since {fmt.whole(quiet_s)}; trying again. What it told is from before."
+    return f"{said} for {fmt.whole(quiet_s)}; trying again. What you see is older."
 
 
 def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
@@ -114,8 +114,7 @@ def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
         if other.has_ended:
             sentence += f" The {other.label} ended {fmt.whole(quiet_s)} ago."
             continue
-        since = "" if other.answered_s is None else f" since {fmt.whole(quiet_s)}"
-        word = f"The {other.label} does not answer{since}."
+        word = f"The {other.label} has not answered for {fmt.whole(quiet_s)}."
         if level == "WELL":
             level, sentence = "CARE", f"{word} {_WELL.sub('', sentence)}"
         else:
@@ -219,8 +218,8 @@ def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
     waiting = next((one for one in status.rounds if one.waiting_for), None)
     if waiting is not None:
         text += (
-            f": round {waiting.number:,} has {waiting.arrived} of {waiting.quorum} it needs, "
-            f"waiting for {fmt.enumerate_names(waiting.waiting_for)}"
+            f": round {waiting.number:,} has {waiting.arrived} of the {waiting.quorum} pushes it "
+            f"needs, waiting for {fmt.enumerate_names(waiting.waiting_for)}"
         )
     return Verdict("TROUBLE" if still_s > STANDSTILL_S_BAD else "CARE", f"{text}.")
 
@@ -231,7 +230,7 @@ def _electorate(scene: Scene, seat: SeatStatus | None) -> list[str]:
         return []
     found = [election.away_words(seat, scene.names), election.turned_away(seat, scene.names)]
     if election.lacks_standby(seat):
-        found.append("No standby holds everything.")
+        found.append("No standby is up to date.")
     return [one for one in found if one]
 
 
@@ -276,7 +275,7 @@ def _no_leader(
     since_s = seat.leaderless_s
     if since_s is None:
         since_s = scene.history.leaderless_s(status.key, scene.now_s)
-    since = "" if since_s is None else f" since {fmt.whole(since_s)}"
+    lasts = "" if since_s is None else f" for {fmt.whole(since_s)}"
     does = "electing" if seat.role == "following" else fmt.clean(seat.role, 60)
     match = _NO_LEADER.match(said)
     tail = match.group(1) if match else ""
@@ -286,7 +285,7 @@ def _no_leader(
         return Verdict("START", f"No leader yet (term {seat.term}).{_sentence(tail)}")
     if election.away(seat):
         tail = election.away_words(seat, scene.names).rstrip(".")
-    text = f"No leader{since}: {does} (term {seat.term})."
+    text = f"No leader{lasts}: {does} (term {seat.term})."
     text += _sentence(tail)
     is_bad = cannot or (since_s or 0.0) > LEADERLESS_S_BAD
     return Verdict("TROUBLE" if is_bad else "CARE", text)
@@ -333,7 +332,7 @@ def _node(status: NodeStatus) -> Verdict:
         level = "TROUBLE" if unheard_s > UNHEARD_S_BAD else "CARE"
         if "not heard for" not in said and "last heard" not in said:
             tail = "; looking for a newly elected one" if status.state == "training" else ""
-            said = f"{said} The syncer was not heard for {fmt.whole(unheard_s)}{tail}."
+            said = f"{said} The syncer has been silent for {fmt.whole(unheard_s)}{tail}."
     if "stopped" in said and level == "START":
         level = "TROUBLE"
     if status.network.state not in ("up", "") and level == "WELL":

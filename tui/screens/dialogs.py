@@ -41,7 +41,7 @@ class Confirm(ModalScreen[bool]):
             yield Label(Text(self._question), classes="dialog-text")
             with Horizontal(classes="dialog-buttons"):
                 yield Button(f"y  {self._yes}", id="yes", compact=True, variant="error")
-                yield Button("n  leave it", id="no", compact=True)
+                yield Button("n  cancel", id="no", compact=True)
 
     def on_mount(self) -> None:
         """Enter must not do harm by accident."""
@@ -83,7 +83,7 @@ class PauseMenu(ModalScreen[tuple[float | None] | None]):
                 *(Option(f"{place}  {words}") for place, (words, _) in enumerate(PAUSES, 1)),
                 compact=True,
             )
-            yield Label(Text("Enter or the digit takes it, Esc leaves it."), classes="dialog-note")
+            yield Label(Text("Enter or a digit chooses, Esc cancels."), classes="dialog-note")
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Chosen with Enter or the mouse."""

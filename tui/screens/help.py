@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.keys import format_key
 
-from tui.text import lines
+from tui.text import layout
 from tui.text.theme import Paint
 
 KEY_CELLS = 24
@@ -17,13 +17,13 @@ COMMANDS = {
     "overview … contribution": "go to a view",
     "pause [15m|2h|…]": "pause the learner, without a time until resumed",
     "resume": "let the learner go on",
-    "finish": "hand in what there is, then leave",
+    "finish": "push what there is, then leave",
     "stop": "stop the daemon in focus",
     "filter WORDS": "as with /",
     "focus WORDS": "look at the daemon with these words in its name",
     "sort COLUMN": "order the table",
     "theme NAME": "change the colours",
-    "link": "the command with which others join",
+    "link": "the command that others join with",
     "help, quit": "as with ? and q",
 }
 
@@ -54,6 +54,6 @@ def _keys(binding: Binding) -> str:
 
 def _row(left: str, right: str, paint: Paint) -> Text:
     row = Text()
-    row.append(lines.fit_plain(left, KEY_CELLS), style=paint.strong)
+    row.append(layout.fit_plain(left, KEY_CELLS), style=paint.strong)
     row.append(" " + right)
     return row

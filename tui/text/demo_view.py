@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.status import NodeStatus, SyncerStatus
-from tui.text import fmt, row_parts
+from tui.text import fmt, status_rows
 
 BAR_CELLS = 28
 SPARK_CELLS = 24
@@ -49,13 +49,13 @@ def render(now: DemoNow, *, width: int) -> RenderableType:
         Text.assemble((sentence, "bold"), " " * gap, (clock, "dim"), no_wrap=True)
     ]
     if now.syncer is not None:
-        parts += [Text(), row_parts.grid(_facts(now.syncer, now.tokens_per_s))]
+        parts += [Text(), status_rows.grid(_facts(now.syncer, now.tokens_per_s))]
     if now.learners:
         parts += [Text(), _learners(now.learners)]
     return Group(*parts)
 
 
-def _facts(syncer: SyncerStatus, tokens_per_s: float | None) -> list[row_parts.Row]:
+def _facts(syncer: SyncerStatus, tokens_per_s: float | None) -> list[status_rows.Row]:
     return [
         ("tokens", _progress(syncer, tokens_per_s)),
         ("held-out", _heldout(syncer)),
@@ -121,7 +121,7 @@ def _learners(learners: Sequence[LearnerLine]) -> Table:
 
 
 def _state(word: str) -> Text:
-    return Text(word, style="bold red") if word == "killed" else row_parts.styled_state(word)
+    return Text(word, style="bold red") if word == "killed" else status_rows.styled_state(word)
 
 
 def _cells(learner: LearnerLine) -> list[str]:

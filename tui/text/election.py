@@ -19,7 +19,7 @@ KEY_CHARS = 8
 
 DURABILITY = {
     "leader": "a merge counts once the leader holds it",
-    "standby": "a merge counts once another syncer holds it too, while one is there",
+    "standby": "a merge counts once another syncer also holds it, if there is one",
     "majority": "a merge counts once a majority of the syncers hold it",
 }
 
@@ -97,9 +97,8 @@ def standbys(seat: SeatStatus) -> str:
     if sum(row.role == "syncer" for row in seat.voters) < 2:
         return "none: this is the only syncer"
     if not seat.standbys:
-        return "none holds everything"
-    verb = "holds" if seat.standbys == 1 else "hold"
-    return f"{seat.standbys} {verb} everything"
+        return "none is up to date"
+    return f"{seat.standbys} up to date"
 
 
 def durability(seat: SeatStatus) -> str:
@@ -120,11 +119,11 @@ def charter(seat: SeatStatus) -> str:
 def clock(seat: SeatStatus) -> tuple[float, str] | None:
     """What comes next and the share of the wait that is left; None where nothing is waited for."""
     if seat.beat_in_s is not None:
-        return seat.beat_in_s / limits.BEAT_EVERY_S, f"next beat in {seat.beat_in_s:.1f} s"
+        return seat.beat_in_s / limits.BEAT_EVERY_S, f"next heartbeat in {seat.beat_in_s:.1f} s"
     if seat.election_in_s is not None:
         share = seat.election_in_s / limits.ELECTION_TIMEOUT_S_MAX
         if seat.leader:
-            return share, f"stands for election after {seat.election_in_s:.1f} s more of silence"
+            return share, f"stands for election after {seat.election_in_s:.1f} s more silence"
         does = "stands for election" if seat.role == "following" else "tries again"
         return share, f"{does} in {seat.election_in_s:.1f} s"
     return None
@@ -136,11 +135,11 @@ def no_clock(seat: SeatStatus) -> str:
         return "drained: it does not stand for election"
     if seat.role == LEADING:
         return "no other voter needs to hear it"
-    return "it votes and does not stand"
+    return "it votes but does not stand for election"
 
 
 def line(seat: SeatStatus, names: Names) -> str:
-    """All of it in one line: leading term 3 · 3 voters, all here · standby durability."""
+    """All of it in one line: leading, term 3 · 3 voters, all here · standby durability."""
     missing = len(away(seat))
     voters = fmt.plural(len(seat.voters), "voter")
     here = "all here" if not missing else f"{missing} not here"
@@ -149,11 +148,7 @@ def line(seat: SeatStatus, names: Names) -> str:
     if seat.role != LEADING and seat.leader:
         first = f"following {name(seat.leader, names)} in term {seat.term}"
     else:
-        first = (
-            f"{role(seat)}, term {seat.term}"
-            if seat.role != LEADING
-            else (f"leading term {seat.term}")
-        )
+        first = f"{role(seat)}, term {seat.term}"
     pieces = [first, f"{voters}, {here}", f"{fmt.clean(seat.durability, 20)} durability"]
     if lacks_standby(seat):
         pieces.append("no standby")

@@ -6,28 +6,28 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from protocol.status import NodeStatus
-from tui.text import fmt, owner_limits, row_parts
+from tui.text import fmt, owner_limits, status_rows
 
 
 def render(status: NodeStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
     """The whole view."""
     sentence = status.sentence or f"This learner's state is {status.state}."
     return Group(
-        row_parts.heading(status.project, "learner", status.name, pid=status.pid, width=width),
+        status_rows.heading(status.project, "learner", status.name, pid=status.pid, width=width),
         Text(fmt.clean(sentence, 500), style="bold"),
         Text(),
-        row_parts.grid(_facts(status, tokens_per_s)),
+        status_rows.grid(_facts(status, tokens_per_s)),
         *(Text(f"note: {fmt.clean(notice, 500)}", style="yellow") for notice in status.notices),
     )
 
 
-def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[row_parts.Row]:
-    state = row_parts.styled_state(status.state)
+def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[status_rows.Row]:
+    state = status_rows.styled_state(status.state)
     state.append(f" · up {fmt.duration(status.uptime_s)}", style="default")
     return [
         ("state", state),
-        ("progress", row_parts.progress(status.project, status.swarm, tokens_per_s)),
-        ("held-out", row_parts.heldout(status.swarm)),
+        ("progress", status_rows.progress(status.project, status.swarm, tokens_per_s)),
+        ("held-out", status_rows.heldout(status.swarm)),
         ("syncer", _link(status)),
         ("weights", _weights(status)),
         ("trainer", _trainer(status)),
@@ -35,16 +35,16 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[row_parts.Row
         ("loss", _loss(status)),
         ("machine", owner_limits.machine(status.guest) if status.guest else ""),
         ("limits", owner_limits.summary(status.guest) if status.guest else ""),
-        ("handed in", _handed_in(status)),
+        ("pushes", _handed_in(status)),
         ("receipt", fmt.receipt(status.receipt)),
         ("discarded", _discarded(status)),
         ("measured", _measured(status)),
-        ("faults", row_parts.faults(status.faults)),
-        ("network", row_parts.network(status.network)),
-        ("reached", row_parts.reached(status.network)),
+        ("faults", status_rows.faults(status.faults)),
+        ("network", status_rows.network(status.network)),
+        ("reached", status_rows.reached(status.network)),
         (
             "wire",
-            row_parts.wire(
+            status_rows.wire(
                 (status.push_bytes, status.push_params),
                 (status.payload_bytes, status.payload_params),
             ),

@@ -15,7 +15,7 @@ def last(snapshots: SnapshotStatus) -> str:
         parts.append(f"taking {fmt.clean(snapshots.taking, 20)}{tail}")
     if snapshots.kept:
         last = snapshots.kept[-1]
-        out = f", {len(last.skipped)} not in" if last.skipped else ""
+        out = f", {len(last.skipped)} left out" if last.skipped else ""
         parts.append(
             f"{fmt.clean(last.name, 20)} at global step {last.global_step:,} with "
             f"{fmt.plural(len(last.parts), 'learner')}{out}, of {len(snapshots.kept)} kept"
@@ -35,7 +35,7 @@ def restored(snapshots: SnapshotStatus) -> str:
     anew = [fmt.clean(row.name, 40) for row in snapshots.restores if not row.is_restored]
     told = [f"to {fmt.clean(snapshots.restored, 20)}"]
     if own:
-        told.append(f"with their own part: {', '.join(own)}")
+        told.append(f"with their own state: {', '.join(own)}")
     if anew:
-        told.append(f"anew: {', '.join(anew)}")
+        told.append(f"from scratch: {', '.join(anew)}")
     return "; ".join(told)

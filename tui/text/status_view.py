@@ -9,8 +9,8 @@ from rich.text import Text
 
 from protocol.limits import LINK_CHARS_MAX
 from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
-from tui.frames.frame import label_of
 from tui.text import fmt, node_view, syncer_view, witness_view
+from tui.text.status_rows import label_of
 
 NOBODY = "No daemon answers."
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.status import PeerRow, RoundRow, SyncerStatus
-from tui.text import election, fmt, row_parts, snapshots
+from tui.text import election, fmt, snapshots, status_rows
 from tui.text.election import AWAY, leads
 
 PEERS_SHOWN_MAX = 24
@@ -27,10 +27,10 @@ def render(
         reported = sum(peer.tokens_per_s for peer in _alive(status))
         tokens_per_s = reported or None
     parts: list[RenderableType] = [
-        row_parts.heading(status.project, "syncer", status.name, pid=status.pid, width=width),
+        status_rows.heading(status.project, "syncer", status.name, pid=status.pid, width=width),
         Text(_sentence(status), style="bold"),
         Text(),
-        row_parts.grid(_facts(status, tokens_per_s, names)),
+        status_rows.grid(_facts(status, tokens_per_s, names)),
         Text(),
     ]
     if status.peers:
@@ -55,14 +55,14 @@ def _sentence(status: SyncerStatus) -> str:
     return f"{fmt.plural(len(_alive(status)), 'learner')} here; phase {status.phase}."
 
 
-def _seat(status: SyncerStatus, names: election.Names) -> list[row_parts.Row]:
+def _seat(status: SyncerStatus, names: election.Names) -> list[status_rows.Row]:
     """The election in one line, and a line for each voter that somebody should look after."""
     seat = status.seat
     if seat is None:
         return []
     wrong = [row for row in seat.voters if election.is_wrong(row)]
     return [
-        ("seat", election.line(seat, names)),
+        ("election", election.line(seat, names)),
         *(("voter", election.voter_line(row, names)) for row in wrong),
         ("trouble", fmt.clean(seat.trouble, 500)),
     ]
@@ -70,7 +70,7 @@ def _seat(status: SyncerStatus, names: election.Names) -> list[row_parts.Row]:
 
 def _facts(
     status: SyncerStatus, tokens_per_s: float | None, names: election.Names
-) -> list[row_parts.Row]:
+) -> list[status_rows.Row]:
     swarm, project = status.swarm, status.project
     phase = f"{fmt.clean(status.phase)} · up {fmt.duration(status.uptime_s)}"
     merges = f"{swarm.global_step:,} global steps, {status.merges_here:,} since this start"
@@ -85,24 +85,24 @@ def _facts(
     return [
         ("phase", phase),
         *_seat(status, names),
-        ("progress", row_parts.progress(project, swarm, tokens_per_s)),
-        ("held-out", row_parts.heldout(swarm)),
+        ("progress", status_rows.progress(project, swarm, tokens_per_s)),
+        ("held-out", status_rows.heldout(swarm)),
         ("merges", merges),
         ("on average", means),
         ("quorum", _quorum(status) if leads(status) else ""),
         *(("round", _round(one)) for one in status.rounds),
         ("grace", _grace(status)),
         ("snapshot", snapshots.last(status.snapshots)),
-        ("went back", snapshots.restored(status.snapshots)),
+        ("restored", snapshots.restored(status.snapshots)),
         ("fragments", _strip(status)),
         ("", LEGEND if status.fragments else ""),
         ("pushes", fmt.tally(status.outcomes)),
-        ("faults", row_parts.faults(status.faults)),
-        ("network", row_parts.network(status.network)),
-        ("reached", row_parts.reached(status.network)),
+        ("faults", status_rows.faults(status.faults)),
+        ("network", status_rows.network(status.network)),
+        ("reached", status_rows.reached(status.network)),
         (
             "wire",
-            row_parts.wire(
+            status_rows.wire(
                 (status.push_bytes, status.push_params),
                 (status.payload_bytes, status.payload_params),
             ),
@@ -115,7 +115,7 @@ def _quorum(status: SyncerStatus) -> str:
     needs = f"a round needs {fmt.plural(wanted, 'push', 'pushes')}"
     if alive < wanted:
         there = "none is alive" if not alive else f"{alive} alive"
-        return f"{needs}; {there}, so it settles for fewer after its patience"
+        return f"{needs}; {there}, so it will settle for fewer"
     return f"{needs}; {fmt.plural(alive, 'learner is', 'learners are')} alive"
 
 
@@ -182,7 +182,7 @@ def _cells(peer: PeerRow, *, is_wide: bool) -> list[str | Text]:
     cells: list[str | Text] = [
         fmt.clean(peer.name),
         fmt.clean(peer.device),
-        row_parts.styled_state(peer.state),
+        status_rows.styled_state(peer.state),
         f"{peer.local_step:,}",
         str(peer.lag),
         fmt.count(peer.tokens_per_s),

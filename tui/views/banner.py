@@ -9,7 +9,8 @@ from protocol.status import NodeStatus, Status, SyncerStatus, WitnessStatus
 from tui.frames import scene
 from tui.frames.scene import Scene
 from tui.frames.verdict import Verdict, judge
-from tui.text import facts, fmt, lines
+from tui.text import fmt, layout
+from tui.views import facts
 
 ROOMY = 120
 """From this width on one line usually holds the sentence; below it two are kept free, so that
@@ -18,7 +19,7 @@ nothing moves when it grows."""
 PHASES = {
     "starting": "making the first weights",
     "training": "training",
-    "taking the seat": "taking the seat",
+    "taking the seat": "taking the lead",
     "standby": "standing by",
     "electing": "electing",
     "syncing": "fetching state",
@@ -59,18 +60,18 @@ def title(now: Scene, width: int) -> Text:
     shown = [piece for piece in pieces if piece[1]]
     while len(shown) > 1 and _wide(shown) + right.cell_len + 2 > width:
         shown.remove(min(shown, key=lambda one: one[0]))
-    return _spread(lines.join([piece for _, piece in shown]), right, width)
+    return _spread(layout.join([piece for _, piece in shown]), right, width)
 
 
 def _witness(now: Scene, status: WitnessStatus, width: int) -> Text:
     name = fmt.clean(status.project.name, 32 if width >= ROOMY else 18)
     said = f"term {status.seat.term}  log at record {status.log_index:,}"
-    return lines.join([Text(name, style=now.paint.strong), said])
+    return layout.join([Text(name, style=now.paint.strong), said])
 
 
 def _you(now: Scene) -> Text:
     said = facts.you(now)
-    return lines.join([Text("you:"), said], " ") if said else Text()
+    return layout.join([Text("you:"), said], " ") if said else Text()
 
 
 def _wide(pieces: list[tuple[int, Text]]) -> int:
@@ -115,7 +116,7 @@ def sentence(verdict: Verdict, now: Scene, width: int) -> list[Text]:
     text.append(f"[{verdict.level}]", style=f"{style} bold")
     text.append(" ")
     text.append(verdict.sentence, style="" if verdict.level in ("WELL", "DONE") else style)
-    return lines.wrap(text, width)
+    return layout.wrap(text, width)
 
 
 def render(now: Scene, width: int) -> list[Text]:

@@ -7,8 +7,8 @@ from textual import events
 from textual.widget import Widget
 
 from tui.messages import Sought, ViewWanted
-from tui.recording.playback import Playback
-from tui.text import fmt, lines
+from tui.sources.playback import Playback
+from tui.text import fmt, layout
 from tui.text.theme import Paint
 
 VIEWS = {
@@ -71,7 +71,7 @@ def scrub(playback: Playback, width: int, paint: Paint) -> tuple[Text, int, int]
     clock = f" {_clock(playback.elapsed_s)} of {_clock(playback.length_s)} "
     count = f" frame {playback.position + 1:,} of {playback.length:,}"
     count += f", {fmt.plural(len(playback.faults), 'fault')}"
-    count += "" if playback.scan.is_done else " so far"
+    count += "" if playback.is_searched else " so far"
     text.append(clock)
     track = max(width - text.cell_len - len(count) - 1, 8)
     start = text.cell_len
@@ -86,7 +86,7 @@ def scrub(playback: Playback, width: int, paint: Paint) -> tuple[Text, int, int]
         else:
             text.append("━" if cell < here else "─", style=paint.quiet)
     text.append(count, style=paint.quiet)
-    return lines.fit(text, width), start, start + track
+    return layout.fit(text, width), start, start + track
 
 
 def _clock(seconds: float) -> str:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from protocol.status import ContributorRow, PeerRow, SyncerStatus
 from tui.frames.scene import Scene
-from tui.text import fmt, lines
+from tui.text import fmt, layout
 from tui.text.theme import Paint
 from tui.views import peers
 from tui.views.peers import PeerLine
@@ -88,16 +88,16 @@ def summary(scene: Scene, width: int, height: int) -> list[Text]:
         f"{fmt.plural(status.swarm.global_step, 'global step')}{_by(scene.leader)}"
     )
     stale = scene.stale(status)
-    rows: list[lines.Pair] = [("swarm", total)]
+    rows: list[layout.Pair] = [("swarm", total)]
     if node is None:
         rows.append(("you", "No learner of this project runs on this machine."))
     else:
         mine = f"{node.name}: {node.merged:,} of {fmt.plural(node.pushed, 'push', 'pushes')} "
-        mine += f"merged, {fmt.count(node.tokens)} tokens trained now"
+        mine += f"merged, {fmt.count(node.tokens)} tokens trained so far"
         rows.append(("you", fmt.clean(mine, 200)))
         rows.append(("your share", _share(scene, node.key)))
         rows.append(("receipt", fmt.receipt(node.receipt)))
-    body = lines.pairs(rows, width, paint, label=12)
+    body = layout.pairs(rows, width, paint, label=12)
     return ([Text(stale, style=paint.bad)] if stale else []) + body
 
 
@@ -114,11 +114,11 @@ def details(scene: Scene, key: str, width: int) -> list[Text]:
     found = leader.contributors if leader is not None else []
     row = next((one for one in found if one.key == key), None)
     if row is None:
-        return [Text("The log counts nothing of this learner yet.")]
+        return [Text("The log has nothing from this learner yet.")]
     place = next(one for one in places(scene) if key_of(one) == key)
     merged = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.merged_at_s)) + " UTC"
     refused, paint = fmt.tally(row.refused), scene.paint
-    return lines.pairs(
+    return layout.pairs(
         [
             ("name", fmt.clean(row.name)),
             ("key", fmt.clean(row.key, 80)),

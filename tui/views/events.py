@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tui.filters import matches
 from tui.frames.frame import Told
-from tui.text import fmt, lines
+from tui.text import fmt, layout
 from tui.text.theme import Paint
 from tui.views.roster import Column
 
@@ -53,7 +53,7 @@ COLUMNS: tuple[Column[Told], ...] = (
         say=_mark, rank=lambda one: (not one.is_fault, one.level),
     ),
     Column(
-        key="daemon", title="told by", width=16, importance=10,
+        key="daemon", title="from", width=16, importance=10,
         say=lambda one: fmt.clean(one.daemon, 40), rank=lambda one: one.daemon,
     ),
     Column(
@@ -69,10 +69,10 @@ COLUMNS: tuple[Column[Told], ...] = (
 
 def details(event: Told, width: int, paint: Paint) -> list[Text]:
     """One event in full."""
-    return lines.pairs(
+    return layout.pairs(
         [
             ("time", fmt.clock(event.at_s)),
-            ("told by", fmt.clean(event.daemon, 80)),
+            ("from", fmt.clean(event.daemon, 80)),
             ("what", fmt.clean(event.kind, 80)),
             ("level", Text(_mark(event), style=paint.bad if event.is_fault else "")),
             ("text", fmt.clean(event.text, 2000)),

@@ -6,8 +6,9 @@ from rich.text import Text
 
 from protocol.status import NodeStatus, Status, SyncerStatus
 from tui.frames.scene import Scene
-from tui.text import facts, fmt, lines
+from tui.text import fmt, layout
 from tui.text.theme import Paint
+from tui.views import facts
 
 MERGES_SHOWN = 40
 LEGEND = "■ newest  □ one behind  ▶ in flight  ! two or more behind"
@@ -68,7 +69,7 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
         body += _rounds(status, width, paint)
         body += _merges(status, width, paint)
     else:
-        body += lines.pairs(
+        body += layout.pairs(
             [
                 ("held", f"{status.weights_held} of "
                          f"{fmt.plural(status.project.fragments, 'fragment')} verified"),
@@ -101,16 +102,18 @@ def _map(status: Status, width: int, paint: Paint) -> list[Text]:
         made = [Text("no weights yet", style=paint.quiet)]
     parameters = fmt.count(status.project.parameters)
     note = f"{fmt.plural(len(found), 'fragment')}, {parameters} parameters"
-    framed = lines.panel("fragments: number, state, version", made, width, paint, note=note)
-    return [*framed, *lines.wrap(Text(LEGEND, style=paint.quiet), width)]
+    framed = layout.panel("fragments: number, state, version", made, width, paint, note=note)
+    return [*framed, *layout.wrap(Text(LEGEND, style=paint.quiet), width)]
 
 
 def _rounds(status: SyncerStatus, width: int, paint: Paint) -> list[Text]:
     ordered = sorted(status.rounds, key=lambda one: one.number)
-    body = [line for one in ordered for line in lines.wrap(facts.round_text(one, paint), width - 4)]
+    body = [
+        line for one in ordered for line in layout.wrap(facts.round_text(one, paint), width - 4)
+    ]
     if not body:
         body = [Text("no round in flight", style=paint.quiet)]
-    return lines.panel("rounds in flight", body, width, paint)
+    return layout.panel("rounds in flight", body, width, paint)
 
 
 def _merges(status: SyncerStatus, width: int, paint: Paint) -> list[Text]:
@@ -123,7 +126,7 @@ def _merges(status: SyncerStatus, width: int, paint: Paint) -> list[Text]:
             f" {fmt.plural(one.participants, 'learner')}, {one.mean_steps:.0f} local steps, "
             f"{fmt.duration(one.seconds)}"
         )
-        body.append(lines.fit(line, width - 4))
+        body.append(layout.fit(line, width - 4))
     if not body:
         body = [Text("nothing merged since this daemon started", style=paint.quiet)]
-    return lines.panel("last merges, newest first", body, width, paint)
+    return layout.panel("last merges, newest first", body, width, paint)

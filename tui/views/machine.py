@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from protocol.status import GuestStatus, LimitRow
-from tui.text import fmt, lines, owner_limits
+from tui.text import fmt, layout, owner_limits
 from tui.text.theme import Paint
 
 GAUGE_CELLS = 10
@@ -22,12 +22,12 @@ def devices(status: GuestStatus, width: int, paint: Paint) -> list[Text]:
         line = Text()
         mark = "● " if one.is_used else "  "
         line.append(mark, style=paint.good if one.is_used else paint.quiet)
-        line.append(lines.fit_plain(fmt.clean(one.name, 12), DEVICE_CELLS), style=paint.strong)
+        line.append(layout.fit_plain(fmt.clean(one.name, 12), DEVICE_CELLS), style=paint.strong)
         line.append(", ".join(owner_limits.readings(one)))
-        made += lines.wrap(line, width)
+        made += layout.wrap(line, width)
     if status.absent:
-        text = "not told here: " + "; ".join(fmt.clean(one, 120) for one in status.absent)
-        made += lines.wrap(Text(text, style=paint.quiet), width)
+        text = "not readable here: " + "; ".join(fmt.clean(one, 120) for one in status.absent)
+        made += layout.wrap(Text(text, style=paint.quiet), width)
     return made
 
 
@@ -39,31 +39,29 @@ def limits(status: GuestStatus, width: int, paint: Paint) -> list[Text]:
             used = f" {owner_limits.amount(row.used, row.unit)}" if row.used is not None else ""
             free.append(f"{fmt.clean(row.words, 24)}{used}")
             continue
-        made += lines.wrap(limit(row, paint), width)
+        made += layout.wrap(limit(row, paint), width)
     if status.duty_frac < 1.0:
-        made += lines.wrap(
+        made += layout.wrap(
             Text(f"The trainer works {100 * status.duty_frac:.0f} % of the time."), width
         )
     if status.hours:
         hours = ", ".join(fmt.clean(one, 40) for one in status.hours)
-        made += lines.wrap(Text(f"hours: {hours}"), width)
+        made += layout.wrap(Text(f"hours: {hours}"), width)
     if status.is_beside:
-        made += lines.wrap(
+        made += layout.wrap(
             Text(f"less, because {fmt.clean(status.because, 200)}", style=paint.warn), width
         )
     if free:
         text = f"not limited: {', '.join(free)}"
-        made += lines.wrap(Text(text, style=paint.quiet), width)
+        made += layout.wrap(Text(text, style=paint.quiet), width)
     return made
 
 
 def limit(row: LimitRow, paint: Paint) -> Text:
     """One ceiling, with a gauge."""
-    line = Text(lines.fit_plain(fmt.clean(row.words, 24), LIMIT_CELLS))
+    line = Text(layout.fit_plain(fmt.clean(row.words, 24), LIMIT_CELLS))
     if row.used is None or row.ceiling is None:
-        line.append(
-            f"at most {owner_limits.amount(row.ceiling, row.unit)}; what is taken is not known"
-        )
+        line.append(f"at most {owner_limits.amount(row.ceiling, row.unit)}; usage unknown")
         return line
     share = row.used / row.ceiling if row.ceiling else 1.0
     style = paint.good if share < NEAR_FRAC else paint.warn if share <= 1.0 else paint.bad
@@ -76,5 +74,5 @@ def limit(row: LimitRow, paint: Paint) -> Text:
 def log(status: GuestStatus, width: int, paint: Paint, count: int = LOG_LINES) -> list[Text]:
     """The newest lines of the trainer's log."""
     if not status.trainer_log:
-        return [Text("the trainer wrote nothing", style=paint.quiet)]
-    return [lines.fit(fmt.clean(one, 400), width) for one in status.trainer_log[-count:]]
+        return [Text("the trainer has printed nothing", style=paint.quiet)]
+    return [layout.fit(fmt.clean(one, 400), width) for one in status.trainer_log[-count:]]

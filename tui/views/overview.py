@@ -6,11 +6,11 @@ from rich.text import Text
 
 from protocol.status import NodeStatus, SeatStatus, Status, SyncerStatus
 from tui.frames.scene import Scene, alive, goodput
-from tui.text import charts, facts, fmt, lines, row_parts
+from tui.text import fmt, layout, status_rows
 from tui.text.election import leads
-from tui.text.lines import Pair
+from tui.text.layout import Pair
 from tui.text.theme import Paint
-from tui.views import syncer
+from tui.views import charts, facts, syncer
 from tui.views.fragments import strip
 
 TWO_COLUMNS = 90
@@ -25,7 +25,7 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
     if status is None and scene.told is not None:
         return syncer.render(scene, width, height)
     if status is None:
-        return lines.wrap(Text(_nothing(scene), style=scene.paint.quiet), width)
+        return layout.wrap(Text(_nothing(scene), style=scene.paint.quiet), width)
     height -= 1 if scene.stale(status) else 0
     draw = _narrow if width < TWO_COLUMNS else _wide
     return facts.aged(scene, status, width, draw(scene, status, width, height))
@@ -42,7 +42,7 @@ def _nothing(scene: Scene) -> str:
 
 def _narrow(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
     paint, swarm = scene.paint, status.swarm
-    cells = max(width - lines.LABEL_CELLS - 34, 12)
+    cells = max(width - layout.LABEL_CELLS - 34, 12)
     losses = [loss for _, loss in charts.loss_points(swarm.curve)]
     speeds = [y for _, y in _rates(scene, status)]
     loss = f"{_loss_now(status):<30} " if losses else "not measured yet"
@@ -50,19 +50,19 @@ def _narrow(scene: Scene, status: Status, width: int, height: int) -> list[Text]
         ("progress", _progress(status)),
         (
             "held-out",
-            lines.join([loss, Text(fmt.sparkline(losses, cells), style=paint.chart)]),
+            layout.join([loss, Text(fmt.sparkline(losses, cells), style=paint.chart)]),
         ),
         (
             "tokens/s",
-            lines.join(
+            layout.join(
                 [f"{_speed(scene, status):<30} ", Text(_spark0(speeds, cells), style=paint.chart)]
             ),
         ),
         *_round_pairs(scene, status, width),
-        ("fragments", strip(status, paint, width - lines.LABEL_CELLS)),
+        ("fragments", strip(status, paint, width - layout.LABEL_CELLS)),
         *_tail_pairs(scene, status),
     ]
-    made = lines.pairs(body, width, paint)
+    made = layout.pairs(body, width, paint)
     left_over = height - len(made) - 1
     if left_over < 2:
         return made
@@ -74,10 +74,10 @@ def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
     paint = scene.paint
     left = width * 54 // 100
     right = width - left - 1
-    foot = lines.pairs(
+    foot = layout.pairs(
         [
             ("progress", _progress(status)),
-            ("fragments", strip(status, paint, width - lines.LABEL_CELLS)),
+            ("fragments", strip(status, paint, width - layout.LABEL_CELLS)),
         ],
         width,
         paint,
@@ -92,14 +92,14 @@ def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
     title = "round" if isinstance(status, SyncerStatus) else "this learner"
     if isinstance(status, SyncerStatus) and not leads(status):
         title = "this syncer"
-    here = lines.pairs(_round_pairs(scene, status, right - 4), right - 4, paint)
-    swarm = lines.pairs(_tail_pairs(scene, status), right - 4, paint)
-    words_column = lines.panel(title, here, right, paint) + lines.panel(
+    here = layout.pairs(_round_pairs(scene, status, right - 4), right - 4, paint)
+    swarm = layout.pairs(_tail_pairs(scene, status), right - 4, paint)
+    words_column = layout.panel(title, here, right, paint) + layout.panel(
         "swarm", swarm, right, paint
     )
     left_over = len(charts_column) - len(words_column)
     if left_over >= 3:
-        words_column += lines.panel(
+        words_column += layout.panel(
             "latest events",
             facts.event_lines(facts.news(scene), right - 4, left_over - 2, paint),
             right,
@@ -107,7 +107,7 @@ def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
             height=left_over,
             note="press 6",
         )
-    return lines.beside(charts_column, words_column, left) + foot
+    return layout.beside(charts_column, words_column, left) + foot
 
 
 def _loss_panel(status: Status, width: int, height: int, paint: Paint) -> list[Text]:
@@ -120,7 +120,7 @@ def _loss_panel(status: Status, width: int, height: int, paint: Paint) -> list[T
         say_y=charts.say_loss,
     )
     title = "held-out loss over tokens"
-    return lines.panel(title, drawn, width, paint, height=height, note=_loss_now(status))
+    return layout.panel(title, drawn, width, paint, height=height, note=_loss_now(status))
 
 
 def _rate_panel(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
@@ -134,7 +134,7 @@ def _rate_panel(scene: Scene, status: Status, width: int, height: int) -> list[T
         is_from_zero=True,
     )
     note = _speed(scene, status)
-    return lines.panel("tokens/s", drawn, width, scene.paint, height=height, note=note)
+    return layout.panel("tokens/s", drawn, width, scene.paint, height=height, note=note)
 
 
 def _rates(scene: Scene, status: Status) -> list[charts.Point]:
@@ -195,7 +195,7 @@ def _flying(status: SyncerStatus, paint: Paint, width: int) -> list[Text]:
     made = [
         line
         for one in ordered
-        for line in lines.wrap(facts.round_text(one, paint), width - lines.LABEL_CELLS)
+        for line in layout.wrap(facts.round_text(one, paint), width - layout.LABEL_CELLS)
     ]
     if not made:
         made = [Text("no round in flight just now", style=paint.quiet)]
@@ -220,7 +220,7 @@ def _round_pairs(scene: Scene, status: Status, width: int) -> list[Pair]:
                 ("state", Text(fmt.clean(status.state, 20), style=paint.state(status.state))),
                 ("syncer", facts.link(status)),
                 ("trainer", facts.trainer(status)),
-                ("handed in", f"{fmt.plural(status.pushed, 'push', 'pushes')}, "
+                ("pushes", f"{fmt.plural(status.pushed, 'push', 'pushes')}, "
                               f"{status.merged:,} merged"),
                 ("lag", "current" if not status.lag else fmt.plural(status.lag, "version")),
             ]  # fmt: skip
@@ -245,13 +245,13 @@ def _tail_pairs(scene: Scene, status: Status) -> list[Pair]:
         pairs.append(("peers", facts.tally(status, paint)))
     swarm = status.swarm
     term = status.seat.term if isinstance(status, SyncerStatus) and status.seat else swarm.term
-    seat = f"{facts.seat(scene, status)}; epoch {swarm.epoch}, term {term}, "
-    seat += f"log index {swarm.log_index:,}"
+    leader = f"{facts.leader(scene, status)}; epoch {swarm.epoch}, term {term}, "
+    leader += f"log index {swarm.log_index:,}"
     return [
         *pairs,
-        ("seat", seat),
+        ("leader", leader),
         ("faults", facts.faults(status, paint)),
-        ("network", row_parts.network(status.network)),
+        ("network", status_rows.network(status.network)),
         ("you", _you(scene) if isinstance(status, SyncerStatus) else ""),
     ]
 
@@ -261,4 +261,4 @@ def _you(scene: Scene) -> Text:
     said = facts.you(scene)
     if len(here) != 1:
         return said
-    return lines.join([fmt.clean(here[0].name, 24), said, f"({here[0].merged:,} merged)"], " ")
+    return layout.join([fmt.clean(here[0].name, 24), said, f"({here[0].merged:,} merged)"], " ")

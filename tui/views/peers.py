@@ -9,7 +9,7 @@ from rich.text import Text
 from protocol.status import PeerRow
 from tui.filters import matches
 from tui.frames.scene import Scene
-from tui.text import election, fmt, lines
+from tui.text import election, fmt, layout
 from tui.text.election import LOST, leads
 from tui.text.theme import Paint
 from tui.views.roster import Column
@@ -203,12 +203,12 @@ def fitting(width: int) -> list[Column[PeerLine]]:
 
 def heading(column: Column[PeerLine]) -> str:
     """The column's title, as wide as its cells."""
-    return lines.fit_plain(column.title, column.width, is_right=column.is_right)
+    return layout.fit_plain(column.title, column.width, is_right=column.is_right)
 
 
 def cell(column: Column[PeerLine], line: PeerLine) -> str:
     """One cell, as wide as the column."""
-    return lines.fit_plain(column.say(line), column.width, is_right=column.is_right)
+    return layout.fit_plain(column.say(line), column.width, is_right=column.is_right)
 
 
 def note(shown: int, found: int, wanted: str, *, is_faults: bool) -> str:
@@ -244,7 +244,7 @@ def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
     """Everything known of one learner."""
     peer = line.peer
     refused = fmt.tally(peer.refused)
-    return lines.pairs(
+    return layout.pairs(
         [
             ("name", fmt.clean(peer.name)),
             ("key", fmt.clean(peer.key, 80)),

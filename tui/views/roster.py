@@ -18,7 +18,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from tui.text.lines import fit_plain
+from tui.text.layout import fit_plain
 from tui.text.theme import Paint
 
 Row = TypeVar("Row")

@@ -6,10 +6,11 @@ from rich.text import Text
 
 from protocol.status import SeatStatus, SyncerStatus, WitnessStatus
 from tui.frames.scene import Scene
-from tui.text import election, facts, fmt, lines, row_parts, snapshots
+from tui.text import election, fmt, layout, snapshots, status_rows
 from tui.text.election import leads
-from tui.text.lines import Pair
+from tui.text.layout import Pair
 from tui.text.theme import Paint
+from tui.views import facts
 
 TWO_COLUMNS = 110
 TABLE_CELLS = 72
@@ -29,11 +30,11 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
     """The view."""
     voter = scene.voter
     if voter is None:
-        return lines.wrap(Text(_absent(scene), style=scene.paint.quiet), width)
+        return layout.wrap(Text(_absent(scene), style=scene.paint.quiet), width)
     if width >= TWO_COLUMNS:
         room = max((width - 1) // 2, TABLE_CELLS)
         left, right = _boxes(scene, voter, room, width - room - 1)
-        return facts.aged(scene, voter, width, lines.beside(left, right, room))
+        return facts.aged(scene, voter, width, layout.beside(left, right, room))
     left, right = _boxes(scene, voter, width, width)
     return facts.aged(scene, voter, width, left + right)
 
@@ -45,7 +46,7 @@ def _boxes(
     seat = voter.seat
     left = _box(_title(voter), _seat(scene, voter), left_width, scene)
     if seat is not None:
-        left += lines.panel(
+        left += layout.panel(
             "voters",
             voters(seat, scene.names, left_width - 4, scene.paint),
             left_width,
@@ -64,7 +65,7 @@ def _boxes(
 
 def _title(voter: SyncerStatus | WitnessStatus) -> str:
     role = "witness" if isinstance(voter, WitnessStatus) else "syncer"
-    return f"seat, as {role} {fmt.clean(voter.name, 20)} sees it"
+    return f"election, as {role} {fmt.clean(voter.name, 20)} sees it"
 
 
 def _absent(scene: Scene) -> str:
@@ -81,8 +82,8 @@ def _absent(scene: Scene) -> str:
 
 
 def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
-    body = lines.pairs(pairs, width - 4, scene.paint, label=12)
-    return lines.panel(title, body, width, scene.paint)
+    body = layout.pairs(pairs, width - 4, scene.paint, label=12)
+    return layout.panel(title, body, width, scene.paint)
 
 
 def seat_pairs(scene: Scene, seat: SeatStatus) -> list[Pair]:
@@ -102,7 +103,7 @@ def _seat(scene: Scene, status: SyncerStatus | WitnessStatus) -> list[Pair]:
         assert isinstance(status, SyncerStatus)
         swarm = status.swarm
         return [
-            ("seat", facts.seat(scene, status)),
+            ("leader", facts.leader(scene, status)),
             ("epoch, term", f"{swarm.epoch}, {swarm.term}"),
             ("log index", f"{swarm.log_index:,}"),
             ("phase", _phase(status)),
@@ -131,8 +132,8 @@ def _phase(status: SyncerStatus) -> str:
 
 def _leader(scene: Scene, seat: SeatStatus) -> Text:
     if not seat.leader:
-        since = "" if seat.leaderless_s is None else f" since {fmt.whole(seat.leaderless_s)}"
-        return Text(f"none{since}", style=scene.paint.bad)
+        lasts = "" if seat.leaderless_s is None else f" for {fmt.whole(seat.leaderless_s)}"
+        return Text(f"none{lasts}", style=scene.paint.bad)
     if seat.role == election.LEADING:
         return Text("this one")
     heard = "" if seat.leader_heard_s is None else f", heard {fmt.duration(seat.leader_heard_s)}"
@@ -163,23 +164,23 @@ def voters(seat: SeatStatus, names: election.Names, width: int, paint: Paint) ->
     """A line for each voter, and one more where it has a trouble to tell."""
     rest = sum(cells + 1 for _, cells, is_right in VOTER_COLUMNS)
     first = min(max(width - rest, 12), 28)
-    head = [lines.fit_plain("voter", first)]
-    head += [lines.fit_plain(name, cells, is_right=at) for name, cells, at in VOTER_COLUMNS]
+    head = [layout.fit_plain("voter", first)]
+    head += [layout.fit_plain(name, cells, is_right=at) for name, cells, at in VOTER_COLUMNS]
     made = [Text(" ".join(head).rstrip(), style=paint.quiet)]
     for row in seat.voters:
         state = election.voter_state(row)
         name = election.name(row.key, names) + (" (this)" if row.is_self else "")
         heard = "–" if row.heard_s is None else fmt.ago(row.heard_s)
         cells = (row.role, f"{row.priority}", state, heard, election.lag(row))
-        line = Text(lines.fit_plain(name, first))
+        line = Text(layout.fit_plain(name, first))
         for (title, wide, at), value in zip(VOTER_COLUMNS, cells, strict=True):
             style = paint.state(state) if title == "state" else ""
             line.append(" ")
-            line.append(lines.fit_plain(fmt.clean(value, 40), wide, is_right=at), style=style)
+            line.append(layout.fit_plain(fmt.clean(value, 40), wide, is_right=at), style=style)
         made.append(line)
         if row.trouble:
             told = Text(fmt.clean(row.trouble, 400), style=paint.warn)
-            for part in lines.wrap(told, width - 2):
+            for part in layout.wrap(told, width - 2):
                 indented = Text("  ")
                 indented.append_text(part)
                 made.append(indented)
@@ -191,7 +192,7 @@ def _witness(scene: Scene, status: WitnessStatus) -> list[Pair]:
     return [
         ("log", f"certified to record {status.log_index:,}{kept}"),
         ("faults", facts.faults(status, scene.paint)),
-        ("network", row_parts.network(status.network)),
+        ("network", status_rows.network(status.network)),
         (
             "addresses",
             ", ".join(fmt.clean(one, 120) for one in status.network.addresses[:4]),
@@ -242,10 +243,10 @@ def _checkpoints(status: SyncerStatus) -> list[Pair]:
     return [
         ("evaluated", f"{last}, {fmt.plural(len(swarm.curve), 'measurement')}"),
         ("best", best),
-        ("held-out", row_parts.heldout(swarm)),
+        ("held-out", status_rows.heldout(swarm)),
         ("kept in", fmt.clean(status.checkpoint_dir, 300)),
         ("snapshot", snapshots.last(status.snapshots)),
-        ("went back", snapshots.restored(status.snapshots)),
+        ("restored", snapshots.restored(status.snapshots)),
     ]
 
 
@@ -260,11 +261,11 @@ def _settled(status: SyncerStatus) -> list[Pair]:
 def _traffic(scene: Scene, status: SyncerStatus) -> list[Pair]:
     return [
         *(_settled(status) if leads(status) or status.merges_here else []),
-        ("wire", row_parts.wire(
+        ("wire", status_rows.wire(
             (status.push_bytes, status.push_params),
             (status.payload_bytes, status.payload_params),
         )),
-        ("network", row_parts.network(status.network)),
+        ("network", status_rows.network(status.network)),
         ("addresses", ", ".join(fmt.clean(one, 120) for one in status.network.addresses[:4])),
         ("join with", "press : and type link" if status.join_link else ""),
     ]  # fmt: skip

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.text import Text
 
 from protocol.status import NodeStatus
-from tui.frames.frame import label_of
 from tui.frames.scene import Scene
-from tui.text import facts, fmt, lines, row_parts
-from tui.text.lines import Pair
-from tui.views import machine
+from tui.text import fmt, layout, status_rows
+from tui.text.layout import Pair
+from tui.text.status_rows import label_of
+from tui.views import facts, machine
 
 TWO_COLUMNS = 110
 EVENTS_SHOWN_MIN = 6
@@ -19,7 +19,7 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
     """The view."""
     node, paint = scene.node, scene.paint
     if node is None:
-        return lines.wrap(
+        return layout.wrap(
             Text(
                 "No learner runs on this machine, or none has answered yet. "
                 "Start one with `shoal join LINK`.",
@@ -35,7 +35,7 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
         rest = width - half - 1
         right = _machine(scene, node, rest)
         right += _box("wire", _wire(node), rest, scene)
-        body = lines.beside(left, right, half)
+        body = layout.beside(left, right, half)
     else:
         body = _box(fmt.clean(label_of(node), 40), _work(scene, node), width, scene)
         body += _machine(scene, node, width)
@@ -43,11 +43,11 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
     notices = [
         part
         for notice in node.notices
-        for part in lines.wrap(Text(f"note: {fmt.clean(notice, 500)}", style=paint.warn), width)
+        for part in layout.wrap(Text(f"note: {fmt.clean(notice, 500)}", style=paint.warn), width)
     ]
     if node.guest is not None and (node.guest.trainer_log or width >= TWO_COLUMNS):
         said = machine.log(node.guest, width - 4, scene.paint)
-        body += lines.panel("the trainer's log", said, width, scene.paint)
+        body += layout.panel("the trainer's log", said, width, scene.paint)
     room = max(height - len(notices) - len(body) - 2, EVENTS_SHOWN_MIN)
     made = notices + body + _events(scene, node, width, room)
     return facts.aged(scene, node, width, made)
@@ -59,12 +59,12 @@ def _machine(scene: Scene, node: NodeStatus, width: int) -> list[Text]:
         return []
     told = machine.devices(node.guest, width - 4, scene.paint)
     held = machine.limits(node.guest, width - 4, scene.paint)
-    made = lines.panel("this machine", told, width, scene.paint)
-    return made + lines.panel("limits", held, width, scene.paint) if held else made
+    made = layout.panel("this machine", told, width, scene.paint)
+    return made + layout.panel("limits", held, width, scene.paint) if held else made
 
 
 def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
-    return lines.panel(title, lines.pairs(pairs, width - 4, scene.paint), width, scene.paint)
+    return layout.panel(title, layout.pairs(pairs, width - 4, scene.paint), width, scene.paint)
 
 
 def _work(scene: Scene, node: NodeStatus) -> list[Pair]:
@@ -82,7 +82,7 @@ def _work(scene: Scene, node: NodeStatus) -> list[Pair]:
     return [
         ("state", state),
         ("why idle", Text(why, style=scene.paint.warn) if why else ""),
-        ("handed in", handed if node.pushed else "nothing yet"),
+        ("pushes", handed if node.pushed else "nothing yet"),
         ("receipt", fmt.receipt(node.receipt)),
         ("discarded", ", ".join(thrown) or "nothing"),
         ("measured", f"{fmt.plural(node.evaluations, 'held-out loss', 'held-out losses')}"),
@@ -118,14 +118,14 @@ def _weights(node: NodeStatus) -> list[Pair]:
         ("weights", f"{node.weights_held} of "
                     f"{fmt.plural(node.project.fragments, 'fragment')} held, {lag}"),
         ("fetched", fetched),
-        ("held-out", row_parts.heldout(node.swarm)),
+        ("held-out", status_rows.heldout(node.swarm)),
     ]  # fmt: skip
 
 
 def _wire(node: NodeStatus) -> list[Pair]:
     return [
-        ("network", row_parts.network(node.network)),
-        ("wire", row_parts.wire(
+        ("network", status_rows.network(node.network)),
+        ("wire", status_rows.wire(
             (node.push_bytes, node.push_params), (node.payload_bytes, node.payload_params)
         )),
         ("key", fmt.clean(node.key, 80)),
@@ -137,4 +137,4 @@ def _events(scene: Scene, node: NodeStatus, width: int, room: int) -> list[Text]
     attached = next((one for one in scene.frame.attached() if one.key == node.key), None)
     own = [one for one in scene.history.events if attached and one.daemon == attached.label]
     body = facts.event_lines(own, width - 4, room, scene.paint)
-    return lines.panel("what it told, newest first", body, width, scene.paint)
+    return layout.panel("its events, newest first", body, width, scene.paint)

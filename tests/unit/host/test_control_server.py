@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from host.control import client
 from host.control.server import ControlServer
@@ -93,6 +96,73 @@ def test_a_failing_verb_leaves_the_server_alive(path):
     assert run_with(path, {"bug": refuse(ValueError()), "fine": lambda _: {"n": 1}}, ask) == {
         "n": 1
     }
+
+
+def test_a_connection_stays_open_from_one_question_to_the_next(path):
+    viewers = []
+
+    class Server(ControlServer):
+        async def _serve(self, reader, writer):
+            viewers.append(writer)
+            await super()._serve(reader, writer)
+
+    async def main():
+        server = Server(path, {"add": lambda fields: {"sum": fields["a"] + 1}})
+        await server.start()
+        connection = client.Connection(path)
+        try:
+            return [
+                await asyncio.to_thread(connection.ask, "add", dict[str, Any], a=number)
+                for number in range(3)
+            ]
+        finally:
+            connection.close()
+            await server.close()
+
+    assert [answer["sum"] for answer in asyncio.run(main())] == [1, 2, 3]
+    assert len(viewers) == 1
+
+
+def test_a_connection_is_made_anew_when_the_daemon_restarted(path):
+    connection = client.Connection(path)
+
+    def ask():
+        return connection.ask("who", dict[str, Any])["n"]
+
+    assert run_with(path, {"who": lambda _: {"n": 1}}, ask) == 1
+    with pytest.raises(TransientError, match="No daemon answers at"):
+        ask()
+    assert run_with(path, {"who": lambda _: {"n": 2}}, ask) == 2
+    assert run_with(path, {"who": lambda _: {"n": 3}}, ask) == 3, "it was open and broke"
+    connection.close()
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next(path):
+    async def slow(fields):
+        await asyncio.sleep(fields["for_s"])
+        return {"n": fields["n"]}
+
+    def ask():
+        connection = client.Connection(path)
+        with pytest.raises(TransientError, match="did not answer"):
+            connection.ask("slow", dict[str, Any], 0.05, for_s=0.2, n=1)
+        answer = connection.ask("slow", dict[str, Any], for_s=0.2, n=2)
+        connection.close()
+        return answer["n"]
+
+    assert run_with(path, {"slow": slow}, ask) == 2
+
+
+def test_an_answer_of_another_shape_is_of_another_version(path):
+    class Wanted(Struct):
+        state: str
+
+    def ask():
+        with contextlib.closing(client.Connection(path)) as connection:
+            connection.ask("status", Wanted)
+
+    with pytest.raises(MalformedMessage, match="another version of Shoal"):
+        run_with(path, {"status": lambda _: {"state": 3}}, ask)
 
 
 def test_only_the_user_gets_in(path):

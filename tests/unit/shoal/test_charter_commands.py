@@ -182,7 +182,7 @@ def test_voters_are_added_one_by_one_and_each_step_says_what_is_next(home, targe
     assert main(["project", "add-witness", W.hex(), "tiny.toml"]) == 0
     said = capsys.readouterr().out
     assert "shoal witness run tiny.shoal --join LINK" in said
-    assert "tiny.toml is yours and was not touched" in said
+    assert "tiny.toml is yours, so nothing was changed in it" in said
     assert said.count("[[voters]]\n") == 3
     assert f'key = "{W.hex()}"\nrole = "witness"' in said
     charter = charter_at(target)
@@ -314,7 +314,7 @@ def test_a_running_voter_is_handed_the_charter(target, home, voter, capsys):
     running = voter(seat(own_key(home)))
     assert main(["project", "ban", LEARNER, str(target)]) == 0
     said = capsys.readouterr().out
-    assert "handed to the running witness default" in said
+    assert "sent to the running witness default" in said
     assert "when revision 2 is in force (now 1)" in said
     (taken,) = running.taken
     project = read_signed(target)
@@ -432,9 +432,9 @@ def test_a_new_epoch_is_explained_first_and_then_begins_behind_the_last_record(
     assert main(["project", "reset-seat", str(target)]) == 2
     printed = capsys.readouterr()
     assert "the last certified one in this store" in printed.out
-    assert "these vote no more" in printed.out
+    assert "these no longer vote" in printed.out
     assert "No voter of this project runs in this home" in printed.out
-    assert "say the same again with --yes" in printed.err
+    assert "repeat the command with --yes" in printed.err
     assert charter_at(target).epoch == 0
 
     assert main(["project", "reset-seat", str(target), "--yes"]) == 0

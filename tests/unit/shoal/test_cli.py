@@ -94,7 +94,7 @@ def test_the_version_is_one_line_or_a_table(capsys):
     [
         (["statsu"], 'Did you mean "status"'),
         (["status", "--jsn"], "--jsn"),
-        (["status", "x"], "`shoal status` takes nothing more, but there is 'x'"),
+        (["status", "x"], "`shoal status` takes no more arguments, but got 'x'"),
         (["stats", "run"], "Ask `shoal --help`"),
         (["project", "shw"], "Ask `shoal project --help`"),
         (["config", "set", "limits.nice"], "`shoal config set` needs VALUE"),

@@ -118,17 +118,17 @@ def test_unsetting_gives_the_word_back_to_the_default(owners, capsys):
     assert "limits.nice = 10, as default" in out(capsys)
     assert "nice" not in tomllib.loads(owners.read_text())["limits"]
     main(["config", "unset", "limits.nice"])
-    assert "says nothing of" in out(capsys)
+    assert "does not set" in out(capsys)
 
 
 def test_the_environment_overrules_and_that_is_said(owners, monkeypatch, capsys):
     monkeypatch.setenv("SHOAL_LIMITS_NICE", "3")
     main(["config", "set", "limits.nice", "7"])
-    assert "SHOAL_LIMITS_NICE in this environment overrules it" in out(capsys)
+    assert "SHOAL_LIMITS_NICE in this environment overrides it" in out(capsys)
     main(["config", "get", "limits.nice"])
     assert out(capsys) == "3\n"
     main(["config", "explain", "limits.nice"])
-    assert "the environment, SHOAL_LIMITS_NICE; it is above the file" in out(capsys)
+    assert "the environment, SHOAL_LIMITS_NICE; it overrides the file" in out(capsys)
 
 
 def test_explaining_says_value_source_meaning_and_range(owners, capsys):

@@ -119,7 +119,7 @@ def test_the_model_must_fit_the_device_and_the_daemon_the_memory(trial, availabl
     ("trial", "present", "verdict", "words"),
     [
         (None, [], "unknown", "--quick"),
-        (TRIAL, [], "good", "uses the processor"),
+        (TRIAL, [], "good", "uses the CPU"),
         (TRIAL, ["NVIDIA H200"], "care", "there is NVIDIA H200, but this PyTorch"),
         (TrialAnswer(trouble="CUDA error"), [], "trouble", "CUDA error"),
         (
@@ -156,9 +156,9 @@ def test_a_host_that_others_dial_needs_no_remedy():
         (SWARM, "good", "1 of 2 hosts of the link answer directly, 20 ms"),
         (changed(SWARM, hosts=[NamedHost(address="a", path="relayed")]), "care", "through relays"),
         (reached("direct", 2), "good", "direct; 1 of 2 hosts of the link answer directly, 20 ms; "),
-        (reached("direct", 2), "good", "2 of 3 that tried could dial port 4321 here"),
+        (reached("direct", 2), "good", "2 of 3 that tried could reach port 4321 here"),
         (reached("relayed", 0), "care", "relayed; "),
-        (reached("relayed", 0), "care", "0 of 3 that tried could dial port 4321 here, others"),
+        (reached("relayed", 0), "care", "0 of 3 that tried could reach port 4321 here, others"),
         (reached("outward", 0), "care", "not from outside; "),
         (changed(SWARM, genesis=b"", trouble="none answers"), "trouble", "not at all: none"),
         (changed(SWARM, hosts=[]), "unknown", "no swarm was asked"),
@@ -275,7 +275,7 @@ def test_a_link_is_handed_to_the_trial_and_its_silence_is_trouble(home, trials, 
     assert main(["doctor", LINK]) == 1
     assert trials["link"] == LINK
     out = capsys.readouterr().out
-    assert "tiny cannot be judged" in out
+    assert "tiny cannot be checked" in out
     assert "cannot take part in tiny yet: reach" in out
 
 
@@ -317,7 +317,7 @@ def test_a_trial_that_had_no_time_on_a_busy_machine_says_nothing_about_it(monkey
     monkeypatch.setattr(probes, "SWARM_S", 0.2)
     swarm = probes.try_swarm("", port=0)
     words = "machine busy (load 9.0 on 2 cores)"
-    assert (swarm.busy, swarm.trouble) == (words, "it was not done within 0.2 s")
+    assert (swarm.busy, swarm.trouble) == (words, "it did not finish within 0.2 s")
     trial = TrialAnswer(trouble=swarm.trouble, busy=words)
     told = [diagnosis.engine(swarm), diagnosis.reach(swarm), diagnosis.accelerator(trial, [])]
     for one in (*told, diagnosis.speed(trial, "a model")):

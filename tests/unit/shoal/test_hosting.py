@@ -149,7 +149,7 @@ def drained(home, monkeypatch):
         found = [Daemon("syncer", "default", home.root / "socket")]
         monkeypatch.setattr(run_commands.daemons, "find_daemons", lambda *_, **__: found)
         monkeypatch.setattr(run_commands.client, "call", call)
-        monkeypatch.setattr(run_commands.daemons, "looks", lambda *_, **__: iter(statuses))
+        monkeypatch.setattr(run_commands.daemons, "statuses_of", lambda *_, **__: iter(statuses))
 
     return stage
 
@@ -164,7 +164,7 @@ def test_draining_waits_until_another_one_leads_and_says_who(drained, capsys):
     said = capsys.readouterr().out.splitlines()
     assert (
         said[0]
-        == "syncer default ends the rounds in flight and hands the seat over; ready: bbbbbbbb"
+        == "syncer default ends the rounds in flight and hands over the lead; ready: bbbbbbbb"
     )
     assert said.count(handing) == 1
     assert said[-1].startswith("syncer bbbbbbbb leads in term 4, after ")

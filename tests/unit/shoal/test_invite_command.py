@@ -62,4 +62,4 @@ def test_a_syncer_that_is_still_starting_is_waited_for(home, capsys, monkeypatch
 
 def test_a_length_of_time_that_is_none_is_refused(home, capsys):
     assert main(["project", "invite", "--wait", "soon"]) == 2
-    assert "is no length of time" in capsys.readouterr().err
+    assert "is not a duration" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_a_model_that_does_not_fit_is_said_with_what_to_do(home, trial):
     [
         (TrialAnswer(device="cpu", tokens_per_s=0.001), "too slow for this project"),
         (TrialAnswer(device="cuda", is_out_of_memory=True), "do not fit"),
-        (TrialAnswer(trouble="it was not done within 60 s"), ""),
+        (TrialAnswer(trouble="it did not finish within 60 s"), ""),
     ],
 )
 def test_what_a_trial_found_decides(home, trial, monkeypatch, answer, said):

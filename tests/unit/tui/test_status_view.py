@@ -189,9 +189,9 @@ def test_the_last_snapshot_has_a_line():
         kept=[kept], restored="20260131-120000", restores=[back, anew], next_s=90.0
     )
     text = shown(msgspec.structs.replace(SYNCER, snapshots=snapshots), width=140)
-    assert "20260131-120000 at global step 412 with 2 learners, 1 not in, of 1 kept" in text
+    assert "20260131-120000 at global step 412 with 2 learners, 1 left out, of 1 kept" in text
     assert "the next in 1 min 30 s" in text
-    assert "to 20260131-120000; with their own part: kestrel; anew: heron" in text
+    assert "to 20260131-120000; with their own state: kestrel; from scratch: heron" in text
     taking = SnapshotStatus(taking="20260131-130000", waiting_for=["osprey"], trouble="disk full")
     text = shown(msgspec.structs.replace(SYNCER, snapshots=taking), width=140)
     assert "taking 20260131-130000, waiting for osprey" in text
@@ -216,7 +216,7 @@ def seated(**changes: object) -> SyncerStatus:
 
 def test_the_seat_takes_one_line_while_all_is_well():
     text = shown(seated())
-    assert "leading term 3 · 3 voters, all here · standby durability" in text
+    assert "leading, term 3 · 3 voters, all here · standby durability" in text
     assert "ffeeddcc" not in text
 
 
@@ -397,9 +397,9 @@ def test_numbers_in_words(made, text):
     ("network", "words_shown"),
     [
         (NetworkStatus(state="up"), "not known yet"),
-        (NetworkStatus(state="up", reach="direct"), "others dial this host"),
+        (NetworkStatus(state="up", reach="direct"), "others can dial this host"),
         (NetworkStatus(state="up", reach="relayed"), "relayed: nobody outside can dial this host"),
-        (NetworkStatus(state="up", reach="outward"), "not at all: it can only dial out"),
+        (NetworkStatus(state="up", reach="outward"), "not at all: this host can only dial out"),
         (
             NetworkStatus(state="up", reach="direct", carrying=1, carried_bytes=2_000_000),
             "carries 1 stream for others, 2.00 MB so far",

@@ -50,7 +50,7 @@ def chart(
 ) -> list[Text]:
     """`height` lines with the curve through `points`, or with words where there is none yet."""
     if len(points) < 2 or width < 20 or height < 4:
-        return [Text("not enough measured yet", style=paint.quiet)]
+        return [Text("not enough data yet", style=paint.quiet)]
     left, right = points[0][0], points[-1][0]
     x_steps = AGO_STEPS_S if say_x is say_ago else ()
     x_ticks = ticks(left, right, max(width // COLUMNS_PER_TICK, 1), x_steps)

@@ -1,27 +1,28 @@
 """Where frames come from while the swarm lives: the control sockets of daemons on this machine.
 
 Everything that may block happens in threads, one for each daemon, so that a daemon that hangs
-delays neither the screen nor the news of the others. Recorded frames: see `tui.recording.playback`.
+delays neither the screen nor the news of the others. Each thread keeps one connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from protocol.errors import ShoalError, UserError
-from protocol.status import DaemonStatus, EventRow
+from protocol.errors import RemoteError, ShoalError, UserError
+from protocol.status import DaemonStatus, StatusAnswer
 from tui.frames.frame import Attached, Frame, Told
-from tui.recording.playback import Playback, PlaybackSource
+from tui.sources.playback import Playback
+from tui.sources.recording import RecordingWriter
 from tui.text import fmt
-
-__all__ = ["DaemonEndpoint", "Endpoint", "Frame", "LiveSource", "PlaybackSource", "Source"]
 
 PERIOD_S = 0.5
 STATUS_TIMEOUT_S = 2.0
@@ -35,7 +36,7 @@ EVENTS_HELD_MAX = 5000
 COMMANDS = {
     "pause": "pauses",
     "resume": "resumes",
-    "finish": "hands in what it has and then leaves",
+    "finish": "pushes what it has and then leaves",
     "stop": "is stopping",
 }
 """What a daemon may be told, and the words that confirm it."""
@@ -65,13 +66,25 @@ class Endpoint(NamedTuple):
     socket: Path
 
 
-class Call(Protocol):
-    """Asks a daemon and waits for its answer; raises ShoalError when there is none."""
+Answer = TypeVar("Answer")
 
-    def __call__(
-        self, path: Path, verb: str, timeout_s: float = ..., **fields: Any
-    ) -> dict[str, Any]:
-        """The answer's fields."""
+
+class Connection(Protocol):
+    """A standing connection to one daemon, for one thread at a time."""
+
+    def ask(self, verb: str, wanted: type[Answer], timeout_s: float = ..., **fields: Any) -> Answer:
+        """The daemon's answer as `wanted`; raises ShoalError when there is none."""
+
+    def close(self) -> None:
+        """Hangs up."""
+
+
+Connect = Callable[[Path], Connection]
+
+
+class _EventsAnswer(Struct, kw_only=True):
+    events: list[Told] = []
+    last: int = 0
 
 
 class Source(Protocol):
@@ -93,9 +106,9 @@ class LiveSource:
 
     playback: Playback | None = None
 
-    def __init__(self, find: Callable[[], Sequence[DaemonEndpoint]], call: Call) -> None:
+    def __init__(self, find: Callable[[], Sequence[DaemonEndpoint]], connect: Connect) -> None:
         self._find = find
-        self._call = call
+        self._connect = connect
         self._lock = threading.Lock()
         self._watches: dict[str, _Watch] = {}
         self._trouble = ""
@@ -123,20 +136,21 @@ class LiveSource:
             raise UserError(f"There is no command {verb}. There are {', '.join(COMMANDS)}.")
         if watch is None:
             raise UserError(f"No daemon called {target} is known here.")
-        path = watch.endpoint.socket
-        answer = await asyncio.to_thread(
-            self._call, path, verb, timeout_s=COMMAND_TIMEOUT_S, **fields
-        )
+        answer = await asyncio.to_thread(self._send, watch.endpoint.socket, verb, fields)
         return str(answer.get("text") or f"{target} {COMMANDS[verb]}")
+
+    def _send(self, path: Path, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
+        with contextlib.closing(self._connect(path)) as connection:
+            return connection.ask(verb, dict[str, Any], COMMAND_TIMEOUT_S, **fields)
 
     def _look_out(self) -> None:
         """Thread: finds daemons, and starts a thread for each that is new."""
         while not self._ends.is_set():
             try:
                 found = self._find()
-                trouble = "" if found else "No daemon runs on this machine; looking on."
+                trouble = "" if found else "No daemon runs on this machine yet; still looking."
             except (ShoalError, OSError) as error:
-                found, trouble = [], f"{error} Looking on."
+                found, trouble = [], f"{error} Still looking."
             for endpoint in found:
                 self._attach(endpoint)
             self._mark_ended({_label(endpoint) for endpoint in found})
@@ -170,10 +184,16 @@ class LiveSource:
 
     def _watch(self, watch: _Watch) -> None:
         """Thread: asks one daemon again and again."""
+        path = watch.endpoint.socket
+        connection = self._connect(path)
         while not self._ends.is_set() and not watch.is_forgotten:
+            if watch.endpoint.socket != path:
+                connection.close()
+                path = watch.endpoint.socket
+                connection = self._connect(path)
             try:
-                status = self._ask_status(watch.endpoint.socket)
-                events = self._ask_events(watch, status.pid)
+                status = connection.ask("status", StatusAnswer, STATUS_TIMEOUT_S).status
+                events = self._ask_events(connection, watch, status.pid)
             except ShoalError as error:
                 with self._lock:
                     watch.attached = msgspec.structs.replace(watch.attached, trouble=str(error))
@@ -181,28 +201,20 @@ class LiveSource:
                 with self._lock:
                     watch.take(status, events, time.time())
             self._ends.wait(PERIOD_S)
+        connection.close()
 
-    def _ask_status(self, path: Path) -> DaemonStatus:
-        answer = self._call(path, "status", timeout_s=STATUS_TIMEOUT_S)
-        try:
-            return msgspec.convert(answer.get("status"), DaemonStatus)  # type: ignore[no-any-return]
-        except msgspec.ValidationError as error:
-            raise UserError(f"It is of another version of Shoal ({error}); restart it.") from error
-
-    def _ask_events(self, watch: _Watch, pid: int) -> list[EventRow]:
+    def _ask_events(self, connection: Connection, watch: _Watch, pid: int) -> list[Told]:
         """What it told since the last time; from the beginning if it is another process."""
         if watch.status is not None and watch.status.pid != pid:
             watch.last_event = 0
         try:
-            answer = self._call(
-                watch.endpoint.socket, "events", timeout_s=STATUS_TIMEOUT_S, since=watch.last_event
+            answer = connection.ask(
+                "events", _EventsAnswer, STATUS_TIMEOUT_S, since=watch.last_event
             )
-            events = msgspec.convert(answer.get("events", []), list[EventRow])
-        except (UserError, msgspec.ValidationError):
+        except (UserError, RemoteError):
             return []  # a daemon that tells none still has a status
-        last = answer.get("last", 0)
-        watch.last_event = events[-1].number if events else last if isinstance(last, int) else 0
-        return events
+        watch.last_event = answer.events[-1].number if answer.events else answer.last
+        return answer.events
 
     def _frame(self) -> Frame:
         now_s = time.time()
@@ -245,12 +257,34 @@ class _Watch:
         self.is_forgotten = False
         self.attached = Attached(label=fmt.clean(label), since_s=time.time())
 
-    def take(self, status: DaemonStatus, events: list[EventRow], now_s: float) -> None:
+    def take(self, status: DaemonStatus, events: list[Told], now_s: float) -> None:
         """The daemon answered at `now_s`."""
         self.status = status
-        label = self.attached.label
-        told = [Told(**msgspec.structs.asdict(event), daemon=label) for event in events]
-        self.events = (self.events + told)[-EVENTS_HELD_MAX:]
+        for event in events:
+            event.daemon = self.attached.label
+        self.events = (self.events + events)[-EVENTS_HELD_MAX:]
         self.attached = msgspec.structs.replace(
             self.attached, key=status.key, answered_s=now_s, trouble="", has_ended=False
         )
+
+
+class RecordingSource:
+    """A source that also writes what passes through it to a recording."""
+
+    def __init__(self, source: Source, path: Path) -> None:
+        """Raises what `RecordingWriter` raises."""
+        self._source = source
+        self._writer = RecordingWriter(path)
+        self.playback = source.playback
+        self.command = source.command
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """The frames of the source; if the recording can take no more, they go on and say so."""
+        trouble = ""
+        async for frame in self._source.frames():
+            if not trouble:
+                try:
+                    self._writer.write(frame)
+                except UserError as error:
+                    trouble = f"Recording stopped. {error}"
+            yield msgspec.structs.replace(frame, notice=trouble) if trouble else frame

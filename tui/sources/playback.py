@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import time
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,107 +16,39 @@ from msgspec import Struct
 from protocol.errors import UserError
 from tui.frames.frame import Attached, Frame
 from tui.frames.history import SAMPLES_MAX, History, Sample, sample
-from tui.recording.files import Recording
+from tui.sources.recording import Recording
 
 SPEEDS = (1, 2, 5, 20, 100)
 REFRESH_S = 0.1
 """Faster than this no frame is shown: at high speed frames are left out, not crowded."""
 
 GAP_S_MAX = 5.0
-"""A pause in the recording is not sat out."""
-
+"""A longer pause in the recording is cut to this."""
 
 HISTORY_BYTES_MAX = 48 << 20
-"""So much of the recording is read, at most, to tell what led to a frame that was jumped to."""
+"""At most so much of the recording is read to show what led to a frame that was jumped to."""
 
+SAMPLES_KEPT_MAX = 3 * SAMPLES_MAX
 SCAN_FIRST_S = 0.1
 """A recording of minutes is searched for faults at once, a longer one while it is watched."""
 
-KEPT_MAX = 3 * SAMPLES_MAX
 SCAN_BATCH = 64
 SCAN_REST_S = 0.004
 """The search leaves time for the screen."""
 
 
-class Mark(Struct, kw_only=True):
-    """What the search for faults looks at in an event."""
+class _Mark(Struct, kw_only=True):
+    """What the search for faults reads of an event."""
 
     is_fault: bool = False
 
 
-class Glance(Struct, kw_only=True):
-    """What the search for faults looks at in a frame; nothing else of it is decoded."""
+class _Glance(Struct, kw_only=True):
+    """What the search for faults reads of a frame; nothing else of it is decoded."""
 
     at_s: float
-    events: tuple[Mark, ...] = ()
+    events: tuple[_Mark, ...] = ()
     daemons: tuple[Attached, ...] = ()
-
-
-class FaultScan:
-    """Finds the frames that bring a fault, or with which a daemon falls silent, in order."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.faults: list[int] = []
-        """Numbers of frames; grows while the search goes on."""
-        self.is_done = False
-        self.trouble = ""
-        """Why it ended early."""
-        self._recording = recording
-        self._next = 0
-        self._silent: frozenset[str] = frozenset()
-
-    def go_on(self, frames: int) -> None:
-        """Looks at so many frames more."""
-        end = min(self._next + frames, len(self._recording))
-        try:
-            for number in range(self._next, end):
-                self._look(number)
-        except UserError as error:
-            self.trouble = str(error)
-            self.is_done = True
-        self._next = end
-        self.is_done = self.is_done or end == len(self._recording)
-
-    def _look(self, number: int) -> None:
-        glance = self._recording.decode(number, Glance)
-        silent = frozenset(
-            one.label for one in glance.daemons if one.silent_s(glance.at_s) is not None
-        )
-        if silent - self._silent or any(event.is_fault for event in glance.events):
-            self.faults.append(number)
-        self._silent = silent
-
-
-class Reel:
-    """The memorable part of each frame, decoded when asked for; those nearby are kept."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-        self._kept: dict[int, Sample] = {}
-
-    def history(self, position: int) -> History:
-        """What led to this frame, as far back as the screens look and reading is quick."""
-        samples: list[Sample] = []
-        read_bytes = 0
-        for number in range(position, max(position - SAMPLES_MAX, -1), -1):
-            if number not in self._kept:
-                read_bytes += self._recording.places[number].size
-                if read_bytes > HISTORY_BYTES_MAX and samples:
-                    break
-            try:
-                samples.append(self._sample(number))
-            except UserError:
-                break  # damaged: what lies before is not of the same story
-        if len(self._kept) > KEPT_MAX:
-            near = range(position - SAMPLES_MAX, position + SAMPLES_MAX)
-            self._kept = {number: one for number, one in self._kept.items() if number in near}
-        return History.of(reversed(samples))
-
-    def _sample(self, number: int) -> Sample:
-        kept = self._kept.get(number)
-        if kept is None:
-            kept = self._kept[number] = sample(self._recording.frame(number))
-        return kept
 
 
 class Playback:
@@ -123,10 +56,14 @@ class Playback:
 
     def __init__(self, recording: Recording) -> None:
         """recording: of at least one frame."""
-        self._places = recording.places
-        self._reel = Reel(recording)
-        self._due = 0
-        self.scan = FaultScan(recording)
+        self._recording = recording
+        self._sample = lru_cache(SAMPLES_KEPT_MAX)(self._read_sample)
+        self._read_bytes = 0
+        self._silent: frozenset[str] = frozenset()
+        self.faults: list[int] = []
+        """Numbers of the frames that bring a fault, or with which a daemon falls silent, among
+        those searched so far."""
+        self.searched = 0
         self.position = 0
         self.speed = SPEEDS[0]
         self.is_playing = True
@@ -134,31 +71,57 @@ class Playback:
         """Set by every touch of the controls."""
 
     @property
-    def faults(self) -> list[int]:
-        """Numbers of the frames with which something went wrong, as far as was searched."""
-        return self.scan.faults
-
-    @property
     def length(self) -> int:
         """How many frames there are."""
-        return len(self._places)
-
-    def _at_s(self, number: int) -> float:
-        return self._places[number].at_s
+        return len(self._recording)
 
     @property
     def elapsed_s(self) -> float:
         """From the first frame to the one that is shown."""
-        return self._at_s(self.position) - self._at_s(0)
+        return self._recording.times_s[self.position] - self._recording.times_s[0]
 
     @property
     def length_s(self) -> float:
         """From the first frame to the last."""
-        return self._at_s(self.length - 1) - self._at_s(0)
+        return self._recording.times_s[-1] - self._recording.times_s[0]
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether all faults are known."""
+        return self.searched >= self.length
+
+    def search(self) -> None:
+        """Looks for faults in the next few frames. For any one thread."""
+        end = min(self.searched + SCAN_BATCH, self.length)
+        for number in range(self.searched, end):
+            try:
+                glance = self._recording.decode(number, _Glance)
+            except UserError:
+                continue  # the error shows when the frame is played
+            silent = frozenset(
+                one.label for one in glance.daemons if one.silent_s(glance.at_s) is not None
+            )
+            if silent - self._silent or any(event.is_fault for event in glance.events):
+                self.faults.append(number)
+            self._silent = silent
+        self.searched = end
 
     def history(self) -> History:
-        """What led to the frame that is shown."""
-        return self._reel.history(self.position)
+        """What led to the frame that is shown, as far back as screens look and reading is quick."""
+        samples: list[Sample] = []
+        self._read_bytes = 0
+        for number in range(self.position, max(self.position - SAMPLES_MAX, -1), -1):
+            try:
+                samples.append(self._sample(number))
+            except UserError:
+                break  # damaged: what lies before is not of the same story
+            if self._read_bytes > HISTORY_BYTES_MAX:
+                break
+        return History.of(reversed(samples))
+
+    def _read_sample(self, number: int) -> Sample:
+        self._read_bytes += self._recording.size(number)
+        return sample(self._recording.frame(number))
 
     def toggle(self) -> None:
         """Plays or pauses; at the end it plays from the beginning."""
@@ -194,22 +157,19 @@ class Playback:
         self.seek(self.faults[place])
         return True
 
-    def advance(self) -> float:
-        """Goes on to the frame that is due next; the seconds until it is, after `speed`."""
-        wait_s = 0.0
-        target = self.position
+    def next_due(self) -> tuple[int, float]:
+        """The frame to show next, and the seconds until then."""
+        times_s, wait_s, target = self._recording.times_s, 0.0, self.position
         while target < self.length - 1 and wait_s < REFRESH_S:
-            gap_s = self._at_s(target + 1) - self._at_s(target)
+            gap_s = times_s[target + 1] - times_s[target]
             wait_s += min(max(gap_s, 0.0), GAP_S_MAX) / self.speed
             target += 1
-        self._due = target
-        return wait_s
+        return target, wait_s
 
-    def arrive(self) -> None:
-        """The time that `advance` told is over."""
-        self.position = self._due
-        if self.position == self.length - 1:
-            self.is_playing = False
+    def arrive(self, position: int) -> None:
+        """The wait for this frame is over."""
+        self.position = position
+        self.is_playing = position < self.length - 1
 
 
 class PlaybackSource:
@@ -220,15 +180,10 @@ class PlaybackSource:
         self._recording = Recording(path)
         if not len(self._recording):
             raise UserError(f"The recording {path} holds no frame yet.")
-        self._playback = Playback(self._recording)
+        self.playback = Playback(self._recording)
         ends_s = time.monotonic() + SCAN_FIRST_S
-        while not self._playback.scan.is_done and time.monotonic() < ends_s:
-            self._playback.scan.go_on(SCAN_BATCH)
-
-    @property
-    def playback(self) -> Playback:
-        """The controls."""
-        return self._playback
+        while not self.playback.is_searched and time.monotonic() < ends_s:
+            self.playback.search()
 
     async def frames(self) -> AsyncIterator[Frame]:
         """A frame whenever the position changes, and one for each touch of the controls."""
@@ -240,18 +195,18 @@ class PlaybackSource:
             searching.cancel()
 
     async def _search(self) -> None:
-        scan = self._playback.scan
-        while not scan.is_done:
-            await asyncio.to_thread(scan.go_on, SCAN_BATCH)
+        playback = self.playback
+        while not playback.is_searched:
+            await asyncio.to_thread(playback.search)
             await asyncio.sleep(SCAN_REST_S)
-        if not self._playback.is_playing:
-            self._playback.moved.set()  # so that the bar shows what was found
+        if not playback.is_playing:
+            playback.moved.set()  # so that the bar shows what was found
 
     async def _frames(self) -> AsyncIterator[Frame]:
+        playback = self.playback
         shown: int | None = None
         frame: Frame | None = None
         while True:
-            playback = self._playback
             position = playback.position
             try:
                 frame = self._recording.frame(position)
@@ -268,12 +223,13 @@ class PlaybackSource:
             if not playback.is_playing:
                 await playback.moved.wait()
                 continue
+            due, wait_s = playback.next_due()
             try:
-                async with asyncio.timeout(playback.advance()):
+                async with asyncio.timeout(wait_s):
                     await playback.moved.wait()
             except TimeoutError:
-                playback.arrive()
+                playback.arrive(due)
 
     async def command(self, verb: str, target: str, **fields: Any) -> str:
         """A recording takes no commands: always raises UserError."""
-        raise UserError(f"This is a recording: {target} cannot be told to {verb}.")
+        raise UserError(f"This is a recording: {target} cannot {verb}.")

@@ -10,7 +10,7 @@ from rich.text import Text
 from protocol.status import DaemonStatus, NodeStatus, RoundRow, Status, SyncerStatus
 from tui.frames.frame import Told
 from tui.frames.scene import Scene
-from tui.text import election, fmt, lines
+from tui.text import election, fmt, layout
 from tui.text.election import leads
 from tui.text.theme import Paint
 
@@ -53,7 +53,7 @@ def grace(status: SyncerStatus, paint: Paint) -> Text | str:
 def last_merge(status: SyncerStatus) -> str:
     """The newest merge in words."""
     if not status.merges:
-        return "nothing merged yet"
+        return "no merge yet"
     last = status.merges[-1]
     return (
         f"{fmt.plural(last.participants, 'learner')} merged into fragment {last.fragment}, "
@@ -97,14 +97,14 @@ def trainer(status: NodeStatus) -> str:
 def event_lines(events: Sequence[Told], width: int, count: int, paint: Paint) -> list[Text]:
     """The newest events, newest first, one line each."""
     if not events:
-        return [Text("nothing was told yet", style=paint.quiet)]
+        return [Text("no events yet", style=paint.quiet)]
     made = []
     for event in reversed(events[-count:]):
         line = Text()
         line.append(f"{fmt.clock(event.at_s)} ", style=paint.quiet)
         mark = "! " if event.is_fault else ""
         line.append(mark + fmt.clean(event.text, 400), style=paint.bad if event.is_fault else "")
-        made.append(lines.fit(line, width))
+        made.append(layout.fit(line, width))
     return made
 
 
@@ -147,16 +147,16 @@ def aged(scene: Scene, status: DaemonStatus, width: int, body: Sequence[Text]) -
     if not warning:
         return list(body)
     faded = [Text(line.plain, style=scene.paint.quiet) for line in body]
-    return [*lines.wrap(Text(warning, style=scene.paint.bad), width), *faded]
+    return [*layout.wrap(Text(warning, style=scene.paint.bad), width), *faded]
 
 
-def seat(scene: Scene, status: Status) -> str:
-    """Who sits in the syncer's seat."""
-    leader = status.swarm.leader
+def leader(scene: Scene, status: Status) -> str:
+    """Who leads."""
+    key = status.swarm.leader
     if isinstance(status, SyncerStatus) and status.seat is not None:
-        leader = status.seat.leader
-        if not leader:
-            return "nobody: no leader is elected"
-    if leader == status.key and leader:
+        key = status.seat.leader
+        if not key:
+            return "none elected"
+    if key == status.key and key:
         return "this syncer"
-    return election.name(leader, scene.names) if leader else "nobody that is known"
+    return election.name(key, scene.names) if key else "unknown"

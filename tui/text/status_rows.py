@@ -8,7 +8,16 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from protocol.status import BulkRow, NetworkStatus, ProjectStatus, SwarmStatus
+from protocol.status import (
+    BulkRow,
+    DaemonStatus,
+    NetworkStatus,
+    NodeStatus,
+    ProjectStatus,
+    SwarmStatus,
+    SyncerStatus,
+    WitnessStatus,
+)
 from tui.text import fmt
 
 BAR_CELLS = 16
@@ -25,6 +34,17 @@ STATE_STYLES = {
     "left": "dim",
 }
 OTHER_STATE = "yellow"
+
+
+def label_of(status: DaemonStatus) -> str:
+    """How a daemon is called on screen, from its own words."""
+    match status:
+        case SyncerStatus():
+            return f"syncer {status.name}"
+        case WitnessStatus():
+            return f"witness {status.name}"
+        case NodeStatus():
+            return f"learner {status.name}"
 
 
 def styled_state(word: str) -> Text:
@@ -112,9 +132,9 @@ def _bulk(rows: Sequence[BulkRow]) -> str:
 
 
 REACHED: Final = {
-    "direct": "others dial this host",
+    "direct": "others can dial this host",
     "relayed": "relayed: nobody outside can dial this host",
-    "outward": "not at all: it can only dial out",
+    "outward": "not at all: this host can only dial out",
 }
 
 

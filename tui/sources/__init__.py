@@ -1,0 +1,3 @@
+"""Where frames come from: daemons of this machine, or a recording of them, written and read here.
+Not here: what a frame holds (`tui.frames`).
+"""
