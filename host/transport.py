@@ -123,7 +123,10 @@ class Transport:
             self, self.dialer.known.saw, carries=lambda: self.relay.is_offered
         )
         self.relay = Relay(
-            self, identity, relay_bytes_per_s, own_addresses=self.reachability.told_addresses
+            self,
+            identity,
+            relay_bytes_per_s,
+            own_addresses=lambda: self.reachability.told_addresses(),
         )
         self.bulk = self._make_bulk(bulk)
         self._serving: dict[str, Accept] = {

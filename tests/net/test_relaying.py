@@ -125,7 +125,7 @@ def test_a_relay_that_sits_in_the_middle_itself_is_found_out(tmp_path):
     async def main():
         async with swarm(tmp_path, 3) as (relay, ada, bob):
             await introduced([relay, ada, bob])
-            carrier, carries = relay.transport, relay.transport.relay
+            middle = relay.transport.relay
 
             async def impersonate(wire):
                 from host.nat import probe_messages
@@ -134,9 +134,9 @@ def test_a_relay_that_sits_in_the_middle_itself_is_found_out(tmp_path):
                 ask = await probe_messages.receive(wire, RelayAsk)
                 assert ask.to == bob.identity.key
                 await probe_messages.send(wire, RelayTold("open"))
-                await carries._sealed(wire, ada.identity.key, is_server=True)
+                await middle._sealed(wire, ada.identity.key, is_server=True)
 
-            carrier._serving[RELAY_PROTOCOL] = impersonate
+            relay.transport._serving[RELAY_PROTOCOL] = impersonate
             with pytest.raises(PeerUnreachable, match="another key"):
                 await ada.transport.relay.through(bob.identity.key, "blob")
 
