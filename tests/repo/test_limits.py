@@ -30,7 +30,7 @@ libraries that raise nothing narrower. A reason stands beside each."""
 
 SLEEPS = {
     "shoal/common/daemons.py",
-    "shoal/demo/processes.py",
+    "shoal/local_swarm/processes.py",
     "shoal/machine/logs_command.py",
     "shoal/machine/status_command.py",
 }
