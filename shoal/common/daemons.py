@@ -17,6 +17,7 @@ from protocol.errors import MalformedMessage, ShoalError, TransientError
 from protocol.status import DaemonStatus
 
 POLL_S = 0.1
+ANSWER_S: Final = 2.0
 
 STARTS: Final[dict[DaemonRole | None, str]] = {
     None: "`shoal join LINK` or `shoal syncer run PROJECT`",
@@ -46,9 +47,9 @@ def find_daemons(
     return fitting
 
 
-def ask_status(daemon: Daemon) -> DaemonStatus:
-    """What the daemon says about itself. Raises what `control_client.call` raises."""
-    answer = client.call(daemon.socket, "status")
+def ask_status(daemon: Daemon, *, timeout_s: float = ANSWER_S) -> DaemonStatus:
+    """What the daemon says about itself. Raises what `client.call` raises."""
+    answer = client.call(daemon.socket, "status", timeout_s)
     try:
         return msgspec.convert(answer.get("status"), DaemonStatus)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:

@@ -38,6 +38,9 @@ LOOPBACK: Final = "127.0.0.1"
 HANG_S: Final = 300.0
 """A guard against waiting for ever. It says nothing about how fast anything should be."""
 
+ANSWER_S: Final = 20.0
+"""Who answers later hangs. On a machine that does much else at once two seconds are too few."""
+
 LAG_MAX: Final = 8
 """Records that a standby, and merges that a learner, may be behind while all is well: what comes
 and goes within a moment."""
@@ -256,7 +259,7 @@ class LocalSwarm:
         if name not in self._roles:
             return None
         with contextlib.suppress(TransientError):
-            return daemons.ask_status(self.daemon(name))
+            return daemons.ask_status(self.daemon(name), timeout_s=ANSWER_S)
         return None
 
     def syncer(self, name: str = "syncer") -> SyncerStatus | None:
@@ -271,7 +274,7 @@ class LocalSwarm:
 
     def tell(self, name: str, verb: str) -> None:
         """Asks a daemon for something, such as a pause."""
-        client.call(self.daemon(name).socket, verb)
+        client.call(self.daemon(name).socket, verb, ANSWER_S)
 
     def leader(self) -> tuple[str, SyncerStatus] | None:
         """The syncer that serves learners, of the highest term."""

@@ -88,6 +88,6 @@ def shoal(home, *arguments):
         [sys.executable, "-m", "shoal", "--home", str(home.root), *arguments],
         capture_output=True,
         text=True,
-        timeout=HANG_S,
+        timeout=3 * HANG_S,
         check=False,
     )
