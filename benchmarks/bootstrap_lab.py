@@ -14,8 +14,10 @@ when its windows had opened (the rate of the lines), and of what plain TCP took 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -25,15 +27,29 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import uvloop
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.bootstrap import BLOCK, DONORS, FRAGMENTS, fetch, host, states  # noqa: E402
-from protocol.numerics.versions import state_manifests  # noqa: E402
+from host.bulk.blob_store import BlobStore  # noqa: E402
+from host.files import keystore  # noqa: E402
+from host.network.leader_discovery import LearnerNotice, learners_topic  # noqa: E402
+from host.network.token_bucket import TokenBucket  # noqa: E402
+from host.runtime.lifecycle import background  # noqa: E402
+from host.transport import Transport  # noqa: E402
+from node.download.fetcher import StateFetcher  # noqa: E402
+from node.download.locator import Locator  # noqa: E402
+from node.machine.jobs import FetchState  # noqa: E402
+from protocol import wire  # noqa: E402
+from protocol.numerics.versions import StateManifests, state_manifests  # noqa: E402
 from tests.netlab import Lab, Link, missing  # noqa: E402
 
+PROJECT = bytes(32)
+FRAGMENTS = 8
+DONORS = 3
+BLOCK = 128
 PORT = 5000
 PIECE_BYTES = 1 << 16
 UNLIMITED_MBPS = 10_000.0
@@ -41,6 +57,75 @@ UNLIMITED_MBPS = 10_000.0
 
 SEED, JOINER = "seed", "joiner"
 NAMES = tuple(f"donor{at}" for at in range(DONORS))
+
+
+def states(megabytes: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Value and momentum of each fragment, the same in every process."""
+    rng = np.random.default_rng(megabytes)
+    numel = round(megabytes * 1e6 / (8 * FRAGMENTS * BLOCK)) * BLOCK
+    return [
+        (rng.random(numel, dtype=np.float32), rng.random(numel, dtype=np.float32))
+        for _ in range(FRAGMENTS)
+    ]
+
+
+def host(home: Path, bootstrap: list[str], listen: str) -> Transport:
+    return Transport(
+        keystore.load_or_create(home / "key"),
+        port=0,
+        bootstrap=bootstrap,
+        topics=(learners_topic(PROJECT),),
+        listen_host=listen,
+        on_state=lambda _: None,
+    )
+
+
+async def donate(chosen: argparse.Namespace) -> None:
+    """Serve until standard input ends; without weights only be in the table."""
+    home = chosen.donor
+    blob_store, bucket = BlobStore(), TokenBucket(chosen.mbps * 1e6 / 8)
+    kept = [states(size) for size in chosen.sizes]
+    for model in kept:
+        for theta, momentum in model:
+            blob_store.put_group(state_manifests(theta, momentum).blobs(theta, momentum))
+    transport = host(home, chosen.bootstrap, chosen.listen)
+    transport.serve_blobs(lambda _, name: blob_store.get(name), lambda *_: bucket)
+    await transport.start()
+    notice = wire.encode(LearnerNotice(home.name, "training", 1))
+    if kept:
+        await transport.announce(learners_topic(PROJECT), notice, 300.0)
+    print(json.dumps(transport.addresses()), flush=True)
+    loop = asyncio.get_running_loop()
+    ended = loop.run_in_executor(None, sys.stdin.read)
+    while not ended.done():
+        await asyncio.wait([ended], timeout=60)
+        if kept:
+            await transport.announce(learners_topic(PROJECT), notice, 300.0)
+    await transport.close()
+
+
+async def fetch(transport: Transport, manifests: list[StateManifests], numel: int) -> dict:
+    """One download of a whole model; seconds, and bytes by donor."""
+    rng = random.Random(os.urandom(8))
+    fetcher = StateFetcher(
+        transport,
+        Locator(transport, PROJECT, b"", rng, frozenset()),
+        rng=rng,
+        leader=lambda: None,
+        newest=lambda _: 1,
+        on_fault=lambda peer, error: print("fault:", error),
+    )
+    async with background(fetcher.run):
+        begun_s = time.monotonic()
+        cpu_s = time.process_time()
+        jobs = [FetchState(at, 1, made.digests) for at, made in enumerate(manifests)]
+        assemblies = await asyncio.gather(*(fetcher.fetch(job, numel) for job in jobs))
+        seconds, cpu_s = time.monotonic() - begun_s, time.process_time() - cpu_s
+    sources: dict[str, int] = {}
+    for assembly in assemblies:
+        for key, count in assembly.sources.items():
+            sources[key.hex()[:8]] = sources.get(key.hex()[:8], 0) + count
+    return {"seconds": seconds, "cpu_s": cpu_s, "sources": sources}
 
 
 def bytes_of(megabytes: int) -> int:
@@ -76,8 +161,14 @@ class Bench:
         donor = self.lab.run(
             name,
             [
-                *(sys.executable, ROOT / "benchmarks" / "bootstrap.py"),
-                *("--donor", self.home / name, "--listen", self.lab.address(name)),
+                *(
+                    sys.executable,
+                    __file__,
+                    "--donor",
+                    self.home / name,
+                    "--listen",
+                    self.lab.address(name),
+                ),
                 *("--sizes", ",".join(map(str, sizes)), "--mbps", str(UNLIMITED_MBPS)),
                 *("--bootstrap", *self.bootstrap),
             ],
@@ -102,7 +193,7 @@ class Bench:
         return found
 
     def download(self, megabytes: int) -> dict:
-        """What `bootstrap.fetch` found."""
+        """What `fetch` found."""
         self.joined += 1
         cpu_s = relay_cpu_s(self.lab)
         done = self.lab.run(
@@ -201,16 +292,22 @@ def main() -> int:
     """Prints the median shares of each size and writes everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--sizes", type=lambda text: [int(one) for one in text.split(",")], default=[10, 100, 500]
+        "--sizes",
+        type=lambda text: [int(one) for one in text.split(",") if one],
+        default=[10, 100, 500],
     )
     parser.add_argument("--mbps", type=float, default=100.0, help="of each donor's line")
     parser.add_argument("--rtt-ms", type=float, default=50.0)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--donor", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--listen", help=argparse.SUPPRESS)
     parser.add_argument("--bootstrap", nargs="*", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.donor:
+        uvloop.run(donate(chosen))
+        return 0
     if chosen.home:
         uvloop.run(join(chosen))
         return 0

@@ -42,17 +42,14 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.capacity_rows import SIZES, Case, Row  # noqa: E402
-from benchmarks.small_swarm import until  # noqa: E402
 from host.control import client  # noqa: E402
 from host.files.home import Home  # noqa: E402
 from host.files.signed_project import read_signed  # noqa: E402
-from protocol.errors import TransientError  # noqa: E402
 from protocol.fragments import build_layout  # noqa: E402
 from protocol.numerics import codecs  # noqa: E402
 from protocol.status import SyncerStatus  # noqa: E402
-from shoal.common import daemons  # noqa: E402
-from shoal.project import file_commands  # noqa: E402
-from shoal.project.template import Value, create_text  # noqa: E402
+from shoal.local_swarm.swarm import LocalSwarm  # noqa: E402
+from shoal.project.template import Value  # noqa: E402
 
 MLP_TIMES = 4
 STOP_S = 60.0
@@ -60,10 +57,10 @@ QUIET_S = 1800.0
 """For making weights of any size."""
 
 
-def project_text(case: Case, *, quorum: int) -> str:
-    """The project file: as `shoal project create` writes it, with this size and an eager pace."""
+def settings(case: Case, *, quorum: int) -> dict[str, Value]:
+    """Of the project file: this size and an eager pace."""
     hidden, layers = SIZES[case.parameters]
-    changes: dict[str, Value] = {
+    return {
         "model.fragments": case.fragments,
         "model.config.hidden_size": hidden,
         "model.config.intermediate_size": MLP_TIMES * hidden,
@@ -82,7 +79,6 @@ def project_text(case: Case, *, quorum: int) -> str:
         "limits.learners": 1024,
         "limits.evaluate_every": 1_000_000,
     }
-    return create_text(f"capacity-{case.parameters}", changes=changes)
 
 
 class Prepared:
@@ -92,8 +88,6 @@ class Prepared:
         self.case = case
         self.root = cache / f"{case.parameters}-{case.fragments}"
         self.payloads = self.root / "payloads"
-        self.template = Home(self.root / "home")
-        self.project = self.root / f"{case.parameters}.toml"
 
     def make(self) -> None:
         """Whatever is not there yet; minutes for a thousand million parameters."""
@@ -101,20 +95,17 @@ class Prepared:
             return
         shutil.rmtree(self.root, ignore_errors=True)
         self.payloads.mkdir(parents=True)
-        self.project.write_text(project_text(self.case, quorum=1))
-        file_commands.sign(self.project, self.template, instance="default")
-        self._make_payloads()
-        with syncer_process(self.template, self.project) as syncer:
-            until(lambda: syncer.status() if self._has_weights(syncer) else None, QUIET_S)
+        with Syncer(self.root) as syncer:
+            syncer.prepare(self.case, quorum=1)
+            self._make_payloads(syncer.signed)
+            syncer.begin()
+            syncer.tell("syncer", "stop")
+            syncer.ended("syncer")
         (self.root / "done").touch()
 
-    def _has_weights(self, syncer: Syncer) -> bool:
-        now = syncer.status_or_none()
-        return now is not None and "learners" in now.sentence
-
-    def _make_payloads(self) -> None:
+    def _make_payloads(self, signed: Path) -> None:
         """Int4 displacements of noise, each with the length of its fragment."""
-        genesis = read_signed(self.project.with_suffix(".shoal")).genesis
+        genesis = read_signed(signed).genesis
         layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
         rng = np.random.default_rng(1)
         longest = max(fragment.numel for fragment in layout.fragments)
@@ -124,49 +115,50 @@ class Prepared:
             (self.payloads / f"{at}.bin").write_bytes(codecs.encode("int4", values.copy()))
 
     @contextlib.contextmanager
-    def home(self, folder: Path) -> Iterator[tuple[Home, Path]]:
-        """A home with the keys and first weights, and the project signed for the case's quorum."""
-        home = Home(folder / "home")
-        home.identity("owner")
-        for key in (self.template.root / "keys").iterdir():
-            shutil.copy2(key, home.root / "keys" / key.name)
-        path = folder / self.project.name
-        path.write_text(project_text(self.case, quorum=self.case.learners))
-        file_commands.sign(path, home, instance="default")
-        project = read_signed(path.with_suffix(".shoal")).id
-        held = self.template.syncer_store(project) / "checkpoints" / "0"
-        if not held.is_dir():
-            raise RuntimeError(f"{self.root} holds another project's weights: remove it")
-        place = home.syncer_store(project) / "checkpoints" / "0"
-        place.mkdir(parents=True, mode=0o700)
-        for file in held.iterdir():
-            os.link(file, place / file.name)  # Never written to: replaced as a whole.
-        yield home, path
+    def syncer(self, folder: Path) -> Iterator[Syncer]:
+        """With the keys and first weights, and the project signed for the case's quorum."""
+        template = Home(self.root / "home")
+        with Syncer(folder) as syncer:
+            syncer.home.identity("owner")
+            for key in (template.root / "keys").iterdir():
+                shutil.copy2(key, syncer.home.root / "keys" / key.name)
+            syncer.prepare(self.case, quorum=self.case.learners)
+            held = template.syncer_store(syncer.project_id) / "checkpoints" / "0"
+            if not held.is_dir():
+                raise RuntimeError(f"{self.root} holds another project's weights: remove it")
+            place = syncer.store("syncer") / "checkpoints" / "0"
+            place.mkdir(parents=True, mode=0o700)
+            for file in held.iterdir():
+                os.link(file, place / file.name)  # Never written to: replaced as a whole.
+            syncer.begin()
+            yield syncer
 
 
-@dataclass(slots=True)
-class Syncer:
-    """A running syncer process."""
+class Syncer(LocalSwarm):
+    """A syncer process, and what is looked at from outside."""
 
-    home: Home
-    process: psutil.Process
+    def prepare(self, case: Case, *, quorum: int) -> None:
+        """The signed project."""
+        self.write_project(f"capacity-{case.parameters}", settings(case, quorum=quorum))
+        self.sign()
 
-    def status_or_none(self) -> SyncerStatus | None:
-        """What it says of itself; None while it does not answer."""
-        for one in self.home.daemons():
-            with contextlib.suppress(TransientError):
-                told = daemons.ask_status(one)
-                return told if isinstance(told, SyncerStatus) else None
-        return None
+    def begin(self) -> None:
+        """Starts it; it has a join link and weights then."""
+        self.start_first()
+        self.until(lambda: "learners" in self.status().sentence, "weights", limit_s=QUIET_S)
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self.running["syncer"].pid)
 
     def status(self) -> SyncerStatus:
         """What it says of itself."""
-        return until(self.status_or_none)
+        return self.until(self.syncer, "a status")
 
     def lag(self, over_s: float) -> dict[str, float]:
         """How late its event loop was."""
-        (one,) = self.home.daemons()
-        told = client.call(one.socket, "loop_lag", over_s=min(60.0, over_s))
+        place = self.daemon("syncer").socket
+        told = client.call(place, "loop_lag", over_s=min(60.0, over_s))
         return {name: float(told[name]) for name in ("p50_s", "p99_s", "max_s")}
 
     def memory(self, name: str) -> int:
@@ -185,30 +177,6 @@ class Syncer:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
 
-@contextlib.contextmanager
-def syncer_process(home: Home, project: Path) -> Iterator[Syncer]:
-    """`shoal syncer run`, ended with the block."""
-    words = ["--home", str(home.root), "syncer", "run", str(project.with_suffix(".shoal"))]
-    log = (home.root / "syncer.err").open("wb")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shoal", *words, "--listen", "127.0.0.1", "--port", "0"],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=log,
-    )
-    try:
-        yield Syncer(home, psutil.Process(process.pid))
-    finally:
-        process.terminate()
-        end(process)
-        log.close()
-
-
-def environment() -> dict[str, str]:
-    """Ours, with the code beside this file and no owner's settings."""
-    return {**os.environ, "SHOAL_CONFIG": os.devnull, "PYTHONPATH": str(ROOT)}
-
-
 def end(process: subprocess.Popen[Any]) -> None:
     """Waits for a process that was asked to end, not for ever."""
     try:
@@ -221,21 +189,22 @@ def end(process: subprocess.Popen[Any]) -> None:
 class Learners:
     """The processes of the synthetic learners, and what they tell."""
 
-    def __init__(self, case: Case, link: str, folder: Path, payloads: Path) -> None:
+    def __init__(self, case: Case, syncer: Syncer, payloads: Path) -> None:
         self.told: queue.Queue[dict[str, Any]] = queue.Queue()
         self.processes: list[subprocess.Popen[str]] = []
         self._threads: list[threading.Thread] = []
+        folder = syncer.folder / "learners"
         share = math.ceil(case.learners / case.children)
         for first in range(0, case.learners, share):
             count = min(share, case.learners - first)
-            words = ["--link", link, "--home", str(folder), "--payloads", str(payloads)]
+            words = ["--link", syncer.link, "--home", str(folder), "--payloads", str(payloads)]
             words += ["--count", str(count), "--first", str(first), "--step-s", str(case.step_s)]
             words += ["--download"] if case.downloads else []
             words += ["--observe"] if first == 0 else []
             words += ["--light"] if case.is_light else []
             process = subprocess.Popen(
                 [sys.executable, str(ROOT / "benchmarks" / "synthetic.py"), *words],
-                env=environment(),
+                env=syncer.processes.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -361,13 +330,11 @@ def measure(case: Case, cache: Path) -> Row:
     prepared.make()
     with (
         tempfile.TemporaryDirectory(prefix="case-", dir=cache) as folder,
-        prepared.home(Path(folder)) as (home, path),
-        syncer_process(home, path) as syncer,
+        prepared.syncer(Path(folder)) as syncer,
     ):
-        link = until(lambda: _link(syncer), QUIET_S)
         before = syncer.memory("VmRSS")
         begun_s = time.monotonic()
-        learners = Learners(case, link, Path(folder) / "learners", prepared.payloads)
+        learners = Learners(case, syncer, prepared.payloads)
         try:
             progress = Progress(learners, case.fragments)
             progress.until_up(case.learners)
@@ -378,12 +345,6 @@ def measure(case: Case, cache: Path) -> Row:
             learners.close()
         row.rss_before_gb, row.start_s = before / 1e9, start_s
         return row
-
-
-def _link(syncer: Syncer) -> str | None:
-    """The join link, once the weights are there."""
-    now = syncer.status_or_none()
-    return now.join_link if now is not None and "learners" in now.sentence else None
 
 
 def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) -> Row:

@@ -30,7 +30,7 @@ import uvloop
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.bootstrap import host, states  # noqa: E402
+from benchmarks.bootstrap_lab import host, states  # noqa: E402
 from host.addresses import parse_peer  # noqa: E402
 from host.options import DONATE_MBPS  # noqa: E402
 from protocol.errors import ShoalError  # noqa: E402
@@ -44,7 +44,7 @@ SETTLE_S = 0.2
 
 async def join(home: Path) -> None:
     """Fetch one donor's weights again and again, from each `go` to the next line; say how much."""
-    transport = host(home, [])
+    transport = host(home, [], "127.0.0.1")
     await transport.start_with_retry(lambda *_: None)
     print(json.dumps(transport.addresses()), flush=True)
     loop = asyncio.get_running_loop()
@@ -165,8 +165,8 @@ def measure(chosen: argparse.Namespace, home: Path) -> dict:
     for process in [whole, *whole.children(recursive=True)]:
         process.cpu_affinity(others)
     donor = Child(
-        str(ROOT / "benchmarks" / "bootstrap.py"),
-        *("--donor", str(home / "donor"), "--bootstrap", *bootstrap),
+        str(ROOT / "benchmarks" / "bootstrap_lab.py"),
+        *("--donor", str(home / "donor"), "--listen", "127.0.0.1", "--bootstrap", *bootstrap),
         *("--sizes", str(MEGABYTES), "--mbps", str(chosen.mbps)),
     )
     address = json.loads(donor.hear())[0]

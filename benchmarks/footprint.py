@@ -128,15 +128,16 @@ def measured(idle: list[Daemon], seconds: float) -> Iterator[Row]:
 
 def run(seconds: float, hidden: int) -> Iterator[Row]:
     with small_swarm(hidden=hidden) as swarm:
-        syncer = swarm.start_syncer()
-        learner = swarm.start_learner()
-        swarm.learner(lambda now: now.merged > 4)
-        swarm.tell("pause")
-        swarm.learner(lambda now: now.guest is not None and now.guest.is_suspended)
+        swarm.start_first()
+        swarm.start_learner(threads=None)
+        syncer, learner = (psutil.Process(one.pid) for one in swarm.running.values())
+        swarm.await_learner(lambda now: now.merged > 4)
+        swarm.tell("learner", "pause")
+        swarm.await_learner(lambda now: now.guest is not None and now.guest.is_suspended)
         time.sleep(SETTLE_S)
         parked = Daemon("learner, trainer parked", "learner", learner)
         yield from measured([parked, Daemon("its syncer", "syncer", syncer)], seconds)
-        swarm.tell("stop")
+        swarm.tell("learner", "stop")
         time.sleep(SETTLE_S)
         yield from measured([Daemon("syncer that nobody uses", "syncer", syncer)], seconds)
 

@@ -101,7 +101,7 @@ class Turns:
 
     def count(self, is_swarm: bool) -> int:
         if is_swarm:
-            return self.swarm.learner(lambda now: True).local_step
+            return self.swarm.await_learner(lambda now: True).local_step
         return int(struct.unpack("<q", self.counter.read_bytes())[0])
 
     def rate(self, is_swarm: bool, window_s: float) -> tuple[float, float]:
@@ -124,14 +124,16 @@ def measure_ratios(chosen: argparse.Namespace, swarm: SmallSwarm) -> dict[str, o
     if not others:
         sys.exit("It takes two cores: one for the loops, one for everything else.")
     os.sched_setaffinity(0, others)
-    os.environ["SHOAL_LIMITS_NICE"] = "0"  # The bare loop has no priority to give up either.
+    swarm.processes.environment["SHOAL_LIMITS_NICE"] = (
+        "0"  # The bare loop has no priority to give up either.
+    )
     counter = swarm.home.root / "counter"
     counter.write_bytes(bytes(COUNTER_BYTES))
-    swarm.start_syncer()
-    swarm.start_learner("default", "--threads", "1")
-    now = swarm.learner(lambda now: now.state == "training" and now.merged > 0)
+    swarm.start_first()
+    swarm.start_learner()
+    now = swarm.await_learner(lambda now: now.state == "training" and now.merged > 0)
     trainer = psutil.Process(now.trainer_pid)
-    arguments = ["--bare", str(swarm.project.with_suffix(".shoal")), "--home", str(swarm.home.root)]
+    arguments = ["--bare", str(swarm.signed), "--home", str(swarm.home.root)]
     alone = subprocess.Popen(
         [sys.executable, __file__, *arguments, "--counter", str(counter)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
@@ -144,14 +146,14 @@ def measure_ratios(chosen: argparse.Namespace, swarm: SmallSwarm) -> dict[str, o
             process.suspend()
             for thread in process.threads():
                 os.sched_setaffinity(thread.id, {core})
-        before, pairs = swarm.learner(lambda now: True), []
+        before, pairs = swarm.await_learner(lambda now: True), []
         for number in range(chosen.pairs + 1):
             order = (True, False) if number % 2 else (False, True)
             rates = {is_swarm: turns.rate(is_swarm, chosen.window_s) for is_swarm in order}
             if number:  # The first pair warms everything up.
                 pairs.append((rates[True], rates[False]))
                 print(json.dumps(rates), flush=True)
-        after = swarm.learner(lambda now: True)
+        after = swarm.await_learner(lambda now: True)
     finally:
         trainer.resume()
         alone.kill()
@@ -250,9 +252,8 @@ def main() -> None:
     found = {"hidden": chosen.hidden, "processor": platform.processor() or platform.machine()}
     with small_swarm(hidden=chosen.hidden) as swarm:
         found |= measure_ratios(chosen, swarm)
-        swarm.stop()
-        signed = swarm.project.with_suffix(".shoal")
-        found |= asyncio.run(measure_copies(signed, swarm.home))
+        swarm.close()
+        found |= asyncio.run(measure_copies(swarm.signed, swarm.home))
     text = json.dumps(found, indent=2)
     print(text)
     if chosen.out is not None:

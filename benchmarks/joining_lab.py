@@ -21,7 +21,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,37 +28,27 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from shoal.project import file_commands  # noqa: E402
-from shoal.project.template import create_text  # noqa: E402
-from tests.net.lab_daemons import Daemons  # noqa: E402
+from tests.net.lab_swarm import LabSwarm  # noqa: E402
 from tests.netlab import Lab, Link, missing  # noqa: E402
-from tests.support.tiny_project import write_text  # noqa: E402
 
 SYNCER, JOINER = "syncer", "joiner"
 DONORS = ("ada", "bob", "cyd")
 LOOK_S = 0.02
-PATIENCE_S = 240.0
 DUTY = "0.2"
 """Of everybody: four trainers share this machine."""
 
 BYTES_PER_PARAMETER = 8
 VOCABULARY = 257
 SETTINGS: dict[str, Any] = {
-    "model.fragments": 8,
-    "model.config.num_attention_heads": 4,
-    "model.config.num_key_value_heads": 4,
-    "model.config.max_position_embeddings": 32,
-    "data.source": "file",
-    "data.sequence_tokens": 32,
-    "data.block_sequences": 64,
-    "data.heldout_frac": 0.2,
-    "training.batch_sequences": 1,
-    "rounds.local_steps": 8,
-    "rounds.overlap_steps": 1,
-    "rounds.pull_timeout_s": 60.0,
-    "limits.evaluate_every": 100_000,
-    "limits.heldout_sequences": 4,
-    "limits.tokens": 10**10,
+    "model__fragments": 8,
+    "model__config__num_attention_heads": 4,
+    "model__config__num_key_value_heads": 4,
+    "training__batch_sequences": 1,
+    "limits__lease_s": 120.0,
+    "rounds__local_steps": 8,
+    "rounds__overlap_steps": 1,
+    "rounds__pull_timeout_s": 60.0,
+    "limits__evaluate_every": 100_000,
 }
 
 
@@ -88,88 +77,51 @@ def model_of(megabytes: int) -> dict[str, Any]:
     layer = 4 * hidden**2 + 3 * hidden * middle
     layers = max(1, round((wanted - VOCABULARY * hidden) / layer))
     return {
-        "model.config.hidden_size": hidden,
-        "model.config.intermediate_size": middle,
-        "model.config.num_hidden_layers": layers,
+        "model__config__hidden_size": hidden,
+        "model__config__intermediate_size": middle,
+        "model__config__num_hidden_layers": layers,
     }
 
 
-class Bench:
+class Bench(LabSwarm):
     """A swarm that trains a model of one size."""
 
-    def __init__(self, lab: Lab, folder: Path, megabytes: int) -> None:
-        self.daemons = Daemons(lab, folder)
-        self.folder = folder
-        self.megabytes = megabytes
-        self.link = ""
-
-    def until(self, what: str, look: Callable[[], Any]) -> Any:
-        """What `look` finds; RuntimeError after long waiting."""
-        ends_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < ends_s:
-            self.daemons.check()
-            if found := look():
-                return found
-            time.sleep(LOOK_S)
-        self.daemons.print_ends()
-        raise RuntimeError(f"waited {PATIENCE_S:g} s in vain for {what}")
-
-    def open(self) -> None:
+    def open(self, megabytes: int) -> None:
         """The syncer, and three learners of which each is in merges."""
-        path = self.folder / "joining.toml"
-        changes = {
-            **SETTINGS,
-            **model_of(self.megabytes),
-            "data.location": str(self.folder / "text.txt"),
-        }
-        path.write_text(create_text("joining", changes=changes))
-        file_commands.sign(path, self.daemons.home, instance=SYNCER)
-        self.daemons.run_syncer(SYNCER, path)
-        ready = self.until(
-            "a syncer with weights",
-            lambda: (s := self.daemons.syncer(SYNCER)) and s.phase == "training" and s,
-        )
-        self.link = ready.join_link
+        self.prepare(**SETTINGS, **model_of(megabytes))
+        self.begin()
         for name in DONORS:
-            self.join(name, name)
+            self.join(name)
+        self.all_merge(*DONORS)
 
-        def all_merge() -> bool:
-            found = self.daemons.merges(SYNCER)
-            return len(found) == len(DONORS) and all(found.values())
-
-        self.until("three learners in merges", all_merge)
-
-    def join(self, node: str, instance: str) -> None:
-        self.daemons.start(
-            node,
-            *("join", self.link, "--name", instance, "--instance", instance),
-            *("--listen", self.daemons.lab.address(node), "--threads", "1", "--device", "cpu"),
-            *("--no-evaluate", "--duty", DUTY, "--donate-mbps", "10000"),
-        )
+    def join(self, name: str) -> None:
+        self.start_learner(name, "--no-evaluate", "--duty", DUTY, "--donate-mbps", "10000")
 
     def measure(self, number: int, mbps: float) -> Joined:
         name = f"{JOINER}{number}"
 
+        self.nodes[name] = JOINER
+
         def node() -> Any:
-            return self.daemons.learner(name)
+            return self.learner(name)
 
         began_s = time.monotonic()
-        self.join(JOINER, name)
+        self.join(name)
         download = self.until(
-            "the download", lambda: (s := node()) and s.download and s.download.done_bytes and s
+            lambda: (s := node()) and s.download and s.download.done_bytes and s, "the download"
         ).download
         first_byte_s = time.monotonic()
         total_bytes = download.total_bytes
         missing_bytes = total_bytes - download.done_bytes
         fetched = self.until(
-            "all weights", lambda: (s := node()) and s.weights_held == len(s.versions) > 0 and s
+            lambda: (s := node()) and s.weights_held == len(s.versions) > 0 and s, "all weights"
         )
         fetched_s = time.monotonic()
-        self.until("the first local step", lambda: (s := node()) and s.local_step > 0)
+        self.until(lambda: (s := node()) and s.local_step > 0, "the first local step")
         stepped_s = time.monotonic()
-        self.until("the first merge", lambda: self.daemons.merges(SYNCER).get(name))
+        self.until(lambda: self.merges().get(name), "the first merge")
         merged_s = time.monotonic()
-        self.daemons.kill(JOINER)
+        self.kill(name)
         lines_s = missing_bytes / (len(DONORS) * mbps * 1e6 / 8)
         return Joined(
             megabytes=total_bytes / 1e6,
@@ -189,11 +141,9 @@ def run(megabytes: int, chosen: argparse.Namespace) -> list[Joined]:
     with (
         tempfile.TemporaryDirectory(prefix="shoal-bench-") as place,
         Lab((SYNCER, JOINER, *DONORS), link=Link(latency_s=latency_s), seed=1) as lab,
+        Bench(lab, Path(place), poll_s=LOOK_S) as bench,
     ):
-        folder = Path(place)
-        write_text(folder / "text.txt", chars=60_000)
-        bench = Bench(lab, folder, megabytes)
-        bench.open()
+        bench.open(megabytes)
         for name in DONORS:
             lab.shape_one_way(name, JOINER, line)
         for number in range(chosen.times):

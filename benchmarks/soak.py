@@ -5,7 +5,7 @@
 The machines of a syncer and two learners, as the daemons run them, under owners who cannot decide
 (`simulator/scenarios/soak.py`). Prints what can be reached from each daemon at the end of
 every hour, and at the end the types of which there are more and more; none is what is wanted. Exit
-code 1 otherwise. A real trainer's pauses and kills: benchmarks/pausing.py.
+code 1 otherwise.
 """
 
 from __future__ import annotations

@@ -14,24 +14,24 @@ from typing import Final
 
 import msgspec
 
-from host.files.home import Home
 from host.runtime import software
 from protocol.errors import UserError
 from shoal.chaos.observations import Window, figures
-from shoal.chaos.project import LEARNERS, NAME, SETTINGS, SYNCERS, with_voters
-from shoal.chaos.report import NOTE, Losses, Outcome, as_json, compare, sentences, table
+from shoal.chaos.project import LEARNERS, NAME, SETTINGS, SYNCERS
+from shoal.chaos.report import NOTE, Outcome, as_json, compare, sentences, table
 from shoal.chaos.scenarios import NAMES, SCENARIOS, STORM, Scenario, stormy
-from shoal.chaos.swarm import Swarm, check_settled
+from shoal.chaos.swarm import ChaosSwarm, check_settled
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
 from shoal.demo.command import ended_by_signals, tidy_up
-from shoal.demo.processes import Children, Deadline, DemoFailed, shown
-from shoal.demo.project import edited
 from shoal.demo.screen import Screen
+from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
 
 ALL: Final = "all"
 MINUTES: Final = 10.0
-SETTLE_S: Final = 90.0
+SETTLE_S: Final = 300.0
+"""A guard against waiting for ever."""
+
 BEFORE_S: Final = 10.0
 """Undisturbed time that the fault is compared with."""
 
@@ -74,31 +74,27 @@ def run(
         raise UserError(f"There is no directory {json.absolute().parent} for the report.")
     with ended_by_signals():
         folder = Path(tempfile.mkdtemp(prefix="shoal-chaos-"))
-        children = Children(folder, Deadline.after(60 * (minutes or MINUTES)))
+        deadline = Deadline.after(60 * (minutes or MINUTES))
+        swarm = ChaosSwarm(folder, deadline, Screen())
         try:
-            return _show(folder, children, scenarios, json)
+            return _show(swarm, scenarios, json)
         except KeyboardInterrupt:
             return failures.interrupted()
         finally:
-            tidy_up(folder, children, keep=keep)
+            tidy_up(swarm, keep=keep)
 
 
-def _show(
-    folder: Path, children: Children, scenarios: Sequence[Scenario], path: Path | None
-) -> int:
-    screen, outcomes = Screen(), []
-    chaos = Chaos(folder, children, screen)
+def _show(swarm: ChaosSwarm, scenarios: Sequence[Scenario], path: Path | None) -> int:
+    screen, outcomes = swarm.screen, list[Outcome]()
     try:
-        chaos.open()
+        _open(swarm)
         for scenario in scenarios:
-            outcomes.append(chaos.play(scenario))
-    except DemoFailed as error:
+            outcomes.append(_play(swarm, scenario))
+    except SwarmFailed as error:
         screen.quote(error.lines)
         if outcomes:
             _tell(screen, outcomes)
         raise
-    finally:
-        chaos.close()
     is_passed = _tell(screen, outcomes)
     if path is not None:
         found = as_json(outcomes, version=software.version(), wall_s=screen.elapsed_s)
@@ -126,90 +122,64 @@ def _write(path: Path, found: object) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from error
 
 
-class Chaos:
-    """One swarm, and what is done to it."""
+def _open(swarm: ChaosSwarm) -> None:
+    """The project, the processes, and the first merges."""
+    tell, project = swarm.screen.tell, f"{NAME}.toml"
+    tell(f"everything lies in {swarm.folder}, and is removed at the end")
+    _shoal(swarm, "project", "create", project, "--name", NAME)
+    swarm.write_project(NAME, SETTINGS, dict.fromkeys(SYNCERS, "syncer"))
+    tell(f"edited {project}: a tiny model; the syncers {', '.join(SYNCERS)} vote")
+    _shoal(swarm, "project", "sign", project)
+    swarm.open()
+    check_settled(swarm.await_well(SETTLE_S), swarm)
+    tell(f"all is well: {len(SYNCERS)} syncers vote, {len(LEARNERS)} learners train")
 
-    def __init__(self, folder: Path, children: Children, screen: Screen) -> None:
-        self._folder = folder
-        self._children = children
-        self._screen = screen
-        self._project = folder / f"{NAME}.toml"
-        self._home = Home(folder / "home")
-        self._swarm = Swarm(children, screen, self._home, self._project)
 
-    def open(self) -> None:
-        """The project, the processes, and the first merges."""
-        self._screen.tell(f"everything lies in {self._folder}, and is removed at the end")
-        self._shoal("project", "create", self._project.name, "--name", NAME)
-        text = edited(self._project.read_text(), SETTINGS)
-        self._project.write_text(with_voters(text, self._home))
-        self._screen.tell(
-            f"edited {self._project.name}: a tiny model; the syncers {', '.join(SYNCERS)} vote"
-        )
-        self._shoal("project", "sign", self._project.name)
-        self._swarm.open()
-        is_well = self._swarm.until(
-            self._swarm.is_well, "waiting for the swarm", patience_s=SETTLE_S
-        )
-        check_settled(is_well, self._swarm)
-        self._screen.tell(
-            f"all is well: {len(SYNCERS)} syncers vote, {len(LEARNERS)} learners train"
-        )
+def _shoal(swarm: ChaosSwarm, *arguments: str) -> None:
+    swarm.screen.tell(f"$ {shown('shoal', *arguments)}", style="dim")
+    swarm.run(*arguments)
 
-    def close(self) -> None:
-        """Nobody listens any more."""
-        self._swarm.close()
 
-    def play(self, scenario: Scenario) -> Outcome:
-        """One fault, from the undisturbed time before it until all is well again."""
-        swarm, record = self._swarm, self._swarm.record
-        self._screen.tell(f"{scenario.name}: {scenario.what}", style="bold")
-        is_well = swarm.until(swarm.is_well, "waiting for the swarm", patience_s=WELL_S)
-        check_settled(is_well, swarm)
-        began_s = time.monotonic()
-        swarm.go_on(BEFORE_S, "watching")
-        found = swarm.leader()
-        check_settled(found is not None, swarm)
-        assert found is not None
-        swarm.keep_in_mind(found[0])
-        backs, gone = record.steps_back, record.losses_gone
-        window = Window(began_s, struck_s=time.monotonic())
-        scenario.act(swarm)
-        window.ended_s = time.monotonic()
-        if swarm.until(swarm.is_well, "waiting for the swarm", patience_s=WELL_S):
-            window.well_s = swarm.well_since_s
-        trouble = swarm.trouble()
-        window.closed_s = time.monotonic()
-        self._measure(window)
-        return Outcome(
-            name=scenario.name,
-            what=scenario.what,
-            figures=figures(record, window, scenario.survivors),
-            losses=self._compare(),
-            steps_back=record.steps_back - backs,
-            losses_gone=record.losses_gone - gone,
-            needs_takeover=scenario.needs_takeover,
-            trouble=trouble,
-        )
+def _play(swarm: ChaosSwarm, scenario: Scenario) -> Outcome:
+    """One fault, from the undisturbed time before it until all is well again."""
+    record = swarm.record
+    swarm.screen.tell(f"{scenario.name}: {scenario.what}", style="bold")
+    check_settled(swarm.await_well(WELL_S), swarm)
+    began_s = time.monotonic()
+    swarm.go_on(BEFORE_S)
+    found = swarm.leader()
+    check_settled(found is not None, swarm)
+    assert found is not None
+    swarm.keep_in_mind(found[0])
+    backs, gone = record.steps_back, record.losses_gone
+    window = Window(began_s, struck_s=time.monotonic())
+    scenario.act(swarm)
+    window.ended_s = time.monotonic()
+    if swarm.await_well(WELL_S):
+        window.well_s = swarm.well_since_s
+    trouble = swarm.trouble()
+    window.closed_s = time.monotonic()
+    _measure(swarm, window)
+    on_disks = [(swarm.floor(name), swarm.certified(name)) for name in SYNCERS]
+    return Outcome(
+        name=scenario.name,
+        what=scenario.what,
+        figures=figures(record, window, scenario.survivors),
+        losses=compare(swarm.to_keep, on_disks),
+        steps_back=record.steps_back - backs,
+        losses_gone=record.losses_gone - gone,
+        needs_takeover=scenario.needs_takeover,
+        trouble=trouble,
+    )
 
-    def _measure(self, window: Window) -> None:
-        """Waits for a held-out loss of a model from after the fault."""
-        merges = [one for one in self._swarm.record.merges if one.at_s <= window.ended_s]
-        ended = merges[-1].global_step if merges else 0
 
-        def is_measured() -> bool:
-            losses = self._swarm.record.losses
-            return bool(losses) and losses[-1].global_step > ended
+def _measure(swarm: ChaosSwarm, window: Window) -> None:
+    """Waits for a held-out loss of a model from after the fault."""
+    merges = [one for one in swarm.record.merges if one.at_s <= window.ended_s]
+    ended = merges[-1].global_step if merges else 0
 
-        self._swarm.until(is_measured, "waiting for a measurement", patience_s=MEASURED_S)
+    def is_measured() -> bool:
+        losses = swarm.record.losses
+        return bool(losses) and losses[-1].global_step > ended
 
-    def _compare(self) -> Losses:
-        swarm = self._swarm
-        return compare(
-            swarm.to_keep, [(swarm.floor(name), swarm.certified(name)) for name in SYNCERS]
-        )
-
-    def _shoal(self, *arguments: str) -> None:
-        self._screen.tell(f"$ {shown('shoal', *arguments)}", style="dim")
-        name = " ".join(arguments[:2])
-        self._children.finish(name, "shoal", *arguments, tick=lambda _: None)
+    swarm.within(MEASURED_S, is_measured, "a measurement")

@@ -3,11 +3,9 @@ cores, and one that is signed by three voters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
-from host.files import keystore
-from host.files.home import Home
 from shoal.project.template import Value
 
 NAME: Final = "shoal-chaos"
@@ -41,18 +39,3 @@ SETTINGS: Final[Mapping[str, Value]] = {
     "limits.heldout_sequences": 16,
 }
 """The token budget is never reached."""
-
-
-def with_voters(text: str, home: Home) -> str:
-    """The project file with a [[voters]] table for each syncer, by the key of its instance."""
-    head, _, _ = text.partition("[[voters]]")
-    return head + "\n".join(_tables(home, SYNCERS))
-
-
-def _tables(home: Home, instances: Sequence[str]) -> list[str]:
-    tables = []
-    for at, name in enumerate(instances):
-        key = keystore.load_or_create(home.identity("syncer", name)).key.hex()
-        priority = 50 - 10 * at
-        tables.append(f'[[voters]]\nkey = "{key}"\nrole = "syncer"\npriority = {priority}\n')
-    return tables

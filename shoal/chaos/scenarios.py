@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from shoal.chaos.faults import LOOK_S, NETWORK_ENGINE, disk_full, engine_held
 from shoal.chaos.project import EVALUATOR, LEARNERS
 from shoal.chaos.storm import storm
-from shoal.chaos.swarm import Swarm
-from shoal.demo.processes import DemoFailed
+from shoal.chaos.swarm import ChaosSwarm
+from shoal.local_swarm.processes import SwarmFailed
 
 AWAY_S: Final = 3.0
 """What was killed is started again after this."""
@@ -32,7 +32,7 @@ class Scenario(NamedTuple):
     name: str
     what: str
     """In a sentence, honest about how it is done."""
-    act: Callable[[Swarm], None]
+    act: Callable[[ChaosSwarm], None]
     survivors: Sequence[str] = LEARNERS
     """The learners that are not touched: their local steps must go on."""
     needs_takeover: bool = False
@@ -42,33 +42,33 @@ class Scenario(NamedTuple):
 # The leader.
 
 
-def _leader(swarm: Swarm) -> str:
+def _leader(swarm: ChaosSwarm) -> str:
     found = swarm.leader()
     if found is None:
-        raise DemoFailed("Nobody leads, so the leader cannot be disturbed.")
+        raise SwarmFailed("Nobody leads, so the leader cannot be disturbed.")
     return found[0]
 
 
-def _other_merges(swarm: Swarm, former: str) -> bool:
+def _other_merges(swarm: ChaosSwarm, former: str) -> bool:
     found = swarm.leader()
     return found is not None and found[0] != former and found[1].merges_here > 0
 
 
-def _kill_leader(swarm: Swarm) -> None:
+def _kill_leader(swarm: ChaosSwarm) -> None:
     _kill_leader_once(swarm)
-    swarm.until(swarm.is_well, "waiting for the killed syncer", patience_s=TAKEOVER_S)
+    swarm.await_well(TAKEOVER_S)
     _kill_leader_once(swarm)
 
 
-def _kill_leader_once(swarm: Swarm) -> None:
+def _kill_leader_once(swarm: ChaosSwarm) -> None:
     former = _leader(swarm)
     swarm.kill(former)
     swarm.keep_in_mind(former)
-    swarm.until(lambda: _other_merges(swarm, former), "waiting for a leader", patience_s=TAKEOVER_S)
+    swarm.within(TAKEOVER_S, lambda: _other_merges(swarm, former), "another leader")
     swarm.start_syncer(former)
 
 
-def _stop_leader(swarm: Swarm) -> None:
+def _stop_leader(swarm: ChaosSwarm) -> None:
     name = _leader(swarm)
     process = swarm.process(name)
     swarm.screen.tell(f"$ kill -STOP {process.pid}    ({swarm.called(name)})", style="bold red")
@@ -77,28 +77,28 @@ def _stop_leader(swarm: Swarm) -> None:
     try:
         process.suspend()
         swarm.keep_in_mind(name)
-        swarm.go_on(HELD_S, "watching")
+        swarm.go_on(HELD_S)
     finally:
         swarm.screen.tell(f"$ kill -CONT {process.pid}", style="bold")
         process.resume()
         swarm.stopped.discard(name)
     # It learns within a moment that its term is over.
-    swarm.go_on(1.0, "watching")
+    swarm.go_on(1.0)
     swarm.cut.discard(name)
 
 
-def _partition(swarm: Swarm) -> None:
+def _partition(swarm: ChaosSwarm) -> None:
     name = _leader(swarm)
     swarm.screen.tell(f"cutting off {swarm.called(name)}: its network engine is stopped")
     swarm.cut.add(name)
     with engine_held(swarm.process(name), on_s=0.0, off_s=LOOK_S):
-        swarm.go_on(HELD_S, "watching")
+        swarm.go_on(HELD_S)
     swarm.screen.tell("the network engine goes on", style="bold")
-    swarm.go_on(1.0, "watching")
+    swarm.go_on(1.0)
     swarm.cut.discard(name)
 
 
-def _fill_disk(swarm: Swarm) -> None:
+def _fill_disk(swarm: ChaosSwarm) -> None:
     name = _leader(swarm)
     process = swarm.process(name)
     swarm.screen.tell(
@@ -107,32 +107,32 @@ def _fill_disk(swarm: Swarm) -> None:
         style="bold red",
     )
     with disk_full(process):
-        swarm.go_on(HELD_S, "watching")
+        swarm.go_on(HELD_S)
     swarm.screen.tell("the limit is lifted", style="bold")
 
 
 # Learners.
 
 
-def _kill_learners(swarm: Swarm) -> None:
+def _kill_learners(swarm: ChaosSwarm) -> None:
     victims = [name for name in LEARNERS if name != EVALUATOR]
     for name in victims:
         swarm.kill(name)
-    swarm.go_on(AWAY_S, "watching")
+    swarm.go_on(AWAY_S)
     for name in victims:
-        swarm.start_learner(name)
+        swarm.start_rested(name)
 
 
-def _flap(swarm: Swarm) -> None:
+def _flap(swarm: ChaosSwarm) -> None:
     name = LEARNERS[-1]
     for _ in range(FLAPS):
         swarm.kill(name)
-        swarm.go_on(1.0, "watching")
-        swarm.start_learner(name)
-        swarm.go_on(FLAP_S, "watching")
+        swarm.go_on(1.0)
+        swarm.start_rested(name)
+        swarm.go_on(FLAP_S)
 
 
-def _slow_link(swarm: Swarm) -> None:
+def _slow_link(swarm: ChaosSwarm) -> None:
     name = LEARNERS[-1]
     swarm.screen.tell(
         f"the network engine of {name} runs {SLOW_ON_S * 1e3:.0f} ms and rests "
@@ -140,7 +140,7 @@ def _slow_link(swarm: Swarm) -> None:
         style="bold red",
     )
     with engine_held(swarm.process(name), on_s=SLOW_ON_S, off_s=SLOW_OFF_S):
-        swarm.go_on(HELD_S, "watching")
+        swarm.go_on(HELD_S)
     swarm.screen.tell("the network engine runs all the time again", style="bold")
 
 

@@ -18,8 +18,8 @@ import psutil
 
 from shoal.chaos.faults import LOOK_S, disk_full, each_engine, engine_held
 from shoal.chaos.project import EVALUATOR, LEARNERS, SYNCERS
-from shoal.chaos.swarm import Swarm
-from shoal.demo.processes import is_alive
+from shoal.chaos.swarm import ChaosSwarm
+from shoal.local_swarm.processes import is_alive
 from tui.text import fmt
 
 BOUT_S: Final = 25.0
@@ -51,27 +51,27 @@ class Blow(NamedTuple):
     """One way to do harm. `strike` returns what undoes it."""
 
     what: str
-    strike: Callable[[Swarm, str, random.Random], Callable[[], None]]
+    strike: Callable[[ChaosSwarm, str, random.Random], Callable[[], None]]
     targets: Sequence[str] = TARGETS
     needs_answer: bool = False
     """Whether it is for daemons that are up. A limit on the length of files, unlike a full disk,
     takes even semaphores from a program that starts."""
 
 
-def storm(swarm: Swarm, seed: int) -> None:
+def storm(swarm: ChaosSwarm, seed: int) -> None:
     """Bout after bout until the demo's time is nearly over.
 
     It ends early when all was not well in time after a bout: then that is the verdict.
     """
     rng = random.Random(seed)
-    ends_s = swarm.children.deadline.ends_s - RESERVE_S
+    ends_s = swarm.ends_s - RESERVE_S
     bouts, blows, slowest_s, is_well = 0, 0, 0.0, True
     while is_well and time.monotonic() < ends_s:
         bouts += 1
         swarm.screen.tell(f"bout {bouts}", style="bold")
         blows += Bout(swarm, rng).play(min(BOUT_S, ends_s - time.monotonic()))
         ended_s = time.monotonic()
-        is_well = swarm.until(swarm.is_well, "waiting for the swarm", patience_s=RESTED_S)
+        is_well = swarm.await_well(RESTED_S)
         slowest_s = max(slowest_s, (swarm.well_since_s or time.monotonic()) - ended_s)
         for name in SYNCERS:
             swarm.keep_in_mind(name)
@@ -85,7 +85,7 @@ def storm(swarm: Swarm, seed: int) -> None:
 class Bout:
     """Some blows, whose faults may overlap; at the end everything is healed."""
 
-    def __init__(self, swarm: Swarm, rng: random.Random) -> None:
+    def __init__(self, swarm: ChaosSwarm, rng: random.Random) -> None:
         self._swarm = swarm
         self._rng = rng
         self._faults: list[Fault] = []
@@ -101,7 +101,7 @@ class Bout:
                 if time.monotonic() >= next_s:
                     next_s = time.monotonic() + self._rng.expovariate(1 / BLOW_EVERY_S)
                     blows += self._strike()
-                self._swarm.go_on(0.5, "watching")
+                self._swarm.go_on(0.5)
         finally:
             self._heal(float("inf"))
         return blows
@@ -131,7 +131,7 @@ class Bout:
         is_free = all(fault.name != name for fault in self._faults) and name in swarm.running
         if not is_free or name not in blow.targets or (blow is _DAMAGE and self._is_damaged):
             return False
-        if blow.needs_answer and swarm.heard(name) is None:
+        if blow.needs_answer and swarm.ask(name) is None:
             return False
         self._is_damaged |= blow is _DAMAGE
         if name in SYNCERS:
@@ -145,16 +145,16 @@ class Bout:
 # The blows.
 
 
-def _start_again(swarm: Swarm, name: str) -> Callable[[], None]:
-    return lambda: swarm.start_syncer(name) if name in SYNCERS else swarm.start_learner(name)
+def _start_again(swarm: ChaosSwarm, name: str) -> Callable[[], None]:
+    return lambda: swarm.start_again(name)
 
 
-def _kill(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
+def _kill(swarm: ChaosSwarm, name: str, rng: random.Random) -> Callable[[], None]:
     swarm.kill(name)
     return _start_again(swarm, name)
 
 
-def _stop(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
+def _stop(swarm: ChaosSwarm, name: str, rng: random.Random) -> Callable[[], None]:
     process = swarm.process(name)
     swarm.stopped.add(name)
     swarm.cut.add(name)
@@ -170,7 +170,7 @@ def _stop(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
 
 
 def _hold(on_s: float, off_s: float) -> Callable[..., Callable[[], None]]:
-    def strike(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
+    def strike(swarm: ChaosSwarm, name: str, rng: random.Random) -> Callable[[], None]:
         held = ExitStack()
         if not on_s:
             swarm.cut.add(name)
@@ -186,12 +186,12 @@ def _hold(on_s: float, off_s: float) -> Callable[..., Callable[[], None]]:
     return strike
 
 
-def _kill_engine(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
+def _kill_engine(swarm: ChaosSwarm, name: str, rng: random.Random) -> Callable[[], None]:
     each_engine(swarm.process(name), psutil.Process.kill)
     return _nothing
 
 
-def _fill(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
+def _fill(swarm: ChaosSwarm, name: str, rng: random.Random) -> Callable[[], None]:
     held = ExitStack()
     held.enter_context(disk_full(swarm.process(name)))
 
@@ -202,7 +202,7 @@ def _fill(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
     return free
 
 
-def _damage(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
+def _damage(swarm: ChaosSwarm, name: str, rng: random.Random) -> Callable[[], None]:
     """One byte of one file of its store is another, while it is down."""
     swarm.kill(name)
     place = rng.choice(sorted(damageable(swarm.store(name))))
@@ -228,13 +228,13 @@ def damageable(store: Path) -> Iterator[Path]:
                 yield path
 
 
-def _kill_trainer(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
+def _kill_trainer(swarm: ChaosSwarm, name: str, rng: random.Random) -> Callable[[], None]:
     for trainer in _trainers(swarm, name):
         trainer.kill()
     return _nothing
 
 
-def _stop_trainer(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], None]:
+def _stop_trainer(swarm: ChaosSwarm, name: str, rng: random.Random) -> Callable[[], None]:
     stopped = _trainers(swarm, name)
     for trainer in stopped:
         trainer.suspend()
@@ -247,7 +247,7 @@ def _stop_trainer(swarm: Swarm, name: str, rng: random.Random) -> Callable[[], N
     return go_on
 
 
-def _trainers(swarm: Swarm, name: str) -> list[psutil.Process]:
+def _trainers(swarm: ChaosSwarm, name: str) -> list[psutil.Process]:
     """The trainer of this learner, if it has one just now."""
     status = swarm.learner(name)
     if status is None or status.trainer_pid is None or not psutil.pid_exists(status.trainer_pid):

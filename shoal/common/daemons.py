@@ -15,6 +15,7 @@ from protocol.errors import ShoalError, TransientError
 from protocol.status import DaemonStatus, StatusAnswer
 
 POLL_S = 0.1
+ANSWER_S: Final = 2.0
 
 STARTS: Final[dict[DaemonRole | None, str]] = {
     None: "`shoal join LINK` or `shoal syncer run PROJECT`",
@@ -44,10 +45,10 @@ def find_daemons(
     return fitting
 
 
-def ask_status(daemon: Daemon) -> DaemonStatus:
+def ask_status(daemon: Daemon, *, timeout_s: float = 2.0) -> DaemonStatus:
     """What the daemon says about itself. Raises what `Connection.ask` raises."""
     with contextlib.closing(client.Connection(daemon.socket)) as connection:
-        return connection.ask("status", StatusAnswer).status
+        return connection.ask("status", StatusAnswer, timeout_s).status
 
 
 def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:

@@ -19,14 +19,13 @@ from typing import Final, TypeVar
 import msgspec
 
 from host.files.home import TAPES, Home
-from host.files.signed_project import SUFFIX, read_signed
+from host.files.signed_project import read_signed
 from host.runtime import software
 from protocol.errors import UserError
 from protocol.project import encode
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
-from shoal.demo.processes import Children, Deadline, DemoFailed, shown
-from shoal.demo.project import CAST, HELDOUT_SEQUENCES, NAME, SETTINGS, edited
+from shoal.demo.project import CAST, HELDOUT_SEQUENCES, NAME, SETTINGS
 from shoal.demo.report import (
     Alone,
     Evidence,
@@ -40,7 +39,9 @@ from shoal.demo.report import (
 )
 from shoal.demo.report import failures as missed
 from shoal.demo.screen import Screen
-from shoal.demo.swarm import Swarm
+from shoal.demo.swarm import DemoSwarm
+from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
+from shoal.local_swarm.swarm import LocalSwarm
 from tui.text.demo_view import results
 
 MINUTES: Final = 12.0
@@ -61,20 +62,21 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
         raise UserError(f"There is no directory {report.absolute().parent} for the report.")
     with ended_by_signals():
         folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
-        children = Children(folder, Deadline.after(60 * (minutes or MINUTES)))
+        screen = Screen()
+        swarm = DemoSwarm(folder, Deadline.after(60 * (minutes or MINUTES)), screen)
         try:
-            return _show(folder, children, report)
+            return _show(swarm, screen, report)
         except KeyboardInterrupt:
             return failures.interrupted()
         finally:
-            tidy_up(folder, children, keep=keep)
+            tidy_up(swarm, keep=keep)
 
 
-def _show(folder: Path, children: Children, path: Path | None) -> int:
-    with Screen() as screen:
+def _show(swarm: DemoSwarm, screen: Screen, path: Path | None) -> int:
+    with screen:
         try:
-            made = Demo(folder, children, screen).play()
-        except DemoFailed as error:
+            made = Demo(swarm, screen).play()
+        except SwarmFailed as error:
             screen.quote(error.lines)
             raise
     note = held_out_note()
@@ -83,7 +85,7 @@ def _show(folder: Path, children: Children, path: Path | None) -> int:
     if path is not None:
         _write(made, path)
         screen.console.print(f"\nwrote {path}")
-    _offer_replay(screen, folder)
+    _offer_replay(screen, swarm.folder)
     wrong = missed(made)
     for sentence in wrong:
         failures.complain(sentence)
@@ -109,58 +111,54 @@ def _offer_replay(screen: Screen, folder: Path) -> None:
 class Demo:
     """One demo from the first command to the last."""
 
-    def __init__(self, folder: Path, children: Children, screen: Screen) -> None:
-        self._folder = folder
-        self._children = children
+    def __init__(self, swarm: DemoSwarm, screen: Screen) -> None:
+        self._swarm = swarm
         self._screen = screen
-        self._project = folder / f"{NAME}.toml"
-        self._home = Home(folder / "home")
-        self._swarm = Swarm(children, screen, self._home, self._project)
 
     def play(self) -> Report:
-        """Everything, in order. DemoFailed if something fails on the way."""
-        self._screen.tell(f"everything lies in {self._folder}, and is removed at the end")
+        """Everything, in order. SwarmFailed if something fails on the way."""
+        self._screen.tell(f"everything lies in {self._swarm.folder}, and is removed at the end")
         self._prepare()
-        self._swarm.open()
+        self._swarm.start_first("--exit-when-done")
         for learner in CAST:
             self._swarm.join(learner)
         self._swarm.train()
         scored = self._export_and_score()
         alone = self._train_alone()
-        syncer = self._swarm.syncer
+        syncer = self._swarm.host
         assert syncer is not None
         if not syncer.swarm.curve:
-            raise DemoFailed("Nobody measured the held-out loss during the run.")
+            raise SwarmFailed("Nobody measured the held-out loss during the run.")
         return make_report(
             Evidence(
                 syncer=syncer,
-                learners={one.name: self._swarm.learners[one.name] for one in CAST},
+                learners={one.name: self._swarm.nodes[one.name] for one in CAST},
                 comeback=self._swarm.comeback,
                 scored=scored,
                 alone=alone,
                 wall_s=self._screen.elapsed_s,
-                memory_bytes=self._children.memory_peak_bytes,
+                memory_bytes=self._swarm.processes.memory_peak_bytes,
                 version=software.version(),
                 left_behind=self._swarm.left_behind,
             )
         )
 
     def _prepare(self) -> None:
-        name = self._project.name
+        name = f"{NAME}.toml"
         self._shoal("project create", "project", "create", name, "--name", NAME)
-        self._project.write_text(edited(self._project.read_text(), SETTINGS))
+        self._swarm.write_project(NAME, SETTINGS)
         changed = ", ".join(f"{key} = {value}" for key, value in SETTINGS.items())
         self._screen.tell(f"edited {name}: {changed}")
         self._shoal("project sign", "project", "sign", name)
-        signed = read_signed(self._project.with_suffix(SUFFIX))
-        (self._folder / "genesis").write_bytes(signed.genesis_bytes)
-        (self._folder / "charter").write_bytes(encode(signed.charter))
+        signed = read_signed(self._swarm.signed)
+        (self._swarm.folder / "genesis").write_bytes(signed.genesis_bytes)
+        (self._swarm.folder / "charter").write_bytes(encode(signed.charter))
 
     def _export_and_score(self) -> Scored:
         """The held-out loss of the model as others get it."""
         self._shoal("export", "export", "--to", "model")
         arguments = ["--genesis", "genesis", "--model", "model", "--json", "score.json"]
-        arguments += ["--data-cache", str(self._home.data_cache())]
+        arguments += ["--data-cache", str(self._swarm.home.data_cache())]
         arguments += ["--sequences", str(HELDOUT_SEQUENCES), "--threads", str(ALONE_THREADS)]
         arguments += ["--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS)]
         self._screen.tell("loading the exported model with transformers and evaluating it")
@@ -171,11 +169,11 @@ class Demo:
 
     def _train_alone(self) -> Alone:
         """The baseline: the same project without a swarm."""
-        name, steps = busiest(local_steps(self._swarm.learners, self._swarm.comeback))
+        name, steps = busiest(local_steps(self._swarm.nodes, self._swarm.comeback))
         self._screen.tell(f"training alone, {steps:,} local steps: as many as {name} did")
         arguments = ["--genesis", "genesis", "--charter", "charter", "--json", "alone.json"]
         arguments += ["--steps", str(steps), "--threads", str(ALONE_THREADS), "--device", "cpu"]
-        arguments += ["--data-cache", str(self._home.data_cache())]
+        arguments += ["--data-cache", str(self._swarm.home.data_cache())]
         self._finish("alone", "node.trainer.tools.alone", arguments, "One learner trains alone.")
         return self._result("alone.json", Alone)
 
@@ -184,7 +182,7 @@ class Demo:
         self._finish(name, "shoal", list(arguments), f"Waiting for shoal {name}.")
 
     def _finish(self, name: str, module: str, arguments: list[str], sentence: str) -> None:
-        self._children.finish(
+        self._swarm.processes.finish(
             name,
             module,
             *arguments,
@@ -193,9 +191,9 @@ class Demo:
 
     def _result(self, name: str, kind: type[S]) -> S:
         try:
-            return msgspec.json.decode((self._folder / name).read_bytes(), type=kind)
+            return msgspec.json.decode((self._swarm.folder / name).read_bytes(), type=kind)
         except (OSError, msgspec.MsgspecError) as error:
-            raise DemoFailed(f"The result {name} cannot be read ({error}).") from error
+            raise SwarmFailed(f"The result {name} cannot be read ({error}).") from error
 
 
 def _write(report: Report, path: Path) -> None:
@@ -230,11 +228,11 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def tidy_up(folder: Path, children: Children, *, keep: bool) -> None:
+def tidy_up(swarm: LocalSwarm, *, keep: bool) -> None:
     """Ends every process and removes the directory, in bounded time; Ctrl-C does not stop that."""
     _ignore_signals()
-    children.stop()
+    swarm.close()
     if keep:
-        print(f"everything is kept in {folder}; use it with --home {os.fspath(folder / 'home')}")
+        print(f"everything is kept in {swarm.folder}; use it with --home {swarm.home.root}")
     else:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(swarm.folder, ignore_errors=True)

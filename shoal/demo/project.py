@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from protocol.errors import InternalError
-from shoal.project.template import Value, toml_value
+from shoal.project.template import Value
 
 NAME: Final = "shoal-demo"
 
@@ -48,32 +46,3 @@ CAST: Final = (
     Learner(VICTIM, 1.0, ""),
     Learner("tortoise", 0.33, "3x slower"),
 )
-
-_SECTION = re.compile(r"\[([a-z.]+)\]\s*")
-_SETTING = re.compile(r"(?P<key>\w+) = (?P<value>[^#]*?)(?P<gap>\s*)(?P<comment>#.*)?")
-
-
-def edited(text: str, settings: Mapping[str, Value]) -> str:
-    """The project file with other values, by dotted key; comments stay where they are.
-
-    InternalError if the file has no such key.
-    """
-    left = dict(settings)
-    section, lines = "", []
-    for line in text.splitlines():
-        if heading := _SECTION.fullmatch(line):
-            section = heading[1]
-        found = _SETTING.fullmatch(line)
-        if found and (name := f"{section}.{found['key']}") in left:
-            line = _rewritten(found, left.pop(name))
-        lines.append(line)
-    if left:
-        raise InternalError(f"a project file has no key {', '.join(sorted(left))}")
-    return "\n".join(lines) + "\n"
-
-
-def _rewritten(found: re.Match[str], value: Value) -> str:
-    setting = f"{found['key']} = {toml_value(value)}"
-    if not found["comment"]:
-        return setting
-    return f"{setting:<{found.start('comment') - 2}}  {found['comment']}"

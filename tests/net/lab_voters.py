@@ -6,204 +6,108 @@ in mind, and has to be in every syncer's log at the end.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import signal
 import time
 
-from host.files import keystore
-from host.files.signed_project import read_signed
-from protocol.errors import TransientError
-from protocol.log.records import record_hash
-from shoal.common import daemons
-from shoal.project import file_commands
-from shoal.project.template import create_text
-from syncer_node.storage.voter_files import VoterFiles
-from tests.net.lab_daemons import PORT, Daemons
-from tests.net.test_swarm_processes import CHANGES, until
-from tests.support.tiny_project import write_text
+from shoal.local_swarm.swarm import HANG_S, LAG_MAX
+from tests.net.lab_swarm import LabSwarm
 
 LEARNERS = ("ada", "bob")
 DUTY = "0.2"
-WELL_S = 60.0
-OPEN_S = 180.0
-"""Seven processes that import at once, and the first weights."""
+TAKEOVER_S = 300.0
+"""A guard; how long it takes on a machine of its own, benchmarks/failover.py says."""
 
-TAKEOVER_S = 40.0
-"""What a test waits for; how long it takes on a machine of its own, benchmarks/failover.py says."""
+OPEN_S = 900.0
+"""A guard for seven processes that import at once on a busy machine."""
 
-LAG_MAX = 8
-"""Records that a standby may be behind at any moment while all is well."""
-
-LOOK_S = 0.25
 STEPS_EVERY_S = 3.0
 
 
-class Voters:
+class Voters(LabSwarm):
     """Daemons of syncers `s0`, `s1`..., witnesses `w0`... and learners, each in its node."""
 
     def __init__(self, lab, folder, *, syncers=None, learners=LEARNERS):
         """`syncers`: those of the first charter, where not all nodes of that name are."""
-        self.lab = lab
-        self.daemons = Daemons(lab, folder)
-        self.home = self.daemons.home
-        self.syncers = syncers or tuple(node for node in lab.nodes if node[0] == "s")
-        self.witnesses = tuple(node for node in lab.nodes if node[0] == "w")
-        self.learners = tuple(learners)
+        super().__init__(lab, folder)
+        named = syncers or [node for node in lab.nodes if node[0] == "s"]
+        self.voters = dict.fromkeys(named, "syncer")
+        self.voters |= {node: "witness" for node in lab.nodes if node[0] == "w"}
+        self.trained = tuple(learners)
         self.unheard = set()
         """Daemons that are cut off or stopped: whatever they say of themselves does not count."""
         self.kept = {}
-        """Index -> hash of every record that was seen certified on a disk."""
-        self.project = b""
-        self.link = ""
-        self.path = folder / "lab.shoal"
+        """Index -> every record that was seen certified on a disk."""
+        self.prepare(voters=self.voters, limits__evaluate_every=1000)
 
     # Beginning.
 
-    @property
-    def voters(self):
-        return (*self.syncers, *self.witnesses)
-
-    def sign(self, **changes):
-        """The signed project, with all voters in its first charter."""
-        folder = self.daemons.folder
-        write_text(folder / "text.txt", chars=60_000)
-        settings = {
-            **CHANGES,
-            "data.location": str(folder / "text.txt"),
-            "limits.tokens": 10**9,
-            "limits.evaluate_every": 1000,
-            **changes,
-        }
-        head, _, _ = create_text("lab", changes=settings).partition("[[voters]]")
-        toml = self.path.with_suffix(".toml")
-        toml.write_text(head + "\n".join(self._table(node) for node in self.voters))
-        file_commands.sign(toml, self.home, instance=self.syncers[0])
-        self.project = read_signed(self.path).id
-
-    def _table(self, node):
-        role = self.role(node)
-        key = keystore.load_or_create(self.home.identity(role, node)).key.hex()
-        priority = 50 - 10 * int(node[1:]) if role == "syncer" else 0
-        return f'[[voters]]\nkey = "{key}"\nrole = "{role}"\npriority = {priority}\n'
-
-    @staticmethod
-    def role(node):
-        return {"s": "syncer", "w": "witness"}.get(node[0], "learner")
-
-    def open(self, *learner_options):
+    def open(self):
         """Everybody, from the first voter to the first merges of all learners."""
-        self.start(self.syncers[0])
-        first = until(lambda: self._with_link(), timeout_s=WELL_S, what="a first syncer")
-        self.link = first.join_link
-        for node in self.voters[1:]:
-            self.start(node)
-        for node in self.learners:
-            self.start(node, *learner_options)
+        self.start_first()
+        for node in (*list(self.voters)[1:], *self.trained):
+            self.start_again(node)
         self.wait_well(OPEN_S)
 
-    def _with_link(self):
-        now = self.daemons.syncer(self.syncers[0])
-        return now if now and now.join_link else None
-
-    def start(self, node, *options):
+    def start_again(self, node):
         """A daemon, for the first time or again, with the same key and disk."""
-        role, address = self.role(node), self.lab.address(node)
-        if role == "learner":
-            options = ("--duty", DUTY, "--no-evaluate", *options)
-            self.daemons.join(node, self.link, *options)
-            return
-        join = ("--join", self.link) if self.link else ()
-        self.daemons.start(
-            node,
-            *(role, "run", self.path, "--instance", node, "--listen", address),
-            *("--port", str(PORT), "--host-address", f"/ip4/{address}/tcp/{PORT}"),
-            *(*join, *options),
-        )
-
-    def kill(self, node):
-        self.daemons.kill(node)
+        match node[0]:
+            case "s":
+                self.start_syncer(node)
+            case "w":
+                self.start_witness(node)
+            case _:
+                self.start_learner(node, "--duty", DUTY, "--no-evaluate")
 
     def clone(self, node, other):
         """A syncer's key and disk, copied as they are, for another host."""
         shutil.copy(self.home.identity("syncer", node), self.home.identity("syncer", other))
-        shutil.copytree(self.store(node), self.store(other), dirs_exist_ok=True)
+        copy = self.home.syncer_store(self.project_id, other)
+        shutil.copytree(self.store(node), copy, dirs_exist_ok=True)
 
     def stop(self, node, number=signal.SIGSTOP):
         """A signal to the daemon alone: its network engine goes on, as in a machine that hangs."""
-        self.daemons.running[node].send_signal(number)
+        self.running[node].process.send_signal(number)
 
     # What they say.
 
-    def status(self, node):
+    def ask(self, name):
         """None while it does not answer, or is not to be believed."""
-        if node in self.unheard or node not in self.daemons.running:
+        if name in self.unheard or name not in self.running:
             return None
-        return self.own_words(node)
+        return super().ask(name)
 
     def own_words(self, node):
         """What it says, whoever can hear it."""
-        role = self.role(node)
-        found = [d for d in self.home.daemons() if (d.role, d.instance) == (role, node)]
-        with contextlib.suppress(TransientError):
-            return daemons.ask_status(found[0]) if found else None
-        return None
-
-    def leader(self):
-        """(node, status) of the syncer that serves learners in the highest term, or None."""
-        told = [(node, self.status(node)) for node in self.syncers]
-        serving = [(node, one) for node, one in told if one and one.phase == "training"]
-        return max(serving, key=lambda pair: pair[1].swarm.term, default=None)
-
-    def other_leads(self, former):
-        """(node, status) of another leader that has merged, or None."""
-        found = self.leader()
-        return found if found and found[0] != former and found[1].merges_here else None
+        return super().ask(node)
 
     def local_steps(self):
-        told = {node: self.status(node) for node in self.learners}
+        told = {node: self.learner(node) for node in self.learners}
         return {node: one.local_step for node, one in told.items() if one}
 
     # Waiting.
 
-    def wait_well(self, timeout_s=WELL_S):
+    def wait_well(self, limit_s=HANG_S):
         """Until a leader merges with all learners and all voters have everything."""
-        trouble = [""]
-
-        def is_well():
-            self.daemons.check()
-            trouble[0] = self.trouble()
-            return not trouble[0]
-
-        try:
-            until(is_well, timeout_s=timeout_s, what="a swarm that is well")
-        except AssertionError as error:
-            raise AssertionError(f"{error}; {trouble[0]}") from None
+        is_well = self.within(limit_s, lambda: not self.trouble(), "a swarm that is well")
+        assert is_well, self.trouble()
         return self.leader()
 
     def trouble(self):
         """What is not well, in words; empty if all is."""
         found = self.leader()
-        if found is None:
-            return "nobody leads"
+        if found is None or (why := super().trouble()):
+            return why if found else "nobody leads"
         node, leader = found
-        for row in leader.seat.voters:
-            if not row.is_here or row.lag is None or row.lag > LAG_MAX:
-                return f"{node} waits for voter {row.key[:8]}: {row}"
         for name in self.syncers:
-            if not (told := self.status(name)):
-                return f"{name} does not answer"
-            if name != node and told.phase != "standby":
-                return f"{name} is {told.phase}: {told.sentence}"
+            told = self.syncer(name)
+            if told is None or (name != node and told.phase != "standby"):
+                return f"{name} is {told.phase}: {told.sentence}" if told else f"{name} is away"
             if leader.swarm.log_index - told.swarm.log_index > LAG_MAX:
                 return f"{name} is at record {told.swarm.log_index}"
         merges = {peer.name: peer.merges for peer in leader.peers}
-        for name in self.learners:
-            if not merges.get(name):
-                return f"{node} has merged nothing of {name}"
-            if not (told := self.status(name)) or told.state != "training":
-                return f"{name} does not train"
-        return ""
+        lacking = [name for name in self.learners if not merges.get(name)]
+        return f"{node} has merged nothing of {', '.join(lacking)}" if lacking else ""
 
     def watch(self, seconds):
         """Seconds in which every learner's local steps must go on."""
@@ -226,55 +130,44 @@ class Voters:
 
         Local steps must go on all the while. `since_s`: when the former one was lost, if not now.
         """
-        now_s, before = time.monotonic(), self.local_steps()
-        begun_s = since_s or now_s
-        look_s, seconds = now_s + STEPS_EVERY_S, None
-        while time.monotonic() < begun_s + TAKEOVER_S:
-            if (now_s := time.monotonic()) >= look_s:
-                before, look_s = self.check_steps(before), now_s + STEPS_EVERY_S
-            found = self.leader()
-            if found and found[0] != former:
-                seconds = seconds or now_s - begun_s
-                merges = {peer.name: peer.merges for peer in found[1].peers}
-                if all(merges.get(name) for name in self.learners):
-                    self.check_followed(found)
-                    print(
-                        f"another leader after {seconds:.1f} s, "
-                        f"merged with all after {now_s - begun_s:.1f} s"
-                    )
-                    return seconds, *found
-            time.sleep(LOOK_S)
-        raise AssertionError(f"nobody has taken over from {former}: {self.trouble()}")
+        begun_s = since_s or time.monotonic()
+        steps, look_s, led_s = self.local_steps(), time.monotonic() + STEPS_EVERY_S, None
+
+        def has_merged():
+            nonlocal steps, look_s, led_s
+            now_s, found = time.monotonic(), self.leader()
+            if now_s >= look_s:
+                steps, look_s = self.check_steps(steps), now_s + STEPS_EVERY_S
+            if not found or found[0] == former:
+                return None
+            led_s = led_s or now_s - begun_s
+            merges = {peer.name: peer.merges for peer in found[1].peers}
+            return found if all(merges.get(name) for name in self.learners) else None
+
+        found = self.until(has_merged, f"a successor of {former}", limit_s=TAKEOVER_S)
+        self.check_followed(found)
+        print(
+            f"another leader after {led_s:.1f} s, "
+            f"merged with all after {time.monotonic() - begun_s:.1f} s"
+        )
+        return led_s, *found
 
     def check_followed(self, found):
         """Learners say themselves whom they follow."""
         key = found[1].key
         for node in self.learners:
-            until(
-                lambda node=node: (s := self.status(node)) and s.swarm.leader == key,
-                timeout_s=10.0,
-                what=f"{node} follows {found[0]}",
+            self.until(
+                lambda node=node: (told := self.learner(node)) and told.swarm.leader == key,
+                f"{node} follows {found[0]}",
             )
 
     # Records.
 
-    def store(self, node):
-        role = self.role(node)
-        make = self.home.syncer_store if role == "syncer" else self.home.witness_store
-        return make(self.project, node)
-
-    def certified(self, node):
-        """Index -> hash of every certified record on this disk."""
-        files = VoterFiles(self.store(node))
-        count = files.certified - files.floor.index
-        frames = enumerate(files.log.frames(), start=files.floor.index + 1)
-        return {at: record_hash(frame) for at, frame in frames if at <= files.floor.index + count}
-
     def keep_in_mind(self, *nodes):
         """What is certified on these disks now; two that differ in a record are an error."""
         for node in nodes or self.voters:
-            for index, digest in self.certified(node).items():
-                assert self.kept.setdefault(index, digest) == digest, (node, index)
+            for index, record in self.certified(node).items():
+                assert self.kept.setdefault(index, record) == record, (node, index)
 
     def check_kept(self):
         """Every record that was ever seen certified is in the log of every syncer that has it all.
@@ -284,17 +177,16 @@ class Voters:
         assert self.kept
         newest = max(self.kept)
         for node in self.syncers:
-            until(
-                lambda node=node: (s := self.status(node)) and s.swarm.log_index >= newest,
-                timeout_s=WELL_S,
-                what=f"{node} has record {newest}",
+            self.until(
+                lambda node=node: (s := self.syncer(node)) and s.swarm.log_index >= newest,
+                f"{node} has record {newest}",
             )
-            floor, held = VoterFiles(self.store(node)).floor.index, self.certified(node)
-            for index, digest in self.kept.items():
+            floor, held = self.floor(node), self.certified(node)
+            for index, record in self.kept.items():
                 if index > floor:
-                    assert held.get(index) == digest, (node, index)
+                    assert held.get(index) == record, (node, index)
         self.keep_in_mind()
 
     def check_outputs(self):
         for node in (*self.voters, *self.learners):
-            assert "Traceback" not in self.daemons.output(node), node
+            assert "Traceback" not in self.output(node), node

@@ -1,58 +1,93 @@
-"""Small swarms of real processes: how they begin, and that nothing of them stays."""
+"""Tiny swarms of real processes: their project, and how they begin."""
 
 from __future__ import annotations
 
-import contextlib
+import subprocess
+import sys
 
-from host.files.home import Home
-from shoal.project import file_commands
-from shoal.project.template import create_text
-from tests.net.test_swarm_processes import (
-    CHANGES,
-    Processes,
-    free_port,
-    start_syncer,
-    status,
-    until,
-)
+import psutil
+
+from shoal.local_swarm.swarm import HANG_S, LocalSwarm
 from tests.support.tiny_project import write_text
 
-OUTPUT_CHARS = 3_000
-"""The end of what each daemon printed, shown with a failure."""
+TINY = {
+    "model.fragments": 3,
+    "model.config.hidden_size": 32,
+    "model.config.intermediate_size": 64,
+    "model.config.num_hidden_layers": 1,
+    "model.config.num_attention_heads": 2,
+    "model.config.num_key_value_heads": 2,
+    "model.config.max_position_embeddings": 32,
+    "data.source": "file",
+    "data.sequence_tokens": 32,
+    "data.block_sequences": 64,
+    "data.heldout_frac": 0.2,
+    "training.batch_sequences": 2,
+    "limits.lease_s": 15.0,
+    "limits.tokens": 10**9,
+    "rounds.local_steps": 24,
+    "rounds.overlap_steps": 2,
+    "rounds.patience_s": 3.0,
+    "rounds.pull_timeout_s": 5.0,
+    "limits.evaluate_every": 30,
+    "limits.heldout_sequences": 4,
+}
+"""A Llama of 19 000 parameters, trained without end."""
 
 
-@contextlib.contextmanager
-def swarm_in(folder, names):
-    """A home with a text and no daemons yet. After a failure what these daemons printed is shown;
-    in any case all are gone behind the block."""
-    write_text(folder / "text.txt", chars=60_000)
-    home = Home(folder / "home")
-    processes = Processes(folder, home)
+class TinySwarm(LocalSwarm):
+    """Daemons on one machine that train a tiny model on a text of their own."""
+
+    def prepare(self, *, chars=60_000, voters=None, **changes):
+        """The signed project; keys of `changes` have `__` for a dot."""
+        text = self.folder / "text.txt"
+        if not text.exists():
+            write_text(text, chars=chars)
+        named = {key.replace("__", "."): value for key, value in changes.items()}
+        self.write_project("tiny", {**TINY, "data.location": str(text), **named}, voters)
+        self.sign()
+
+    def begin(self, *options):
+        """Starts a syncer; its status once it has weights and a join link."""
+        self.start_first(*options)
+        return self.until(
+            lambda: (now := self.syncer()) and now.phase == "training" and now,
+            "a syncer with weights",
+        )
+
+    def all_merge(self, *names):
+        """Waits until each of these is in merges; the syncer's status then."""
+
+        def look():
+            now = self.syncer()
+            merging = {peer.name for peer in now.peers if peer.merges} if now else set()
+            return now if merging >= set(names) else None
+
+        return self.until(look, f"{', '.join(names)} in merges")
+
+    def merges(self):
+        """How many merges each learner is in, as the syncer's table says."""
+        now = self.syncer()
+        return {peer.name: peer.merges for peer in now.peers} if now else {}
+
+    def outputs(self):
+        """What everybody has printed, by name."""
+        return {name: self.output(name) for name in (*self.syncers, *self.learners)}
+
+
+def is_gone(pid):
     try:
-        yield home, processes
-    except BaseException:
-        for name in names:
-            with contextlib.suppress(OSError):
-                print(f"--- {name}\n{processes.output(name)[-OUTPUT_CHARS:]}")
-        raise
-    finally:
-        processes.clean_up()
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
-def begin(processes, home, folder, changes):
-    """A syncer with weights of an endless project in `tiny.toml`; its status."""
-    everything = {
-        **CHANGES,
-        "data.location": str(folder / "text.txt"),
-        "limits.tokens": 10**9,
-        **changes,
-    }
-    path = folder / "tiny.toml"
-    path.write_text(create_text("tiny", changes=everything))
-    file_commands.sign(path, home, instance="default")
-    start_syncer(processes, path, free_port())
-    return until(
-        lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,
-        timeout_s=60,
-        what="a syncer with weights",
+def shoal(home, *arguments):
+    """A verb of the command, run to its end, whatever that is."""
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", "--home", str(home.root), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=3 * HANG_S,
+        check=False,
     )

@@ -7,17 +7,13 @@ import random
 import pytest
 from blake3 import blake3
 
-from host.files.home import Home
 from host.options import BulkAt
 from protocol.errors import TransportLost
-from shoal.project import file_commands
-from shoal.project.template import create_text
 from tests.net.channels import until as until_async
 from tests.net.hosts import run, swarm
-from tests.net.test_swarm_processes import CHANGES, Processes, status, until
-from tests.support.tiny_project import write_text
+from tests.net.swarms import TinySwarm
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
 
 BLOB = random.Random(9).randbytes(8_000_000)
 DIGEST = blake3(BLOB).digest()
@@ -116,15 +112,12 @@ def test_closing_ends_listener_and_connections(tmp_path):
     run(main())
 
 
-SYNCER = "syncer"
 WIDER = {
-    **CHANGES,
-    "model.config.hidden_size": 256,
-    "model.config.intermediate_size": 512,
-    "model.config.num_hidden_layers": 2,
-    "rounds.local_steps": 4,
-    "limits.tokens": 10**9,
-    "limits.evaluate_every": 100_000,
+    "model__config__hidden_size": 256,
+    "model__config__intermediate_size": 512,
+    "model__config__num_hidden_layers": 2,
+    "rounds__local_steps": 4,
+    "limits__evaluate_every": 100_000,
 }
 """Nearly two million parameters: each push has some 300 KB."""
 
@@ -132,31 +125,13 @@ WIDER = {
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """A syncer and two learners with direct channels; then one comes back that wants none."""
-    folder = tmp_path_factory.mktemp("wide")
-    home = Home(folder / "home")
-    text = folder / "text.txt"
-    write_text(text, chars=60_000)
-    path = folder / "wide.toml"
-    path.write_text(create_text("wide", changes={**WIDER, "data.location": str(text)}))
-    file_commands.sign(path, home, instance=SYNCER)
-    processes = Processes(folder, home)
     found = {}
-
-    def syncer():
-        return status(home, "syncer", SYNCER)
-
-    def join(name, *options):
-        processes.start(
-            name,
-            *("join", found["link"], "--name", name, "--instance", name, "--threads", "1"),
-            *("--listen", "127.0.0.1", "--device", "cpu", "--no-evaluate", *options),
-        )
 
     def rows(now):
         return {row.name: row for row in now.peers}
 
     def all_direct():
-        now = syncer()
+        now = swarm.syncer()
         is_so = (
             now
             and len(rows(now)) == 2
@@ -165,7 +140,7 @@ def seen(tmp_path_factory):
         return now if is_so else None
 
     def bob_streams():
-        now = syncer()
+        now = swarm.syncer()
         bob = rows(now).get("bob") if now else None
         # Why is known once there was enough to fetch that a channel was asked for.
         has_told = bob is not None and bob.bulk == "streams" and bob.bulk_detail
@@ -173,29 +148,18 @@ def seen(tmp_path_factory):
             return now
         return None
 
-    try:
-        processes.start(
-            SYNCER,
-            *("syncer", "run", str(path), "--instance", SYNCER),
-            *("--port", "0", "--listen", "127.0.0.1"),
-        )
-        ready = until(
-            lambda: (s := syncer()) and s.phase == "training" and s.join_link and s,
-            timeout_s=40,
-            what="a syncer with weights",
-        )
-        found["link"] = ready.join_link
-        join("ada")
-        join("bob")
-        found["direct"] = until(all_direct, timeout_s=120, what="direct channels")
-        found["ada"] = status(home, "learner", "ada")
+    with TinySwarm(tmp_path_factory.mktemp("wide")) as swarm:
+        swarm.prepare(**WIDER)
+        swarm.begin()
+        swarm.start_learner("ada", "--no-evaluate")
+        swarm.start_learner("bob", "--no-evaluate")
+        found["direct"] = swarm.until(all_direct, "direct channels")
+        found["ada"] = swarm.learner("ada")
         found["bob"] = rows(found["direct"])["bob"].merges
-        processes.kill("bob")
-        join("bob", "--bulk-port", "off")
-        found["streams"] = until(bob_streams, timeout_s=120, what="bob over streams")
+        swarm.kill("bob")
+        swarm.start_learner("bob", "--no-evaluate", "--bulk-port", "off")
+        found["streams"] = swarm.until(bob_streams, "bob over streams")
         yield found
-    finally:
-        processes.clean_up()
 
 
 def test_a_swarm_moves_its_bulk_data_directly(seen):

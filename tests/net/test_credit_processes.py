@@ -6,7 +6,6 @@ syncer is killed and comes back; one learner finishes, one is killed, and the sy
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from dataclasses import dataclass, field
@@ -18,18 +17,15 @@ from host.files.home import Home
 from host.files.signed_project import read_signed
 from host.join_link import parse_link
 from protocol.fragments import build_layout
-from shoal.project import file_commands
+from shoal.local_swarm.swarm import HANG_S
 from tests.net.forgery import forged_book
 from tests.net.hosts import run as run_async
 from tests.net.liar import CLAIM, NAME, hand_in_a_lie
-from tests.net.processes import Processes, free_port, shoal, status, until
-from tests.net.test_swarm_processes import start_learner, start_syncer, write_project
-from tests.support.tiny_project import write_text
+from tests.net.swarms import TinySwarm, shoal
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(1200)]
 
 FINISHES, VICTIM = "ada", "bob"
-START_S = 90.0
 
 
 @dataclass
@@ -55,65 +51,42 @@ async def _keep(seen, doing):
     seen.lie = await doing
 
 
-def go_through_it(seen, processes, folder):
-    home, port = seen.home, free_port()
-    path = write_project(folder, 10**9)
-    file_commands.sign(path, home, instance="default")
-    start_syncer(processes, path, port)
-    ready = until(
-        lambda: (s := status(home, "syncer")) and s.phase == "training" and s.join_link and s,
-        timeout_s=START_S,
-        what="a syncer with weights",
-    )
-    genesis = read_signed(folder / "tiny.shoal").genesis
+def go_through_it(seen, swarm):
+    swarm.prepare()
+    swarm.begin()
+    genesis = read_signed(swarm.signed).genesis
     layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-    lie = hand_in_a_lie(folder, parse_link(ready.join_link), genesis, layout)
-    run_async(_keep(seen, lie), timeout_s=70)
+    lie = hand_in_a_lie(swarm.folder, parse_link(swarm.link), genesis, layout)
+    run_async(_keep(seen, lie), timeout_s=HANG_S)
     for name in (FINISHES, VICTIM):
-        start_learner(processes, ready.join_link, name)
+        swarm.start_learner(name, "--duty", "0.5")
 
     def is_noted():
-        processes.check("syncer", FINISHES, VICTIM)
-        ledger = read_ledger(home)
+        ledger = read_ledger(swarm.home)
         named = {row["name"] for row in ledger["contributors"]}
         return ledger if {FINISHES, VICTIM} < named and ledger["refused"] else None
 
-    seen.ledgers["running"] = until(is_noted, timeout_s=START_S, what="names and a refusal")
-    processes.kill("syncer")
-    seen.ledgers["killed"] = read_ledger(home)
-    start_syncer(processes, path, port)
-
-    def merges_again():
-        """Both are back and in merges; who comes back gets a receipt for all so far."""
-        now = status(home, "syncer")
-        return now is not None and len([peer for peer in now.peers if peer.merges]) == 2
-
-    until(merges_again, timeout_s=START_S, what="merges after the return")
-    seen.ledgers["next life"] = read_ledger(home)
-    processes.kill(VICTIM)
-    shoal(home, "finish", "--instance", FINISHES)
-    seen.finished_code = processes.running[FINISHES].wait(60)
-    shoal(home, "stop", "--role", "syncer")
-    processes.running["syncer"].wait(30)
-    seen.ledgers["end"] = read_ledger(home)
+    seen.ledgers["running"] = swarm.until(is_noted, "names and a refusal")
+    swarm.kill("syncer")
+    seen.ledgers["killed"] = read_ledger(swarm.home)
+    swarm.start_syncer()
+    # Both are back and in merges; who comes back gets a receipt for all so far.
+    swarm.all_merge(FINISHES, VICTIM)
+    seen.ledgers["next life"] = read_ledger(swarm.home)
+    swarm.kill(VICTIM)
+    swarm.tell(FINISHES, "finish")
+    seen.finished_code = swarm.ended(FINISHES)
+    swarm.tell("syncer", "stop")
+    swarm.ended("syncer")
+    seen.ledgers["end"] = read_ledger(swarm.home)
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("credit")
-    write_text(folder / "text.txt", chars=60_000)
-    home = Home(folder / "home")
-    seen, processes = Seen(home), Processes(folder, home)
-    try:
-        go_through_it(seen, processes, folder)
+    with TinySwarm(tmp_path_factory.mktemp("credit")) as swarm:
+        seen = Seen(swarm.home)
+        go_through_it(seen, swarm)
         yield seen
-    except BaseException:
-        for name in ("syncer", FINISHES, VICTIM):
-            with contextlib.suppress(OSError):
-                print(f"--- {name}\n{processes.output(name)[-3000:]}")
-        raise
-    finally:
-        processes.clean_up()
 
 
 def rows(ledger):

@@ -14,12 +14,11 @@ import time
 import pytest
 
 from host.runtime.atomic_files import DISK_FREE_BYTES_MIN
-from tests.net.lab_voters import LEARNERS, TAKEOVER_S, Voters
-from tests.net.test_swarm_processes import until
+from tests.net.lab_voters import LEARNERS, Voters
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(300), needs_lab]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(1500), needs_lab]
 
 SYNCERS = ("s0", "s1", "s2")
 NODES = (*SYNCERS, *LEARNERS)
@@ -35,19 +34,16 @@ FLIPPED = 16
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory):
-    with Lab(NODES, link=LINK, seed=5) as lab, contextlib.ExitStack() as mounts:
-        voters = Voters(lab, tmp_path_factory.mktemp("disks"))
-        voters.sign()
+    folder = tmp_path_factory.mktemp("disks")
+    with (
+        Lab(NODES, link=LINK, seed=5) as lab,
+        contextlib.ExitStack() as mounts,
+        Voters(lab, folder) as voters,
+    ):
         for node in SYNCERS:
             mounts.enter_context(small_disk(voters.store(node)))
-        try:
-            voters.open()
-            yield voters
-        except BaseException:
-            voters.daemons.print_ends()
-            raise
-        finally:
-            lab.close()
+        voters.open()
+        yield voters
         voters.check_outputs()
 
 
@@ -98,19 +94,19 @@ def test_a_leader_whose_disk_fills_stops_before_it_hurts(well, left_bytes):
         own = well.own_words(former)
         return (found and found[0] != former) or (own and "paused" in own.sentence and own)
 
-    stopped = until(has_stopped, timeout_s=TAKEOVER_S, what="a pause")
+    stopped = well.until(has_stopped, "a pause")
     print(getattr(stopped, "sentence", f"{well.leader()} leads"))
     well.keep_in_mind()
     well.watch(FULL_S)
-    well.daemons.check()
+    well.processes.check()
     (store / FILLING).unlink()
-    _, before = until(well.leader, timeout_s=TAKEOVER_S, what="a leader")
+    _, before = well.until(well.leader, "a leader")
 
     def merged():
         found = well.leader()
         return found and found[1].swarm.global_step > before.swarm.global_step
 
-    until(merged, timeout_s=TAKEOVER_S, what="merges again, by themselves")
+    well.until(merged, "merges again, by themselves")
 
 
 def test_a_standby_with_a_full_disk_holds_nobody_up(well):
@@ -123,13 +119,13 @@ def test_a_standby_with_a_full_disk_holds_nobody_up(well):
         own = well.own_words(victim)
         return own and "disk" in own.sentence and own
 
-    said = until(told, timeout_s=TAKEOVER_S, what="a word about the disk")
+    said = well.until(told, "a word about the disk")
     print(said.sentence)
     node, before = well.leader()
     well.watch(FULL_S)
     assert well.leader()[0] == node == leader
     assert well.leader()[1].swarm.global_step > before.swarm.global_step
-    well.daemons.check()
+    well.processes.check()
     (store / FILLING).unlink()
     well.wait_well()
 
@@ -190,8 +186,8 @@ def test_rotten_files_of_a_leader_are_set_aside_and_fetched_again(well, rot):
     well.kill(former)
     well.wait_takeover(former)
     time.sleep(1.0)
-    well.start(former)
+    well.start_again(former)
     well.wait_well()
-    output = well.daemons.output(former)
+    output = well.output(former)
     assert "Traceback" not in output
     print([line for line in output.splitlines() if "set aside" in line or "damage" in line][-3:])

@@ -18,23 +18,15 @@ from msgspec import structs
 from host.join_link import format_link, parse_link
 from node.daemon.swarm_trial_facts import SwarmAnswer, SwarmWish
 from shoal.doctor import diagnosis
-from shoal.project import file_commands
-from tests.net.lab_daemons import Daemons
-from tests.net.test_swarm_processes import until, write_project
+from tests.net.lab_swarm import LabSwarm
 from tests.netlab import Lab, Link
 from tests.netlab.lab import ROOT
 from tests.netlab.marks import needs_lab
-from tests.support.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(900), needs_lab]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(2400), needs_lab]
 
 SYNCER, DOOR, HIDDEN, LATE, SPARE = NODES = ("syncer", "door", "bob", "cyd", "dan")
 LINK = Link(latency_s=0.01)
-SPLIT_S = 240.0
-"""Connections that fell silent are given up after 40 s; then it has to last. The rest is for
-busy machines."""
-
-BACK_S = 300.0
 
 
 @dataclass
@@ -60,139 +52,123 @@ class Seen:
     outputs: dict[str, str] = field(default_factory=dict)
 
 
-def go_through_it(seen, daemons):
-    path = write_project(daemons.folder, 10**9)
-    file_commands.sign(path, daemons.home, instance=SYNCER)
-    daemons.run_syncer(SYNCER, path)
-    ready = until(
-        lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,
-        timeout_s=240,
-        what="a syncer with weights",
-    )
-    daemons.join(DOOR, ready.join_link, "--no-evaluate", "--duty", "0.3", "--port", "4200")
-    door = until(
-        lambda: (n := daemons.learner(DOOR)) and n.network.reach == "direct" and n,
-        timeout_s=180,
-        what="an entrance that others can dial",
+def go_through_it(seen, swarm):
+    swarm.prepare()
+    swarm.begin()
+    swarm.start_learner(DOOR, "--no-evaluate", "--duty", "0.3", "--port", "4200")
+    door = swarm.until(
+        lambda: (n := swarm.learner(DOOR)) and n.network.reach == "direct" and n,
+        "an entrance that others can dial",
     )
     addresses = tuple(door.network.addresses)[:1]
-    link = format_link(structs.replace(parse_link(ready.join_link), addresses=addresses))
-    see_hidden_ones(seen, daemons, link)
-    see_the_split(seen, daemons)
-    see_the_entrance_gone(seen, daemons, link)
-    seen.outputs = {node: daemons.output(node) for node in (SYNCER, DOOR, HIDDEN, LATE)}
+    link = format_link(structs.replace(parse_link(swarm.link), addresses=addresses))
+    see_hidden_ones(seen, swarm, link)
+    see_the_split(seen, swarm)
+    see_the_entrance_gone(seen, swarm, link)
+    seen.outputs = {node: swarm.output(node) for node in (SYNCER, DOOR, HIDDEN, LATE)}
 
 
-def see_hidden_ones(seen, daemons, link):
-    join(daemons, HIDDEN, link)
-    wait_for_merge(daemons, HIDDEN)
-    seen.hidden = until(
-        lambda: (n := daemons.learner(HIDDEN)) and n.network.reach == "relayed" and n,
-        timeout_s=60,
-        what="a hidden learner that knows it",
+def see_hidden_ones(seen, swarm, link):
+    join(swarm, HIDDEN, link)
+    wait_for_merge(swarm, HIDDEN)
+    seen.hidden = swarm.until(
+        lambda: (n := swarm.learner(HIDDEN)) and n.network.reach == "relayed" and n,
+        "a hidden learner that knows it",
     )
     # The entrance keeps its weights to itself, so that the newcomer needs the hidden one.
-    daemons.lab.cut(DOOR, LATE)
-    late_link = link_to(daemons, link)
-    seen.advice = {node: advice(daemons, node, late_link) for node in (LATE, SPARE)}
-    join(daemons, LATE, late_link)
-    seen.late = until(
-        lambda: (n := daemons.learner(LATE)) and n.state == "training" and n,
-        timeout_s=240,
-        what="a hidden joiner that trains",
+    swarm.lab.cut(DOOR, LATE)
+    late_link = link_to(swarm, link)
+    seen.advice = {node: advice(swarm, node, late_link) for node in (LATE, SPARE)}
+    join(swarm, LATE, late_link)
+    seen.late = swarm.until(
+        lambda: (n := swarm.learner(LATE)) and n.state == "training" and n,
+        "a hidden joiner that trains",
     )
-    seen.late_merges = wait_for_merge(daemons, LATE)
-    seen.between = daemons.lab.counts(HIDDEN, LATE).forwarded_bytes
-    now = daemons.syncer(SYNCER)
+    seen.late_merges = wait_for_merge(swarm, LATE)
+    seen.between = swarm.lab.counts(HIDDEN, LATE).forwarded_bytes
+    now = swarm.syncer()
     seen.carried_bytes = now.network.carried_bytes
     seen.rows = {row.name: row for row in now.peers}
-    daemons.lab.heal()
+    swarm.lab.heal()
 
 
-def see_the_split(seen, daemons):
+def see_the_split(seen, swarm):
     others = {DOOR, HIDDEN, LATE}
-    daemons.lab.partition({SYNCER}, others)
+    swarm.lab.partition({SYNCER}, others)
 
     def all_say_so():
-        told = {node: daemons.learner(node).network.split for node in others}
+        told = {node: swarm.learner(node).network.split for node in others}
         return told if all(told.values()) else None
 
-    seen.split = until(all_say_so, timeout_s=SPLIT_S, what="three learners that miss the syncer")
-    daemons.lab.heal()
+    seen.split = swarm.until(all_say_so, "three learners that miss the syncer")
+    swarm.lab.heal()
 
     def nobody_says_so():
-        told = {node: daemons.learner(node).network.split for node in others}
+        told = {node: swarm.learner(node).network.split for node in others}
         return told if not any(told.values()) else None
 
-    seen.healed = until(nobody_says_so, timeout_s=BACK_S, what="a swarm that is whole")
-    before = daemons.merges(SYNCER)
+    seen.healed = swarm.until(nobody_says_so, "a swarm that is whole")
+    before = swarm.merges()
 
     def merges_again():
-        now = daemons.merges(SYNCER)
+        now = swarm.merges()
         news = {node: now.get(node, 0) - before.get(node, 0) for node in others}
         return news if any(count > 0 for count in news.values()) else None
 
     # Work on blocks that others were given meanwhile is refused first, which takes its time.
-    seen.merged_after_split = until(merges_again, timeout_s=BACK_S, what="merges again")
+    seen.merged_after_split = swarm.until(merges_again, "merges again")
 
 
-def see_the_entrance_gone(seen, daemons, link):
-    daemons.kill(DOOR)
-    daemons.kill(HIDDEN)
-    join(daemons, HIDDEN, link)
-    until(
-        lambda: (n := daemons.learner(HIDDEN)) and n.merged > 0,
-        timeout_s=240,
-        what="the hidden learner in a merge, without the host that its link names",
+def see_the_entrance_gone(seen, swarm, link):
+    swarm.kill(DOOR)
+    swarm.kill(HIDDEN)
+    join(swarm, HIDDEN, link)
+    swarm.until(
+        lambda: (n := swarm.learner(HIDDEN)) and n.merged > 0,
+        "the hidden learner in a merge, without the host that its link names",
     )
-    seen.again = daemons.learner(HIDDEN)
+    seen.again = swarm.learner(HIDDEN)
 
 
-def join(daemons, node, link):
-    daemons.join(node, link, "--no-evaluate", "--duty", "0.3")
+def join(swarm, node, link):
+    swarm.link = link
+    swarm.start_learner(node, "--no-evaluate", "--duty", "0.3")
 
 
-def link_to(daemons, link):
+def link_to(swarm, link):
     """The same link with the syncer's address: the newcomer must find somebody."""
-    addresses = tuple(daemons.syncer(SYNCER).network.addresses)[:1]
+    addresses = tuple(swarm.syncer().network.addresses)[:1]
     return format_link(structs.replace(parse_link(link), addresses=addresses))
 
 
-def advice(daemons, node, link):
+def advice(swarm, node, link):
     """What the trial of the network finds in a node, as `shoal doctor` puts it."""
-    process = daemons.lab.run(
+    process = swarm.lab.run(
         node,
         [sys.executable, "-m", "node.daemon.swarm_trial"],
         env={"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    wish = SwarmWish(link=link, listen_host=daemons.lab.address(node), port=4300)
+    wish = SwarmWish(link=link, listen_host=swarm.lab.address(node), port=4300)
     out, _ = process.communicate(msgspec.json.encode(wish), timeout=120)
     return diagnosis.reach(msgspec.json.decode(out, type=SwarmAnswer))
 
 
-def wait_for_merge(daemons, node):
+def wait_for_merge(swarm, node):
     def merged():
-        daemons.check()
-        return daemons.merges(SYNCER).get(node)
+        return swarm.merges().get(node)
 
-    return until(merged, timeout_s=240, what=f"{node} in a merge")
+    return swarm.until(merged, f"{node} in a merge")
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hidden")
-    write_text(folder / "text.txt", chars=60_000)
     seen = Seen()
-    with Lab(NODES, link=LINK, seed=7) as lab:
+    with Lab(NODES, link=LINK, seed=7) as lab, LabSwarm(lab, folder) as swarm:
         lab.put_behind_nat(HIDDEN, LATE)
-        daemons = Daemons(lab, folder)
-        try:
-            go_through_it(seen, daemons)
-        except BaseException:
-            daemons.print_ends()
-            raise
+        go_through_it(seen, swarm)
     return seen
 
 

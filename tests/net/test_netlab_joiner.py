@@ -13,15 +13,11 @@ import pytest
 
 from node.download.donors import FIRST_BYTES
 from protocol import limits
-from shoal.project import file_commands
-from shoal.project.template import create_text
-from tests.net.lab_daemons import Daemons
-from tests.net.test_swarm_processes import CHANGES, until
+from tests.net.lab_swarm import LabSwarm
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
-from tests.support.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(300), needs_lab]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(1200), needs_lab]
 
 SYNCER, JOINER = "syncer", "dan"
 DONORS = ADA, DIES, CYD = ("ada", "bob", "cyd")
@@ -31,14 +27,14 @@ LINE = Link(latency_s=LATENCY_S, rate_bytes_per_s=5e5)
 """From each donor to the joiner."""
 
 SIZE = {
-    "model.fragments": 4,
-    "model.config.hidden_size": 256,
-    "model.config.intermediate_size": 704,
-    "model.config.num_hidden_layers": 2,
-    "model.config.num_attention_heads": 4,
-    "model.config.num_key_value_heads": 4,
-    "rounds.local_steps": 32,
-    "rounds.pull_timeout_s": 20.0,
+    "model__fragments": 4,
+    "model__config__hidden_size": 256,
+    "model__config__intermediate_size": 704,
+    "model__config__num_hidden_layers": 2,
+    "model__config__num_attention_heads": 4,
+    "model__config__num_key_value_heads": 4,
+    "rounds__local_steps": 32,
+    "rounds__pull_timeout_s": 20.0,
 }
 KILL_AT_FRAC = 0.25
 
@@ -58,68 +54,47 @@ class Seen:
     outputs: dict[str, str] = field(default_factory=dict)
 
 
-def go_through_it(seen, daemons):
-    path = daemons.folder / "joiner.toml"
-    changes = {**CHANGES, **SIZE, "data.location": str(daemons.folder / "text.txt")}
-    path.write_text(create_text("joiner", changes={**changes, "limits.tokens": 10**9}))
-    file_commands.sign(path, daemons.home, instance=SYNCER)
-    daemons.run_syncer(SYNCER, path)
-    ready = until(
-        lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,
-        timeout_s=120,
-        what="a syncer with weights",
-    )
+def go_through_it(seen, swarm):
+    swarm.prepare(**SIZE)
+    swarm.begin()
     for name in DONORS:
-        daemons.join(name, ready.join_link, "--no-evaluate", "--duty", "0.2")
+        swarm.start_learner(name, "--no-evaluate", "--duty", "0.2")
 
-    def all_merge():
-        daemons.check()
-        found = daemons.merges(SYNCER)
-        return len(found) == len(DONORS) and all(found.values())
-
-    until(all_merge, timeout_s=120, what="three learners in merges")
-    seen.keys = {name: daemons.learner(name).key for name in DONORS}
+    swarm.all_merge(*DONORS)
+    seen.keys = {name: swarm.learner(name).key for name in DONORS}
     for name in DONORS:
-        daemons.lab.shape_one_way(name, JOINER, LINE)
-    daemons.join(JOINER, ready.join_link, "--no-evaluate", "--duty", "0.2")
+        swarm.lab.shape_one_way(name, JOINER, LINE)
+    swarm.start_learner(JOINER, "--no-evaluate", "--duty", "0.2")
 
     def is_midway():
-        node = daemons.learner(JOINER)
+        node = swarm.learner(JOINER)
         found = node.download if node else None
         is_far = found is not None and found.done_bytes > KILL_AT_FRAC * found.total_bytes
         return node if is_far else None
 
-    seen.at_kill = until(is_midway, timeout_s=120, what="a download that is under way")
-    daemons.kill(DIES)
-    seen.joined = until(
-        lambda: (s := daemons.learner(JOINER)) and s.state == "training" and s,
-        timeout_s=120,
-        what="a joiner that trains",
+    seen.at_kill = swarm.until(is_midway, "a download that is under way")
+    swarm.kill(DIES)
+    seen.joined = swarm.until(
+        lambda: (s := swarm.learner(JOINER)) and s.state == "training" and s,
+        "a joiner that trains",
     )
-    until(lambda: daemons.merges(SYNCER).get(JOINER), timeout_s=120, what="the joiner in a merge")
+    swarm.until(lambda: swarm.merges().get(JOINER), "the joiner in a merge")
     # It hears of that a moment after the syncer has counted it.
-    until(
-        lambda: (told := daemons.learner(JOINER)) is not None and told.merged > 0,
-        timeout_s=60,
-        what="the joiner that knows of its merge",
+    swarm.until(
+        lambda: (told := swarm.learner(JOINER)) is not None and told.merged > 0,
+        "the joiner that knows of its merge",
     )
-    seen.first_merge = daemons.learner(JOINER)
-    daemons.check()
-    seen.outputs = {node: daemons.output(node) for node in (SYNCER, ADA, CYD, JOINER)}
+    seen.first_merge = swarm.learner(JOINER)
+    swarm.processes.check()
+    seen.outputs = {node: swarm.output(node) for node in (SYNCER, ADA, CYD, JOINER)}
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("joiner")
-    write_text(folder / "text.txt", chars=60_000)
     seen = Seen()
-    with Lab(NODES, link=Link(latency_s=LATENCY_S), seed=6) as lab:
-        daemons = Daemons(lab, folder)
-        try:
-            go_through_it(seen, daemons)
-        except BaseException:
-            daemons.print_ends()
-            raise
+    with Lab(NODES, link=Link(latency_s=LATENCY_S), seed=6) as lab, LabSwarm(lab, folder) as swarm:
+        go_through_it(seen, swarm)
     return seen
 
 
@@ -148,7 +123,7 @@ def test_what_had_arrived_is_not_fetched_again(seen):
     # Lost is what was on its way from the donor that died. Donors may move on to a newer version of
     # a fragment, of which the joiner then begins again; the rest is what hosts tell each other.
     lost = FIRST_BYTES
-    begun_again = total / SIZE["model.fragments"]
+    begun_again = total / SIZE["model__fragments"]
     assert down - before < rest + begun_again + limits.STATE_CHUNK_BYTES
     assert down < total + lost + begun_again + limits.STATE_CHUNK_BYTES
 

@@ -6,29 +6,23 @@ seen.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 
-from shoal.project import file_commands
-from tests.net.lab_daemons import Daemons
-from tests.net.test_swarm_processes import until, write_project
+from tests.net.lab_swarm import LabSwarm
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
-from tests.support.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(150), needs_lab]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(1200), needs_lab]
 
 SYNCER, STAYS, AWAY = NODES = ("syncer", "ada", "bob")
 LEARNERS = (STAYS, AWAY)
 LINK = Link(latency_s=0.04, loss_frac=0.01)
 PARTITION_S = 15.0
 LOOK_EVERY_S = 1.0
-BACK_S = 40.0
-"""TCP's longest pause after such a cut is about as long as the cut; then a round has to pass."""
 
 
 @dataclass
@@ -49,71 +43,52 @@ class Seen:
     outputs: dict[str, str] = field(default_factory=dict)
 
 
-def go_through_it(seen, daemons):
-    path = write_project(daemons.folder, 10**9)
-    file_commands.sign(path, daemons.home, instance=SYNCER)
-    daemons.run_syncer(SYNCER, path)
-    ready = until(
-        lambda: (s := daemons.syncer(SYNCER)) and s.phase == "training" and s.join_link and s,
-        timeout_s=40,
-        what="a syncer with weights",
-    )
+def go_through_it(seen, swarm):
+    swarm.prepare()
+    swarm.begin()
     for name in LEARNERS:
-        daemons.join(name, ready.join_link, "--no-evaluate", "--duty", "0.3")
+        swarm.start_learner(name, "--no-evaluate", "--duty", "0.3")
 
-    def both_merge():
-        daemons.check()
-        found = daemons.merges(SYNCER)
-        return len(found) == len(LEARNERS) and all(found.values())
-
-    until(both_merge, timeout_s=60, what="both learners in merges")
-    be_apart(seen, daemons)
-    come_back(seen, daemons)
-    daemons.check()
-    seen.outputs = {node: daemons.output(node) for node in NODES}
+    swarm.all_merge(*LEARNERS)
+    be_apart(seen, swarm)
+    come_back(seen, swarm)
+    swarm.processes.check()
+    seen.outputs = {node: swarm.output(node) for node in NODES}
 
 
-def be_apart(seen, daemons):
+def be_apart(seen, swarm):
     """The partition. The first look comes late: what had arrived before it is merged by then."""
-    daemons.lab.partition({SYNCER, STAYS}, {AWAY})
+    swarm.lab.partition({SYNCER, STAYS}, {AWAY})
     ends_s = time.monotonic() + PARTITION_S
     time.sleep(LOOK_EVERY_S)
-    seen.merges_before = daemons.merges(SYNCER)
-    seen.global_steps.append(daemons.syncer(SYNCER).swarm.global_step)
+    seen.merges_before = swarm.merges()
+    seen.global_steps.append(swarm.syncer().swarm.global_step)
     while time.monotonic() < ends_s:
         for name in LEARNERS:
-            if node := daemons.learner(name):
+            if node := swarm.learner(name):
                 seen.steps.setdefault(name, []).append(node.local_step)
         time.sleep(LOOK_EVERY_S)
-    seen.merges_after = daemons.merges(SYNCER)
-    seen.global_steps.append(daemons.syncer(SYNCER).swarm.global_step)
-    seen.dropped = daemons.lab.counts(SYNCER, AWAY).cut + daemons.lab.counts(AWAY, SYNCER).cut
+    seen.merges_after = swarm.merges()
+    seen.global_steps.append(swarm.syncer().swarm.global_step)
+    seen.dropped = swarm.lab.counts(SYNCER, AWAY).cut + swarm.lab.counts(AWAY, SYNCER).cut
 
 
-def come_back(seen, daemons):
+def come_back(seen, swarm):
     healed_s = time.monotonic()
-    daemons.lab.heal()
-    with contextlib.suppress(AssertionError):
-        until(
-            lambda: daemons.merges(SYNCER).get(AWAY, 0) > seen.merges_after.get(AWAY, 0),
-            timeout_s=BACK_S,
-            what="merges of the one that was away",
-        )
-        seen.returned_s = time.monotonic() - healed_s
+    swarm.lab.heal()
+    swarm.until(
+        lambda: swarm.merges().get(AWAY, 0) > seen.merges_after.get(AWAY, 0),
+        "merges of the one that was away",
+    )
+    seen.returned_s = time.monotonic() - healed_s
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("apart")
-    write_text(folder / "text.txt", chars=60_000)
     seen = Seen()
-    with Lab(NODES, link=LINK, seed=1) as lab:
-        daemons = Daemons(lab, folder)
-        try:
-            go_through_it(seen, daemons)
-        except BaseException:
-            daemons.print_ends()
-            raise
+    with Lab(NODES, link=LINK, seed=1) as lab, LabSwarm(lab, folder) as swarm:
+        go_through_it(seen, swarm)
     return seen
 
 

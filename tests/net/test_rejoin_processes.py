@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.net.swarms import begin, swarm_in
-from tests.net.test_swarm_processes import is_gone, start_learner, status, until
+from tests.net.swarms import TinySwarm, is_gone
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
 
 LEARNERS = ("ada", "bob")
 SEASONED = "moments of another learner"
@@ -36,48 +35,41 @@ class Seen:
     outputs: Any = None
 
 
-def merging_again(home, processes, name, *, above=0, pid=None):
+def merging_again(swarm, name, *, above=0, pid=None):
     def look():
-        processes.check("syncer", *LEARNERS)
-        now = status(home, "learner", name)
+        now = swarm.learner(name)
         is_new = now is not None and now.trainer_pid not in (None, pid)
         return now if is_new and now.state == "training" and now.merged > above else None
 
-    return until(look, timeout_s=60, what=f"{name} in merges")
+    return swarm.until(look, f"{name} in merges")
 
 
-def go_through_it(seen, processes, home, folder):
-    changes = {"rounds.local_steps": 96, "training.moments": "peer"}
-    ready = begin(processes, home, folder, changes)
+def go_through_it(seen, swarm):
+    swarm.prepare(rounds__local_steps=96, training__moments="peer")
+    swarm.begin()
     for name in LEARNERS:
-        start_learner(processes, ready.join_link, name)
-    seen.first = {name: merging_again(home, processes, name) for name in LEARNERS}
+        swarm.start_learner(name, "--duty", "0.5")
+    seen.first = {name: merging_again(swarm, name) for name in LEARNERS}
 
     trainer = seen.first["bob"].trainer_pid
-    processes.kill("bob")
-    until(lambda: is_gone(trainer), timeout_s=10, what="the orphan's end")
-    start_learner(processes, ready.join_link, "bob")
-    seen.returned = merging_again(home, processes, "bob")
+    swarm.kill("bob")
+    swarm.until(lambda: is_gone(trainer), "the orphan's end")
+    swarm.start_learner("bob", "--duty", "0.5")
+    seen.returned = merging_again(swarm, "bob")
 
-    seen.before_trainer = status(home, "learner", "ada")
-    os.kill(seen.before_trainer.trainer_pid, signal.SIGKILL)
-    seen.after_trainer = merging_again(
-        home,
-        processes,
-        "ada",
-        above=seen.before_trainer.merged + 2,
-        pid=seen.before_trainer.trainer_pid,
-    )
-    seen.syncer = status(home, "syncer")
-    seen.outputs = {name: processes.output(name) for name in ("syncer", *LEARNERS)}
+    seen.before_trainer = swarm.learner("ada")
+    pid = seen.before_trainer.trainer_pid
+    os.kill(pid, signal.SIGKILL)
+    seen.after_trainer = merging_again(swarm, "ada", above=seen.before_trainer.merged + 2, pid=pid)
+    seen.syncer = swarm.syncer()
+    seen.outputs = swarm.outputs()
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rejoin")
     seen = Seen()
-    with swarm_in(folder, ("syncer", *LEARNERS)) as (home, processes):
-        go_through_it(seen, processes, home, folder)
+    with TinySwarm(tmp_path_factory.mktemp("rejoin")) as swarm:
+        go_through_it(seen, swarm)
         yield seen
 
 

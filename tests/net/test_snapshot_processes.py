@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from shoal.project import restore_command, snapshot_command
-from tests.net.swarms import begin, swarm_in
-from tests.net.test_swarm_processes import start_learner, status, until
+from tests.net.swarms import TinySwarm
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(1200)]
 
 LEARNERS = ("ada", "bob", "cid")
 VICTIM = "cid"
@@ -48,58 +47,57 @@ def printed(call):
     return out.getvalue()
 
 
-def training(home, processes, names):
+def training(swarm, names):
     def look():
-        processes.check("syncer", *names)
-        rows = [status(home, "learner", name) for name in names]
+        rows = [swarm.learner(name) for name in names]
         return rows if all(row and row.merged > 2 for row in rows) else None
 
-    return until(look, timeout_s=60, what=f"{names} in merges")
+    return swarm.until(look, f"{names} in merges")
 
 
-def past(home, step, *, points=0):
+def past(swarm, step, *, points=0):
     """The syncer, once it is past this global step with so many measured losses."""
 
     def look():
-        now = status(home, "syncer")
+        now = swarm.syncer()
         is_far = now is not None and now.swarm.global_step > step
         return now if is_far and len(now.swarm.curve) >= points else None
 
-    return until(look, timeout_s=60, what=f"global step {step}")
+    return swarm.until(look, f"global step {step}")
 
 
-def go_through_it(seen, processes, home, folder):
-    ready = begin(processes, home, folder, {"limits.evaluate_every": 8})
+def go_through_it(seen, swarm):
+    swarm.prepare(limits__evaluate_every=8)
+    swarm.begin()
     for name in LEARNERS:
-        start_learner(processes, ready.join_link, name)
-    training(home, processes, LEARNERS)
-    past(home, 30, points=3)
+        swarm.start_learner(name, "--duty", "0.5")
+    training(swarm, LEARNERS)
+    past(swarm, 30, points=3)
 
-    processes.kill(VICTIM)  # What is lost with it shows while the snapshot is being taken.
-    seen.told = printed(lambda: snapshot_command.take(home, instance="default"))
-    seen.cut = status(home, "syncer").snapshots.kept[-1]
-    seen.before = past(home, seen.cut.global_step + 30, points=5)
+    swarm.kill(VICTIM)  # What is lost with it shows while the snapshot is being taken.
+    seen.told = printed(lambda: snapshot_command.take(swarm.home, instance="default"))
+    seen.cut = swarm.syncer().snapshots.kept[-1]
+    seen.before = past(swarm, seen.cut.global_step + 30, points=5)
 
     seen.restored = printed(
         lambda: restore_command.restore(
-            folder / "tiny.toml", home, snapshot=None, instance="default", is_confirmed=True
+            swarm.project, swarm.home, snapshot=None, instance="default", is_confirmed=True
         )
     )
-    seen.back = status(home, "syncer")
-    start_learner(processes, ready.join_link, VICTIM)
-    seen.joined = training(home, processes, (VICTIM,))[0]
+    seen.back = swarm.syncer()
+    swarm.start_learner(VICTIM, "--duty", "0.5")
+    seen.joined = training(swarm, (VICTIM,))[0]
     length = len(seen.back.swarm.curve)
-    seen.after = past(home, seen.back.swarm.global_step + 30, points=length + 2)
-    seen.learners = {name: status(home, "learner", name) for name in LEARNERS}
-    seen.outputs = {name: processes.output(name) for name in ("syncer", *LEARNERS)}
+    seen.after = past(swarm, seen.back.swarm.global_step + 30, points=length + 2)
+    seen.learners = {name: swarm.learner(name) for name in LEARNERS}
+    seen.outputs = swarm.outputs()
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("snapshot")
     seen = Seen()
-    with swarm_in(folder, ("syncer", *LEARNERS)) as (home, processes):
-        go_through_it(seen, processes, home, folder)
+    with TinySwarm(tmp_path_factory.mktemp("snapshot")) as swarm:
+        go_through_it(seen, swarm)
         yield seen
 
 

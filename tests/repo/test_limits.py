@@ -31,7 +31,7 @@ libraries that raise nothing narrower. A reason stands beside each."""
 SLEEPS = {
     "shoal/common/daemons.py",
     "shoal/common/restart.py",
-    "shoal/demo/processes.py",
+    "shoal/local_swarm/processes.py",
     "shoal/machine/logs_command.py",
     "shoal/machine/status_command.py",
 }

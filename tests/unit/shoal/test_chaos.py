@@ -12,7 +12,6 @@ import psutil
 import pytest
 from rich.console import Console
 
-from host.files.home import Home
 from protocol.errors import UserError
 from shoal.__main__ import main
 from shoal.chaos import command
@@ -30,14 +29,13 @@ from shoal.chaos.observations import (
     longest_gap,
     median_step_s,
 )
-from shoal.chaos.project import EVALUATOR, LEARNERS, SETTINGS, SYNCERS, with_voters
+from shoal.chaos.project import EVALUATOR, LEARNERS, SETTINGS, SYNCERS
 from shoal.chaos.report import Losses, Outcome, as_json, compare, reasons, sentences, table
 from shoal.chaos.scenarios import NAMES, SCENARIOS, STORM
 from shoal.chaos.storm import BLOWS, TARGETS, damageable
 from shoal.cli import app
-from shoal.demo.project import edited
+from shoal.local_swarm.swarm import LocalSwarm
 from shoal.project import project_file
-from shoal.project.template import create_text
 
 WINDOW = Window(began_s=0.0, struck_s=10.0, ended_s=14.0, well_s=16.0, closed_s=18.0)
 
@@ -251,12 +249,11 @@ def test_the_file_for_programs():
 
 
 def test_the_project_has_three_voters_that_run_here(tmp_path):
-    home = Home(tmp_path / "home")
-    text = with_voters(edited(create_text("shoal-chaos"), SETTINGS), home)
-    assert [voter["priority"] for voter in tomllib.loads(text)["voters"]] == [50, 40, 30]
-    path = tmp_path / "shoal-chaos.toml"
-    path.write_text(text)
-    assert len(project_file.read_file(path).voters) == len(SYNCERS)
+    swarm = LocalSwarm(tmp_path)
+    swarm.write_project("shoal-chaos", SETTINGS, dict.fromkeys(SYNCERS, "syncer"))
+    voters = tomllib.loads(swarm.project.read_text())["voters"]
+    assert [voter["priority"] for voter in voters] == [50, 40, 30]
+    assert len(project_file.read_file(swarm.project).voters) == len(SYNCERS)
 
 
 def test_the_learner_that_measures_is_never_touched():
@@ -311,7 +308,7 @@ def test_a_full_disk_is_full_only_inside():
     ],
 )
 def test_wrong_input_starts_nothing(arguments, capsys, monkeypatch):
-    monkeypatch.setattr(command, "Children", pytest.fail)
+    monkeypatch.setattr(command, "ChaosSwarm", pytest.fail)
     assert main(["demo", *arguments]) == 2
     assert capsys.readouterr().err
 

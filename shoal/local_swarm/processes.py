@@ -1,6 +1,6 @@
-"""The demo's child processes: started, watched, and gone at the end whatever happens.
+"""Child processes: started, watched, and gone at the end whatever happens.
 
-Every child has its own session, so that Ctrl-C in the terminal reaches the demo only and the demo
+Every child has its own session, so that Ctrl-C in the terminal reaches its starter only, which
 decides how its children end. Processes below the children are remembered while they live: one whose
 parent was killed is still found and ended.
 """
@@ -8,21 +8,21 @@ parent was killed is still found and ended.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Protocol
 
 import psutil
 
 from host.files.home import HOME_VARIABLE
+from host.runtime.parent_death import end_with_parent
 from host.runtime.python_path import python_path
 from protocol.errors import ShoalError
 from shoal.common import settings_file
@@ -34,15 +34,14 @@ LOOK_EVERY_S: Final = 1.0
 ENDINGS: Final = ((signal.SIGINT, 8.0), (signal.SIGTERM, 4.0), (signal.SIGKILL, 4.0))
 """How a child is asked to end, and how long it may take before it is asked less politely."""
 
+ORPHANS_END_S: Final = 5.0
+"""A trainer and a network engine end with their daemon, but only the next time they look."""
+
 TAIL_LINES: Final = 15
-PR_SET_PDEATHSIG: Final = 1
-"""From linux/prctl.h."""
-
-_libc = ctypes.CDLL(None)
 
 
-class DemoFailed(ShoalError):
-    """The demo cannot go on. The message is one sentence; `lines` are the end of a child's log."""
+class SwarmFailed(ShoalError):
+    """The swarm cannot go on. The message is one sentence; `lines` are the end of a child's log."""
 
     def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -51,7 +50,7 @@ class DemoFailed(ShoalError):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The moment at which the demo gives up."""
+    """The moment at which everything is given up."""
 
     ends_s: float
     after_s: float
@@ -60,38 +59,53 @@ class Deadline:
     def after(cls, seconds: float) -> Deadline:
         return cls(time.monotonic() + seconds, seconds)
 
-    def check(self, doing: str) -> None:
-        """DemoFailed once it has passed."""
+    def check(self, what: str) -> None:
+        """SwarmFailed once it has passed."""
         if time.monotonic() > self.ends_s:
-            raise DemoFailed(f"The demo was still {doing} after {self.after_s / 60:.3g} minutes.")
+            raise SwarmFailed(f"Still waiting for {what} after {self.after_s / 60:.3g} minutes.")
+
+
+class Spawn(Protocol):
+    """How the program of this name is started."""
+
+    def __call__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+    ) -> subprocess.Popen[bytes]: ...
+
+
+def spawn(
+    name: str, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Starts a program that gets SIGTERM when its starter is killed."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=Path(output.name).parent,
+        start_new_session=True,
+        preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+    )
 
 
 class Child:
     """One process of ours, and the file that it writes to."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, environment: dict[str, str]
+        self, name: str, log: Path, start: Callable[[IO[bytes]], subprocess.Popen[bytes]]
     ) -> None:
-        """Starts it. DemoFailed if the system refuses."""
+        """Starts it. SwarmFailed if the system refuses."""
         self.name = name
         self.log = log
         self.is_stray = False
         """Whether it was ended on purpose, so that its exit code means nothing."""
         self._from = log.stat().st_size if log.exists() else 0
         try:
-            with log.open("ab") as out:
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    cwd=log.parent,
-                    start_new_session=True,
-                    preexec_fn=_end_with_the_demo,
-                )
+            with log.open("ab") as output:
+                self.process = start(output)
         except OSError as error:
-            raise DemoFailed(f"{name} cannot be started ({error}).") from error
+            raise SwarmFailed(f"{name} cannot be started ({error}).") from error
 
     @property
     def pid(self) -> int:
@@ -107,78 +121,90 @@ class Child:
             log.seek(self._from)
             return log.read().decode(errors="replace")
 
-    def failure(self) -> DemoFailed:
+    def tail(self) -> list[str]:
+        """The last lines that it printed."""
+        return self.said().splitlines()[-TAIL_LINES:]
+
+    def failure(self) -> SwarmFailed:
         """What to raise when it has ended and should not have."""
         code = self.process.poll()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return DemoFailed(
-            f"{self.name} ended unexpectedly with {how}.", self.said().splitlines()[-TAIL_LINES:]
-        )
+        return SwarmFailed(f"{self.name} ended unexpectedly with {how}.", self.tail())
 
 
-def _end_with_the_demo() -> None:
-    """Runs in the child before its program: if the demo is killed, its children end too."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+class Processes:
+    """All processes of one swarm. `spawn` starts each, by its name."""
 
-
-class Children:
-    """All processes of one demo."""
-
-    def __init__(self, folder: Path, deadline: Deadline) -> None:
+    def __init__(
+        self, folder: Path, deadline: Deadline | None = None, *, spawn: Spawn = spawn
+    ) -> None:
         self.folder = folder
         self.deadline = deadline
+        self.measures_memory = False
         self.memory_peak_bytes = 0
-        """Of the demo and everything below it at one moment; shared pages are counted once."""
+        """Of us and everything below us at one moment; shared pages are counted once."""
+        temporary = folder / "tmp"
+        temporary.mkdir(parents=True, exist_ok=True)
+        self.environment = _environment(folder / "home", temporary)
+        """Of children that are started from now on."""
+        self._spawn = spawn
         self._children: list[Child] = []
         self._below: dict[int, psutil.Process] = {}
         self._looked_s = -LOOK_EVERY_S
-        temporary = folder / "tmp"
-        temporary.mkdir()
-        self._environment = _environment(folder / "home", temporary)
 
     def start(self, name: str, module: str, *arguments: str) -> Child:
-        """Starts `python -m module arguments` in the demo's folder and home."""
+        """Starts `python -m module arguments` in the swarm's folder and home."""
         command = [sys.executable, "-P", "-m", module, *arguments]
+        log = self.folder / f"{name.replace(' ', '-')}.log"
         child = Child(
-            name, command, self.folder / f"{name.replace(' ', '-')}.log", self._environment
+            name, log, lambda output: self._spawn(name, command, self.environment, output)
         )
         self._children.append(child)
         return child
 
-    def finish(self, name: str, module: str, *arguments: str, tick: Callable[[str], None]) -> str:
-        """Runs a command to its end and returns what it printed. DemoFailed if it fails.
+    def finish(
+        self, name: str, module: str, *arguments: str, tick: Callable[[str], None] = lambda _: None
+    ) -> str:
+        """Runs a command to its end and returns what it printed. SwarmFailed if it fails.
 
         `tick` is called all the while, with the line it printed last.
         """
         child = self.start(name, module, *arguments)
         while child.is_running:
             tick(child.said().rpartition("\n")[0].rpartition("\n")[2])
-            self.wait(f"waiting for {name}")
+            self.wait(name)
         if child.process.returncode:
             raise child.failure()
         return child.said()
 
-    def wait(self, doing: str) -> None:
-        """Lets a moment pass. DemoFailed if the demo has taken too long."""
-        self.deadline.check(doing)
-        time.sleep(POLL_S)
+    def wait(self, what: str, seconds: float = POLL_S) -> None:
+        """Lets a moment pass. SwarmFailed once the deadline has."""
+        if self.deadline is not None:
+            self.deadline.check(what)
+        time.sleep(seconds)
         self.look()
 
     def check(self) -> None:
-        """DemoFailed if a child has failed, other than one that the demo killed."""
+        """SwarmFailed if a child has failed, other than one that was killed on purpose."""
         for child in self._children:
             if child.process.poll() and not child.is_stray:
                 raise child.failure()
 
     def kill(self, child: Child) -> None:
-        """SIGKILL, as a part of the show."""
+        """SIGKILL, and until it is gone."""
         self.look(is_forced=True)  # What it leaves behind must be known.
         child.is_stray = True
         child.process.kill()
         child.process.wait()
 
-    def left_behind(self) -> list[str]:
-        """Command names of processes that outlived their parents, the demo's children excluded."""
+    def left_behind(self, patience_s: float = ORPHANS_END_S) -> list[str]:
+        """Command names of processes that outlive their parents by more than the patience."""
+        ends_s = time.monotonic() + patience_s
+        while (orphans := self._orphans()) and time.monotonic() < ends_s:
+            time.sleep(POLL_S)
+        return orphans
+
+    def _orphans(self) -> list[str]:
         ours = {child.pid for child in self._children} | {os.getpid()}
         living = [one for one in self._below.values() if is_alive(one)]
         known = ours | {one.pid for one in living}
@@ -190,34 +216,43 @@ class Children:
         return orphans
 
     def look(self, *, is_forced: bool = False) -> None:
-        """Remembers who lives below the demo, and how much memory all of them hold."""
+        """Remembers who lives below our children, and how much memory all of us hold."""
         if time.monotonic() - self._looked_s < LOOK_EVERY_S and not is_forced:
             return
-        me = psutil.Process()
-        for process in me.children(recursive=True):
-            if self._below.get(process.pid) != process:
-                self._below[process.pid] = process
+        for child in self._children:
+            if child.is_running:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    top = psutil.Process(child.pid)
+                    for process in (top, *top.children(recursive=True)):
+                        self._below[process.pid] = process
         self._below = {pid: one for pid, one in self._below.items() if is_alive(one)}
-        held = sum(_memory_bytes(one) for one in [me, *self._below.values()])
-        self.memory_peak_bytes = max(self.memory_peak_bytes, held)
+        if self.measures_memory:
+            held = sum(_memory_bytes(one) for one in (psutil.Process(), *self._below.values()))
+            self.memory_peak_bytes = max(self.memory_peak_bytes, held)
         self._looked_s = time.monotonic()
 
-    def stop(self) -> None:
-        """Ends every process, politely first; in bounded time none of them is left."""
+    def stop(self) -> list[str]:
+        """Ends every process, politely first, and returns the names of those that stayed too long.
+
+        In bounded time none of them is left.
+        """
         with contextlib.suppress(psutil.Error):
             self.look(is_forced=True)
         for number, patience_s in ENDINGS:
             for child in self._children:
                 if child.is_running:
+                    child.is_stray = True
                     child.process.send_signal(number)
             ends_s = time.monotonic() + patience_s
             while any(child.is_running for child in self._children):
                 if time.monotonic() > ends_s:
                     break
                 time.sleep(POLL_S)
+        left = self.left_behind()
         for process in self._below.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()  # psutil compares start times, so a reused pid is safe.
+        return left
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -237,10 +272,10 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def _environment(home: Path, temporary: Path) -> dict[str, str]:
-    """Ours, with a home of its own and our own packages first, wherever the demo was started.
+    """Ours, with a home of its own and our own packages first, wherever we were started.
 
-    Who starts a demo wants to see it now: their settings of this machine are left out, and training
-    on battery is no reason to pause.
+    Who starts a swarm here wants to see it now: their settings of this machine are left out, and
+    training on battery is no reason to pause.
     """
     return settings_file.without_settings(os.environ) | {
         HOME_VARIABLE: str(home),
