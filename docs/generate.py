@@ -45,9 +45,10 @@ from syncer_node.machine.leadership import PHASE_TRANSITIONS, Phase  # noqa: E40
 from syncer_node.raft.context import ROLE_TRANSITIONS, Role  # noqa: E402
 
 FILES = (
-    ROOT / "README.md",
     ROOT / "docs" / "architecture.md",
+    ROOT / "docs" / "operating.md",
     ROOT / "docs" / "protocol.md",
+    ROOT / "docs" / "protocol-reference.md",
     ROOT / "docs" / "election.md",
     ROOT / "docs" / "settings.md",
     ROOT / "docs" / "monitoring.md",
@@ -342,7 +343,7 @@ def rooms_text() -> str:
                 continue
             said = ast.get_docstring(ast.parse(start.read_text(encoding="utf-8"))) or ""
             depth = len(folder.relative_to(ROOT).parts) - 1
-            lines.append(f"{'  ' * depth}- `{folder.relative_to(ROOT)}/`: {' '.join(said.split())}")
+            lines.append(f"{'    ' * depth}- `{folder.relative_to(ROOT)}/`: {' '.join(said.split())}")
     return "\n".join(lines)
 
 
