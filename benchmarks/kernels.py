@@ -35,8 +35,8 @@ import torch
 from host.runtime.compute_pool import Cores, available
 from protocol.fragments import Fragment, TensorSpan
 from protocol.numerics import buffers, codecs, outer, versions
+from protocol.numerics.compiled.sum_kernels import LIMBS, TOGETHER
 from protocol.numerics.merge import Contribution, merge_fragment, norm
-from protocol.numerics.sum_kernels import LIMBS, TOGETHER
 from protocol.numerics.summing import Source, add_together
 from protocol.numerics.workers import Workers, pieces
 

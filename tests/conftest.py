@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
+
+from host.runtime import kernel_cache
+
+# Kernels compiled by one test run serve the next, and all processes that tests start.
+kernel_cache.use(Path(__file__).parents[1] / ".kernels")
 
 # Importing hivemind makes torch share memory through a helper process for the whole interpreter.
 # Daemons never share tensors, but here their tests run in one process with those of the trainer.

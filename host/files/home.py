@@ -137,6 +137,10 @@ class Home:
         """Directory of tokenised text, shared by all daemons of this home."""
         return self._directory("cache")
 
+    def kernels(self) -> Path:
+        """Directory of compiled kernels. Makes nothing."""
+        return self.root / "kernels"
+
     def daemons(self) -> list[Daemon]:
         """Daemons that have a control socket here, sorted. Makes no directory."""
         found = self._of_daemons(self.root / "run", ".sock")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from host.control.status_parts import all_faults, network_status, project_status, swarm_status
+from host.runtime import software
 from node.governor.status_rows import guest_status
 from node.machine.learner import LearnerMachine
 from node.machine.syncer_link import Link
@@ -219,7 +219,7 @@ def snapshot(daemon: LearnerDaemon) -> NodeStatus:
         key=machine.setup.signer.key.hex(),
         name=machine.setup.name,
         pid=os.getpid(),
-        version=version("shoal"),
+        version=software.version(),
         uptime_s=now_s - daemon.started_s,
         state=node_state(machine),
         sentence=_with_less(sentence(machine, now_s, download), guest),

@@ -11,8 +11,8 @@ minus an eighth of the element of largest magnitude, sign included: all 16 codes
 int1 are described in `protocol.numerics.low_bit`.
 
 Everything works in chunks; nothing but input and output grows with the array. The loops of int8 and
-int4 are compiled where numba is installed (`protocol.numerics.kernels`); the NumPy code here is
-what they must agree with, bit for bit, and what runs elsewhere.
+int4 are compiled where numba is installed (`protocol.numerics.compiled.kernels`); the NumPy code
+here is what they must agree with, bit for bit, and what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import InternalError, MalformedPayload, ShoalError
 from protocol.fragments import BLOCK
-from protocol.numerics import buffers, kernels, low_bit
-from protocol.numerics.kernels import SCALE_MAX, SCALE_MIN
+from protocol.numerics import buffers, low_bit
+from protocol.numerics.compiled import kernels
+from protocol.numerics.compiled.kernels import SCALE_MAX, SCALE_MIN
 from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName
 

@@ -31,8 +31,9 @@ import numpy as np
 
 from protocol.errors import InternalError
 from protocol.fragments import Fragment, TensorSpan
-from protocol.numerics import buffers, kernels, sum_kernels
+from protocol.numerics import buffers
 from protocol.numerics.codecs import F32, Payload, flush, require_flat
+from protocol.numerics.compiled import kernels, sum_kernels
 from protocol.numerics.summing import (
     LARGEST,
     Source,

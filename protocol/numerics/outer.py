@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from protocol import limits
 from protocol.errors import InternalError
-from protocol.numerics import buffers, kernels
+from protocol.numerics import buffers
 from protocol.numerics.chunks import content
 from protocol.numerics.codecs import (
     CHUNK,
@@ -31,6 +31,7 @@ from protocol.numerics.codecs import (
     flush,
     require_flat,
 )
+from protocol.numerics.compiled import kernels
 from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName
 

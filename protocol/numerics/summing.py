@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK, TensorSpan
-from protocol.numerics import kernels, sum_kernels
 from protocol.numerics.codecs import (
     CHUNK,
     CODE_BITS,
@@ -33,7 +32,8 @@ from protocol.numerics.codecs import (
     flush,
     wide_scales,
 )
-from protocol.numerics.sum_kernels import TOGETHER
+from protocol.numerics.compiled import kernels, sum_kernels
+from protocol.numerics.compiled.sum_kernels import TOGETHER
 from protocol.numerics.workers import pieces
 from protocol.project import CodecName
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics import buffers, kernels
+from protocol.numerics import buffers
 from protocol.numerics.codecs import decode, decode_into
+from protocol.numerics.compiled import kernels
 from protocol.numerics.merge import Contribution, merge_fragment
 from protocol.numerics.outer import encode_with_feedback, outer_step
 from protocol.project import CodecName
@@ -17,8 +18,8 @@ _CODECS: tuple[CodecName, ...] = ("int8", "int4")
 def warm_up() -> None:
     """Calls every kernel once on one block; returns at once where nothing is compiled.
 
-    Takes seconds the first time on a machine, and a fraction of one later: what was compiled is
-    kept beside the sources, or where numba keeps it for this user. Gives the interpreter's lock
+    Takes seconds the first time on a machine, and a fraction of one later where a folder for
+    compiled kernels is set (`host.runtime.kernel_cache`). Gives the interpreter's lock
     free for a part of that time only, so call it before there is anything urgent.
     """
     if not kernels.IS_COMPILED:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from host.files.home import Home
+from host.runtime import software
 from protocol.errors import UserError
 from shoal.chaos.observations import Window, figures
 from shoal.chaos.project import LEARNERS, NAME, SETTINGS, SYNCERS, with_voters
@@ -101,7 +101,7 @@ def _show(
         chaos.close()
     is_passed = _tell(screen, outcomes)
     if path is not None:
-        found = as_json(outcomes, version=metadata.version("shoal"), wall_s=screen.elapsed_s)
+        found = as_json(outcomes, version=software.version(), wall_s=screen.elapsed_s)
         _write(path, found)
         screen.console.print(f"\nwrote {path}")
     return ExitCode.DONE if is_passed else ExitCode.FAILED

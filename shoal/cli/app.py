@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, validators
 
 from host.files.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
 from host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX
+from host.runtime import kernel_cache
 from protocol.errors import UserError
 from shoal.cli.config import config_app
 from shoal.cli.contributions import contributions_app
@@ -24,7 +25,7 @@ from shoal.cli.project import project_app
 from shoal.cli.service import service_app
 from shoal.cli.sim import sim_app
 from shoal.cli.sim_runs import add_runs
-from shoal.common import failures, versions
+from shoal.common import extras, failures, versions
 from shoal.common.choices import (
     HOST,
     TAKE_PART,
@@ -157,6 +158,8 @@ def _launch(
     command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
     here = Home(home)
     failures.use_home(here)
+    kernel_cache.use(here.kernels())
+    extras.require_for(tokens)
     if "home" in ignored:
         return command(*bound.args, **bound.kwargs, home=here)
     return command(*bound.args, **bound.kwargs)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
+from shoal.common import extras
+
 _OF_DISKS = {
     errno.ENOSPC: "The disk is full{where}. Free some room, then start again.",
     errno.EDQUOT: "Your share of the disk is used up{where}. Free some room, then start again.",
@@ -42,7 +44,9 @@ def of_this_machine(error: Exception) -> str | None:
         if isinstance(one, ImportError) and not isinstance(one, ModuleNotFoundError):
             return f"A library cannot be loaded ({one}). Install Shoal again."
         if isinstance(one, ModuleNotFoundError):
-            return f"The library {one.name} is missing. Install Shoal again."
+            return (one.name and extras.explain(one.name)) or (
+                f"The library {one.name} is missing. Install Shoal again."
+            )
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from host.runtime import software
 from protocol.limits import WIRE_VERSION
 
 ENGINE = "hivemind"
@@ -12,7 +13,7 @@ COLUMN = 14
 
 def line() -> str:
     """Shoal's version and that of its protocol, in one line."""
-    return f"shoal {_number('shoal') or 'from source'}, protocol {WIRE_VERSION}"
+    return f"shoal {software.version() or 'from source'}, wire protocol {WIRE_VERSION}"
 
 
 def table() -> list[tuple[str, str]]:
@@ -20,7 +21,7 @@ def table() -> list[tuple[str, str]]:
     import platform
 
     return [
-        ("shoal", _number("shoal") or "from source"),
+        ("shoal", software.version() or "from source"),
         ("protocol", str(WIRE_VERSION)),
         ("engine", f"{ENGINE} {_number(ENGINE) or 'not installed'}"),
         *((name, _number(name) or "not installed") for name in TRAINING),

@@ -12,7 +12,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
@@ -21,6 +20,7 @@ import msgspec
 
 from host.files.home import TAPES, Home
 from host.files.signed_project import SUFFIX, read_signed
+from host.runtime import software
 from protocol.errors import UserError
 from protocol.project import encode
 from shoal.common import failures
@@ -140,7 +140,7 @@ class Demo:
                 alone=alone,
                 wall_s=self._screen.elapsed_s,
                 memory_bytes=self._children.memory_peak_bytes,
-                version=metadata.version("shoal"),
+                version=software.version(),
                 left_behind=self._swarm.left_behind,
             )
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from host.control.status_parts import (
@@ -14,6 +13,7 @@ from host.control.status_parts import (
     project_status,
     swarm_status,
 )
+from host.runtime import software
 from host.transport import Transport
 from protocol import limits
 from protocol.ids import short
@@ -211,7 +211,7 @@ def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
         key=daemon.identity.key.hex(),
         name=daemon.options.instance,
         pid=os.getpid(),
-        version=version("shoal"),
+        version=software.version(),
         uptime_s=now_s - daemon.started_s,
         phase=machine.phase,
         sentence=sentence(machine, now_s),

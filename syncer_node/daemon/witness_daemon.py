@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -31,7 +30,7 @@ from host.nat.peer_file import peer_file
 from host.network.foreign_errors import TransportState
 from host.network.leader_discovery import learners_topic, seat_topic
 from host.options import WitnessOptions
-from host.runtime import logs
+from host.runtime import logs, software
 from host.runtime.lifecycle import Stopper, background, live, tidying
 from host.transport import Transport
 from protocol import limits, wire
@@ -295,7 +294,7 @@ class WitnessDaemon:
             key=self.identity.key.hex(),
             name=self.options.instance,
             pid=os.getpid(),
-            version=version("shoal"),
+            version=software.version(),
             uptime_s=now_s - self.started_s,
             sentence=sentence(self.machine, now_s),
             project=ProjectStatus(

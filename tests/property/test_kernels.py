@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from protocol.fragments import BLOCK, Fragment, TensorSpan
-from protocol.numerics import codecs, kernels, outer, summing
+from protocol.numerics import codecs, outer, summing
 from protocol.numerics.codecs import NonFinite
+from protocol.numerics.compiled import kernels
 from protocol.numerics.merge import Contribution, merge_fragment
 
 pytestmark = pytest.mark.skipif(not kernels.IS_COMPILED, reason="numba is not installed")

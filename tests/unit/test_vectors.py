@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from protocol.fragments import BLOCK
-from protocol.numerics import codecs, kernels, sum_kernels, summing, vectors
+from protocol.numerics import codecs, summing
+from protocol.numerics.compiled import kernels, sum_kernels, vectors
 from protocol.numerics.summing import Source, add_together
 
 numba = pytest.importorskip("numba")

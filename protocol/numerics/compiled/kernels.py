@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK
-from protocol.numerics.compiling import compiled, nb
-from protocol.numerics.prefetch import ahead
-from protocol.numerics.vectors import LANES, Row, Vector, settle, spelt, tabled, when
+from protocol.numerics.compiled.compiling import compiled, nb
+from protocol.numerics.compiled.prefetch import ahead
+from protocol.numerics.compiled.vectors import LANES, Row, Vector, settle, spelt, tabled, when
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]

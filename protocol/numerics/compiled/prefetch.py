@@ -6,12 +6,12 @@ larger than any cache then wait for memory at every page.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from numpy.typing import NDArray
 
-from protocol.numerics.vectors import load_line
+from protocol.numerics.compiled.compiling import extending, nb
+from protocol.numerics.compiled.vectors import load_line
 
 LINE_BYTES = 64
 """Of the caches of every CPU that we know of; with another one the hints are only less good."""
@@ -26,20 +26,16 @@ def ahead(values: NDArray[Any], start: int, stop: int) -> None:
 
 def _compile() -> None:
     """Teaches numba what `ahead` is in compiled code."""
-    try:
-        extending = import_module("numba.extending")
-    except ImportError:
+    if nb is None:
         return
-    types = import_module("numba.core.types")
-    proxies = import_module("numba.core.cgutils")
 
     def load(_typing: Any, values: Any, index: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            array = proxies.create_struct_proxy(signature.args[0])(context, builder, given[0])
+            array = context.make_array(signature.args[0])(context, builder, given[0])
             load_line(builder, builder.gep(array.data, [given[1]]))
             return context.get_dummy_value()
 
-        return types.void(values, index), emit
+        return nb.types.void(values, index), emit
 
     line_of = extending.intrinsic(load)
 

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from protocol.fragments import BLOCK
-from protocol.numerics.compiling import compiled
-from protocol.numerics.kernels import (
+from protocol.numerics.compiled.compiling import compiled
+from protocol.numerics.compiled.kernels import (
     F32,
     F64,
     HALF,
@@ -25,8 +25,8 @@ from protocol.numerics.kernels import (
     int4_products,
     wide,
 )
-from protocol.numerics.prefetch import ahead
-from protocol.numerics.vectors import (
+from protocol.numerics.compiled.prefetch import ahead
+from protocol.numerics.compiled.vectors import (
     LANES,
     Cell,
     Row,

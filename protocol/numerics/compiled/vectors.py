@@ -16,36 +16,29 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from typing import Any, Final
+
+from protocol.numerics.compiled.compiling import extending, nb
+
+try:
+    from llvmlite import binding, ir
+except ImportError:  # It comes with numba.
+    binding = ir = None
 
 LANES: Final = 16
 """Values in a vector; four times as many are half a block."""
 
 _EXPONENT: Final = 0x7F80_0000
 
-_ir: Any = None
-_types: Any = None
-_proxies: Any = None
-
-
-def _load() -> None:
-    global _ir, _types, _proxies
-    try:
-        _types = import_module("numba.core.types")
-    except ImportError:
-        return
-    _proxies, _ir = import_module("numba.core.cgutils"), import_module("llvmlite.ir")
-
-
-_load()
-
 
 @cache
 def _has_lookup() -> bool:
     """Whether one instruction of the CPU that is compiled for picks sixteen values of sixteen."""
-    target = import_module("numba.core.registry").cpu_target.target_context
-    return "+avx512f" in target.codegen().magic_tuple()[2].split(",")
+    if nb.config.CPU_FEATURES is not None:
+        return "+avx512f" in nb.config.CPU_FEATURES.split(",")
+    if nb.config.CPU_NAME is not None:
+        return False
+    return bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 def spelt(returns: str | None) -> Callable[[Callable[..., Any]], Any]:
@@ -57,11 +50,11 @@ def spelt(returns: str | None) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def made(write: Callable[..., Any]) -> Any:
-        if _ir is None:
+        if ir is None or nb is None:
             return write
 
         def typed(_typing: Any, *given: Any) -> Any:
-            result = _types.void if returns is None else getattr(_types, returns)
+            result = nb.types.void if returns is None else getattr(nb.types, returns)
 
             def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
                 found = write(*_arguments(context, builder, signature.args, values))
@@ -71,7 +64,7 @@ def spelt(returns: str | None) -> Callable[[Callable[..., Any]], Any]:
 
         # numba asks for the names of what is given, and cannot do with any number of it.
         typed.__signature__ = _signature(write)  # type: ignore[attr-defined]
-        return import_module("numba.extending").intrinsic(typed)
+        return extending.intrinsic(typed)
 
     return made
 
@@ -89,13 +82,13 @@ def _arguments(context: Any, builder: Any, kinds: Any, values: Any) -> Iterator[
     """Rows and vectors of what a kernel gives."""
     pairs = iter(zip(kinds, values, strict=True))
     for kind, value in pairs:
-        if isinstance(kind, _types.Array):
+        if isinstance(kind, nb.types.Array):
             yield _row(context, builder, kind, value, next(pairs)[1])
-        elif isinstance(kind, _types.UniTuple):
+        elif isinstance(kind, nb.types.UniTuple):
             start, members = next(pairs)[1], range(kind.count)
             parts = [builder.extract_value(value, at) for at in members]
             yield [_row(context, builder, kind.dtype, part, start) for part in parts]
-        elif isinstance(kind, _types.NoneType):
+        elif isinstance(kind, nb.types.NoneType):
             next(pairs)
             yield None
         else:
@@ -103,14 +96,14 @@ def _arguments(context: Any, builder: Any, kinds: Any, values: Any) -> Iterator[
 
 
 def _row(context: Any, builder: Any, kind: Any, value: Any, start: Any) -> Row:
-    array = _proxies.create_struct_proxy(kind)(context, builder, value)
+    array = context.make_array(kind)(context, builder, value)
     return Row(builder, builder.gep(array.data, [start]), kind.dtype.bitwidth // 8)
 
 
 def load_line(builder: Any, place: Any) -> None:
     """Asks for a line of the caches to be loaded; place: a pointer, to any memory."""
-    byte, word = _ir.IntType(8).as_pointer(), _ir.IntType(32)
-    kind = _ir.FunctionType(_ir.VoidType(), [byte, word, word, word])
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     hint = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
     # To read it, into the nearest cache, data and not code.
     builder.call(hint, [builder.bitcast(place, byte), word(0), word(3), word(1)])
@@ -123,12 +116,12 @@ class Row:
         self._builder, self._begin, self._width = builder, begin, width
 
     def _place(self, at: int) -> Any:
-        return self._builder.gep(self._begin, [_ir.IntType(64)(at)])
+        return self._builder.gep(self._begin, [ir.IntType(64)(at)])
 
     def load(self, at: int) -> Vector:
         """Sixteen elements from that one on."""
         place = self._place(at)
-        whole = _ir.VectorType(place.type.pointee, LANES).as_pointer()
+        whole = ir.VectorType(place.type.pointee, LANES).as_pointer()
         where = self._builder.bitcast(place, whole)
         return Vector(self._builder, self._builder.load(where, align=self._width))
 
@@ -146,7 +139,7 @@ class Row:
         stored = self._builder.store(
             values.value, where, align=values.value.type.count * self._width
         )
-        once = self._builder.module.add_metadata([_ir.IntType(32)(1)])
+        once = self._builder.module.add_metadata([ir.IntType(32)(1)])
         stored.set_metadata("nontemporal", once)
 
     def hint(self, at: int) -> None:
@@ -159,8 +152,8 @@ class Row:
 
     def zeros(self) -> Vector:
         """Sixteen of +0, of the kind of the elements."""
-        kind = _ir.VectorType(self._begin.type.pointee, LANES)
-        return Vector(self._builder, _ir.Constant(kind, [0] * LANES))
+        kind = ir.VectorType(self._begin.type.pointee, LANES)
+        return Vector(self._builder, ir.Constant(kind, [0] * LANES))
 
 
 class Vector:
@@ -176,7 +169,7 @@ class Vector:
     @property
     def _is_float(self) -> bool:
         kind = getattr(self.value.type, "element", self.value.type)
-        return not isinstance(kind, _ir.IntType)
+        return not isinstance(kind, ir.IntType)
 
     def _new(self, value: Any) -> Vector:
         return Vector(self._builder, value)
@@ -187,11 +180,11 @@ class Vector:
             return other.value
         kind = self.value.type
         if self._size == 1:
-            return _ir.Constant(kind, other)
-        return _ir.Constant(kind, [_ir.Constant(kind.element, other)] * self._size)
+            return ir.Constant(kind, other)
+        return ir.Constant(kind, [ir.Constant(kind.element, other)] * self._size)
 
     def _kind(self, element: Any) -> Any:
-        return element if self._size == 1 else _ir.VectorType(element, self._size)
+        return element if self._size == 1 else ir.VectorType(element, self._size)
 
     def __add__(self, other: Vector | float) -> Vector:
         add = self._builder.fadd if self._is_float else self._builder.add
@@ -245,31 +238,31 @@ class Vector:
 
     def wide(self, bits: int = 32) -> Vector:
         """Of unsigned integers: as wider ones."""
-        return self._new(self._builder.zext(self.value, self._kind(_ir.IntType(bits))))
+        return self._new(self._builder.zext(self.value, self._kind(ir.IntType(bits))))
 
     def wide_signed(self, bits: int = 32) -> Vector:
         """Of signed integers: as wider ones."""
-        return self._new(self._builder.sext(self.value, self._kind(_ir.IntType(bits))))
+        return self._new(self._builder.sext(self.value, self._kind(ir.IntType(bits))))
 
     def narrow(self, bits: int) -> Vector:
         """Of integers: their lowest bits."""
-        return self._new(self._builder.trunc(self.value, self._kind(_ir.IntType(bits))))
+        return self._new(self._builder.trunc(self.value, self._kind(ir.IntType(bits))))
 
     def floats(self) -> Vector:
         """Of signed integers: as float32."""
-        return self._new(self._builder.sitofp(self.value, self._kind(_ir.FloatType())))
+        return self._new(self._builder.sitofp(self.value, self._kind(ir.FloatType())))
 
     def doubles(self) -> Vector:
         """Of float32: as float64."""
-        return self._new(self._builder.fpext(self.value, self._kind(_ir.DoubleType())))
+        return self._new(self._builder.fpext(self.value, self._kind(ir.DoubleType())))
 
     def bits(self) -> Vector:
         """Of float32: their bits."""
-        return self._new(self._builder.bitcast(self.value, self._kind(_ir.IntType(32))))
+        return self._new(self._builder.bitcast(self.value, self._kind(ir.IntType(32))))
 
     def as_floats(self) -> Vector:
         """Of 32 bits: the float32 that they are."""
-        return self._new(self._builder.bitcast(self.value, self._kind(_ir.FloatType())))
+        return self._new(self._builder.bitcast(self.value, self._kind(ir.FloatType())))
 
     def flushed(self) -> Vector:
         """Of float32: +0 for subnormals and for -0, decided on the bits."""
@@ -277,9 +270,9 @@ class Vector:
 
     def spread(self) -> Vector:
         """Of a scalar: sixteen of it."""
-        nothing = _ir.Constant(_ir.VectorType(self.value.type, LANES), _ir.Undefined)
-        first = self._builder.insert_element(nothing, self.value, _ir.IntType(32)(0))
-        mask = _ir.Constant(_ir.VectorType(_ir.IntType(32), LANES), [0] * LANES)
+        nothing = ir.Constant(ir.VectorType(self.value.type, LANES), ir.Undefined)
+        first = self._builder.insert_element(nothing, self.value, ir.IntType(32)(0))
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
         return self._new(self._builder.shuffle_vector(first, nothing, mask))
 
     def folded(self, join: Callable[[Vector, Vector], Vector]) -> Vector:
@@ -289,12 +282,12 @@ class Vector:
             size //= 2
             halves = [left._part(begin, size) for begin in (0, size)]
             left = join(*halves)
-        return self._new(self._builder.extract_element(left.value, _ir.IntType(32)(0)))
+        return self._new(self._builder.extract_element(left.value, ir.IntType(32)(0)))
 
     def _part(self, begin: int, size: int) -> Vector:
         places = list(range(begin, begin + size))
-        mask = _ir.Constant(_ir.VectorType(_ir.IntType(32), size), places)
-        nothing = _ir.Constant(self.value.type, _ir.Undefined)
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), size), places)
+        nothing = ir.Constant(self.value.type, ir.Undefined)
         return self._new(self._builder.shuffle_vector(self.value, nothing, mask))
 
 
@@ -305,12 +298,12 @@ def tabled(of: Callable[[Vector], Vector], near: Vector) -> Callable[[Vector], V
     """
     if not _has_lookup():
         return lambda given: of(given & (LANES - 1))
-    builder, word = near._builder, _ir.IntType(32)
-    whole = _ir.VectorType(word, LANES)
-    table = of(Vector(builder, _ir.Constant(whole, [word(at) for at in range(LANES)]))).value
-    kind = _ir.FunctionType(table.type, [table.type, whole])
+    builder, word = near._builder, ir.IntType(32)
+    whole = ir.VectorType(word, LANES)
+    table = of(Vector(builder, ir.Constant(whole, [word(at) for at in range(LANES)]))).value
+    kind = ir.FunctionType(table.type, [table.type, whole])
     name = "llvm.x86.avx512.permvar.sf.512"
-    look_up = builder.module.globals.get(name) or _ir.Function(builder.module, kind, name)
+    look_up = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return lambda given: Vector(builder, builder.call(look_up, [table, given.value]))
 
 
@@ -319,7 +312,8 @@ class Cell:
 
     def __init__(self, first: Vector) -> None:
         self._builder = first._builder
-        self._place = _proxies.alloca_once(self._builder, first.value.type)
+        with self._builder.goto_entry_block():
+            self._place = self._builder.alloca(first.value.type)
         self.set(first)
 
     def get(self) -> Vector:
@@ -344,7 +338,7 @@ def settle(near: Vector) -> None:
 
 def nought(near: Vector) -> Vector:
     """A scalar float64 of 0."""
-    return Vector(near._builder, _ir.Constant(_ir.DoubleType(), 0.0))
+    return Vector(near._builder, ir.Constant(ir.DoubleType(), 0.0))
 
 
 def total_of_squares(parts: list[Vector]) -> Vector:
