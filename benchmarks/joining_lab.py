@@ -33,7 +33,7 @@ from shoal.project import file_commands  # noqa: E402
 from shoal.project.template import create_text  # noqa: E402
 from tests.net.lab_daemons import Daemons  # noqa: E402
 from tests.netlab import Lab, Link, missing  # noqa: E402
-from tests.tiny_project import write_text  # noqa: E402
+from tests.support.tiny_project import write_text  # noqa: E402
 
 SYNCER, JOINER = "syncer", "joiner"
 DONORS = ("ada", "bob", "cyd")

@@ -37,7 +37,7 @@ from syncer_node.storage.tape_recorder import (  # noqa: E402
     read_event,
     read_seeds,
 )
-from tests.taping import Direct  # noqa: E402
+from tests.support.taping import Direct  # noqa: E402
 
 
 def recorded(folder: Path, learners: int, until_s: float) -> tuple[Began, list[Input]]:

@@ -27,7 +27,7 @@ def screen(learners: int) -> int:
     """The child: the screen, fed by the stand-in."""
     import msgspec
 
-    from tests.tui import recordings
+    from tests.support import recordings
     from tui import app
     from tui.frames.sources import Endpoint, LiveSource
 

@@ -240,7 +240,7 @@ class Peer:
     async def limit(self, up: int | None, down: int | None) -> dict[str, Any]:
         """Ceilings of the owner, bytes per second."""
         for host in self.hosts.values():
-            host.transport.shaper.limit(up, down)
+            host.transport.rate_limiter.limit(up, down)
         return {}
 
     async def sampled(self, way: str, size: int, count: int) -> dict[str, Any]:

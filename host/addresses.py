@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import random
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,6 @@ from protocol.errors import (
     UserError,
 )
 from protocol.ids import NodeKey
-
-BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Pauses between tries; the last one repeats. Quick for a restart, polite for a long outage."""
-
-BACKOFF_JITTER = 0.25
-"""Hosts that lost the same peer must not come back in step."""
 
 PEERS_TRIED_MAX = 8
 """Addresses handed to the engine for one try; one that answers is enough."""
@@ -146,12 +139,6 @@ def claim_port(host: str, port: int) -> int:
             ) from error
         chosen: int = probe.getsockname()[1]
         return chosen
-
-
-def backoff_s(attempt: int) -> float:
-    """Seconds to wait after failed try number `attempt` (from 0), with jitter."""
-    pause_s = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
-    return pause_s * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER)
 
 
 def rotated(peers: Sequence[PeerAddress], attempt: int) -> list[PeerAddress]:

@@ -2,6 +2,9 @@
 
 The loop is deliberately dull: feed an event, carry out the effects, repeat. Everything clever is
 in the machine, which the simulator runs unchanged.
+
+An exception in the machine, or while its effects are carried out, leaves it half applied. Whichever
+way the event came, the driver then handles nothing more and `run` raises InternalError.
 """
 
 from __future__ import annotations
@@ -11,12 +14,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 from host.network.streams import ControlStream
 from host.transport import Transport
 from protocol import wire
-from protocol.errors import LimitExceeded, RemoteError, ShoalError, TransientError
+from protocol.errors import (
+    InternalError,
+    LimitExceeded,
+    RemoteError,
+    ShoalError,
+    TransientError,
+    UserError,
+)
 from protocol.ids import short
 from protocol.machine import (
     Connect,
@@ -29,6 +40,7 @@ from protocol.machine import (
     Job,
     JobDone,
     JobResult,
+    Note,
     PeerDown,
     PeerUp,
     Received,
@@ -83,21 +95,27 @@ class Driver:
         transport.serve_control(self._accepted)
 
     async def run(self) -> Stop:
-        """Drive until the machine asks to stop; then end what is under way and say why."""
-        loop = asyncio.get_running_loop()
-        self._stopped = loop.create_future()
-        async with asyncio.TaskGroup() as self._group:
-            self.take(Started())
-            stop = await self._stopped
-            # What was said last, such as a goodbye, still leaves.
-            for stream in self._streams.values():
-                stream.close()
-            await asyncio.sleep(FAREWELL_S)
-            for task in self._tasks:
-                task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-        return stop
+        """Drive until the machine asks to stop; then end what is under way and say why.
+
+        Raises InternalError once the machine has failed.
+        """
+        stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        self._stopped = stopped
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self.take(Started())
+                await asyncio.wait({stopped})
+                # What was said last, such as a goodbye, still leaves.
+                for stream in self._streams.values():
+                    stream.close()
+                await asyncio.sleep(FAREWELL_S)
+                for task in self._tasks:
+                    task.cancel()
+            return stopped.result()
+        finally:
+            stopped.cancel()  # Where a task of ours failed: nothing more is handled then, either.
+            if self._timer is not None:
+                self._timer.cancel()
 
     def take(self, event: Event) -> None:
         """Feed an event; effects of one event are carried out before the next is looked at."""
@@ -107,14 +125,49 @@ class Driver:
         self._is_draining = True
         try:
             while self._events and not self._is_over:
-                now_s = time.monotonic()
-                self._carry_out_all(self.machine.handle(self._events.popleft(), now_s))
+                event = self._events.popleft()
+                self._apply(event, partial(self.machine.handle, event))
         finally:
             self._is_draining = False
 
-    def carry_out(self, effects: list[Effect]) -> None:
-        """Carry out what the machine answered outside of `handle`, such as to its owner."""
-        self._carry_out_all(effects)
+    def _apply(self, event: Event | str, step: Callable[[float], list[Effect]]) -> None:
+        try:
+            self._carry_out_all(step(time.monotonic()))
+        except Exception as error:
+            # Root of every event: whatever it is, the machine is half applied and must not go on.
+            self._fail(event if isinstance(event, str) else _name_of(event), error)
+
+    def ask(self, question: Callable[[float], list[Effect]]) -> None:
+        """Ask the machine something outside of `handle`, such as its owner's wish.
+
+        Raises what the machine answers to the asker, a RemoteError or UserError; TransientError
+        while nothing is driven; InternalError if the machine fails over it.
+        """
+        if self._is_over:
+            raise TransientError("the daemon is starting or stopping")
+        try:
+            self._carry_out_all(question(time.monotonic()))
+        except (RemoteError, UserError):
+            raise  # Refused before anything changed.
+        except Exception as error:
+            # Root of every question, as of every event.
+            raise self._fail("a request of its owner", error) from error
+
+    def fault(self, peer: bytes, error: RemoteError) -> None:
+        """Tell the machine of an offence that was found while reading a peer's bytes."""
+        if not self._is_over:
+            self._apply(
+                f"an offence of host {short(peer)}", lambda _: self.machine.fault(peer, error)
+            )
+
+    def _fail(self, what: str, error: Exception) -> InternalError:
+        """Handle nothing from now on, and let `run` say why."""
+        failure = InternalError(f"{type(error).__name__} over {what}: {error}")
+        failure.__cause__ = error
+        self._events.clear()
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_exception(failure)
+        return failure
 
     def send(self, peer: bytes, message: Message) -> None:
         """Queue a message that no machine asked for, such as a report; lost without a stream."""
@@ -210,11 +263,15 @@ class Driver:
             former.abort("replaced by a newer stream")
             self.take(PeerDown(stream.peer, "replaced by a newer stream"))
         self._streams[stream.peer] = stream
-        self.take(PeerUp(stream.peer))
-        reason = await self._read(stream)
-        if self._streams.get(stream.peer) is stream:
-            del self._streams[stream.peer]
-            self.take(PeerDown(stream.peer, reason))
+        reason = "reading failed"
+        try:
+            self.take(PeerUp(stream.peer))
+            reason = await self._read(stream)
+        finally:
+            # However reading ended: the machine must not take a dead stream for a live one.
+            if self._streams.get(stream.peer) is stream:
+                del self._streams[stream.peer]
+                self.take(PeerDown(stream.peer, reason))
 
     async def _read(self, stream: ControlStream) -> str:
         """Feed what a peer says to the machine; the reason why it ended."""
@@ -222,8 +279,8 @@ class Driver:
             try:
                 message = wire.decode_message(await stream.recv())
             except RemoteError as error:
-                if self._streams.get(stream.peer) is stream and not self._is_over:
-                    self._carry_out_all(self.machine.fault(stream.peer, error))
+                if self._streams.get(stream.peer) is stream:
+                    self.fault(stream.peer, error)
                 stream.abort(str(error))
                 return str(error)
             except TransientError as error:
@@ -231,3 +288,15 @@ class Driver:
             if self._streams.get(stream.peer) is not stream:
                 return "replaced"
             self.take(Received(stream.peer, message))
+
+
+def _name_of(event: Event) -> str:
+    """What happened, for people."""
+    match event:
+        case Received(peer, message):
+            return f"{type(message).__name__} from host {short(peer)}"
+        case JobDone(_, result):
+            return f"the result {type(result).__name__}"
+        case Note(value):
+            return f"{type(value).__name__} of this host"
+    return type(event).__name__

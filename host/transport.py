@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -21,6 +22,7 @@ from host.bulk import channels
 from host.bulk.transfers import BLOB_PROTOCOL, Bulk
 from host.files import keystore
 from host.files.keystore import Identity
+from host.nat import reachability, relay
 from host.nat.dialer import Dialer
 from host.nat.peer_file import PeerFile
 from host.nat.probe_messages import Inner
@@ -39,6 +41,7 @@ from host.options import BulkAt
 from host.runtime import lifecycle
 from host.stream_server import Accept, ControlHandler, StreamServer
 from protocol import limits
+from protocol.backoff import Backoff
 from protocol.errors import (
     InternalError,
     PeerUnreachable,
@@ -48,8 +51,12 @@ from protocol.errors import (
 )
 from protocol.ids import Digest, NodeKey
 
-_VERSION = limits.WIRE_VERSION
-CONTROL_PROTOCOL = f"shoal.control.{_VERSION}"
+CONTROL_PROTOCOL: Final = f"shoal.control.{limits.WIRE_VERSION}"
+INNER: Final[Mapping[Inner, str]] = {"control": CONTROL_PROTOCOL, "blob": BLOB_PROTOCOL}
+"""What a relay may carry."""
+
+START_AGAIN = Backoff((1.0, 2.0, 4.0, 8.0, 16.0, 30.0), jitter=0.25)
+"""Quick for a restart, polite for a long outage."""
 
 WITHDRAW_S = 2.0
 STOP_TASKS_S = 5.0
@@ -69,11 +76,6 @@ class Transport:
     Every method that talks to the network raises TransportLost while the engine is down, and
     TransientError or RemoteError otherwise; none waits for ever.
     """
-
-    REACH_PROTOCOL: Final = f"shoal.reach.{_VERSION}"
-    RELAY_PROTOCOL: Final = f"shoal.relay.{_VERSION}"
-    RELAYED_PROTOCOL: Final = f"shoal.relayed.{_VERSION}"
-    INNER: Final[Mapping[Inner, str]] = {"control": CONTROL_PROTOCOL, "blob": BLOB_PROTOCOL}
 
     def __init__(
         self,
@@ -117,15 +119,19 @@ class Transport:
         self._supervisor: asyncio.Task[None] | None = None
         self._stream_server = StreamServer(self.counters)
         self.faults = self._stream_server.faults
-        self.reachability = Reachability(self, self.dialer.known.saw)
-        self.relay = Relay(self, identity, relay_bytes_per_s)
+        self.reachability = Reachability(
+            self, self.dialer.known.saw, carries=lambda: self.relay.is_offered
+        )
+        self.relay = Relay(
+            self, identity, relay_bytes_per_s, own_addresses=self.reachability.told_addresses
+        )
         self.bulk = self._make_bulk(bulk)
         self._serving: dict[str, Accept] = {
             CONTROL_PROTOCOL: self._stream_server.control,
             BLOB_PROTOCOL: self.bulk.accept,
-            self.REACH_PROTOCOL: self.reachability.answer,
-            self.RELAY_PROTOCOL: self.relay.carry,
-            self.RELAYED_PROTOCOL: self.relay.accept,
+            reachability.PROTOCOL: self.reachability.answer,
+            relay.PROTOCOL: self.relay.carry,
+            relay.OFFER_PROTOCOL: self.relay.accept,
         }
         if bulk.is_on:
             self._serving[channels.PROTOCOL] = self.bulk.channels.answer
@@ -170,7 +176,7 @@ class Transport:
             except TransientError as error:
                 if self._is_closed:
                     raise
-                pause_s = addresses.backoff_s(attempt)
+                pause_s = START_AGAIN.pause_s(attempt, random.uniform)
                 on_attempt(str(error), pause_s)
             await asyncio.sleep(pause_s)
             attempt += 1
@@ -284,8 +290,9 @@ class Transport:
                 await self.start_with_retry(self._report_retry)
             except ShoalError as error:
                 # Another program took the port meanwhile: nobody is at the keyboard to be told.
-                self._report_retry(str(error), addresses.BACKOFF_S[-1])
-                await asyncio.sleep(addresses.BACKOFF_S[-1])
+                pause_s = START_AGAIN.steps_s[-1]
+                self._report_retry(str(error), pause_s)
+                await asyncio.sleep(pause_s)
 
     def _report_down(self, reason: str) -> None:
         self._down_reason = reason
@@ -311,7 +318,7 @@ class Transport:
 
     async def serve_inner(self, inner: Inner, wire: Wire) -> None:
         """Serves a stream that a relay carried, as one that came by itself."""
-        await self._serve(self.INNER[inner], wire)
+        await self._serve(INNER[inner], wire)
 
     async def _serve(self, protocol: str, wire: Wire) -> None:
         await self._serving[protocol](wire)
@@ -366,7 +373,7 @@ class Transport:
             with contextlib.suppress(TransientError):
                 return await self.relay.through(key, inner)
         try:
-            return await self.dial_plain(key, self.INNER[inner])
+            return await self.dial_inner(key, inner)
         except PeerUnreachable as error:
             # One that others dial is away if it does not answer; so is one that was just tried.
             if is_hidden or key in self.dialer.named or key in self.dialer.known.book:
@@ -379,6 +386,10 @@ class Transport:
     async def dial_plain(self, key: NodeKey, protocol: str) -> Wire:
         """A stream over a connection of our own. Raises PeerUnreachable or TransportLost."""
         return await self.live().dial(key, protocol, self.counters(key))
+
+    async def dial_inner(self, key: NodeKey, inner: Inner) -> Wire:
+        """As `dial_plain`, for what a relay could carry as well."""
+        return await self.dial_plain(key, INNER[inner])
 
     async def connect(
         self, key: NodeKey, places: Sequence[PeerAddress], *, timeout_s: float

@@ -102,3 +102,25 @@ class CorruptState(ShoalError):
 
 class InternalError(ShoalError):
     """An invariant of ours broke: a bug in Shoal."""
+
+
+class RoleFailed(InternalError):
+    """A daemon's role stopped over a bug, named as the cause; its state on the disk is whole."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(f"the {role} stopped over a bug")
+        self.role = role
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group of them, or the one that it is."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for one in error.exceptions for leaf in leaves(one)]
+    return [error]
+
+
+def sole(error: Exception) -> Exception:
+    """What a group of exceptions holds if it holds one; otherwise the error itself."""
+    found = leaves(error)
+    only = found[0] if len(found) == 1 else error
+    return only if isinstance(only, Exception) else error

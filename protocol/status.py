@@ -424,7 +424,7 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     version: str
     uptime_s: float
     state: str
-    """syncing, starting, training, starved, adrift, ended."""
+    """syncing, starting, training, starved, paused, finishing, adrift, ended."""
     sentence: str
     link: str
     link_detail: str

@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return failures.interrupted()
     except Exception as error:
-        return failures.report(error)
+        from shoal.common import restart
+
+        # Only a process that is nothing but this command may become another one.
+        return restart.after(error) if arguments is None else failures.report(error)
 
 
 def foreign_package() -> str | None:

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from host.runtime import kernel_cache
 
@@ -19,6 +21,44 @@ os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
 
 # What the person at this machine decided for their own daemons is no business of the tests'.
 os.environ["SHOAL_CONFIG"] = os.devnull
+
+# How long an example takes says something about the machine, and nothing about the code.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
+
+LONG_FIRST = ("tests/net/", "tests/sim/", "tests/property/", "tests/tui/", "tests/repo/")
+
+
+class LongFirst(LoadScopeScheduling):
+    """Keeps the tests of a file on one worker, where they share fixtures; simulations share little
+    and are handed out one by one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith("tests/sim/") else nodeid.split("::", 1)[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongFirst:
+    return LongFirst(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first, so that no worker ends long before the other. Among them
+    the limit of time says which take longest."""
+
+    def folder(item: pytest.Item) -> int:
+        starts = [item.nodeid.startswith(place) for place in LONG_FIRST]
+        return starts.index(True) if any(starts) else len(LONG_FIRST)
+
+    def limit_s(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return mark.args[0] if mark is not None else 0.0
+
+    longest_s: dict[object, float] = {}
+    for item in items:
+        longest_s[item.path] = max(longest_s.get(item.path, 0.0), limit_s(item))
+    items.sort(key=lambda item: (folder(item), -longest_s[item.path]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

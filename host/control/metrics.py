@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -12,6 +12,8 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+
+from protocol.messages import LearnerState
 
 Fields = Mapping[str, Any]
 
@@ -75,7 +77,7 @@ OF_LEARNERS: Final = {
     "heard_s": ("learner_heard_seconds", "Since it was last heard."),
     "goodput": ("learner_goodput_ratio", "Its time in local steps by its time alive."),
 }
-LEARNER_STATES: Final = ("syncing", "starting", "training", "starved", "adrift", "paused", "ended")
+LEARNER_STATES: Final = (*get_args(LearnerState), "adrift", "ended")
 
 
 class StatusCollector(Collector):

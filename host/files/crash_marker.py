@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from host.files import keystore
 from host.files.home import DaemonRole, Home
-from protocol.errors import ShoalError
+from protocol.errors import InternalError, RoleFailed, ShoalError, sole
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 KILLINGS = Path("/proc/vmstat")
@@ -44,7 +44,8 @@ class Note(Struct, frozen=True, kw_only=True):
 @contextlib.contextmanager
 def life(home: Home, role: DaemonRole, instance: str, *, remedy: str) -> Iterator[None]:
     """The exclusive life of a daemon: it holds the key, and its end, if told by nobody, is told by
-    its successor. UserError, ending with `remedy`, where another daemon has the key.
+    its successor. UserError, ending with `remedy`, where another daemon has the key; RoleFailed
+    where the daemon ends over a bug, which is in its log with its trace.
     """
     with keystore.lock(home.identity(role, instance), remedy=remedy):
         place = home.log(role, instance).with_suffix(".running")
@@ -57,11 +58,15 @@ def life(home: Home, role: DaemonRole, instance: str, *, remedy: str) -> Iterato
         try:
             with _fatal_signals_to(fatal):
                 yield
-        except ShoalError:
-            raise
         except Exception as error:
-            log.critical("the daemon ends over a bug: %r", error, exc_info=error)
-            raise
+            # Root of the daemon: an error that says what to do is the command's to tell.
+            found = sole(error)
+            if isinstance(found, ShoalError) and not isinstance(found, InternalError):
+                raise
+            # On the terminal the command tells it, in one line.
+            only = {"is_only_for_file": True}
+            log.critical("the daemon ends over a bug: %r", found, exc_info=error, extra=only)
+            raise RoleFailed(role) from error
         finally:
             place.unlink(missing_ok=True)
 

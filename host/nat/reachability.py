@@ -12,19 +12,19 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from host import addresses
 from host.nat import probe_messages
+from host.nat.connections import Connections
 from host.nat.probe_messages import ReachAsk, ReachTold
 from host.network.streams import Wire
+from protocol import limits
 from protocol.errors import ShoalError, TransientError
 from protocol.ids import NodeKey, short
 from protocol.peers.reachability import Reach, Reaching
 
-if TYPE_CHECKING:
-    from host.transport import Transport
-
+PROTOCOL: Final = f"shoal.reach.{limits.WIRE_VERSION}"
 log = logging.getLogger("shoal.reach")
 
 FIRST_LOOK_S: Final = 1.0
@@ -51,9 +51,17 @@ OnAddresses = Callable[[NodeKey, Sequence[str]], None]
 class Reachability:
     """The verdict on this host, kept up to date, and the service that others ask."""
 
-    def __init__(self, transport: Transport, on_addresses: OnAddresses) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        on_addresses: OnAddresses,
+        *,
+        carries: Callable[[], bool],
+    ) -> None:
+        """carries: whether this host relays streams of others."""
         self.machine = Reaching(random.Random().random)
-        self._transport = transport
+        self._connections = connections
+        self._carries = carries
         self._on_addresses = on_addresses
         self._said: Reach = "unknown"
         self._dialled_s: dict[NodeKey, float] = {}
@@ -62,12 +70,12 @@ class Reachability:
     @property
     def verdict(self) -> Reach:
         """How this host is reached, for all that is known now."""
-        return self.machine.verdict(self._transport.connected(), time.monotonic())
+        return self.machine.verdict(self._connections.connected(), time.monotonic())
 
     @property
     def relays(self) -> tuple[NodeKey, ...]:
         """Hosts that carry streams to this one; empty where it can be dialled."""
-        return self.machine.relays(self._transport.connected()) if self.is_hidden else ()
+        return self.machine.relays(self._connections.connected()) if self.is_hidden else ()
 
     @property
     def is_hidden(self) -> bool:
@@ -92,12 +100,12 @@ class Reachability:
                 names = ", ".join(short(key) for key in self.relays)
                 return (
                     f"Nobody outside can dial this host; {names} carry streams to it. To be "
-                    f"reached directly, forward TCP port {self._transport.port_outside} to it."
+                    f"reached directly, forward TCP port {self._connections.port_outside} to it."
                 )
         return (
-            "Nobody outside can dial this host, and no host that it knows carries streams to it. "
-            f"It can fetch and push, but not give. Forward TCP port {self._transport.port_outside}"
-            " to it."
+            "Nobody outside can dial this host, and no host that it knows carries streams to it. It "
+            "can fetch and push, but not give. Forward TCP port "
+            f"{self._connections.port_outside} to it."
         )
 
     async def run(self) -> None:
@@ -108,14 +116,14 @@ class Reachability:
             await asyncio.sleep(pause_s)
             pause_s = LOOK_EVERY_S
             try:
-                await self._transport.look_at_connections()
+                await self._connections.look_at_connections()
             except TransientError:
                 continue  # The engine's own troubles are told elsewhere.
             await self._ask_around()
             self._tell()
 
     async def _ask_around(self) -> None:
-        connected = self._transport.connected()
+        connected = self._connections.connected()
         asked = self.machine.to_ask(connected, time.monotonic())
         await asyncio.gather(*map(self._ask, asked))
 
@@ -137,10 +145,9 @@ class Reachability:
         self._on_addresses(peer, told.addresses)
 
     async def _answer_of(self, peer: NodeKey) -> ReachTold:
-        transport = self._transport
-        stream = await transport.dial_plain(peer, transport.REACH_PROTOCOL)
+        stream = await self._connections.dial_plain(peer, PROTOCOL)
         try:
-            port = transport.port_outside
+            port = self._connections.port_outside
             await probe_messages.send(stream, ReachAsk(port, True, self.told_addresses()))
             return await probe_messages.receive(stream, ReachTold, timeout_s=ANSWER_S)
         finally:
@@ -150,7 +157,7 @@ class Reachability:
         """Where others may dial this host, as far as it is known that they can."""
         if self.verdict != "direct":
             return ()
-        return tuple(self._transport.addresses()[:ADDRESSES_TOLD_MAX])
+        return tuple(self._connections.addresses()[:ADDRESSES_TOLD_MAX])
 
     def _tell(self) -> None:
         verdict = self.verdict
@@ -171,7 +178,7 @@ class Reachability:
                 could_dial = await dial_back(seen, ask.port)
             finally:
                 self._dials -= 1
-        relays = self.verdict == "direct" and self._transport.relay.is_offered
+        relays = self.verdict == "direct" and self._carries()
         await probe_messages.send(
             stream, ReachTold(could_dial, stream.address, relays, self.told_addresses())
         )

@@ -14,24 +14,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from host import addresses
 from host.files.keystore import Identity
 from host.nat import probe_messages
+from host.nat.connections import Connections
 from host.nat.probe_messages import Inner, RelayAsk, RelayOffer, RelayTold
 from host.nat.relay_tls import RelayTls
 from host.network.blobs import Slots
 from host.network.rate_limit import wait_turn
 from host.network.streams import Wire
 from host.network.token_bucket import PIECE_BYTES, TokenBucket
+from protocol import limits
 from protocol.errors import PeerBusy, PeerUnreachable, RemoteError, TransientError
 from protocol.ids import NodeKey, short
 
-if TYPE_CHECKING:
-    from host.transport import Transport
+PROTOCOL: Final = f"shoal.relay.{limits.WIRE_VERSION}"
+"""Asks a host to carry a stream."""
+
+OFFER_PROTOCOL: Final = f"shoal.relayed.{limits.WIRE_VERSION}"
+"""Offers a carried stream to the host that it is for."""
 
 log = logging.getLogger("shoal.relay")
 
@@ -75,11 +80,20 @@ class _Circuit:
 class Relay:
     """All three parts: asking for a relay, being one, and being reached through one."""
 
-    def __init__(self, transport: Transport, identity: Identity, bytes_per_s: int) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        identity: Identity,
+        bytes_per_s: int,
+        *,
+        own_addresses: Callable[[], tuple[str, ...]],
+    ) -> None:
+        """own_addresses: where others can dial this host, for all that is known."""
         self.carried = Carried()
         self.open = 0
         """Streams carried now."""
-        self._transport = transport
+        self._connections = connections
+        self._own_addresses = own_addresses
         self._sealer = RelayTls(identity)
         self._ceiling = TokenBucket(bytes_per_s) if bytes_per_s > 0 else None
         self._slots = Slots(CIRCUITS_MAX, CIRCUITS_PER_ASKER_MAX)
@@ -124,12 +138,12 @@ class Relay:
     async def through(self, key: NodeKey, inner: Inner) -> Wire:
         """A stream to a host by way of others. Raises PeerUnreachable, PeerBusy, RemoteError."""
         known = self._relays_of.get(key, ())
-        guesses = [one for one in self._transport.likely_relays() if one not in known]
+        guesses = [one for one in self._connections.likely_relays() if one not in known]
         trouble: TransientError = PeerUnreachable(f"nobody is known who reaches {short(key)}")
         ends_s = time.monotonic() + THROUGH_S
         for relay in [*known, *guesses][: max(len(known), RELAYS_TRIED_MAX)]:
             left_s = ends_s - time.monotonic()
-            if relay in (key, self._transport.key) or left_s <= 0:
+            if relay in (key, self._connections.key) or left_s <= 0:
                 continue
             try:
                 async with asyncio.timeout(min(ASK_S, left_s)):
@@ -142,11 +156,9 @@ class Relay:
         raise trouble
 
     async def _through(self, relay: NodeKey, key: NodeKey, inner: Inner) -> Wire:
-        transport = self._transport
-        stream = await transport.dial_plain(relay, transport.RELAY_PROTOCOL)
+        stream = await self._connections.dial_plain(relay, PROTOCOL)
         try:
-            here = transport.reachability.told_addresses()
-            await probe_messages.send(stream, RelayAsk(key, inner, here))
+            await probe_messages.send(stream, RelayAsk(key, inner, self._own_addresses()))
             told = await probe_messages.receive(stream, RelayTold, timeout_s=ASK_S)
             if told.status == "open":
                 sealed = await self._sealed(stream, key, is_server=False)
@@ -157,14 +169,14 @@ class Relay:
             raise
         stream.close()
         if told.status == "come":
-            return await transport.dial_plain(key, transport.INNER[inner])
+            return await self._connections.dial_inner(key, inner)
         if told.status == "busy":
             raise PeerBusy(f"relay {short(relay)} carries as much as it may")
         raise PeerUnreachable(f"relay {short(relay)} does not reach {short(key)}")
 
     async def _sealed(self, stream: Wire, key: NodeKey, *, is_server: bool) -> Wire:
         sealed = await self._sealer.seal(*stream.ends, peer=key, is_server=is_server)
-        return self._transport.wire_over(key, sealed)
+        return self._connections.wire_over(key, sealed)
 
     def _note_used(self, key: NodeKey) -> None:
         self._used_s.pop(key, None)
@@ -176,7 +188,6 @@ class Relay:
 
     async def accept(self, stream: Wire) -> None:
         """Takes a stream that a relay offers, or dials its asker instead."""
-        transport = self._transport
         offer = await probe_messages.receive(stream, RelayOffer)
         if offer.addresses and await self._come(offer):
             await probe_messages.send(stream, RelayTold("come"))
@@ -186,7 +197,7 @@ class Relay:
         await probe_messages.send(stream, RelayTold("open"))
         sealed = await self._sealed(stream, offer.of, is_server=True)
         self._note_used(offer.of)
-        await transport.serve_inner(offer.inner, sealed)
+        await self._connections.serve_inner(offer.inner, sealed)
 
     async def _come(self, offer: RelayOffer) -> bool:
         """Whether we are now connected with the asker, at one of the addresses that it names."""
@@ -194,7 +205,7 @@ class Relay:
         if not there:
             return False
         try:
-            await self._transport.connect(offer.of, there, timeout_s=COME_S)
+            await self._connections.connect(offer.of, there, timeout_s=COME_S)
         except TransientError as error:
             log.debug("%s cannot be dialled instead: %s", short(offer.of), error)
             return False
@@ -210,7 +221,7 @@ class Relay:
         if not self._slots.try_take(stream.peer):
             return await _refuse(stream, RelayTold("busy"))
         try:
-            if not await self._transport.is_connected(ask.to):
+            if not await self._connections.is_connected(ask.to):
                 return await _refuse(stream, RelayTold("absent"))
             try:
                 onward = await self._offer(stream.peer, ask)
@@ -222,8 +233,7 @@ class Relay:
             self._slots.release(stream.peer)
 
     async def _offer(self, asker: NodeKey, ask: RelayAsk) -> Wire:
-        transport = self._transport
-        onward = await transport.dial_plain(ask.to, transport.RELAYED_PROTOCOL)
+        onward = await self._connections.dial_plain(ask.to, OFFER_PROTOCOL)
         try:
             await probe_messages.send(onward, RelayOffer(asker, ask.inner, ask.addresses))
         except BaseException:
@@ -255,7 +265,7 @@ class Relay:
             other.close()
 
     async def _pump(self, source: Wire, target: Wire, circuit: _Circuit) -> None:
-        rate_limiter = self._transport.rate_limiter
+        rate_limiter = self._connections.rate_limiter
         try:
             while part := await source.read_some(PIECE_BYTES, timeout_s=None):
                 await wait_turn(rate_limiter.down, len(part))

@@ -68,6 +68,7 @@ def set_up(path: Path, *, is_json: bool | None) -> None:
     shoal.addHandler(kept)
     screen = logging.StreamHandler(sys.stderr)
     screen.setLevel(logging.INFO)
+    screen.addFilter(lambda record: not getattr(record, "is_only_for_file", False))
     screen.setFormatter(_Lines(is_json=not sys.stderr.isatty() if is_json is None else is_json))
     shoal.addHandler(screen)
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)

@@ -13,7 +13,6 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -29,7 +28,7 @@ from host.files.receipts_file import Contributions
 from host.network.foreign_errors import TransportState
 from host.network.token_bucket import TokenBucket
 from host.options import NodeOptions
-from host.runtime import logs
+from host.runtime import logs, software
 from host.runtime.lifecycle import Stopper, background, live, tidying
 from host.runtime.loop_lag import LoopLagMonitor
 from host.tape.tape_file import TapeLabel, TapeRecorder
@@ -254,7 +253,7 @@ class LearnerDaemon:
             genesis=self.genesis,
             layout_digest=self.layout.digest,
             name=self.options.name,
-            agent=f"shoal {version('shoal')}",
+            agent=f"shoal {software.version()}",
             incarnation=incarnation,
             evaluates=self.options.evaluates,
             shares_moments=self.options.shares_moments,
@@ -420,7 +419,7 @@ class LearnerDaemon:
                 await asyncio.wait({fetch})
 
     def _on_fault(self, peer: bytes, error: RemoteError) -> None:
-        self.machine.fault(peer, error)
+        self.driver.fault(peer, error)
 
     # Background.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from protocol.backoff import Backoff
+
 IN_FLIGHT_MIN = 2
 """Requests under way at one donor, however slow: while one ends and another begins, the line of
 the donor is not idle. Of more, each would only come later, and more is lost with the donor."""
@@ -28,21 +30,17 @@ RATE_SURE_S = 1.0
 RATE_FADES_S = 5.0
 """What came this long ago weighs a third in a rate."""
 
-ASK_AGAIN_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+ASK_AGAIN = Backoff((0.5, 1.0, 2.0, 4.0, 8.0))
 """A donor that lacked a version may be about to have it."""
 
-BUSY_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+BUSY = Backoff((0.25, 0.5, 1.0, 2.0, 4.0, 8.0))
 """Rest of a donor that serves as many as it may; busy longer than all of these, it is shunned."""
 
-SHUN_S = (5.0, 10.0, 20.0, 40.0, 60.0)
+SHUN = Backoff((5.0, 10.0, 20.0, 40.0, 60.0))
 """Rest of a donor that could not be reached or broke off."""
 
 BLAME_S = 300.0
 """Rest of a donor that sent wrong bytes."""
-
-
-def _step(steps: tuple[float, ...], times: int) -> float:
-    return steps[min(times, len(steps) - 1)]
 
 
 @dataclass(slots=True)
@@ -203,22 +201,22 @@ class Donor:
         """It does not hold the wanted version."""
         self.holds.discard(fragment)
         _, times = self._lacks.get(fragment, (0.0, 0))
-        self._lacks[fragment] = (now_s + _step(ASK_AGAIN_S, times), times + 1)
+        self._lacks[fragment] = (now_s + ASK_AGAIN.pause_s(times), times + 1)
 
     def busy(self, now_s: float) -> None:
         """It serves as many as it may."""
         self._in_flight_max = IN_FLIGHT_MIN
         if now_s < self._rest_until_s:
             return  # Several requests, one cause.
-        self._rest_until_s = now_s + _step(BUSY_S, self._busies)
+        self._rest_until_s = now_s + BUSY.pause_s(self._busies)
         self._busies += 1
-        if self._busies > len(BUSY_S):
+        if self._busies > len(BUSY.steps_s):
             self.shun(now_s)
 
     def shun(self, now_s: float) -> None:
         """It cannot be reached, or broke off."""
         if not self.is_shunned(now_s):  # Several requests, one cause.
-            self._shunned_until_s = now_s + _step(SHUN_S, self._failures)
+            self._shunned_until_s = now_s + SHUN.pause_s(self._failures)
             self._failures += 1
 
     def blame(self, now_s: float) -> None:

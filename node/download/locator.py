@@ -23,6 +23,7 @@ from host.network.leader_discovery import (
 from host.transport import Transport
 from node.machine.jobs import SeatFound
 from protocol import wire
+from protocol.backoff import Backoff
 from protocol.errors import NotHeld, RemoteError, TransientError
 from protocol.ids import short
 from protocol.messages import Envelope
@@ -41,7 +42,7 @@ ASK_EVERY_S = 1.0
 """Another leader is elected within seconds; the voters are asked again so often meanwhile."""
 
 CHARTERS_KEPT = 16
-GENESIS_PAUSE_S_MAX = 30.0
+GENESIS_AGAIN = Backoff((1.0, 2.0, 4.0, 8.0, 16.0, 30.0))
 GENESIS_ASKED_MAX = 8
 
 STRANGERS_ASKED_MAX = 8
@@ -70,7 +71,7 @@ async def fetch_genesis(
                 return bytes(await transport.fetch(peer, link.project, link.genesis_bytes))
             except (TransientError, RemoteError) as error:
                 reason = str(error)
-        pause_s = min(2.0**attempt, GENESIS_PAUSE_S_MAX)
+        pause_s = GENESIS_AGAIN.pause_s(attempt)
         on_attempt(f"the project's description cannot be fetched yet: {reason}", pause_s)
         await asyncio.sleep(pause_s)
         attempt += 1

@@ -20,6 +20,7 @@ from node.machine.jobs import (
 )
 from node.machine.snapshot_part import PartState
 from protocol import wire
+from protocol.backoff import Backoff
 from protocol.log.records import FragmentMerged
 from protocol.log.state import SwarmState
 from protocol.machine import Failed
@@ -27,8 +28,7 @@ from protocol.messages import Decline, Pull, Push, PushHeader, Settled
 from protocol.signing import seal
 from protocol.trace import FragmentAdvanced, FragmentApplied, PushSettled, WeightsReady
 
-FETCH_RETRY_S = 0.3
-FETCH_RETRY_S_MAX = 5.0
+FETCH_AGAIN = Backoff((0.3, 0.6, 1.2, 2.4, 4.8, 5.0))
 ADVANCE_TRIES = 3
 """Failures after which a fragment's full state is fetched instead of the missing payload."""
 
@@ -337,9 +337,8 @@ class FragmentSync:
             self.context.effects.do(Freeze(plan.index, track.index))
 
     def _retry_later(self, track: LocalFragment) -> None:
+        track.retry_s = self.context.now_s + FETCH_AGAIN.pause_s(track.failures)
         track.failures += 1
-        pause_s = min(FETCH_RETRY_S * 2 ** min(track.failures - 1, 6), FETCH_RETRY_S_MAX)
-        track.retry_s = self.context.now_s + pause_s
 
     def _resolve(
         self,

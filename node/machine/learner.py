@@ -32,6 +32,7 @@ from node.machine.snapshot_participant import SnapshotParticipant
 from node.machine.syncer_link import LINK_TRANSITIONS, Link, suspect_s
 from node.machine.trainer_control import TrainerControl
 from protocol import limits
+from protocol.backoff import Backoff
 from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
@@ -87,7 +88,7 @@ from protocol.project import Charter
 from protocol.snapshots.manifest import Marker
 from protocol.trace import CheckpointScored, LinkChanged, PeerMisbehaved, RecordCommitted
 
-BACK_OFF_S = (0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0)
+SEEK_AGAIN = Backoff((0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0), jitter=0.3)
 REFUSED_EXIT = 4
 """Exit code of a daemon that the project does not want."""
 
@@ -185,8 +186,8 @@ class LearnerMachine:
         """No link for now: try again after a growing, spread-out pause."""
         if (self.link, "lost") not in LINK_TRANSITIONS:
             return  # It is lost already.
-        pause_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
-        pause_s = max(pause_s * self.setup.rng.uniform(0.7, 1.3), retry_after_s or 0.0)
+        pause_s = SEEK_AGAIN.pause_s(self._failures, self.setup.rng.uniform)
+        pause_s = max(pause_s, retry_after_s or 0.0)
         self._failures += 1
         self._retry_s = self.context.now_s + pause_s
         self._fire("lost", reason)

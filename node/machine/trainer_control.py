@@ -36,6 +36,7 @@ from node.machine.moments_client import MomentsClient
 from node.machine.snapshot_part import PartState
 from node.machine.trainer_states import TRAINER_TRANSITIONS, TrainerState
 from protocol import limits
+from protocol.backoff import Backoff
 from protocol.log.records import BlocksLeased, BlocksReturned, CheckpointMarked
 from protocol.machine import Failed
 from protocol.messages import Cursor, Evaluation, Heartbeat, LearnerState
@@ -51,7 +52,7 @@ WAKES_MAX = 5
 """A parked state that so many trainers in a row could not take up is given up for a fresh one. That
 no trainer starts at all, for want of memory or a device, is no fault of the state."""
 
-RESTART_AFTER_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+RESTART = Backoff((1.0, 2.0, 5.0, 10.0, 30.0, 60.0))
 MICRO_BATCH_FIRST = 8
 """Assumed to have been tried when memory ran out before any was chosen."""
 
@@ -307,9 +308,8 @@ class TrainerControl:
             tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
             self.micro_batch = max(1, tried // 2)
             detail = f"out of memory; next try with a micro-batch of {self.micro_batch}"
-        pause_s = RESTART_AFTER_S[min(self._crashes, len(RESTART_AFTER_S) - 1)]
+        self._restart_s = self.context.now_s + RESTART.pause_s(self._crashes)
         self._crashes += 1
-        self._restart_s = self.context.now_s + pause_s
         self._fire("lost", detail)
         self._is_news = True
 
@@ -348,8 +348,7 @@ class TrainerControl:
             self.context.effects.do(ReplaceTrainer(f"its state could not be taken up: {detail}"))
         if self._wakes_failed > 1:
             self.micro_batch = max(1, (self._chosen_micro_batch or MICRO_BATCH_FIRST) // 2)
-        pause_s = RESTART_AFTER_S[min(self._wakes_failed, len(RESTART_AFTER_S) - 1)]
-        self._restart_s = self.context.now_s + pause_s
+        self._restart_s = self.context.now_s + RESTART.pause_s(self._wakes_failed)
         self._fire("not woken", detail)
 
     def shrink(self, words: str) -> None:

@@ -19,20 +19,6 @@ _OF_DISKS = {
 }
 
 
-def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions in a group of them, or the one that it is."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for one in error.exceptions for leaf in leaves(one)]
-    return [error]
-
-
-def sole(error: Exception) -> Exception:
-    """What a group of exceptions holds if it holds one; otherwise the error itself."""
-    found = leaves(error)
-    only = found[0] if len(found) == 1 else error
-    return only if isinstance(only, Exception) else error
-
-
 def of_this_machine(error: Exception) -> str | None:
     """What is wrong with this machine, and what to do; None where that is not the trouble."""
     for one in _chain(error):

@@ -8,7 +8,14 @@ import time
 from pathlib import Path
 
 from host.files.home import Home
-from protocol.errors import InternalError, ShoalError, TransientError, UserError
+from protocol.errors import (
+    InternalError,
+    RoleFailed,
+    ShoalError,
+    TransientError,
+    UserError,
+    sole,
+)
 from shoal.common.exit_codes import ExitCode
 
 _home: Home | None = None
@@ -31,11 +38,11 @@ def interrupted() -> int:
     return ExitCode.INTERRUPTED
 
 
-def report(error: Exception) -> int:
-    """Says what went wrong and returns the exit code for it."""
+def report(error: Exception, what_next: str = "") -> int:
+    """Says what went wrong, and after a bug what comes next; returns the exit code for it."""
     from shoal.common import causes  # Nothing here is wanted while all is well.
 
-    error = causes.sole(error)
+    error = sole(error)
     match error:
         case UserError():
             complain(str(error))
@@ -47,17 +54,26 @@ def report(error: Exception) -> int:
             complain(str(error))
             return ExitCode.FAILED
     cause = causes.of_this_machine(error)
-    what = cause or f"{_first_line(error)} This is a bug in Shoal."
+    what = cause or f"{_what_happened(error)} This is a bug in Shoal."
     try:
-        complain(f"{what} The report is in {_store(what, error)}")
+        where = f"The report is in {_store(what, error)}"
     except (OSError, ShoalError):
         print(_trace(error), file=sys.stderr)
-        complain(f"{what} Its trace is above.")
+        where = "Its trace is above"
+    complain(f"{what} {where}. {what_next}" if what_next else f"{what} {where}")
     return ExitCode.BUG if cause is None else ExitCode.FAILED
+
+
+def _what_happened(error: Exception) -> str:
+    if isinstance(error, RoleFailed) and isinstance(error.__cause__, Exception):
+        return f"The {error.role} stopped. {_what_happened(sole(error.__cause__))}"
+    return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0][:200].rstrip(".")
+    if isinstance(error, InternalError) and text:
+        return f"{text}."
     return f"{type(error).__name__}: {text}." if text else f"{type(error).__name__}."
 
 

@@ -15,7 +15,6 @@ import random
 import sys
 import time
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -40,7 +39,7 @@ from host.network.leader_discovery import (
     seat_topic,
 )
 from host.options import SyncerOptions
-from host.runtime import logs
+from host.runtime import logs, software
 from host.runtime.compute_pool import Cores
 from host.runtime.lifecycle import Stopper, background, live, tidying
 from host.runtime.loop_lag import LoopLagMonitor
@@ -240,7 +239,7 @@ class SyncerDaemon:
             self.disk.recover(),
             rng_seed,
             self.tape,
-            software=f"shoal {version('shoal')}",
+            software=f"shoal {software.version()}",
         )
 
     def _find_blob(self, peer: bytes, name: bytes) -> memoryview | None:
@@ -480,7 +479,7 @@ class SyncerDaemon:
                 "No standby is here that has everything, so the seat stays. Start another syncer "
                 "of this project, or see `shoal status` for why it lags."
             )
-        self.driver.carry_out(self.recorded.drain(time.monotonic()))
+        self.driver.ask(self.recorded.drain)
         return {"was_leading": machine.raft.is_leading, "standbys": [p.key.hex() for p in others]}
 
     def _take_snapshot(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -489,7 +488,7 @@ class SyncerDaemon:
         if seat is None or not self.machine.state.has_weights:
             words = status.sentence(self.machine, time.monotonic())
             raise UserError(f"No snapshot can be taken here now. {words}")
-        self.driver.carry_out(self.recorded.take_snapshot(time.monotonic()))
+        self.driver.ask(self.recorded.take_snapshot)
         taking = seat.snapshots.taking
         return {"snapshot": taking.snapshot if taking is not None else 0}
 
@@ -497,7 +496,7 @@ class SyncerDaemon:
         """Take a newer charter, signed by the owner, and see to its being adopted."""
         try:
             envelope = wire.decode(bytes.fromhex(str(request.get("envelope"))), Envelope)
-            self.driver.carry_out(self.recorded.offer_charter(envelope, time.monotonic()))
+            self.driver.ask(partial(self.recorded.offer_charter, envelope))
         except (RemoteError, ValueError) as error:
             raise UserError(f"The charter was not taken: {error}") from error
         return {"revision": self.machine.raft.context.newest_charter.revision}

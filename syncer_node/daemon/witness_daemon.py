@@ -321,7 +321,7 @@ class WitnessDaemon:
         """Take a newer charter, signed by the owner, and pass it on."""
         try:
             envelope = wire.decode(bytes.fromhex(str(request.get("envelope"))), Envelope)
-            self.driver.carry_out(self.machine.offer_charter(envelope, time.monotonic()))
+            self.driver.ask(partial(self.machine.offer_charter, envelope))
         except (RemoteError, ValueError) as error:
             raise UserError(f"The charter was not taken: {error}") from error
         return {"revision": self.machine.raft.context.newest_charter.revision}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocol import limits, wire
+from protocol.backoff import Backoff
 from protocol.errors import WrongProject
 from protocol.log.records import CharterAdopted
 from protocol.machine import Connect, Disconnect
@@ -13,7 +14,7 @@ from protocol.trace import VoterGreeted
 from syncer_node.raft.ballot import Pin
 from syncer_node.raft.context import Context, PeerVoter
 
-DIAL_S = (0.3, 0.6, 1.0, 2.0, 3.0)
+DIAL_AGAIN = Backoff((0.3, 0.6, 1.0, 2.0, 3.0))
 """Pauses between tries to reach another voter."""
 
 PASSIVE_DIAL_S = 8.0
@@ -101,7 +102,7 @@ class VoterStreams:
         peer = self.context.peers[key]
         peer.is_up = peer.is_greeted = False
         self.context.forget_held(key)
-        pause_s = DIAL_S[min(peer.failures, len(DIAL_S) - 1)]
+        pause_s = DIAL_AGAIN.pause_s(peer.failures)
         if peer.refusal or peer.trouble:
             pause_s = REFUSED_DIAL_S
         elif self.context.key > key:

@@ -30,7 +30,7 @@ class Side:
         self.identity = keystore.load_or_create(folder / name / "key")
         self.key = self.identity.key
         self.faults: list[RemoteError] = []
-        self.shaper, self.round_trips, self.traffic = RateLimiter(), RoundTrips(), Traffic()
+        self.rate_limiter, self.round_trips, self.traffic = RateLimiter(), RoundTrips(), Traffic()
         self.others: dict[bytes, Side] = {}
         self.addresses = (f"/ip4/{LOOPBACK}/tcp/1/p2p/x",)
         self.blobs: dict[bytes, bytes] = {}
@@ -41,7 +41,7 @@ class Side:
         self.bulk = Bulk(
             self.identity,
             at,
-            self.shaper,
+            self.rate_limiter,
             self.round_trips,
             lambda _: (self.traffic,),
             self.dial,

@@ -21,7 +21,7 @@ from shoal.project.template import create_text
 from syncer_node.storage.voter_files import VoterFiles
 from tests.net.lab_daemons import PORT, Daemons
 from tests.net.test_swarm_processes import CHANGES, until
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 LEARNERS = ("ada", "bob")
 DUTY = "0.2"

@@ -29,8 +29,8 @@ from protocol.messages import (
 from protocol.numerics.codecs import payload_bytes
 from protocol.project import Charter, Genesis
 from protocol.signing import seal
-from tests.builders import hello
 from tests.net.hosts import Host
+from tests.support.builders import hello
 
 NAME = "mallory\x1b[2J"
 CLAIM = 10**12

@@ -15,7 +15,7 @@ from tests.net.test_swarm_processes import (
     status,
     until,
 )
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 OUTPUT_CHARS = 3_000
 """The end of what each daemon printed, shown with a failure."""

@@ -10,7 +10,7 @@ import pytest
 
 from host.bulk.blob_store import BlobStore
 from host.network.leader_discovery import LearnerNotice, learners_topic
-from host.network.token_bucket import Bucket
+from host.network.token_bucket import TokenBucket
 from host.runtime.lifecycle import background
 from node.download.fetcher import StateFetcher
 from node.download.locator import Locator
@@ -43,7 +43,7 @@ class Donor:
         self.asked = 0
         for theta, momentum in states:
             self.blob_store.put_group(state_manifests(theta, momentum).blobs(theta, momentum))
-        bucket = Bucket(bytes_per_s)
+        bucket = TokenBucket(bytes_per_s)
         host.transport.serve_blobs(self._get, lambda *_: bucket)
 
     def _get(self, _, digest):

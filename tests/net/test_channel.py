@@ -171,7 +171,7 @@ def test_a_channel_that_breaks_in_the_middle_costs_no_byte_that_came(tmp_path, c
             await agree(two, one)
             two.channels.wanted(one.key, len(BLOB), 1.0)
             await until(lambda: len(two.channels.to(one.key)) == CONNECTIONS_FAR)
-            two.shaper.limit(None, 4 * len(BLOB))  # Slow enough to be cut.
+            two.rate_limiter.limit(None, 4 * len(BLOB))  # Slow enough to be cut.
 
             def cut(filled):
                 if filled > 2_000_000 and not broken:
@@ -297,7 +297,7 @@ def test_a_ceiling_holds_on_the_channel(tmp_path, side):
             for part in parts:
                 one.hold(part)
             await agree(two, one)
-            (one if side == "up" else two).shaper.limit(
+            (one if side == "up" else two).rate_limiter.limit(
                 *{"up": (rate, None), "down": (None, rate)}[side]
             )
             clock = asyncio.get_running_loop().time
@@ -320,7 +320,7 @@ def test_peers_share_a_ceiling_however_many_connections_they_have(tmp_path):
             await agree(three, one)
             two.channels.wanted(one.key, size, 1.0)
             await until(lambda: len(two.channels.to(one.key)) == CONNECTIONS_FAR)
-            one.shaper.limit(rate, None)
+            one.rate_limiter.limit(rate, None)
             clock = asyncio.get_running_loop().time
 
             async def timed(side):

@@ -15,7 +15,7 @@ from shoal.project.template import create_text
 from tests.net.channels import until as until_async
 from tests.net.hosts import run, swarm
 from tests.net.test_swarm_processes import CHANGES, Processes, status, until
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -47,7 +47,7 @@ def test_hosts_agree_on_a_channel_and_fall_back_when_it_is_killed(tmp_path):
             assert await two.transport.fetch(key, DIGEST, len(BLOB)) == BLOB
             over = channels.traffic[key].down_bytes
             assert over > len(BLOB)
-            two.transport.shaper.limit(None, 4 * len(BLOB))  # Slow enough to be cut.
+            two.transport.rate_limiter.limit(None, 4 * len(BLOB))  # Slow enough to be cut.
 
             def cut(filled):
                 if filled > len(BLOB) / 3:

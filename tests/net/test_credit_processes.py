@@ -24,7 +24,7 @@ from tests.net.hosts import run as run_async
 from tests.net.liar import CLAIM, NAME, hand_in_a_lie
 from tests.net.processes import Processes, free_port, shoal, status, until
 from tests.net.test_swarm_processes import start_learner, start_syncer, write_project
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 

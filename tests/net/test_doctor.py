@@ -13,7 +13,7 @@ from node.trainer.tools.trial_facts import TrialWish
 from protocol.numerics.outer import digest
 from shoal.doctor import probes
 from tests.net.hosts import Host, run
-from tests.tiny_project import CONFIG, INNER, SEQUENCE_TOKENS
+from tests.support.tiny_project import CONFIG, INNER, SEQUENCE_TOKENS
 
 pytestmark = pytest.mark.net
 

@@ -27,7 +27,7 @@ from tests.net.test_swarm_processes import (
     status,
     until,
 )
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 

@@ -8,9 +8,9 @@ import pytest
 
 from host.bulk.channel_policy import CONNECTIONS_FAR
 from tests.net.lab_peer import SIZES
-from tests.net.test_netlab_transport import Peer
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
+from tests.support.lab_hosts import Peer
 
 pytestmark = [pytest.mark.net, needs_lab]
 

@@ -10,9 +10,9 @@ import pytest
 
 from host.bulk.channel_policy import CONNECTIONS_FAR, RESTS_S
 from tests.net.lab_peer import SIZES
-from tests.net.test_netlab_transport import Peer
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
+from tests.support.lab_hosts import Peer
 
 pytestmark = [pytest.mark.net, needs_lab, pytest.mark.timeout(240)]
 

@@ -24,7 +24,7 @@ from tests.net.test_swarm_processes import until, write_project
 from tests.netlab import Lab, Link
 from tests.netlab.lab import ROOT
 from tests.netlab.marks import needs_lab
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(900), needs_lab]
 

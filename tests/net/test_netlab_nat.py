@@ -7,9 +7,9 @@ import time
 import pytest
 
 from tests.net.lab_peer import SIZES
-from tests.net.test_netlab_transport import Peer
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
+from tests.support.lab_hosts import Peer
 
 pytestmark = [pytest.mark.net, needs_lab]
 

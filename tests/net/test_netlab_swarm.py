@@ -18,7 +18,7 @@ from tests.net.lab_daemons import Daemons
 from tests.net.test_swarm_processes import until, write_project
 from tests.netlab import Lab, Link
 from tests.netlab.marks import needs_lab
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(150), needs_lab]
 

@@ -28,8 +28,8 @@ from node.machine.jobs import (
 )
 from node.trainer.model import describe_model
 from protocol.log.records import Span
-from tests.net.test_parking import BLOCKS, bench, open_files
-from tests.tiny_project import CONFIG, INNER, tiny_genesis
+from tests.support.tiny_project import CONFIG, INNER, tiny_genesis
+from tests.support.trainer_bench import BLOCKS, bench, open_files
 
 pytestmark = pytest.mark.net
 

@@ -22,7 +22,7 @@ from tests.net.test_swarm_processes import (
     until,
     write_project,
 )
-from tests.tiny_project import write_text
+from tests.support.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 

@@ -8,6 +8,9 @@ import time
 import pytest
 from blake3 import blake3
 
+from host.nat.reachability import PROTOCOL as REACH_PROTOCOL
+from host.nat.relay import OFFER_PROTOCOL as RELAYED_PROTOCOL
+from host.nat.relay import PROTOCOL as RELAY_PROTOCOL
 from host.network import blobs, streams
 from protocol.errors import MalformedMessage, PeerBusy, PeerUnreachable
 from tests.net.hosts import echo, run, swarm
@@ -122,7 +125,7 @@ def test_a_relay_that_sits_in_the_middle_itself_is_found_out(tmp_path):
     async def main():
         async with swarm(tmp_path, 3) as (relay, ada, bob):
             await introduced([relay, ada, bob])
-            relay = relay.transport.relay
+            carrier, carries = relay.transport, relay.transport.relay
 
             async def impersonate(wire):
                 from host.nat import probe_messages
@@ -131,9 +134,9 @@ def test_a_relay_that_sits_in_the_middle_itself_is_found_out(tmp_path):
                 ask = await probe_messages.receive(wire, RelayAsk)
                 assert ask.to == bob.identity.key
                 await probe_messages.send(wire, RelayTold("open"))
-                await relay._sealed(wire, ada.identity.key, is_server=True)
+                await carries._sealed(wire, ada.identity.key, is_server=True)
 
-            relay.transport._serving[relay.transport.RELAY_PROTOCOL] = impersonate
+            carrier._serving[RELAY_PROTOCOL] = impersonate
             with pytest.raises(PeerUnreachable, match="another key"):
                 await ada.transport.relay.through(bob.identity.key, "blob")
 
@@ -146,16 +149,16 @@ def test_every_start_says_what_it_is_told_in_vain(tmp_path):
     async def main():
         async with swarm(tmp_path, 2) as (one, two):
             for protocol in (
-                one.transport.RELAY_PROTOCOL,
-                one.transport.RELAYED_PROTOCOL,
-                one.transport.REACH_PROTOCOL,
+                RELAY_PROTOCOL,
+                RELAYED_PROTOCOL,
+                REACH_PROTOCOL,
             ):
                 wire = await two.transport.dial_plain(one.identity.key, protocol)
                 await wire.write((7).to_bytes(4, "big") + b"garbage", timeout_s=5)
                 with pytest.raises(PeerUnreachable):
                     await wire.read_exactly(1, timeout_s=5)
             assert one.transport.faults == {MalformedMessage.reason: 3}
-            wire = await two.transport.dial_plain(one.identity.key, one.transport.RELAY_PROTOCOL)
+            wire = await two.transport.dial_plain(one.identity.key, RELAY_PROTOCOL)
             await wire.write((1 << 30).to_bytes(4, "big"), timeout_s=5)
             with pytest.raises(PeerUnreachable):
                 await wire.read_exactly(1, timeout_s=5)

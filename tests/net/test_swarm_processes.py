@@ -33,13 +33,13 @@ from protocol.messages import Refused
 from shoal.project import file_commands
 from shoal.project.template import create_text
 from syncer_node.storage.store import find_checkpoint, read_checkpoint
-from tests.builders import hello
 from tests.net.hosts import Host
 from tests.net.hosts import run as run_async
 from tests.net.processes import Processes, free_port, shoal, status, until
-from tests.tiny_project import write_text
+from tests.support.builders import hello
+from tests.support.tiny_project import write_text
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.net, pytest.mark.smoke, pytest.mark.timeout(600)]
 
 LEARNERS = ("ada", "bob", "eve")
 VICTIM = "eve"

@@ -23,7 +23,14 @@ from node.trainer.text.corpus import open_corpus
 from node.trainer.text.reader import BlockReader
 from node.trainer_client.process import TrainerProcess
 from protocol.errors import TransientError
-from tests.tiny_project import BLOCK_SEQUENCES, FRAGMENTS, INNER, configure, data_spec, tiny_genesis
+from tests.support.tiny_project import (
+    BLOCK_SEQUENCES,
+    FRAGMENTS,
+    INNER,
+    configure,
+    data_spec,
+    tiny_genesis,
+)
 
 pytestmark = pytest.mark.net
 

@@ -170,7 +170,7 @@ def test_a_ceiling_holds_for_all_transfers_together_and_control_does_not_wait(tm
             one.transport.serve_blobs(lambda _, asked: memoryview(named[asked]))
             one.transport.serve_control(echo)
             limits_of = {"up": (rate, None), "down": (None, rate)}[side]
-            (one if side == "up" else two).transport.shaper.limit(*limits_of)
+            (one if side == "up" else two).transport.rate_limiter.limit(*limits_of)
             clock = asyncio.get_running_loop().time
             begun_s = clock()
             fetches = [

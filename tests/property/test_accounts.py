@@ -14,7 +14,7 @@ from protocol.log.batching import accounts_in_messages
 from protocol.log.records import AccountsNoted, SeatTaken, record_hash
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import AccountsPart
-from tests.builders import FRAGMENTS, LEARNERS, SYNCER, Log, contribution, merged, weights
+from tests.support.builders import FRAGMENTS, LEARNERS, SYNCER, Log, contribution, merged, weights
 
 learners = st.sampled_from([one.key for one in LEARNERS])
 parts = st.lists(

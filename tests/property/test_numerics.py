@@ -11,7 +11,7 @@ from protocol.numerics.codecs import CHUNK, check, decode, encode, payload_bytes
 from protocol.numerics.merge import Contribution, merge_fragment, norm
 from protocol.numerics.outer import encode_with_feedback, outer_step
 from protocol.project import TensorSpec
-from tests import oracle
+from tests.support import oracle
 
 CODECS = ("f32", "bf16", "int8", "int4", "int2", "int1")
 modest = settings(max_examples=60, deadline=None)

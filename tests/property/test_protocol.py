@@ -28,7 +28,7 @@ from protocol.project import Charter
 from protocol.quorum import GraceWindow
 from protocol.rounds import PullState, Round, RoundState
 from syncer_node.raft.jobs import Append
-from tests.builders import (
+from tests.support.builders import (
     FRAGMENTS,
     LEARNERS,
     SYNCER,
@@ -45,7 +45,7 @@ from tests.builders import (
     state_digests,
     weights,
 )
-from tests.strategies import (
+from tests.support.strategies import (
     bodies,
     documents,
     each_of,

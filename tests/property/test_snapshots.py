@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, example, given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -10,7 +11,7 @@ from node.machine.snapshot_part import TokenAccountsState
 from node.machine.token_accounts import TokenAccounts
 from simulator.swarm.swarm import afflict
 from simulator.virtual.network import NetworkModel
-from tests.snapshot_swarms import go_back, take_at, watched
+from tests.support.snapshot_swarms import go_back, take_at, watched
 
 networks = st.builds(
     NetworkModel,
@@ -21,19 +22,7 @@ networks = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    seed=st.integers(0, 10_000),
-    apply=st.sampled_from(["overwrite", "rebase"]),
-    network=networks,
-    times_s=st.lists(st.floats(12.0, 55.0), min_size=1, max_size=6),
-    is_troubled=st.booleans(),
-    steps_s=st.lists(st.sampled_from([0.3, 0.5, 0.9, 2.5]), min_size=1, max_size=4).map(tuple),
-)
-@example(3, "rebase", NetworkModel(0.3, 0.4), [20.0, 21.0, 33.3], True, (0.2, 0.9, 2.5))
-def test_any_cut_is_consistent_and_can_be_gone_back_to(
-    seed, apply, network, times_s, is_troubled, steps_s
-):
+def cut_and_go_back(seed, apply, network, times_s, is_troubled, steps_s):
     """The judges see every message and every local step: each push is before or after each cut,
     none is counted twice or lost, and tokens add up, at the cut and after going back to it."""
     swarm = watched(seed, apply=apply, network=network, steps_s=steps_s)
@@ -48,6 +37,25 @@ def test_any_cut_is_consistent_and_can_be_gone_back_to(
     known = [one for one in swarm.cuts.kept if one.snapshot in here]
     if known:
         go_back(swarm, known[seed % len(known)])
+
+
+def test_cuts_in_a_troubled_swarm_are_consistent_and_can_be_gone_back_to():
+    network = NetworkModel(0.3, 0.4)
+    cut_and_go_back(3, "rebase", network, [20.0, 21.0, 33.3], True, (0.2, 0.9, 2.5))
+
+
+@pytest.mark.slow
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 10_000),
+    apply=st.sampled_from(["overwrite", "rebase"]),
+    network=networks,
+    times_s=st.lists(st.floats(12.0, 55.0), min_size=1, max_size=6),
+    is_troubled=st.booleans(),
+    steps_s=st.lists(st.sampled_from([0.3, 0.5, 0.9, 2.5]), min_size=1, max_size=4).map(tuple),
+)
+def test_any_cut_is_consistent_and_can_be_gone_back_to(**swarm):
+    cut_and_go_back(**swarm)
 
 
 class BooksMachine(RuleBasedStateMachine):

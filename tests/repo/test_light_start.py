@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from host.files.home import Home
-from tests.daemon_double import SENTENCE, FakeDaemon
+from tests.support.daemon_double import SENTENCE, FakeDaemon
 
 TRAINING = ("torch", "transformers", "datasets", "accelerate", "pydantic", "hivemind.averaging")
 HEAVY = (*TRAINING, "hivemind", "numpy", "asyncio")

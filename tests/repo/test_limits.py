@@ -15,7 +15,7 @@ FUNCTION_LINES_MAX = 60
 CATCHES_EVERYTHING = {
     "host/bulk/bulk_loop.py": 1,
     "host/control/server.py": 1,
-    "host/driver.py": 1,
+    "host/driver.py": 3,
     "host/files/crash_marker.py": 1,
     "host/runtime/lifecycle.py": 1,
     "host/stream_server.py": 2,
@@ -30,6 +30,7 @@ libraries that raise nothing narrower. A reason stands beside each."""
 
 SLEEPS = {
     "shoal/common/daemons.py",
+    "shoal/common/restart.py",
     "shoal/demo/processes.py",
     "shoal/machine/logs_command.py",
     "shoal/machine/status_command.py",

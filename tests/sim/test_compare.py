@@ -29,7 +29,7 @@ from simulator.compare.decoupled import Decoupled
 from simulator.compare.lockstep import Lockstep, LockstepSpec
 from simulator.compare.outcome import Outcome
 from simulator.compare.setting import Setting, failures_until
-from tests.tiny_project import INNER, SEQUENCE_TOKENS, tiny_genesis
+from tests.support.tiny_project import INNER, SEQUENCE_TOKENS, tiny_genesis
 
 STEPS, LEARNERS = 24, 3
 SETTING = Setting(seed=11, learners=LEARNERS, steps=STEPS, mtbi_s=20.0, away_s=10.0)

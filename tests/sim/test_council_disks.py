@@ -13,7 +13,7 @@ from syncer_node.raft.context import Context
 from syncer_node.raft.election import Election
 from syncer_node.raft.log import RaftLog
 from syncer_node.raft.raft import Raft
-from tests.sim.test_council import RECOVERY_S, council, finds, refusals, standbys, wipe
+from tests.support.councils import RECOVERY_S, council, finds, refusals, standbys, wipe
 
 # Disks that were put back, and disks in two places.
 

@@ -15,7 +15,7 @@ from simulator.checkers.ledger import Violation
 from simulator.stand_ins.provenance import OUTER, ProvenanceBackend, ProvenanceChecker
 from simulator.swarm.swarm import build_swarm
 from syncer_node.machine.contributor_notes import ContributorNotes
-from tests.snapshot_swarms import go_back, take_at, watched
+from tests.support.snapshot_swarms import go_back, take_at, watched
 
 CAPACITY = 2048
 

@@ -15,7 +15,7 @@ from simulator.swarm.swarm import build_swarm
 from syncer_node.machine.rounds import Rounds
 from syncer_node.raft import log as raft_log
 from syncer_node.raft.jobs import Append, Appended
-from tests.builders import rounds
+from tests.support.builders import rounds
 
 
 def test_broadcasting_before_the_fsync_is_found_when_the_syncer_dies(monkeypatch):

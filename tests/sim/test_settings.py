@@ -12,7 +12,7 @@ from protocol.trace import CheckpointScored, FragmentApplied, FragmentCommitted
 from simulator.swarm.swarm import build_swarm
 from simulator.virtual.network import NetworkModel
 from syncer_node.machine.jobs import FetchPush
-from tests.builders import rounds
+from tests.support.builders import rounds
 
 
 def losses(swarm):

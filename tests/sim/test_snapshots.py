@@ -21,7 +21,8 @@ from simulator.scenarios import runs, scenarios
 from simulator.swarm.parts import SimParts, TrainerCopy
 from simulator.swarm.snapshots import take
 from syncer_node.machine.snapshots import Snapshots
-from tests.snapshot_swarms import go_back, take_at, watched
+from tests.support.choices import first
+from tests.support.snapshot_swarms import go_back, take_at, watched
 
 TOKENS_PER_STEP = 2 * 16
 
@@ -199,7 +200,7 @@ def test_a_schedule_is_kept_and_the_oldest_go():
     assert parts <= set(taken[-3:])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first(1, range(4)))
 def test_snapshots_under_all_kinds_of_faults(seed):
     outcome = runs.run(scenarios.BUILT_IN["snapshots"], seed, line=quiet)
     assert not outcome.violation

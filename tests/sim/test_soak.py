@@ -12,8 +12,7 @@ from protocol.log import state
 from simulator.scenarios.soak import Soak, grown, held_by
 from syncer_node.machine import recent_entries, rounds
 from syncer_node.raft import log
-
-HOURS = 12
+from tests.support.choices import first
 
 
 @pytest.fixture
@@ -26,9 +25,10 @@ def soak(monkeypatch):
     return Soak(1, steps_s=(12.0, 15.0))
 
 
-@pytest.mark.timeout(300)
-def test_nothing_grows_over_hours_of_an_undecided_owner(soak):
-    for _ in range(HOURS):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hours", first(1, (6, 12)))
+def test_nothing_grows_over_hours_of_an_undecided_owner(soak, hours):
+    for _ in range(hours):
         soak.run_hour()
     assert {host: grown(soak.hours, host) for host in soak.hours[-1].held} == {
         "syncer": [],
@@ -37,13 +37,14 @@ def test_nothing_grows_over_hours_of_an_undecided_owner(soak):
     }
     first, second = soak.swarm.learners
     assert first.life == 1, "the first one's daemon lived through all of it"
-    assert second.life > HOURS
+    assert second.life > hours
     tally = first.learner.context.tally
-    assert tally.trainer_restarts >= 3
-    assert tally.merged > 20 * HOURS
+    assert tally.trainer_restarts >= hours // 4
+    assert tally.merged > 20 * hours
     soak.swarm.check()
 
 
+@pytest.mark.slow
 def test_what_grows_is_found(soak, monkeypatch):
     kept = []
     honest = TrainerControl.pause

@@ -32,8 +32,8 @@ from syncer_node.raft import jobs as raft_jobs
 from syncer_node.storage import tape_recorder
 from syncer_node.storage.machine_state import Externals, read_machine, write_machine
 from syncer_node.storage.tape_recorder import read_decision
-from tests import builders
-from tests.taping import alter, record_swarm
+from tests.support import builders
+from tests.support.taping import alter, record_swarm
 from tui.recording.files import Recording
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from textual.binding import Binding
 
-from tests.tui import recordings
-from tests.tui.screens import screen_lines, screen_text
-from tests.tui.staged import LARGE, Staged, drive, notices, replay, settle
+from tests.support import recordings
+from tests.support.screens import screen_lines, screen_text
+from tests.support.staged import LARGE, Staged, drive, notices, replay, settle
 from tui.app import ShoalApp
 from tui.screens.dialogs import Confirm, Page, PauseMenu
 from tui.text.theme import THEMES

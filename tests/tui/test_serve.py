@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from host.addresses import claim_port
-from tests.tui import recordings
+from tests.support import recordings
 
 
 def test_the_screen_runs_for_a_browser(tmp_path):

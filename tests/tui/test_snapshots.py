@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tui import recordings
-from tests.tui.staged import Staged, settle
+from tests.support import recordings
+from tests.support.staged import Staged, settle
 from tui.app import ShoalApp
 from tui.frames.frame import Frame
 from tui.frames.sources import PlaybackSource

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from protocol.errors import TransientError, UserError
-from tests.tui import recordings
+from tests.support import recordings
 from tui.frames.frame import Frame
 from tui.frames.history import History
 from tui.frames.scene import Scene

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from protocol.status import ContributorRow, GuestStatus
-from tests.tui import recordings
-from tests.tui.screens import screen_lines, screen_text
-from tests.tui.staged import LARGE, SMALL, Staged, drive, settle
+from tests.support import recordings
+from tests.support.screens import screen_lines, screen_text
+from tests.support.staged import LARGE, SMALL, Staged, drive, settle
 from tui import once
 from tui.app import ShoalApp
 from tui.frames.frame import Attached, Frame

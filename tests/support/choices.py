@@ -1,0 +1,16 @@
+"""Which of many like cases run at once, and which only when everything does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def first(count: int, cases: Iterable[Any]) -> list[Any]:
+    """All cases, for `parametrize`; those after the first few are marked slow."""
+    return [
+        pytest.param(case, marks=[pytest.mark.slow] if at >= count else [])
+        for at, case in enumerate(cases)
+    ]

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from node.trainer import loop, micro_batch
+from node.trainer.failures import StepAbandoned
+from node.trainer.loop import cross_entropy_sum
+from node.trainer.micro_batch import FILE, KEPT_MAX, Fit, even, fit, recall, remember
+from tests.support.tiny_loop import GENESIS, make_loop, weights_of
+from tests.support.tiny_project import INNER
+
+EIGHT = msgspec.structs.replace(INNER, batch_sequences=8)
+
+
+class Narrow:
+    """A device whose memory holds so many sequences, and says when that is too little."""
+
+    def __init__(self, sequences):
+        self.sequences = sequences
+        self.seen = []
+
+    def __call__(self, model, piece):
+        self.seen.append(len(piece))
+        if len(piece) > self.sequences:
+            raise torch.OutOfMemoryError("out of memory")
+        return cross_entropy_sum(model, piece)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def losses(one, steps=3):
+    return [one.step().loss for _ in range(steps)]
+
+
+def test_memory_that_runs_out_in_a_step_halves_the_micro_batch_and_loses_nothing():
+    narrow = Narrow(2)
+    short = make_loop(inner=EIGHT, loss_sum=narrow)
+    given = make_loop(inner=EIGHT, micro_batch=2)
+    assert losses(short) == losses(given)
+    assert torch.equal(weights_of(short), weights_of(given))
+    assert short.micro_batch == 2
+    assert narrow.seen[:6] == [8, 4, 2, 2, 2, 2]
+    assert short.take_adjustments() == (
+        "memory ran out; the trainer goes on with a micro-batch of 4",
+        "memory ran out; the trainer goes on with a micro-batch of 2",
+    )
+    assert short.take_adjustments() == ()
+
+
+def test_one_sequence_that_does_not_fit_is_out_of_memory():
+    with pytest.raises(torch.OutOfMemoryError):
+        make_loop(loss_sum=Narrow(0)).step()
+
+
+def test_a_bug_in_a_step_is_no_reason_to_go_on():
+    def broken(model, piece):
+        raise RuntimeError("shapes differ")
+
+    one = make_loop(loss_sum=broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        one.step()
+
+
+def test_a_pause_while_memory_runs_out_gives_the_step_up():
+    one = make_loop(inner=EIGHT, loss_sum=Narrow(4))
+    before = weights_of(one)
+
+    def hold(work_s):
+        raise StepAbandoned
+
+    with pytest.raises(StepAbandoned):
+        one.step(hold)
+    assert torch.equal(weights_of(one), before)
+    assert one.reader.position == 0
+
+
+def test_a_compiler_that_fails_is_left_out_and_told():
+    class Broken:
+        def __call__(self, *arguments, **named):
+            raise RuntimeError("no compiler\nfound")
+
+    one, plain = make_loop(), make_loop()
+    one._forward = Broken()
+    assert one.is_compiled
+    assert losses(one) == losses(plain)
+    assert not one.is_compiled
+    assert one.take_adjustments() == ("torch.compile failed and is left out (no compiler found)",)
+
+
+def test_a_dry_step_leaves_everything_as_it_was(tmp_path):
+    dry, untouched = make_loop(inner=EIGHT), make_loop(inner=EIGHT)
+    random = dry.random_state()
+    assert fit(dry, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 8
+    assert dry.random_state() == random
+    assert all(one.grad is None for one in dry.model.parameters())
+    assert losses(dry) == losses(untouched)
+    assert torch.equal(weights_of(dry), weights_of(untouched))
+
+
+def test_on_a_processor_what_a_sequence_takes_decides(monkeypatch, tmp_path):
+    taken = {"VmRSS": 1000, "VmHWM": 1000}
+    monkeypatch.setattr(micro_batch, "_kib", lambda name: taken[name])
+    monkeypatch.setattr(micro_batch, "CLEAR_REFS", tmp_path / "none")
+    one = make_loop(inner=EIGHT)
+    weights = sum(each.nbytes for each in one.model.parameters())
+    taken["VmHWM"] = 1000 + 100  # A sequence takes 100 bytes.
+    for room, found in ((2 * weights + 1000 + 350, 3), (2 * weights + 1000 + 5000, 8), (1000, 1)):
+        assert fit(one, GENESIS, folder=tmp_path, room_bytes=room, ranks=1) == found
+    assert not (tmp_path / FILE).exists()
+
+
+def test_an_accelerator_is_tried_from_the_largest_down_and_remembered(monkeypatch, tmp_path):
+    narrow = Narrow(3)
+    one = make_loop(inner=EIGHT, loss_sum=narrow)
+    one.device = torch.device("meta")  # Not the processor; the tensors stay there all the same.
+    monkeypatch.setattr(
+        loop.InnerLoop, "_pass", lambda self, text, tokens: narrow(self.model, text)
+    )
+    monkeypatch.setattr(f"{__name__}.cross_entropy_sum", lambda model, piece: 0.0)
+    assert fit(one, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 2
+    assert narrow.seen == [8, 4, 2, 2]
+    narrow.seen.clear()
+    assert fit(one, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 2
+    assert narrow.seen == []
+    other = msgspec.structs.replace(
+        GENESIS, data=msgspec.structs.replace(GENESIS.data, sequence_tokens=16)
+    )
+    assert fit(one, other, folder=tmp_path, room_bytes=None, ranks=1) == 2
+    assert narrow.seen != []
+
+
+def test_the_newest_fits_are_kept_and_a_damaged_file_is_begun_anew(tmp_path):
+    for at in range(KEPT_MAX + 3):
+        remember(tmp_path, Fit(at, {"device": str(at)}))
+    assert recall(tmp_path, {"device": "2"}) is None
+    assert recall(tmp_path, {"device": "3"}) == 3
+    (tmp_path / FILE).write_bytes(b"{")
+    assert recall(tmp_path, {"device": "3"}) is None
+    remember(tmp_path, Fit(5, {"device": "x"}))
+    assert recall(tmp_path, {"device": "x"}) == 5
+
+
+@pytest.mark.parametrize(("largest", "sequences", "wanted"), [(8, 8, 8), (5, 8, 4), (3, 8, 3)])
+def test_pieces_are_as_even_as_they_can_be(largest, sequences, wanted):
+    assert even(largest, sequences) == wanted
+    assert np.ceil(sequences / wanted) == np.ceil(sequences / largest)

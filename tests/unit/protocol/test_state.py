@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import pytest
+
+from protocol import wire
+from protocol.errors import MalformedMessage
+from protocol.log.records import (
+    BlocksLeased,
+    BlocksReturned,
+    CharterAdopted,
+    CheckpointEvaluated,
+    CheckpointMarked,
+    RunEnded,
+    RunEnding,
+    SeatTaken,
+    Span,
+    WeightsInitialised,
+    record_hash,
+)
+from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, SwarmState, SwarmSummary
+from protocol.messages import Cursor
+from simulator.swarm.syncers import charter_envelope
+from tests.support.builders import (
+    ONE,
+    SYNCER,
+    TWO,
+    Log,
+    contribution,
+    digest_of,
+    merged,
+    project,
+    record,
+    state_digests,
+    weights,
+)
+
+
+@pytest.fixture
+def log():
+    return Log(SeatTaken(SYNCER.key), CharterAdopted(charter_envelope(project())), weights())
+
+
+def scored(log, loss, step=0):
+    """Mark a checkpoint and evaluate it."""
+    log.add(CheckpointMarked(step, ONE.key))
+    at = log.state.index
+    log.add(CheckpointEvaluated(at, step, log.state.tokens, ONE.key, loss))
+    return at
+
+
+def test_the_first_records_name_leader_charter_and_weights(log):
+    state = log.state
+    assert (state.index, state.term, state.leader) == (3, 1, SYNCER.key)
+    assert state.charter_revision == project().charter.revision
+    assert [f.version for f in state.fragments] == [0, 0, 0, 0]
+    assert {f.record_index for f in state.fragments} == {3}
+
+
+@pytest.mark.parametrize("changes", [{"index": 2}, {"index": 0}, {"previous": digest_of("other")}])
+def test_a_record_that_does_not_follow_is_refused_and_changes_nothing(changes):
+    state = SwarmState(4)
+    before = state.summary()
+    with pytest.raises(MalformedMessage, match="does not follow"):
+        state.apply(record(**changes), bytes(32))
+    assert state.summary() == before
+
+
+def test_the_same_record_twice_is_refused(log):
+    last = log.records[-1]
+    with pytest.raises(MalformedMessage):
+        log.state.apply(last, record_hash(wire.encode(last)))
+
+
+def test_weights_are_initialised_once(log):
+    with pytest.raises(MalformedMessage, match="once"):
+        log.add(weights())
+
+
+def test_a_merge_moves_its_fragment_by_one_version_and_no_other(log):
+    log.add(merged(fragment=2, version=1, global_step=1, state=state_digests(2, 1)))
+    assert [f.version for f in log.state.fragments] == [0, 0, 1, 0]
+    assert log.state.fragments[2].state == state_digests(2, 1)
+    assert log.state.fragments[2].record_index == log.state.index
+    assert log.state.global_step == 1
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_gap_in_versions_is_refused(log, version):
+    with pytest.raises(MalformedMessage, match="not the next"):
+        log.add(merged(version=version))
+
+
+def test_a_merge_of_an_unknown_fragment_is_refused(log):
+    with pytest.raises(MalformedMessage, match="no fragment 4"):
+        log.add(merged(fragment=4))
+
+
+def test_a_merge_before_there_are_weights_is_refused():
+    with pytest.raises(MalformedMessage, match="no fragment"):
+        Log(merged())
+
+
+def test_tokens_are_the_mean_over_fragments(log):
+    log.add(merged(fragment=0, contributions=(contribution(tokens=400),)))
+    assert log.state.tokens == 100
+    log.add(merged(fragment=1, global_step=2, contributions=(contribution(tokens=300),)))
+    assert log.state.tokens == 175
+
+
+def test_accounts_sum_over_sessions_and_count_clips(log):
+    parts = (
+        contribution(tokens=10),
+        contribution(incarnation=2, tokens=5, scale=0.5),
+        contribution(learner=TWO.key, tokens=1),
+    )
+    log.add(merged(contributions=parts))
+    mine, theirs = log.state.accounts[ONE.key], log.state.accounts[TWO.key]
+    assert (mine.merges, mine.tokens, mine.clipped) == (2, 15, 1)
+    assert (theirs.merges, theirs.tokens, theirs.clipped) == (1, 1, 0)
+
+
+def test_a_hand_in_finishes_the_blocks_before_its_cursor(log):
+    log.add(BlocksLeased(ONE.key, 1, (Span(0, 4, 0),)))
+    log.add(merged(contributions=(contribution(cursor=Cursor(2, 1)),)))
+    assert log.state.leases.held[ONE.key, 1] == [Span(2, 4, 1)]
+    log.add(BlocksReturned(ONE.key, 1))
+    assert log.state.leases.returned == [Span(2, 4, 1)]
+
+
+def test_rounds_never_go_back_whatever_order_they_commit_in(log):
+    log.add(merged(round=7, fragment=0))
+    log.add(merged(round=6, fragment=1, global_step=2))
+    assert log.state.rounds == 7
+
+
+def test_the_best_checkpoint_has_the_lowest_loss_and_of_equals_the_earliest(log):
+    scored(log, 3.0)
+    best = scored(log, 1.0)
+    scored(log, 1.0)
+    scored(log, 2.0)
+    assert log.state.best.checkpoint == best
+
+
+def test_there_is_no_best_before_the_first_evaluation(log):
+    assert log.state.best is None
+
+
+@pytest.mark.parametrize("lowest_at", [0, 1, 254, CURVE_POINTS_MAX])
+def test_a_curve_that_is_too_long_is_thinned_and_keeps_its_best_and_its_ends(log, lowest_at):
+    for number in range(CURVE_POINTS_MAX + 1):
+        scored(log, 0.5 if number == lowest_at else 2.0, step=number)
+    steps = [point.global_step for point in log.state.curve]
+    assert len(steps) < CURVE_POINTS_MAX
+    assert (steps[0], steps[-1]) == (0, CURVE_POINTS_MAX)
+    assert steps == sorted(set(steps))
+    assert log.state.best.global_step == lowest_at
+
+
+def test_marks_that_nobody_evaluates_are_bounded(log):
+    for step in range(MARKS_MAX + 3):
+        log.add(CheckpointMarked(step, None))
+    assert len(log.state.marks) == MARKS_MAX
+    assert max(log.state.marks) == log.state.checkpoint
+
+
+def test_a_run_ends_in_two_steps(log):
+    log.add(RunEnding("token-budget"))
+    assert (log.state.is_ending, log.state.ended) == (True, None)
+    ended = RunEnded(3, 100, 4, 1.5)
+    log.add(ended)
+    assert log.state.ended == ended
+
+
+def busy(log):
+    log.add(BlocksLeased(ONE.key, 1, (Span(0, 4, 0),)))
+    log.add(BlocksLeased(TWO.key, 1, (Span(4, 6, 0),)))
+    log.add(merged(contributions=(contribution(cursor=Cursor(2, 1)),)))
+    log.add(BlocksReturned(ONE.key, 1))
+    scored(log, 2.5, step=1)
+    return log.state
+
+
+def test_a_summary_restores_to_the_same_state(log):
+    state = busy(log)
+    summary = wire.decode(wire.encode(state.summary()), SwarmSummary)
+    restored = SwarmState.restore(summary, state.block_sequences)
+    assert restored == state
+    assert restored.summary() == state.summary()
+
+
+def test_a_restored_state_goes_on_like_the_original_and_shares_nothing_with_it(log):
+    state = busy(log)
+    restored = SwarmState.restore(state.summary(), state.block_sequences)
+    kept = wire.encode(state.summary())
+    following = record(merged(version=2, global_step=2), index=state.index + 1, previous=state.head)
+    restored.apply(following, digest_of("next"))
+    assert wire.encode(state.summary()) == kept
+    state.apply(following, digest_of("next"))
+    assert restored == state
+
+
+def test_the_fold_does_not_care_who_folds(log):
+    busy(log)
+    again = SwarmState(project().genesis.data.block_sequences)
+    for entry, one in zip(log.entries, log.records, strict=True):
+        again.apply(one, record_hash(entry.record))
+    assert again == log.state
+
+
+def test_weights_of_no_fragment_are_no_weights():
+    assert not Log(WeightsInitialised(())).state.has_weights
+
+
+def test_two_states_of_one_summary_count_each_for_itself(log):
+    state = busy(log)
+    summary = state.summary()
+    for account in SwarmState.restore(summary, state.block_sequences).accounts.values():
+        account.merges += 100
+    assert SwarmState.restore(summary, state.block_sequences) == state

@@ -1,0 +1,158 @@
+"""`shoal sim compare` as people meet it: rows, going on after an interruption, clear errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from protocol.errors import UserError
+from shoal.__main__ import main
+from shoal.project.template import create_text
+from simulator.compare.algorithms import ALGORITHMS, Algorithm, chosen
+from simulator.compare.results import RUNS_FILE, Folder, Run, rows_of, summaries
+from tests.support.tiny_project import write_text
+
+COLUMNS = {
+    "algorithm",
+    "seed",
+    "eval_loss",
+    "ratio_to_dp",
+    "tokens",
+    "bytes",
+    "virtual_wall_s",
+    "goodput",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project file of a tiny model on invented text."""
+    changes = {
+        "model.fragments": 2,
+        "model.config.hidden_size": 32,
+        "model.config.intermediate_size": 64,
+        "model.config.num_hidden_layers": 1,
+        "model.config.num_attention_heads": 2,
+        "model.config.num_key_value_heads": 2,
+        "data.source": "file",
+        "data.location": str(write_text(tmp_path / "text.txt", chars=30_000)),
+        "data.sequence_tokens": 16,
+        "data.heldout_frac": 0.3,
+        "rounds.local_steps": 2,
+        "rounds.overlap_steps": 1,
+        "training.batch_sequences": 2,
+        "limits.heldout_sequences": 4,
+    }
+    path = tmp_path / "tiny.toml"
+    path.write_text(create_text("tiny", changes=changes))
+    return path
+
+
+def compare(tmp_path: Path, *arguments: str) -> int:
+    where = ["--home", str(tmp_path / "home"), "sim", "compare"]
+    folder = ["--results", str(tmp_path / "runs")]
+    return main([*where, *arguments, *folder, "--steps", "4", "--learners", "2"])
+
+
+def run_of(name: str, seed: int, loss: float) -> Run:
+    return Run(
+        algorithm=name,
+        seed=seed,
+        fingerprint=f"{name} {seed}",
+        eval_loss=loss,
+        tokens=10,
+        bytes=20,
+        virtual_wall_s=30.0,
+        goodput=0.5,
+        seconds=1.0,
+    )
+
+
+def test_rows_table_and_files(tmp_path, project, capsys):
+    out, sheet = tmp_path / "rows.json", tmp_path / "rows.csv"
+    wanted = ("decoupled", "dp", "--project", str(project), "--seeds", "2")
+    assert compare(tmp_path, *wanted, "--json", str(out), "--csv", str(sheet)) == 0
+    rows = json.loads(out.read_text())
+    assert [(row["algorithm"], row["seed"]) for row in rows] == [
+        ("decoupled", 1),
+        ("dp", 1),
+        ("decoupled", 2),
+        ("dp", 2),
+    ]
+    assert all(set(row) == COLUMNS for row in rows)
+    assert {row["tokens"] for row in rows} == {2 * 4 * 2 * 16}
+    assert rows[0]["ratio_to_dp"] == rows[0]["eval_loss"] / rows[1]["eval_loss"]
+    assert rows[1]["ratio_to_dp"] == rows[3]["ratio_to_dp"] == 1.0
+    with sheet.open() as handle:
+        assert [row["algorithm"] for row in csv.DictReader(handle)] == 2 * ["decoupled", "dp"]
+    assert "held-out loss" in capsys.readouterr().out
+
+
+def test_a_second_call_does_only_what_is_missing(tmp_path, project, capsys, monkeypatch):
+    wanted = ("--project", str(project), "--seeds", "1")
+    assert compare(tmp_path, "dp", *wanted) == 0
+    done = []
+    train = Algorithm.run
+
+    def counted(self, *rest):
+        done.append(self.name)
+        return train(self, *rest)
+
+    monkeypatch.setattr(Algorithm, "run", counted)
+    assert compare(tmp_path, "dp", "fedavg", *wanted) == 0
+    assert done == ["fedavg"]
+    assert "1 of 2 runs are in" in capsys.readouterr().out
+    # Other rounds are no concern of data parallelism; another network is another run.
+    assert compare(tmp_path, "dp", *wanted, "--link-mbps", "10") == 0
+    assert done == ["fedavg", "dp"]
+    assert compare(tmp_path, "dp", *wanted) == 0
+    assert done == ["fedavg", "dp"]
+
+
+def test_a_torn_last_line_is_done_again_and_a_strange_one_is_named(tmp_path):
+    file = tmp_path / RUNS_FILE
+    lines = [msgspec.json.encode(run_of("dp", seed, 2.0)) for seed in (1, 2)]
+    file.write_bytes(lines[0] + b"\n" + lines[1][:20])
+    assert [run.seed for run in Folder(tmp_path).runs.values()] == [1]
+    assert file.read_bytes() == lines[0] + b"\n"
+    file.write_bytes(lines[0] + b"\n{}\n")
+    with pytest.raises(UserError, match=r"runs.jsonl, line 2, is no run"):
+        Folder(tmp_path)
+
+
+def test_ratios_are_of_paired_seeds():
+    runs = [run_of("dp", 1, 2.0), run_of("decoupled", 1, 2.1), run_of("decoupled", 2, 9.0)]
+    rows = rows_of(runs)
+    assert [row.ratio_to_dp for row in rows] == [1.0, 1.05, None]
+    summary = summaries(rows)[1]
+    assert (summary.seeds, summary.ratio_to_dp) == (2, 1.05)
+    assert summary.eval_loss == pytest.approx(5.55)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nope"], "There is no algorithm 'nope'. Choose from: dp, "),
+        (["dp", "--seeds", "0"], "--seeds"),
+        (["dp", "--link-mbps", "0"], "--link-mbps"),
+        (["dp", "--set", "rounds.local_steps"], "--set rounds.local_steps=8"),
+        (["dp", "--set", "rounds.steps=3"], "a key of the project file"),
+        (["dp", "--set", "rounds.local_steps=0"], "rounds.local_steps"),
+        (["dp", "--project", "absent.toml"], "There is no file absent.toml"),
+        (["dp", "--json", "/nowhere/at/all.json"], "its folder does not exist"),
+    ],
+)
+def test_bad_flags_get_one_clear_line(tmp_path, capsys, arguments, words):
+    assert compare(tmp_path, *arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_no_names_are_all_algorithms():
+    assert [one.name for one in chosen(())] == list(ALGORITHMS)
+    assert [one.name for one in chosen(["fedavg", "dp", "fedavg"])] == ["fedavg", "dp"]

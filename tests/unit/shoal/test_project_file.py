@@ -1,0 +1,455 @@
+"""What people write about a project, what is said if it is wrong, what signing makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from host.files import keystore
+from host.files.home import Home
+from host.files.signed_project import (
+    SignedProject,
+    open_project,
+    read_signed,
+    seal_project,
+    write_signed,
+)
+from protocol import wire
+from protocol.errors import BadSignature, InternalError, MalformedMessage, UserError, WrongProject
+from protocol.project import (
+    Charter,
+    Genesis,
+    InnerSpec,
+    LimitSpec,
+    Origin,
+    OuterSpec,
+    RoundSpec,
+    encode,
+)
+from protocol.signing import seal
+from shoal.project import charter_commands, file_commands
+from shoal.project.presets import preset_of
+from shoal.project.project_file import parse, read_file, sign
+from shoal.project.template import SECTIONS, create_text
+from tests.support.tiny_project import write_text
+
+TEXT = create_text("harbour")
+PATH = Path("project.toml")
+OTHER_KEY = "ab" * 32
+THREE_VOTERS = "".join(
+    f'\n[[voters]]\nkey = "{key * 32}"\nrole = "{role}"\npriority = 1\n'
+    for key, role in (("01", "syncer"), ("02", "witness"))
+)
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(UserError) as caught:
+        parse(text, PATH)
+    message = str(caught.value)
+    assert message.startswith("project.toml: ")
+    assert "\n" not in message
+    return message.removeprefix("project.toml: ")
+
+
+def changed(old: str, new: str) -> str:
+    assert TEXT.count(old) == 1, old
+    return TEXT.replace(old, new)
+
+
+def test_the_text_that_is_created_is_sound_and_says_what_it_says():
+    file = parse(TEXT, PATH)
+    assert (file.name, file.seed, file.architecture) == ("harbour", 1, "LlamaForCausalLM")
+    assert (file.fragments, file.rounds.local_steps, file.rounds.quorum) == (4, 8, 1)
+    assert file.limits.tokens == 20_000_000
+    assert file.config["tie_word_embeddings"] is True
+    assert [(line.key, line.voter.role) for line in file.voters] == [(None, "syncer")]
+
+
+def test_every_key_is_explained_and_no_line_is_too_long():
+    for section in SECTIONS:
+        for line in section.lines:
+            assert line.comment, f"{section.name}.{line.key}"
+    assert max(map(len, TEXT.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [("training", InnerSpec), ("outer", OuterSpec), ("rounds", RoundSpec), ("limits", LimitSpec)],
+)
+def test_every_field_of_the_charter_can_be_written(section, kind):
+    written = next(one for one in SECTIONS if one.name == section)
+    assert [line.key for line in written.lines] == [
+        field.name for field in msgspec.structs.fields(kind)
+    ]
+
+
+def test_the_paper_preset_is_sound_says_what_was_not_published_and_every_note_has_a_line():
+    paper = preset_of("paper")
+    text = create_text("paper", changes=paper.values, comments=paper.comments)
+    assert max(map(len, text.splitlines())) <= 100
+    file = parse(text, PATH)
+    assert (file.fragments, file.rounds.local_steps, file.rounds.overlap_steps) == (24, 24, 2)
+    assert (file.rounds.quorum, file.rounds.eligible, file.rounds.pace_share) == (1, "step", 0.0)
+    assert (file.inner.optimizer, file.outer.nesterov, file.rules.embeddings) == (
+        "adamw",
+        True,
+        "mean",
+    )
+    keys = {f"{section.name}.{line.key}" for section in SECTIONS for line in section.lines}
+    assert {*paper.values, *paper.comments} <= keys
+    for key in ("learning_rate = 0.7", "momentum = 0.9", "grace_safety = 0.9", "beta1 = 0.9"):
+        line = next(one for one in text.splitlines() if one.startswith(key))
+        assert "no published value known" in line
+
+
+def test_the_small_preset_is_the_text_as_it_is():
+    small = preset_of("small")
+    assert create_text("harbour", changes=small.values, comments=small.comments) == TEXT
+
+
+def test_other_values_are_written_where_asked():
+    text = create_text(
+        'a "quoted" näme', changes={"rounds.quorum": 3, "model.config.rms_norm_eps": 1e-5}
+    )
+    file = parse(text, PATH)
+    assert file.name == 'a "quoted" näme'
+    assert file.rounds.quorum == 3
+    assert file.config["rms_norm_eps"] == 1e-5
+    with pytest.raises(InternalError, match="quorm"):
+        create_text("n", changes={"rounds.quorm": 3})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "quorum = 1 ",
+            'quorum = "two" ',
+            'rounds.quorum must be an integer from 1 to 1024, not "two"',
+        ),
+        (
+            "quorum = 1 ",
+            "quorum = 1.0 ",
+            "rounds.quorum must be an integer from 1 to 1024, not 1.0",
+        ),
+        (
+            "quorum = 1 ",
+            "quorum = true ",
+            "rounds.quorum must be an integer from 1 to 1024, not true",
+        ),
+        ("quorum = 1 ", "quorum = 0 ", "rounds.quorum must be an integer from 1 to 1024, not 0"),
+        ("quorum = 1 ", "quorm = 1 ", "rounds.quorm is not a known key; did you mean quorum?"),
+        ("[outer]", "[outre]", "outre is not a known key; did you mean outer?"),
+        (
+            "momentum = 0.7",
+            "momentum = 1.0",
+            "outer.momentum must be a number of at least 0 and below 1",
+        ),
+        ("alpha = 0.5", "alpha = 1", "rounds.alpha must be a number of at least 0 and below 1"),
+        (
+            "patience_s = 20.0",
+            "patience_s = 0",
+            "rounds.patience_s must be a number above 0 and at most",
+        ),
+        ("grad_norm_max = 1.0", "grad_norm_max = nan", "training.grad_norm_max must be a number"),
+        (
+            'apply = "overwrite"',
+            'apply = "mix"',
+            'must be one of "blend", "overwrite", "rebase", not "mix"',
+        ),
+        (
+            'optimizer = "adamw"',
+            'optimizer = "lion"',
+            'training.optimizer must be one of "adamw", "muon", not "lion"',
+        ),
+        ("seed = 1 ", "seed = -1 ", "project.seed must be an integer from 0"),
+        ('name = "harbour"', 'name = ""', "project.name must be text of 1 to 64 characters"),
+        ('name = "harbour"', 'name = "a\\u001bb"', "project.name must be printable"),
+        ("tokens = 20_000_000", "tokens = 0", "limits.tokens must be an integer from 1"),
+        ("tokens = 20_000_000", "tokens = 100", "limits.tokens must be at least 2048"),
+        (
+            "quorum = 1 ",
+            "quorum = 300 ",
+            "rounds.quorum must be at most limits.learners (256), not 300",
+        ),
+        (
+            "overlap_steps = 2",
+            "overlap_steps = 9",
+            "rounds.overlap_steps must be at most model.fragments",
+        ),
+        ("vocab_size = 257", "vocab_size = 1979-01-01", "model.config.vocab_size must be"),
+        ('source = "python-stdlib"', 'source = "file"', "data.location must not be empty"),
+        ('location = ""', 'location = "x"', 'data.location must be ""'),
+        (
+            "banned = []",
+            'banned = ["me"]',
+            'admission.banned must be a key of 64 hex digits, not "me"',
+        ),
+        ('key = "this host"', 'key = "me"', 'voters.1.key must be "this host" or a key of 64 hex'),
+        ('role = "syncer"', 'role = "witness"', 'voters need at least one with role = "syncer"'),
+        ("priority = 10", "priority = 101", "voters.1.priority must be an integer from 0 to 100"),
+        ("[outer]", "[outer", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place_and_what_is_allowed(old, new, words):
+    assert words in refusal(changed(old, new))
+
+
+@pytest.mark.parametrize("key", ["seed", "fragments", "location", "beta1", "quorum", "lease_s"])
+def test_a_missing_key_is_named(key):
+    lines = [line for line in TEXT.splitlines() if not line.startswith(f"{key} =")]
+    # The comment of a long explanation goes on below its key and may stay.
+    assert f".{key} is missing" in refusal("\n".join(lines))
+
+
+def test_a_missing_section_is_named_and_admission_may_be_left_out():
+    start, end = TEXT.index("[rounds]"), TEXT.index("[limits]")
+    assert "rounds is missing" in refusal(TEXT[:start] + TEXT[end:])
+    start, end = TEXT.index("[admission]"), TEXT.index("[[voters]]")
+    assert parse(TEXT[:start] + TEXT[end:], PATH).banned == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training.optimizer": "muon"}, "only with the optimizer adamw: muon keeps nothing"),
+        ({"training.beta2": 0.4}, "only where beta1 x beta1 < beta2 < 1"),
+    ],
+)
+def test_optimizer_state_of_others_is_refused_where_nobody_could_judge_it(changes, words):
+    text = create_text("n", changes={"training.moments": "peer", **changes})
+    assert f'training.moments can be "peer" {words}' in refusal(text)
+    assert parse(create_text("n", changes=changes), PATH).inner.moments == "fresh"
+
+
+def test_two_voters_are_refused_and_three_are_welcome():
+    two = TEXT + THREE_VOTERS[: THREE_VOTERS.index("[[voters]]", 5)]
+    assert "cannot outvote each other" in refusal(two)
+    assert len(parse(TEXT + THREE_VOTERS, PATH).voters) == 3
+    assert "twice" in refusal(TEXT + THREE_VOTERS.replace("02" * 32, "01" * 32))
+
+
+def test_paths_start_beside_the_file_and_a_home_directory_stays_everyones_own(tmp_path):
+    text = create_text("n", changes={"data.source": "file", "data.location": "a.txt"})
+    assert parse(text, tmp_path / "p.toml").data.location == str(tmp_path / "a.txt")
+    text = create_text("n", changes={"data.source": "file", "data.location": "~/a.txt"})
+    assert parse(text, tmp_path / "p.toml").data.location == "~/a.txt"
+
+
+def test_a_file_that_is_absent_or_no_text_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="shoal project create"):
+        read_file(tmp_path / "none.toml")
+    (tmp_path / "odd.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="UTF-8"):
+        read_file(tmp_path / "odd.toml")
+
+
+# Signing
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("signing")
+    write_text(folder / "text.txt")
+    return folder
+
+
+def small_text(**changes: object) -> str:
+    values = {
+        "data.source": "file",
+        "data.location": "text.txt",
+        "data.sequence_tokens": 32,
+        "data.heldout_frac": 0.2,
+        "rounds.overlap_steps": 2,
+        "model.config.hidden_size": 48,
+        "model.config.intermediate_size": 96,
+        "model.config.num_hidden_layers": 2,
+        "model.config.num_attention_heads": 2,
+        "model.config.num_key_value_heads": 2,
+    }
+    return create_text("tiny", changes={**values, **changes})
+
+
+def signed(place: Path, *, former=None, **changes: object) -> SignedProject:
+    owner = keystore.load_or_create(place / "owner.key")
+    file = parse(small_text(**changes), place / "tiny.toml")
+    return sign(file, owner=owner, this_host=b"h" * 32, data_cache=place / "cache", former=former)
+
+
+def test_a_signed_project_holds_what_the_file_says_and_what_was_counted(place):
+    write_signed(place / "tiny.shoal", signed(place))
+    opened = read_signed(place / "tiny.shoal")
+    genesis, genesis_bytes, charter, envelope = opened
+    assert genesis.name == "tiny"
+    assert genesis.data.blocks > 0
+    assert genesis.data.digest != bytes(32)
+    assert genesis.model.tensors
+    assert genesis_bytes == encode(genesis)
+    assert charter.project == opened.id
+    assert charter.revision == 1
+    assert charter.voters[0].key == b"h" * 32
+    assert envelope.signer == genesis.owner
+    assert opened.stored() == signed(place)
+
+
+def test_signing_again_keeps_the_project_and_counts_the_charters_revisions(place):
+    write_signed(place / "again.shoal", signed(place))
+    first = read_signed(place / "again.shoal")
+    assert signed(place, former=first) == first.stored()
+    write_signed(place / "again.shoal", signed(place, former=first, **{"rounds.quorum": 2}))
+    second = read_signed(place / "again.shoal")
+    assert (second.id, second.charter.revision) == (first.id, 2)
+    other = signed(place, former=second, **{"project.seed": 2})
+    assert open_project(other.genesis, other.charter).charter.revision == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model.fragments": 500}, "fragments"),
+        ({"model.config.vocab_size": 100}, "vocab_size"),
+        ({"data.sequence_tokens": 512}, "positions"),
+        ({"model.config.no_such_key": 1}, "no_such_key"),
+        ({"model.architecture": "NoSuchModel"}, "NoSuchModel"),
+        ({"data.location": "absent.txt"}, "absent.txt"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_files_name(place, change, words):
+    with pytest.raises(UserError, match=words) as caught:
+        signed(place, **change)
+    assert str(caught.value).startswith("tiny.toml: ")
+
+
+def test_several_voters_are_signed_with_this_host_in_its_place(place):
+    owner = keystore.load_or_create(place / "owner.key")
+    file = parse(small_text() + THREE_VOTERS, place / "tiny.toml")
+    envelope = sign(file, owner=owner, this_host=b"\7" * 32, data_cache=place / "cache").charter
+    charter = wire.decode(envelope.payload, Charter)
+    assert [voter.key for voter in charter.voters] == [b"\7" * 32, b"\1" * 32, b"\2" * 32]
+    assert [voter.role for voter in charter.voters] == ["syncer", "syncer", "witness"]
+
+
+def test_this_host_cannot_vote_twice(place):
+    owner = keystore.load_or_create(place / "owner.key")
+    file = parse(small_text() + THREE_VOTERS, place / "tiny.toml")
+    with pytest.raises(UserError, match="this host twice"):
+        sign(file, owner=owner, this_host=b"\1" * 32, data_cache=place / "cache")
+
+
+def three_voters(place: Path, *, former=None, **changes: object) -> SignedProject:
+    owner = keystore.load_or_create(place / "owner.key")
+    file = parse(small_text(**changes) + THREE_VOTERS, place / "tiny.toml")
+    return sign(file, owner=owner, this_host=b"h" * 32, data_cache=place / "cache", former=former)
+
+
+def test_signing_again_keeps_what_is_no_matter_of_the_file(place):
+    made = three_voters(place)
+    first = open_project(made.genesis, made.charter)
+    voters = tuple(
+        msgspec.structs.replace(voter, disk=3 if voter.role == "witness" else 0)
+        for voter in reversed(first.charter.voters)
+    )
+    charter = msgspec.structs.replace(
+        first.charter, revision=8, epoch=2, origin=Origin(17, bytes(32)), voters=voters
+    )
+    sealed = seal_project(first.genesis, charter, keystore.load_or_create(place / "owner.key"))
+    former = open_project(sealed.genesis, sealed.charter)
+    assert three_voters(place, former=former) == sealed, "another order is no change"
+    again = three_voters(place, former=former, **{"seat.durability": "majority"})
+    changed = open_project(again.genesis, again.charter).charter
+    assert changed == msgspec.structs.replace(charter, revision=9, durability="majority")
+
+
+def test_one_voter_is_changed_at_a_time_and_the_message_says_how(place):
+    made = signed(place)
+    with pytest.raises(UserError) as caught:
+        three_voters(place, former=open_project(made.genesis, made.charter))
+    message = str(caught.value)
+    assert message.startswith("tiny.toml: change one voter at a time: ")
+    assert "added syncer 01010101; added witness 02020202" in message
+    assert "shoal project add-syncer" in message
+    assert "\n" not in message
+
+
+def test_signing_does_not_silently_undo_what_a_verb_changed(place, tmp_path):
+    home = Home(tmp_path / "home")
+    path = place / "undone.toml"
+    path.write_text(small_text())
+    assert file_commands.sign(path, home, instance="default")[-1].startswith(
+        "next: shoal syncer run"
+    )
+    charter_commands.add_voter(path, home, key=OTHER_KEY, role="syncer", priority=1)
+    with pytest.raises(UserError, match="removed syncer abababab") as caught:
+        file_commands.sign(path, home, instance="default")
+    assert "shoal project sign --change-voter" in str(caught.value)
+    assert len(read_signed(path.with_suffix(".shoal")).charter.voters) == 2
+    said = file_commands.sign(path, home, instance="default", changes_voter=True)
+    assert "changed     removed syncer abababab" in said
+    charter_commands.set_values(path, home, settings=["rounds.quorum=2"])
+    said = file_commands.sign(path, home, instance="default")
+    assert "changed     rounds.quorum = 1, was 2" in said
+    assert read_signed(path.with_suffix(".shoal")).charter.revision == 5
+
+
+def test_a_lost_signed_file_does_not_begin_the_revisions_anew(place, tmp_path):
+    home = Home(tmp_path / "home")
+    path = place / "lost.toml"
+    path.write_text(small_text(**{"project.seed": 7}))
+    file_commands.sign(path, home, instance="default")
+    charter_commands.ban(path, home, key=OTHER_KEY)
+    path.with_suffix(".shoal").unlink()
+    file_commands.sign(path, home, instance="default")
+    assert read_signed(path.with_suffix(".shoal")).charter.revision == 3
+
+
+def test_durability_may_be_left_out_and_is_standby_then():
+    assert parse(TEXT, PATH).durability == "standby"
+    start, end = TEXT.index("# What must happen before"), TEXT.index("# Who may not take part")
+    assert parse(TEXT[:start] + TEXT[end:], PATH).durability == "standby"
+    words = 'seat.durability must be one of "leader", "majority", "standby", not "all"'
+    assert words in refusal(changed('durability = "standby"', 'durability = "all"'))
+
+
+def test_a_byte_flipped_anywhere_in_a_signed_file_is_noticed(place):
+    path = place / "flipped.shoal"
+    write_signed(path, signed(place))
+    content = path.read_bytes()
+    for at in range(0, len(content), 7):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(UserError, match=r"shoal project sign .*flipped\.toml"):
+            read_signed(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", msgspec.msgpack.encode(["shoal-project", 1])])
+def test_what_is_no_signed_project_is_refused(tmp_path, content):
+    (tmp_path / "p.shoal").write_bytes(content)
+    with pytest.raises(UserError, match="Sign it again"):
+        read_signed(tmp_path / "p.shoal")
+    with pytest.raises(UserError, match="no file"):
+        read_signed(tmp_path / "absent.shoal")
+
+
+def test_only_the_owners_word_about_this_very_project_counts(place, tmp_path):
+    made = signed(place)
+    stranger = keystore.load_or_create(tmp_path / "stranger.key")
+    opened = open_project(made.genesis, made.charter)
+
+    class Hand:
+        def __init__(self, identity):
+            self.key, self.sign = identity.key, identity.sign
+
+    forged = seal("charter", opened.id, made.charter.payload, Hand(stranger))
+    with pytest.raises(BadSignature):
+        open_project(made.genesis, forged)
+    owner = Hand(keystore.load_or_create(place / "owner.key"))
+    foreign = encode(msgspec.structs.replace(opened.charter, project=bytes(32)))
+    with pytest.raises(WrongProject):
+        open_project(made.genesis, seal("charter", opened.id, foreign, owner))
+    # Floats where the canonical form has them, but one field too many: decodes, and is not ours.
+    fields = msgspec.msgpack.decode(made.genesis)
+    longer = msgspec.msgpack.encode([*fields, 0])
+    assert msgspec.msgpack.decode(longer, type=Genesis)
+    with pytest.raises(MalformedMessage, match="canonical"):
+        open_project(longer, made.charter)

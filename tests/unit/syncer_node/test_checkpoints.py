@@ -1,0 +1,269 @@
+"""What a syncer makes of its disk after a crash, with the real log, merges and arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from host.bulk.blob_store import BlobStore
+from host.files.signed_project import OpenedProject
+from protocol.errors import CorruptState
+from protocol.log.records import FragmentMerged, SeatTaken, WeightsInitialised
+from protocol.numerics.codecs import encode
+from protocol.numerics.outer import digest
+from simulator.stand_ins.tiny import tiny_weights
+from simulator.swarm.syncers import charter_envelope
+from syncer_node.machine.jobs import Merge, MergePart
+from syncer_node.machine.standby import NONE
+from syncer_node.storage.checkpoints import Disk
+from syncer_node.storage.merge_bank import MergeBank
+from syncer_node.storage.store import Store
+from tests.support.builders import ONE, SYNCER, Log, contribution, layout, project, push_header
+
+LAYOUT = layout()
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How often weights were drawn, without a process and a model."""
+    calls = []
+
+    def draw(_):
+        calls.append(1)
+        return [tiny_weights(fragment.numel, fragment.index) for fragment in LAYOUT.fragments]
+
+    monkeypatch.setattr(Disk, "_make_weights", draw)
+    return calls
+
+
+class Syncer:
+    """A syncer's bank and disk; another one in the same place is the same syncer, restarted."""
+
+    def __init__(self, root):
+        tiny = project()
+        opened = OpenedProject(
+            tiny.genesis, tiny.genesis_bytes, tiny.charter, charter_envelope(tiny)
+        )
+        self.store = Store(root)
+        self.bank = MergeBank(LAYOUT, tiny.charter, BlobStore())
+        self.disk = Disk(self.store, self.bank, opened, SYNCER)
+        self.log = None
+
+    def begin(self):
+        """First weights, in the log."""
+        self.store.voter.boot()
+        digests = self.disk.initialise()
+        self.log = Log()
+        for body in (SeatTaken(SYNCER.key), WeightsInitialised(digests)):
+            self.commit(body)
+        return self
+
+    def commit(self, body):
+        entry = self.log.add(body)
+        self.store.voter.append(self.log.state.index - 1, [entry.record])
+        self.store.voter.keep_certificate(entry.certificate)
+
+    def merge(self, fragment):
+        """One push, merged and committed as the daemon does it."""
+        version = self.bank.current(fragment).number + 1
+        step = self.log.state.global_step + 1
+        numel = LAYOUT.fragments[fragment].numel
+        values = np.random.default_rng(step).normal(size=numel).astype(np.float32)
+        payload = encode("int4", values)
+        part = MergePart(ONE.key, push_header(sequence=step, digest=digest(payload)), 1.0)
+        self.bank.keep_push(part.push, fragment, payload, "int4")
+        outcome = self.bank.merge(
+            Merge(step, fragment, version, "int4", project().charter.outer, (part,))
+        )
+        self.store.write_payload(fragment, version, outcome.payload_digest, outcome.payload)
+        body = FragmentMerged(
+            round=step,
+            global_step=step,
+            fragment=fragment,
+            version=version,
+            payload=outcome.payload_digest,
+            payload_bytes=len(outcome.payload),
+            codec="int4",
+            learning_rate=project().charter.outer.learning_rate,
+            momentum=project().charter.outer.momentum,
+            state=outcome.state,
+            contributions=(contribution(sequence=step),),
+        )
+        self.commit(body)
+        self.bank.adopt(fragment, version, outcome.payload_digest)
+
+    def checkpoint(self, keep=()):
+        index = self.log.state.index
+        self.disk.write_checkpoint(
+            self.disk.capture(index, self.log.state.summary()), keep=set(keep)
+        )
+        return index
+
+    def bits(self):
+        versions = [self.bank.current(at) for at in range(len(LAYOUT.fragments))]
+        return [(v.number, v.theta.tobytes(), v.momentum.tobytes()) for v in versions]
+
+    def place(self, index):
+        return self.store.root / "checkpoints" / str(index)
+
+
+@pytest.fixture
+def syncer(tmp_path, made):
+    """Nine merges over two checkpoints, the newest two merges after the last of them."""
+    one = Syncer(tmp_path).begin()
+    for fragment in (0, 1, 2, 3):
+        one.merge(fragment)
+    one.first = one.checkpoint()
+    for fragment in (0, 1, 2):
+        one.merge(fragment)
+    one.second = one.checkpoint()
+    for fragment in (3, 0):
+        one.merge(fragment)
+    return one
+
+
+def restarted(syncer):
+    syncer.store.close()
+    again = Syncer(syncer.store.root)
+    return again, again.disk.recover()
+
+
+def flip(path, at=-100):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_first_weights_are_made_once(tmp_path, made):
+    first = Syncer(tmp_path).disk.initialise()
+    again = Syncer(tmp_path)
+    assert again.disk.initialise() == first
+    assert len(made) == 1
+    theta = again.bank.current(2).theta
+    np.testing.assert_array_equal(theta, tiny_weights(theta.size, 2))
+    assert not again.bank.current(2).momentum.any()
+
+
+def test_an_empty_disk_recovers_to_nothing(tmp_path, made):
+    recovered = Syncer(tmp_path).disk.recover()
+    assert (recovered.state.index, recovered.recent) == (0, [])
+    assert made == []
+
+
+def test_a_restart_gives_the_same_bits_and_the_same_log(syncer):
+    again, recovered = restarted(syncer)
+    assert again.bits() == syncer.bits()
+    assert recovered.state.summary() == syncer.log.state.summary()
+    assert recovered.recent == syncer.log.entries
+    assert set(recovered.origins) == {f.record_index for f in recovered.state.fragments}
+
+
+def test_a_damaged_newest_checkpoint_costs_nothing_but_a_longer_replay(syncer):
+    flip(syncer.place(syncer.second) / "state.safetensors")
+    again, recovered = restarted(syncer)
+    assert again.bits() == syncer.bits()
+    assert recovered.state.summary() == syncer.log.state.summary()
+    assert again.store.checkpoints() == [syncer.first, 0]
+    assert (syncer.place(syncer.second).with_suffix(".corrupt") / "meta").is_file()
+
+
+def test_a_checkpoint_that_vanished_is_as_good_as_damaged(syncer):
+    (syncer.place(syncer.second) / "meta").unlink()
+    again, _ = restarted(syncer)
+    assert again.bits() == syncer.bits()
+
+
+def test_a_checkpoint_of_other_weights_than_the_log_names_is_not_used(syncer):
+    from safetensors.numpy import load_file, save_file
+
+    path = syncer.place(syncer.second) / "state.safetensors"
+    tensors = load_file(path)
+    tensors["theta.0001"] = tensors["theta.0001"] + 1
+    save_file(tensors, path)
+    again, _ = restarted(syncer)
+    assert again.bits() == syncer.bits()
+    assert syncer.second not in again.store.checkpoints()
+
+
+def test_a_torn_record_is_cut_and_the_rest_recovered(syncer):
+    before = syncer.bits()
+    path = syncer.store.log.path
+    syncer.store.close()
+    with path.open("ab") as handle:
+        handle.write(b"\x00\x00\x01\x00half")
+    again, recovered = restarted(syncer)
+    assert again.bits() == before
+    again.store.voter.append(recovered.state.index, [b"next"])
+
+
+def test_missing_certificates_are_made_again(syncer):
+    syncer.store.close()
+    syncer.store.voter.certificates.path.unlink()
+    _, recovered = restarted(syncer)
+    assert recovered.recent == syncer.log.entries
+
+
+def payload_file(syncer, fragment):
+    number = syncer.bank.current(fragment).number
+    (found,) = (syncer.store.root / "payloads").glob(f"{fragment}-{number}-*.bin")
+    return found
+
+
+def test_a_missing_payload_means_that_the_weights_are_fetched(syncer):
+    payload_file(syncer, 0).unlink()
+    _, recovered = restarted(syncer)
+    assert recovered.state.summary() == syncer.log.state.summary()
+    assert recovered.held == [NONE] * 4
+
+
+def test_a_damaged_payload_is_set_aside_and_the_weights_are_fetched(syncer):
+    path = payload_file(syncer, 0)
+    flip(path, at=3)
+    _, recovered = restarted(syncer)
+    assert recovered.held == [NONE] * 4
+    assert not path.exists()
+    assert path.with_suffix(".corrupt").is_file()
+
+
+def test_recovery_goes_on_where_it_stopped(syncer):
+    again, recovered = restarted(syncer)
+    again.log = syncer.log
+    again.merge(1)
+    assert again.bits()[1][0] == recovered.state.fragments[1].version + 1
+    third, _ = restarted(again)
+    assert third.bits() == again.bits()
+
+
+def test_old_checkpoints_go_and_the_best_and_the_first_stay(syncer):
+    syncer.disk.name_best(syncer.first)
+    for fragment in (1, 2, 3):
+        syncer.merge(fragment)
+        syncer.checkpoint()
+    held = syncer.store.checkpoints()
+    assert syncer.first in held
+    assert 0 in held
+    assert syncer.second not in held
+
+
+def test_payloads_that_an_older_checkpoint_needs_are_kept(syncer):
+    for fragment in (1, 2):
+        syncer.merge(fragment)
+    last = syncer.checkpoint()
+    flip(syncer.place(last) / "state.safetensors")
+    again, _ = restarted(syncer)
+    assert again.bits() == syncer.bits()
+
+
+def test_damaged_first_weights_are_noticed_even_before_the_first_merge(tmp_path, made):
+    one = Syncer(tmp_path).begin()
+    flip(one.place(0) / "state.safetensors")
+    _, recovered = restarted(one)
+    assert recovered.held == [NONE] * 4
+
+
+def test_a_log_that_ends_before_the_checkpoint_is_told_as_corrupt(syncer):
+    path = syncer.store.log.path
+    syncer.store.close()
+    flip(path, at=path.stat().st_size // 3)
+    with pytest.raises(CorruptState, match="no other voter has the rest"):
+        restarted(syncer)

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from host.bulk.blob_store import BlobStore
+from protocol import limits
+from protocol.errors import CorruptState, MalformedPayload
+from protocol.log.records import FragmentMerged
+from protocol.numerics.codecs import decode, encode, payload_bytes
+from protocol.numerics.outer import digest
+from simulator.stand_ins.tiny import tiny_weights
+from syncer_node.machine.jobs import Merge, MergePart
+from syncer_node.storage.merge_bank import MergeBank
+from tests.support.builders import ONE, TWO, contribution, layout, project, push_header
+
+LAYOUT = layout()
+OUTER = project().charter.outer
+
+
+def a_bank():
+    bank = MergeBank(LAYOUT, project().charter, BlobStore())
+    for fragment in LAYOUT.fragments:
+        theta = tiny_weights(fragment.numel, fragment.index)
+        bank.initialise(fragment.index, 0, theta, np.zeros_like(theta))
+    return bank
+
+
+@pytest.fixture
+def bank():
+    return a_bank()
+
+
+def merge(bank, number, *, fragment=0, learners=(ONE, TWO), outer=OUTER):
+    """Pushes of these learners, merged into version `number`; what a record would say."""
+    parts = []
+    for at, learner in enumerate(learners):
+        draw = np.random.default_rng([number, at])
+        values = draw.normal(size=LAYOUT.fragments[fragment].numel).astype(np.float32)
+        payload = encode("int4", values)
+        header = push_header(sequence=number, fragment=fragment, digest=digest(payload))
+        parts.append(MergePart(learner.key, header, 1.0 + at))
+        bank.keep_push(parts[-1].push, fragment, payload, "int4")
+    outcome = bank.merge(Merge(number, fragment, number, "int4", outer, tuple(parts)))
+    return outcome, FragmentMerged(
+        round=number,
+        global_step=number,
+        fragment=fragment,
+        version=number,
+        payload=outcome.payload_digest,
+        payload_bytes=len(outcome.payload),
+        codec="int4",
+        learning_rate=OUTER.learning_rate,
+        momentum=OUTER.momentum,
+        state=outcome.state,
+        contributions=(contribution(),),
+    )
+
+
+def test_there_is_no_version_before_the_first():
+    with pytest.raises(CorruptState, match="no version yet"):
+        MergeBank(LAYOUT, project().charter, BlobStore()).current(0)
+
+
+def test_a_candidate_is_not_current_before_it_is_adopted_and_only_its_payload_is_served(bank):
+    served = len(bank.blob_store)
+    outcome, _ = merge(bank, 1)
+    assert bank.current(0).number == 0
+    assert len(bank.blob_store) == served + 1
+    assert bytes(bank.blob_store.get(outcome.payload_digest)) == outcome.payload
+    for name in (outcome.state.theta, outcome.state.momentum):
+        assert bank.blob_store.get(name) is None
+
+
+def test_of_two_candidates_for_a_version_the_committed_one_counts_and_the_other_is_void(bank):
+    lost, _ = merge(bank, 1)
+    won, _ = merge(bank, 1, learners=(TWO,))
+    assert lost.payload_digest != won.payload_digest
+    bank.adopt(0, 1, won.payload_digest)
+    assert bank.current(0).state == won.state
+    assert bank.blob_store.get(lost.payload_digest) is None
+    assert bytes(bank.blob_store.get(won.payload_digest)) == won.payload
+    with pytest.raises(KeyError):
+        bank.adopt(0, 1, lost.payload_digest)
+
+
+def test_what_another_leader_merged_voids_the_candidate_here(bank):
+    other = a_bank()
+    theirs, body = merge(other, 1, learners=(TWO,))
+    ours, _ = merge(bank, 1)
+    bank.replay(body, theirs.payload)
+    assert bank.current(0).state == theirs.state
+    assert bank.blob_store.get(ours.payload_digest) is None
+    assert bank.blob_store.get(theirs.payload_digest) is not None
+
+
+def test_a_merge_takes_its_codec_and_outer_step_from_the_job_and_not_from_the_charter(bank):
+    payload = encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32))
+    part = MergePart(ONE.key, push_header(digest=digest(payload)), 1.0)
+    bank.keep_push(part.push, 0, payload, "int4")
+    still = msgspec.structs.replace(OUTER, learning_rate=0.0, momentum=0.0)
+    outcome = bank.merge(Merge(1, 0, 1, "int8", still, (part,)))
+    assert len(outcome.payload) == payload_bytes("int8", LAYOUT.fragments[0].numel)
+    assert outcome.state.theta == bank.current(0).state.theta
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_a_replay_steps_as_the_record_says_with_nesterov_or_without(bank, nesterov):
+    other = a_bank()
+    outer = msgspec.structs.replace(OUTER, nesterov=nesterov)
+    for number in (1, 2):
+        outcome, body = merge(bank, number, outer=outer)
+        bank.adopt(0, number, outcome.payload_digest)
+        other.replay(msgspec.structs.replace(body, nesterov=nesterov), outcome.payload)
+    assert other.current(0).state == bank.current(0).state
+    outcome, body = merge(bank, 3, outer=outer)
+    with pytest.raises(CorruptState):
+        other.replay(msgspec.structs.replace(body, nesterov=not nesterov), outcome.payload)
+
+
+def test_an_adopted_version_is_served_under_the_digests_of_its_record(bank):
+    former = bank.current(0).state
+    outcome, _ = merge(bank, 1)
+    bank.adopt(0, 1, outcome.payload_digest)
+    assert bank.current(0).number == 1
+    assert bytes(bank.blob_store.get(outcome.payload_digest)) == outcome.payload
+    for name in (outcome.state.theta, outcome.state.momentum):
+        assert digest(bytes(bank.blob_store.get(name))) == name
+    assert bank.blob_store.get(former.theta) is None
+
+
+def test_the_zero_momentum_that_fragments_share_outlives_one_of_them(bank):
+    # All fragments start with the same zeros under one digest.
+    outcome, _ = merge(bank, 1)
+    bank.adopt(0, 1, outcome.payload_digest)
+    assert bank.blob_store.get(bank.current(1).state.momentum) is not None
+
+
+def test_a_replay_of_the_payload_gives_the_bits_of_the_merge(bank):
+    replayer = a_bank()
+    for number in (1, 2, 3):
+        outcome, body = merge(bank, number)
+        bank.adopt(0, number, outcome.payload_digest)
+        replayer.replay(body, outcome.payload)
+        assert replayer.current(0).theta.tobytes() == bank.current(0).theta.tobytes()
+        assert replayer.current(0).momentum.tobytes() == bank.current(0).momentum.tobytes()
+
+
+def test_a_replay_of_another_payload_is_corrupt_and_changes_nothing(bank):
+    _, body = merge(bank, 1)
+    other = encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32))
+    replayer = a_bank()
+    with pytest.raises(CorruptState, match="differently than certified"):
+        replayer.replay(body, other)
+    assert replayer.current(0).number == 0
+
+
+def test_versions_cannot_be_skipped(bank):
+    with pytest.raises(CorruptState, match="is at 0, not 1"):
+        merge(bank, 2)
+    outcome, body = merge(bank, 1)
+    bank.adopt(0, 1, outcome.payload_digest)
+    with pytest.raises(CorruptState, match="is at 1, not 0"):
+        bank.replay(body, b"")
+
+
+def test_what_quantising_lost_goes_into_the_next_merge(bank):
+    first, _ = merge(bank, 1)
+    bank.adopt(0, 1, first.payload_digest)
+    residual = bank.current(0).residual
+    assert residual.any()
+    fresh = a_bank()
+    outcome, body = merge(fresh, 1)
+    fresh.adopt(0, 1, outcome.payload_digest)
+    # The same pushes again, with and without the memory of what was lost.
+    forgetful = a_bank()
+    forgetful.replay(body, outcome.payload)
+    with_memory, _ = merge(bank, 2)
+    without, _ = merge(forgetful, 2)
+    assert with_memory.payload != without.payload
+    gap = decode("int4", with_memory.payload, residual.size) - decode(
+        "int4", without.payload, residual.size
+    )
+    assert np.dot(gap, residual) > 0
+
+
+def test_a_payload_that_does_not_decode_is_refused_on_arrival(bank):
+    with pytest.raises(MalformedPayload):
+        bank.keep_push((ONE.key, 1, 1), 0, b"short", "int4")
+    broken = bytearray(encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32)))
+    broken[-2:] = b"\xff\x7f"  # A scale of NaN.
+    with pytest.raises(MalformedPayload):
+        bank.keep_push((ONE.key, 1, 1), 0, bytes(broken), "int4")
+
+
+def test_a_few_payloads_are_served_for_those_that_missed_one(bank):
+    names = []
+    for number in range(1, limits.PAYLOAD_RING + 3):
+        outcome, _ = merge(bank, number)
+        bank.adopt(0, number, outcome.payload_digest)
+        names.append(outcome.payload_digest)
+    served = [bank.blob_store.get(name) is not None for name in names]
+    assert served == [False] * 2 + [True] * limits.PAYLOAD_RING
+
+
+def test_a_push_let_go_is_no_longer_held(bank):
+    payload = encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32))
+    push = (ONE.key, 1, 1)
+    bank.keep_push(push, 0, payload, "int4")
+    bank.forget_push(push)
+    bank.forget_push(push)
+    part = MergePart(ONE.key, push_header(), 1.0)
+    with pytest.raises(KeyError):
+        bank.merge(Merge(1, 0, 1, "int4", OUTER, (part,)))
