@@ -132,7 +132,7 @@ def run(seconds: float, hidden: int) -> Iterator[Row]:
         learner = swarm.start_learner()
         swarm.learner(lambda now: now.merged > 4)
         swarm.tell("pause")
-        swarm.learner(lambda now: now.guest is not None and now.guest.is_parked)
+        swarm.learner(lambda now: now.guest is not None and now.guest.is_suspended)
         time.sleep(SETTLE_S)
         parked = Daemon("learner, trainer parked", "learner", learner)
         yield from measured([parked, Daemon("its syncer", "syncer", syncer)], seconds)

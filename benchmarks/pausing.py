@@ -78,7 +78,7 @@ def cycle(swarm: SmallSwarm, daemon: psutil.Process, train_s: float, rest_s: flo
     pid = before.trainer_pid
     until(lambda: True if pid is None or is_gone(pid) else None, 30.0)
     ended_s = time.monotonic() - asked_s
-    paused = swarm.learner(lambda now: now.guest is not None and now.guest.is_parked)
+    paused = swarm.learner(lambda now: now.guest is not None and now.guest.is_suspended)
     time.sleep(rest_s)
     at_rest = resident(daemon)
     still = swarm.learner(lambda now: True)

@@ -78,7 +78,7 @@ def run(times: int, learners: int) -> list[Times]:
         found = [measured("beside training", swarm, times)]
         for name in names:
             swarm.tell("pause", name)
-            swarm.learner(lambda now: now.guest is not None and now.guest.is_parked, name)
+            swarm.learner(lambda now: now.guest is not None and now.guest.is_suspended, name)
         time.sleep(SETTLE_S)
         found.append(measured("quiet", swarm, times))
     return found

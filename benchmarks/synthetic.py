@@ -279,8 +279,8 @@ class Learner:
 
     async def _run_job(self, job: Job) -> JobResult:
         match job:
-            case FindSeat(after):
-                return await self.locator.find_seat(self.machine.context.charter, after)
+            case FindSeat(after, charter):
+                return await self.locator.find_seat(charter, after)
             case FetchState():
                 return StateFetched(())
             case Advance(merged):

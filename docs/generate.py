@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from host.control.metrics import metrics_of  # noqa: E402
 from host.files.local_settings import Settings  # noqa: E402
 from node.machine.moments_client import REJOIN_TRANSITIONS, Rejoin  # noqa: E402
-from node.machine.moments_server import GIVING_TRANSITIONS, Giving  # noqa: E402
+from node.machine.moments_server import SERVER_TRANSITIONS, MomentsServerState  # noqa: E402
 from node.machine.snapshot_participant import PART_TRANSITIONS, Part  # noqa: E402
 from node.machine.syncer_link import LINK_TRANSITIONS, Link  # noqa: E402
 from node.machine.trainer_states import TRAINER_TRANSITIONS, TrainerState  # noqa: E402
@@ -364,7 +364,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "inner": lambda: diagram(TRAINER_TRANSITIONS, TrainerState.DOWN),
     "rejoin": lambda: diagram(REJOIN_TRANSITIONS, Rejoin.IDLE),
     "part": lambda: diagram(PART_TRANSITIONS, Part.IDLE),
-    "giving": lambda: diagram(GIVING_TRANSITIONS, Giving.IDLE),
+    "giving": lambda: diagram(SERVER_TRANSITIONS, MomentsServerState.IDLE),
     "round": lambda: diagram(ROUND_TRANSITIONS, RoundState.OPEN),
     "phase": lambda: diagram(PHASE_TRANSITIONS, Phase.STARTING),
     "roles": lambda: diagram(ROLE_TRANSITIONS, Role.FOLLOWING),

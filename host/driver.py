@@ -92,6 +92,7 @@ class Driver:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped: asyncio.Future[Stop] | None = None
+        self._failure: InternalError | None = None
         transport.serve_control(self._accepted)
 
     async def run(self) -> Stop:
@@ -99,6 +100,8 @@ class Driver:
 
         Raises InternalError once the machine has failed.
         """
+        if self._failure is not None:
+            raise self._failure  # A request came before the start.
         stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
         self._stopped = stopped
         try:
@@ -141,10 +144,10 @@ class Driver:
         """Ask the machine something outside of `handle`, such as its owner's wish.
 
         Raises what the machine answers to the asker, a RemoteError or UserError; TransientError
-        while nothing is driven; InternalError if the machine fails over it.
+        once nothing is driven any more; InternalError if the machine fails over it.
         """
-        if self._is_over:
-            raise TransientError("the daemon is starting or stopping")
+        if self._stopped is not None and self._stopped.done():
+            raise TransientError("the daemon is stopping")
         try:
             self._carry_out_all(question(time.monotonic()))
         except (RemoteError, UserError):
@@ -165,6 +168,7 @@ class Driver:
         failure = InternalError(f"{type(error).__name__} over {what}: {error}")
         failure.__cause__ = error
         self._events.clear()
+        self._failure = failure
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_exception(failure)
         return failure

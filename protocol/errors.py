@@ -58,12 +58,6 @@ class WrongProject(RemoteError):
     reason = "wrong-project"
 
 
-class WrongLayout(RemoteError):
-    """The peer cuts the model into other fragments than this project does."""
-
-    reason = "wrong-layout"
-
-
 class MalformedPayload(RemoteError):
     """A tensor payload has the wrong length, digest or non-finite content."""
 

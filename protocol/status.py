@@ -397,7 +397,7 @@ class GuestStatus(Struct, kw_only=True):
     """Why it does less than its owner allows at best, in one clause; empty if it does not."""
     is_held: bool = False
     """For that reason it does not train at all."""
-    is_parked: bool = False
+    is_suspended: bool = field(default=False, name="is_parked")
     """No trainer runs: its whole state lies in files, and its memory is free."""
     is_beside: bool = False
     """Somebody uses the machine, and narrower limits are in force."""

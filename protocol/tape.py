@@ -26,7 +26,7 @@ from protocol.ids import Digest, NodeKey
 from protocol.project import CodecName
 
 MAGIC: Final = b"shoal tape 1\n"
-VERSION: Final = 1
+VERSION: Final = 2
 
 CHECK_BYTES: Final = 4
 CHECKSUM_BYTES: Final = 8
@@ -48,6 +48,17 @@ Seq = Annotated[int, Meta(ge=0)]
 
 class TapeDamaged(CorruptState):
     """A tape that cannot be read on, with the file and the offset."""
+
+
+class OtherTapeVersion(TapeDamaged):
+    """A whole tape that another version of Shoal wrote."""
+
+    def __init__(self, name: str, version: int) -> None:
+        age = "an older" if version < VERSION else "a newer"
+        super().__init__(
+            f"{name}: this tape was written by {age} Shoal (tape version {version}, this one reads "
+            f"{VERSION}); replay it with the version that wrote it"
+        )
 
 
 class Preface(Struct, frozen=True, array_like=True):
@@ -99,7 +110,7 @@ class Input(Struct, frozen=True, array_like=True, tag="in"):
     """That the machine made meanwhile, in order: no private key is needed to replay."""
 
 
-class Standing(Struct, frozen=True, array_like=True, tag="stands"):
+class MachineState(Struct, frozen=True, array_like=True, tag="state"):
     """All that the machine knew here, so that a replay can begin here as well."""
 
     at_s: float
@@ -240,22 +251,10 @@ class Inexact(Struct, frozen=True, array_like=True, tag="inexact"):
     reason: str
 
 
-SyncerFrame = Began | Input | Standing | PushPayload | Base
-LearnerFrame = (
-    TrainerBegan
-    | Fed
-    | StepsDone
-    | CharterInForce
-    | VersionApplied
-    | SnapshotTaken
-    | PushCaptured
-    | PushClosed
-    | Inexact
-)
 Frame = (
     Began
     | Input
-    | Standing
+    | MachineState
     | TapeEnded
     | PushPayload
     | Base
@@ -346,7 +345,7 @@ class TapeReading:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._damaged(f"its preface means nothing: {error}") from error
         if preface.version != VERSION:
-            raise self._damaged(f"it has format {preface.version}, this Shoal reads {VERSION}")
+            raise OtherTapeVersion(self.name, preface.version)
         self.offset = len(head) + size
         return preface, checksum
 

@@ -21,7 +21,7 @@ HOME_VARIABLE = "SHOAL_HOME"
 TAPES: Final = "tapes"
 """Directory of all tapes in a home."""
 
-PARKED: Final = "parked"
+SUSPENDED: Final = "parked"
 """Directory of what paused trainers left."""
 
 DEFAULT_INSTANCE = "default"
@@ -72,13 +72,13 @@ class Home:
         """What a learner's trainer writes."""
         return self.logs() / f"trainer-{checked_instance(instance)}.log"
 
-    def parked(self, instance: str = DEFAULT_INSTANCE) -> Path:
+    def suspended(self, instance: str = DEFAULT_INSTANCE) -> Path:
         """Directory for the state of a paused learner's trainer. Makes only what is above it."""
-        return self._directory(PARKED) / checked_instance(instance)
+        return self._directory(SUSPENDED) / checked_instance(instance)
 
     def kept_by_learners(self) -> list[Path]:
         """Directories of what learners keep here, which need not exist."""
-        return [self.root / name for name in ("cache", "logs", PARKED, TAPES)]
+        return [self.root / name for name in ("cache", "logs", SUSPENDED, TAPES)]
 
     def logs(self) -> Path:
         """Directory of all logs and crash reports."""

@@ -103,8 +103,8 @@ class Reachability:
                     f"reached directly, forward TCP port {self._connections.port_outside} to it."
                 )
         return (
-            "Nobody outside can dial this host, and no host that it knows carries streams to it. It "
-            "can fetch and push, but not give. Forward TCP port "
+            "Nobody outside can dial this host, and no host that it knows carries streams to it. "
+            "It can fetch and push, but not give. Forward TCP port "
             f"{self._connections.port_outside} to it."
         )
 

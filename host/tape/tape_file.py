@@ -11,6 +11,7 @@ process; after a power cut the last seconds may be missing.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import threading
@@ -22,14 +23,16 @@ from typing import BinaryIO, Final
 
 from protocol.errors import UserError
 from protocol.tape import (
+    VERSION,
     Base,
     Frame,
     Group,
+    MachineState,
+    OtherTapeVersion,
     Preface,
     PushPayload,
     Role,
     Scheme,
-    Standing,
     Strand,
     TapeDamaged,
     TapeEnded,
@@ -38,8 +41,9 @@ from protocol.tape import (
     encode_frame,
 )
 
+log = logging.getLogger("shoal.tape")
+
 SUFFIX: Final = ".tape"
-STRANDS: Final[tuple[Strand, ...]] = ("events", "payloads")
 EVENTS_SHARE: Final = 0.5
 """Of the room a tape may take; the rest is for payloads."""
 
@@ -133,7 +137,7 @@ class TapeWriter:
         strand = self._strands["payloads" if is_payload else "events"]
         if isinstance(frame, Base) and not self._wants(strand, frame):
             return
-        if isinstance(frame, Standing):
+        if isinstance(frame, MachineState):
             # Merging can go on from here with one more base of each fragment.
             bases = self._strands["payloads"].bases
             bases.update({fragment: {NO_VERSION} for fragment in bases})
@@ -201,7 +205,7 @@ class TapeWriter:
         label = self._label
         strand.writing = TapeWriting(
             Preface(
-                version=1,
+                version=VERSION,
                 project=label.project,
                 role=label.role,
                 key=label.key,
@@ -379,7 +383,8 @@ def find_tapes(place: Path) -> list[TapeLife]:
     """All tapes below a directory, or the one that a file belongs to, oldest first.
 
     Raises UserError if there are none, TapeDamaged if a preface cannot be read. A file that holds
-    no whole preface, as after a kill at its birth, is passed over if another file is there.
+    no whole preface, as after a kill at its birth, is passed over if another file is there; so is
+    one of another version of Shoal, with a warning.
     """
     if not place.exists():
         raise UserError(f"There is no tape at {place}.")
@@ -387,12 +392,21 @@ def find_tapes(place: Path) -> list[TapeLife]:
     if not paths:
         raise UserError(f"There is no tape below {place}: no file there ends in {SUFFIX}.")
     lives: dict[tuple[bytes, bytes], TapeLife] = {}
+    others: list[OtherTapeVersion] = []
     for path in sorted(paths, key=lambda one: one.name):
         if path.stat().st_size == 0 and len(paths) > 1:
             continue  # Its daemon was killed between making the file and writing to it.
-        file = TapeFile(path, read_preface(path))
+        try:
+            file = TapeFile(path, read_preface(path))
+        except OtherTapeVersion as error:
+            others.append(error)
+            continue
         life = lives.setdefault((file.preface.key, file.preface.life), TapeLife())
         life.files.setdefault(file.preface.strand, []).append(file)
+    for other in others:
+        if not lives:
+            raise other
+        log.warning("passed over: %s", other)
     if place.is_file():
         return _with_siblings(place, next(iter(lives.values())))
     return list(lives.values())

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from host.addresses import parse_peer
 from host.files.keystore import Identity
@@ -23,13 +22,11 @@ from host.options import NodeOptions
 from host.partition_monitor import Outlook, PartitionMonitor
 from host.transport import Transport
 from node.download.locator import Locator
+from node.machine.learner import LearnerMachine
 from node.machine.syncer_link import Link
 from protocol import wire
 from protocol.errors import TransientError
 from protocol.ids import NodeKey
-
-if TYPE_CHECKING:
-    from node.machine.learner import LearnerMachine
 
 log = logging.getLogger("shoal.node")
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from host.addresses import parse_peer
 from host.bulk.blob_store import BlobStore
 from host.control.event_log import EventLog
 from host.control.server import ControlServer
@@ -34,49 +33,38 @@ from host.runtime.loop_lag import LoopLagMonitor
 from host.tape.tape_file import TapeLabel, TapeRecorder
 from host.tape.taping import NoTape, begin_tape
 from host.transport import Transport
-from node.daemon import status
 from node.daemon.announcer import Announcer, tell_attempt, transport_of
-from node.daemon.owner_limits import guest_of, trainer_job, trainer_room
+from node.daemon.owner_limits import OwnerLimits
 from node.daemon.preflight import learn_project
+from node.daemon.status import PayloadCounts, StatusReporter
 from node.daemon.trainer_options import trainer_settings
 from node.download.fetcher import StateFetcher
+from node.download.leader_fetcher import LeaderFetcher
 from node.download.locator import Locator
 from node.machine.context import EpochStart, LearnerSetup
 from node.machine.jobs import (
     Advance,
     Advanced,
-    BeginSteps,
     Capture,
-    CaptureMoments,
-    CutPart,
-    Deliver,
-    DropFed,
-    Evaluate,
-    Feed,
-    FetchMoments,
+    Captured,
     FetchState,
-    FindDonors,
     FindSeat,
     FinishAsked,
+    FollowLeader,
     ForgetMoments,
     Freeze,
-    HoldSteps,
-    InstallMoments,
     KeepReceipt,
-    LoadPart,
-    ParkTrainer,
+    MomentsJob,
+    PartJob,
     PauseAsked,
-    ReleaseSteps,
-    ReplaceTrainer,
     ResumeAsked,
-    SetProgress,
-    Settle,
     StartTrainer,
     StateFetched,
     Thaw,
-    WakeTrainer,
+    TrainerAction,
+    TrainerJob,
+    TrainerReady,
     WithdrawMoments,
-    WritePart,
 )
 from node.machine.learner import LearnerMachine
 from node.machine.snapshot_participant import RESTART_EXIT
@@ -96,7 +84,6 @@ from protocol.trace import Fact
 
 log = logging.getLogger("shoal.node")
 
-LEADER_LOOK_S = 0.25
 PROGRESS_EVERY_S = 15.0
 PAUSE_S_MAX = 365 * 86_400.0
 POOL_THREADS = 2
@@ -164,23 +151,15 @@ class LearnerDaemon:
         self.layout = build_layout(
             self.genesis.model.tensors, self.genesis.strategy, self.genesis.fragments
         )
-        self.started_s = time.monotonic()
         self.notices: list[str] = []
         self.feed = EventLog()
         self.loop_watch = LoopLagMonitor()
-        self.payload_bytes = self.payload_params = 0
-        self.push_bytes = self.push_params = 0
+        self.counts = PayloadCounts()
         self.pool = _warm_pool()
         self.blob_store = BlobStore(clock=time.monotonic)
         self.blob_store.put(options.link.project, genesis)
         self.bank = FragmentBank(self.layout, self.blob_store)
-        self.locator = Locator(
-            transport,
-            options.link.project,
-            genesis,
-            random.Random(os.urandom(8)),
-            frozenset(parse_peer(text).key for text in options.link.addresses),
-        )
+        self.locator = Locator.of(transport, options.link, genesis)
         # Grows with every start, also across a restart of the machine.
         incarnation = beginning.incarnation or time.time_ns() // 1_000_000
         self.tape = self._begin_tape(identity)
@@ -188,15 +167,23 @@ class LearnerDaemon:
         self.contributions = Contributions(place, genesis, options.link.project, identity)
         self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
         beginning.hold(self.machine)
-        self.guest = guest_of(self)
         self.trainer = TrainerPort(
-            settings=trainer_settings(options, self.guest.settings, identity, genesis),
+            settings=trainer_settings(options, options.settings(), identity, genesis),
             bank=self.bank,
             pool=self.pool,
-            note=lambda value: self.driver.take(Note(value)),
+            note=self._note,
             notice=self.notice,
             tape=TrainerTape(self.tape, incarnation),
-            ram_room=lambda: trainer_room(self.guest),
+            ram_room=lambda: self.owner_limits.ram_room(),
+            disk_room=lambda: self.owner_limits.disk_room(),
+        )
+        self.owner_limits = OwnerLimits(
+            options,
+            transport,
+            self.trainer,
+            self.machine.trainer_control,
+            note=self._note,
+            notice=self.notice,
         )
         self._join(identity, beginning)
         self._give(options.donate_mbps)
@@ -223,13 +210,28 @@ class LearnerDaemon:
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
+        self.leader_fetcher = LeaderFetcher(self.locator, self._on_fault)
         self.fetcher = StateFetcher(
             transport,
             self.locator,
             rng=random.Random(os.urandom(8)),
-            leader=lambda: self.machine.context.leader,
+            leader=lambda: self.leader_fetcher.leader,
             newest=lambda fragment: self.machine.context.state.fragments[fragment].version,
             on_fault=self._on_fault,
+        )
+        self.reporter = StatusReporter(
+            options=options,
+            genesis=self.genesis,
+            layout=self.layout,
+            machine=self.machine,
+            trainer=self.trainer,
+            transport=transport,
+            fetcher=self.fetcher,
+            governor=self.owner_limits.governor,
+            partition_monitor=self.announcer.partition_monitor,
+            contributions=self.contributions,
+            counts=self.counts,
+            notices=self.notices,
         )
 
     def _begin_tape(self, identity: Identity) -> TapeRecorder | NoTape:
@@ -238,7 +240,7 @@ class LearnerDaemon:
         return begin_tape(options.tape, options.home, label, options.instance, self.on_fact)
 
     def _give(self, mbps: float) -> None:
-        """Serve what the shelf has; weights to joiners no faster than this."""
+        """Serve what the blob store has; weights to joiners no faster than this."""
         donated = TokenBucket(mbps * 1e6 / 8)
         self.transport.serve_blobs(
             lambda _, digest: self.blob_store.get(digest),
@@ -266,6 +268,10 @@ class LearnerDaemon:
             rng=random.Random(os.urandom(8)),
             credit=self.contributions.newest,
         )
+
+    def _note(self, value: object) -> None:
+        """Tell the machine."""
+        self.driver.take(Note(value))
 
     def notice(self, text: str) -> None:
         """Tell the owner something once."""
@@ -296,8 +302,11 @@ class LearnerDaemon:
                 self.announcer.announce,
                 self.announcer.partition_monitor.run,
                 self.loop_watch.run,
+                self.fetcher.run,
+                self.owner_limits.governor.run,
+                self._report,
             )
-            async with background(*works, self.fetcher.run, self.guest.run, self._report):
+            async with background(*works):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):
@@ -313,57 +322,46 @@ class LearnerDaemon:
 
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job."""
-        self.bank.charter = self.machine.context.charter
-        self.trainer.under_charter()
         match job:
-            case FindSeat(after):
-                return await self.locator.find_seat(self.machine.context.charter, after)
+            case FindSeat(after, charter):
+                return await self.locator.find_seat(charter, after)
             case FetchState():
                 return await self._fetch_state(job)
             case Advance():
                 return await self._advance(job)
-            case StartTrainer() | ParkTrainer() | WakeTrainer():
-                return await trainer_job(self, job)
-            case Deliver():
-                return await self.trainer.deliver(job)
+            case StartTrainer(_, inner):
+                ready = await self.trainer.start(job)
+                if isinstance(ready, TrainerReady):
+                    return await self.parts.restore(ready, inner)
+                return ready
             case Capture():
-                captured = await self.trainer.capture(job)
-                self.push_bytes += getattr(captured, "payload_bytes", 0)
-                self.push_params += self._params(job.fragment)
-                return captured
-            case Evaluate():
-                return await self.trainer.evaluate(job)
-            case CutPart() | WritePart() | LoadPart():
-                return await self.parts.run_job(job)
-            case FindDonors() | FetchMoments() | InstallMoments() | CaptureMoments():
-                return await self.moments.run_job(job, self.machine.context.charter)
+                return await self._capture(job)
+        if isinstance(job, TrainerJob):
+            return await self.trainer.run_job(job)
+        if isinstance(job, PartJob):
+            return await self.parts.run_job(job)
+        if isinstance(job, MomentsJob):
+            return await self.moments.run_job(job)
         raise AssertionError(f"nobody carries out {type(job).__name__}")
 
     def act(self, action: object) -> None:
         """Carry out a local action."""
         match action:
+            case FollowLeader(leader):
+                self.leader_fetcher.follow(leader)
             case Freeze(index, fragment):
                 self.bank.freeze(index, fragment)
             case Thaw(index):
                 self.bank.thaw(index)
-            case Settle(fragment, sequence, outcome):
-                self.trainer.settle(fragment, sequence, is_merged=outcome == "merged")
-            case Feed() | DropFed():
-                self.trainer.feed(action)
-            case BeginSteps():
-                self.trainer.begin()
-            case HoldSteps() | ReleaseSteps():
-                self.trainer.hold(is_held=isinstance(action, HoldSteps))
             case KeepReceipt(receipt, charter):
                 self.contributions.keep_or_tell(receipt, charter, self.notice)
-            case ReplaceTrainer(reason):
-                self.trainer.replace(reason)
-            case SetProgress(fraction):
-                self.trainer.set_progress(fraction)
             case ForgetMoments():
                 self.moments.forget()
             case WithdrawMoments():
                 self.moments.withdraw()
+            case _:
+                assert isinstance(action, TrainerAction), f"nobody carries out {action}"
+                self.trainer.act(action)
 
     def on_fact(self, fact: Fact) -> None:
         logs.tell(fact)
@@ -384,39 +382,28 @@ class LearnerDaemon:
         await asyncio.get_running_loop().run_in_executor(self.pool, install)
         return StateFetched(tuple(sources.items()))
 
+    async def _capture(self, job: Capture) -> JobResult:
+        captured = await self.trainer.capture(job)
+        if isinstance(captured, Captured):
+            self.counts.push_bytes += captured.payload_bytes
+            self.counts.push_params += self._params(job.fragment)
+        return captured
+
     async def _advance(self, job: Advance) -> JobResult:
         """Fetch a merged payload, from the syncer first, and take the outer step."""
         merged = job.merged
         wanted = [(merged.payload, merged.payload_bytes)]
         try:
-            parts = await self._fetch_from_leader(wanted)
+            parts = await self.leader_fetcher.fetch(wanted)
         except TransientError:
             donors = await self.locator.donors_or_none()
             _, parts = await self.locator.fetch_from(donors, wanted, self._on_fault)
-        self.payload_bytes += merged.payload_bytes
-        self.payload_params += self._params(merged.fragment)
+        self.counts.payload_bytes += merged.payload_bytes
+        self.counts.payload_params += self._params(merged.fragment)
         advance = partial(self.bank.advance, merged, bytes(parts[0]))
         await asyncio.get_running_loop().run_in_executor(self.pool, advance)
         self.fetcher.forget(merged.fragment)
         return Advanced()
-
-    async def _fetch_from_leader(self, wanted: list[tuple[bytes, int]]) -> list[memoryview]:
-        """What the syncer that leads sends, begun anew when another one leads.
-
-        A transfer from one that was cut off would only end after `blobs.READ_S`.
-        """
-        while True:
-            leader = self.machine.context.leader
-            sources = [leader] if leader is not None else []
-            fetch = asyncio.ensure_future(self.locator.fetch_from(sources, wanted, self._on_fault))
-            try:
-                while not fetch.done() and self.machine.context.leader == leader:
-                    await asyncio.wait({fetch}, timeout=LEADER_LOOK_S)
-                if fetch.done():
-                    return fetch.result()[1]
-            finally:
-                fetch.cancel()
-                await asyncio.wait({fetch})
 
     def _on_fault(self, peer: bytes, error: RemoteError) -> None:
         self.driver.fault(peer, error)
@@ -427,12 +414,12 @@ class LearnerDaemon:
         """A line for the person who watches the terminal, now and then."""
         while True:
             await asyncio.sleep(PROGRESS_EVERY_S)
-            log.info("%s", status.progress_line(self))
+            log.info("%s", self.reporter.progress_line())
 
     # The control socket.
 
     def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        told = status.snapshot(self)
+        told = self.reporter.status()
         told.loop_lag = self.loop_watch.lag()
         return {"status": msgspec.to_builtins(told)}
 
@@ -446,15 +433,15 @@ class LearnerDaemon:
             isinstance(seconds, int | float) and 0 < seconds <= PAUSE_S_MAX
         ):
             raise UserError("pause takes a number of seconds above 0, or nothing to pause for good")
-        self.driver.take(Note(PauseAsked(seconds)))
+        self._note(PauseAsked(seconds))
         return {}
 
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        self.driver.take(Note(ResumeAsked()))
+        self._note(ResumeAsked())
         return {"because": self.machine.trainer_control.held_because}
 
     def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
-        self.driver.take(Note(FinishAsked()))
+        self._note(FinishAsked())
         return {}
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:

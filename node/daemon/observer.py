@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
-import random
 import signal
 import sys
 import tempfile
@@ -20,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from host.addresses import parse_peer
 from host.control.event_log import EventLog
 from host.control.server import ControlServer
 from host.files import keystore
@@ -52,13 +49,7 @@ class Observer:
         self.trouble = "looking for the syncer"
         self.status: SyncerStatus | None = None
         self.feed = EventLog()
-        self.locator = Locator(
-            transport,
-            link.project,
-            genesis,
-            random.Random(os.urandom(8)),
-            frozenset(parse_peer(text).key for text in link.addresses),
-        )
+        self.locator = Locator.of(transport, link, genesis)
 
     async def follow(self) -> None:
         """Keep asking, for ever."""

@@ -3,106 +3,84 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from host.options import NodeOptions
 from host.transport import Transport
 from node.governor.budget import Allowance
 from node.governor.loop import GovernorLoop
 from node.governor.policy import Decision, TrainerFacts
 from node.governor.process_usage import OwnProcesses
-from node.machine.jobs import (
-    Governed,
-    MemoryShort,
-    ParkTrainer,
-    StartTrainer,
-    TrainerReady,
-    WakeTrainer,
-)
-from node.trainer_client.suspend import park, wake
-from protocol.machine import JobResult, Note
-
-if TYPE_CHECKING:
-    from node.daemon.learner_daemon import LearnerDaemon
+from node.machine.jobs import Governed, MemoryShort
+from node.machine.trainer_control import TrainerControl
+from node.trainer_client.client import TrainerPort
 
 
-def guest_of(daemon: LearnerDaemon) -> GovernorLoop:
-    """The part of the daemon that looks after this machine; its machine must exist."""
-    options, traffic = daemon.options, daemon.transport.traffic
-    return GovernorLoop(
-        load=options.settings,
-        trainer=lambda: trainer_facts(daemon),
-        obey=lambda decision: obey(daemon, decision),
-        notice=daemon.notice,
-        traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
-        folders=options.home.kept_by_learners(),
-    )
+class OwnerLimits:
+    """Tells the governor of the trainer and carries out what it decides."""
 
+    def __init__(
+        self,
+        options: NodeOptions,
+        transport: Transport,
+        trainer: TrainerPort,
+        trainer_control: TrainerControl,
+        *,
+        note: Callable[[object], None],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._transport = transport
+        self._trainer = trainer
+        self._trainer_control = trainer_control
+        self._note = note
+        traffic = transport.traffic
+        self.governor = GovernorLoop(
+            load=options.settings,
+            trainer=self._facts,
+            obey=self._obey,
+            notice=notice,
+            traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
+            folders=options.home.kept_by_learners(),
+        )
 
-def trainer_facts(daemon: LearnerDaemon) -> TrainerFacts:
-    """What politeness has to know of the trainer."""
-    ready, trainer_control = daemon.trainer.ready, daemon.machine.trainer_control
-    return TrainerFacts(
-        device=trainer_control.device,
-        pid=daemon.trainer.pid,
-        micro_batch=ready.micro_batch if ready else None,
-        is_stepping=trainer_control.state == "training",
-    )
+    def disk_room(self) -> int | None:
+        """Bytes of files that a suspended trainer may take; None for whatever the disk has."""
+        ceiling = self.governor.settings.limits.disk_bytes_max
+        return None if ceiling is None else max(0, ceiling - self.governor.disk_bytes)
 
+    def ram_room(self) -> int | None:
+        """Bytes of memory that a new trainer may hold beside what runs now; None for no limit."""
+        ceiling = self.governor.settings.limits.ram_bytes_max
+        if ceiling is None:
+            return None
+        # Looked at anew: the last look may have seen a trainer that has ended since.
+        return max(0, ceiling - OwnProcesses().look(None).memory_bytes)
 
-def obey(daemon: LearnerDaemon, decision: Decision) -> None:
-    """Hold or release the inner loop, and set how much it may take."""
-    ruling = decision.ruling
-    because = ruling.because if ruling.is_paused else ""
-    if because != daemon.machine.trainer_control.held_because:
-        daemon.driver.take(Note(Governed(because)))
-    if decision.wants_smaller:
-        daemon.driver.take(Note(MemoryShort(decision.wants_smaller)))
-    daemon.trainer.set_duty(decision.duty_frac)
-    _shape(daemon.transport, decision.allowed)
-    daemon.transport.relay.limit(daemon.guest.settings.network.relay_bytes_per_s)
+    def _facts(self) -> TrainerFacts:
+        ready, control = self._trainer.ready, self._trainer_control
+        return TrainerFacts(
+            device=control.device,
+            pid=self._trainer.pid,
+            micro_batch=ready.micro_batch if ready else None,
+            is_stepping=control.state == "training",
+        )
 
+    def _obey(self, decision: Decision) -> None:
+        """Hold or release the inner loop, and set how much it may take."""
+        ruling = decision.ruling
+        because = ruling.because if ruling.is_paused else ""
+        if because != self._trainer_control.held_because:
+            self._note(Governed(because))
+        if decision.wants_smaller:
+            self._note(MemoryShort(decision.wants_smaller))
+        self._trainer.set_duty(decision.duty_frac)
+        self._shape(decision.allowed)
+        self._transport.relay.limit(self.governor.settings.network.relay_bytes_per_s)
 
-def _shape(transport: Transport, allowed: Allowance) -> None:
-    """Keep everything that is sent and received to what is allowed."""
-    rate_limiter, traffic, now_s = (
-        transport.rate_limiter,
-        transport.traffic,
-        asyncio.get_running_loop().time(),
-    )
-    rate_limiter.limit(allowed.up_bytes_per_s, allowed.down_bytes_per_s)
-    rate_limiter.up.book(traffic.up_bytes, now_s)
-    rate_limiter.down.book(traffic.down_bytes, now_s)
-
-
-async def trainer_job(
-    daemon: LearnerDaemon, job: StartTrainer | ParkTrainer | WakeTrainer
-) -> JobResult:
-    """Start a trainer, free its memory, or let it go on where it stood."""
-    charter = daemon.machine.context.charter
-    assert charter is not None, "a trainer runs under a charter"
-    match job:
-        case StartTrainer():
-            ready = await daemon.trainer.start(job, charter.inner)
-            if not isinstance(ready, TrainerReady):
-                return ready
-            return await daemon.parts.restore(ready, charter.inner)
-        case ParkTrainer():
-            folder = daemon.options.home.parked(daemon.options.instance)
-            return await park(daemon.trainer, folder, parking_room(daemon))
-        case WakeTrainer():
-            return await wake(daemon.trainer, job, charter.inner)
-
-
-def parking_room(daemon: LearnerDaemon) -> int | None:
-    """Bytes of files that a parked trainer may take; None for whatever the disk has."""
-    ceiling = daemon.guest.settings.limits.disk_bytes_max
-    return None if ceiling is None else max(0, ceiling - daemon.guest.disk_bytes)
-
-
-def trainer_room(guest: GovernorLoop) -> int | None:
-    """Bytes of memory that a new trainer may hold beside what runs now; None for no limit."""
-    ceiling = guest.settings.limits.ram_bytes_max
-    if ceiling is None:
-        return None
-    # Looked at anew: the last look may have seen a trainer that has ended since.
-    return max(0, ceiling - OwnProcesses().look(None).memory_bytes)
+    def _shape(self, allowed: Allowance) -> None:
+        """Keep everything that is sent and received to what is allowed."""
+        rates, traffic = self._transport.rate_limiter, self._transport.traffic
+        now_s = asyncio.get_running_loop().time()
+        rates.limit(allowed.up_bytes_per_s, allowed.down_bytes_per_s)
+        rates.up.book(traffic.up_bytes, now_s)
+        rates.down.book(traffic.down_bytes, now_s)

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import random
 from collections.abc import Callable
 from typing import Final
 
-from host.addresses import parse_peer
 from host.files.signed_project import open_project
 from host.options import NodeOptions
 from host.transport import Transport
@@ -47,8 +44,7 @@ async def learn_project(
 
 async def _judge(options: NodeOptions, transport: Transport, genesis: bytes) -> None:
     assert options.judge is not None
-    named = frozenset(parse_peer(text).key for text in options.link.addresses)
-    locator = Locator(transport, options.link.project, genesis, random.Random(os.urandom(8)), named)
+    locator = Locator.of(transport, options.link, genesis)
     try:
         async with asyncio.timeout(SEAT_S):
             found = await locator.find_seat(None)

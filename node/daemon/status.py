@@ -1,24 +1,31 @@
-"""What a learner daemon tells people: a snapshot for programs, sentences for people."""
+"""What a learner daemon tells people: a status for programs, sentences for people."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from host.control.status_parts import all_faults, network_status, project_status, swarm_status
+from host.files.receipts_file import Contributions
+from host.options import NodeOptions
+from host.partition_monitor import PartitionMonitor
 from host.runtime import software
-from node.governor.status_rows import guest_status
+from host.transport import Transport
+from node.download.fetcher import StateFetcher
+from node.governor.loop import GovernorLoop
+from node.governor.status_rows import owner_limits_status
 from node.machine.learner import LearnerMachine
 from node.machine.syncer_link import Link
 from node.machine.trainer_states import TrainerState
+from node.trainer_client.client import TrainerPort
 from protocol import limits
+from protocol.fragments import Layout
 from protocol.ids import short
+from protocol.project import Genesis
 from protocol.status import DownloadStatus, GuestStatus, NodeStatus
-
-if TYPE_CHECKING:
-    from node.daemon.learner_daemon import LearnerDaemon
 
 
 def node_state(machine: LearnerMachine) -> str:
@@ -38,30 +45,6 @@ def words_s(seconds: float) -> str:
     if seconds < 5400:
         return f"{round(seconds / 60)} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def download_status(daemon: LearnerDaemon) -> DownloadStatus | None:
-    """How far the weights are that are being fetched; a joiner counts what it holds already."""
-    progress = daemon.fetcher.progress()
-    if progress is None:
-        return None
-    fragment_sync, fragments = daemon.machine.fragment_sync, daemon.layout.fragments
-    done_bytes, total_bytes = progress.done_bytes, progress.total_bytes
-    if not fragment_sync.is_held:
-        sizes = [8 * fragment.numel for fragment in fragments]
-        held = [track.held >= 0 for track in fragment_sync.local_fragments]
-        done_bytes += sum(size for size, is_held in zip(sizes, held, strict=True) if is_held)
-        total_bytes = sum(sizes)
-    leader = daemon.machine.context.leader
-    left = total_bytes - done_bytes
-    return DownloadStatus(
-        done_bytes=done_bytes,
-        total_bytes=total_bytes,
-        rate=progress.rate,
-        learners=len(progress.sources - {leader}),
-        is_from_syncer=leader in progress.sources,
-        left_s=left / progress.rate if progress.rate else None,
-    )
 
 
 def fetching(download: DownloadStatus) -> str:
@@ -100,10 +83,10 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
         return "Idle: no leased blocks left. More come as soon as the syncer answers."
     if state == "ended":
         return "The run is complete."
-    if trainer_control.inner is TrainerState.DOWN and trainer_control.detail:
+    if trainer_control.trainer is TrainerState.DOWN and trainer_control.detail:
         return f"The trainer stopped: {trainer_control.detail}. It is started again soon."
     if state == "syncing":
-        held = sum(track.held >= 0 for track in fragment_sync.local_fragments)
+        held = sum(local.held >= 0 for local in fragment_sync.local_fragments)
         if machine.link is not Link.FOLLOWING:
             return f"Not in the swarm yet: {link}."
         if download is not None:
@@ -117,11 +100,15 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
 def _before_steps(machine: LearnerMachine) -> str:
     """What is still to come once all weights are here."""
     trainer_control = machine.trainer_control
-    if trainer_control.inner in (TrainerState.WAKING, TrainerState.PARKED, TrainerState.PARKING):
-        if trainer_control.inner is TrainerState.PARKED and trainer_control.detail:
+    if trainer_control.trainer in (
+        TrainerState.WAKING,
+        TrainerState.SUSPENDED,
+        TrainerState.SUSPENDING,
+    ):
+        if trainer_control.trainer is TrainerState.SUSPENDED and trainer_control.detail:
             return f"The trainer is tried again soon, with all it had: {trainer_control.detail}"
         return "The trainer is being started again, and takes up where it stood."
-    if trainer_control.inner is TrainerState.LOADING and machine.moments_client.is_open:
+    if trainer_control.trainer is TrainerState.LOADING and machine.moments_client.is_open:
         return f"Weights are here; optimizer state: {machine.moments_client.state.value}."
     return "Weights are here; the trainer is starting."
 
@@ -153,126 +140,165 @@ def moments_in_words(machine: LearnerMachine) -> str:
     return f"{words} ({moments_client.detail})" if moments_client.detail else words
 
 
-def _way(daemon: LearnerDaemon) -> tuple[str, float | None]:
-    """How the leader is reached, and how fast it answers; empty and None without one."""
-    machine, transport = daemon.machine, daemon.transport
-    leader = machine.context.leader if machine.link is Link.FOLLOWING else None
-    if leader is None:
-        return "", None
-    return transport.paths().get(leader, ""), transport.round_trips.of(leader)
-
-
 def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
     """What the inner loop stands on in each fragment, and how far behind the worst is."""
-    versions = [track.standing for track in machine.fragment_sync.local_fragments]
+    versions = [local.standing for local in machine.fragment_sync.local_fragments]
     newest = [fragment.version for fragment in machine.context.state.fragments]
     return versions, max((n - old for n, old in zip(newest, versions, strict=False)), default=0)
 
 
-def _with_less(said: str, guest: GuestStatus | None) -> str:
+def _with_less(said: str, limits_status: GuestStatus | None) -> str:
     """The sentence, with the reason why less is done than the owner allows at best."""
-    if guest is None or not guest.is_beside or said != "Training.":
+    if limits_status is None or not limits_status.is_beside or said != "Training.":
         return said
-    return f"Training with less, because {guest.because}."
+    return f"Training with less, because {limits_status.because}."
 
 
-def _step_tokens(daemon: LearnerDaemon) -> int:
-    charter = daemon.machine.context.charter
-    return charter.inner.batch_sequences * daemon.genesis.data.sequence_tokens if charter else 0
+@dataclass(slots=True)
+class PayloadCounts:
+    """What was pushed and what was merged, in bytes and in parameters."""
+
+    push_bytes: int = 0
+    push_params: int = 0
+    payload_bytes: int = 0
+    payload_params: int = 0
 
 
-def _guest(daemon: LearnerDaemon) -> GuestStatus | None:
-    options = daemon.options
-    return guest_status(
-        daemon.guest,
-        device=daemon.machine.trainer_control.device,
-        is_parked=daemon.machine.trainer_control.inner is TrainerState.PARKED,
-        log=options.home.trainer_log(options.instance),
-    )
+@dataclass(frozen=True, slots=True)
+class StatusReporter:
+    """Asks the parts of a learner how they are."""
 
+    options: NodeOptions
+    genesis: Genesis
+    layout: Layout
+    machine: LearnerMachine
+    trainer: TrainerPort
+    transport: Transport
+    fetcher: StateFetcher
+    governor: GovernorLoop
+    partition_monitor: PartitionMonitor
+    contributions: Contributions
+    counts: PayloadCounts
+    notices: list[str]
+    started_s: float = field(default_factory=time.monotonic)
 
-def _inner_loop(daemon: LearnerDaemon) -> dict[str, Any]:
-    """What the inner loop last reported; nothing while there is no trainer."""
-    stepped = daemon.machine.context.stepped
-    if stepped is None:
-        return {}
-    return {
-        "local_step": stepped.local_step,
-        "tokens": stepped.tokens,
-        "tokens_per_s": _step_tokens(daemon) / stepped.step_s if stepped.step_s else 0.0,
-        "step_s": stepped.step_s,
-        "loss": stepped.loss,
-        "goodput": stepped.work_s / stepped.alive_s if stepped.alive_s else None,
-        "work_s": stepped.work_s,
-        "alive_s": stepped.alive_s,
-    }
+    def status(self) -> NodeStatus:
+        """Everything a screen could want."""
+        machine, control, trainer = self.machine, self.machine.trainer_control, self.trainer
+        context, tally, charter = machine.context, machine.context.tally, machine.context.charter
+        (versions, lag), (path, rtt_s) = _versions(machine), self._way()
+        now_s, download, owner_limits = time.monotonic(), self._download(), self._owner_limits()
+        fragments = machine.fragment_sync.local_fragments
+        return NodeStatus(
+            key=machine.setup.signer.key.hex(),
+            name=machine.setup.name,
+            pid=os.getpid(),
+            version=software.version(),
+            uptime_s=now_s - self.started_s,
+            state=node_state(machine),
+            sentence=_with_less(sentence(machine, now_s, download), owner_limits),
+            link=machine.link.value,
+            link_detail=machine.link_detail,
+            heard_s=now_s - machine.heard_s if machine.heard_s else None,
+            path=path,
+            rtt_s=rtt_s,
+            trainer=control.trainer.value,
+            trainer_detail=control.detail,
+            trainer_pid=trainer.pid,
+            device=control.device,
+            micro_batch=trainer.ready.micro_batch if trainer.ready else None,
+            project=project_status(self.options.link.project, self.genesis, self.layout, charter),
+            swarm=swarm_status(context.state, charter),
+            network=network_status(self.transport, self.partition_monitor.trouble),
+            **self._inner_loop(),
+            pushed=tally.pushed,
+            merged=tally.merged,
+            outcomes=dict(tally.outcomes),
+            discarded_steps=sum(one.discarded_steps for one in fragments) // len(fragments),
+            lost_steps=tally.lost_steps,
+            trainer_restarts=tally.trainer_restarts,
+            versions=versions,
+            lag=lag,
+            weights_from_peers=tally.states_from_peers,
+            weights_from_syncer=tally.states_from_syncer,
+            weights_sources={key.hex(): count for key, count in tally.state_bytes.items()},
+            download=download,
+            weights_held=sum(one.held >= 0 for one in fragments),
+            moments=moments_in_words(machine),
+            evaluations=trainer.evaluations,
+            **asdict(self.counts),
+            faults=all_faults(self.transport, tally.faults),
+            notices=list(self.notices),
+            guest=owner_limits,
+            ranks=trainer.ready.ranks if trainer.ready else 1,
+            receipt=self.contributions.status(self.genesis.fragments),
+        )
 
+    def progress_line(self) -> str:
+        """One line now and then for the terminal of `shoal join`."""
+        now, leader = self.status(), self.machine.context.leader
+        if now.state not in ("training", "adrift"):
+            return now.sentence
+        loss = f"loss {now.loss:.3f}" if now.loss is not None else "no loss yet"
+        return (
+            f"{now.state}: local step {now.local_step:,}, {loss}, "
+            f"{now.tokens_per_s:,.0f} tokens/s, "
+            f"{now.merged} of {now.pushed} pushes merged, global step {now.swarm.global_step:,} "
+            f"({now.swarm.progress:.1%}), following {short(leader) if leader else 'nobody'}"
+        )
 
-def snapshot(daemon: LearnerDaemon) -> NodeStatus:
-    """Everything a screen could want."""
-    machine, trainer, layout = daemon.machine, daemon.machine.trainer_control, daemon.layout
-    context, tally, charter = machine.context, machine.context.tally, machine.context.charter
-    (versions, lag), (path, rtt_s), guest = _versions(machine), _way(daemon), _guest(daemon)
-    now_s, download = time.monotonic(), download_status(daemon)
-    fragments = machine.fragment_sync.local_fragments
-    return NodeStatus(
-        key=machine.setup.signer.key.hex(),
-        name=machine.setup.name,
-        pid=os.getpid(),
-        version=software.version(),
-        uptime_s=now_s - daemon.started_s,
-        state=node_state(machine),
-        sentence=_with_less(sentence(machine, now_s, download), guest),
-        link=machine.link.value,
-        link_detail=machine.link_detail,
-        heard_s=now_s - machine.heard_s if machine.heard_s else None,
-        path=path,
-        rtt_s=rtt_s,
-        trainer=trainer.inner.value,
-        trainer_detail=trainer.detail,
-        trainer_pid=daemon.trainer.pid,
-        device=trainer.device,
-        micro_batch=daemon.trainer.ready.micro_batch if daemon.trainer.ready else None,
-        project=project_status(daemon.options.link.project, daemon.genesis, layout, charter),
-        swarm=swarm_status(context.state, charter),
-        network=network_status(daemon.transport, daemon.announcer.partition_monitor.trouble),
-        **_inner_loop(daemon),
-        pushed=tally.pushed,
-        merged=tally.merged,
-        outcomes=dict(tally.outcomes),
-        discarded_steps=sum(t.discarded_steps for t in fragments) // len(fragments),
-        lost_steps=tally.lost_steps,
-        trainer_restarts=tally.trainer_restarts,
-        versions=versions,
-        lag=lag,
-        weights_from_peers=tally.states_from_peers,
-        weights_from_syncer=tally.states_from_syncer,
-        weights_sources={key.hex(): count for key, count in tally.state_bytes.items()},
-        download=download,
-        weights_held=sum(one.held >= 0 for one in fragments),
-        moments=moments_in_words(machine),
-        evaluations=daemon.trainer.evaluations,
-        push_bytes=daemon.push_bytes,
-        push_params=daemon.push_params,
-        payload_bytes=daemon.payload_bytes,
-        payload_params=daemon.payload_params,
-        faults=all_faults(daemon.transport, tally.faults),
-        notices=list(daemon.notices),
-        guest=guest,
-        ranks=daemon.trainer.ready.ranks if daemon.trainer.ready else 1,
-        receipt=daemon.contributions.status(daemon.genesis.fragments),
-    )
+    def _download(self) -> DownloadStatus | None:
+        """How far the weights are that are being fetched; a joiner counts what it holds already."""
+        progress = self.fetcher.progress()
+        if progress is None:
+            return None
+        fragment_sync, leader = self.machine.fragment_sync, self.machine.context.leader
+        done_bytes, total_bytes = progress.done_bytes, progress.total_bytes
+        if not fragment_sync.is_held:
+            sizes = [8 * fragment.numel for fragment in self.layout.fragments]
+            held = [one.held >= 0 for one in fragment_sync.local_fragments]
+            done_bytes += sum(size for size, is_held in zip(sizes, held, strict=True) if is_held)
+            total_bytes = sum(sizes)
+        left = total_bytes - done_bytes
+        return DownloadStatus(
+            done_bytes=done_bytes,
+            total_bytes=total_bytes,
+            rate=progress.rate,
+            learners=len(progress.sources - {leader}),
+            is_from_syncer=leader in progress.sources,
+            left_s=left / progress.rate if progress.rate else None,
+        )
 
+    def _way(self) -> tuple[str, float | None]:
+        """How the leader is reached, and how fast it answers; empty and None without one."""
+        leader = self.machine.context.leader
+        if leader is None or self.machine.link is not Link.FOLLOWING:
+            return "", None
+        return self.transport.paths().get(leader, ""), self.transport.round_trips.of(leader)
 
-def progress_line(daemon: LearnerDaemon) -> str:
-    """One line now and then for the terminal of `shoal join`."""
-    now = snapshot(daemon)
-    if now.state not in ("training", "adrift"):
-        return now.sentence
-    loss = f"loss {now.loss:.3f}" if now.loss is not None else "no loss yet"
-    leader = short(daemon.machine.context.leader) if daemon.machine.context.leader else "nobody"
-    return (
-        f"{now.state}: local step {now.local_step:,}, {loss}, {now.tokens_per_s:,.0f} tokens/s, "
-        f"{now.merged} of {now.pushed} pushes merged, global step {now.swarm.global_step:,} "
-        f"({now.swarm.progress:.1%}), following {leader}"
-    )
+    def _owner_limits(self) -> GuestStatus | None:
+        control = self.machine.trainer_control
+        return owner_limits_status(
+            self.governor,
+            device=control.device,
+            is_suspended=control.trainer is TrainerState.SUSPENDED,
+            log=self.options.home.trainer_log(self.options.instance),
+        )
+
+    def _inner_loop(self) -> dict[str, Any]:
+        """What the inner loop last reported; nothing while there is no trainer."""
+        stepped, charter = self.machine.context.stepped, self.machine.context.charter
+        if stepped is None:
+            return {}
+        sequences = charter.inner.batch_sequences if charter else 0
+        step_tokens = sequences * self.genesis.data.sequence_tokens
+        return {
+            "local_step": stepped.local_step,
+            "tokens": stepped.tokens,
+            "tokens_per_s": step_tokens / stepped.step_s if stepped.step_s else 0.0,
+            "step_s": stepped.step_s,
+            "loss": stepped.loss,
+            "goodput": stepped.work_s / stepped.alive_s if stepped.alive_s else None,
+            "work_s": stepped.work_s,
+            "alive_s": stepped.alive_s,
+        }

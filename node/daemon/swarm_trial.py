@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -135,10 +134,7 @@ async def _measure(transport: Transport, answer: SwarmAnswer) -> None:
 
 async def _ask_charter(transport: Transport, link: JoinLink, answer: SwarmAnswer) -> None:
     """The rules in force, from whoever leads."""
-    import random
-
-    named = frozenset(parse_peer(text).key for text in link.addresses)
-    locator = Locator(transport, link.project, answer.genesis, random.Random(os.urandom(8)), named)
+    locator = Locator.of(transport, link, answer.genesis)
     async with asyncio.timeout(SEAT_S):
         found = await locator.find_seat(None)
     answer.charter = wire.encode(found.charter)

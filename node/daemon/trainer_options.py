@@ -43,6 +43,7 @@ def trainer_settings(
         genesis=genesis,
         data_cache=options.home.data_cache(),
         log_path=options.home.trainer_log(options.instance),
+        suspend_folder=options.home.suspended(options.instance),
         data_location=data_location(options, decoded),
         threads=options.threads or threads_for(owner, os.cpu_count() or 1),
         duty_frac=options.duty_frac,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import time
 from collections.abc import Callable
@@ -93,6 +94,12 @@ class Locator:
     _shunned: dict[bytes, float] = field(default_factory=dict)
     _charters: dict[bytes, Envelope] = field(default_factory=dict)
     """By content address; what is in one is checked each time."""
+
+    @classmethod
+    def of(cls, transport: Transport, link: JoinLink, genesis: bytes) -> Locator:
+        """For the project that a join link names."""
+        named = frozenset(parse_peer(text).key for text in link.addresses)
+        return cls(transport, link.project, genesis, random.Random(os.urandom(8)), named)
 
     async def find_seat(self, known: Charter | None, after: tuple[int, int] = (0, 0)) -> SeatFound:
         """Who may be asked to lead, and the newest charter that says so. Raises TransientError.

@@ -1,4 +1,4 @@
-"""The daemon's side of politeness: looks at the machine every second and passes on what follows.
+"""The daemon's side of the governor: looks at the machine every second and passes on what follows.
 
 Sensors are read on a thread of their own, for some of them block. Settings are read anew with every
 few looks, so that a change counts without a restart.

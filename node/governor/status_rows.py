@@ -1,4 +1,4 @@
-"""What people see of politeness: devices, ceilings with what is taken, and why it holds back."""
+"""What people see of the governor: devices, ceilings with what is taken, and why it holds back."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ TAIL_LINES: Final = 20
 LINE_CHARS_MAX: Final = 300
 
 
-def guest_status(
-    guest: GovernorLoop,
+def owner_limits_status(
+    governor: GovernorLoop,
     *,
     device: str,
-    is_parked: bool,
+    is_suspended: bool,
     log: Path,
 ) -> GuestStatus | None:
     """The newest look and what was decided; None before the first. log: the trainer's."""
-    look, decision = guest.look, guest.decision
+    look, decision = governor.look, governor.decision
     if look is None or decision is None:
         return None
     return GuestStatus(
         because=decision.ruling.because,
         is_held=decision.ruling.is_paused,
-        is_parked=is_parked,
+        is_suspended=is_suspended,
         is_beside=decision.ruling.share == "beside",
         duty_frac=decision.duty_frac,
-        devices=[_device(guest, one, device) for one in look.devices],
-        limits=list(_limits(guest, look, decision, device)),
-        hours=list(guest.settings.when.hours),
+        devices=[_device(governor, one, device) for one in look.devices],
+        limits=list(_limits(governor, look, decision, device)),
+        hours=list(governor.settings.when.hours),
         owner=look.owner,
         absent=list(look.absent),
         trainer_log=tail(log),
@@ -55,8 +55,8 @@ def tail(path: Path) -> list[str]:
     return [line[:LINE_CHARS_MAX] for line in lines[-TAIL_LINES:]]
 
 
-def _device(guest: GovernorLoop, one: DeviceReading, used: str) -> DeviceRow:
-    mode, _ = mode_of(guest.settings, one.device)
+def _device(governor: GovernorLoop, one: DeviceReading, used: str) -> DeviceRow:
+    mode, _ = mode_of(governor.settings, one.device)
     return DeviceRow(
         name=one.device,
         model=one.model,
@@ -74,9 +74,11 @@ def _is_same(device: str, used: str) -> bool:
     return any(device in (one, f"{one}:0") for one in used.split(","))
 
 
-def _limits(guest: GovernorLoop, look: Look, decision: Decision, device: str) -> Iterator[LimitRow]:
-    limits, allowed = guest.settings.limits, decision.allowed
-    cpu = guest.policy.throttle.used_frac
+def _limits(
+    governor: GovernorLoop, look: Look, decision: Decision, device: str
+) -> Iterator[LimitRow]:
+    limits, allowed = governor.settings.limits, decision.allowed
+    cpu = governor.policy.throttle.used_frac
     yield LimitRow(
         key="limits.cpu_percent",
         words="processor",
@@ -109,12 +111,12 @@ def _limits(guest: GovernorLoop, look: Look, decision: Decision, device: str) ->
             ceiling=None if size is None else size * limits.gpu_memory_percent / 100.0,
             used=used.memory_used_bytes,
         )
-    if guest.settings.when.temperature_c_max is not None:
+    if governor.settings.when.temperature_c_max is not None:
         yield LimitRow(
             key="when.temperature_c_max",
             words="heat",
             unit="celsius",
-            ceiling=guest.settings.when.temperature_c_max,
+            ceiling=governor.settings.when.temperature_c_max,
             used=look.reading.temperature_c,
         )
     is_watched = limits.disk_bytes_max is not None
@@ -123,10 +125,10 @@ def _limits(guest: GovernorLoop, look: Look, decision: Decision, device: str) ->
         words="files",
         unit="bytes",
         ceiling=limits.disk_bytes_max,
-        used=guest.disk_bytes if is_watched else None,
+        used=governor.disk_bytes if is_watched else None,
     )
     for key, words, ceiling, rate in (
-        ("limits.up_bytes_per_s", "sending", allowed.up_bytes_per_s, guest.rates[0]),
-        ("limits.down_bytes_per_s", "fetching", allowed.down_bytes_per_s, guest.rates[1]),
+        ("limits.up_bytes_per_s", "sending", allowed.up_bytes_per_s, governor.rates[0]),
+        ("limits.down_bytes_per_s", "fetching", allowed.down_bytes_per_s, governor.rates[1]),
     ):
         yield LimitRow(key=key, words=words, unit="bytes/s", ceiling=ceiling, used=rate)

@@ -1,4 +1,4 @@
-"""What the parts of a learner's machine have in common: its setup, the log's state, its books."""
+"""What the parts of a learner's machine have in common: its setup, the log's state, its tally."""
 
 from __future__ import annotations
 

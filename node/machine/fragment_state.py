@@ -63,7 +63,7 @@ class LocalFragment:
     failures: int = 0
     retry_s: float = 0.0
     discarded_steps: int = 0
-    books: TokenAccounts = field(default_factory=TokenAccounts)
+    accounts: TokenAccounts = field(default_factory=TokenAccounts)
 
     @property
     def is_current(self) -> bool:

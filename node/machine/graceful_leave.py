@@ -39,7 +39,7 @@ class GracefulLeave:
         """Fragments with local steps that are in no merge yet."""
         done = self.context.stepped.local_step if self.context.stepped else 0
         local_fragments = self.fragment_sync.local_fragments
-        return sum(track.steps(done) > 0 or track.push is not None for track in local_fragments)
+        return sum(local.steps(done) > 0 or local.push is not None for local in local_fragments)
 
     @property
     def in_words(self) -> str:

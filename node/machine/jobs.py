@@ -1,4 +1,7 @@
-"""What a learner's machine asks others to do, and what comes back. Never a tensor, only names."""
+"""What a learner's machine asks others to do, and what comes back. Never a tensor, only names.
+
+A job carries all that it needs: whoever carries it out asks the machine for nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Literal
 from node.machine.snapshot_part import PartState
 from protocol.log.records import FragmentMerged, Span, StateDigests
 from protocol.messages import Cursor, Envelope
+from protocol.project import Charter, InnerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,8 @@ class FindSeat:
 
     after: tuple[int, int] = (0, 0)
     """Epoch and term of the leader that is silent: a newer one, proven, is answer enough."""
+    charter: Charter | None = None
+    """The newest one known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class StartTrainer:
     """Start the trainer and wait until it could step. Answer: `TrainerReady`."""
 
     micro_batch: int | None
+    inner: InnerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +81,32 @@ class TrainerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class ParkTrainer:
-    """Put the trainer's state into files and end it. Answer: `TrainerParked`.
+class SuspendTrainer:
+    """Put the trainer's state into files and end it. Answer: `TrainerSuspended`.
 
     If it cannot be, the trainer holds, and the answer is `Failed` with the reason.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerParked:
+class TrainerSuspended:
     """No process trains; deliveries and captures are carried out on the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeTrainer:
-    """Start a trainer that goes on where the parked one stood. Answer: `TrainerReady`.
+    """Start a trainer that goes on where the suspended one stood. Answer: `TrainerReady`.
 
     Otherwise `NotRestored`, `TrainerLost` if there is no such state, or `Failed` if none starts.
     """
 
     micro_batch: int | None
+    inner: InnerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class NotRestored:
-    """A trainer started and could not take up the parked state, which is still there."""
+    """A trainer started and could not take up the suspended state, which is still there."""
 
     reason: str
 
@@ -182,6 +190,7 @@ class FetchMoments:
 
     donor: bytes
     blobs: tuple[bytes, ...]
+    inner: InnerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +266,27 @@ class PartLoaded:
     digest: bytes
 
 
+TrainerJob = StartTrainer | SuspendTrainer | WakeTrainer | Deliver | Capture | Evaluate
+FragmentJob = FetchState | Advance | Deliver | Capture
+PartJob = CutPart | WritePart | LoadPart
+MomentsJob = FindDonors | FetchMoments | InstallMoments | CaptureMoments
+
+
 # Actions without an answer.
+
+
+@dataclass(frozen=True, slots=True)
+class FollowLeader:
+    """From now on this host leads: what is asked of the one before is asked of it instead."""
+
+    leader: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UseCharter:
+    """This charter is in force: pushes are made under it."""
+
+    charter: Charter
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +355,36 @@ class SetProgress:
     fraction: float
 
 
+@dataclass(frozen=True, slots=True)
+class HoldSteps:
+    """The inner loop holds at the next boundary; it still carries out commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSteps:
+    """The inner loop goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceTrainer:
+    """End this trainer, as if it had died; the machine starts the next one."""
+
+    reason: str
+
+
+TrainerAction = (
+    UseCharter
+    | Settle
+    | Feed
+    | DropFed
+    | BeginSteps
+    | HoldSteps
+    | ReleaseSteps
+    | ReplaceTrainer
+    | SetProgress
+)
+
+
 # Notes from the trainer.
 
 
@@ -389,20 +448,3 @@ class MemoryShort:
     """What Shoal takes is at the owner's ceiling: a smaller micro-batch is due."""
 
     words: str
-
-
-@dataclass(frozen=True, slots=True)
-class HoldSteps:
-    """Action: the inner loop holds at the next boundary; it still carries out commands."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseSteps:
-    """Action: the inner loop goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaceTrainer:
-    """Action: end this trainer, as if it had died; the machine starts the next one."""
-
-    reason: str

@@ -18,10 +18,12 @@ from node.machine.jobs import (
     Evaluate,
     FetchState,
     FindSeat,
+    FollowLeader,
     LoadPart,
-    ParkTrainer,
     SeatFound,
     StartTrainer,
+    SuspendTrainer,
+    UseCharter,
     WakeTrainer,
     WritePart,
 )
@@ -180,7 +182,7 @@ class LearnerMachine:
 
     def _seek(self) -> None:
         self._fire("retry")
-        self.effects.start(FindSeat(self._seat))
+        self.effects.start(FindSeat(self._seat, self.context.charter))
 
     def _lost(self, reason: str, retry_after_s: float | None = None) -> None:
         """No link for now: try again after a growing, spread-out pause."""
@@ -209,7 +211,9 @@ class LearnerMachine:
             return
         if self.snapshot_participant.wants_restart():
             return
-        self.context.leader = found.leader
+        if self.context.leader != found.leader:
+            self.context.leader = found.leader
+            self.effects.do(FollowLeader(found.leader))
         self._seat = (found.epoch, found.term)
         self._fire("found", short(found.leader))
         self.effects.out.append(Connect(found.leader))
@@ -344,7 +348,9 @@ class LearnerMachine:
         former = self.context.charter
         if former is not None and charter.revision < former.revision:
             return
-        self.context.charter = charter
+        if charter != former:
+            self.context.charter = charter
+            self.effects.do(UseCharter(charter))
         if former is not None and not former.inner.trains_as(charter.inner):
             self.trainer_control.on_inner_changed()
 
@@ -444,7 +450,7 @@ class LearnerMachine:
         if is_quiet and is_due and self.link is Link.FOLLOWING and not self._is_looking:
             # Perhaps another one was elected; until that is known we stay where we are.
             self._found_s, self._is_looking = self.context.now_s, True
-            self.effects.start(FindSeat(self._seat))
+            self.effects.start(FindSeat(self._seat, self.context.charter))
         if self.link is Link.WAITING and self.context.now_s >= self._retry_s:
             self._seek()
         self.fragment_sync.look()
@@ -479,21 +485,13 @@ class LearnerMachine:
                     self._is_looking = False  # Nobody else either: stay where we are.
                 else:
                     self._lost(result.reason if isinstance(result, Failed) else "not found")
-            case FetchState():
-                self.fragment_sync.on_state(job, result)
-            case Advance():
-                self.fragment_sync.on_advanced(job, result)
-            case Deliver():
-                self.fragment_sync.on_delivered(job, result)
-            case Capture():
-                self.fragment_sync.on_captured(job, result)
-            case StartTrainer() | ParkTrainer() | WakeTrainer():
+            case FetchState() | Advance() | Deliver() | Capture():
+                self.fragment_sync.on_job(job, result)
+            case StartTrainer() | SuspendTrainer() | WakeTrainer() | Evaluate():
                 self.snapshot_participant.on_trainer(job, result)
-                self.trainer_control.on_trainer_job(job, result)
+                self.trainer_control.on_job(job, result)
             case CutPart() | WritePart() | LoadPart():
                 self.snapshot_participant.on_job(number, job, result)
-            case Evaluate():
-                self.trainer_control.on_evaluated(job, result)
             case None:
                 pass  # Answered before.
             case _:

@@ -239,7 +239,8 @@ class MomentsClient:
             raise UnexpectedMessage("a snapshot from before the clock that was asked for")
         self._clock = ready.clock
         self._fire("ready", short(peer))
-        self._start(FetchMoments(peer, ready.blobs))
+        assert self.context.charter is not None, "a charter comes before any donor"
+        self._start(FetchMoments(peer, ready.blobs, self.context.charter.inner))
 
     def on_refused(self, peer: bytes, refused: MomentsRefused) -> None:
         if peer == self.donor and self.state is Rejoin.ASKING:

@@ -1,4 +1,4 @@
-"""Giving a copy of the optimizer state to learners that come (back).
+"""Serves a copy of the optimizer state to learners that come (back).
 
 The inner loop pays one copy of each fragment's moments at a local-step boundary and nothing else.
 There is at most one snapshot, it is held for a bounded time, and whoever asks for a clock that it
@@ -36,16 +36,16 @@ OFFER_S_MAX = 120.0
 """A snapshot is given up after this even if somebody still fetches it."""
 
 SNAPSHOT_EVERY_S = 10.0
-"""Keys are free, so snapshots are rationed for all askers together."""
+"""Keys are free, so snapshots are rationed for all requesters together."""
 
 GIVE_EVERY_S = 10.0
 """... and for each of them; who was outrun by the swarm may soon ask again."""
 
 GIVEN_MAX = 64
-"""Askers remembered for that."""
+"""Requesters remembered for that."""
 
 
-class Giving(Enum):
+class MomentsServerState(Enum):
     """What becomes of the one snapshot."""
 
     IDLE = "no snapshot"
@@ -53,16 +53,16 @@ class Giving(Enum):
     OFFERING = "on offer"
 
 
-GIVING_TRANSITIONS: dict[tuple[Giving, str], Giving] = {
-    (Giving.IDLE, "asked"): Giving.CAPTURING,
-    (Giving.CAPTURING, "captured"): Giving.OFFERING,
-    (Giving.CAPTURING, "failed"): Giving.IDLE,
-    (Giving.OFFERING, "over"): Giving.IDLE,
+SERVER_TRANSITIONS: dict[tuple[MomentsServerState, str], MomentsServerState] = {
+    (MomentsServerState.IDLE, "asked"): MomentsServerState.CAPTURING,
+    (MomentsServerState.CAPTURING, "captured"): MomentsServerState.OFFERING,
+    (MomentsServerState.CAPTURING, "failed"): MomentsServerState.IDLE,
+    (MomentsServerState.OFFERING, "over"): MomentsServerState.IDLE,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """Somebody who waits for a snapshot that has observed this clock."""
 
     clock: VectorClock
@@ -70,7 +70,7 @@ class Asker:
 
 
 class MomentsServer:
-    """The giving side."""
+    """The serving side of one learner."""
 
     def __init__(
         self, context: LearnerContext, fragment_sync: FragmentSync, moments_client: MomentsClient
@@ -78,8 +78,8 @@ class MomentsServer:
         self.context = context
         self.fragment_sync = fragment_sync
         self.moments_client = moments_client
-        self.state = Giving.IDLE
-        self._waiting: dict[bytes, Asker] = {}
+        self.state = MomentsServerState.IDLE
+        self._waiting: dict[bytes, Requester] = {}
         self._takers: set[bytes] = set()
         self._given_s: dict[bytes, float] = {}
         self._clock = VectorClock(0, ())
@@ -91,7 +91,7 @@ class MomentsServer:
 
     def clock(self) -> VectorClock | None:
         """What the inner loop has observed; None while it lacks weights."""
-        standing = tuple(track.standing for track in self.fragment_sync.local_fragments)
+        standing = tuple(local.standing for local in self.fragment_sync.local_fragments)
         if NONE in standing:
             return None
         return VectorClock(self.context.state.index, standing)
@@ -104,7 +104,7 @@ class MomentsServer:
         if reason is not None:
             self._refuse(peer, reason)
             return
-        self._waiting[peer] = Asker(ask.clock, self.context.now_s)
+        self._waiting[peer] = Requester(ask.clock, self.context.now_s)
 
     def on_peer_down(self, peer: bytes) -> None:
         self._waiting.pop(peer, None)
@@ -129,38 +129,41 @@ class MomentsServer:
 
     def look(self) -> None:
         """Answer whoever can be answered, and clear away what nobody needs any more."""
-        if not self._waiting and self.state is Giving.IDLE:
+        if not self._waiting and self.state is MomentsServerState.IDLE:
             return
         now_s = self.context.now_s
         self._forget_given()
-        if self.state is Giving.OFFERING:
-            for peer, asker in list(self._waiting.items()):
-                if self._suits(self._clock, peer, asker):
+        if self.state is MomentsServerState.OFFERING:
+            for peer, requester in list(self._waiting.items()):
+                if self._suits(self._clock, peer, requester):
                     self._give(peer)
             if not self._takers or now_s >= self._until_s:
                 self._fire("over")
                 self._takers.clear()
                 self._blobs = ()
                 self.context.effects.do(WithdrawMoments())
-        if self.state is Giving.IDLE and now_s >= self._begun_s + SNAPSHOT_EVERY_S:
+        if self.state is MomentsServerState.IDLE and now_s >= self._begun_s + SNAPSHOT_EVERY_S:
             self._capture()
-        for peer, asker in list(self._waiting.items()):
-            if self.state is not Giving.CAPTURING and now_s >= asker.since_s + BEHIND_S_MAX:
+        for peer, requester in list(self._waiting.items()):
+            if (
+                self.state is not MomentsServerState.CAPTURING
+                and now_s >= requester.since_s + BEHIND_S_MAX
+            ):
                 clock = self.clock()
-                is_behind = clock is None or not clock.has_observed(asker.clock)
+                is_behind = clock is None or not clock.has_observed(requester.clock)
                 self._refuse(peer, "behind" if is_behind else "busy")
 
     def deadline_s(self) -> float | None:
         """When `look` is due if nothing happens before."""
-        if not self._waiting and self.state is Giving.IDLE:
+        if not self._waiting and self.state is MomentsServerState.IDLE:
             return None
-        times = [asker.since_s + BEHIND_S_MAX for asker in self._waiting.values()]
+        times = [requester.since_s + BEHIND_S_MAX for requester in self._waiting.values()]
         times += [
             self._given_s[peer] + GIVE_EVERY_S for peer in self._waiting.keys() & self._given_s
         ]
-        if self.state is Giving.OFFERING:
+        if self.state is MomentsServerState.OFFERING:
             times.append(self._until_s)
-        if self.state is Giving.IDLE and self._waiting:
+        if self.state is MomentsServerState.IDLE and self._waiting:
             times.append(self._begun_s + SNAPSHOT_EVERY_S)
         later = [at_s for at_s in times if at_s > self.context.now_s]
         return min(later, default=None)
@@ -168,7 +171,7 @@ class MomentsServer:
     # Inside.
 
     def _fire(self, trigger: str) -> None:
-        self.state = GIVING_TRANSITIONS[self.state, trigger]
+        self.state = SERVER_TRANSITIONS[self.state, trigger]
 
     def _objection(self, peer: bytes, ask: AskMoments) -> MomentsReason | None:
         setup = self.context.setup
@@ -183,9 +186,9 @@ class MomentsServer:
             return "busy"
         return self._incapacity()
 
-    def _suits(self, clock: VectorClock, peer: bytes, asker: Asker) -> bool:
-        """Whether a snapshot with this clock may go to this asker now."""
-        return clock.has_observed(asker.clock) and peer not in self._given_s
+    def _suits(self, clock: VectorClock, peer: bytes, requester: Requester) -> bool:
+        """Whether a snapshot with this clock may go to this requester now."""
+        return clock.has_observed(requester.clock) and peer not in self._given_s
 
     def _forget_given(self) -> None:
         oldest_s = self.context.now_s - GIVE_EVERY_S
@@ -210,7 +213,9 @@ class MomentsServer:
         clock = self.clock()
         if clock is None:
             return
-        if not any(self._suits(clock, peer, asker) for peer, asker in self._waiting.items()):
+        if not any(
+            self._suits(clock, peer, requester) for peer, requester in self._waiting.items()
+        ):
             return
         if self._incapacity() is not None:
             return  # The trainer went meanwhile.

@@ -16,7 +16,7 @@ from protocol.project import InnerSpec
 
 
 class TokenAccountsState(Struct, frozen=True, array_like=True):
-    """Token books at the cut, open pushes given up: after a restore nobody else has them."""
+    """Token accounts at the cut, open pushes given up: after a restore nobody else has them."""
 
     merged: int
     discarded: int
@@ -25,13 +25,15 @@ class TokenAccountsState(Struct, frozen=True, array_like=True):
     dead: int
 
     @classmethod
-    def of(cls, books: TokenAccounts) -> TokenAccountsState:
-        kept = TokenAccounts(books.merged, books.discarded, books.lost, books.mark, books.dead)
-        kept.open = {at: one for at, one in books.open.items() if one.gone}
+    def of(cls, accounts: TokenAccounts) -> TokenAccountsState:
+        kept = TokenAccounts(
+            accounts.merged, accounts.discarded, accounts.lost, accounts.mark, accounts.dead
+        )
+        kept.open = {at: one for at, one in accounts.open.items() if one.gone}
         kept.give_up(is_final=True)
         return cls(kept.merged, kept.discarded, kept.lost, kept.mark, kept.dead)
 
-    def books(self) -> TokenAccounts:
+    def accounts(self) -> TokenAccounts:
         return TokenAccounts(self.merged, self.discarded, self.lost, self.mark, self.dead)
 
 
@@ -46,7 +48,7 @@ class LocalFragmentState(Struct, frozen=True, array_like=True):
     merged_sequence: int | None
     merged_version: int
     discarded_steps: int
-    books: TokenAccountsState
+    accounts: TokenAccountsState
 
 
 class PartState(Struct, frozen=True, array_like=True):

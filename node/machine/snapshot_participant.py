@@ -59,7 +59,7 @@ RESTART_EXIT = 75
 
 NO_PART = bytes(32)
 
-WHOLE = (TrainerState.STEPPING, TrainerState.STARVED, TrainerState.HELD, TrainerState.PARKED)
+WHOLE = (TrainerState.STEPPING, TrainerState.STARVED, TrainerState.HELD, TrainerState.SUSPENDED)
 """States in which the trainer has all that a part consists of."""
 
 
@@ -104,7 +104,7 @@ class SnapshotParticipant:
         self._marker: Marker | None = None
         self._until_s = 0.0
         self._job: JobId | None = None
-        self._books: PartBooks | None = None
+        self._accounts: PartBooks | None = None
         if context.setup.start is not None and context.setup.start.part is None:
             start = context.setup.start
             self.report = PartRestored(start.snapshot, False, NO_PART, 0, start.trouble[:2000])
@@ -142,8 +142,8 @@ class SnapshotParticipant:
         self._fire("marker", stamp(marker.snapshot))
         if not self.context.setup.keeps_parts:
             self._refuse("off", "this host keeps no parts of snapshots")
-        elif self.trainer_control.inner not in WHOLE:
-            self._refuse("starting", f"its trainer is {self.trainer_control.inner.value}")
+        elif self.trainer_control.trainer not in WHOLE:
+            self._refuse("starting", f"its trainer is {self.trainer_control.trainer.value}")
         else:
             self.fragment_sync.may_move = False
             self.look()
@@ -187,11 +187,11 @@ class SnapshotParticipant:
                 self._cut(result)
             case PartWritten(digest, size_bytes):
                 assert self._marker is not None, "it was cut for a marker"
-                assert self._books is not None, "and its books were closed then"
+                assert self._accounts is not None, "and its accounts were closed then"
                 snapshot = self._marker.snapshot
                 self.parts = (self.parts & set(self._marker.kept)) | {snapshot}
                 self._fire("kept", stamp(snapshot))
-                self._say(PartKept(snapshot, digest, size_bytes, self._books))
+                self._say(PartKept(snapshot, digest, size_bytes, self._accounts))
             case Failed(reason):
                 is_disk = isinstance(job, WritePart) and "disk" in reason
                 self._refuse("disk" if is_disk else "failed", reason)
@@ -265,7 +265,7 @@ class SnapshotParticipant:
 
     def _give_up(self, reason: str) -> None:
         self._fire("gave up", reason)
-        self._job = self._marker = self._books = None
+        self._job = self._marker = self._accounts = None
         self.fragment_sync.may_move = True
 
     def _cut(self, cut: PartCut) -> None:
@@ -273,21 +273,21 @@ class SnapshotParticipant:
         assert self._marker is not None, "it is cut for a marker"
         context, fragment_sync = self.context, self.fragment_sync
         local_fragments = fragment_sync.local_fragments
-        books = [track.books for track in local_fragments]
-        self._books = PartBooks(
+        accounts = [local.accounts for local in local_fragments]
+        self._accounts = PartBooks(
             sequence=fragment_sync.sequence,
-            open=tuple(sorted(sequence for one in books for sequence in one.open)),
+            open=tuple(sorted(sequence for one in accounts for sequence in one.open)),
             local_step=cut.local_step,
-            processed=sum(one.dead + cut.tokens for one in books),
-            merged=sum(one.merged for one in books),
-            in_flight=sum(one.in_flight() for one in books),
-            pending=sum(one.pending(cut.tokens) for one in books),
-            discarded=sum(one.discarded for one in books),
-            lost=sum(one.lost for one in books),
+            processed=sum(one.dead + cut.tokens for one in accounts),
+            merged=sum(one.merged for one in accounts),
+            in_flight=sum(one.in_flight() for one in accounts),
+            pending=sum(one.pending(cut.tokens) for one in accounts),
+            discarded=sum(one.discarded for one in accounts),
+            lost=sum(one.lost for one in accounts),
         )
         fragment_sync.may_move = True
         self._fire("cut", f"at record {context.state.index}, local step {cut.local_step}")
-        standing = tuple(max(0, track.standing) for track in local_fragments)
+        standing = tuple(max(0, local.standing) for local in local_fragments)
         snapshot, kept = self._marker.snapshot, self._marker.kept
         self._say(Marker(snapshot, VectorClock(context.state.index, standing)))
         self._job = context.effects.start(WritePart(self._part(snapshot), kept))
@@ -306,17 +306,17 @@ class SnapshotParticipant:
             inner=context.charter.inner,
             local_fragments=tuple(
                 LocalFragmentState(
-                    standing=track.standing,
-                    marked_step=track.marked_step,
-                    marked_tokens=track.marked_tokens,
-                    handed_step=track.handed_step,
-                    must_assign=track.must_assign,
-                    merged_sequence=track.merged_sequence,
-                    merged_version=track.merged_version,
-                    discarded_steps=track.discarded_steps,
-                    books=TokenAccountsState.of(track.books),
+                    standing=local.standing,
+                    marked_step=local.marked_step,
+                    marked_tokens=local.marked_tokens,
+                    handed_step=local.handed_step,
+                    must_assign=local.must_assign,
+                    merged_sequence=local.merged_sequence,
+                    merged_version=local.merged_version,
+                    discarded_steps=local.discarded_steps,
+                    accounts=TokenAccountsState.of(local.accounts),
                 )
-                for track in self.fragment_sync.local_fragments
+                for local in self.fragment_sync.local_fragments
             ),
         )
 

@@ -1,4 +1,4 @@
-"""Token books of one fragment: what became of every token that a session's trainers read.
+"""Token accounts of one fragment: what became of every token that a session's trainers read.
 
     processed = merged + in flight + pending + discarded + lost
 

@@ -1,4 +1,4 @@
-"""Tending the inner loop: start it, feed it leased blocks, report on it, evaluate with it."""
+"""Controls the inner loop: starts it, feeds it leased blocks, reports on it, evaluates with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from node.machine.jobs import (
     HoldSteps,
     MemoryShort,
     NotRestored,
-    ParkTrainer,
     PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
@@ -26,10 +25,11 @@ from node.machine.jobs import (
     StartTrainer,
     Starved,
     Stepped,
+    SuspendTrainer,
     Thaw,
     TrainerLost,
-    TrainerParked,
     TrainerReady,
+    TrainerSuspended,
     WakeTrainer,
 )
 from node.machine.moments_client import MomentsClient
@@ -45,12 +45,12 @@ from protocol.trace import TrainerChanged
 BEAT_EVERY_S = 0.1
 """Heartbeats on change come no more often than this."""
 
-PARK_RETRY_S = 60.0
-"""A trainer that could not be parked is tried again after so long."""
+SUSPEND_RETRY_S = 60.0
+"""A trainer that could not be suspended is tried again after so long."""
 
 WAKES_MAX = 5
-"""A parked state that so many trainers in a row could not take up is given up for a fresh one. That
-no trainer starts at all, for want of memory or a device, is no fault of the state."""
+"""A suspended state that so many trainers in a row could not take up is given up for a fresh one.
+That no trainer starts at all, for want of memory or a device, is no fault of the state."""
 
 RESTART = Backoff((1.0, 2.0, 5.0, 10.0, 30.0, 60.0))
 MICRO_BATCH_FIRST = 8
@@ -66,7 +66,7 @@ class TrainerControl:
         self.context = context
         self.fragment_sync = fragment_sync
         self.moments_client = moments_client
-        self.inner = TrainerState.DOWN
+        self.trainer = TrainerState.DOWN
         self.detail = ""
         self.device = ""
         self.micro_batch = context.setup.micro_batch
@@ -86,7 +86,7 @@ class TrainerControl:
         self._evaluating: int | None = None
         self.paused_until_s: float | None = None
         """End of a pause, infinite when it lasts until resumed; None when there is none."""
-        self._park_retry_s = -math.inf
+        self._suspend_retry_s = -math.inf
         self._wakes_failed = 0
         self._wants_smaller = False
         self.held_because = ""
@@ -96,16 +96,16 @@ class TrainerControl:
     @property
     def state(self) -> LearnerState:
         """The word for this learner in the swarm's lists."""
-        if self.graceful_leave.until_s is not None and self.inner in (
+        if self.graceful_leave.until_s is not None and self.trainer in (
             TrainerState.HELD,
-            TrainerState.PARKED,
+            TrainerState.SUSPENDED,
         ):
             return "finishing"
         if self.is_paused:
             return "paused"
-        if self.inner is TrainerState.STEPPING:
+        if self.trainer is TrainerState.STEPPING:
             return "training"
-        if self.inner is TrainerState.STARVED:
+        if self.trainer is TrainerState.STARVED:
             return "starved"
         return "starting" if self.fragment_sync.is_held else "syncing"
 
@@ -120,9 +120,9 @@ class TrainerControl:
         may_start = self._restart_s is None or now_s >= self._restart_s
         # A paused machine takes no memory for a trainer that would stand still.
         is_wanted = self.context.charter is not None and not self.is_paused
-        if self.inner is TrainerState.DOWN and is_wanted and may_start:
+        if self.trainer is TrainerState.DOWN and is_wanted and may_start:
             self._start()
-        is_standing = self.inner is TrainerState.LOADING and self.fragment_sync.is_standing
+        is_standing = self.trainer is TrainerState.LOADING and self.fragment_sync.is_standing
         if is_standing and self.moments_client.may_begin():
             self._fire("loaded", "")
             self.context.effects.do(BeginSteps())
@@ -170,18 +170,18 @@ class TrainerControl:
         """Blocks for somebody; for this session they are fed to the inner loop."""
         if (leased.learner, leased.incarnation) == self.data_feed.session:
             self.data_feed.asked_s = None
-            if self.inner not in (TrainerState.DOWN, TrainerState.STARTING):
+            if self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
                 self.data_feed.feed(leased.spans)
 
     def on_returned(self, returned: BlocksReturned) -> None:
         """A session's blocks go to others; this one's, if it was away for too long."""
         is_own = (returned.learner, returned.incarnation) == self.data_feed.session
-        if is_own and self.inner not in (TrainerState.DOWN, TrainerState.STARTING):
+        if is_own and self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
             self.data_feed.lose()
 
     def on_index(self) -> None:
         """Records were skipped: what they did shows in the state alone."""
-        if self.inner not in (TrainerState.DOWN, TrainerState.STARTING):
+        if self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
             self.data_feed.check()
         self.on_progress()
 
@@ -196,7 +196,10 @@ class TrainerControl:
 
     def on_progress(self) -> None:
         """Committed tokens moved: so does the learning-rate schedule, never backwards."""
-        if self.context.charter is None or self.inner in (TrainerState.DOWN, TrainerState.STARTING):
+        if self.context.charter is None or self.trainer in (
+            TrainerState.DOWN,
+            TrainerState.STARTING,
+        ):
             return
         fraction = min(1.0, self.context.state.tokens / self.context.charter.limits.tokens)
         fraction = self._furthest_progress = max(fraction, self._furthest_progress)
@@ -211,7 +214,7 @@ class TrainerControl:
 
     def on_inner_changed(self) -> None:
         """The owner changed what local steps do: a new trainer takes it up."""
-        if self.inner is not TrainerState.DOWN:
+        if self.trainer is not TrainerState.DOWN:
             self.context.effects.do(ReplaceTrainer("the project's training settings changed"))
 
     def on_note(self, value: object) -> None:
@@ -236,15 +239,19 @@ class TrainerControl:
 
     # From the trainer.
 
-    def on_trainer_job(self, job: StartTrainer | ParkTrainer | WakeTrainer, result: object) -> None:
-        """A trainer was started, parked or woken, or could not be."""
+    def on_job(
+        self, job: StartTrainer | SuspendTrainer | WakeTrainer | Evaluate, result: object
+    ) -> None:
+        """A trainer was started, suspended, woken or evaluated with, or could not be."""
         match job:
             case StartTrainer():
                 self.on_ready(result)
-            case ParkTrainer():
-                self.on_parked(result)
+            case SuspendTrainer():
+                self.on_suspended(result)
             case WakeTrainer():
                 self.on_woken(result)
+            case Evaluate():
+                self.on_evaluated(job, result)
 
     def on_ready(self, result: object) -> None:
         """The trainer could step, or could not be started."""
@@ -280,22 +287,22 @@ class TrainerControl:
         self.on_progress()
 
     def on_stepped(self, stepped: Stepped) -> None:
-        if self.inner is TrainerState.STARVED:
+        if self.trainer is TrainerState.STARVED:
             self._fire("stepped", "")
         self.context.stepped = stepped
         self._crashes = 0
         self._is_news = True
 
     def on_starved(self) -> None:
-        if self.inner is TrainerState.STEPPING:
+        if self.trainer is TrainerState.STEPPING:
             self._fire("starved", "no leased blocks left")
             self._is_news = True
 
     def on_lost(self, lost: TrainerLost) -> None:
         """The trainer died: the daemon goes on, and starts another one after a pause."""
-        if self.inner is TrainerState.DOWN:
+        if self.trainer is TrainerState.DOWN:
             return
-        if self.inner is TrainerState.WAKING:
+        if self.trainer is TrainerState.WAKING:
             return  # Its state is safe, and the job that wakes it says so.
         tally = self.context.tally
         self.moments_client.on_trainer_lost()
@@ -313,24 +320,24 @@ class TrainerControl:
         self._fire("lost", detail)
         self._is_news = True
 
-    def on_parked(self, result: object) -> None:
+    def on_suspended(self, result: object) -> None:
         """The trainer's state is in files, or it holds and keeps its memory."""
-        if self.inner is not TrainerState.PARKING:
+        if self.trainer is not TrainerState.SUSPENDING:
             return  # It died meanwhile.
-        if isinstance(result, TrainerParked):
+        if isinstance(result, TrainerSuspended):
             self._wants_smaller = False
             self._wakes_failed = 0
             self._restart_s = None
-            self._fire("parked", "its memory is free")
+            self._fire("suspended", "its memory is free")
             return
         reason = result.reason if isinstance(result, Failed) else "it did not answer"
-        self._park_retry_s = self.context.now_s + PARK_RETRY_S
+        self._suspend_retry_s = self.context.now_s + SUSPEND_RETRY_S
         self._wants_smaller = False
-        self._fire("not parked", f"its memory stays taken: {reason}")
+        self._fire("not suspended", f"its memory stays taken: {reason}")
 
     def on_woken(self, result: object) -> None:
-        """A trainer goes on where the parked one stood, or another try is due."""
-        if self.inner is not TrainerState.WAKING:
+        """A trainer goes on where the suspended one stood, or another try is due."""
+        if self.trainer is not TrainerState.WAKING:
             return
         if isinstance(result, TrainerReady):
             self.device, self._chosen_micro_batch = result.device, result.micro_batch
@@ -353,7 +360,7 @@ class TrainerControl:
 
     def shrink(self, words: str) -> None:
         """Go on with a smaller micro-batch, for what is taken is at the owner's ceiling."""
-        if self.inner not in (TrainerState.STEPPING, TrainerState.STARVED):
+        if self.trainer not in (TrainerState.STEPPING, TrainerState.STARVED):
             return
         tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
         self.micro_batch = max(1, tried // 2)
@@ -372,75 +379,79 @@ class TrainerControl:
     # Inside.
 
     def _fire(self, trigger: str, detail: str) -> None:
-        self.inner = TRAINER_TRANSITIONS[self.inner, trigger]
+        self.trainer = TRAINER_TRANSITIONS[self.trainer, trigger]
         self.detail = detail
         self._is_news = True
-        self.context.effects.emit(TrainerChanged(self.inner.value, detail))
+        self.context.effects.emit(TrainerChanged(self.trainer.value, detail))
 
     def _start(self) -> None:
         self._restart_s = None
         self._is_ended = False
         self.data_feed.begin()
         self._fire("start", "")
-        self.context.effects.start(StartTrainer(self.micro_batch))
+        assert self.context.charter is not None, "a trainer runs under a charter"
+        self.context.effects.start(StartTrainer(self.micro_batch, self.context.charter.inner))
 
     def _hold(self) -> None:
         """Make the inner loop hold or go on, as the owner wants."""
         now_s = self.context.now_s
         if self.paused_until_s is not None and now_s >= self.paused_until_s:
             self.paused_until_s = None
-        wants_park = self.is_paused or self._wants_smaller
+        wants_suspend = self.is_paused or self._wants_smaller
         wants_hold = self.graceful_leave.until_s is not None
-        is_live = self.inner in (TrainerState.STEPPING, TrainerState.STARVED)
-        may_park = is_live or (self.inner is TrainerState.HELD and now_s >= self._park_retry_s)
+        is_live = self.trainer in (TrainerState.STEPPING, TrainerState.STARVED)
+        may_suspend = is_live or (
+            self.trainer is TrainerState.HELD and now_s >= self._suspend_retry_s
+        )
         if (
             self.is_paused
-            and self.inner in (TrainerState.STARTING, TrainerState.LOADING)
+            and self.trainer in (TrainerState.STARTING, TrainerState.LOADING)
             and not self._is_ended
         ):
             self._is_ended = True
             self.context.effects.do(
                 ReplaceTrainer("its owner paused it before its first local step")
             )
-        elif wants_park and may_park:
-            self._fire("park", "")
-            self.context.effects.start(ParkTrainer())
+        elif wants_suspend and may_suspend:
+            self._fire("suspend", "")
+            self.context.effects.start(SuspendTrainer())
         elif wants_hold and is_live:
             self._fire("hold", "")
             self.context.effects.do(HoldSteps())
-        elif not wants_park and not wants_hold and self.inner is TrainerState.HELD:
+        elif not wants_suspend and not wants_hold and self.trainer is TrainerState.HELD:
             self._fire("release", "")
             self.context.effects.do(ReleaseSteps())
-        elif not self.is_paused and not wants_hold and self.inner is TrainerState.PARKED:
+        elif not self.is_paused and not wants_hold and self.trainer is TrainerState.SUSPENDED:
             self._wake()
 
     def _wake(self) -> None:
         if self._restart_s is None or self.context.now_s >= self._restart_s:
+            assert self.context.charter is not None, "a trainer ran under a charter"
             self._restart_s = None
             self._fire("wake", "")
-            self.context.effects.start(WakeTrainer(self.micro_batch))
+            self.context.effects.start(WakeTrainer(self.micro_batch, self.context.charter.inner))
 
     def _lease(self) -> None:
         """Ask for blocks before the inner loop runs out of them."""
         context = self.context
         if not context.is_following or context.leader is None or context.charter is None:
             return
-        if self.inner in (
+        if self.trainer in (
             TrainerState.DOWN,
             TrainerState.HELD,
-            TrainerState.PARKING,
-            TrainerState.PARKED,
+            TrainerState.SUSPENDING,
+            TrainerState.SUSPENDED,
         ):
             return
         is_going_on = context.setup.start is not None and context.setup.start.part is not None
         has_some = is_going_on or context.state.leases.held.get(self.data_feed.session)
-        if self.inner is TrainerState.STARTING and has_some:
+        if self.trainer is TrainerState.STARTING and has_some:
             return  # They are fed as soon as there is a trainer.
         self.data_feed.ask()
 
     def _evaluate(self) -> None:
         plan = self.fragment_sync.freezing
-        is_ready = self.inner in (
+        is_ready = self.trainer in (
             TrainerState.LOADING,
             TrainerState.STEPPING,
             TrainerState.STARVED,
@@ -477,8 +488,8 @@ class TrainerControl:
             tokens=stepped.tokens if stepped else 0,
             step_s=stepped.step_s if stepped else 0.0,
             loss=stepped.loss if stepped else None,
-            steps=tuple(track.steps(local_step) for track in local_fragments),
-            versions=tuple(max(0, track.standing) for track in local_fragments),
+            steps=tuple(local.steps(local_step) for local in local_fragments),
+            versions=tuple(max(0, local.standing) for local in local_fragments),
             cursor=stepped.cursor if stepped else Cursor(0, 0),
             work_s=stepped.work_s if stepped else 0.0,
             alive_s=stepped.alive_s if stepped else 0.0,

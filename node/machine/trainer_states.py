@@ -14,8 +14,8 @@ class TrainerState(Enum):
     STEPPING = "stepping"
     STARVED = "starved"
     HELD = "held"
-    PARKING = "parking"
-    PARKED = "parked"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
     WAKING = "waking"
 
 
@@ -33,15 +33,15 @@ TRAINER_TRANSITIONS: dict[tuple[TrainerState, str], TrainerState] = {
     (TrainerState.HELD, "release"): TrainerState.STEPPING,
     (TrainerState.HELD, "lost"): TrainerState.DOWN,
     (TrainerState.STARVED, "lost"): TrainerState.DOWN,
-    (TrainerState.STEPPING, "park"): TrainerState.PARKING,
-    (TrainerState.STARVED, "park"): TrainerState.PARKING,
-    (TrainerState.HELD, "park"): TrainerState.PARKING,
-    (TrainerState.PARKING, "parked"): TrainerState.PARKED,
-    (TrainerState.PARKING, "not parked"): TrainerState.HELD,
-    (TrainerState.PARKING, "lost"): TrainerState.DOWN,
-    (TrainerState.PARKED, "wake"): TrainerState.WAKING,
-    (TrainerState.PARKED, "lost"): TrainerState.DOWN,
+    (TrainerState.STEPPING, "suspend"): TrainerState.SUSPENDING,
+    (TrainerState.STARVED, "suspend"): TrainerState.SUSPENDING,
+    (TrainerState.HELD, "suspend"): TrainerState.SUSPENDING,
+    (TrainerState.SUSPENDING, "suspended"): TrainerState.SUSPENDED,
+    (TrainerState.SUSPENDING, "not suspended"): TrainerState.HELD,
+    (TrainerState.SUSPENDING, "lost"): TrainerState.DOWN,
+    (TrainerState.SUSPENDED, "wake"): TrainerState.WAKING,
+    (TrainerState.SUSPENDED, "lost"): TrainerState.DOWN,
     (TrainerState.WAKING, "woken"): TrainerState.STEPPING,
-    (TrainerState.WAKING, "not woken"): TrainerState.PARKED,
+    (TrainerState.WAKING, "not woken"): TrainerState.SUSPENDED,
     (TrainerState.WAKING, "lost"): TrainerState.DOWN,
 }

@@ -7,9 +7,6 @@ from typing import Final
 
 from protocol.errors import UserError
 
-RANKS_MAX: Final = 64
-"""More devices than any one machine has."""
-
 _NAME = re.compile(r"[a-z]{2,16}(:\d{1,3})?")
 
 ONE_RANK: Final = frozenset({"mps", "xla"})

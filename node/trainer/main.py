@@ -14,12 +14,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from host.runtime.parent_death import end_with_parent
 from node.trainer.failures import failure_of
 from node.trainer.link import messages
-from node.trainer.link.endpoint import TrainerEnd
+from node.trainer.link.endpoint import BlockingEnd, TrainerEnd
 from node.trainer.session import Session
 
 QUIET: Final = {
@@ -38,6 +38,17 @@ def be_quiet() -> None:
     os.environ.update(QUIET)
 
 
+def tell_failure(error: Exception, end: BlockingEnd[Any]) -> int:
+    """Says at the other end why this process ends; its exit code."""
+    traceback.print_exc()
+    failed = failure_of(error)
+    try:
+        end.send(failed)
+    except messages.LinkClosed:
+        print("the other end left before it could be told", file=sys.stderr)
+    return messages.EXIT_CODES[failed.kind]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of the trainer."""
     end_with_parent(signal.SIGKILL)
@@ -52,13 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except messages.LinkClosed:
         return messages.EXIT_OK  # Nobody is left to train for.
     except Exception as error:  # Root of the process: every end must reach the daemon as a reason.
-        traceback.print_exc()
-        failed = failure_of(error)
-        try:
-            end.send(failed)
-        except messages.LinkClosed:
-            print("the daemon left before it could be told", file=sys.stderr)
-        return messages.EXIT_CODES[failed.kind]
+        return tell_failure(error, end)
     finally:
         end.close()
     return messages.EXIT_OK

@@ -27,8 +27,8 @@ from msgspec import Struct
 from torch import Tensor
 
 from node.trainer.failures import is_out_of_memory
+from node.trainer.files import write_atomically
 from node.trainer.loop import InnerLoop
-from node.trainer.tools.files import write_atomically
 from protocol.errors import UserError
 from protocol.project import Genesis
 

@@ -37,14 +37,14 @@ class Session:
 
     def __init__(self, end: TrainerEnd) -> None:
         self._end = end
-        self._shop: TrainerSetup
+        self._setup: TrainerSetup
         self._slots: dict[int, Slot] = {}
         self._assigned: set[int] = set()
         self._seasoned: set[int] = set()
         self._has_begun = False
         self._is_paused = False
         self._said_starved = False
-        self._pace = DutyCycle(self._is_held)
+        self._duty = DutyCycle(self._is_held)
         self._followers: Followers | None = None
         self._rest_until = 0.0
         self._boundary = 0.0
@@ -59,7 +59,7 @@ class Session:
             messages.InstallMoments: self._install_moments,
             messages.CutPart: self._cut_part,
             messages.RestorePart: self._restore_part,
-            messages.Park: self._park,
+            messages.Suspend: self._suspend,
             messages.Restore: self._restore,
             messages.Blocks: self._blocks,
             messages.DropBlocks: self._drop_blocks,
@@ -92,16 +92,16 @@ class Session:
             raise InternalError(f"the first command was {type(first).__name__}, not Configure")
         first = self._shared(first)
         limit_resources(first)
-        self._pace.duty_frac = first.duty_frac
-        self._shop = TrainerSetup(first, self._followers)
-        ready = self._shop.ready()
+        self._duty.duty_frac = first.duty_frac
+        self._setup = TrainerSetup(first, self._followers)
+        ready = self._setup.ready()
         self._end.send(ready)
         spent_s = sum(ready.startup_s.values())
         say(f"ready on {ready.device} after {spent_s:.1f} s, micro-batch {ready.micro_batch}")
         while not self._is_over:
             may_train = self._may_train()
             if not may_train:
-                self._shop.copies.finish()  # Nothing else would tell of them.
+                self._setup.copies.finish()  # Nothing else would tell of them.
             command = self._end.receive(self._rest_s() if may_train else None)
             if command is None:
                 self._train()
@@ -112,7 +112,7 @@ class Session:
             if action is None:
                 raise InternalError(f"{type(command).__name__} makes no sense here")
             if not isinstance(command, messages.Snapshot | messages.OfferSlot):
-                self._shop.copies.finish()  # Answers keep the order of the commands.
+                self._setup.copies.finish()  # Answers keep the order of the commands.
             action(command)
             if not may_train:
                 self._boundary = time.monotonic()  # Waiting is not part of a local step's time.
@@ -137,11 +137,11 @@ class Session:
         """Whether a local step is due; says so, once, if only blocks are missing."""
         if not self._has_begun or self._is_paused:
             return False
-        if self._shop.loop.can_step:
+        if self._setup.loop.can_step:
             return True
         if not self._said_starved:
             self._said_starved = True
-            self._end.send(messages.Starved(self._shop.loop.local_step))
+            self._end.send(messages.Starved(self._setup.loop.local_step))
         return False
 
     def _rest_s(self) -> float:
@@ -149,20 +149,20 @@ class Session:
         return max(0.0, self._rest_until - time.monotonic())
 
     def _train(self) -> None:
-        loop = self._shop.loop
-        self._pace.begin()
+        loop = self._setup.loop
+        self._duty.begin()
         try:
-            done = loop.step(self._pace.between)
+            done = loop.step(self._duty.between)
         except StepAbandoned:
             return  # A pause is the next command.
-        self._shop.copies.finish()
+        self._setup.copies.finish()
         if loop.adjustments:
             reason = "; ".join(loop.take_adjustments())
             say(reason)
             self._end.send(messages.Adjusted(loop.micro_batch, reason))
         now = time.monotonic()
         step_s, self._boundary = now - self._boundary, now
-        self._rest_after(done.work_s - self._pace.paid_s)
+        self._rest_after(done.work_s - self._duty.paid_s)
         self._end.send(
             messages.Stepped(
                 local_step=loop.local_step,
@@ -179,7 +179,7 @@ class Session:
 
     def _is_held(self, timeout_s: float) -> bool:
         """Whether a command that allows no more work is waiting, or comes in time."""
-        self._shop.copies.poll()
+        self._setup.copies.poll()
         ends_s = time.monotonic() + timeout_s
         while True:
             command = self._end.glance(max(0.0, ends_s - time.monotonic()))
@@ -189,7 +189,7 @@ class Session:
                 return False
 
     def _rest_after(self, work_s: float) -> None:
-        self._rest_until = max(self._rest_until, time.monotonic() + self._pace.owed_s(work_s))
+        self._rest_until = max(self._rest_until, time.monotonic() + self._duty.owed_s(work_s))
 
     # ------------------------------------------------------------------------------- commands
 
@@ -201,7 +201,7 @@ class Session:
     def _drop_slot(self, identity: int) -> None:
         slot = self._slots.pop(identity, None)
         if slot is not None:
-            self._shop.copies.forget(slot)
+            self._setup.copies.forget(slot)
             slot.close()
 
     def _slot(self, identity: int, numel: int, checksum: messages.Checksum = None) -> Slot:
@@ -215,34 +215,34 @@ class Session:
     def _assign(self, command: messages.Assign) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
-        self._shop.view.blend(command.fragment, slot.values, command.kept_frac)
-        self._shop.spread_weights(command.fragment)
+        self._setup.view.blend(command.fragment, slot.values, command.kept_frac)
+        self._setup.spread_weights(command.fragment)
         self._assigned.add(command.fragment)
         self._done(command.job, started)
 
     def _add(self, command: messages.Add) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
-        self._shop.view.add(command.fragment, slot.values)
-        self._shop.spread_weights(command.fragment)
+        self._setup.view.add(command.fragment, slot.values)
+        self._setup.spread_weights(command.fragment)
         self._done(command.job, started)
 
     def _snapshot(self, command: messages.Snapshot) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
-        at = self._shop.loop.local_step, self._shop.loop.tokens_total
+        at = self._setup.loop.local_step, self._setup.loop.tokens_total
 
         def told() -> None:
             checksum = slot.checksum() if command.wants_checksum else None
             seconds = time.monotonic() - started
             self._end.send(messages.Done(command.job, *at, seconds, checksum))
 
-        self._shop.copies.read(self._shop.view, command.fragment, slot, told)
+        self._setup.copies.read(self._setup.view, command.fragment, slot, told)
 
     def _capture_moments(self, command: messages.CaptureMoments) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
-        self._shop.moments.read(command.fragment, slot.values)
+        self._setup.moments.read(command.fragment, slot.values)
         self._done(command.job, started)
 
     def _install_moments(self, command: messages.InstallMoments) -> None:
@@ -250,10 +250,10 @@ class Session:
         if self._has_begun:
             raise InternalError("moments came after the first local step")
         slot = self._slot(command.slot, command.numel)
-        self._shop.moments.write(command.fragment, slot.values)
-        self._shop.spread_moments(command.fragment, slot.values)
+        self._setup.moments.write(command.fragment, slot.values)
+        self._setup.spread_moments(command.fragment, slot.values)
         self._seasoned.add(command.fragment)
-        self._shop.loop.is_seasoned = len(self._seasoned) == len(self._shop.layout.fragments)
+        self._setup.loop.is_seasoned = len(self._seasoned) == len(self._setup.layout.fragments)
         self._done(command.job, started)
 
     def _cut_part(self, command: messages.CutPart) -> None:
@@ -264,46 +264,46 @@ class Session:
         self._end.send(messages.PartCut(command.job, self._loop_state()))
 
     def _restore_part(self, command: messages.RestorePart) -> None:
-        started, shop = time.monotonic(), self._shop
+        started, setup = time.monotonic(), self._setup
         self._go_on(command.state)
         slot = self._slot(command.slot, command.numel)
         for view, pieces in self._views(slot.values):
             for fragment, piece in enumerate(pieces):
                 view.write(fragment, piece)
-                if view is shop.view:
-                    shop.spread_weights(fragment)
+                if view is setup.view:
+                    setup.spread_weights(fragment)
                 else:
-                    shop.spread_moments(fragment, piece)
-        self._assigned = set(range(len(shop.layout.fragments)))
+                    setup.spread_moments(fragment, piece)
+        self._assigned = set(range(len(setup.layout.fragments)))
         self._done(command.job, started)
 
     def _views(self, values: Floats) -> list[tuple[FragmentView | MomentsView, list[Floats]]]:
         """The trainer's arrays, and where each of their fragments lies in `values`."""
-        fragments = self._shop.layout.fragments
+        fragments = self._setup.layout.fragments
         weights = [fragment.numel for fragment in fragments]
         moments = [moments_numel(fragment) for fragment in fragments]
         pieces = np.split(values, np.cumsum([*weights, *moments])[:-1])
         count = len(fragments)
-        return [(self._shop.view, pieces[:count]), (self._shop.moments, pieces[count:])]
+        return [(self._setup.view, pieces[:count]), (self._setup.moments, pieces[count:])]
 
     def _done(self, job: int, started: float) -> None:
-        loop = self._shop.loop
+        loop = self._setup.loop
         seconds = time.monotonic() - started
         self._end.send(messages.Done(job, loop.local_step, loop.tokens_total, seconds))
 
     def _blocks(self, command: messages.Blocks) -> None:
-        self._shop.loop.reader.append(command.ranges, command.start_sequence)
+        self._setup.loop.reader.append(command.ranges, command.start_sequence)
         self._said_starved = False
 
     def _drop_blocks(self, command: messages.DropBlocks) -> None:
-        self._shop.loop.reader.clear()
+        self._setup.loop.reader.clear()
         self._said_starved = False
 
     def _set_progress(self, command: messages.SetProgress) -> None:
-        self._shop.loop.progress = command.frac
+        self._setup.loop.progress = command.frac
 
     def _set_duty(self, command: messages.SetDuty) -> None:
-        self._pace.duty_frac = command.frac
+        self._duty.duty_frac = command.frac
         if self._followers is not None:
             self._followers.duty_frac = command.frac
         # A longer rest begun under the old share would outlast the change.
@@ -312,12 +312,12 @@ class Session:
     def _evaluate(self, command: messages.Evaluate) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
-        sequences = self._shop.corpus.heldout(command.sequences)
-        loop, layout = self._shop.loop, self._shop.layout
-        self._pace.begin()
+        sequences = self._setup.corpus.heldout(command.sequences)
+        loop, layout = self._setup.loop, self._setup.layout
+        self._duty.begin()
         try:
             loss = loop.evaluate(
-                sequences, layout=layout, values=slot.values, between=self._pace.between
+                sequences, layout=layout, values=slot.values, between=self._duty.between
             )
         except StepAbandoned:
             loss = math.nan
@@ -331,7 +331,7 @@ class Session:
         values = None
         if command.slot is not None:
             values = self._slot(command.slot, command.numel, command.checksum).values
-        text = self._shop.generate(
+        text = self._setup.generate(
             command.prompt,
             command.tokens,
             seed=command.seed,
@@ -341,14 +341,14 @@ class Session:
         self._rest_after(time.monotonic() - started)
         self._end.send(messages.Generated(command.job, text))
 
-    def _park(self, command: messages.Park) -> None:
+    def _suspend(self, command: messages.Suspend) -> None:
         state = self._loop_state()
-        say(f"parked after local step {state.local_step}")
-        self._end.send(messages.Parked(command.job, state))
+        say(f"suspended after local step {state.local_step}")
+        self._end.send(messages.Suspended(command.job, state))
         self._is_over = True
 
     def _loop_state(self) -> messages.LoopState:
-        loop = self._shop.loop
+        loop = self._setup.loop
         ranges, position, sequence = loop.reader.mark()
         processor, device = loop.random_state()
         return messages.LoopState(
@@ -369,7 +369,7 @@ class Session:
         self._done(command.job, started)
 
     def _go_on(self, state: messages.LoopState) -> None:
-        loop = self._shop.loop
+        loop = self._setup.loop
         if self._has_begun:
             raise InternalError("another trainer's state came after the first local step")
         loop.local_step, loop.tokens_total = state.local_step, state.tokens_total
@@ -379,7 +379,7 @@ class Session:
         say(f"goes on after local step {state.local_step}")
 
     def _begin(self, command: messages.Begin) -> None:
-        missing = set(range(len(self._shop.layout.fragments))) - self._assigned
+        missing = set(range(len(self._setup.layout.fragments))) - self._assigned
         if missing:
             raise InternalError(f"begin came before fragments {sorted(missing)} were assigned")
         self._has_begun = True

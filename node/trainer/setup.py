@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
-class Crew(Protocol):
+class OtherRanks(Protocol):
     """The other ranks of a trainer, as one rank meets them."""
 
     rank: int
@@ -51,13 +51,13 @@ class Crew(Protocol):
 class TrainerSetup:
     """Model, text and inner loop of one rank."""
 
-    def __init__(self, configure: messages.Configure, crew: Crew | None = None) -> None:
+    def __init__(self, configure: messages.Configure, others: OtherRanks | None = None) -> None:
         """TrainerFailure if model, text or device is not available. Cost: seconds.
 
-        crew: the other ranks; None where there is one rank, whatever `configure` says.
+        others: the other ranks; None where there is one rank, whatever `configure` says.
         """
         self.startup_s: dict[str, float] = {}
-        self._crew = crew
+        self._others = others
         self._group: RankGroup | None = None
         genesis, inner = decoded(configure)
         with self._phase("data"), failing_as("data"):
@@ -70,8 +70,8 @@ class TrainerSetup:
             if configure.data_location is not None:
                 data = msgspec.structs.replace(data, location=configure.data_location)
             self.corpus: Corpus = open_corpus(data, seed=genesis.seed, cache=cache)
-        if crew is not None:
-            crew.begin()
+        if others is not None:
+            others.begin()
         with self._phase("import"):
             import torch
 
@@ -79,7 +79,7 @@ class TrainerSetup:
             from node.trainer.text import reader
         torch.set_num_threads(configure.threads)
         with self._phase("device"), _failing_device():
-            accelerator = loop.make_accelerator(_device(configure, crew))
+            accelerator = loop.make_accelerator(_device(configure, others))
             memory_limits.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
         with self._phase("model"), failing_as("model"):
             model.check_fits(genesis.model, genesis.data, self.corpus.vocabulary.size)
@@ -101,9 +101,9 @@ class TrainerSetup:
         self.moments: MomentsView = self.loop.moments(self.layout)
         self.copies: Copies = capture.copies_for(accelerator.device)
         self.loop.before_moving = self.copies.fence
-        if crew is not None:
+        if others is not None:
             with self._phase("ranks"), _failing_device():
-                self._group = crew.meet(accelerator.device)
+                self._group = others.meet(accelerator.device)
                 self.loop.join(self._group, self._followers)
         memory_limits.limit_host_memory(configure.ram_bytes_max)
 
@@ -133,13 +133,13 @@ class TrainerSetup:
         """The ranks that this one leads."""
         from node.trainer.ranks.followers import Followers
 
-        return self._crew if isinstance(self._crew, Followers) else None
+        return self._others if isinstance(self._others, Followers) else None
 
     def seed(self, seed: int, salt: int, *, local_step: int = 0) -> None:
         """Draws from now on what this rank draws in this local step."""
         from node.trainer.loop import seed_random_stream
 
-        rank = self._crew.rank if self._crew is not None else 0
+        rank = self._others.rank if self._others is not None else 0
         seed_random_stream(seed, salt, rank=rank, local_step=local_step)
 
     def spread_weights(self, fragment: int) -> None:
@@ -159,7 +159,7 @@ class TrainerSetup:
             self._followers.spread_moments(fragment)
         passing = torch.from_numpy(values).to(self.loop.device)
         self._group.spread([passing])
-        if self._crew is not None and self._crew.rank:
+        if self._others is not None and self._others.rank:
             torch.from_numpy(values).copy_(passing)
 
     @contextmanager
@@ -181,7 +181,7 @@ class TrainerSetup:
             heldout_tokens=self.corpus.facts.heldout_tokens,
             blocks_local=self.corpus.local_blocks,
             startup_s=self.startup_s,
-            ranks=self._crew.ranks if self._crew is not None else 1,
+            ranks=self._others.ranks if self._others is not None else 1,
             is_compiled=self.loop.is_compiled,
             adjustments=self.loop.take_adjustments(),
         )
@@ -249,14 +249,14 @@ def _micro_batch_max(configure: messages.Configure, inner: InnerSpec) -> int:
     return min(configure.micro_batch or part, part)
 
 
-def _device(configure: messages.Configure, crew: Crew | None) -> str | None:
+def _device(configure: messages.Configure, others: OtherRanks | None) -> str | None:
     """The device of this rank."""
-    if crew is None:
+    if others is None:
         return configure.device
     from node.trainer.loop import best_kind
 
     with failing_as("device"):
-        return device_of(crew.rank, crew.ranks, configure.device, best_kind())
+        return device_of(others.rank, others.ranks, configure.device, best_kind())
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.machine.jobs import (
+    BeginSteps,
     Capture,
     Captured,
     Deliver,
@@ -28,23 +29,42 @@ from node.machine.jobs import (
     Evaluate,
     EvaluatedLoss,
     Feed,
+    HoldSteps,
+    NotRestored,
+    ReleaseSteps,
+    ReplaceTrainer,
+    SetProgress,
+    Settle,
     StartTrainer,
     Starved,
     Stepped,
+    SuspendTrainer,
+    TrainerAction,
+    TrainerJob,
     TrainerLost,
     TrainerReady,
+    TrainerSuspended,
+    UseCharter,
+    WakeTrainer,
 )
 from node.trainer.link import messages
+from node.trainer.link.shared_memory import Slot
 from node.trainer_client.clock import Clock
 from node.trainer_client.fragment_bank import Delivery, FragmentBank
 from node.trainer_client.process import ExitReason, TrainerProcess
 from node.trainer_client.settings import TrainerSettings
-from node.trainer_client.suspended_trainer import Gate, SuspendedTrainer
+from node.trainer_client.suspended_trainer import (
+    Gate,
+    SuspendedTrainer,
+    mib,
+    room_for,
+    suspended_bytes,
+)
 from node.trainer_client.tape import TrainerTape, applied, how_trained, replay_class, snapshot
 from protocol.errors import TransientError
 from protocol.machine import Failed, JobResult
 from protocol.messages import Cursor
-from protocol.project import InnerSpec
+from protocol.project import Charter, InnerSpec
 from protocol.tape import Frame
 
 START = Cursor(0, 0)
@@ -54,7 +74,12 @@ DUTY_STEP_FRAC = 0.02
 READY_TIMEOUT_S = 600.0
 """A first start may tokenise a large corpus."""
 
+SUSPENDED_END_S = 1.0
+"""A trainer that has answered `Suspended` has nothing left to do but to end."""
+
 F32 = NDArray[np.float32]
+SlotCommand = Callable[..., messages.Command]
+"""Makes a command about the content of a slot from `job`, `slot` and `numel`."""
 T = TypeVar("T")
 
 log = logging.getLogger("shoal.node")
@@ -78,12 +103,14 @@ class TrainerPort:
     evaluations: int = 0
     duty_frac: float = 1.0
     """Share of the time in which the trainer works."""
-    parked: SuspendedTrainer | None = None
+    suspended: SuspendedTrainer | None = None
     """There is no process, or one that has not got its state back yet."""
     gate: Gate = field(default_factory=Gate)
     """Passed by whatever needs the trainer's weights; closed while they move."""
     ram_room: Callable[[], int | None] = lambda: None
-    """Memory that a new trainer may hold; None for no limit."""
+    """Bytes of memory that a new trainer may hold; None for no limit."""
+    disk_room: Callable[[], int | None] = lambda: None
+    """Bytes of files that a suspended one may take; None for whatever the disk has."""
     progress: float | None = None
     """Of the schedule, as last told."""
     _job: int = 0
@@ -96,15 +123,49 @@ class TrainerPort:
     def pid(self) -> int | None:
         return self.process.pid if self.process is not None and self.process.is_running else None
 
+    async def run_job(self, job: TrainerJob) -> JobResult:
+        """Carry out one job of the machine."""
+        match job:
+            case StartTrainer():
+                return await self.start(job)
+            case SuspendTrainer():
+                return await self.suspend()
+            case WakeTrainer():
+                return await self.wake(job)
+            case Deliver():
+                return await self.deliver(job)
+            case Capture():
+                return await self.capture(job)
+            case Evaluate():
+                return await self.evaluate(job)
+
+    def act(self, action: TrainerAction) -> None:
+        """Carry out one action of the machine."""
+        match action:
+            case UseCharter(charter):
+                self.use(charter)
+            case Settle(fragment, sequence, outcome):
+                self.settle(fragment, sequence, is_merged=outcome == "merged")
+            case Feed() | DropFed():
+                self.feed(action)
+            case BeginSteps():
+                self.begin()
+            case HoldSteps() | ReleaseSteps():
+                self.hold(is_held=isinstance(action, HoldSteps))
+            case ReplaceTrainer(reason):
+                self.replace(reason)
+            case SetProgress(fraction):
+                self.set_progress(fraction)
+
     # Jobs.
 
-    async def start(self, job: StartTrainer, inner: InnerSpec) -> JobResult:
+    async def start(self, job: StartTrainer) -> JobResult:
         """Start a trainer; the answer comes when it could step, or cannot."""
         self.clock = Clock()
         self._cursor = Cursor(0, 0)
-        result = await self.launch(job.micro_batch, inner)
+        result = await self.launch(job.micro_batch, job.inner)
         if isinstance(result, TrainerReady) and self.ready is not None:
-            self._tape_began(inner, self.ready)
+            self._tape_began(job.inner, self.ready)
             if not self.ready.corpus_matches:
                 self.notice(
                     "the training text on this machine differs from the project's (another Python "
@@ -159,7 +220,7 @@ class TrainerPort:
             return await self._deliver(job)
 
     async def _deliver(self, job: Deliver) -> JobResult:
-        if self.parked is None:
+        if self.suspended is None:
             self.live()
         delivery = await self.in_pool(
             lambda: self.bank.deliver(
@@ -170,49 +231,44 @@ class TrainerPort:
             )
         )
         mark = applied(job.fragment, delivery, job.merged_sequence)
-        if self.parked is not None:
-            return await self._deliver_parked(self.parked, job.fragment, delivery, mark)
-        process = self.live()
-        slot = process.slot(delivery.values.size)
-        await self.in_pool(lambda: np.copyto(slot.values, delivery.values))
-        to = (job.fragment, slot.identity, slot.numel)
+        if self.suspended is not None:
+            return await self._deliver_suspended(self.suspended, job.fragment, delivery, mark)
+        command: SlotCommand = partial(messages.Add, fragment=job.fragment)
         if delivery.is_assign:
             kept_frac = delivery.kept_frac
-            done = await self.ask(lambda n: messages.Assign(n, *to, kept_frac=kept_frac), mark=mark)
-        else:
-            done = await self.ask(lambda n: messages.Add(n, *to), mark=mark)
-        process.release(slot)
+            command = partial(messages.Assign, fragment=job.fragment, kept_frac=kept_frac)
+        done = await self._hand([delivery.values], command, mark=mark)
         if not isinstance(done, messages.Done):
             return Failed("the trainer ended")
         return Delivered(delivery.version, done.local_step, done.tokens_total)
 
-    async def _deliver_parked(
+    async def _deliver_suspended(
         self,
-        parked: SuspendedTrainer,
+        suspended: SuspendedTrainer,
         fragment: int,
         delivery: Delivery,
         mark: Callable[[int], Frame],
     ) -> JobResult:
-        state = parked.state
+        state = suspended.state
         assert state is not None, "the gate is closed until the state is here"
-        await self.in_pool(lambda: parked.apply(fragment, delivery))
+        await self.in_pool(lambda: suspended.apply(fragment, delivery))
         if self.tape is not None:
             if delivery.kept_frac:
-                self.tape.inexact("a blend was taken while the trainer was parked")
+                self.tape.inexact("a blend was taken while the trainer was suspended")
             self.tape.took(mark(state.local_step))
         return Delivered(delivery.version, state.local_step, state.tokens_total)
 
     async def capture(self, job: Capture) -> JobResult:
         """Snapshot a fragment at the next local-step boundary and encode its displacement."""
         async with self.gate.passing():
-            if self.parked is not None:
-                return await self._capture_parked(self.parked, job)
+            if self.suspended is not None:
+                return await self._capture_suspended(self.suspended, job)
             return await self._capture(job)
 
-    async def _capture_parked(self, parked: SuspendedTrainer, job: Capture) -> JobResult:
-        state = parked.state
+    async def _capture_suspended(self, suspended: SuspendedTrainer, job: Capture) -> JobResult:
+        state = suspended.state
         assert state is not None, "the gate is closed until the state is here"
-        slot = parked.theta[job.fragment]
+        slot = suspended.theta[job.fragment]
         if self.tape is not None:
             self.tape.took(snapshot(job.fragment)(state.local_step))
         captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
@@ -274,27 +330,45 @@ class TrainerPort:
 
     async def install_moments(self, fragment: int, values: F32) -> bool:
         """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""
-        process = self.live()
+        self.live()
         if self.tape is not None:
             self.tape.inexact("its moments came from another learner")
-        slot = process.slot(values.size)
-        await self.in_pool(lambda: np.copyto(slot.values, values))
-        done = await self.ask(
-            lambda n: messages.InstallMoments(n, fragment, slot.identity, slot.numel)
-        )
-        process.drop(slot)
+        command = partial(messages.InstallMoments, fragment=fragment)
+        done = await self._hand([values], command, is_last=True)
+        return isinstance(done, messages.Done)
+
+    async def cut_part(self, numel: int) -> tuple[F32, messages.LoopState] | None:
+        """All arrays of the trainer and the rest of its state; None if it ended.
+
+        The array is the slot itself, which nobody else has any more, or a copy of a suspended
+        trainer's.
+        """
+        async with self.gate.passing():
+            suspended = self.suspended
+            if suspended is not None:
+                slots = (*suspended.theta, *suspended.moments)
+                values = await self.in_pool(lambda: np.concatenate([one.values for one in slots]))
+                return values, suspended.state_with_fed()
+            process = self.live()
+            slot = process.slot(numel)
+            answer = await self.ask(lambda n: messages.CutPart(n, slot.identity, numel))
+            process.drop(slot)
+            return (slot.values, answer.state) if isinstance(answer, messages.PartCut) else None
+
+    async def restore_part(self, values: F32, state: messages.LoopState) -> bool:
+        """Make a trainer that has not begun what another one was; False if it ended."""
+        self.live()
+        if self.tape is not None:
+            self.tape.inexact("it goes on from a snapshot")
+        done = await self._hand([values], partial(messages.RestorePart, state=state), is_last=True)
+        self._cursor = Cursor(state.position, state.sequence)
         return isinstance(done, messages.Done)
 
     async def evaluate(self, job: Evaluate) -> JobResult:
         """Held-out loss of the frozen global value."""
-        process = self.live()
-        parts = self.bank.frozen(job.index)
-        slot = process.slot(sum(part.size for part in parts))
-        await self.in_pool(lambda: np.concatenate(parts, out=slot.values))
-        answer = await self.ask(
-            lambda n: messages.Evaluate(n, slot.identity, slot.numel, job.sequences)
-        )
-        process.release(slot)
+        self.live()
+        command = partial(messages.Evaluate, sequences=job.sequences)
+        answer = await self._hand(self.bank.frozen(job.index), command)
         if not isinstance(answer, messages.Evaluated):
             return Failed("the trainer ended")
         self.clock.evaluating_s += answer.seconds
@@ -303,33 +377,127 @@ class TrainerPort:
 
     async def generate(self, prompt: str, tokens: int) -> str:
         """Text sampled from the newest global value held here."""
-        process = self.live()
-        parts = [self.bank.theta(at) for at in range(len(self.bank.layout.fragments))]
-        slot = process.slot(sum(part.size for part in parts))
-        await self.in_pool(lambda: np.concatenate(parts, out=slot.values))
-        answer = await self.ask(
-            lambda n: messages.Generate(n, prompt, tokens, slot.identity, slot.numel)
-        )
-        process.release(slot)
+        self.live()
+        pieces = [self.bank.theta(at) for at in range(len(self.bank.layout.fragments))]
+        answer = await self._hand(pieces, partial(messages.Generate, prompt=prompt, tokens=tokens))
         if not isinstance(answer, messages.Generated):
             raise TransientError("the trainer ended before it had sampled any text")
         return answer.text
 
+    # Suspending: until the suspended state is complete the trainer has it, and until the woken
+    # trainer has it the files do.
+
+    async def suspend(self) -> JobResult:
+        """The trainer ends, its state is in files; or it holds, and the answer says why."""
+        process = self.live()
+        process.send(messages.Pause())
+        self.clock.pause()
+        needed, bytes_max = suspended_bytes(self.bank.layout), self.disk_room()
+        if bytes_max is not None and needed > bytes_max:
+            return Failed(
+                f"its state takes {mib(needed)} and limits.disk_bytes_max leaves too little"
+            )
+        async with self.gate.closed():
+            micro_batch = self.ready.micro_batch if self.ready else 1
+            folder, layout = self.settings.suspend_folder, self.bank.layout
+            suspended = await self.in_pool(lambda: room_for(layout, folder, micro_batch))
+            if not isinstance(suspended, SuspendedTrainer):
+                return Failed(suspended)
+            if not process.is_running:
+                suspended.close()
+                return Failed("the trainer ended")
+            self.suspended = suspended
+            try:
+                answers = [
+                    *self._ask_each(messages.Snapshot, suspended.theta),
+                    *self._ask_each(messages.CaptureMoments, suspended.moments),
+                    self.ask(messages.Suspend),
+                ]
+                process.expect_end()
+                *done, last = [await answer for answer in answers]
+                if isinstance(last, messages.Suspended) and all(
+                    isinstance(one, messages.Done) for one in done
+                ):
+                    suspended.state = last.state
+            finally:
+                if suspended.state is None:
+                    self._drop_suspended()
+            await process.stop(SUSPENDED_END_S)
+            if suspended.state is None:
+                self.note(TrainerLost(False, "it ended while it was being suspended"))
+                return Failed("the trainer ended")
+        return TrainerSuspended()
+
+    async def wake(self, job: WakeTrainer) -> JobResult:
+        """A new trainer goes on where the suspended one stood; or the state stays where it is."""
+        suspended = self.suspended
+        if suspended is None or suspended.state is None:
+            return TrainerLost(False, "its suspended state is gone")
+        result = await self.launch(job.micro_batch or suspended.micro_batch, job.inner)
+        if not isinstance(result, TrainerReady):
+            return result
+        async with self.gate.closed():
+            if self.suspended is not suspended:
+                return TrainerLost(False, "its suspended state is gone")
+            if not await self._is_restored(suspended, suspended.state):
+                ended = self.ended
+                if ended is not None and ended.oom:
+                    return Failed(ended.message)  # No fault of the state.
+                return NotRestored("the trainer ended before it had its state")
+            process = self.live()
+            for span in suspended.fed:
+                process.send(messages.Blocks(((span.start, span.stop),), span.skip))
+            if self.progress is not None:
+                process.send(messages.SetProgress(self.progress))
+            self._drop_suspended()
+        self.clock.go_on()
+        return result
+
+    async def _is_restored(self, suspended: SuspendedTrainer, state: messages.LoopState) -> bool:
+        """Whether the trainer took up all of it."""
+        try:
+            done = await asyncio.gather(
+                *self._ask_each(messages.Assign, suspended.theta),
+                *self._ask_each(messages.InstallMoments, suspended.moments),
+                self.ask(lambda number: messages.Restore(number, state)),
+            )
+        except TransientError:
+            return False  # It ended while it was given its state.
+        return all(isinstance(one, messages.Done) for one in done)
+
+    def _ask_each(
+        self, kind: Callable[..., messages.Command], slots: Sequence[Slot]
+    ) -> list[Awaitable[messages.Event]]:
+        """The same command for every fragment, on slots that stay ours."""
+        process, answers = self.live(), []
+        for fragment, slot in enumerate(slots):
+            lent = process.lend(slot)
+            answers.append(
+                self.ask(partial(kind, fragment=fragment, slot=lent.identity, numel=lent.numel))
+            )
+        return answers
+
     # Actions.
+
+    def use(self, charter: Charter) -> None:
+        """Pushes are made under it from now on."""
+        self.bank.charter = charter
+        if self.tape is not None:
+            self.tape.under(charter)
 
     def feed(self, feed: Feed | DropFed) -> None:
         if isinstance(feed, DropFed):
             log.info("away for too long: its text went to others; starting over with other text")
-            if self.parked is not None:
-                self.parked.drop_fed()
+            if self.suspended is not None:
+                self.suspended.drop_fed()
             elif self.process is not None:
                 self.process.send(messages.DropBlocks())
             if self.tape is not None:  # Which local step comes before it is not known here.
                 self.tape.inexact("its blocks went to others")
             return
         for span in feed.spans:
-            if self.parked is not None:
-                self.parked.fed.append(span)
+            if self.suspended is not None:
+                self.suspended.fed.append(span)
             elif self.process is not None:
                 self.process.send(messages.Blocks(((span.start, span.stop),), span.skip))
             if self.tape is not None:
@@ -341,15 +509,6 @@ class TrainerPort:
         if self.tape is not None:
             self.tape.closed(fragment, sequence, is_merged=is_merged)
 
-    def stand_at(self, cursor: Cursor) -> None:
-        """The trainer goes on from there in the text."""
-        self._cursor = cursor
-
-    def under_charter(self) -> None:
-        """Pushes are made under the bank's charter from now on."""
-        if self.tape is not None:
-            self.tape.under(self.bank.charter)
-
     def begin(self) -> None:
         if self.process is not None:
             if not self.clock.begun_s:
@@ -359,8 +518,8 @@ class TrainerPort:
     def replace(self, reason: str) -> None:
         """End the trainer; the machine hears of it as of a death, and starts another."""
         is_running = self.process is not None and self.process.is_running
-        if self.parked is not None:
-            self._drop_parked()
+        if self.suspended is not None:
+            self._drop_suspended()
             self.bank.trainer_lost()
             if not is_running:
                 self.note(TrainerLost(False, reason))
@@ -392,16 +551,16 @@ class TrainerPort:
 
     async def stop(self) -> None:
         """End the trainer, bounded in time."""
-        self._drop_parked()
+        self._drop_suspended()
         if self.process is not None:
             await self.process.stop(grace_s=2.0)
 
     # Inside.
 
-    def _drop_parked(self) -> None:
-        parked, self.parked = self.parked, None
-        if parked is not None:
-            parked.close()
+    def _drop_suspended(self) -> None:
+        suspended, self.suspended = self.suspended, None
+        if suspended is not None:
+            suspended.close()
 
     def live(self) -> TrainerProcess:
         if self.process is None or not self.process.is_running:
@@ -423,6 +582,26 @@ class TrainerPort:
                 seed_salt=settings.salt,
                 replay_class=replay_class(how, settings.threads, ready.corpus_digest),
             )
+
+    async def _hand(
+        self,
+        pieces: Sequence[F32],
+        command: SlotCommand,
+        *,
+        mark: Callable[[int], Frame] | None = None,
+        is_last: bool = False,
+    ) -> messages.Event:
+        """Put values into a slot and have a command carried out on them; its answer.
+
+        is_last: no command will need a slot of this size again.
+        """
+        process = self.live()
+        slot = process.slot(sum(one.size for one in pieces))
+        await self.in_pool(lambda: np.concatenate(pieces, out=slot.values))
+        told = partial(command, slot=slot.identity, numel=slot.numel)
+        answer = await self.ask(lambda number: told(job=number), mark=mark)
+        (process.drop if is_last else process.release)(slot)
+        return answer
 
     def ask(
         self,
@@ -451,7 +630,7 @@ class TrainerPort:
                 self._adjusted(event)
             case (
                 messages.Done()
-                | messages.Parked()
+                | messages.Suspended()
                 | messages.PartCut()
                 | messages.Evaluated()
                 | messages.Generated()
@@ -494,7 +673,7 @@ class TrainerPort:
 
     def _on_exit(self, reason: ExitReason) -> None:
         self.ready, self.ended = None, reason
-        is_safe = self.parked is not None and self.parked.state is not None
+        is_safe = self.suspended is not None and self.suspended.state is not None
         if not is_safe:
             self.bank.trainer_lost()
         was_starting = self._starting is not None and not self._starting.done()

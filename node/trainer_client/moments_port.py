@@ -25,14 +25,14 @@ from node.machine.jobs import (
     MomentsCaptured,
     MomentsFetched,
     MomentsInstalled,
+    MomentsJob,
 )
 from node.machine.moments import check_moments, chunk_lengths, moments_numel, pieces, steps_of
 from node.trainer_client.client import TrainerPort
 from protocol.errors import MalformedPayload, RemoteError
 from protocol.fragments import Fragment, Layout
-from protocol.machine import Failed, Job, JobResult
+from protocol.machine import Failed, JobResult
 from protocol.numerics.outer import digest
-from protocol.project import Charter, InnerSpec
 
 F32 = NDArray[np.float32]
 
@@ -56,19 +56,17 @@ class MomentsPort:
     def pool(self) -> Executor:
         return self.trainer.pool
 
-    async def run_job(self, job: Job, charter: Charter | None) -> JobResult:
+    async def run_job(self, job: MomentsJob) -> JobResult:
         """Carry out a job of either side."""
         match job:
             case FindDonors():
                 return DonorsFound(tuple(await self.locator.donors_or_none()))
             case FetchMoments():
-                assert charter is not None, "a charter comes before any donor"
-                return await self._fetch(job, charter.inner)
+                return await self._fetch(job)
             case InstallMoments():
                 return await self._install()
             case CaptureMoments():
                 return await self._capture()
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
 
     def forget(self) -> None:
         """Let go of what was fetched, and of what is being fetched."""
@@ -97,7 +95,7 @@ class MomentsPort:
                 self._offered.append(name)
         return MomentsCaptured(tuple(self._offered))
 
-    async def _fetch(self, job: FetchMoments, inner: InnerSpec) -> JobResult:
+    async def _fetch(self, job: FetchMoments) -> JobResult:
         self.forget()
         wish = self._wish
         loop = asyncio.get_running_loop()
@@ -111,7 +109,7 @@ class MomentsPort:
                 values = await self._fetch_one(job.donor, fragment, names)
                 if wish != self._wish:
                     return Failed("no longer wanted")
-                await loop.run_in_executor(self.pool, check_moments, fragment, values, inner)
+                await loop.run_in_executor(self.pool, check_moments, fragment, values, job.inner)
                 held.append(values)
         except RemoteError as error:
             self.on_fault(job.donor, error)

@@ -25,6 +25,7 @@ from node.machine.jobs import (
     FetchState,
     LoadPart,
     PartCut,
+    PartJob,
     PartLoaded,
     PartWritten,
     TrainerReady,
@@ -33,13 +34,11 @@ from node.machine.jobs import (
 from node.machine.learner import LearnerMachine
 from node.machine.moments import moments_numel
 from node.machine.snapshot_part import BaseState, PartState
-from node.trainer.link import messages
 from node.trainer.link.messages import LoopState
 from node.trainer_client.client import TrainerPort
 from node.trainer_client.fragment_bank import FragmentBank, Held, Standing
 from protocol.errors import CorruptState, TransientError
-from protocol.machine import Failed, Job, JobResult
-from protocol.messages import Cursor
+from protocol.machine import Failed, JobResult
 from protocol.project import InnerSpec
 from protocol.snapshots.manifest import FileSum, stamp
 
@@ -139,7 +138,7 @@ class PartsPort:
             start = replace(start, part=self.loaded.meta.state, digest=self.loaded.digest)
         return Beginning(start, self.loaded, former.trainer_control.paused_until_s)
 
-    async def run_job(self, job: Job) -> JobResult:
+    async def run_job(self, job: PartJob) -> JobResult:
         """Carry out one job. Raises TransientError or CorruptState."""
         match job:
             case CutPart():
@@ -151,12 +150,11 @@ class PartsPort:
                 return await self._in_pool(lambda: self._write(job, cut))
             case LoadPart():
                 return await self._in_pool(lambda: self._load(job))
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
 
     # Taking one.
 
     async def _make_cut(self) -> JobResult:
-        event = await _cut_trainer(self.trainer, self._numel())
+        event = await self.trainer.cut_part(self._numel())
         if event is None:
             return Failed("the trainer ended")
         values, loop = event
@@ -214,7 +212,7 @@ class PartsPort:
             trouble = "the project's training settings are others now"
         elif arrays["trainer"].size != self._numel():
             trouble = "it is of a model of another size"
-        elif not await _restore_trainer(self.trainer, arrays["trainer"], meta.loop):
+        elif not await self.trainer.restore_part(arrays["trainer"], meta.loop):
             raise TransientError("the trainer ended")
         if trouble:
             self.notice(f"the snapshot's part was not taken up: {trouble}")
@@ -245,34 +243,3 @@ class PartsPort:
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
-
-
-async def _cut_trainer(port: TrainerPort, numel: int) -> tuple[F32, LoopState] | None:
-    """All arrays of the trainer and the rest of its state; None if it ended.
-
-    The array is the slot itself, which nobody else has any more, or a copy of a parked trainer's.
-    """
-    async with port.gate.passing():
-        parked = port.parked
-        if parked is not None:
-            slots = (*parked.theta, *parked.moments)
-            values = await port.in_pool(lambda: np.concatenate([one.values for one in slots]))
-            return values, parked.state_with_fed()
-        process = port.live()
-        slot = process.slot(numel)
-        answer = await port.ask(lambda n: messages.CutPart(n, slot.identity, numel))
-        process.drop(slot)
-        return (slot.values, answer.state) if isinstance(answer, messages.PartCut) else None
-
-
-async def _restore_trainer(port: TrainerPort, values: F32, state: LoopState) -> bool:
-    """Make a trainer that has not begun what another one was; False if it ended."""
-    process = port.live()
-    if port.tape is not None:
-        port.tape.inexact("it goes on from a snapshot")
-    slot = process.slot(values.size)
-    await port.in_pool(lambda: np.copyto(slot.values, values))
-    done = await port.ask(lambda n: messages.RestorePart(n, slot.identity, slot.numel, state))
-    process.drop(slot)
-    port.stand_at(Cursor(state.position, state.sequence))
-    return isinstance(done, messages.Done)

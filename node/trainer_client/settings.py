@@ -15,6 +15,8 @@ class TrainerSettings:
     data_location: str
     """Path or name of the text on this machine."""
     log_path: Path
+    suspend_folder: Path
+    """For the files of a suspended trainer."""
     threads: int
     duty_frac: float
     device: str | None

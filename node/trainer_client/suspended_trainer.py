@@ -1,13 +1,14 @@
 """A paused trainer's whole state in files, and what is done to it meanwhile.
 
-A parked trainer is no process: its weights, moments and counters lie in files without names, which
-vanish with the daemon. Commands that a running trainer would carry out at its next boundary are
-carried out on the files, so that a paused learner stays current and still hands in what it did.
+A suspended trainer is no process: its weights, moments and counters lie in files without names,
+which vanish with the daemon. Commands that a running trainer would carry out at its next boundary
+are carried out on the files, so that a paused learner stays current and still hands in what it did.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,12 +29,16 @@ from protocol.log.records import Span
 F32 = NDArray[np.float32]
 
 ROOM_LEFT_BYTES: Final = 256 << 20
-"""Parking leaves at least so much of a disk free for everybody else."""
+"""Suspending leaves at least so much of a disk free for everybody else."""
 
 
-def parked_bytes(layout: Layout) -> int:
-    """What a parked trainer takes on disk."""
+def suspended_bytes(layout: Layout) -> int:
+    """What a suspended trainer takes on disk."""
     return sum(4 * (one.numel + moments_numel(one)) for one in layout.fragments)
+
+
+def mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
 
 
 @dataclass(slots=True)
@@ -98,6 +103,19 @@ class SuspendedTrainer:
         """Frees the files."""
         for slot in (*self.theta, *self.moments):
             slot.close()
+
+
+def room_for(layout: Layout, folder: Path, micro_batch: int) -> SuspendedTrainer | str:
+    """Room on disk for a trainer's state, or why there is none. Blocks."""
+    needed = suspended_bytes(layout)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < needed + ROOM_LEFT_BYTES:
+            return f"its state takes {mib(needed)} and the disk has {mib(free)} left"
+        return SuspendedTrainer.make(layout, folder, micro_batch)
+    except (OSError, MemoryError) as error:
+        return f"its state cannot be written: {error}"
 
 
 class Gate:

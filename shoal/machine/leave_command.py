@@ -97,7 +97,7 @@ def _purge(home: Home, membership: Membership) -> str:
     project, instance = membership.link.project, membership.joined.instance
     places = [
         home.root / TAPES / project.hex() / f"learner-{instance}",
-        home.parked(instance),
+        home.suspended(instance),
         home.logs() / f"trainer-{instance}.log",
         *sorted(home.logs().glob(f"learner-{instance}.*")),
     ]

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple
 
 from shoal.project.template import Value
 
 PresetName = Literal["small", "paper"]
-PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
 
 
 class Preset(NamedTuple):

@@ -33,11 +33,12 @@ from simulator.stand_ins.tiny import SimSigner, TinyProject, sim_verify, tiny_pr
 from simulator.swarm.voter_disk import VoterDisk
 from simulator.virtual.world import Host, World
 from syncer_node.machine.jobs import Keep, KeepCharter
-from syncer_node.machine.witness import RESTART_EXIT, WitnessMachine
+from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import RaftSetup
 from syncer_node.raft.jobs import Append
 from syncer_node.raft.log import ENTRIES_KEPT, Entry
+from syncer_node.raft.raft import RESTART_EXIT
 
 FSYNC_S = 0.005
 FETCH_S = 0.05

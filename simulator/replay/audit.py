@@ -22,7 +22,7 @@ from protocol.machine import Effect, JobDone
 from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, project_id
 from protocol.signing import Verify, verify_ed25519
-from protocol.tape import Began, Frame, Input, Preface, Standing, TapeDamaged, TapeEnded
+from protocol.tape import Began, Frame, Input, MachineState, Preface, TapeDamaged, TapeEnded
 from simulator.replay.divergence import Diverged, difference, name_of
 from simulator.replay.round_stories import Stories
 from simulator.stand_ins.tiny import sim_verify
@@ -168,7 +168,7 @@ class _Auditor:
             if isinstance(frame, TapeEnded):
                 self.found.ended = frame.reason
                 continue
-            if isinstance(frame, Standing):
+            if isinstance(frame, MachineState):
                 continue  # For those who begin here.
             if not isinstance(frame, Input):
                 raise TapeDamaged(f"{place}: {type(frame).__name__} does not belong there")
@@ -200,23 +200,28 @@ class _Auditor:
         """Go on from the first state that is left, if the beginning was dropped."""
         if self.life.has_begin():
             raise TapeDamaged(f"{place or self.life.preface.name}: the tape has no beginning")
-        while not isinstance(frame, Standing):
+        while not isinstance(frame, MachineState):
             place, frame = next(frames, (place, TapeEnded("")))
             if isinstance(frame, TapeEnded):
                 raise NothingToBeginFrom
         genesis = self._genesis(place, frame.genesis, self.life.preface.project)
-        externals = {"signer": self.signer, "verify": self.verify, "genesis": genesis}
         try:
-            self.machine = read_machine(frame.machine, externals)
+            self.machine = read_machine(
+                frame.machine,
+                project=self.life.preface.project,
+                genesis=genesis,
+                signer=self.signer,
+                verify=self.verify,
+            )
         except MalformedMessage as error:
             raise TapeDamaged(f"{place}: {error}") from error
         self.found.is_beheaded = True
-        state, seat = self.machine.state, self.machine.seat
+        state, leadership = self.machine.state, self.machine.leadership
         setup = self.machine.setup
         for envelope in (setup.charter_envelope, *(one.charter for one in state.charters)):
             self.charter = self._prove_charter(place, genesis, envelope)
-        if seat is not None:
-            sessions = seat.members.sessions
+        if leadership is not None:
+            sessions = leadership.members.sessions
             self.found.stories.names = {key: one.name for key, one in sessions.items()}
         self.asked = {
             number: AuditedMerge(job, place=place)

@@ -113,8 +113,8 @@ class Stories:
 
     def _opened(self, at_s: float, fact: RoundOpened, machine: SyncerMachine) -> None:
         story = Story(fact.round, fact.fragment, at_s, fact.quorum)
-        if machine.seat is not None:
-            current = machine.seat.rounds.rounds.get(fact.round)
+        if machine.leadership is not None:
+            current = machine.leadership.rounds.rounds.get(fact.round)
             story.version = current.version if current is not None else 0
         self._open[fact.round] = story
         if len(self.all) < STORIES_MAX:

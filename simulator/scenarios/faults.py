@@ -81,7 +81,7 @@ class FaultSchedule:
         swarm, cuts = self.swarm, self.swarm.cuts
         assert cuts is not None, "there are snapshots"
         leader = swarm.syncer
-        here = leader.disk.snapshots if leader.is_up and leader.syncer.seat else {}
+        here = leader.disk.snapshots if leader.is_up and leader.syncer.leadership else {}
         known = [one for one in cuts.kept if one.snapshot in here]
         if not known:
             swarm.world.after(1.0, self._restore)

@@ -214,8 +214,12 @@ def _await_progress(swarm: Swarm, scenario: Scenario) -> None:
 
     world.run(world.now_s + within_s, stop=is_fine)
     if not is_fine():
-        seat = swarm.syncer.syncer.seat if swarm.syncer.is_up else None
-        why = seat.rounds.pace.waiting or seat.rounds.stalled if seat else "nobody leads"
+        leadership = swarm.syncer.syncer.leadership if swarm.syncer.is_up else None
+        why = (
+            leadership.rounds.pace.waiting or leadership.rounds.stalled
+            if leadership
+            else "nobody leads"
+        )
         raise Violation(
             f"{wanted - swarm.merges} of {2 * rounds.fragments} merges are missing "
             f"{within_s:.0f} s after the last fault: {why or 'for no stated reason'}"

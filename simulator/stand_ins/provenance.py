@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from simulator.swarm.learners import SimLearner
 
 F32 = NDArray[np.float32]
-Bools = NDArray[np.bool_]
 OUTER = OuterSpec(1.0, 0.0, 3.0)
 """The outer step that makes the global value the sum of all merged pushes."""
 

@@ -27,7 +27,6 @@ from node.machine.jobs import (
     HoldSteps,
     KeepReceipt,
     LoadPart,
-    ParkTrainer,
     ReleaseSteps,
     ReplaceTrainer,
     SeatFound,
@@ -37,10 +36,12 @@ from node.machine.jobs import (
     Starved,
     StateFetched,
     Stepped,
+    SuspendTrainer,
     Thaw,
     TrainerLost,
-    TrainerParked,
     TrainerReady,
+    TrainerSuspended,
+    UseCharter,
     WakeTrainer,
     WritePart,
 )
@@ -67,7 +68,7 @@ from simulator.virtual.nodes import Speed, SpeedModel
 from simulator.virtual.world import Host, World
 
 TRAINER_START_S = 5.0
-PARK_S = 0.5
+SUSPEND_S = 0.5
 
 
 class SimLearner(Host):
@@ -207,10 +208,10 @@ class SimLearner(Host):
                 self._fetch_payload(job, answer)
             case StartTrainer():
                 self._in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
-            case ParkTrainer():
-                self._in_this_life(PARK_S, lambda: answer(self._park()))
+            case SuspendTrainer():
+                self._in_this_life(SUSPEND_S, lambda: answer(self._suspend_trainer()))
             case WakeTrainer():
-                self._in_this_life(TRAINER_START_S, lambda: answer(self._unpark()))
+                self._in_this_life(TRAINER_START_S, lambda: answer(self._wake_trainer()))
             case Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case Capture():
@@ -233,6 +234,8 @@ class SimLearner(Host):
                 self.bank.freeze(index, fragment)
             case Thaw(index):
                 self.bank.thaw(index)
+            case UseCharter(charter):
+                self._use(charter)
             case Settle(fragment, sequence, outcome):
                 self._settle(fragment, sequence, is_merged=outcome == "merged")
             case Feed() | DropFed():
@@ -253,18 +256,23 @@ class SimLearner(Host):
             case _:
                 self.moments.act(action)
 
-    def _park(self) -> object:
+    def _suspend_trainer(self) -> object:
         """The trainer stands still; what holds its state stands for the files."""
         if self.trainer is None:
             return Failed("the trainer ended")
         self.trainer.is_held = True
-        return TrainerParked()
+        return TrainerSuspended()
 
-    def _unpark(self) -> object:
+    def _wake_trainer(self) -> object:
         if self.trainer is None:
-            return TrainerLost(False, "its parked state is gone")
+            return TrainerLost(False, "its suspended state is gone")
         self.trainer.is_held = False
         return TrainerReady("virtual", 1)
+
+    def _use(self, charter: Charter) -> None:
+        self.bank.charter = charter
+        if self.recorder is not None:
+            self.recorder.under(charter)
 
     def _settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         self.bank.settle(fragment, sequence, is_merged=is_merged)
@@ -341,7 +349,6 @@ class SimLearner(Host):
     def _install(self, job: FetchState, got: Assembly | str) -> object:
         if isinstance(got, str):
             return Failed(got)
-        self.bank.charter = self.learner.context.charter
         self.bank.install(job.fragment, job.version, job.state, *got.arrays())
         return StateFetched(tuple(got.sources.items()))
 
@@ -425,7 +432,6 @@ class SimLearner(Host):
         except NonFinite:
             return Failed("non-finite")
         if self.recorder is not None:
-            self.recorder.under(self.bank.charter)
             self.recorder.took(snapshot(job.fragment)(trainer.local_step))
             self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
         self.pushed.append((job.fragment, push.payload_bytes))

@@ -191,6 +191,5 @@ class SimParts:
         base, bank = standing.base, self.host.bank
         if (base.version, base.state) != (job.version, job.state):
             return None
-        bank.charter = self.host.learner.context.charter
         bank.install(job.fragment, job.version, job.state, base.theta, base.momentum)
         return StateFetched(())

@@ -57,7 +57,7 @@ from syncer_node.machine.jobs import (
 )
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import NONE
-from syncer_node.machine.syncer import RESTART_EXIT, SyncerMachine
+from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft.jobs import (
     Append,
     Appended,
@@ -66,6 +66,7 @@ from syncer_node.raft.jobs import (
     ProofsKept,
     SaveBallot,
 )
+from syncer_node.raft.raft import RESTART_EXIT
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.recovery import LogView, enter_epoch, log_start, recertify, refold, scan
 from syncer_node.storage.tape_recorder import PayloadTape, RecordedMachine, Sink
@@ -333,7 +334,7 @@ class SimSyncer(Host):
 
     def announce(self) -> None:
         """Say in the table that this host leads, as the daemon does again and again."""
-        if not self.is_up or self.syncer.seat is None:
+        if not self.is_up or self.syncer.leadership is None:
             return
         raft = self.syncer.raft
         self.notices[self.key] = Notice(

@@ -17,10 +17,11 @@ from simulator.swarm.syncers import FSYNC_S, charter_envelope
 from simulator.swarm.voter_disk import VoterDisk
 from simulator.virtual.world import Host, World
 from syncer_node.machine.jobs import InstallState, Keep, KeepCharter
-from syncer_node.machine.witness import RESTART_EXIT, WitnessMachine
+from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import RaftSetup
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
+from syncer_node.raft.raft import RESTART_EXIT
 
 _JOBS = (SaveBallot, Append, KeepProofs, InstallState)
 

@@ -75,10 +75,6 @@ class ChurnModel:
     """Median time until a learner that left or crashed is back."""
     repair_spread: float = 0.7
 
-    @property
-    def is_calm(self) -> bool:
-        return not (self.leaves_per_h or self.crashes_per_h or self.trainer_crashes_per_h)
-
     def events(self, chance: random.Random, until_s: float) -> list[tuple[float, str, float]]:
         """(time, "leave" | "crash" | "crash-trainer", seconds away) of one host, in order."""
         rates = {

@@ -59,7 +59,7 @@ from syncer_node.raft.jobs import (
     ProofsKept,
     SaveBallot,
 )
-from syncer_node.storage.checkpoints import FIRST_WEIGHTS, Disk
+from syncer_node.storage.checkpoints import FIRST_WEIGHTS, CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.store import F32, Checkpoint, Store
 from syncer_node.storage.tape_recorder import PayloadTape
@@ -80,7 +80,7 @@ class JobExecutor:
         transport: Transport,
         store: Store,
         bank: MergeBank,
-        disk: Disk,
+        disk: CheckpointStore,
         cores: Cores,
         project: bytes,
         kept_marks: Callable[[], set[int]],
@@ -168,7 +168,7 @@ class JobExecutor:
         checkpoint = self.disk.capture(cut.summary.index, cut.summary)
         self.disk.snapshots.cut(cut.snapshot, checkpoint)
 
-    def small(self, write: Callable[[], None]) -> None:
+    def small(self, write: Callable[[], object]) -> None:
         """A small write whose loss costs nothing: it is made again after a restart."""
 
         def keep() -> None:

@@ -1,19 +1,10 @@
-"""What a syncer daemon tells people: a snapshot for programs, sentences for people."""
+"""What a syncer's machine looks like to people: sentences, and rows of its status."""
 
 from __future__ import annotations
 
-import os
-import time
-from typing import TYPE_CHECKING
-
 from host.control.status_parts import (
-    all_faults,
     bulk_rows,
-    network_status,
-    project_status,
-    swarm_status,
 )
-from host.runtime import software
 from host.transport import Transport
 from protocol import limits
 from protocol.ids import short
@@ -25,39 +16,34 @@ from protocol.status import (
     RoundRow,
     SnapshotRow,
     SnapshotStatus,
-    SyncerStatus,
 )
 from syncer_node.daemon.voting_status import seat_status, waiting_words
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft.raft import Raft
-from syncer_node.storage.ledger import leading_rows
-
-if TYPE_CHECKING:
-    from syncer_node.daemon.syncer_daemon import SyncerDaemon
 
 
 def sentence(machine: SyncerMachine, now_s: float) -> str:
     """How the swarm is, in words that are true now."""
-    state, seat, raft = machine.state, machine.seat, machine.raft
+    state, leadership, raft = machine.state, machine.leadership, machine.raft
     if raft.replication.store_trouble:
         what = "Merging paused" if raft.is_leading else "Not keeping the log"
         return f"{what}: {raft.replication.store_trouble}."
-    if seat is None:
+    if leadership is None:
         return _standby_sentence(machine, now_s)
-    if seat.phase is Phase.ENDED:
+    if leadership.phase is Phase.ENDED:
         best = state.ended.best_loss if state.ended else None
         loss = f", best held-out loss {best:.4f}" if best is not None else ""
         return f"The run is complete: {state.global_step:,} global steps{loss}."
-    if seat.rounds.stalled and now_s < seat.rounds.stalled_until_s:
-        return f"Merging paused: {seat.rounds.stalled}."
-    if seat.is_closing:
+    if leadership.rounds.stalled and now_s < leadership.rounds.stalled_until_s:
+        return f"Merging paused: {leadership.rounds.stalled}."
+    if leadership.is_closing:
         return "Handing the seat over to a standby."
-    if seat.phase is Phase.STARTING:
+    if leadership.phase is Phase.STARTING:
         return "The first weights are being made."
-    if seat.phase is Phase.DRAINING:
+    if leadership.phase is Phase.DRAINING:
         return "The token budget is reached; the last rounds are drained and evaluated."
-    return _training_sentence(seat) + _voters_away(raft, now_s)
+    return _training_sentence(leadership) + _voters_away(raft, now_s)
 
 
 def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -77,16 +63,18 @@ def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
     return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago{but}.{tail}"
 
 
-def _training_sentence(seat: Leadership) -> str:
-    live = list(seat.members.live())
-    training = seat.members.training()
+def _training_sentence(leadership: Leadership) -> str:
+    live = list(leadership.members.live())
+    training = leadership.members.training()
     if not live:
         return "Waiting for learners: hand out the join link."
     if not training:
         return nobody_trains([(one.name, one.beat.state if one.beat else "") for one in live])
-    missing = [s for s in seat.members.sessions.values() if not s.is_connected and not s.has_left]
+    missing = [
+        s for s in leadership.members.sessions.values() if not s.is_connected and not s.has_left
+    ]
     tail = f" Gone: {', '.join(s.name for s in missing)}." if missing else ""
-    waiting = seat.rounds.pace.waiting
+    waiting = leadership.rounds.pace.waiting
     is_short = "learners ready" in waiting
     wait = f" Waiting: {waiting}." if is_short else ""
     return f"All is well. {_learners(len(training))} training.{tail}{wait}"
@@ -163,7 +151,7 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
     )
 
 
-def _add_links(rows: list[PeerRow], transport: Transport) -> None:
+def add_links(rows: list[PeerRow], transport: Transport) -> None:
     reached, ways = transport.paths(), {row.key: row for row in bulk_rows(transport)}
     for row in rows:
         if row.state in ("left", "gone"):
@@ -175,9 +163,9 @@ def _add_links(rows: list[PeerRow], transport: Transport) -> None:
             row.bulk, row.bulk_detail = bulk.way, bulk.detail
 
 
-def round_rows(seat: Leadership, now_s: float) -> list[RoundRow]:
+def round_rows(leadership: Leadership, now_s: float) -> list[RoundRow]:
     """The rounds in flight."""
-    names = {peer: session.name for peer, session in seat.members.sessions.items()}
+    names = {peer: session.name for peer, session in leadership.members.sessions.items()}
     return [
         RoundRow(
             number=current.number,
@@ -189,59 +177,8 @@ def round_rows(seat: Leadership, now_s: float) -> list[RoundRow]:
             age_s=now_s - current.opened_s,
             waiting_for=[names.get(peer, short(peer)) for peer in current.pending(now_s)],
         )
-        for current in seat.rounds.rounds.values()
+        for current in leadership.rounds.rounds.values()
     ]
-
-
-def snapshot(daemon: SyncerDaemon) -> SyncerStatus:
-    """Everything a screen could want."""
-    machine, books = daemon.machine, daemon.books
-    now_s = time.monotonic()
-    charter, genesis = machine.setup.charter, daemon.project.genesis
-    seat = machine.seat
-    per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
-    newest = [fragment.version for fragment in machine.state.fragments]
-    peers = [
-        peer_row(session, newest, per_step, now_s)
-        for _, session in sorted(seat.members.sessions.items() if seat else ())
-    ]
-    _add_links(peers, daemon.transport)
-    here = {session.peer for session in seat.members.live()} if seat else set()
-    return SyncerStatus(
-        key=daemon.identity.key.hex(),
-        name=daemon.options.instance,
-        pid=os.getpid(),
-        version=software.version(),
-        uptime_s=now_s - daemon.started_s,
-        phase=machine.phase,
-        sentence=sentence(machine, now_s),
-        join_link=daemon.join_link(),
-        project=project_status(daemon.project.id, genesis, daemon.layout, charter),
-        swarm=swarm_status(machine.state, charter),
-        network=network_status(daemon.transport, daemon.partition_monitor.trouble),
-        peers=peers,
-        rounds=round_rows(seat, now_s) if seat else [],
-        merges=list(books.recent),
-        merges_here=books.merges,
-        participants_mean=books.participants / books.merges if books.merges else 0.0,
-        effective_h=books.steps / books.participants if books.participants else 0.0,
-        grace_s=books.grace_s,
-        slack_s=seat.rounds.window.slack_s() if seat else None,
-        outcomes=dict(seat.rounds.outcomes) if seat else {},
-        faults=all_faults(daemon.transport, machine.faults),
-        fragments=newest,
-        push_bytes=books.push_bytes,
-        push_params=books.push_params,
-        payload_bytes=books.payload_bytes,
-        payload_params=books.payload_params,
-        checkpoint_dir=str(daemon.store.root / "checkpoints"),
-        seat=seat_status(machine.raft, now_s, machine.standby.trouble),
-        snapshots=snapshot_status(machine, now_s),
-        loop_lag=daemon.loop_watch.lag(),
-        contributors=leading_rows(machine.state, here),
-        contributors_all=len(machine.state.accounts),
-        contributor_merges=sum(one.merges for one in machine.state.accounts.values()),
-    )
 
 
 def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
@@ -261,9 +198,9 @@ def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
         ],
         restored=stamp(origin.snapshot) if origin is not None and origin.snapshot else "",
     )
-    seat = machine.seat
-    if seat is not None:
-        snapshots = seat.snapshots
+    leadership = machine.leadership
+    if leadership is not None:
+        snapshots = leadership.snapshots
         shown.trouble, due_s = snapshots.trouble, snapshots.next_s
         shown.next_s = max(0.0, due_s - now_s) if due_s is not None else None
         if snapshots.taking is not None:
@@ -279,33 +216,3 @@ def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
             for one in snapshots.restores.values()
         ]
     return shown
-
-
-PEERS_REPORTED_MAX = 1024
-
-
-def public(daemon: SyncerDaemon) -> SyncerStatus:
-    """The snapshot for strangers: nothing about this machine but what the swarm sees anyway."""
-    shown = snapshot(daemon)
-    shown.pid = 0
-    shown.checkpoint_dir = ""
-    shown.network.addresses, shown.network.bulk, shown.network.bulk_port = [], [], 0
-    shown.network.reach_detail = ""
-    shown.peers = shown.peers[:PEERS_REPORTED_MAX]
-    for row in shown.peers:
-        row.bulk_detail = ""
-    return shown
-
-
-def progress_line(daemon: SyncerDaemon) -> str:
-    """One line now and then for the terminal of `shoal syncer run`."""
-    now = snapshot(daemon)
-    if not now.merges_here or now.phase != "training":
-        return now.sentence
-    loss = f", held-out loss {now.swarm.curve[-1][2]:.4f}" if now.swarm.curve else ""
-    training = sum(peer.state == "training" for peer in now.peers)
-    return (
-        f"global step {now.swarm.global_step:,} ({now.swarm.progress:.1%} of the tokens){loss}, "
-        f"{training} training, {now.participants_mean:.1f} per merge, "
-        f"effective H {now.effective_h:.1f}"
-    )

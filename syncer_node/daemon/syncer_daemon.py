@@ -14,51 +14,46 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from host import addresses
 from host.bulk import speed_probe
 from host.bulk.blob_store import BlobStore
-from host.control.event_log import EventLog
-from host.control.server import ControlServer
-from host.driver import Driver
-from host.files import crash_marker, keystore
+from host.control.server import Verb
+from host.control.status_parts import all_faults, network_status, project_status, swarm_status
 from host.files.keystore import Identity
-from host.files.signed_project import OpenedProject, newest_of, read_signed
+from host.files.signed_project import OpenedProject
 from host.join_link import JoinLink, format_link
-from host.nat.peer_file import peer_file
-from host.network.foreign_errors import TransportState
 from host.network.leader_discovery import (
     ANNOUNCE_EVERY_S,
     ANNOUNCE_TTL_S,
     SeatNotice,
-    learners_topic,
     seat_topic,
 )
 from host.options import SyncerOptions
-from host.runtime import logs, software
+from host.runtime import software
 from host.runtime.compute_pool import Cores
-from host.runtime.lifecycle import Stopper, background, live, tidying
 from host.runtime.loop_lag import LoopLagMonitor
 from host.tape.tape_file import TapeLabel
 from host.tape.taping import begin_tape
 from host.transport import Transport
 from protocol import limits, wire
-from protocol.errors import RemoteError, TransientError, UserError
+from protocol.errors import TransientError, UserError
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
 from protocol.machine import Job, JobResult, StopAsked
 from protocol.messages import RUN_COMPLETE, Envelope, Report
 from protocol.numerics.outer import digest
-from protocol.project import Voter
 from protocol.signing import verify_ed25519
+from protocol.status import SyncerStatus
 from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node.daemon import status
 from syncer_node.daemon.job_executor import JobExecutor
-from syncer_node.daemon.outlook import voter_vigil
+from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
+from syncer_node.daemon.voting_status import seat_status
 from syncer_node.machine.jobs import (
     Adopt,
     CutSnapshot,
@@ -72,14 +67,11 @@ from syncer_node.machine.jobs import (
 from syncer_node.machine.leadership import Phase
 from syncer_node.machine.merge_totals import MergeTotals
 from syncer_node.machine.setup import SyncerSetup
-from syncer_node.machine.syncer import RESTART_EXIT
-from syncer_node.raft.context import PeerVoter
-from syncer_node.storage.checkpoints import Disk
-from syncer_node.storage.ledger import ledger_of
+from syncer_node.storage.checkpoints import CheckpointStore
+from syncer_node.storage.ledger import leading_rows, ledger_of
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.store import Store
 from syncer_node.storage.tape_recorder import RecordedMachine, payload_tape
-from syncer_node.storage.voter_files import kept_addresses
 
 log = logging.getLogger("shoal.syncer")
 
@@ -88,6 +80,7 @@ LINGER_S_MIN, LINGER_S_MAX = 3.0, 30.0
 """With `exit_when_done`: how long the syncer stays, for screens and learners that come back."""
 
 LINGER_LOOK_S = 0.5
+PEERS_REPORTED_MAX = 1024
 ANNOUNCE_LOOK_S = 1.0
 LINK_OWN_MAX = 2
 LINK_ADDRESSES_MAX = 4
@@ -96,69 +89,21 @@ LINK_ADDRESSES_MAX = 4
 
 def run(options: SyncerOptions) -> int:
     """Run a syncer until it is stopped; the exit code."""
-    project = read_signed(options.project_path)
-    path = options.home.identity("syncer", options.instance)
-    logs.set_up(options.home.log("syncer", options.instance), is_json=options.log_json)
-    identity = keystore.load_or_create(path)
-    _require_seat(identity, project.charter.voters, options)
-    remedy = "Stop it first: shoal stop --role syncer"
-    with crash_marker.life(options.home, "syncer", options.instance, remedy=remedy):
-        return live(lambda stopper: _main(options, project, identity, stopper))
+    return run_voter(options, "syncer", SyncerDaemon, _no_vote)
 
 
-def _require_seat(identity: Identity, voters: tuple[Voter, ...], options: SyncerOptions) -> None:
-    if any(voter.key == identity.key and voter.role == "syncer" for voter in voters):
-        return
-    raise UserError(
+def _no_vote(identity: Identity, project: OpenedProject, options: SyncerOptions) -> str:
+    return (
         f"This host's syncer key {short(identity.key)} is not among the project's voters. Sign "
         f'the project on this host, or add key = "{identity.key.hex()}" under [[voters]] in the '
         "project file and sign it again."
     )
 
 
-async def _main(
-    options: SyncerOptions, project: OpenedProject, identity: Identity, stopper: Stopper
-) -> int:
-    transport = Transport(
-        identity,
-        port=options.port,
-        bootstrap=options.bootstrap,
-        topics=(seat_topic(project.id), learners_topic(project.id)),
-        on_state=_tell_network,
-        announce=options.announce,
-        listen_host=options.listen_host,
-        bulk=options.bulk,
-        known=peer_file(options.home, project.id, "syncer", options.instance, own=identity.key),
-        relay_bytes_per_s=options.network.relay_bytes_per_s,
-        hints=(
-            *options.hints,
-            *options.network.bootstrap,
-            *kept_addresses(options.home.syncer_store(project.id, options.instance)),
-        ),
-    )
-    try:
-        await transport.start_with_retry(
-            lambda reason, next_try_s: log.warning("%s; next try in %.0f s", reason, next_try_s)
-        )
-        while True:
-            daemon = SyncerDaemon(options, project, identity, transport)
-            code = await daemon.run(stopper)
-            if code != RESTART_EXIT:
-                return code
-    finally:
-        with tidying("the network engine"):
-            await transport.close()
-
-
-def _tell_network(state: TransportState) -> None:
-    if state.is_up:
-        log.info("the network engine is up")
-    else:
-        log.warning("the network engine is down: %s; it is being rebuilt", state.reason)
-
-
-class SyncerDaemon:
+class SyncerDaemon(VoterDaemon[SyncerOptions]):
     """All parts of a running syncer."""
+
+    role = "syncer"
 
     def __init__(
         self,
@@ -167,29 +112,21 @@ class SyncerDaemon:
         identity: Identity,
         transport: Transport,
     ) -> None:
-        genesis = project.genesis
-        self.options = options
-        self.project = project
-        self.identity = identity
-        self.transport = transport
+        self.store = Store(options.home.syncer_store(project.id, options.instance))
+        super().__init__(options, project, identity, transport, self.store.voter)
+        project, genesis, charter = self.project, self.project.genesis, self.project.charter
         self.layout: Layout = build_layout(
             genesis.model.tensors, genesis.strategy, genesis.fragments
         )
-        self.started_s = time.monotonic()
         self.ended_s: float | None = None
-        self._kept_addresses: tuple[str, ...] = ()
         self._is_news = asyncio.Event()
         self.books = MergeTotals()
-        self.feed = EventLog()
         self.loop_watch = LoopLagMonitor()
         self.blob_store = BlobStore(clock=time.monotonic)
         self.blob_store.put(project.id, project.genesis_bytes)
-        self.store = Store(options.home.syncer_store(project.id, options.instance))
-        self.project = project = newest_of(project, self.store.voter.charter())
-        genesis, charter = project.genesis, project.charter
         cores = Cores(options.threads)
         self.bank = MergeBank(self.layout, charter, self.blob_store, workers=cores)
-        self.disk = Disk(self.store, self.bank, project, identity)
+        self.disk = CheckpointStore(self.store, self.bank, project, identity)
         self.recorded = self._recorded_machine()
         self.machine = self.recorded.inner
         self.executor = JobExecutor(
@@ -203,11 +140,8 @@ class SyncerDaemon:
             other_syncers=self._other_syncers,
             payloads=payload_tape(self.tape, options.tape.mib_max, self.layout.parameters),
         )
-        self.driver = Driver(
-            self.recorded, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
-        )
+        self._drive(self.recorded, self.machine.raft)
         transport.serve_blobs(self._find_blob)
-        self.partition_monitor = voter_vigil(transport, self.machine.raft)
 
     def _recorded_machine(self) -> RecordedMachine:
         """The machine, as the disk has it, with a tape around it."""
@@ -265,48 +199,24 @@ class SyncerDaemon:
             )
         )
 
-    def _address_of(self, peer: PeerVoter) -> str:
-        """An address that another voter gave, if it is one of its own."""
-        for text in peer.addresses:
-            with contextlib.suppress(UserError):
-                if addresses.parse_peer(text).key == peer.key:
-                    return text
-        return ""
+    def _verbs(self) -> Mapping[str, Verb]:
+        return {
+            "drain": self._drain,
+            "ledger": self._ledger,
+            "snapshot": self._take_snapshot,
+            "loop_lag": self.loop_watch.answer,
+        }
 
-    async def run(self, stopper: Stopper) -> int:
-        """Serve until the machine stops; then free everything."""
+    def _works(self) -> tuple[Work, ...]:
+        return (self._announce, self._report, self._leave_when_done, self.loop_watch.run)
+
+    def _close(self) -> None:
+        self.executor.close()
+        self.tape.close()
+
+    def _greet(self) -> None:
         if self.machine.state.ended is not None:
             self.ended_s = time.monotonic()
-        control = ControlServer(
-            self.options.home.socket("syncer", self.options.instance),
-            {
-                "status": self._status,
-                "stop": self._stop,
-                "events": self.feed.answer,
-                "drain": self._drain,
-                "ledger": self._ledger,
-                "charter": self._take_charter,
-                "snapshot": self._take_snapshot,
-                "loop_lag": self.loop_watch.answer,
-            },
-            monitor=self.options.monitor,
-        )
-        await control.start()
-        stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
-        self._banner()
-        try:
-            works = (self._announce, self._report, self._leave_when_done)
-            async with background(*works, self.partition_monitor.run, self.loop_watch.run):
-                stop = await self.driver.run()
-        finally:
-            with tidying("the control socket"):
-                await control.close()
-            self.executor.close()
-            self.tape.close()
-        log.info("%s", stop.reason)
-        return stop.exit_code
-
-    def _banner(self) -> None:
         genesis = self.project.genesis
         log.info(
             "syncer %s for %s: %s parameters in %d fragments",
@@ -341,7 +251,7 @@ class SyncerDaemon:
             case KeepCharter(envelope):
                 self._keep_charter(envelope)
             case TellWatchers(peers):
-                report = Report(msgspec.msgpack.encode(status.public(self)))
+                report = Report(msgspec.msgpack.encode(self.public()))
                 for peer in peers:
                     self.driver.send(peer, report)
             case CutSnapshot():
@@ -351,12 +261,9 @@ class SyncerDaemon:
             case NameBest(index):
                 self.executor.small(partial(self.disk.name_best, index))
 
-    def _keep_charter(self, envelope: Envelope) -> None:
-        """The owner's newest word, for the next start of this host."""
-        try:
-            self.store.voter.keep_charter(envelope)  # At once: a restart may follow.
-        except TransientError as error:
-            log.warning("%s", error)
+    def write_soon(self, write: Callable[[], object]) -> None:
+        """On the log's own thread."""
+        self.executor.small(write)
 
     def _offer_charter(self, envelope: Envelope) -> tuple[bytes, int]:
         encoded = wire.encode(envelope)
@@ -367,8 +274,7 @@ class SyncerDaemon:
 
     def on_fact(self, fact: Fact) -> None:
         """Log it, and keep the books."""
-        logs.tell(fact)
-        self.feed.tell(fact)
+        super().on_fact(fact)
         if isinstance(fact, FragmentCommitted):
             charter = self.machine.setup.charter
             self.books.add(fact, self.layout, charter.rounds)
@@ -390,9 +296,9 @@ class SyncerDaemon:
         """Tell the swarm, again and again and at once when it is new, who holds the seat."""
         said_s, said_term = -1e9, -1
         while True:
-            seat, state = self.machine.seat, self.machine.state
+            leadership, state = self.machine.leadership, self.machine.state
             is_due = time.monotonic() - said_s >= ANNOUNCE_EVERY_S or said_term != state.term
-            if seat is not None and is_due:
+            if leadership is not None and is_due:
                 said_s, said_term = time.monotonic(), state.term
                 notice = self._notice()
                 with contextlib.suppress(TransientError):
@@ -404,14 +310,6 @@ class SyncerDaemon:
             self._is_news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_news.wait(), ANNOUNCE_LOOK_S)
-
-    def _keep_addresses(self) -> None:
-        """Remember where the other voters are, whenever that changes."""
-        peers = self.machine.raft.context.peers.values()
-        found = tuple(sorted(text for peer in peers if (text := self._address_of(peer))))
-        if found and found != self._kept_addresses:
-            self._kept_addresses = found
-            self.executor.small(partial(self.store.voter.keep_addresses, found))
 
     def _notice(self) -> SeatNotice:
         name, size = self._offer_charter(self.machine.setup.charter_envelope)
@@ -434,8 +332,8 @@ class SyncerDaemon:
                 continue
             # Whoever said goodbye after the end has heard it. Whoever vanished may come back, also
             # those who hold leases since before this syncer was restarted.
-            seat = self.machine.seat
-            sessions = seat.members.sessions if seat is not None else {}
+            leadership = self.machine.leadership
+            sessions = leadership.members.sessions if leadership is not None else {}
             has_heard = {
                 key
                 for key, session in sessions.items()
@@ -452,21 +350,91 @@ class SyncerDaemon:
         """A line for the person who watches the terminal, now and then."""
         while True:
             await asyncio.sleep(PROGRESS_EVERY_S)
-            log.info("%s", status.progress_line(self))
+            log.info("%s", self._progress_line())
+
+    # For screens.
+
+    def snapshot(self) -> SyncerStatus:
+        """Everything a screen could want."""
+        machine, books = self.machine, self.books
+        now_s = time.monotonic()
+        charter, genesis = machine.setup.charter, self.project.genesis
+        leadership = machine.leadership
+        per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
+        newest = [fragment.version for fragment in machine.state.fragments]
+        peers = [
+            status.peer_row(session, newest, per_step, now_s)
+            for _, session in sorted(leadership.members.sessions.items() if leadership else ())
+        ]
+        status.add_links(peers, self.transport)
+        here = {session.peer for session in leadership.members.live()} if leadership else set()
+        return SyncerStatus(
+            key=self.identity.key.hex(),
+            name=self.options.instance,
+            pid=os.getpid(),
+            version=software.version(),
+            uptime_s=now_s - self.started_s,
+            phase=machine.phase,
+            sentence=status.sentence(machine, now_s),
+            join_link=self.join_link(),
+            project=project_status(self.project.id, genesis, self.layout, charter),
+            swarm=swarm_status(machine.state, charter),
+            network=network_status(self.transport, self.partition_monitor.trouble),
+            peers=peers,
+            rounds=status.round_rows(leadership, now_s) if leadership else [],
+            merges=list(books.recent),
+            merges_here=books.merges,
+            participants_mean=books.participants / books.merges if books.merges else 0.0,
+            effective_h=books.steps / books.participants if books.participants else 0.0,
+            grace_s=books.grace_s,
+            slack_s=leadership.rounds.window.slack_s() if leadership else None,
+            outcomes=dict(leadership.rounds.outcomes) if leadership else {},
+            faults=all_faults(self.transport, machine.faults),
+            fragments=newest,
+            push_bytes=books.push_bytes,
+            push_params=books.push_params,
+            payload_bytes=books.payload_bytes,
+            payload_params=books.payload_params,
+            checkpoint_dir=str(self.store.root / "checkpoints"),
+            seat=seat_status(machine.raft, now_s, machine.standby.trouble),
+            snapshots=status.snapshot_status(machine, now_s),
+            loop_lag=self.loop_watch.lag(),
+            contributors=leading_rows(machine.state, here),
+            contributors_all=len(machine.state.accounts),
+            contributor_merges=sum(one.merges for one in machine.state.accounts.values()),
+        )
+
+    def public(self) -> SyncerStatus:
+        """The snapshot for strangers: nothing about this machine but what the swarm sees anyway."""
+        shown = self.snapshot()
+        shown.pid = 0
+        shown.checkpoint_dir = ""
+        shown.network.addresses, shown.network.bulk, shown.network.bulk_port = [], [], 0
+        shown.network.reach_detail = ""
+        shown.peers = shown.peers[:PEERS_REPORTED_MAX]
+        for row in shown.peers:
+            row.bulk_detail = ""
+        return shown
+
+    def _progress_line(self) -> str:
+        """One line now and then for the terminal of `shoal syncer run`."""
+        now = self.snapshot()
+        if not now.merges_here or now.phase != "training":
+            return now.sentence
+        loss = f", held-out loss {now.swarm.curve[-1][2]:.4f}" if now.swarm.curve else ""
+        training = sum(peer.state == "training" for peer in now.peers)
+        return (
+            f"global step {now.swarm.global_step:,} ({now.swarm.progress:.1%} of the tokens)"
+            f"{loss}, {training} training, {now.participants_mean:.1f} per merge, "
+            f"effective H {now.effective_h:.1f}"
+        )
 
     # The control socket.
 
-    def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"status": msgspec.to_builtins(status.snapshot(self))}
-
-    def _stop(self, _: dict[str, Any]) -> dict[str, Any]:
-        asyncio.get_running_loop().call_soon(self.driver.take, StopAsked("stopped by its owner"))
-        return {}
-
     def _ledger(self, _: dict[str, Any]) -> dict[str, Any]:
         """Everything that the log counts, and for whom."""
-        seat = self.machine.seat
-        here = {session.peer for session in seat.members.live()} if seat else set()
+        leadership = self.machine.leadership
+        here = {session.peer for session in leadership.members.live()} if leadership else set()
         told = ledger_of(self.project, self.machine.state, here, time.time())
         return {"ledger": msgspec.to_builtins(told)}
 
@@ -484,19 +452,10 @@ class SyncerDaemon:
 
     def _take_snapshot(self, _: dict[str, Any]) -> dict[str, Any]:
         """Begin a snapshot, or name the one under way. UserError where none can be taken."""
-        seat = self.machine.seat
-        if seat is None or not self.machine.state.has_weights:
+        leadership = self.machine.leadership
+        if leadership is None or not self.machine.state.has_weights:
             words = status.sentence(self.machine, time.monotonic())
             raise UserError(f"No snapshot can be taken here now. {words}")
         self.driver.ask(self.recorded.take_snapshot)
-        taking = seat.snapshots.taking
+        taking = leadership.snapshots.taking
         return {"snapshot": taking.snapshot if taking is not None else 0}
-
-    def _take_charter(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take a newer charter, signed by the owner, and see to its being adopted."""
-        try:
-            envelope = wire.decode(bytes.fromhex(str(request.get("envelope"))), Envelope)
-            self.driver.ask(partial(self.recorded.offer_charter, envelope))
-        except (RemoteError, ValueError) as error:
-            raise UserError(f"The charter was not taken: {error}") from error
-        return {"revision": self.machine.raft.context.newest_charter.revision}

@@ -28,23 +28,23 @@ FEW = 16
 """Learners whose pushes are looked at one by one."""
 
 
-def look_s(event: Event, seat: Leadership | None, *, looked_s: float, now_s: float) -> float:
+def look_s(event: Event, leadership: Leadership | None, *, looked_s: float, now_s: float) -> float:
     """When to look because of this event; infinite if what is due has its wake-up already."""
     match event:
         case Received(peer, Heartbeat()):
-            session = seat.members.sessions.get(peer) if seat is not None else None
+            session = leadership.members.sessions.get(peer) if leadership is not None else None
             is_news = session is None or session.is_news
-            learners = len(seat.members.sessions) if seat is not None else 0
+            learners = len(leadership.members.sessions) if leadership is not None else 0
             pause_s = min(BEATS_LOOK_S * learners, BEATS_LOOK_S_MAX)
             return looked_s + pause_s if is_news else math.inf
         case Received(_, Push()) | JobDone(_, PushFetched()):
-            learners = len(seat.members.sessions) if seat is not None else 0
-            if seat is not None and learners > FEW and not _is_ripe(seat, now_s):
+            learners = len(leadership.members.sessions) if leadership is not None else 0
+            if leadership is not None and learners > FEW and not _is_ripe(leadership, now_s):
                 return looked_s + PUSHES_LOOK_S * learners
     return now_s
 
 
-def _is_ripe(seat: Leadership, now_s: float) -> bool:
+def _is_ripe(leadership: Leadership, now_s: float) -> bool:
     """Whether a round has all that it waited for."""
-    rounds = seat.rounds.rounds.values()
+    rounds = leadership.rounds.rounds.values()
     return any(current.is_collecting and current.is_ripe(now_s) for current in rounds)

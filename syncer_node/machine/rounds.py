@@ -18,7 +18,6 @@ from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.rounds import PullState, PullTicket, Round, RoundState, unsettled
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
-from syncer_node.machine.asking import busy, can_ask
 from syncer_node.machine.contributor_notes import ContributorNotes
 from syncer_node.machine.jobs import (
     Adopt,
@@ -31,7 +30,6 @@ from syncer_node.machine.jobs import (
     PushId,
     PushRefused,
 )
-from syncer_node.machine.opening import next_to_open
 from syncer_node.machine.pacing import Pace, median_step_s
 from syncer_node.machine.uplinks import Uplinks
 
@@ -40,6 +38,10 @@ RETRY_AFTER_S = 5.0
 
 STEP_S_MIN = 0.01
 """No learner is believed to take local steps faster than this."""
+
+LEAVING_EVERY_S = 2.0
+"""Rounds of one fragment for those who leave come no more often: one that they answered left them
+nothing on it, and one that they declined is not asked for again at once."""
 
 FATES_MAX = 4096
 """Outcomes kept for learners that ask again after their connection broke."""
@@ -279,12 +281,12 @@ class Rounds:
         self._expire(now_s)
         collecting = [current for current in self.rounds.values() if current.is_collecting]
         if collecting:
-            able, taken = self.members.handing_in(), busy(self, now_s)
+            able, taken = self.members.handing_in(), self._busy(now_s)
             for current in collecting:
                 self._ask(current, able, taken, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
-            fragment = next_to_open(self, now_s)
+            fragment = self._next_to_open(now_s)
             if fragment is None:
                 break
             version = self.state.fragments[fragment].version
@@ -300,6 +302,78 @@ class Rounds:
         if self.stalled_until_s > now_s:
             times.append(self.stalled_until_s)
         return min((t for t in times if t is not None), default=None)
+
+    # Which round opens next, and whom it may ask.
+
+    def _next_to_open(self, now_s: float) -> int | None:
+        """The fragment whose round opens now; None for none.
+
+        While nobody trains no round is due, however long one waits. Learners that are about to
+        leave would then take with them what they did; for them rounds open at once, of every
+        fragment on which they have local steps.
+        """
+        if len(self.rounds) >= self.spec.overlap_steps:
+            return None
+        coming = self.coming()
+        if not coming:
+            return None
+        training = self.members.training()
+        if not training:
+            fragment = self._of_those_who_leave(coming, now_s)
+            if fragment is not None:
+                return fragment
+        fragment = coming[0]
+        version = self.state.fragments[fragment].version
+        if not self.pace.may_open(fragment, version, training, now_s):
+            return None
+        taken = self._busy(now_s)
+        if any(self._can_ask(session, fragment, version, taken) for session in training):
+            return fragment
+        # Nobody can be asked. If all that there is was here too late for its round, a round of that
+        # alone must open: nobody else would ever open one. Else some are busy, and soon are not.
+        is_all_here = all(self._has_given(session, fragment) for session in training)
+        return fragment if training and is_all_here else None
+
+    def _of_those_who_leave(self, coming: list[int], now_s: float) -> int | None:
+        """The first fragment on which somebody who leaves has local steps, or gave some late."""
+        leaving, opened_s = self.members.leaving(), self.pace.leaving_opened_s
+        taken = self._busy(now_s) if leaving else set()
+        for fragment in coming:
+            version = self.state.fragments[fragment].version
+            is_due = now_s >= opened_s.get(fragment, -LEAVING_EVERY_S) + LEAVING_EVERY_S
+            if is_due and any(
+                self._can_ask(one, fragment, version, taken) or self._has_given(one, fragment)
+                for one in leaving
+            ):
+                opened_s[fragment] = now_s
+                return fragment
+        return None
+
+    def _busy(self, now_s: float) -> set[bytes]:
+        """Learners from whom a push is on its way, or was asked for.
+
+        With hundreds of learners nearly all of them are busy most of the time, and a syncer looks
+        often: so this is found once for a look, not once for each learner and round.
+        """
+        found: set[bytes] = set()
+        for current in self.rounds.values():
+            if current.is_collecting:
+                found.update(current.pending(now_s))
+        timeout_s = self.spec.pull_timeout_s
+        late = self.stragglers.items()
+        found.update(peer for (_, peer), one in late if one.is_pending(now_s, timeout_s))
+        return found
+
+    def _can_ask(self, session: Session, fragment: int, version: int, taken: set[bytes]) -> bool:
+        """Whether a pull would bring something. taken: who is `_busy`."""
+        if session.peer in taken or (fragment, session.peer) in self.stragglers:
+            return False
+        return session.can_push(fragment, version)
+
+    def _has_given(self, session: Session, fragment: int) -> bool:
+        """Whether its push for this fragment is here, too late for the round that asked for it."""
+        ticket = self.stragglers.get((fragment, session.peer))
+        return ticket is not None and ticket.state is PullState.ARRIVED
 
     def coming(self) -> list[int]:
         """Fragments that are not in flight, those with the fewest merges first, then by index."""
@@ -318,7 +392,7 @@ class Rounds:
         step_s = median_step_s(training, now_s)
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
-        self._ask(current, able, busy(self, now_s), now_s)
+        self._ask(current, able, self._busy(now_s), now_s)
         self.effects.emit(
             RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
         )
@@ -333,7 +407,7 @@ class Rounds:
             session
             for session in able
             if session.peer not in current.tickets
-            and can_ask(self, session, current.fragment, current.version - 1, taken)
+            and self._can_ask(session, current.fragment, current.version - 1, taken)
         ]
         if not fit:
             return

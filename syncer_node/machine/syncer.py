@@ -76,7 +76,7 @@ from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import Standby
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import Entry
-from syncer_node.raft.raft import Raft
+from syncer_node.raft.raft import RESTART_EXIT, Raft
 
 NOT_LEADING_RETRY_S = 1.0
 HAND_OVER_S_MAX = 4.0
@@ -85,9 +85,6 @@ HAND_OVER_S_MAX = 4.0
 UNABLE_S_MAX = 12.0
 UNFIT_S = 60.0
 """A leader whose disk takes nothing steps aside after the one, and stands again after the other."""
-
-RESTART_EXIT = 75
-"""Of a machine whose daemon should build it anew from the disk, under another epoch."""
 
 
 class SyncerMachine:
@@ -99,7 +96,7 @@ class SyncerMachine:
         self.effects = EffectQueue()
         self.faults: dict[str, int] = {}
         self.recent = RecentEntries(recovered, self.state)
-        self.seat: Leadership | None = None
+        self.leadership: Leadership | None = None
         self.snapshots = list(recovered.snapshots)
         """Those on this host's disk, oldest first."""
         self.is_installing = False
@@ -159,7 +156,7 @@ class SyncerMachine:
                 self._stop = (reason, now_s + HAND_OVER_S_MAX)
             case Woke() | Note():
                 pass
-        due_s = look_s(event, self.seat, looked_s=self._looked_s, now_s=now_s)
+        due_s = look_s(event, self.leadership, looked_s=self._looked_s, now_s=now_s)
         if due_s <= now_s:
             self._look()
             self._wake()
@@ -182,8 +179,12 @@ class SyncerMachine:
     def take_snapshot(self, now_s: float) -> list[Effect]:
         """Begin a snapshot of the whole swarm, if this host leads and none is under way."""
         self._now_s = now_s
-        if self.seat is not None and self.state.has_weights and self.seat.snapshots.taking is None:
-            self.seat.snapshots.begin(now_s)
+        if (
+            self.leadership is not None
+            and self.state.has_weights
+            and self.leadership.snapshots.taking is None
+        ):
+            self.leadership.snapshots.begin(now_s)
         self._wake()
         return self.effects.drain()
 
@@ -203,11 +204,13 @@ class SyncerMachine:
         self.raft.replication.wants_state = self.standby.is_left_behind
         self._tell_store()
         self._step_aside()
-        if self.seat is None and self._is_seat_ready():
-            self._open_seat()
-        if self.seat is not None:
+        if self.leadership is None and self._may_open_leadership():
+            self.open_leadership()
+        if self.leadership is not None:
             log = self.raft.log
-            self.seat.look(now_s, may_open=self._was_stored, has_tail=log.certified < log.last)
+            self.leadership.look(
+                now_s, may_open=self._was_stored, has_tail=log.certified < log.last
+            )
         if self.is_draining and self.raft.is_leading:
             self._hand_over()
         if self._stop is not None:
@@ -224,8 +227,8 @@ class SyncerMachine:
 
     def _step_aside(self) -> None:
         """A leader that cannot merge for a while lets one try that perhaps can."""
-        seat, now_s = self.seat, self._now_s
-        is_stalled = seat is not None and bool(seat.rounds.stalled)
+        leadership, now_s = self.leadership, self._now_s
+        is_stalled = leadership is not None and bool(leadership.rounds.stalled)
         if not self.raft.is_leading or (self._was_stored and not is_stalled):
             self._unable_since_s = None
             return
@@ -238,8 +241,8 @@ class SyncerMachine:
     def _wake(self) -> None:
         times = [self._now_s + limits.ALIVE_EVERY_S, self.raft.deadline_s()]
         times.append(self.standby.deadline_s())
-        if self.seat is not None:
-            times.append(self.seat.deadline_s())
+        if self.leadership is not None:
+            times.append(self.leadership.deadline_s())
         self._wake_at(max(self._now_s + 0.001, min(times)))
 
     def _wake_at(self, at_s: float) -> None:
@@ -249,8 +252,8 @@ class SyncerMachine:
     @property
     def phase(self) -> str:
         """What this host is in the swarm, in a word."""
-        if self.seat is not None:
-            return self.seat.phase.value
+        if self.leadership is not None:
+            return self.leadership.phase.value
         if self.raft.is_leading:
             return "taking the seat"
         if self.is_installing or self.standby.missing:
@@ -259,12 +262,12 @@ class SyncerMachine:
 
     # The seat.
 
-    def _is_seat_ready(self) -> bool:
+    def _may_open_leadership(self) -> bool:
         is_certain = self.raft.is_leading and self._seat_term == self.raft.context.term
         return not self._is_over and is_certain and self.standby.is_idle
 
-    def _open_seat(self) -> None:
-        self.seat = Leadership(
+    def open_leadership(self) -> None:
+        self.leadership = Leadership(
             self.setup,
             effects=self.effects,
             state=self.state,
@@ -276,11 +279,11 @@ class SyncerMachine:
         )
 
     def _hand_over(self) -> None:
-        if self.seat is not None:
-            self.seat.is_closing = True
-            if self.seat.rounds.rounds:
+        if self.leadership is not None:
+            self.leadership.is_closing = True
+            if self.leadership.rounds.rounds:
                 return  # The rounds in flight end first: nothing of them is lost.
-            self.seat.contributor_notes.flush()
+            self.leadership.contributor_notes.flush()
         successor = self.raft.hand_over(self._now_s)
         if successor is not None:
             self.effects.emit(PhaseChanged("handing over", f"to {short(successor)}"))
@@ -291,8 +294,8 @@ class SyncerMachine:
             self.raft.election.is_drained = True
             self._hand_over()
             return
-        if self.seat is not None:
-            self.seat.close(reason)
+        if self.leadership is not None:
+            self.leadership.close(reason)
         self.effects.out.append(Stop(reason))
 
     # What the log asks for: `RaftApp`.
@@ -308,14 +311,14 @@ class SyncerMachine:
 
     def on_deposed(self, reason: str) -> None:
         self._seat_term = -1
-        self._close_seat(f"this syncer leads no more: {reason}")
+        self._close_leadership(f"this syncer leads no more: {reason}")
         self.effects.emit(PhaseChanged(self.phase, reason))
 
-    def _close_seat(self, reason: str) -> None:
-        if self.seat is None:
+    def _close_leadership(self, reason: str) -> None:
+        if self.leadership is None:
             return
-        self.seat.close(reason)
-        self.seat = None
+        self.leadership.close(reason)
+        self.leadership = None
         # Rounds are numbered anew by the next seat: late answers must not meet its rounds.
         self.effects.forget((InitialiseWeights, FetchPush, Merge, WriteSnapshot))
 
@@ -329,8 +332,8 @@ class SyncerMachine:
         self.effects.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
         if isinstance(body, CharterAdopted):
             self._adopt(body.charter)
-        if self.seat is not None:
-            self.seat.on_committed(certified, body, record.index, self._now_s)
+        if self.leadership is not None:
+            self.leadership.on_committed(certified, body, record.index, self._now_s)
             return
         is_own_term = self.raft.is_leading and record.term == self.raft.context.term
         if isinstance(body, SeatTaken) and is_own_term:
@@ -341,8 +344,8 @@ class SyncerMachine:
         charter = wire.decode(envelope.payload, Charter)
         self.setup = replace(self.setup, charter=charter, charter_envelope=envelope)
         self.raft.voter_streams.follow_charter()
-        if self.seat is not None:
-            self.seat.adopt(self.setup)
+        if self.leadership is not None:
+            self.leadership.adopt(self.setup)
 
     def fetch_payload(self, entry: Entry) -> bool:
         return self.standby.fetch(entry)
@@ -387,7 +390,7 @@ class SyncerMachine:
         self.effects.do(KeepCharter(envelope))
         if charter.epoch > self.raft.context.epoch:
             words = f"the owner began epoch {charter.epoch}"
-            self._close_seat(words)
+            self._close_leadership(words)
             self._is_over = True
             self.effects.out.append(Stop(words, RESTART_EXIT))
 
@@ -396,8 +399,8 @@ class SyncerMachine:
     def _peer_down(self, peer: bytes, reason: str) -> None:
         if self.raft.is_voter(peer):
             self.raft.on_down(peer, self._now_s)
-        elif self.seat is not None:
-            self.seat.lose(peer, reason, self._now_s)
+        elif self.leadership is not None:
+            self.leadership.lose(peer, reason, self._now_s)
 
     def _receive(self, peer: bytes, message: Message) -> None:
         try:
@@ -406,8 +409,8 @@ class SyncerMachine:
             elif isinstance(message, CharterOffer):
                 # From the owner's hand, whoever carries it: the signature is what counts.
                 self.raft.voter_streams.take_charter(message.charter)
-            elif self.seat is not None:
-                self.seat.receive(peer, message, self._now_s)
+            elif self.leadership is not None:
+                self.leadership.receive(peer, message, self._now_s)
             elif isinstance(message, Hello | Watch):
                 self._send_away(peer)
             else:
@@ -424,8 +427,8 @@ class SyncerMachine:
 
     def _blame(self, peer: bytes, error: RemoteError) -> None:
         self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
-        if self.seat is not None:
-            self.seat.blame(peer, error)
+        if self.leadership is not None:
+            self.leadership.blame(peer, error)
         else:
             self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
 
@@ -448,31 +451,31 @@ class SyncerMachine:
                 self.standby.on_replayed(job, result)
             case InstallState():
                 self._installed(job, result)
-            case WriteCheckpoint() if self.seat is None:
+            case WriteCheckpoint() if self.leadership is None:
                 self.standby.on_replayed(job, result)
             case _:
-                self._seat_job_done(job, result)
+                self._leader_job_done(job, result)
 
-    def _seat_job_done(self, job: object, result: object) -> None:
+    def _leader_job_done(self, job: object, result: object) -> None:
         """The answer to something a seat asked for; one of a former seat means nothing."""
         if isinstance(job, WriteCheckpoint) and isinstance(result, Failed):
             self.effects.emit(PhaseChanged("checkpoint failed", result.reason))
         if isinstance(job, KeepSnapshot) and isinstance(result, SnapshotKept):
             self.snapshots.append(job.manifest.outline)
             self.snapshots[:] = [one for one in self.snapshots if one.snapshot in job.kept]
-        if self.seat is None:
+        if self.leadership is None:
             return
         match job:
             case InitialiseWeights():
-                self.seat.on_weights(result)
+                self.leadership.on_weights(result)
             case FetchPush():
-                self.seat.rounds.on_fetched(job, result)
+                self.leadership.rounds.on_fetched(job, result)
             case Merge():
-                self.seat.rounds.on_merged(job, result, self._now_s)
+                self.leadership.rounds.on_merged(job, result, self._now_s)
             case WriteSnapshot():
-                self.seat.snapshots.on_written(job, result, self._now_s)
+                self.leadership.snapshots.on_written(job, result, self._now_s)
             case KeepSnapshot():
-                self.seat.snapshots.on_kept(job, result, self._now_s)
+                self.leadership.snapshots.on_kept(job, result, self._now_s)
             case _:
                 pass  # Answered before.
 

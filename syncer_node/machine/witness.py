@@ -45,10 +45,7 @@ from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import RaftSetup
 from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
 from syncer_node.raft.log import Entry, LogStart
-from syncer_node.raft.raft import Raft
-
-RESTART_EXIT = 75
-"""Of a machine whose daemon should build it anew from the disk."""
+from syncer_node.raft.raft import RESTART_EXIT, Raft
 
 NOT_LEADING_RETRY_S = 1.0
 

@@ -42,6 +42,9 @@ from syncer_node.raft.log import LogStart, RaftLog
 from syncer_node.raft.replication import Replication
 from syncer_node.raft.voter_streams import VoterStreams
 
+RESTART_EXIT = 75
+"""Of a voter's machine whose daemon should build it anew from the disk, as for another epoch."""
+
 HAND_OVER_EVERY_S = 2.0
 LEAVE_S_MAX = 6.0
 """A leader that is no voter any more waits no longer than this for a successor to be ready."""

@@ -46,7 +46,7 @@ class Replication:
         self.is_held = False
         """The disk is about to begin elsewhere: nothing more is written to this log."""
         self._appending: Append | None = None
-        self._proofs = Proofs(context)
+        self.proofs = Proofs(context)
         self._store_retry_s: float | None = None
         self._lacking: set[int] = set()
         """Records that wait for bytes outside the log."""
@@ -61,7 +61,7 @@ class Replication:
     @property
     def store_trouble(self) -> str:
         """Why the log cannot be written, in words; empty when it can."""
-        return self._trouble or self._proofs.trouble
+        return self._trouble or self.proofs.trouble
 
     def new_term(self) -> None:
         """Another leader, or none: what was agreed with the former means nothing."""
@@ -125,7 +125,7 @@ class Replication:
 
     def on_kept(self, job: KeepProofs, result: object) -> None:
         """The disk answered: what waited for a certificate on it may be applied."""
-        self._proofs.on_kept(job, result)
+        self.proofs.on_kept(job, result)
         if self.context.is_leading:
             self._certify()
         else:
@@ -152,7 +152,7 @@ class Replication:
         if self._store_retry_s is not None and context.now_s >= self._store_retry_s:
             self._store_retry_s = None
             self.persist()
-        self._proofs.look()
+        self.proofs.look()
         if context.is_leading:
             is_due = context.now_s - self._said_s >= limits.BEAT_EVERY_S
             if is_due:
@@ -161,7 +161,7 @@ class Replication:
                 self._pump(peer, is_beat=is_due)
 
     def deadline_s(self) -> float:
-        times = [self._proofs.deadline_s()]
+        times = [self.proofs.deadline_s()]
         if self._store_retry_s is not None:
             times.append(self._store_retry_s)
         if self.context.is_leading and self.context.peers:
@@ -174,7 +174,7 @@ class Replication:
             self.context.app.on_certified(entry)
         self.context.log.forget_old()
         if not self.is_held:
-            self._proofs.keep()
+            self.proofs.keep()
 
     def _sign(self) -> list[RecordVote]:
         """Our signatures under what may be signed now and was not yet, in this term."""

@@ -51,7 +51,7 @@ CHECKPOINTS_TO_RECOVER_FROM = 2
 """A damaged newest checkpoint must not be the end: the one before it still has its payloads."""
 
 
-class Disk:
+class CheckpointStore:
     """One project's durable state on this syncer."""
 
     def __init__(

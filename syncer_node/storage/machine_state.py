@@ -1,200 +1,557 @@
-"""Where a machine stands, as bytes and back: so that a tape need not begin with its host's start.
+"""A machine's state as typed values, and back: so that a tape need not begin with its host's start.
 
-A machine is a graph of a few dozen kinds of objects, all of this project: dataclasses, messages,
-enums, and containers of them. Bytes name their classes, and only classes of `protocol` and
-`syncer_node` are ever made of them; nothing in them is called. What belongs to the host is not
-among them: its signer and the genesis are put in by whoever reads.
+Each part of the machine has a struct here with the fields that change while it runs, under their
+own names. Reading builds the machine as a daemon does and then sets these fields. What a part is
+given when it is built is therefore not in the bytes: callbacks, other parts, signer, genesis. The
+bytes name no class and no function; the kinds of jobs are a closed list.
 """
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections import deque
-from collections.abc import Iterator
-from enum import Enum
-from types import FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from protocol import wire
 from protocol.errors import MalformedMessage
-from syncer_node.machine.setup import SyncerSetup
+from protocol.ids import JobId
+from protocol.log.accounts import Account
+from protocol.log.records import Admission, Record, record_hash
+from protocol.log.state import SwarmState
+from protocol.machine import Job
+from protocol.messages import Certificate, CertifiedRecord, Envelope, Message, Outcome, Vote
+from protocol.peers.membership import Session
+from protocol.project import Charter, Genesis, RoundSpec
+from protocol.quorum import GraceWindow
+from protocol.rounds import PullTicket, Round, RoundState
+from protocol.signing import Signer, Verify
+from protocol.snapshots.cut import Taking
+from protocol.snapshots.manifest import Manifest, SnapshotOutline
+from syncer_node.machine import jobs
+from syncer_node.machine.leadership import Leadership, Phase
+from syncer_node.machine.setup import Recovered, SyncerSetup
+from syncer_node.machine.snapshots import Restored
 from syncer_node.machine.syncer import SyncerMachine
+from syncer_node.machine.uplinks import Uplinks
+from syncer_node.raft import jobs as raft_jobs
+from syncer_node.raft.ballot import Ballot
+from syncer_node.raft.context import PeerVoter, Role
+from syncer_node.raft.log import Entry, Floor, LogStart
 
-PACKAGES: Final = ("protocol.", "syncer_node.")
-_PLAIN: Final = (type(None), bool, int, float, str, bytes)
-
-Externals = dict[str, object]
-"""What is not written but put in again, by name."""
-
-
-def externals_of(setup: SyncerSetup) -> Externals:
-    """What belongs to the host of a machine with this setup."""
-    return {"signer": setup.signer, "verify": setup.verify, "genesis": setup.genesis}
+SessionKey = tuple[bytes, int]
 
 
-def write_machine(machine: SyncerMachine, externals: Externals) -> bytes:
-    """All that the machine knows. Raises TypeError for what cannot be written."""
-    return msgspec.msgpack.encode(_Writer(externals).tell(machine))
+class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Fields of one part of a machine; each has the name of the part's attribute."""
 
 
-def read_machine(encoded: bytes, externals: Externals) -> SyncerMachine:
+class JobState(_State):
+    """A job that is out or waits."""
+
+    kind: str
+    content: msgspec.Raw
+
+
+_JOBS: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind
+    for kind in (
+        jobs.InitialiseWeights,
+        jobs.FetchPush,
+        jobs.Merge,
+        jobs.FetchPayload,
+        jobs.FetchWeights,
+        jobs.LoadWeights,
+        jobs.Replay,
+        jobs.InstallState,
+        jobs.RepairFragment,
+        jobs.WriteCheckpoint,
+        jobs.WriteSnapshot,
+        jobs.KeepSnapshot,
+        raft_jobs.SaveBallot,
+        raft_jobs.KeepProofs,
+        raft_jobs.Append,
+    )
+}
+"""All that a machine asks for; a state that names another kind is damaged."""
+
+
+class SetupState(_State):
+    """What the machine was built from and a replay cannot know."""
+
+    charter_envelope: Envelope
+    layout_digest: bytes
+    numels: tuple[int, ...]
+    wall_offset_s: float
+    nonce: int
+    addresses: tuple[str, ...]
+
+
+class MachineFields(_State):
+    """`SyncerMachine`."""
+
+    faults: dict[str, int]
+    snapshots: list[SnapshotOutline]
+    is_installing: bool
+    _now_s: float
+    _looked_s: float
+    _wake_s: float
+    _seat_term: int
+    _is_over: bool
+    _stop: tuple[str, float] | None
+    _was_stored: bool
+    _unable_since_s: float | None
+    _unfit_until_s: float
+
+
+class EntryState(_State):
+    """A record of the log, with the votes for it."""
+
+    encoded: bytes
+    certificate: Certificate | None
+    votes: dict[bytes, Vote]
+
+
+class LogFields(_State):
+    """`RaftLog`, without its entries."""
+
+    floor: Floor
+    stable: int
+    certified: int
+    committed: int
+    proofs_kept: int
+    entries_kept: int
+    _told: Charter
+    _is_adopted: bool
+    _charters: list[tuple[int, Charter]]
+    _admissions: list[tuple[int, dict[bytes, Admission]]]
+
+
+class ContextFields(_State):
+    """`Context`, which the parts of a voter share."""
+
+    ballot: Ballot
+    charter_envelope: Envelope
+    newest_charter: Charter
+    peers: dict[bytes, PeerVoter]
+    role: Role
+    leader: bytes | None
+    leader_heard_s: float
+    now_s: float
+    is_saved: bool
+    save_retry_s: float | None
+    saved_disk: bytes
+    _saving: Ballot | None
+    _held_back: dict[bytes, list[tuple[int, Message]]]
+
+
+class RaftFields(_State):
+    """`Raft`."""
+
+    _origins: list[CertifiedRecord]
+    _accounts: dict[bytes, Account]
+    _handed_s: float
+    _leaving_s: float | None
+
+
+class ElectionFields(_State):
+    """`Election`."""
+
+    is_drained: bool
+    deadline_s: float
+    seat_votes: tuple[Vote, ...]
+    _given: set[bytes]
+    _votes: dict[bytes, Vote]
+    _is_handover: bool
+    _renewed_s: float
+
+
+class ReplicationFields(_State):
+    """`Replication`."""
+
+    wants_state: bool
+    is_held: bool
+    _trouble: str
+    _appending: raft_jobs.Append | None
+    _store_retry_s: float | None
+    _lacking: set[int]
+    _agreed: int
+    _signed: set[int]
+    _said_s: float
+    _beat: int
+
+
+class ProofsFields(_State):
+    """`Proofs`."""
+
+    trouble: str
+    _writing: raft_jobs.KeepProofs | None
+    _retry_s: float | None
+
+
+class StandbyFields(_State):
+    """`Standby`, without its jobs and the records whose bytes it lacks."""
+
+    held: list[int]
+    now_s: float
+    failures: dict[int, int]
+    trouble: str
+    _fetching: set[int]
+    _retry_s: dict[int, float]
+    _repairing: set[int]
+    _repair_s: dict[int, float]
+    _was_missing: bool
+
+
+class LeadershipFields(_State):
+    """`Leadership`."""
+
+    phase: Phase
+    watchers: dict[bytes, None]
+    is_closing: bool
+    _now_s: float
+    _said_alive_s: float
+    _reported_s: float
+    _is_ending_proposed: bool
+    _is_end_proposed: bool
+
+
+class MembershipFields(_State):
+    """`Membership`."""
+
+    sessions: dict[bytes, Session]
+    changes: int
+    _quiet_since_s: float
+
+
+class NotesFields(_State):
+    """`ContributorNotes`."""
+
+    _names: dict[bytes, str]
+    _refused: dict[bytes, dict[str, int]]
+    _since_s: float | None
+    _wait_s: float
+
+
+class RoundsFields(_State):
+    """`Rounds`, without the rounds in flight."""
+
+    wall_offset_s: float
+    window: GraceWindow
+    last_round: int
+    proposed_step: int
+    last_sequence: dict[SessionKey, int]
+    stalled: str
+    stalled_until_s: float
+    outcomes: dict[str, int]
+    _fates: dict[tuple[SessionKey, int], tuple[Outcome, str]]
+    merges_here: int
+    stragglers: dict[tuple[int, bytes], PullTicket]
+    uplinks: Uplinks
+
+
+class RoundFields(_State):
+    """`Round`, without the line of those it waits for."""
+
+    number: int
+    fragment: int
+    version: int
+    opened_s: float
+    spec: RoundSpec
+    state: RoundState
+    tickets: dict[bytes, PullTicket]
+    quorum_s: float | None
+    grace_s: float
+    closed_s: float | None
+    live: int
+    fresh: int
+
+
+class PaceFields(_State):
+    """`Pace`, without what it only says to people."""
+
+    next_step: dict[SessionKey, float]
+    waiting_since_s: float | None
+    leaving_opened_s: dict[int, float]
+    _words: str
+
+
+class LeasingFields(_State):
+    """`Leasing`."""
+
+    listening_since_s: float
+    _is_leasing: bool
+    _queue: list[tuple[bytes, int]]
+    _returning: set[SessionKey]
+    _known_at: tuple[int, int] | None
+
+
+class ReceiptsFields(_State):
+    """`Receipts`."""
+
+    _told: dict[bytes, tuple[int, float, int]]
+
+
+class EvaluatingFields(_State):
+    """`Evaluating`."""
+
+    is_marking: bool
+    is_scoring: bool
+    pending: int
+    evaluator: bytes | None
+    since_s: float
+    final_tries: int
+
+
+class SnapshotsFields(_State):
+    """`Snapshots`."""
+
+    restores: dict[bytes, Restored]
+    taking: Taking | None
+    trouble: str
+    _cut: Manifest | None
+    _proof: tuple[CertifiedRecord, tuple[CertifiedRecord, ...]] | None
+    _is_written: bool
+    _is_keeping: bool
+    next_s: float | None
+
+
+class LeaderState(_State):
+    """A term of leading: its parts, and the rounds in flight."""
+
+    leadership: LeadershipFields
+    members: MembershipFields
+    contributor_notes: NotesFields
+    rounds: RoundsFields
+    pace: PaceFields
+    leasing: LeasingFields
+    receipts: ReceiptsFields
+    evaluating: EvaluatingFields
+    snapshots: SnapshotsFields
+    in_flight: tuple[tuple[RoundFields, tuple[bytes, ...]], ...]
+    """Each round with the learners it waits for, longest asked first."""
+
+
+class VoterState(_State):
+    """Everything: the machine's parts, and what they refer to in more than one place."""
+
+    setup: SetupState
+    rng: tuple[int, tuple[int, ...], float | None]
+    swarm: SwarmState
+    machine: MachineFields
+    log: LogFields
+    context: ContextFields
+    raft: RaftFields
+    election: ElectionFields
+    replication: ReplicationFields
+    proofs: ProofsFields
+    standby: StandbyFields
+    leader: LeaderState | None
+    entries: tuple[EntryState, ...]
+    recent: tuple[CertifiedRecord, ...]
+    recent_max: int
+    origins: dict[int, CertifiedRecord]
+    jobs: dict[JobId, JobState]
+    last_job: int
+    queue: tuple[JobState, ...]
+    """What a standby has still to replay."""
+    replaying: JobId | None
+    """Number of the job that it replays."""
+    wanted: dict[int, bytes]
+    """Records whose bytes it lacks."""
+
+
+def parts_of(machine: SyncerMachine) -> dict[str, object]:
+    """The parts of a voter, under their names in `VoterState`."""
+    raft = machine.raft
+    return {
+        "machine": machine,
+        "log": raft.log,
+        "context": raft.context,
+        "raft": raft,
+        "election": raft.election,
+        "replication": raft.replication,
+        "proofs": raft.replication.proofs,
+        "standby": machine.standby,
+    }
+
+
+def leader_parts_of(leadership: Leadership) -> dict[str, object]:
+    """The parts of a term of leading, under their names in `LeaderState`."""
+    return {
+        "leadership": leadership,
+        "members": leadership.members,
+        "contributor_notes": leadership.contributor_notes,
+        "rounds": leadership.rounds,
+        "pace": leadership.rounds.pace,
+        "leasing": leadership.leasing,
+        "receipts": leadership.receipts,
+        "evaluating": leadership.evaluating,
+        "snapshots": leadership.snapshots,
+    }
+
+
+def write_machine(machine: SyncerMachine) -> bytes:
+    """All that the machine knows between two events. Raises TypeError for an unknown kind of job"""
+    assert not machine.effects.out, "its effects are taken"
+    setup, standby, effects = machine.setup, machine.standby, machine.effects
+    recent, rng_state = machine.recent, setup.rng.getstate()
+    replaying = [number for number, job in effects.jobs.items() if job is standby._replaying]
+    state = VoterState(
+        setup=_taken(setup, SetupState),
+        rng=rng_state,
+        swarm=machine.state,
+        leader=_leader_state(machine.leadership) if machine.leadership is not None else None,
+        entries=tuple(_taken(entry, EntryState) for entry in machine.raft.log.entries),
+        recent=tuple(recent._recent),
+        recent_max=recent._recent.maxlen or 0,
+        origins=recent._origins,
+        jobs={number: _job_state(job) for number, job in effects.jobs.items()},
+        last_job=effects.last_job,
+        queue=tuple(map(_job_state, standby._queue)),
+        replaying=replaying[0] if replaying else None,
+        wanted={index: entry.encoded for index, entry in standby._wanted.items()},
+        **_all_taken(parts_of(machine), VoterState),
+    )
+    return msgspec.msgpack.encode(state)
+
+
+def _leader_state(leadership: Leadership) -> LeaderState:
+    in_flight = tuple(
+        (_taken(one, RoundFields), _waited_for(one)) for one in leadership.rounds.rounds.values()
+    )
+    return LeaderState(in_flight=in_flight, **_all_taken(leader_parts_of(leadership), LeaderState))
+
+
+def _waited_for(current: Round) -> tuple[bytes, ...]:
+    """Learners in line; a ticket that the round gave away holds up nothing."""
+    tickets = current.tickets
+    return tuple(peer for peer, ticket in current._waiting if tickets.get(peer) is ticket)
+
+
+_MISREAD: Final = (
+    *(msgspec.MsgspecError, RecursionError),
+    *(LookupError, ValueError, ArithmeticError, TypeError),
+)
+"""What bytes that are no state may raise, while they are read or while the parts take them."""
+
+
+def read_machine(
+    encoded: bytes, *, project: bytes, genesis: Genesis, signer: Signer, verify: Verify
+) -> SyncerMachine:
     """A machine that goes on as the written one would. Raises MalformedMessage."""
     try:
-        told = msgspec.msgpack.decode(encoded)
-        machine = _Reader(externals).make(told)
-    except MalformedMessage:
-        raise
-    except (msgspec.MsgspecError, RecursionError, *_MISREAD) as error:
+        state = msgspec.msgpack.decode(encoded, type=VoterState)
+        return _built(
+            state,
+            SyncerSetup(
+                project=project,
+                genesis=genesis,
+                charter=wire.decode(state.setup.charter_envelope.payload, Charter),
+                charter_envelope=state.setup.charter_envelope,
+                layout_digest=state.setup.layout_digest,
+                numels=state.setup.numels,
+                signer=signer,
+                verify=verify,
+                wall_offset_s=state.setup.wall_offset_s,
+                rng=random.Random(0),
+                nonce=state.setup.nonce,
+                addresses=state.setup.addresses,
+            ),
+        )
+    except _MISREAD as error:
         raise MalformedMessage(f"it is no machine's state: {error}") from error
-    if not isinstance(machine, SyncerMachine):
-        raise MalformedMessage("it is not the state of a syncer's machine")
+
+
+def _built(state: VoterState, setup: SyncerSetup) -> SyncerMachine:
+    """The machine as a daemon builds it, then as it was."""
+    setup.rng.setstate(state.rng)
+    log = LogStart(state.log.floor, state.log._told, {}, (), ())
+    recovered = Recovered(state.swarm, log, state.context.ballot, state.standby.held)
+    machine = SyncerMachine(setup, recovered)
+    _put_all(parts_of(machine), state)
+    machine.raft.log.entries.extend(
+        Entry(
+            wire.decode(one.encoded, Record),
+            one.encoded,
+            record_hash(one.encoded),
+            one.certificate,
+            one.votes,
+        )
+        for one in state.entries
+    )
+    machine.recent._recent = deque(state.recent, state.recent_max)
+    machine.recent._origins = state.origins
+    known = {number: _read_job(job) for number, job in state.jobs.items()}
+    standby = machine.standby
+    standby._queue.extend(map(_read_job, state.queue))
+    standby._replaying = known[state.replaying] if state.replaying is not None else None
+    standby._wanted = {index: Entry.read(record) for index, record in state.wanted.items()}
+    if state.leader is not None:
+        machine.open_leadership()
+        assert machine.leadership is not None, "it was opened"
+        _restore_leadership(machine.leadership, state.leader)
+    machine.effects.out, machine.effects.jobs = [], known
+    machine.effects.last_job = state.last_job
     return machine
 
 
-_MISREAD: Final = (TypeError, ValueError, LookupError, AttributeError, ImportError)
+def _restore_leadership(leadership: Leadership, state: LeaderState) -> None:
+    _put_all(leader_parts_of(leadership), state)
+    for fields, waiting in state.in_flight:
+        current = Round(
+            fields.number, fields.fragment, fields.version, fields.opened_s, fields.spec
+        )
+        _put(current, fields)
+        current._waiting.extend((peer, current.tickets[peer]) for peer in waiting)
+        leadership.rounds.rounds[current.number] = current
 
 
-class _Writer:
-    """Walks the graph; what is met again is named by its number."""
-
-    def __init__(self, externals: Externals) -> None:
-        self._external = {id(value): name for name, value in externals.items()}
-        self._numbers: dict[int, int] = {}
-        self._alive: list[object] = []
-        """So that no number is given twice."""
-
-    def tell(self, value: object) -> object:
-        if type(value) in _PLAIN:
-            return value
-        if (name := self._external.get(id(value))) is not None:
-            return ["external", name]
-        match value:
-            case tuple():
-                return ["tuple", [self.tell(one) for one in value]]
-            case Enum():
-                return ["enum", _name(type(value)), value.name]
-            case msgspec.Struct():
-                return ["struct", _name(type(value)), msgspec.msgpack.encode(value)]
-            case MethodType():
-                return ["method", self.tell(value.__self__), value.__func__.__name__]
-        if (number := self._numbers.get(id(value))) is not None:
-            return ["again", number]
-        self._numbers[id(value)] = len(self._alive)
-        self._alive.append(value)
-        return self._mutable(value)
-
-    def _mutable(self, value: object) -> object:
-        match value:
-            case list():
-                return ["list", [self.tell(one) for one in value]]
-            case dict():
-                return ["dict", [[self.tell(key), self.tell(one)] for key, one in value.items()]]
-            case set():
-                # In an order that does not depend on the process.
-                return ["set", sorted(map(self.tell, value), key=msgspec.msgpack.encode)]
-            case deque():
-                return ["deque", value.maxlen, [self.tell(one) for one in value]]
-            case random.Random():
-                return ["random", self.tell(value.getstate())]
-        kind = _name(type(value))
-        return ["object", kind, {name: self.tell(one) for name, one in _attributes(value)}]
+def _job_state(job: Job) -> JobState:
+    kind = type(job).__name__
+    if _JOBS.get(kind) is not type(job):
+        raise TypeError(f"a {kind} cannot be written")
+    return JobState(kind, msgspec.Raw(msgspec.msgpack.encode(job)))
 
 
-class _Reader:
-    """Makes the graph again, in the order in which it was walked."""
-
-    def __init__(self, externals: Externals) -> None:
-        self._externals = externals
-        self._made: list[object] = []
-
-    def make(self, told: Any) -> Any:
-        if not isinstance(told, list):
-            return told
-        kind, *rest = told
-        match kind, rest:
-            case "external", [name]:
-                return self._externals[name]
-            case "again", [number]:
-                return self._made[number]
-            case "tuple", [parts]:
-                return tuple(self.make(one) for one in parts)
-            case "enum", [name, member]:
-                return _known(name, Enum)[member]
-            case "struct", [name, encoded]:
-                return msgspec.msgpack.decode(encoded, type=_known(name, msgspec.Struct))
-            case "method", [owner, name]:
-                return self._method(self.make(owner), name)
-        return self._mutable(kind, rest)
-
-    def _mutable(self, kind: str, rest: list[Any]) -> object:
-        match kind, rest:
-            case "list", [parts]:
-                made: list[object] = self._keep([])
-                made.extend(self.make(one) for one in parts)
-                return made
-            case "dict", [pairs]:
-                table: dict[object, object] = self._keep({})
-                for key, value in pairs:
-                    table[self.make(key)] = self.make(value)
-                return table
-            case "set", [parts]:
-                group: set[object] = self._keep(set())
-                group.update(self.make(one) for one in parts)
-                return group
-            case "deque", [maxlen, parts]:
-                queue: deque[object] = self._keep(deque(maxlen=maxlen))
-                queue.extend(self.make(one) for one in parts)
-                return queue
-            case "random", [state]:
-                chance = self._keep(random.Random(0))
-                chance.setstate(self.make(state))
-                return chance
-            case "object", [name, attributes]:
-                thing = self._keep(object.__new__(_known(name, object)))
-                for attribute, value in attributes.items():
-                    object.__setattr__(thing, attribute, self.make(value))
-                return thing
-        raise MalformedMessage(f"a state has no part of kind {kind!r}")
-
-    def _keep(self, value: Any) -> Any:
-        self._made.append(value)
-        return value
-
-    def _method(self, owner: object, name: str) -> MethodType:
-        function = getattr(type(owner), name)
-        if not isinstance(function, FunctionType) or not _is_ours(type(owner)):
-            raise MalformedMessage(f"{type(owner).__name__} has no method {name!r}")
-        return MethodType(function, owner)
+def _read_job(state: JobState) -> Job:
+    kind = _JOBS.get(state.kind)
+    if kind is None:
+        raise MalformedMessage(f"a machine asks for no {state.kind[:64]!r}")
+    job: Job = msgspec.msgpack.decode(state.content, type=kind)
+    return job
 
 
-def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    """What an object consists of, slots and all."""
-    if not _is_ours(type(value)):
-        raise TypeError(f"a {type(value).__name__} cannot be written")
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                yield name, getattr(value, name)
-    yield from getattr(value, "__dict__", {}).items()
+S = TypeVar("S", bound=_State)
 
 
-def _is_ours(kind: type) -> bool:
-    return f"{kind.__module__}.".startswith(PACKAGES)
+def _taken(part: object, kind: type[S]) -> S:
+    return kind(*(_plain(getattr(part, name)) for name in kind.__struct_fields__))
 
 
-def _name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+def _all_taken(parts: dict[str, object], kind: type[_State]) -> dict[str, Any]:
+    types = {one.name: one.type for one in msgspec.structs.fields(kind)}
+    return {name: _taken(part, types[name]) for name, part in parts.items()}
 
 
-def _known(name: str, base: type) -> Any:
-    """The class of ours that is called so. Raises MalformedMessage."""
-    module, _, word = name.partition(":")
-    found = None
-    if f"{module}.".startswith(PACKAGES):
-        found = vars(importlib.import_module(module)).get(word)
-    if not isinstance(found, type) or not issubclass(found, base) or found.__module__ != module:
-        raise MalformedMessage(f"there is no {name} to be made")
-    return found
+def _plain(value: object) -> object:
+    """A value in an order that does not depend on the process."""
+    match value:
+        case set():
+            return sorted(value)
+        case deque():
+            return list(value)
+    return value
+
+
+def _put_all(parts: dict[str, object], state: _State) -> None:
+    for name, part in parts.items():
+        _put(part, getattr(state, name))
+
+
+def _put(part: object, fields: _State) -> None:
+    for name in fields.__struct_fields__:
+        value = getattr(fields, name)
+        is_queue = isinstance(getattr(part, name), deque)
+        setattr(part, name, deque(value) if is_queue else value)

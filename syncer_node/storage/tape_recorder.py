@@ -32,7 +32,7 @@ from protocol.messages import Certificate, CertifiedRecord, Envelope
 from protocol.project import Charter, Genesis, encode
 from protocol.signing import Signer, Verify
 from protocol.snapshots.manifest import SnapshotOutline
-from protocol.tape import Base, BasePart, Began, Frame, Input, PushPayload, Standing
+from protocol.tape import Base, BasePart, Began, Frame, Input, MachineState, PushPayload
 from syncer_node.machine import jobs
 from syncer_node.machine.jobs import FetchPush, Keep, Merge
 from syncer_node.machine.setup import Recovered, SyncerSetup
@@ -40,7 +40,7 @@ from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft import jobs as raft_jobs
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.log import Floor, LogStart
-from syncer_node.storage.machine_state import externals_of, write_machine
+from syncer_node.storage.machine_state import write_machine
 from syncer_node.storage.merge_bank import MergeBank
 
 log = logging.getLogger("shoal.tape")
@@ -188,16 +188,16 @@ class RecordedMachine:
         """Put the machine's state on the tape, unless it would take a good part of it."""
         machine = self.inner
         room = min(self._sink.state_every_bytes, STATE_BYTES_MAX) // 2
-        if 2 * machine.recent.recent_bytes > room:
+        if 2 * machine.recent.recent_bytes > room or machine.effects.out:
             return
         try:
-            state = write_machine(machine, externals_of(machine.setup))
-        except (TypeError, msgspec.MsgspecError, RecursionError) as error:
+            state = write_machine(machine)
+        except (TypeError, msgspec.MsgspecError) as error:
             log.warning("the tape keeps no states to begin from: %s", error)
             self._told_bytes = -NEVER_BYTES
             return
         if len(state) <= room:
-            frame = Standing(at_s, encode(machine.setup.genesis), state)
+            frame = MachineState(at_s, encode(machine.setup.genesis), state)
             self._sink.put(lambda: frame, len(frame.genesis) + len(state))
 
 

@@ -176,9 +176,9 @@ def test_a_pause_frees_the_trainers_memory_within_two_seconds_and_loses_nothing(
     asked_s = time.monotonic()
     client.call(owner.home.socket("learner"), "pause")
     until(lambda: is_gone(before.trainer_pid), timeout_s=5.0, what="the trainer's end")
-    parked_s = time.monotonic() - asked_s
-    assert parked_s < 2.0
-    paused = owner.until(lambda now: now.guest.is_parked, "a parked trainer")
+    suspended_s = time.monotonic() - asked_s
+    assert suspended_s < 2.0
+    paused = owner.until(lambda now: now.guest.is_suspended, "a suspended trainer")
     assert paused.trainer_pid is None
     assert paused.state == "paused"
     assert memory_bytes(owner) < 0.6 * taken

@@ -23,8 +23,8 @@ from node.machine.jobs import (
     StartTrainer,
     Starved,
     TrainerLost,
-    TrainerParked,
     TrainerReady,
+    TrainerSuspended,
 )
 from node.trainer.model import describe_model
 from protocol.log.records import Span
@@ -93,13 +93,13 @@ def test_ranks_come_to_the_weights_of_one_rank_with_the_same_batch(genesis, fold
 def test_more_ranks_than_sequences_are_not_started(genesis, folder):
     async def run():
         async with bench(genesis, folder, ranks=INNER.batch_sequences + 2) as one:
-            assert isinstance(await one.port.start(StartTrainer(None), INNER), TrainerReady)
+            assert isinstance(await one.port.start(StartTrainer(None, INNER)), TrainerReady)
             assert one.port.ready.ranks == INNER.batch_sequences
 
     uvloop.run(run())
 
 
-def test_parked_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
+def test_suspended_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
     """With dropout, so that every rank's random stream counts."""
     config = {**CONFIG, "attention_dropout": 0.2}
     model = describe_model("LlamaForCausalLM", config)
@@ -112,7 +112,7 @@ def test_parked_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
                 await one.until(lambda after=after: len(one.steps) >= after)
                 processes = family(one.port.pid)
                 started = time.monotonic()
-                assert isinstance(await one.park(), TrainerParked)
+                assert isinstance(await one.suspend(), TrainerSuspended)
                 assert are_gone(processes)
                 assert time.monotonic() - started < GONE_S
                 assert isinstance(await one.wake(), TrainerReady)

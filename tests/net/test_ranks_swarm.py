@@ -94,7 +94,7 @@ def test_a_pause_ends_both_ranks_in_time_and_loses_nothing(pair):
     before = pair.look()
     client.call(pair.home.socket("learner", "ada"), "pause")
     pair.until_gone(pids)
-    paused = pair.until(lambda now: now.guest.is_parked, "a parked trainer")
+    paused = pair.until(lambda now: now.guest.is_suspended, "a suspended trainer")
     client.call(pair.home.socket("learner", "ada"), "resume")
     back = pair.until(lambda now: now.local_step > paused.local_step, "the next local step")
     assert (back.lost_steps, back.trainer_restarts) == (before.lost_steps, before.trainer_restarts)

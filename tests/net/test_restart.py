@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.tiny_project import write_text
 
 from host.files.home import Home
 from shoal.common import restart
@@ -17,7 +18,6 @@ from shoal.project import file_commands
 from shoal.project.template import create_text
 from tests.net.processes import free_port, shoal, status, until
 from tests.net.test_swarm_processes import CHANGES
-from tests.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 

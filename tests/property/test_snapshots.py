@@ -113,7 +113,7 @@ class BooksMachine(RuleBasedStateMachine):
     @rule()
     def go_back(self):
         """A part is cut here and gone on from at once."""
-        self.books = TokenAccountsState.of(self.books).books()
+        self.books = TokenAccountsState.of(self.books).accounts()
 
     @invariant()
     def balance(self):

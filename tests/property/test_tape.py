@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.tape import (
+    VERSION,
     Fed,
     Frame,
     Input,
@@ -22,7 +23,7 @@ from protocol.tape import (
 )
 
 PREFACE = Preface(
-    1, b"p" * 32, "syncer", b"k" * 32, "ed25519", "events", b"12345678", 0, b"", 1.5, "a name"
+    VERSION, b"p" * 32, "syncer", b"k" * 32, "ed25519", "events", b"12345678", 0, b"", 1.5, "a name"
 )
 seqs = st.integers(0, 2**60)
 frames = st.one_of(

@@ -29,6 +29,7 @@ from simulator.compare.decoupled import Decoupled
 from simulator.compare.lockstep import Lockstep, LockstepSpec
 from simulator.compare.outcome import Outcome
 from simulator.compare.setting import Setting, failures_until
+from tests.support.choices import first
 from tests.support.tiny_project import INNER, SEQUENCE_TOKENS, tiny_genesis
 
 STEPS, LEARNERS = 24, 3
@@ -65,7 +66,7 @@ def outcome_of(
     return algorithm.run(bench_of(project, algorithm), setting, lambda share: None)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", first(6, ALGORITHMS))
 def test_every_algorithm_trains_on_exactly_the_same_tokens(project, name):
     bench = bench_of(project, ALGORITHMS[name])
     before = bench.heldout_loss(bench.loop(), bench.first)

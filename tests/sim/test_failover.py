@@ -125,7 +125,7 @@ def test_a_leader_cut_off_from_the_other_syncers_certifies_nothing_more(swarm):
     cut_s = swarm.world.now_s
     run_until(swarm, lambda: swarm.syncer is not former, FAILOVER_S_MAX)
     wait_for_merges(swarm, 5, 2 * FAILOVER_S_MAX)
-    assert former.syncer.seat is None
+    assert former.syncer.leadership is None
     assert committed_by(swarm, former, cut_s + 0.2) == []
     assert_nobody_paused(swarm, before, swarm.world.now_s - cut_s)
     swarm.world.run(90.0)
@@ -177,7 +177,9 @@ def test_a_leader_that_is_asked_to_stop_hands_over_without_waiting_for_its_silen
     former, merges = swarm.syncer, swarm.merges
     for effect in former.syncer.drain(swarm.world.now_s):
         former._carry_out(effect)
-    run_until(swarm, lambda: swarm.syncer is not former and swarm.syncer.syncer.seat is not None, 4)
+    run_until(
+        swarm, lambda: swarm.syncer is not former and swarm.syncer.syncer.leadership is not None, 4
+    )
     swarm.world.run(swarm.world.now_s + 10.0)
     assert swarm.merges > merges
     assert former.is_up
@@ -245,7 +247,7 @@ def test_two_of_three_syncers_down_means_no_merge_and_no_pause_either(swarm):
     merges, before = swarm.merges, steps(swarm)
     swarm.world.run(56.0)
     assert swarm.merges == merges
-    assert leader.syncer.seat is None
+    assert leader.syncer.leadership is None
     assert_nobody_paused(swarm, before, 15.0)
     swarm.syncers[-1].boot()
     wait_for_merges(swarm, 3, 2 * FAILOVER_S_MAX)
@@ -282,7 +284,7 @@ def test_a_standby_with_a_full_disk_holds_nobody_up_for_good(swarm):
 
 def test_standbys_hold_the_bits_that_the_leader_holds(swarm):
     swarm.world.run(60.0)
-    swarm.syncer.syncer.seat.is_closing = True
+    swarm.syncer.syncer.leadership.is_closing = True
     swarm.world.run(75.0)
     bits = [
         [host.bank.current(at).theta.tobytes() for at in range(len(host.layout.fragments))]

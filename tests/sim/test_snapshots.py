@@ -80,7 +80,7 @@ def test_a_full_disk_costs_one_part_or_one_snapshot_and_no_earlier_one():
     swarm.syncer.disk.is_full = True
     swarm.world.run(53.0)
     assert len(swarm.cuts.kept) == 2
-    seat = swarm.syncer.syncer.seat
+    seat = swarm.syncer.syncer.leadership
     assert seat.snapshots.trouble == "disk full"
     assert len(kept(swarm)) == 2
 
@@ -115,7 +115,7 @@ def test_a_swarm_that_went_back_goes_on_with_everybodys_own_state(apply):
         assert got.noise == copied.noise
         pairs = zip(got.theta + got.moments, copied.theta + copied.moments, strict=True)
         assert all((one == other).all() for one, other in pairs)
-    told = swarm.syncer.syncer.seat.snapshots.restores
+    told = swarm.syncer.syncer.leadership.snapshots.restores
     assert {one.name: one.is_restored for one in told.values()} == {
         "learner-0": True,
         "learner-1": True,
@@ -130,7 +130,7 @@ def test_a_learner_without_a_part_begins_as_a_joiner():
     (manifest,) = swarm.cuts.kept
     swarm.learners[1].parts.disk.clear()
     go_back(swarm, manifest)
-    told = {one.name: one for one in swarm.syncer.syncer.seat.snapshots.restores.values()}
+    told = {one.name: one for one in swarm.syncer.syncer.leadership.snapshots.restores.values()}
     assert not told["learner-1"].is_restored
     assert "missing" in told["learner-1"].trouble
     assert told["learner-0"].is_restored
@@ -162,13 +162,15 @@ def test_what_a_trainer_had_read_counts_though_it_dies_before_it_says_so():
     (manifest,) = swarm.cuts.kept
     learner = swarm.learners[2]
     learner.parts.restores.append(lambda host, _: swarm.world.after(0.05, host.lose_trainer))
-    pending = [track.books for track in learner.parts.disk[manifest.snapshot].state.local_fragments]
+    pending = [
+        track.accounts for track in learner.parts.disk[manifest.snapshot].state.local_fragments
+    ]
     go_back(swarm, manifest)
     take(swarm)
     swarm.world.run(swarm.world.now_s + 20.0)
     swarm.check()
     assert len(swarm.cuts.kept) == 2
-    lost = [track.books.lost for track in learner.learner.fragment_sync.local_fragments]
+    lost = [track.accounts.lost for track in learner.learner.fragment_sync.local_fragments]
     assert sum(lost) > sum(books.lost for books in pending)
 
 

@@ -12,7 +12,8 @@ from protocol.log import state
 from simulator.scenarios.soak import Soak, grown, held_by
 from syncer_node.machine import recent_entries, rounds
 from syncer_node.raft import log
-from tests.support.choices import first
+
+HOURS = 12
 
 
 @pytest.fixture
@@ -25,10 +26,10 @@ def soak(monkeypatch):
     return Soak(1, steps_s=(12.0, 15.0))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("hours", first(1, (6, 12)))
-def test_nothing_grows_over_hours_of_an_undecided_owner(soak, hours):
-    for _ in range(hours):
+def test_nothing_grows_over_hours_of_an_undecided_owner(soak):
+    for _ in range(HOURS):
         soak.run_hour()
     assert {host: grown(soak.hours, host) for host in soak.hours[-1].held} == {
         "syncer": [],
@@ -37,10 +38,10 @@ def test_nothing_grows_over_hours_of_an_undecided_owner(soak, hours):
     }
     first, second = soak.swarm.learners
     assert first.life == 1, "the first one's daemon lived through all of it"
-    assert second.life > hours
+    assert second.life > HOURS
     tally = first.learner.context.tally
-    assert tally.trainer_restarts >= hours // 4
-    assert tally.merged > 20 * hours
+    assert tally.trainer_restarts >= 3
+    assert tally.merged > 20 * HOURS
     soak.swarm.check()
 
 

@@ -58,7 +58,7 @@ def test_a_quorum_that_is_too_large_falls_after_the_stated_patience():
     swarm = build_swarm(4, rounds=rounds)
     swarm.world.run(20.0)
     assert swarm.merges == 0
-    assert "of 5 learners ready, 3 alive" in swarm.syncer.syncer.seat.rounds.pace.waiting
+    assert "of 5 learners ready, 3 alive" in swarm.syncer.syncer.leadership.rounds.pace.waiting
     swarm.world.run(80.0)
     assert swarm.merges > 3
 
@@ -194,7 +194,7 @@ def test_a_syncer_whose_clock_was_set_back_by_a_day_merges_on():
     swarm.world.run(60.0)
     swarm.check()
     assert swarm.merges > merges + 10
-    assert "false-claim" not in syncer.syncer.seat.rounds.outcomes
+    assert "false-claim" not in syncer.syncer.leadership.rounds.outcomes
 
 
 def test_a_paused_learner_stays_current_and_goes_on_by_itself():

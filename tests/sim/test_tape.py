@@ -16,8 +16,17 @@ from host.files.home import Home
 from host.tape.tape_file import find_tapes
 from protocol.errors import UserError
 from protocol.messages import CertifiedRecord, Vote
-from protocol.project import Genesis
-from protocol.tape import Base, Frame, Input, PushPayload, Standing, StepsDone, TapeDamaged
+from protocol.project import Genesis, project_id
+from protocol.tape import (
+    Base,
+    Frame,
+    Input,
+    MachineState,
+    PushPayload,
+    StepsDone,
+    TapeDamaged,
+    TapeWriting,
+)
 from shoal.sim import replay_command
 from simulator.checkers.ledger import Ledger
 from simulator.replay.audit import ReplaySigner
@@ -30,7 +39,7 @@ from syncer_node.machine import jobs
 from syncer_node.machine.jobs import Keep, Merge
 from syncer_node.raft import jobs as raft_jobs
 from syncer_node.storage import tape_recorder
-from syncer_node.storage.machine_state import Externals, read_machine, write_machine
+from syncer_node.storage.machine_state import VoterState, read_machine, write_machine
 from syncer_node.storage.tape_recorder import read_decision
 from tests.support import builders
 from tests.support.taping import alter, record_swarm
@@ -339,20 +348,26 @@ def test_a_round_behind_the_state_is_explained_and_one_before_it_is_not(
         replay_command.run(rotated[0], Home(tmp_path), explain=3)
 
 
+def with_field(name: str, value: object) -> Callable[[bytes], bytes]:
+    """The state with another value in this place."""
+
+    def changed(state: bytes) -> bytes:
+        parts = msgspec.msgpack.decode(state)
+        parts[VoterState.__struct_fields__.index(name)] = value
+        return msgspec.msgpack.encode(parts)
+
+    return changed
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda state: b"no state", "it is no machine's state"),
-        (
-            lambda state: state.replace(b"leadership:Leadership", b"leadership:Soot678901"),
-            "no syncer_node",
-        ),
-        (
-            lambda state: state.replace(
-                b"protocol.effect_queue:EffectQueue", b"subprocess:Popen12345678901234567"
-            ),
-            "no subproc",
-        ),
+        (with_field("jobs", {7: ["Gossip", {}]}), "asks for no 'Gossip'"),
+        (with_field("jobs", {7: ["subprocess:Popen", ["true"]]}), "asks for no 'subprocess:Popen'"),
+        (with_field("jobs", {7: ["WriteSnapshot", {}]}), "missing required field `snapshot`"),
+        (with_field("last_job", "many"), "Expected `int`, got `str`"),
+        (lambda state: msgspec.msgpack.encode(msgspec.msgpack.decode(state)[:-1]), "Expected `arr"),
     ],
 )
 def test_an_altered_state_is_damage(
@@ -363,7 +378,7 @@ def test_an_altered_state_is_damage(
     def spoil(frames: list[Frame]) -> list[Frame]:
         return [
             msgspec.structs.replace(one, machine=change(one.machine))
-            if isinstance(one, Standing)
+            if isinstance(one, MachineState)
             else one
             for one in frames
         ]
@@ -382,17 +397,22 @@ def test_a_state_that_was_another_does_not_come_to_the_same(
     tape = Path(shutil.copytree(rotated[0], tmp_path / "tape"))
 
     def forget(frames: list[Frame]) -> list[Frame]:
-        at = next(at for at, one in enumerate(frames) if isinstance(one, Standing))
+        at = next(at for at, one in enumerate(frames) if isinstance(one, MachineState))
         one = frames[at]
-        assert isinstance(one, Standing)
+        assert isinstance(one, MachineState)
         signer = ReplaySigner(bytes(32), sim_verify)
         genesis = msgspec.msgpack.decode(one.genesis, type=Genesis)
-        externals: Externals = {"signer": signer, "verify": sim_verify, "genesis": genesis}
-        machine = read_machine(one.machine, externals)
-        assert write_machine(machine, externals) == one.machine
-        assert machine.seat is not None
-        machine.seat.rounds.last_round += 1
-        frames[at] = msgspec.structs.replace(one, machine=write_machine(machine, externals))
+        machine = read_machine(
+            one.machine,
+            project=project_id(one.genesis),
+            genesis=genesis,
+            signer=signer,
+            verify=sim_verify,
+        )
+        assert write_machine(machine) == one.machine
+        assert machine.leadership is not None
+        machine.leadership.rounds.last_round += 1
+        frames[at] = msgspec.structs.replace(one, machine=write_machine(machine))
         return frames
 
     for path in sorted(tape.glob("syncer*/*-events-*"))[1:]:
@@ -405,6 +425,21 @@ def test_a_state_that_was_another_does_not_come_to_the_same(
 def test_a_tape_of_another_project_is_refused(tape: Path) -> None:
     with pytest.raises(UserError, match=r"is a tape of project .* not of"):
         again(tape, project=b"x" * 32)
+
+
+def test_a_tape_of_an_older_shoal_is_refused_and_passed_over_beside_others(
+    tape: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = events(tape).with_name(f"0-{bytes(8).hex()}-events-000000.tape")
+    preface = msgspec.structs.replace(find_tapes(events(tape))[0].preface, version=1, life=bytes(8))
+    old.write_bytes(TapeWriting(preface).first)
+    assert again(tape, levels=("audit",)).rounds
+    assert "written by an older Shoal (tape version 1" in caplog.text
+    for path in tape.rglob("*.tape"):
+        if path != old:
+            path.unlink()
+    with pytest.raises(TapeDamaged, match=r"replay it with the version that wrote it$"):
+        again(tape)
 
 
 def test_damage_names_file_and_offset(tape: Path) -> None:

@@ -418,8 +418,8 @@ class SyncerBench(Bench):
     @property
     def seat(self) -> Leadership:
         """What it does for learners while it leads."""
-        assert self.machine.seat is not None, "this syncer does not lead"
-        return self.machine.seat
+        assert self.machine.leadership is not None, "this syncer does not lead"
+        return self.machine.leadership
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from node.machine.jobs import (
     Feed,
     StartTrainer,
     Stepped,
+    SuspendTrainer,
     TrainerReady,
     WakeTrainer,
 )
@@ -24,7 +25,6 @@ from node.trainer.model import initial_weights, layout_of
 from node.trainer_client.client import TrainerPort
 from node.trainer_client.fragment_bank import FragmentBank
 from node.trainer_client.settings import TrainerSettings
-from node.trainer_client.suspend import park, wake
 from protocol.log.records import Span
 from protocol.numerics.versions import state_manifests
 from protocol.project import encode
@@ -54,6 +54,7 @@ class Bench:
                 data_cache=folder / "cache",
                 data_location=genesis.data.location,
                 log_path=folder / "trainer.log",
+                suspend_folder=folder / "suspended",
                 threads=1,
                 duty_frac=1.0,
                 device="cpu",
@@ -64,7 +65,9 @@ class Bench:
             pool=pool,
             note=self.note,
             notice=self.notes.append,
+            disk_room=lambda: self.disk_bytes_max,
         )
+        self.disk_bytes_max = None
         self.blocks = blocks
 
     def note(self, value):
@@ -91,18 +94,19 @@ class Bench:
 
     async def begin(self):
         assert isinstance(
-            await self.port.start(StartTrainer(self.micro_batch), INNER), TrainerReady
+            await self.port.start(StartTrainer(self.micro_batch, INNER)), TrainerReady
         )
         for fragment in range(self.genesis.fragments):
             assert isinstance(await self.deliver(fragment), Delivered)
         self.port.feed(Feed((Span(0, self.blocks, 0),)))
         self.port.begin()
 
-    async def park(self, bytes_max=None):
-        return await park(self.port, self.folder / "parked", bytes_max)
+    async def suspend(self, bytes_max=None):
+        self.disk_bytes_max = bytes_max
+        return await self.port.run_job(SuspendTrainer())
 
     async def wake(self):
-        result = await wake(self.port, WakeTrainer(None), INNER)
+        result = await self.port.run_job(WakeTrainer(None, INNER))
         if isinstance(result, TrainerReady):
             self.port.begin()
         return result

@@ -75,10 +75,10 @@ def test_this_node_looks_as_it_did(snap_compare, size):
     because = "it runs on battery"
     node = recordings.learner(
         900,
-        guest=recordings.guest(is_held=True, is_parked=True, because=because),
+        guest=recordings.guest(is_held=True, is_suspended=True, because=because),
         state="paused",
         sentence=f"Paused because {because}. The weights stay current.",
-        trainer="parked",
+        trainer="suspended",
         trainer_detail="its memory is free",
         trainer_pid=None,
         heard_s=0.2,

@@ -380,7 +380,7 @@ def test_this_node_shows_devices_ceilings_with_what_is_taken_and_the_trainers_lo
 def test_a_pause_says_why_in_the_header_and_in_the_view():
     because = "it runs on battery"
     now = node_scene(
-        recordings.guest(is_held=True, is_parked=True, because=because),
+        recordings.guest(is_held=True, is_suspended=True, because=because),
         state="paused",
         sentence=f"Paused because {because}. The weights stay current.",
     )

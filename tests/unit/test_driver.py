@@ -198,6 +198,19 @@ def test_a_machine_that_fails_over_its_owners_command_stops_the_role_and_tells_t
     run(work)
 
 
+def test_a_machine_that_failed_before_the_start_is_never_driven():
+    async def work():
+        machine = Machine()
+        driver = driven(machine)
+        with pytest.raises(InternalError):
+            driver.ask(machine.wish)
+        with pytest.raises(InternalError, match="planted"):
+            await driver.run()
+        assert machine.seen == []
+
+    run(work)
+
+
 def test_a_command_that_the_machine_refuses_stops_nothing():
     async def work():
         machine = Machine()

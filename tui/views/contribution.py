@@ -15,7 +15,6 @@ from tui.views import peers
 from tui.views.peers import PeerLine
 from tui.views.roster import Column
 
-SUMMARY_ROWS = 4
 BAR_CELLS = 20
 
 

@@ -14,8 +14,6 @@ from tui.text.election import LOST, leads
 from tui.text.theme import Paint
 from tui.views.roster import Column
 
-MERGES_TOTAL_MIN = 1
-
 
 class PeerLine:
     """A learner and what its share is measured against. Light: there may be a thousand."""

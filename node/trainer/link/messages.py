@@ -247,14 +247,14 @@ class RestorePart(Struct, frozen=True, array_like=True, tag=True):
     state: LoopState
 
 
-class Park(Struct, frozen=True, array_like=True, tag=True):
-    """The trainer answers `Parked`, and ends. What its slots hold by then is the rest of it."""
+class Suspend(Struct, frozen=True, array_like=True, tag=True):
+    """The trainer answers `Suspended`, and ends. What its slots hold by then is the rest of it."""
 
     job: Count
 
 
 class Restore(Struct, frozen=True, array_like=True, tag=True):
-    """The inner loop goes on where a parked one stood; weights and moments must have come before.
+    """The inner loop goes on where a suspended one stood; weights and moments must have come.
 
     Answered by `Done`.
     """
@@ -290,7 +290,7 @@ Command = (
     | InstallMoments
     | CutPart
     | RestorePart
-    | Park
+    | Suspend
     | Restore
     | Blocks
     | DropBlocks
@@ -367,8 +367,8 @@ class PartCut(Struct, frozen=True, array_like=True, tag=True):
     state: LoopState
 
 
-class Parked(Struct, frozen=True, array_like=True, tag=True):
-    """The last event of a trainer that was parked."""
+class Suspended(Struct, frozen=True, array_like=True, tag=True):
+    """The last event of a trainer that was suspended."""
 
     job: Count
     state: LoopState
@@ -411,7 +411,16 @@ class Failed(Struct, frozen=True, array_like=True, tag=True):
 
 
 Event = (
-    Ready | Stepped | Done | PartCut | Parked | Evaluated | Generated | Starved | Adjusted | Failed
+    Ready
+    | Stepped
+    | Done
+    | PartCut
+    | Suspended
+    | Evaluated
+    | Generated
+    | Starved
+    | Adjusted
+    | Failed
 )
 
 Framed = Struct

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,10 @@ import numpy as np
 from host.runtime.parent_death import end_with_parent
 from node.machine.moments import moments_numel
 from node.trainer.duty import DutyCycle
-from node.trainer.failures import RankLost, failure_of
+from node.trainer.failures import RankLost
 from node.trainer.link import messages as link
 from node.trainer.link.endpoint import BlockingEnd
-from node.trainer.main import be_quiet
+from node.trainer.main import be_quiet, tell_failure
 from node.trainer.ranks import messages as rank_link
 from node.trainer.setup import TrainerSetup, limit_resources
 from protocol.errors import InternalError
@@ -63,7 +62,7 @@ class Following:
 
     def __init__(self, end: Orders, meeting: int) -> None:
         self._end, self._meeting = end, meeting
-        self._pace = DutyCycle(self._is_abandoned)
+        self._duty = DutyCycle(self._is_abandoned)
 
     def run(self) -> None:
         """Never returns by itself; LinkClosed when rank 0 is gone."""
@@ -73,24 +72,24 @@ class Following:
         configure = msgspec.structs.replace(first.configure, nice=0)  # It came with the process.
         limit_resources(configure)
         place = Place(first.rank, configure.ranks, self._end, self._meeting)
-        shop = TrainerSetup(configure, place)
+        setup = TrainerSetup(configure, place)
         seed = msgspec.msgpack.decode(configure.genesis, type=Genesis).seed
         while True:
             order = self._end.receive(None)
             match order:
                 case rank_link.Share():
-                    shop.seed(seed, configure.seed_salt, local_step=order.local_step)
-                    self._pace.begin()
-                    self._pace.duty_frac = order.duty_frac
-                    shop.loop.local_step = order.local_step
-                    shop.loop.follow(order.pieces, order.learning_rate, self._pace.between)
+                    setup.seed(seed, configure.seed_salt, local_step=order.local_step)
+                    self._duty.begin()
+                    self._duty.duty_frac = order.duty_frac
+                    setup.loop.local_step = order.local_step
+                    setup.loop.follow(order.pieces, order.learning_rate, self._duty.between)
                 case rank_link.SpreadWeights(fragment):
-                    shop.spread_weights(fragment)
+                    setup.spread_weights(fragment)
                 case rank_link.SpreadMoments(fragment):
-                    cut = shop.layout.fragments[fragment]
+                    cut = setup.layout.fragments[fragment]
                     values = np.zeros(moments_numel(cut), dtype=np.float32)
-                    shop.spread_moments(fragment, values)
-                    shop.moments.write(fragment, values)
+                    setup.spread_moments(fragment, values)
+                    setup.moments.write(fragment, values)
                 case rank_link.Abandon():
                     pass  # It came when this rank's part was done.
                 case _:
@@ -119,13 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"this rank ends: {error}", file=sys.stderr, flush=True)
         return link.EXIT_OK
     except Exception as error:  # Root of the process: every end must reach rank 0 as a reason.
-        traceback.print_exc()
-        failed = failure_of(error)
-        try:
-            end.send(failed)
-        except link.LinkClosed:
-            print("rank 0 left before it could be told", file=sys.stderr)
-        return link.EXIT_CODES[failed.kind]
+        return tell_failure(error, end)
     raise AssertionError("a rank ends because another one does, or for a reason")
 
 

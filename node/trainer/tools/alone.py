@@ -17,15 +17,15 @@ import msgspec
 from msgspec import Struct
 
 from node.trainer.failures import TrainerFailure
-from node.trainer.link.messages import Configure
-from node.trainer.main import be_quiet
-from node.trainer.setup import TrainerSetup, limit_resources
-from node.trainer.tools.files import (
+from node.trainer.files import (
     read_document,
     read_fragments,
     write_atomically,
     write_fragments,
 )
+from node.trainer.link.messages import Configure
+from node.trainer.main import be_quiet
+from node.trainer.setup import TrainerSetup, limit_resources
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, encode
 
@@ -71,35 +71,35 @@ def train_alone(
     )
     limit_resources(configure)
     try:
-        shop = TrainerSetup(configure)
+        setup = TrainerSetup(configure)
     except TrainerFailure as error:
         raise UserError(str(error)) from error
     from node.trainer.model import initial_weights
 
-    fragments = read_fragments(weights, shop.layout) if weights else initial_weights(genesis)
+    fragments = read_fragments(weights, setup.layout) if weights else initial_weights(genesis)
     for index, values in enumerate(fragments):
-        shop.view.write(index, values)
-    train_loss, seconds = _train(shop, charter, steps=steps, say=say)
+        setup.view.write(index, values)
+    train_loss, seconds = _train(setup, charter, steps=steps, say=say)
     for index, values in enumerate(fragments):
-        shop.view.read(index, values)
+        setup.view.read(index, values)
     if out_weights is not None:
         write_fragments(fragments, out_weights)
-    eval_loss = shop.heldout_loss(fragments, charter.limits.heldout_sequences)
-    return AloneResult(eval_loss, train_loss, steps, shop.loop.tokens_total, round(seconds, 3))
+    eval_loss = setup.heldout_loss(fragments, charter.limits.heldout_sequences)
+    return AloneResult(eval_loss, train_loss, steps, setup.loop.tokens_total, round(seconds, 3))
 
 
 def _train(
-    shop: TrainerSetup, charter: Charter, *, steps: int, say: Callable[[str], None]
+    setup: TrainerSetup, charter: Charter, *, steps: int, say: Callable[[str], None]
 ) -> tuple[float, float]:
     """Loss of the last local step, and seconds."""
     sequences = steps * charter.inner.batch_sequences
-    blocks = -(-sequences // shop.corpus.spec.block_sequences)
-    shop.loop.reader.append(((0, blocks),))
+    blocks = -(-sequences // setup.corpus.spec.block_sequences)
+    setup.loop.reader.append(((0, blocks),))
     started = said = time.monotonic()
     loss = 0.0
     for step in range(steps):
-        shop.loop.progress = step / steps
-        loss = shop.loop.step().loss
+        setup.loop.progress = step / steps
+        loss = setup.loop.step().loss
         if time.monotonic() - said > SAYS_EVERY_S:
             said = time.monotonic()
             say(f"local step {step + 1} of {steps}, loss {loss:.3f}")

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from node.trainer.files import read_document, write_fragments
 from node.trainer.main import be_quiet
-from node.trainer.tools.files import read_document, write_fragments
 from protocol.errors import UserError
 from protocol.project import Genesis
 

@@ -19,9 +19,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from node.trainer.files import read_document, write_atomically
 from node.trainer.main import be_quiet
 from node.trainer.setup import THREAD_VARIABLES
-from node.trainer.tools.files import read_document, write_atomically
 from protocol.errors import UserError
 from protocol.project import Genesis
 

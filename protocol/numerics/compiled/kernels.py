@@ -27,7 +27,6 @@ from protocol.numerics.compiled.vectors import LANES, Row, Vector, settle, spelt
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 I8: TypeAlias = NDArray[np.int8]
-I32: TypeAlias = NDArray[np.int32]
 I64: TypeAlias = NDArray[np.int64]
 U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]

@@ -260,10 +260,6 @@ class Vector:
         """Of float32: their bits."""
         return self._new(self._builder.bitcast(self.value, self._kind(ir.IntType(32))))
 
-    def as_floats(self) -> Vector:
-        """Of 32 bits: the float32 that they are."""
-        return self._new(self._builder.bitcast(self.value, self._kind(ir.FloatType())))
-
     def flushed(self) -> Vector:
         """Of float32: +0 for subnormals and for -0, decided on the bits."""
         return self.choose((self.bits() & _EXPONENT).is_set(), 0.0)

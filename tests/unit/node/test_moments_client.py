@@ -45,7 +45,7 @@ from node.machine.moments_server import (
     OFFER_S_MAX,
     SNAPSHOT_EVERY_S,
     WAITING_MAX,
-    Giving,
+    MomentsServerState,
 )
 from protocol.log.records import SeatTaken
 from protocol.machine import Connect, Failed, Note, PeerDown, PeerUp
@@ -180,7 +180,7 @@ def test_the_clock_is_asked_for_checked_and_the_moments_are_installed_before_the
     assert (ask.project, ask.layout) == (TINY.project, layout(TINY).digest)
     assert ask.clock == bench.clock()
     bench.say(TWO.key, MomentsReady(bench.clock(), BLOBS))
-    assert bench.jobs(FetchMoments) == [FetchMoments(TWO.key, BLOBS)]
+    assert bench.jobs(FetchMoments) == [FetchMoments(TWO.key, BLOBS, TINY.charter.inner)]
     effects = bench.done(FetchMoments, MomentsFetched())
     assert disconnected(effects) == [TWO.key]
     assert bench.asking.state is Rejoin.HOLDING
@@ -487,12 +487,12 @@ def refusal(bench, peer=TWO):
 def test_a_snapshot_is_taken_offered_and_withdrawn_when_the_asker_closes(bench):
     bench.train()
     ask_for(bench)
-    assert bench.giving.state is Giving.CAPTURING
+    assert bench.giving.state is MomentsServerState.CAPTURING
     bench.done(CaptureMoments, MomentsCaptured(BLOBS))
     assert bench.last(TWO.key, MomentsReady) == MomentsReady(bench.clock(), BLOBS)
     effects = bench.feed(PeerDown(TWO.key, "done"))
     assert actions(effects, WithdrawMoments)
-    assert bench.giving.state is Giving.IDLE
+    assert bench.giving.state is MomentsServerState.IDLE
 
 
 def test_the_answer_waits_until_the_own_clock_has_observed_the_other(bench):
@@ -555,9 +555,9 @@ def test_a_snapshot_is_not_held_for_ever(bench):
     ask_for(bench)
     bench.done(CaptureMoments, MomentsCaptured(BLOBS))
     bench.wait(OFFER_S_MAX - 0.1)
-    assert bench.giving.state is Giving.OFFERING
+    assert bench.giving.state is MomentsServerState.OFFERING
     assert actions(bench.wait(0.2), WithdrawMoments)
-    assert bench.giving.state is Giving.IDLE
+    assert bench.giving.state is MomentsServerState.IDLE
 
 
 def test_an_asker_that_dies_while_the_copy_is_made_leaves_nothing_behind(bench):
@@ -566,7 +566,7 @@ def test_an_asker_that_dies_while_the_copy_is_made_leaves_nothing_behind(bench):
     bench.feed(PeerDown(TWO.key, "crashed"))
     effects = bench.done(CaptureMoments, MomentsCaptured(BLOBS))
     assert actions(effects, WithdrawMoments)
-    assert bench.giving.state is Giving.IDLE
+    assert bench.giving.state is MomentsServerState.IDLE
     assert bench.last(TWO.key, MomentsReady) is None
 
 
@@ -575,7 +575,7 @@ def test_a_trainer_that_dies_while_the_copy_is_made_is_told(bench):
     ask_for(bench)
     bench.done(CaptureMoments, Failed("the trainer ended"))
     assert refusal(bench) == "idle"
-    assert bench.giving.state is Giving.IDLE
+    assert bench.giving.state is MomentsServerState.IDLE
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,10 @@ class Scene:
         )
 
     def run(self, job):
-        return asyncio.run(self.port.run_job(job, CHARTER))
+        return asyncio.run(self.port.run_job(job))
 
     def fetch(self, *arrays):
-        return self.run(FetchMoments(TWO.key, self.transport.offer(*arrays)))
+        return self.run(FetchMoments(TWO.key, self.transport.offer(*arrays), CHARTER.inner))
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_what_one_captures_another_installs_bit_for_bit(scene, chunks):
     assert isinstance(captured, MomentsCaptured)
     other = Scene()
     other.transport.blob_store = scene.blob_store
-    assert other.run(FetchMoments(TWO.key, captured.blobs)) == MomentsFetched()
+    assert other.run(FetchMoments(TWO.key, captured.blobs, CHARTER.inner)) == MomentsFetched()
     assert other.run(InstallMoments()) == MomentsInstalled(5)
     for fragment in LAYOUT.fragments:
         np.testing.assert_array_equal(other.trainer.installed[fragment.index], honest(fragment))
@@ -187,7 +187,8 @@ def test_an_impossible_state_is_an_offence_and_not_kept(scene, change):
 
 @pytest.mark.parametrize("count", [0, 3, 5])
 def test_another_number_of_blobs_is_an_offence_before_anything_is_fetched(scene, count):
-    result = scene.run(FetchMoments(TWO.key, tuple(bytes([at]) * 32 for at in range(count))))
+    names = tuple(bytes([at]) * 32 for at in range(count))
+    result = scene.run(FetchMoments(TWO.key, names, CHARTER.inner))
     assert isinstance(result, Failed)
     assert scene.faults == [(TWO.key, "malformed-payload")]
     assert scene.transport.fetched == 0
@@ -204,7 +205,7 @@ def test_a_donor_that_is_gone_is_no_offence(scene):
     names = scene.transport.offer(*everything())
     scene.transport.blob_store = BlobStore()
     with pytest.raises(TransientError):
-        scene.run(FetchMoments(TWO.key, names))
+        scene.run(FetchMoments(TWO.key, names, CHARTER.inner))
     assert scene.faults == []
 
 

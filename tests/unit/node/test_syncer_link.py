@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from node.machine.jobs import FindSeat
+from node.machine.jobs import FindSeat, FollowLeader, UseCharter
 from node.machine.syncer_link import Link
 from protocol import limits
 from protocol.log.records import CharterAdopted, Record, SeatTaken, record_hash
-from protocol.machine import Connect, Failed, PeerDown, PeerUp
+from protocol.machine import Connect, Do, Failed, PeerDown, PeerUp
 from protocol.messages import Alive, Hello, Refused, Welcome
 from protocol.project import Voter
 from simulator.stand_ins.tiny import SimSigner
@@ -45,6 +45,12 @@ def dialled(effects):
     return [effect.peer for effect in effects if isinstance(effect, Connect)]
 
 
+def done(effects, kind):
+    """Actions of this kind."""
+    actions = [effect.action for effect in effects if isinstance(effect, Do)]
+    return [action for action in actions if isinstance(action, kind)]
+
+
 def quiet(bench):
     """The leader was silent for so long that the learner looks around."""
     bench.wait(QUIET_S)
@@ -75,6 +81,7 @@ def test_another_leader_of_a_newer_term_is_gone_over_to_at_once(bench):
     effects = answer(bench, seat_found(bench.charter, leader=OTHER.key, term=2))
     assert disconnected(effects) == [SYNCER.key]
     assert dialled(effects) == [OTHER.key]
+    assert done(effects, FollowLeader) == [FollowLeader(OTHER.key)]
     assert bench.jobs(FindSeat) == []
     assert bench.now_s == before_s
     bench.feed(PeerUp(OTHER.key))
@@ -96,6 +103,7 @@ def test_who_was_not_elected_later_is_not_gone_over_to(bench, leader, term):
     effects = answer(bench, seat_found(bench.charter, leader=leader.key, term=term))
     assert bench.machine.link is Link.FOLLOWING
     assert disconnected(effects) == []
+    assert done(effects, FollowLeader) == []
     assert bench.machine.context.leader == SYNCER.key
 
 
@@ -136,8 +144,9 @@ def test_after_a_change_of_voters_only_the_new_ones_prove_records(bench, log):
         log.tiny.charter, revision=2, voters=(Voter(OTHER.key, "syncer", 50),)
     )
     change = CharterAdopted(sealed_charter(charter))
-    bench.commit(certified(following(log, change), SYNCER, OTHER))
+    effects = bench.commit(certified(following(log, change), SYNCER, OTHER))
     assert bench.machine.context.charter == charter
+    assert done(effects, UseCharter) == [UseCharter(charter)]
     assert bench.machine.link is Link.FOLLOWING
     step = following(log, merged())
     effects = bench.commit(certified(step, SYNCER))

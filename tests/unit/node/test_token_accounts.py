@@ -50,6 +50,6 @@ def test_what_was_overwritten_and_whose_trainer_then_died_is_lost_unless_the_log
 
 
 def test_a_part_of_a_snapshot_gives_up_what_is_overwritten_too():
-    kept = TokenAccountsState.of(overwritten()).books()
+    kept = TokenAccountsState.of(overwritten()).accounts()
     assert (kept.discarded, kept.in_flight()) == (400, 0)
     assert balance(kept, 400) == 0

@@ -20,7 +20,6 @@ from node.machine.jobs import (
     HoldSteps,
     MemoryShort,
     NotRestored,
-    ParkTrainer,
     PauseAsked,
     ReleaseSteps,
     ReplaceTrainer,
@@ -28,12 +27,13 @@ from node.machine.jobs import (
     StartTrainer,
     StateFetched,
     Stepped,
+    SuspendTrainer,
     TrainerLost,
-    TrainerParked,
     TrainerReady,
+    TrainerSuspended,
     WakeTrainer,
 )
-from node.machine.trainer_control import PARK_RETRY_S, WAKES_MAX
+from node.machine.trainer_control import SUSPEND_RETRY_S, WAKES_MAX
 from node.machine.trainer_states import TrainerState
 from protocol.log.records import SeatTaken
 from protocol.machine import Failed, Note
@@ -53,11 +53,11 @@ class PauseBench(LearnerBench):
         while jobs := self.jobs(Deliver):
             self.done(Deliver, Delivered(jobs[0].version, 0, 0))
         self.step(20)
-        assert self.inner is TrainerState.STEPPING
+        assert self.trainer is TrainerState.STEPPING
 
     @property
-    def inner(self):
-        return self.machine.trainer_control.inner
+    def trainer(self):
+        return self.machine.trainer_control.trainer
 
     def note(self, value):
         return self.feed(Note(value))
@@ -65,10 +65,10 @@ class PauseBench(LearnerBench):
     def step(self, number):
         return self.note(Stepped(number, 32 * number, 1.0, 0.3, 6.0, 7.0, Cursor(0, 0)))
 
-    def park(self, value=None):
+    def suspend(self, value=None):
         self.note(value or PauseAsked(None))
-        self.done(ParkTrainer, TrainerParked())
-        assert self.inner is TrainerState.PARKED
+        self.done(SuspendTrainer, TrainerSuspended())
+        assert self.trainer is TrainerState.SUSPENDED
 
     def said(self):
         return status.sentence(self.machine, self.now_s)
@@ -83,17 +83,17 @@ def bench():
     return PauseBench()
 
 
-def test_a_pause_parks_the_trainer_and_the_end_of_it_wakes_it_where_it_stood(bench):
-    bench.park(PauseAsked(20.0))
+def test_a_pause_suspends_the_trainer_and_the_end_of_it_wakes_it_where_it_stood(bench):
+    bench.suspend(PauseAsked(20.0))
     beat = bench.beat()
     assert (beat.state, beat.local_step) == ("paused", 20)
     assert bench.said().startswith("Paused by its owner for 19 s more.")
     bench.wait(20.0)
-    assert bench.inner is TrainerState.WAKING
+    assert bench.trainer is TrainerState.WAKING
     assert "takes up where it stood" in bench.said()
     begun = len(actions(bench.effects, BeginSteps))
     bench.done(WakeTrainer, TrainerReady("cpu", 8))
-    assert bench.inner is TrainerState.STEPPING
+    assert bench.trainer is TrainerState.STEPPING
     assert len(actions(bench.effects, BeginSteps)) == begun + 1
     tally = bench.machine.context.tally
     assert (tally.lost_steps, tally.trainer_restarts) == (0, 0)
@@ -101,28 +101,28 @@ def test_a_pause_parks_the_trainer_and_the_end_of_it_wakes_it_where_it_stood(ben
 
 
 def test_settings_pause_like_their_owner_and_say_why(bench):
-    bench.park(Governed("it runs on battery"))
+    bench.suspend(Governed("it runs on battery"))
     assert bench.said() == "Paused because it runs on battery. The weights stay current."
     bench.note(ResumeAsked())
-    assert bench.inner is TrainerState.PARKED  # The battery is still what it runs on.
+    assert bench.trainer is TrainerState.SUSPENDED  # The battery is still what it runs on.
     bench.note(Governed(""))
-    assert bench.inner is TrainerState.WAKING
+    assert bench.trainer is TrainerState.WAKING
 
 
 def test_both_pauses_must_end(bench):
-    bench.park(PauseAsked(None))
+    bench.suspend(PauseAsked(None))
     bench.note(Governed("steam runs"))
     assert "until resumed" in bench.said()
     assert "It would not train anyway, because steam runs." in bench.said()
     bench.note(ResumeAsked())
-    assert bench.inner is TrainerState.PARKED
+    assert bench.trainer is TrainerState.SUSPENDED
     assert bench.said().startswith("Paused because steam runs.")
     bench.note(Governed(""))
-    assert bench.inner is TrainerState.WAKING
+    assert bench.trainer is TrainerState.WAKING
 
 
-def test_a_parked_learner_still_answers_pulls_and_takes_deliveries(bench):
-    bench.park()
+def test_a_suspended_learner_still_answers_pulls_and_takes_deliveries(bench):
+    bench.suspend()
     bench.say(SYNCER.key, Pull(1, 0, 0))
     bench.done(Capture, Captured(0, digest_of("push"), 100, 20, 640, Cursor(0, 0)))
     assert bench.last(SYNCER.key, Push)
@@ -132,78 +132,78 @@ def test_a_parked_learner_still_answers_pulls_and_takes_deliveries(bench):
     assert len(bench.all(SYNCER.key, LeaseRequest)) == before
 
 
-def test_a_trainer_that_cannot_be_parked_holds_and_is_tried_again(bench):
+def test_a_trainer_that_cannot_be_suspended_holds_and_is_tried_again(bench):
     bench.note(PauseAsked(None))
-    bench.done(ParkTrainer, Failed("the disk is full"))
-    assert bench.inner is TrainerState.HELD
+    bench.done(SuspendTrainer, Failed("the disk is full"))
+    assert bench.trainer is TrainerState.HELD
     assert "its memory stays taken: the disk is full" in bench.machine.trainer_control.detail
-    assert bench.jobs(ParkTrainer) == []
-    bench.wait(PARK_RETRY_S + 1.0)
-    assert len(bench.jobs(ParkTrainer)) == 1
-    bench.done(ParkTrainer, Failed("the disk is full"))
+    assert bench.jobs(SuspendTrainer) == []
+    bench.wait(SUSPEND_RETRY_S + 1.0)
+    assert len(bench.jobs(SuspendTrainer)) == 1
+    bench.done(SuspendTrainer, Failed("the disk is full"))
     assert actions(bench.note(ResumeAsked()), ReleaseSteps)
-    assert bench.inner is TrainerState.STEPPING
+    assert bench.trainer is TrainerState.STEPPING
 
 
-def test_a_pause_that_ends_while_the_trainer_is_parked_wakes_it_at_once(bench):
+def test_a_pause_that_ends_while_the_trainer_is_suspended_wakes_it_at_once(bench):
     bench.note(PauseAsked(None))
     bench.note(ResumeAsked())
-    assert bench.inner is TrainerState.PARKING
-    bench.done(ParkTrainer, TrainerParked())
-    assert bench.inner is TrainerState.WAKING
+    assert bench.trainer is TrainerState.SUSPENDING
+    bench.done(SuspendTrainer, TrainerSuspended())
+    assert bench.trainer is TrainerState.WAKING
     bench.note(PauseAsked(None))
     bench.done(WakeTrainer, TrainerReady("cpu", 8))
-    assert bench.inner is TrainerState.PARKING
+    assert bench.trainer is TrainerState.SUSPENDING
 
 
 def test_a_trainer_that_does_not_start_is_tried_for_ever(bench):
-    bench.park()
+    bench.suspend()
     bench.note(ResumeAsked())
     for _ in range(3 * WAKES_MAX):
         effects = bench.done(WakeTrainer, Failed("no memory."))
         assert not actions(effects, ReplaceTrainer)
         assert bench.said() == "The trainer is tried again soon, with all it had: no memory."
         bench.wait(60.0)
-        assert bench.inner is TrainerState.WAKING
+        assert bench.trainer is TrainerState.WAKING
     bench.done(WakeTrainer, TrainerReady("cpu", 1))
     assert bench.machine.context.tally.lost_steps == 0
 
 
 def test_a_state_that_no_trainer_takes_up_is_given_up_at_last(bench):
-    bench.park()
+    bench.suspend()
     bench.note(ResumeAsked())
     for tried in range(1, WAKES_MAX + 1):
-        assert bench.inner is TrainerState.WAKING
+        assert bench.trainer is TrainerState.WAKING
         bench.note(TrainerLost(False, "killed"))
-        assert bench.inner is TrainerState.WAKING
+        assert bench.trainer is TrainerState.WAKING
         effects = bench.done(WakeTrainer, NotRestored("killed"))
-        assert bench.inner is TrainerState.PARKED
+        assert bench.trainer is TrainerState.SUSPENDED
         assert bool(actions(effects, ReplaceTrainer)) == (tried == WAKES_MAX)
         if tried < WAKES_MAX:
             bench.wait(60.0)
     bench.note(TrainerLost(False, "its state could not be taken up"))
-    assert bench.inner is TrainerState.DOWN
+    assert bench.trainer is TrainerState.DOWN
     assert bench.machine.context.tally.lost_steps > 0
 
 
-def test_a_parked_state_that_is_gone_starts_a_trainer_anew(bench):
-    bench.park()
+def test_a_suspended_state_that_is_gone_starts_a_trainer_anew(bench):
+    bench.suspend()
     bench.note(ResumeAsked())
-    bench.done(WakeTrainer, TrainerLost(False, "its parked state is gone"))
-    assert bench.inner is TrainerState.DOWN
+    bench.done(WakeTrainer, TrainerLost(False, "its suspended state is gone"))
+    assert bench.trainer is TrainerState.DOWN
     bench.wait(2.0)
-    assert bench.inner is TrainerState.STARTING
+    assert bench.trainer is TrainerState.STARTING
 
 
-def test_a_trainer_that_dies_while_it_is_parked_is_started_after_the_pause(bench):
+def test_a_trainer_that_dies_while_it_is_suspended_is_started_after_the_pause(bench):
     bench.note(PauseAsked(None))
     bench.note(TrainerLost(False, "killed"))
-    bench.done(ParkTrainer, Failed("the trainer ended"))
-    assert bench.inner is TrainerState.DOWN
+    bench.done(SuspendTrainer, Failed("the trainer ended"))
+    assert bench.trainer is TrainerState.DOWN
     bench.wait(100.0)
-    assert bench.inner is TrainerState.DOWN  # A paused machine starts none.
+    assert bench.trainer is TrainerState.DOWN  # A paused machine starts none.
     bench.note(ResumeAsked())
-    assert bench.inner is TrainerState.STARTING
+    assert bench.trainer is TrainerState.STARTING
 
 
 def test_a_trainer_that_has_not_begun_is_ended_by_a_pause():
@@ -212,17 +212,17 @@ def test_a_trainer_that_has_not_begun_is_ended_by_a_pause():
     assert len(actions(effects, ReplaceTrainer)) == 1
     assert actions(bench.wait(1.0) or [], ReplaceTrainer) == []
     bench.done(StartTrainer, Failed("its owner paused it"))
-    assert bench.machine.trainer_control.inner is TrainerState.DOWN
+    assert bench.machine.trainer_control.trainer is TrainerState.DOWN
     bench.wait(5.0)
     assert bench.jobs(StartTrainer) == []
     bench.feed(Note(ResumeAsked()))
     assert len(bench.jobs(StartTrainer)) == 1
 
 
-def test_a_parked_learner_that_finishes_stays_parked(bench):
-    bench.park()
+def test_a_suspended_learner_that_finishes_stays_suspended(bench):
+    bench.suspend()
     bench.note(FinishAsked())
-    assert bench.inner is TrainerState.PARKED
+    assert bench.trainer is TrainerState.SUSPENDED
     assert bench.machine.trainer_control.state == "finishing"
     assert bench.said().startswith("Finishing")
     assert actions(bench.effects, HoldSteps) == []
@@ -266,33 +266,33 @@ def test_a_learner_that_goes_on_after_all_does_not_leave(bench):
 
 def test_memory_at_its_ceiling_halves_the_micro_batch_without_losing_a_step(bench):
     bench.note(MemoryShort("it takes 3 GiB and limits.ram_bytes_max is 3 GiB"))
-    bench.done(ParkTrainer, TrainerParked())
+    bench.done(SuspendTrainer, TrainerSuspended())
     (job,) = bench.jobs(WakeTrainer)
     assert job.micro_batch == 4
     bench.done(WakeTrainer, TrainerReady("cpu", 4))
-    assert bench.inner is TrainerState.STEPPING
+    assert bench.trainer is TrainerState.STEPPING
     assert bench.machine.context.tally.lost_steps == 0
 
 
-def test_other_training_settings_end_a_parked_trainer_too(bench):
-    bench.park()
+def test_other_training_settings_end_a_suspended_trainer_too(bench):
+    bench.suspend()
     bench.machine.trainer_control.on_inner_changed()
     assert actions(bench.machine.effects.drain(), ReplaceTrainer)
 
 
 def test_a_pause_without_an_end_has_none(bench):
-    bench.park(PauseAsked(None))
+    bench.suspend(PauseAsked(None))
     assert bench.machine.trainer_control.paused_until_s == math.inf
     bench.wait(1e6)
-    assert bench.inner is TrainerState.PARKED
+    assert bench.trainer is TrainerState.SUSPENDED
 
 
 def test_a_lease_that_was_never_answered_keeps_no_held_learner_awake():
     bench = PauseBench()
     assert bench.all(SYNCER.key, LeaseRequest)
     bench.note(PauseAsked(None))
-    bench.done(ParkTrainer, Failed("the disk is full"))
-    assert bench.inner is TrainerState.HELD
+    bench.done(SuspendTrainer, Failed("the disk is full"))
+    assert bench.trainer is TrainerState.HELD
     began_s = bench.now_s
     for _ in range(12):
         assert bench.wake_s is not None

@@ -256,8 +256,8 @@ def test_a_witness_takes_the_owners_charter_and_nobody_elses(witness, home, targ
     sealed = seal_project(project.genesis, newer, owner).charter
     forged = msgspec.structs.replace(sealed, signature=bytes(64))
     # The driver does not run here: what the machine asks for is carried out at once.
-    witness.driver.carry_out = lambda effects: [
-        witness.act(effect.action) for effect in effects if isinstance(effect, Do)
+    witness.driver.ask = lambda question: [
+        witness.act(effect.action) for effect in question(0.0) if isinstance(effect, Do)
     ]
     for wrong in (wire.encode(forged).hex(), "zz", ""):
         with pytest.raises(UserError, match="The charter was not taken"):

@@ -101,12 +101,12 @@ def test_purging_removes_what_only_this_learner_needed(started, home, capsys):
     (home.project(bytes([1]) * 32) / "genesis").write_bytes(bytes(1000))
     (home.data_cache() / "text").write_bytes(bytes(2000))
     home.log("learner").write_bytes(bytes(500))
-    home.parked().mkdir()
+    home.suspended().mkdir()
     key = home.identity("learner")
     assert main(["leave", "--purge"]) == 0
     assert not (home.root / "projects" / ("01" * 32)).exists()
     assert not home.log("learner").exists()
-    assert not home.parked().exists()
+    assert not home.suspended().exists()
     assert (home.data_cache() / "text").exists(), "the other project may use it"
     assert key.exists()
     assert main(["leave", "--instance", "two", "--purge"]) == 0

@@ -15,7 +15,7 @@ from simulator.stand_ins.tiny import tiny_weights
 from simulator.swarm.syncers import charter_envelope
 from syncer_node.machine.jobs import Merge, MergePart
 from syncer_node.machine.standby import NONE
-from syncer_node.storage.checkpoints import Disk
+from syncer_node.storage.checkpoints import CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.store import Store
 from tests.support.builders import ONE, SYNCER, Log, contribution, layout, project, push_header
@@ -32,7 +32,7 @@ def made(monkeypatch):
         calls.append(1)
         return [tiny_weights(fragment.numel, fragment.index) for fragment in LAYOUT.fragments]
 
-    monkeypatch.setattr(Disk, "_make_weights", draw)
+    monkeypatch.setattr(CheckpointStore, "_make_weights", draw)
     return calls
 
 
@@ -46,7 +46,7 @@ class Syncer:
         )
         self.store = Store(root)
         self.bank = MergeBank(LAYOUT, tiny.charter, BlobStore())
-        self.disk = Disk(self.store, self.bank, opened, SYNCER)
+        self.disk = CheckpointStore(self.store, self.bank, opened, SYNCER)
         self.log = None
 
     def begin(self):

@@ -174,7 +174,7 @@ def test_an_answer_to_the_former_seat_means_nothing_to_the_next():
     for learner in (ONE, TWO):
         bench.push(learner, pulls[learner.key], project=DUO.project)
     former = bench.seat
-    bench.machine._close_seat("another one was elected")
+    bench.machine._close_leadership("another one was elected")
     bench.wait(0.1)
     assert bench.seat is not former
     for learner in (ONE, TWO):
@@ -195,7 +195,7 @@ def test_who_asks_the_next_seat_for_the_fate_of_a_push_hears_that_it_is_void():
     bench = SyncerBench(DUO).start(ONE, TWO)
     pulls = bench.train(ONE, TWO)
     bench.push(ONE, pulls[ONE.key], project=DUO.project)
-    bench.machine._close_seat("another one was elected")
+    bench.machine._close_leadership("another one was elected")
     bench.wait(0.1)
     bench.join(ONE)
     bench.push(ONE, pulls[ONE.key], project=DUO.project)
@@ -205,7 +205,7 @@ def test_who_asks_the_next_seat_for_the_fate_of_a_push_hears_that_it_is_void():
 
 def test_a_closed_seat_says_goodbye_so_that_learners_look_elsewhere():
     bench = SyncerBench(DUO).start(ONE, TWO)
-    bench.machine._close_seat("another one was elected")
+    bench.machine._close_leadership("another one was elected")
     effects = bench.wait(0.1)
     assert bench.last(ONE.key, Goodbye) == Goodbye("another one was elected")
     assert set(disconnected(effects)) == {ONE.key, TWO.key}
@@ -265,7 +265,7 @@ def test_a_standby_dials_the_others_and_does_not_lead_by_itself():
     bench = standby()
     bench.wait(10.0)
     assert {e.peer for e in bench.effects if isinstance(e, Connect)} == {o.key for o in OTHERS}
-    assert bench.machine.seat is None
+    assert bench.machine.leadership is None
     assert bench.machine.phase == "electing"
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from node.trainer.failures import StepAbandoned, TrainerFailure, failure_of
+from node.trainer.files import read_fragments
 from node.trainer.link import messages
 from node.trainer.link.endpoint import TrainerEnd
 from node.trainer.loop import (
@@ -25,7 +26,6 @@ from node.trainer.text.corpus import open_corpus
 from node.trainer.text.reader import BlockReader
 from node.trainer.text.tokenizer import ByteVocabulary
 from node.trainer.tools import alone
-from node.trainer.tools.files import read_fragments
 from protocol.errors import InternalError
 from protocol.project import (
     Charter,

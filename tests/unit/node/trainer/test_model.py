@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from node.trainer.files import read_fragments, write_fragments
 from node.trainer.model import (
     ARCHITECTURES,
     FragmentView,
@@ -22,7 +23,6 @@ from node.trainer.model import (
 from node.trainer.text.tokenizer import ByteVocabulary
 from node.trainer.tools import initialise
 from node.trainer.tools.export import byte_tokenizer, export_model
-from node.trainer.tools.files import read_fragments, write_fragments
 from protocol.errors import InternalError, UserError
 from protocol.project import MergeRules, encode
 from tests.support.tiny_project import CONFIG, data_spec, tiny_genesis

@@ -1,4 +1,4 @@
-"""Parking: real trainer processes, put into files and woken again, against one left in peace."""
+"""Real trainer processes, suspended into files and woken again, against one left in peace."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from node.machine.jobs import (
     NotRestored,
     Starved,
     TrainerLost,
-    TrainerParked,
     TrainerReady,
+    TrainerSuspended,
     WakeTrainer,
 )
 from node.trainer_client.client import TrainerPort
-from node.trainer_client.suspend import wake
 from node.trainer_client.suspended_trainer import Gate
 from protocol.log.records import Span
 from protocol.machine import Failed
@@ -38,7 +37,7 @@ LAUNCH = TrainerPort.launch
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("parking")
+    return tmp_path_factory.mktemp("suspending")
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +45,14 @@ def genesis(folder):
     return tiny_genesis(folder)
 
 
-def test_a_trainer_parked_again_and_again_goes_on_bit_for_bit(genesis, folder):
+def test_a_trainer_suspended_again_and_again_goes_on_bit_for_bit(genesis, folder):
     async def train(pauses):
         async with bench(genesis, folder) as one:
             await one.begin()
             for after in pauses:
                 await one.until(lambda after=after: len(one.steps) >= after)
                 pid = one.port.pid
-                assert isinstance(await one.park(), TrainerParked)
+                assert isinstance(await one.suspend(), TrainerSuspended)
                 assert one.port.pid is None
                 assert not psutil.pid_exists(pid)
                 assert isinstance(await one.wake(), TrainerReady)
@@ -70,13 +69,13 @@ def test_a_trainer_parked_again_and_again_goes_on_bit_for_bit(genesis, folder):
     np.testing.assert_array_equal(calm[2], disturbed[2])
 
 
-def test_deliveries_captures_and_blocks_reach_a_parked_trainer(genesis, folder):
+def test_deliveries_captures_and_blocks_reach_a_suspended_trainer(genesis, folder):
     async def run():
         async with bench(genesis, folder, blocks=4) as one:
             await one.begin()
             await one.until(lambda: Starved() in one.notes)
             trained = await one.weights()
-            assert isinstance(await one.park(), TrainerParked)
+            assert isinstance(await one.suspend(), TrainerSuspended)
             captured = await one.port.capture(Capture(1, 7))
             assert isinstance(captured, Captured)
             assert (captured.local_step, captured.tokens) == (6, 6 * 4 * 32)
@@ -89,7 +88,7 @@ def test_deliveries_captures_and_blocks_reach_a_parked_trainer(genesis, folder):
                 one.port.evaluate(Evaluate(0, 4)), return_exceptions=True
             )
             assert isinstance(evaluated[0], Exception)
-            assert isinstance(await wake(one.port, WakeTrainer(None), INNER), TrainerReady)
+            assert isinstance(await one.port.run_job(WakeTrainer(None, INNER)), TrainerReady)
             woken = await one.weights()
             sizes = np.cumsum([0, *(cut.numel for cut in one.bank.layout.fragments)])
             np.testing.assert_array_equal(woken[: sizes[2]], trained[: sizes[2]])
@@ -107,7 +106,7 @@ def test_where_there_is_no_room_it_holds_and_goes_on(genesis, folder):
         async with bench(genesis, folder) as one:
             await one.begin()
             await one.until(lambda: len(one.steps) >= 2)
-            refused = await one.park(bytes_max=1000)
+            refused = await one.suspend(bytes_max=1000)
             assert isinstance(refused, Failed)
             assert "limits.disk_bytes_max" in refused.reason
             assert one.port.pid is not None
@@ -138,17 +137,17 @@ def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(
         async with bench(genesis, folder) as one:
             await one.begin()
             await one.until(lambda: len(one.steps) >= 2)
-            assert isinstance(await one.park(), TrainerParked)
+            assert isinstance(await one.suspend(), TrainerSuspended)
             waking = asyncio.ensure_future(one.wake())
             await asyncio.sleep(0.05)
             psutil.Process(one.port.pid).kill()
             assert isinstance(await waking, Failed)
-            assert one.port.parked is not None
+            assert one.port.suspended is not None
             # And once more, before it is given its state.
             with monkeypatch.context() as patched:
                 patched.setattr(TrainerPort, "launch", launch_and_kill)
                 assert isinstance(await one.wake(), NotRestored)
-            assert one.port.parked is not None
+            assert one.port.suspended is not None
             at = one.steps[-1]
             assert isinstance(await one.wake(), TrainerReady)
             await one.until(lambda: Starved() in one.notes)
@@ -158,18 +157,18 @@ def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(
     uvloop.run(run())
 
 
-def test_a_trainer_that_dies_while_it_parks_is_told_as_lost(genesis, folder):
+def test_a_trainer_that_dies_while_it_is_suspended_is_told_as_lost(genesis, folder):
     async def run():
         async with bench(genesis, folder) as one:
             await one.begin()
             await one.until(lambda: len(one.steps) >= 2)
             psutil.Process(one.port.pid).suspend()
-            parking = asyncio.ensure_future(one.park())
+            suspending = asyncio.ensure_future(one.suspend())
             await asyncio.sleep(0.1)
             psutil.Process(one.port.pid).kill()
-            result = await parking
+            result = await suspending
             assert isinstance(result, Failed)
-            assert one.port.parked is None
+            assert one.port.suspended is None
             assert [note for note in one.notes if isinstance(note, TrainerLost)]
 
     uvloop.run(run())

@@ -1,4 +1,4 @@
-"""Genesis, charter and weight files as the trainer's command lines read and write them."""
+"""Genesis, charter and weight files, and what a trainer remembers: read, and written whole."""
 
 from __future__ import annotations
 
