@@ -3,8 +3,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c 'import sys,
 BIN := .venv/bin
 READY := .venv/.installed
 THEIRS := .venv-bench/.installed
+DOCS := .venv/.docs-installed
 
-.PHONY: demo test check fix install docs bench
+.PHONY: demo test check fix install docs generate bench
 .DEFAULT_GOAL := check
 
 $(READY): pyproject.toml
@@ -41,8 +42,17 @@ $(THEIRS): benchmarks/peers/requirements.txt
 bench: $(READY) $(THEIRS)
 	$(BIN)/python benchmarks/peers/run.py
 
-docs: $(READY)
+# What the code knows better than the documents: messages, records, bounds, diagrams, rooms.
+generate: $(READY)
 	$(BIN)/python docs/generate.py
+
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
+docs: $(DOCS)
+	$(BIN)/mkdocs build --strict
+	@echo "The site is in site/. To read it in a browser: $(BIN)/mkdocs serve"
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

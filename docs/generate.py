@@ -45,9 +45,11 @@ from syncer_node.machine.leadership import PHASE_TRANSITIONS, Phase  # noqa: E40
 from syncer_node.raft.context import ROLE_TRANSITIONS, Role  # noqa: E402
 
 FILES = (
-    ROOT / "README.md",
     ROOT / "docs" / "architecture.md",
+    ROOT / "docs" / "operating.md",
     ROOT / "docs" / "protocol.md",
+    ROOT / "docs" / "protocol-reference.md",
+    ROOT / "docs" / "decisions" / "index.md",
     ROOT / "docs" / "election.md",
     ROOT / "docs" / "settings.md",
     ROOT / "docs" / "monitoring.md",
@@ -342,11 +344,21 @@ def rooms_text() -> str:
                 continue
             said = ast.get_docstring(ast.parse(start.read_text(encoding="utf-8"))) or ""
             depth = len(folder.relative_to(ROOT).parts) - 1
-            lines.append(f"{'  ' * depth}- `{folder.relative_to(ROOT)}/`: {' '.join(said.split())}")
+            lines.append(
+                f"{'    ' * depth}- `{folder.relative_to(ROOT)}/`: {' '.join(said.split())}"
+            )
     return "\n".join(lines)
 
 
+def decisions_text() -> str:
+    """Every page about a decision, by its title."""
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0][2:] for page in pages]
+    return "\n".join(f"- [{title}]({page.name})" for title, page in zip(titles, pages, strict=True))
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "decisions": decisions_text,
     "rooms": rooms_text,
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),
     "inner": lambda: diagram(TRAINER_TRANSITIONS, TrainerState.DOWN),

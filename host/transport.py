@@ -119,15 +119,10 @@ class Transport:
         self._supervisor: asyncio.Task[None] | None = None
         self._stream_server = StreamServer(self.counters)
         self.faults = self._stream_server.faults
-        self.reachability = Reachability(
-            self, self.dialer.known.saw, carries=lambda: self.relay.is_offered
-        )
-        self.relay = Relay(
-            self,
-            identity,
-            relay_bytes_per_s,
-            own_addresses=lambda: self.reachability.told_addresses(),
-        )
+        saw = self.dialer.known.saw
+        self.reachability = Reachability(self, saw, carries=lambda: self.relay.is_offered)
+        own_addresses = self._own_addresses
+        self.relay = Relay(self, identity, relay_bytes_per_s, own_addresses=own_addresses)
         self.bulk = self._make_bulk(bulk)
         self._serving: dict[str, Accept] = {
             CONTROL_PROTOCOL: self._stream_server.control,
@@ -139,6 +134,9 @@ class Transport:
         if bulk.is_on:
             self._serving[channels.PROTOCOL] = self.bulk.channels.answer
         self._expiry_s: dict[str, float] = {}
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        return self.reachability.told_addresses()
 
     def _make_bulk(self, at: BulkAt) -> Bulk:
         return Bulk(

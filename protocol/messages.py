@@ -336,7 +336,7 @@ class Replicated(Struct, frozen=True, array_like=True, tag="replicated"):
     certified: Count
     """Last record of which it holds the certificate."""
     wants_state: bool
-    """The bytes of a record cannot be had any more: a whole state would help."""
+    """The bytes of a record are gone everywhere: a whole state would help."""
     votes: Annotated[tuple[RecordVote, ...], Meta(max_length=limits.RECORDS_PER_MESSAGE_MAX)]
     beat: Count
 

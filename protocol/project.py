@@ -165,7 +165,7 @@ class OuterSpec(Struct, frozen=True, array_like=True):
     clip_to_median: Annotated[float, Meta(ge=1.0, le=1e6)]
     """A push whose norm exceeds this multiple of the group's median is scaled down to it."""
     nesterov: bool = True
-    """Look ahead along the new momentum; otherwise plain momentum. Without momentum no matter."""
+    """Look ahead along the new momentum; otherwise plain momentum. No effect without momentum."""
 
 
 class RoundSpec(Struct, frozen=True, array_like=True):

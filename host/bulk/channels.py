@@ -123,7 +123,7 @@ class Channels:
         return self._socket.getsockname()[1] if self._socket is not None else 0
 
     async def open(self, host: str) -> None:
-        """Begins to listen. Raises UserError when the wanted port cannot be had."""
+        """Begins to listen. Raises UserError when the wanted port is not free."""
         if not self._at.is_on or self._socket is not None:
             return
         self._socket = handshake.listening(host, self._at.port)

@@ -191,7 +191,7 @@ class Locator:
                 blob = await self.transport.fetch(key, notice.charter, notice.charter_bytes)
             envelope = wire.decode(bytes(blob), Envelope)
         except (TransientError, RemoteError, TimeoutError) as error:
-            log.info("the charter of %s cannot be had: %s", short(key), error)
+            log.info("cannot fetch the charter of %s: %s", short(key), error)
             return None
         if len(self._charters) >= CHARTERS_KEPT:
             self._charters.clear()

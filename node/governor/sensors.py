@@ -56,7 +56,7 @@ class Look:
     at_s: float
     """Monotonic."""
     absent: tuple[str, ...]
-    """Readings that cannot be had, and why."""
+    """Readings that this machine does not give, and why."""
     owner: str
     """How the owner's input is known, or why not."""
 

@@ -3,7 +3,7 @@
 A dry step is the worst that training asks for: sequences of full length, gradients kept from the
 pass before, and room for the optimizer's moments, which a fresh trainer does not have yet. An
 accelerator says when its memory is full, so there the largest pieces are tried first. A processor's
-system does not say, it ends the process; there one sequence is measured and the rest reckoned.
+system does not say, it ends the process; there one sequence is measured and the rest computed.
 
 What an accelerator took is remembered in the home's cache, by model, device, precision, and the
 versions of driver and torch. A processor's memory is others' too, and is looked at each time.
@@ -70,7 +70,7 @@ def fit(
 
     try:
         if loop.device.type == "cpu":
-            return _reckoned(loop, dry, wanted, room_bytes, ranks)
+            return _computed(loop, dry, wanted, room_bytes, ranks)
         facts = {**_facts(loop, genesis), "sequences": str(wanted)}
         known = recall(folder, facts)
         if known is not None and 1 <= known <= wanted:
@@ -116,7 +116,7 @@ def _moments_room(parameter: Tensor) -> Tensor:
     return torch.zeros((2, *parameter.shape), dtype=torch.float32, device=parameter.device)
 
 
-def _reckoned(
+def _computed(
     loop: InnerLoop, dry: Callable[[int], None], wanted: int, room_bytes: int | None, ranks: int
 ) -> int:
     """From what one sequence takes, gradients and libraries already there."""

@@ -52,7 +52,7 @@ class TrainerSetup:
     """Model, text and inner loop of one rank."""
 
     def __init__(self, configure: messages.Configure, others: OtherRanks | None = None) -> None:
-        """TrainerFailure if model, text or device cannot be had. Cost: seconds.
+        """TrainerFailure if model, text or device is not available. Cost: seconds.
 
         others: the other ranks; None where there is one rank, whatever `configure` says.
         """

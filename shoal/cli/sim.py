@@ -1,4 +1,4 @@
-"""The verbs of `shoal sim`: what a cluster would do, reckoned here and now."""
+"""The verbs of `shoal sim`: what a cluster would do, computed here and now."""
 
 from __future__ import annotations
 

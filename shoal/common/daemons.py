@@ -52,7 +52,7 @@ def ask_status(daemon: Daemon, *, timeout_s: float = 2.0) -> DaemonStatus:
 
 
 def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
-    """The status of those who answer, and for each of the others a line that says so.
+    """The status of each daemon that answers, and a line for each one that does not.
 
     In the order of `daemons`. All are asked at once, so that one that hangs delays nobody's answer
     and the whole by no more than what it is waited for.

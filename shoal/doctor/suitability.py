@@ -1,6 +1,6 @@
 """Whether this machine may join a project: said before it does, and not found out by looping.
 
-What follows from sizes alone is reckoned. A trial is made only where it could change the verdict:
+What follows from sizes alone is computed. A trial is made only where it could change the verdict:
 no machine is too slow for a small model, and most models that are too large are so on paper.
 """
 

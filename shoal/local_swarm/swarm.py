@@ -329,7 +329,7 @@ class LocalSwarm:
         return found
 
     def check_reports(self) -> None:
-        """SwarmFailed if a daemon met a bug of Shoal: it starts again by itself, and would hide it."""
+        """SwarmFailed if a daemon met a bug of Shoal; it starts again by itself, which hides it."""
         for report in sorted(self.home.logs().glob(CRASH_REPORTS)):
             lines = report.read_text(errors="replace").splitlines()
             if lines and BUG not in lines[0]:

@@ -98,8 +98,9 @@ SECTIONS = (
                 "location",
                 "",
                 "path or hub name (NAME or NAME:CONFIGURATION); empty for python-stdlib. A "
-                "learner looks at the same path on its own machine; `~` is its home directory, "
-                "other paths start beside this file",
+                "path counts on this machine: `~` is the home directory, other paths start beside "
+                "this file. Every learner elsewhere needs a copy of the text, and names it with "
+                "`shoal join --data PATH`",
             ),
             Line("text_field", "text", "column that holds the text, for parquet and hub"),
             Line("tokenizer", "bytes", "bytes, a tokenizer.json, or a hub repository with one"),

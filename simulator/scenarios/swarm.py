@@ -152,11 +152,10 @@ def build_swarm(
     )
     tensors = backend or TinyBackend()
     ledger, notices = Ledger(tiny.charter), dict[bytes, Notice]()
+    add = ledger.add
     hosts = [
-        SimSyncer(
-            world, tiny, signer, observer=ledger.add, notices=notices, backend=tensors, name=name
-        )
-        for signer, name in zip(signers, names, strict=True)
+        SimSyncer(world, tiny, one, observer=add, notices=notices, backend=tensors, name=name)
+        for one, name in zip(signers, names, strict=True)
     ]
     learners = [
         SimLearner(world, tiny, hosts, number=number, speed=speed, backend=tensors)

@@ -160,7 +160,7 @@ def tiny_target(numel: int, fragment: int) -> F32:
 
 
 VIRTUAL = "virtual"
-"""The device of those who train in virtual time."""
+"""The device of learners in virtual time."""
 
 
 @dataclass(slots=True)

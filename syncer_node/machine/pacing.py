@@ -36,7 +36,7 @@ def median_step_s(sessions: list[Session], now_s: float) -> float:
 
 
 def _most_steps(fragment: int, version: int, needed: int, live: list[Session]) -> str:
-    """How far the learner is that is nearest; reckoned when somebody asks."""
+    """How far the learner is that is nearest; computed when somebody asks."""
     most = max(session.steps_on(fragment, version) for session in live)
     return f"fragment {fragment}: {min(most, needed)} of {needed} local steps"
 
@@ -128,7 +128,7 @@ class Pace:
     def _due(self, key: tuple[bytes, int], done: int) -> float:
         """The local step from which it has credit.
 
-        Never more than H ahead: a new trainer counts from nought again, and owes nothing of what
+        Never more than H ahead: a new trainer counts from zero again, and owes nothing of what
         the former one did.
         """
         due = self.next_step.get(key, 0.0)

@@ -85,7 +85,7 @@ class Standby:
 
     @property
     def is_left_behind(self) -> bool:
-        """Whether payloads cannot be had any more: only a whole state would help."""
+        """Whether payloads are gone everywhere: only a whole state would help."""
         return any(self.failures.get(index, 0) >= FAILURES_MAX for index in self._wanted)
 
     @property

@@ -42,7 +42,7 @@ class Replication:
         self.context = context
         self._trouble = ""
         self.wants_state = False
-        """A record's bytes cannot be had: ask the leader for a whole state."""
+        """A record's bytes are gone everywhere: ask the leader for a whole state."""
         self.is_held = False
         """The disk is about to begin elsewhere: nothing more is written to this log."""
         self._appending: Append | None = None

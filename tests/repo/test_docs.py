@@ -1,7 +1,8 @@
-"""The documents say what the code says: generated parts, links, the file tree, the verbs."""
+"""The documents say what the code says: generated parts, links, paths, names, verbs, words."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -10,10 +11,27 @@ from pathlib import Path
 
 import pytest
 
+from shoal.__main__ import PACKAGES
+
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+ENTRANCES = sorted(ROOT.glob("*.md"))
+DOCUMENTS = [*ENTRANCES, *sorted((ROOT / "docs").rglob("*.md"))]
+HISTORY = {ROOT / "CHANGELOG.md", *(ROOT / "docs" / "log").glob("*.md")}
+"""Documents that keep the names and words of their day."""
+PRESENT = [one for one in DOCUMENTS if one not in HISTORY]
+TODAY = [one for one in PRESENT if one.parent.name != "decisions"]
+"""Decisions may say what something was called."""
+README_LINES_MAX = 150
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+SOURCE = re.compile(r"(?<![\w/.-])(?:[\w-]+/)*[\w-]+\.py\b")
+PLACE = re.compile(r"`([\w/]+\.py)(?::([\w.]+))?`")
+RETIRED = re.compile(
+    r"\b(?:amiss|nought|reckon\w*|vigil|hospitality|glancing|of those who|who hosts|"
+    r"is heard of by nobody|cannot be had|no matter what|without momentum no matter|"
+    r"does not answer since|is said and ignored|gives up its name draws)\b",
+    re.IGNORECASE,
+)
 VERB = re.compile(r"(?:^ *|`)shoal ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", re.MULTILINE)
 
 
@@ -45,6 +63,75 @@ def test_relative_links_lead_somewhere(document):
         if not place.exists() or (anchor and anchor not in anchors(place.read_text())):
             lost.append(target)
     assert lost == []
+
+
+@pytest.mark.parametrize("document", PRESENT, ids=named)
+def test_every_source_file_that_a_document_names_exists(document):
+    names = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    lost = {
+        path
+        for path in SOURCE.findall(document.read_text())
+        if not ((ROOT / path).is_file() if "/" in path else path in names)
+    }
+    assert lost == set()
+
+
+@pytest.mark.parametrize("document", TODAY, ids=named)
+def test_no_retired_word_is_in_a_document(document):
+    assert RETIRED.findall(document.read_text()) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_retired_word_is_in_the_code(package):
+    found = {
+        str(path.relative_to(ROOT)): words
+        for path in (ROOT / package).rglob("*.py")
+        if (words := RETIRED.findall(path.read_text()))
+    }
+    assert found == {}
+
+
+def test_every_word_of_the_glossary_is_in_the_code_where_it_says():
+    rows = [
+        line.split("|")
+        for line in (ROOT / "docs" / "glossary.md").read_text().splitlines()
+        if line.startswith("| ") and not line.startswith("| term ")
+    ]
+    assert len(rows) > 60
+    terms = [row[1].strip() for row in rows]
+    assert sorted(terms) == sorted(set(terms)), "one word per concept, one row per word"
+    for row in rows:
+        (path, name), *others = PLACE.findall(row[3])
+        assert others == []
+        assert is_defined(ast.parse((ROOT / path).read_text()).body, name), f"{path}:{name}"
+
+
+def is_defined(body: list[ast.stmt], name: str) -> bool:
+    """Whether these statements define `name`, which may be an attribute of a class: `A.b`."""
+    first, _, rest = name.partition(".")
+    if not first:
+        return True
+    for node in body:
+        match node:
+            case ast.ClassDef(name=found) if found == first:
+                return is_defined(node.body, rest)
+            case ast.FunctionDef(name=found) | ast.AnnAssign(target=ast.Name(id=found)):
+                if found == first:
+                    return not rest
+            case ast.Assign(targets=[ast.Name(id=found)]) if found == first:
+                return not rest
+    return False
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES_MAX
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    placed = set(re.findall(r"(?:- |: )([\w/-]+\.md)$", navigation, re.MULTILINE))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert placed == {page for page in pages if not page.startswith("decisions/0")}
 
 
 def test_every_verb_in_the_documents_exists():

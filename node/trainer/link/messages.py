@@ -327,7 +327,7 @@ class Ready(Struct, frozen=True, array_like=True, tag=True):
     ranks: Annotated[int, Meta(ge=1)] = 1
     is_compiled: bool = False
     adjustments: tuple[str, ...] = ()
-    """What was wanted and cannot be had, in words."""
+    """What was wanted and is not available, in words."""
 
 
 class Stepped(Struct, frozen=True, array_like=True, tag=True):

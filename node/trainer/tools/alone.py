@@ -60,7 +60,7 @@ def train_alone(
     """Trains from version 0 for `steps` local steps and evaluates.
 
     `weights` names a file with version 0; without it the seed draws it. `say` gets a line of
-    progress now and then. UserError if model, text or device cannot be had.
+    progress now and then. UserError if model, text or device is not available.
     """
     configure = Configure(
         genesis=encode(genesis),

@@ -58,7 +58,7 @@ def score(
 ) -> ScoreResult:
     """Evaluates the model in `folder` and samples `tokens` tokens after `prompt`.
 
-    UserError if the text cannot be had or `folder` holds no model that `transformers` loads.
+    UserError if the text is not available or `folder` holds no model that `transformers` loads.
     """
     from node.trainer.text.corpus import open_corpus
 

@@ -31,10 +31,10 @@ from protocol.numerics.compiled.vectors import (
     Cell,
     Row,
     Vector,
-    nought,
     spelt,
     total_of_squares,
     when,
+    zero_double,
 )
 
 TOGETHER: Final = 8
@@ -187,7 +187,7 @@ def _ended(into: Row, cells: list[Cell], is_last: Vector) -> Vector:
     found = [cell.get() for cell in cells]
     for at, values in enumerate(found):
         into.store(at * LANES, values)
-    total = Cell(nought(is_last))
+    total = Cell(zero_double(is_last))
     with when(is_last.is_set(), is_last):
         total.set(total_of_squares(found))
     return total.get()

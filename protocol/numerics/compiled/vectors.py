@@ -332,7 +332,7 @@ def settle(near: Vector) -> None:
     near._builder.fence("seq_cst")
 
 
-def nought(near: Vector) -> Vector:
+def zero_double(near: Vector) -> Vector:
     """A scalar float64 of 0."""
     return Vector(near._builder, ir.Constant(ir.DoubleType(), 0.0))
 
