@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from msgspec import structs
@@ -152,11 +153,8 @@ def build_swarm(
     )
     tensors = backend or TinyBackend()
     ledger, notices = Ledger(tiny.charter), dict[bytes, Notice]()
-    add = ledger.add
-    hosts = [
-        SimSyncer(world, tiny, one, observer=add, notices=notices, backend=tensors, name=name)
-        for one, name in zip(signers, names, strict=True)
-    ]
+    make = partial(SimSyncer, world, tiny, observer=ledger.add, notices=notices, backend=tensors)
+    hosts = [make(one, name=name) for one, name in zip(signers, names, strict=True)]
     learners = [
         SimLearner(world, tiny, hosts, number=number, speed=speed, backend=tensors)
         for number, speed in enumerate(speeds or map(SpeedModel, steps_s))

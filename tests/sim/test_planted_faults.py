@@ -105,7 +105,7 @@ def test_a_certificate_by_somebody_else_is_refused_by_everybody(monkeypatch, syn
     swarm = build_swarm(4, syncers=syncers)
     swarm.world.run(30.0)
     forged(monkeypatch)
-    monkeypatch.setattr(swarm.ledger, "_check", lambda who, entry, payload: None)
+    monkeypatch.setattr(swarm.ledger, "_check", lambda host, entry: None)
     swarm.world.run(32.0)  # What was proven before arrives.
     step = [learner.learner.context.state.global_step for learner in swarm.learners]
     leader = swarm.syncer

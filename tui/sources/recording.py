@@ -131,7 +131,7 @@ class Recording:
 
     def _read_title(self) -> int:
         """Length of the first entry. Raises UserError unless it names this format."""
-        head = os.pread(self._file.fileno(), _HEAD_BYTES, 0)
+        head = os.pread(self._file.fileno(), max(_HEAD_BYTES, len(TAPE_MAGIC)), 0)
         if head.startswith(TAPE_MAGIC):
             raise UserError(
                 f"{self.path} is a tape of a daemon's events, not a recording of the screen. "

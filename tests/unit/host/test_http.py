@@ -289,5 +289,5 @@ def test_a_place_is_a_port_or_an_address_and_a_port(text, place):
 
 @pytest.mark.parametrize("text", ["", "web", "example.org:80", "70000", "1.2.3.4:", "-1"])
 def test_another_place_is_refused(text):
-    with pytest.raises(UserError, match="no place for the monitor"):
+    with pytest.raises(UserError, match="is not an address for the monitor"):
         monitor_at(text)

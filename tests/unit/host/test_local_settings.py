@@ -80,7 +80,7 @@ def test_a_project_proposes_no_politeness(file):
         ("[when.devices]\n'cuda:x' = 'idle'\n", 'knows no device "cuda:x"'),
         ("[when.devices]\n'cuda:0' = 'off'\n", "a table with values out of"),
         ("limits = 3\n", "must be a table, written as [limits]"),
-        ("[limits\n", "are no TOML"),
+        ("[limits\n", "are not valid TOML"),
     ],
 )
 def test_what_is_not_allowed_is_refused_with_file_and_key(file, text, says):
