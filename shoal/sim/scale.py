@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.errors import UserError
+from shoal.common.choices import Files
 from shoal.common.exit_codes import ExitCode
 from shoal.sim import plots
 from simulator.scale import bandwidth as links
@@ -24,15 +25,6 @@ from simulator.scale import scavenge as borrowing
 from simulator.scale.failures import FITTED, Costs
 
 WIDTH = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Where rows go besides the terminal."""
-
-    json: Path | None = None
-    csv: Path | None = None
-    plot: Path | None = None
 
 
 BESIDE = " (model / paper)"
