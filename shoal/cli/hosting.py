@@ -95,7 +95,8 @@ def run_syncer(
     """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
     from shoal.machine import run_commands
 
-    return run_commands.run_syncer(
+    return run_commands.run_voter(
+        "syncer",
         project,
         home,
         instance=instance,
@@ -203,7 +204,8 @@ def run_witness(
     """Run a witness of a project, until Ctrl-C or `shoal stop`: it votes and keeps the log."""
     from shoal.machine import run_commands
 
-    return run_commands.run_witness(
+    return run_commands.run_voter(
+        "witness",
         project,
         home,
         instance=instance,
