@@ -161,15 +161,9 @@ class Bench:
         donor = self.lab.run(
             name,
             [
-                *(
-                    sys.executable,
-                    __file__,
-                    "--donor",
-                    self.home / name,
-                    "--listen",
-                    self.lab.address(name),
-                ),
-                *("--sizes", ",".join(map(str, sizes)), "--mbps", str(UNLIMITED_MBPS)),
+                *(sys.executable, __file__, "--donor", self.home / name),
+                *("--listen", self.lab.address(name), "--mbps", str(UNLIMITED_MBPS)),
+                *("--sizes", ",".join(map(str, sizes))),
                 *("--bootstrap", *self.bootstrap),
             ],
             stdin=subprocess.PIPE,
@@ -288,18 +282,25 @@ def measure(chosen: argparse.Namespace, home: Path) -> list[dict]:
     return results
 
 
-def main() -> int:
-    """Prints the median shares of each size and writes everything as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(about: str | None) -> argparse.ArgumentParser:
+    """What any measurement of a joiner behind emulated lines may be told."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument(
         "--sizes",
         type=lambda text: [int(one) for one in text.split(",") if one],
         default=[10, 100, 500],
+        help="megabytes",
     )
     parser.add_argument("--mbps", type=float, default=100.0, help="of each donor's line")
     parser.add_argument("--rtt-ms", type=float, default=50.0)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--out", type=Path)
+    return parser
+
+
+def main() -> int:
+    """Prints the median shares of each size and writes everything as JSON."""
+    parser = options(__doc__)
     parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--donor", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--listen", help=argparse.SUPPRESS)

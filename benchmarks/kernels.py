@@ -264,7 +264,7 @@ def measure(case: Case, rounds: int, counts: list[int]) -> dict[int, dict[str, f
     for at in range(-1, rounds):
         for count, listed in every.items():
             torch.set_num_threads(count)
-            named = {**listed, naive_name(case): naive_run(case)}
+            named = {**listed, naive_name(case): Run(case.naive, len(case.parts))}
             for name, run in named.items():
                 began_s = time.perf_counter()
                 run.call()
@@ -281,10 +281,6 @@ def measure(case: Case, rounds: int, counts: list[int]) -> dict[int, dict[str, f
 
 def naive_name(case: Case) -> str:
     return f"torch, naive merge, one of {len(case.parts)}"
-
-
-def naive_run(case: Case) -> Run:
-    return Run(case.naive, len(case.parts))
 
 
 def show(case: Case, found: dict[int, dict[str, float]]) -> None:

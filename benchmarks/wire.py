@@ -26,13 +26,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import queue
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,6 +40,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.peers.arena import Member  # noqa: E402
 from benchmarks.wire_peer import PARAMETERS, PAYLOAD, WAYS  # noqa: E402
 from tests.netlab import Lab, Link, missing  # noqa: E402
 
@@ -58,25 +57,16 @@ ANSWER_S = 200.0
 PARTS = ("rates", "cost", "fairness", "control", "ceilings")
 
 
-class Process:
+class Process(Member):
     """A `wire_peer` in a process of its own."""
 
     def __init__(self, started: subprocess.Popen[str]) -> None:
-        self.process = started
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        self.told = json.loads(self._lines.get(timeout=ANSWER_S))
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
+        super().__init__(started, "wire_peer")
+        self.told = self.hear(time.monotonic() + ANSWER_S)
 
     def ask(self, verb: str, **question: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"verb": verb, **question}) + "\n")
-        self.process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._lines.get(timeout=ANSWER_S))
+        self.say({"verb": verb, **question})
+        found = self.hear(time.monotonic() + ANSWER_S)
         if "error" in found:
             raise RuntimeError(f"{verb} {question}: {found['error']}")
         return found

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from host.runtime import software
 from protocol.errors import UserError
 from shoal.chaos.observations import Window, figures
@@ -23,6 +21,7 @@ from shoal.chaos.scenarios import NAMES, SCENARIOS, STORM, Scenario, stormy
 from shoal.chaos.swarm import ChaosSwarm, check_settled
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
+from shoal.common.writing import check_folder, write_json
 from shoal.demo.command import ended_by_signals, tidy_up
 from shoal.demo.screen import Screen
 from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
@@ -70,8 +69,7 @@ def run(
     of a storm. keep: leave the directory.
     """
     scenarios = chosen(scenario, seed)
-    if json is not None and not json.absolute().parent.is_dir():
-        raise UserError(f"There is no directory {json.absolute().parent} for the report.")
+    check_folder(json)
     with ended_by_signals():
         folder = Path(tempfile.mkdtemp(prefix="shoal-chaos-"))
         deadline = Deadline.after(60 * (minutes or MINUTES))
@@ -98,7 +96,7 @@ def _show(swarm: ChaosSwarm, scenarios: Sequence[Scenario], path: Path | None) -
     is_passed = _tell(screen, outcomes)
     if path is not None:
         found = as_json(outcomes, version=software.version(), wall_s=screen.elapsed_s)
-        _write(path, found)
+        write_json(path, found)
         screen.console.print(f"\nwrote {path}")
     return ExitCode.DONE if is_passed else ExitCode.FAILED
 
@@ -113,13 +111,6 @@ def _tell(screen: Screen, outcomes: Sequence[Outcome]) -> bool:
     for line, is_passed in said:
         screen.console.print(line, style="green" if is_passed else "bold red")
     return all(is_passed for _, is_passed in said)
-
-
-def _write(path: Path, found: object) -> None:
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
 
 
 def _open(swarm: ChaosSwarm) -> None:

@@ -7,6 +7,7 @@ answer at once. Nothing here asks a question: every choice is an option or a fil
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,20 +16,20 @@ from cyclopts import App, CycloptsError, Group, Parameter, validators
 from host.files.home import DEFAULT_INSTANCE, HOME_VARIABLE, DaemonRole, Home
 from host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX
 from host.runtime import kernel_cache
+from host.runtime.log_lines import Level
 from protocol.errors import UserError
 from shoal.cli.config import config_app
 from shoal.cli.contributions import contributions_app
 from shoal.cli.hosting import syncer_app, witness_app
 from shoal.cli.identity import identity_app
-from shoal.cli.machine import add_machine
 from shoal.cli.project import project_app
 from shoal.cli.service import service_app
 from shoal.cli.sim import sim_app
-from shoal.cli.sim_runs import add_runs
 from shoal.common import extras, failures, versions
 from shoal.common.choices import (
     HOST,
     TAKE_PART,
+    THIS_MACHINE,
     TRY_OUT,
     AtLeastOne,
     BulkPort,
@@ -41,60 +42,54 @@ from shoal.common.choices import (
     TapeAt,
     monitor_at,
     say,
+    switch,
     tape_options,
 )
 from shoal.common.exit_codes import ExitCode, epilogue
 
-Duty = Annotated[
-    float,
-    Parameter(
-        help="Share of the time in which training may run.",
-        validator=validators.Number(gt=0, lte=1),
-    ),
-]
-Anyway = Annotated[
-    bool, Parameter(help="Join even if this machine is too small or too slow.", negative="")
-]
-Threads = Annotated[int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)]
-MicroBatch = Annotated[
-    int | None,
-    Parameter(help="Sequences at once on the device; measured by default.", validator=AtLeastOne),
-]
-Ranks = Annotated[
-    int | None,
-    Parameter(
-        help="Devices that train as one, a process each; as many as --device names.",
-        validator=validators.Number(gte=1, lte=64),
-    ),
-]
-Compiles = Annotated[
-    bool | None,
-    Parameter(help="Let torch.compile speed up the model, where it can.", negative=""),
-]
-Moments = Annotated[
-    bool | None,
-    Parameter(
-        help="Share optimizer state with other learners where the project wants it "
-        "(--no-moments: neither take nor give)."
-    ),
-]
-Evaluates = Annotated[
-    bool | None, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
-]
-Device = Annotated[
-    str | None,
-    Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best by default."),
-]
-DataHere = Annotated[
-    str | None,
-    Parameter(help="Where the project's text is on this machine, if you have it in files."),
-]
-DonateMbps = Annotated[
-    float,
-    Parameter(
-        help="Megabits per second at which others may fetch weights here.", validator=AtLeastOne
-    ),
-]
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TrainerFlags:
+    """What overrides the owner's settings of these names in [learner]."""
+
+    threads: Annotated[
+        int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)
+    ] = None
+    micro_batch: Annotated[
+        int | None,
+        Parameter(
+            help="Sequences at once on the device; measured by default.", validator=AtLeastOne
+        ),
+    ] = None
+    evaluate: Annotated[
+        bool | None, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
+    ] = None
+    moments: Annotated[
+        bool | None,
+        Parameter(
+            help="Share optimizer state with other learners where the project wants it "
+            "(--no-moments: neither take nor give)."
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best by default."),
+    ] = None
+    ranks: Annotated[
+        int | None,
+        Parameter(
+            help="Devices that train as one, a process each; as many as --device names.",
+            validator=validators.Number(gte=1, lte=64),
+        ),
+    ] = None
+    compile: Annotated[
+        bool | None, switch("Let torch.compile speed up the model, where it can.")
+    ] = None
+
+
+AS_SET = TrainerFlags()
+
 Chaos = Literal[
     "kill-leader",
     "kill-learners",
@@ -117,8 +112,6 @@ app = App(
     result_action="return_value",
 )
 app.command(project_app)
-add_runs(sim_app)
-add_machine(app)
 app.command(contributions_app)
 app.command(identity_app)
 app.command(config_app)
@@ -189,20 +182,29 @@ def join(
     port: Port = 0,
     bulk_port: BulkPort = None,
     listen: Listen = "0.0.0.0",
-    duty: Duty = 1.0,
-    threads: Threads = None,
-    micro_batch: MicroBatch = None,
-    evaluate: Evaluates = None,
-    moments: Moments = None,
-    device: Device = None,
-    ranks: Ranks = None,
-    compile: Compiles = None,
-    donate_mbps: DonateMbps = DONATE_MBPS,
-    data: DataHere = None,
+    duty: Annotated[
+        float,
+        Parameter(
+            help="Share of the time in which training may run.",
+            validator=validators.Number(gt=0, lte=1),
+        ),
+    ] = 1.0,
+    trainer: TrainerFlags = AS_SET,
+    donate_mbps: Annotated[
+        float,
+        Parameter(
+            help="Megabits per second at which others may fetch weights here.",
+            validator=AtLeastOne,
+        ),
+    ] = DONATE_MBPS,
+    data: Annotated[
+        str | None,
+        Parameter(help="Where the project's text is on this machine, if you have it in files."),
+    ] = None,
     tape: TapeAt = "on",
     monitor: MonitorPlace = None,
     log_json: LogJson = None,
-    anyway: Anyway = False,
+    anyway: Annotated[bool, switch("Join even if this machine is too small or too slow.")] = False,
     home: HomeHere,
 ) -> int:
     """Lend this machine to a project, until it is done, Ctrl-C or `shoal stop`."""
@@ -214,14 +216,8 @@ def join(
         instance=instance,
         flags={
             "learner.name": name,
-            "learner.threads": threads,
-            "learner.micro_batch": micro_batch,
-            "learner.device": device,
-            "learner.ranks": ranks,
-            "learner.compile": compile,
-            "learner.evaluate": evaluate,
-            "learner.moments": moments,
             "learner.bulk_port": bulk_port,
+            **{f"learner.{key}": value for key, value in asdict(trainer).items()},
         },
         port=port,
         listen_host=listen,
@@ -238,10 +234,8 @@ def join(
 @app.command(group=TAKE_PART)
 def status(
     *,
-    json: Annotated[
-        bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
-    ] = False,
-    watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
+    json: Annotated[bool, switch("Print one JSON list; with --watch one per line.")] = False,
+    watch: Annotated[bool, switch("Look again every second.")] = False,
     instance: Annotated[str | None, Parameter(help="Only daemons with this name.")] = None,
     home: HomeHere,
 ) -> int:
@@ -263,13 +257,11 @@ def tui(
     record: Annotated[
         Path | None, Parameter(help="Also write what is shown to a recording.")
     ] = None,
-    serve: Annotated[
-        bool, Parameter(help="Show it in a browser on this machine, read-only.", negative="")
-    ] = False,
+    serve: Annotated[bool, switch("Show it in a browser on this machine, read-only.")] = False,
     port: Annotated[int, Parameter(help="Port for --serve.")] = 8000,
-    once: Annotated[bool, Parameter(help="Print one screen as text.", negative="")] = False,
-    readonly: Annotated[bool, Parameter(help="Refuse commands to daemons.", negative="")] = False,
-    ascii: Annotated[bool, Parameter(help="Use plain characters only.", negative="")] = False,
+    once: Annotated[bool, switch("Print one screen as text.")] = False,
+    readonly: Annotated[bool, switch("Refuse commands to daemons.")] = False,
+    ascii: Annotated[bool, switch("Use plain characters only.")] = False,
     home: HomeHere,
 ) -> int:
     """Watch the swarm in the terminal."""
@@ -421,7 +413,7 @@ def demo(
         ),
     ] = None,
     seed: Annotated[int, Parameter(help="Seed of a storm: the same faults in the same order.")] = 0,
-    keep: Annotated[bool, Parameter(help="Keep the temporary directory.", negative="")] = False,
+    keep: Annotated[bool, switch("Keep the temporary directory.")] = False,
 ) -> int:
     """Train a small model here with a syncer and several learners, and show how it goes.
 
@@ -439,3 +431,124 @@ def demo(
     from shoal.demo import command as demonstration
 
     return demonstration.run(report=report, minutes=minutes, keep=keep)
+
+
+@app.command(group=THIS_MACHINE)
+def init(*, home: HomeHere) -> int:
+    """Create what is missing here: home, key, and a settings file that explains itself."""
+    from shoal.machine import config_command
+
+    return say(config_command.begin(home))
+
+
+@app.command(group=THIS_MACHINE)
+def doctor(
+    project: Annotated[
+        str | None,
+        Parameter(help="A join link, a signed project, or the name of one joined here."),
+    ] = None,
+    *,
+    device: Annotated[str | None, Parameter(help="Try this one: cpu, cuda, cuda:1 ...")] = None,
+    port: Annotated[
+        int | None,
+        Parameter(
+            help="Port to check; a syncer's by default.",
+            validator=validators.Number(gte=1, lte=65535),
+        ),
+    ] = None,
+    quick: Annotated[bool, switch("Skip network engine, swarm and training.")] = False,
+    json: Annotated[bool, switch("Print one JSON object.")] = False,
+    home: HomeHere,
+) -> int:
+    """Check this machine and, before joining a project, whether it can take part.
+
+    Exit code 0: it can. 1: something is in trouble; the line says what to do.
+    """
+    from shoal.doctor import command as examination
+
+    return examination.run(home, project, device=device, port=port, is_quick=quick, as_json=json)
+
+
+@app.command(group=TAKE_PART, name="run")
+def run_again(
+    project: Annotated[
+        str | None,
+        Parameter(
+            help="Name of a project joined here, or how its id begins; the last one by default."
+        ),
+    ] = None,
+    *,
+    instance: Instance = DEFAULT_INSTANCE,
+    log_json: LogJson = None,
+    home: HomeHere,
+) -> int:
+    """Continue with what was joined here before: no link needed, same options."""
+    from shoal.machine import run_commands
+
+    return run_commands.run(home, project, instance=instance, log_json=log_json)
+
+
+@app.command(group=TAKE_PART)
+def leave(
+    project: Annotated[
+        str | None,
+        Parameter(help="Name of a project joined here, or how its id begins."),
+    ] = None,
+    *,
+    purge: Annotated[bool, switch("Also remove its text, tape and logs; never the key.")] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Leave a project: push what is done, stop, and forget that it was joined."""
+    from shoal.machine import leave_command
+
+    return leave_command.leave(home, project, instance=instance, is_purging=purge)
+
+
+@app.command(group=THIS_MACHINE)
+def version(
+    *,
+    json: Annotated[bool, switch("Print one JSON object.")] = False,
+) -> int:
+    """Print what is installed: Shoal, its protocol, the network engine, PyTorch."""
+    from shoal.common import versions
+
+    return say(versions.shown(as_json=json))
+
+
+@app.command(group=TAKE_PART)
+def logs(
+    *,
+    follow: Annotated[bool, switch("Keep printing new lines.", name=["--follow", "-f"])] = False,
+    lines: Annotated[
+        int,
+        Parameter(
+            name=["--lines", "-n"],
+            help="How many of the newest lines.",
+            validator=validators.Number(gte=0),
+        ),
+    ] = 50,
+    level: Annotated[Level, Parameter(help="Skip less important lines.")] = "info",
+    role: Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")] = None,
+    instance: Annotated[str | None, Parameter(help="Only daemons with this name.")] = None,
+    json: Annotated[
+        bool | None,
+        Parameter(
+            help="Print JSON lines, or text; text on a terminal, JSON otherwise.",
+            negative="--text",
+        ),
+    ] = None,
+    home: HomeHere,
+) -> int:
+    """Print what the daemons of this machine wrote to their logs, also after they ended."""
+    from shoal.machine import logs_command
+
+    return logs_command.show(
+        home,
+        role=role,
+        instance=instance,
+        level=level,
+        lines=lines,
+        is_following=follow,
+        is_json=json,
+    )

@@ -6,22 +6,20 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from shoal.common.choices import THIS_MACHINE, say
+from shoal.common.choices import THIS_MACHINE, say, switch
 
 config_app = App(
     name="config", help="Your settings of this machine: limits, hours, devices.", group=THIS_MACHINE
 )
 
 Name = Annotated[str, Parameter(name="KEY", help="Such as limits.cpu_percent.")]
-AsJson = Annotated[bool, Parameter(help="Print JSON.", negative="")]
+AsJson = Annotated[bool, switch("Print JSON.")]
 
 
 @config_app.command(name="list")
 def show(
     *,
-    set_only: Annotated[
-        bool, Parameter(help="Only settings that differ from the default.", negative="")
-    ] = False,
+    set_only: Annotated[bool, switch("Only settings that differ from the default.")] = False,
     json: AsJson = False,
 ) -> int:
     """Print all settings in force, and where each comes from."""

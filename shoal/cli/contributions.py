@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from shoal.common.choices import HomeHere
+from shoal.common.choices import HomeHere, switch
 
 contributions_app = App(name="contributions", help="Show what this machine contributed.")
 
@@ -15,7 +15,7 @@ contributions_app = App(name="contributions", help="Show what this machine contr
 @contributions_app.default
 def show(
     *,
-    json: Annotated[bool, Parameter(help="Print one JSON list.", negative="")] = False,
+    json: Annotated[bool, switch("Print one JSON list.")] = False,
     home: HomeHere,
 ) -> int:
     """Show what this machine contributed to each project, by its newest receipts."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -11,14 +12,11 @@ from host.files.home import DEFAULT_INSTANCE
 from host.options import TAPE_MIB_MAX, bulk_at
 from shoal.common.choices import (
     HOST,
-    Announce,
     AtLeastOne,
-    Bootstrap,
     BulkPort,
     HomeHere,
     Instance,
     Key,
-    Link,
     Listen,
     LogJson,
     MonitorPlace,
@@ -28,6 +26,7 @@ from shoal.common.choices import (
     TapeMib,
     monitor_at,
     say,
+    switch,
     tape_options,
 )
 
@@ -37,24 +36,56 @@ witness_app = App(
 )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class VoterNetwork:
+    """How a voter is reached, and finds the others."""
+
+    bulk_port: BulkPort = None
+    announce: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=["--announce", "--host-address"],
+            help="Address to give to others if this machine cannot know it, such as "
+            "/dns4/example.org/tcp/4100; repeatable.",
+            negative="",
+        ),
+    ] = ()
+    join: Annotated[
+        str | None, Parameter(help="The project's join link, if other hosts already run.")
+    ] = None
+    bootstrap: Annotated[
+        tuple[str, ...],
+        Parameter(help="Full address of a host already in the swarm; repeatable.", negative=""),
+    ] = ()
+    listen: Listen = "0.0.0.0"
+
+    def choices(self) -> dict[str, Any]:
+        """As a voter's daemon takes them."""
+        return {
+            "bulk": bulk_at(self.bulk_port or "any"),
+            "announce": self.announce,
+            "link": self.join,
+            "bootstrap": self.bootstrap,
+            "listen_host": self.listen,
+        }
+
+
+ANYWHERE = VoterNetwork()
+
+
 @syncer_app.command(name="run")
 def run_syncer(
     project: ProjectPath,
     *,
     port: Port = 4100,
-    bulk_port: BulkPort = None,
-    announce: Announce = (),
-    join: Link = None,
-    bootstrap: Bootstrap = (),
-    listen: Listen = "0.0.0.0",
+    network: VoterNetwork = ANYWHERE,
     instance: Instance = DEFAULT_INSTANCE,
     threads: Annotated[
         int | None,
         Parameter(help="CPU threads that merge; every core otherwise.", validator=AtLeastOne),
     ] = None,
-    exit_when_done: Annotated[
-        bool, Parameter(help="End when the token budget is reached.", negative="")
-    ] = False,
+    exit_when_done: Annotated[bool, switch("End when the token budget is reached.")] = False,
     tape: TapeAt = "on",
     tape_mib_max: TapeMib = TAPE_MIB_MAX,
     monitor: MonitorPlace = None,
@@ -64,16 +95,13 @@ def run_syncer(
     """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
     from shoal.machine import run_commands
 
-    return run_commands.run_syncer(
+    return run_commands.run_voter(
+        "syncer",
         project,
         home,
         instance=instance,
         port=port,
-        bulk=bulk_at(bulk_port or "any"),
-        listen_host=listen,
-        announce=announce,
-        bootstrap=bootstrap,
-        link=join,
+        **network.choices(),
         threads=threads,
         exit_when_done=exit_when_done,
         tape=tape_options(tape, tape_mib_max),
@@ -94,10 +122,8 @@ def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
 @syncer_app.command
 def status(
     *,
-    json: Annotated[
-        bool, Parameter(help="Print one JSON list; with --watch one per line.", negative="")
-    ] = False,
-    watch: Annotated[bool, Parameter(help="Look again every second.", negative="")] = False,
+    json: Annotated[bool, switch("Print one JSON list; with --watch one per line.")] = False,
+    watch: Annotated[bool, switch("Look again every second.")] = False,
     instance: Annotated[str | None, Parameter(help="Only the syncer with this name.")] = None,
     home: HomeHere,
 ) -> int:
@@ -124,10 +150,9 @@ def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
 def snapshot(
     *,
     list_kept: Annotated[
-        bool,
-        Parameter(name="--list", help="Take none; check and list those on this disk.", negative=""),
+        bool, switch("Take none; check and list those on this disk.", name="--list")
     ] = False,
-    json: Annotated[bool, Parameter(help="With --list: as one JSON list.", negative="")] = False,
+    json: Annotated[bool, switch("With --list: as one JSON list.")] = False,
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> int:
@@ -146,7 +171,7 @@ def snapshot(
 @syncer_app.command
 def ledger(
     *,
-    json: Annotated[bool, Parameter(help="Print it as JSON.", negative="")] = False,
+    json: Annotated[bool, switch("Print it as JSON.")] = False,
     csv: Annotated[Path | None, Parameter(help="Write it to this file as CSV.")] = None,
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
@@ -170,11 +195,7 @@ def run_witness(
     project: ProjectPath,
     *,
     port: Port = 4101,
-    bulk_port: BulkPort = None,
-    announce: Announce = (),
-    join: Link = None,
-    bootstrap: Bootstrap = (),
-    listen: Listen = "0.0.0.0",
+    network: VoterNetwork = ANYWHERE,
     instance: Instance = DEFAULT_INSTANCE,
     monitor: MonitorPlace = None,
     log_json: LogJson = None,
@@ -183,16 +204,13 @@ def run_witness(
     """Run a witness of a project, until Ctrl-C or `shoal stop`: it votes and keeps the log."""
     from shoal.machine import run_commands
 
-    return run_commands.run_witness(
+    return run_commands.run_voter(
+        "witness",
         project,
         home,
         instance=instance,
         port=port,
-        bulk=bulk_at(bulk_port or "any"),
-        listen_host=listen,
-        announce=announce,
-        bootstrap=bootstrap,
-        link=join,
+        **network.choices(),
         monitor=monitor_at(monitor),
         log_json=log_json,
     )

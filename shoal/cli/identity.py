@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from host.files.home import Role
-from shoal.common.choices import THIS_MACHINE, HomeHere, say
+from shoal.common.choices import THIS_MACHINE, HomeHere, say, switch
 
 identity_app = App(
     name="identity", help="The keys of this machine: show, back up, restore.", group=THIS_MACHINE
@@ -54,7 +54,7 @@ def import_key(
     instance: Annotated[
         str | None, Parameter(help="For this instance instead of the one it was exported from.")
     ] = None,
-    replace: Annotated[bool, Parameter(help="Move an existing key aside.", negative="")] = False,
+    replace: Annotated[bool, switch("Move an existing key aside.")] = False,
     passphrase_file: PassphraseFile = None,
     home: HomeHere,
 ) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter, validators
 
 from host.files.home import DEFAULT_INSTANCE
-from shoal.common.choices import HOST, HomeHere, Instance, Key, ProjectPath, WholeKey, say
+from shoal.common.choices import HOST, HomeHere, Instance, Key, ProjectPath, WholeKey, say, switch
 from shoal.project.presets import PresetName
 
 project_app = App(
@@ -39,11 +39,7 @@ def sign(
     path: Annotated[Path, Parameter(help="The project file (.toml).")],
     *,
     change_voter: Annotated[
-        bool,
-        Parameter(
-            help="Accept a voter that the file adds to, or leaves out of, what is signed.",
-            negative="",
-        ),
+        bool, switch("Accept a voter that the file adds to, or leaves out of, what is signed.")
     ] = False,
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
@@ -177,12 +173,8 @@ def reset_seat(
             negative="",
         ),
     ] = (),
-    yes: Annotated[
-        bool, Parameter(help="Do it; by default only say what would happen.", negative="")
-    ] = (False),
-    force: Annotated[
-        bool, Parameter(help="Even if a majority of the voters is here.", negative="")
-    ] = False,
+    yes: Annotated[bool, switch("Do it; by default only say what would happen.")] = False,
+    force: Annotated[bool, switch("Even if a majority of the voters is here.")] = False,
     from_learners: Annotated[
         str | None,
         Parameter(
@@ -219,9 +211,7 @@ def restore_snapshot(
         ),
     ] = None,
     *,
-    yes: Annotated[
-        bool, Parameter(help="Do it; by default only say what would happen.", negative="")
-    ] = (False),
+    yes: Annotated[bool, switch("Do it; by default only say what would happen.")] = False,
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> int:

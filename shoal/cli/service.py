@@ -7,15 +7,13 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from host.files.home import DEFAULT_INSTANCE, DaemonRole
-from shoal.common.choices import THIS_MACHINE, CommandCheck, HomeHere, Instance
+from shoal.common.choices import THIS_MACHINE, CommandCheck, HomeHere, Instance, switch
 
 service_app = App(
     name="service", help="Have systemd start a daemon and keep it running.", group=THIS_MACHINE
 )
 
-System = Annotated[
-    bool, Parameter(help="A hardened system service; a user service by default.", negative="")
-]
+System = Annotated[bool, switch("A hardened system service; a user service by default.")]
 
 
 @service_app.command
@@ -42,7 +40,7 @@ def install(
         Parameter(help="With --system: run as this user; by default systemd makes one up."),
     ] = None,
     print_unit: Annotated[
-        bool, Parameter(name="--print", help="Print the unit and change nothing.", negative="")
+        bool, switch("Print the unit and change nothing.", name="--print")
     ] = False,
     start: Annotated[
         bool, Parameter(help="Start it at once (--no-start: at the next boot or login).")
@@ -70,7 +68,7 @@ def install(
 @service_app.command
 def status(
     *,
-    json: Annotated[bool, Parameter(help="Print one JSON list.", negative="")] = False,
+    json: Annotated[bool, switch("Print one JSON list.")] = False,
 ) -> int:
     """List the installed Shoal services and their state."""
     from shoal.machine import service_command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,17 @@ TAKE_PART = Group("Take part", sort_key=1)
 HOST = Group("Host a project", sort_key=2)
 THIS_MACHINE = Group("This machine", sort_key=3)
 TRY_OUT = Group("Try out and check", sort_key=4)
+
+
+def switch(help: str, *, name: str | list[str] | None = None) -> Parameter:
+    """An option that is off unless it is given, and has no opposite."""
+    return Parameter(name=name, help=help, negative="")
+
+
+def several(help: str, validator: validators.Number | None = None) -> Parameter:
+    """An option that takes all the values behind it."""
+    return Parameter(help=help, validator=validator, negative="", consume_multiple=True)
+
 
 HomeHere = Annotated[Home, Parameter(parse=False)]
 CommandCheck = Annotated[Callable[[Sequence[str]], None], Parameter(parse=False)]
@@ -60,26 +72,6 @@ ProjectPath = Annotated[
 ]
 AtLeastOne = validators.Number(gte=1)
 
-Announce = Annotated[
-    tuple[str, ...],
-    Parameter(
-        name=["--announce", "--host-address"],
-        help="Address to give to others if this machine cannot know it, such as "
-        "/dns4/example.org/tcp/4100; repeatable.",
-        negative="",
-    ),
-]
-Bootstrap = Annotated[
-    tuple[str, ...],
-    Parameter(help="Full address of a host already in the swarm; repeatable.", negative=""),
-]
-Link = Annotated[
-    str | None,
-    Parameter(
-        name="--join",
-        help="The project's join link, if other hosts already run.",
-    ),
-]
 TapeAt = Annotated[
     str,
     Parameter(
@@ -97,6 +89,19 @@ TapeMib = Annotated[
 ]
 Key = Annotated[str, Parameter(help="The voter's key; its first 8 digits are enough.")]
 WholeKey = Annotated[str, Parameter(help="The whole key, 64 hex digits.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where rows go besides the terminal."""
+
+    json: Annotated[Path | None, Parameter(help="Also write the rows as JSON.")] = None
+    csv: Annotated[Path | None, Parameter(help="Also write the rows as CSV.")] = None
+    plot: Annotated[Path | None, Parameter(help="Also draw them, as a PNG.")] = None
+
+
+TERMINAL_ONLY = Files()
 
 
 def say(lines: Sequence[str]) -> int:

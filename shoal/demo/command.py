@@ -21,10 +21,10 @@ import msgspec
 from host.files.home import TAPES, Home
 from host.files.signed_project import read_signed
 from host.runtime import software
-from protocol.errors import UserError
 from protocol.project import encode
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
+from shoal.common.writing import check_folder, write_json
 from shoal.demo.project import CAST, HELDOUT_SEQUENCES, NAME, SETTINGS
 from shoal.demo.report import (
     Alone,
@@ -58,8 +58,7 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
 
     report: a JSON file to write. minutes: give up after this long. keep: leave the directory.
     """
-    if report is not None and not report.absolute().parent.is_dir():
-        raise UserError(f"There is no directory {report.absolute().parent} for the report.")
+    check_folder(report)
     with ended_by_signals():
         folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
         screen = Screen()
@@ -83,7 +82,7 @@ def _show(swarm: DemoSwarm, screen: Screen, path: Path | None) -> int:
     screen.console.print()
     screen.console.print(results(rows(made), sample=made.sample, note=note))
     if path is not None:
-        _write(made, path)
+        write_json(path, made)
         screen.console.print(f"\nwrote {path}")
     _offer_replay(screen, swarm.folder)
     wrong = missed(made)
@@ -194,13 +193,6 @@ class Demo:
             return msgspec.json.decode((self._swarm.folder / name).read_bytes(), type=kind)
         except (OSError, msgspec.MsgspecError) as error:
             raise SwarmFailed(f"The result {name} cannot be read ({error}).") from error
-
-
-def _write(report: Report, path: Path) -> None:
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
 
 
 @contextlib.contextmanager

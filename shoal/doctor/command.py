@@ -21,7 +21,7 @@ from protocol.errors import UserError
 from shoal.common import settings_file, versions
 from shoal.common.exit_codes import ExitCode
 from shoal.doctor import diagnosis, findings, probes, requirements
-from shoal.doctor.findings import Finding, Verdict
+from shoal.doctor.findings import Finding, Topic, Verdict
 from shoal.doctor.probes import Named
 
 MARKS: Final[dict[Verdict, str]] = {
@@ -138,11 +138,9 @@ def _training(
             trial, swarm, needs, up_max=limits.up_bytes_per_s, down_max=limits.down_bytes_per_s
         )
     elif named.name:
-        yield Finding(
-            topic="project",
-            verdict="unknown",
-            says=f"{named.name} cannot be checked: no syncer sent its rules",
-            remedy="Try again once its syncer is online.",
+        yield Topic("project").unknown(
+            f"{named.name} cannot be checked: no syncer sent its rules",
+            "Try again once its syncer is online.",
         )
 
 

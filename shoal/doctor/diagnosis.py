@@ -9,7 +9,7 @@ from typing import Final
 
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialAnswer
-from shoal.doctor.findings import Figures, Finding, Verdict, amount
+from shoal.doctor.findings import Finding, Topic, Verdict, amount
 
 GIB: Final = 1 << 30
 DISK_MIN: Final = GIB
@@ -25,40 +25,27 @@ _ADDRESS = re.compile(r"/ip[46]/([^/]+)/")
 
 
 def _untried(topic: str) -> Finding:
-    return Finding(topic=topic, verdict="unknown", says="skipped (--quick)")
+    return Topic(topic).unknown("skipped (--quick)")
 
 
 def _too_busy(topic: str, busy: str) -> Finding:
-    return Finding(
-        topic=topic,
-        verdict="unknown",
-        says=f"not measured: {busy}",
-        remedy="Try again when it is quieter.",
-    )
+    return Topic(topic).unknown(f"not measured: {busy}", "Try again when it is quieter.")
 
 
 def python(version: tuple[int, int], shown: str, torch: str) -> Finding:
     """The interpreter, and PyTorch as its package names it (empty: not installed)."""
-    figures: Figures = {"python": shown, "torch": torch or None}
+    seen = Topic("python", python=shown, torch=torch or None)
     if not torch:
-        return Finding(
-            topic="python",
-            verdict="trouble",
-            says=f"Python {shown}; PyTorch is not installed",
-            remedy="Install Shoal again, into a virtual environment of its own.",
-            figures=figures,
+        return seen.trouble(
+            f"Python {shown}; PyTorch is not installed",
+            "Install Shoal again, into a virtual environment of its own.",
         )
     if version not in PYTHONS:
-        return Finding(
-            topic="python",
-            verdict="care",
-            says=f"Python {shown} is not among those that Shoal is tested with; PyTorch {torch}",
-            remedy="Use Python 3.11 or 3.12.",
-            figures=figures,
+        return seen.care(
+            f"Python {shown} is not among those that Shoal is tested with; PyTorch {torch}",
+            "Use Python 3.11 or 3.12.",
         )
-    return Finding(
-        topic="python", verdict="good", says=f"Python {shown}, PyTorch {torch}", figures=figures
-    )
+    return seen.good(f"Python {shown}, PyTorch {torch}")
 
 
 def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
@@ -68,44 +55,29 @@ def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
     """
     if trial is None:
         return _untried("accelerator")
-    figures: Figures = {
-        "device": trial.device,
-        "name": trial.device_name,
-        "backend": trial.backend,
-        "bf16": trial.is_bf16,
-    }
+    seen = Topic(
+        "accelerator",
+        device=trial.device,
+        name=trial.device_name,
+        backend=trial.backend,
+        bf16=trial.is_bf16,
+    )
     if not trial.device and trial.busy:
         return _too_busy("accelerator", trial.busy)
     if not trial.device:
-        return Finding(
-            topic="accelerator",
-            verdict="trouble",
-            says=f"no device can be used: {trial.trouble or 'the trial printed nothing'}",
-            remedy="Fix the driver, or name another device: --device cpu.",
-            figures=figures,
+        return seen.trouble(
+            f"no device can be used: {trial.trouble or 'the trial printed nothing'}",
+            "Fix the driver, or name another device: --device cpu.",
         )
     if trial.device == "cpu" and present:
-        return Finding(
-            topic="accelerator",
-            verdict="care",
-            says=f"there is {', '.join(present)}, but this PyTorch ({trial.torch}) cannot use it",
-            remedy="Install the PyTorch build for it, and its driver.",
-            figures=figures,
+        return seen.care(
+            f"there is {', '.join(present)}, but this PyTorch ({trial.torch}) cannot use it",
+            "Install the PyTorch build for it, and its driver.",
         )
     if trial.device == "cpu":
-        return Finding(
-            topic="accelerator",
-            verdict="good",
-            says="none found; training uses the CPU",
-            figures=figures,
-        )
+        return seen.good("none found; training uses the CPU")
     bf16 = ", bf16" if trial.is_bf16 else ", f32"
-    return Finding(
-        topic="accelerator",
-        verdict="good",
-        says=f"{trial.device}: {trial.device_name}, {trial.backend}{bf16}",
-        figures=figures,
-    )
+    return seen.good(f"{trial.device}: {trial.device_name}, {trial.backend}{bf16}")
 
 
 def engine(swarm: SwarmAnswer | None) -> Finding:
@@ -115,17 +87,12 @@ def engine(swarm: SwarmAnswer | None) -> Finding:
     if not swarm.is_engine_up and swarm.busy:
         return _too_busy("engine", swarm.busy)
     if not swarm.is_engine_up:
-        return Finding(
-            topic="engine",
-            verdict="trouble",
-            says=f"the network engine does not run: {swarm.trouble}",
-            remedy="Install Shoal again; the engine needs Linux and a processor it was built for.",
+        return Topic("engine").trouble(
+            f"the network engine does not run: {swarm.trouble}",
+            "Install Shoal again; the engine needs Linux and a processor it was built for.",
         )
-    return Finding(
-        topic="engine",
-        verdict="good",
-        says=f"it started in {swarm.engine_s:.1f} s" if swarm.engine_s else "it runs",
-        figures={"start_s": round(swarm.engine_s, 2)},
+    return Topic("engine", start_s=round(swarm.engine_s, 2)).good(
+        f"it started in {swarm.engine_s:.1f} s" if swarm.engine_s else "it runs"
     )
 
 
@@ -134,53 +101,31 @@ def clock(swarm: SwarmAnswer | None, kept: bool | None, error_s: float | None) -
 
     kept: what the kernel says about being kept by one; None where it says nothing.
     """
-    figures: Figures = {"kept": kept, "error_s": error_s}
+    seen = Topic("clock", kept=kept, error_s=error_s)
     remedy = "Set it with NTP, for example: timedatectl set-ntp true"
     if swarm is not None and swarm.is_clock_off:
-        return Finding(
-            topic="clock",
-            verdict="trouble",
-            says=f"it differs from the swarm's by more than {CLOCK_S_MAX:g} s",
-            remedy=remedy,
-            figures=figures,
-        )
+        return seen.trouble(f"it differs from the swarm's by more than {CLOCK_S_MAX:g} s", remedy)
     if swarm is not None and swarm.is_in_swarm:
-        return Finding(
-            topic="clock",
-            verdict="good",
-            says=f"within {CLOCK_S_MAX:g} s of the swarm's",
-            figures=figures,
-        )
+        return seen.good(f"within {CLOCK_S_MAX:g} s of the swarm's")
     if kept and error_s is not None:
         is_off = error_s > CLOCK_S_MAX
-        return Finding(
-            topic="clock",
-            verdict="care" if is_off else "good",
-            says=f"synchronized by a time service, off by at most {error_s:.2g} s",
-            remedy=remedy if is_off else "",
-            figures=figures,
+        return seen.found(
+            "care" if is_off else "good",
+            f"synchronized by a time service, off by at most {error_s:.2g} s",
+            remedy if is_off else "",
         )
-    return Finding(
-        topic="clock",
-        verdict="unknown",
-        says="unknown: no time service seems to run, and no swarm answered",
-        remedy=f"Name a project to compare. {remedy}",
-        figures=figures,
+    return seen.unknown(
+        "unknown: no time service seems to run, and no swarm answered",
+        f"Name a project to compare. {remedy}",
     )
 
 
 def port(number: int, trouble: str) -> Finding:
     """Whether a port for hosting is free."""
-    figures: Figures = {"port": number}
+    seen = Topic("port", port=number)
     if trouble:
-        return Finding(
-            topic="port",
-            verdict="care",
-            says=trouble,
-            figures=figures,
-            remedy="Only a host that others must find needs it; learners do not.",
-        )
-    return Finding(topic="port", verdict="good", says=f"{number} is free", figures=figures)
+        return seen.care(trouble, "Only a host that others must find needs it; learners do not.")
+    return seen.good(f"{number} is free")
 
 
 def reach(swarm: SwarmAnswer | None) -> Finding:
@@ -191,27 +136,21 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
     if is_unclear and (swarm.hosts or not swarm.is_engine_up):
         return _too_busy("reach", swarm.busy)
     outside, inward = public_addresses(swarm.addresses), _inward(swarm)
-    figures: Figures = {
-        "is_public": bool(outside),
-        "hosts": float(len(swarm.hosts)),
-        "answering": float(sum(bool(host.path) for host in swarm.hosts)),
-    }
+    seen = Topic(
+        "reach",
+        is_public=bool(outside),
+        hosts=float(len(swarm.hosts)),
+        answering=float(sum(bool(host.path) for host in swarm.hosts)),
+    )
     if not swarm.hosts:
-        return Finding(
-            topic="reach",
-            verdict="unknown",
-            says=f"no swarm was asked; {inward}",
-            remedy="Name a project: shoal doctor 'shoal:...'",
-            figures=figures,
+        return seen.unknown(
+            f"no swarm was asked; {inward}", "Name a project: shoal doctor 'shoal:...'"
         )
     if not swarm.is_in_swarm:
-        return Finding(
-            topic="reach",
-            verdict="trouble",
-            says=f"not at all: {swarm.trouble}",
-            remedy="See that this machine may open TCP connections outwards, and ask the "
+        return seen.trouble(
+            f"not at all: {swarm.trouble}",
+            "See that this machine may open TCP connections outwards, and ask the "
             "project's host for a fresh link.",
-            figures=figures,
         )
     told = [host for host in swarm.hosts if host.path]
     direct = sum(host.path == "direct" for host in told)
@@ -219,13 +158,12 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
     quick = f", {min(rtts) * 1000:.0f} ms" if rtts else ""
     way = "directly" if direct or not told else "through relays"
     how = swarm.reach if swarm.reach in _REACHED else "unknown"
-    return Finding(
-        topic="reach",
-        verdict="care" if how in ("relayed", "outward") or way != "directly" else "good",
-        says=f"{_REACHED.get(how, '')}{max(len(told), 1)} of {len(swarm.hosts)} hosts of the link "
+    seen.figures |= {"path": how, "rtt_s": min(rtts) if rtts else None}
+    return seen.found(
+        "care" if how in ("relayed", "outward") or way != "directly" else "good",
+        f"{_REACHED.get(how, '')}{max(len(told), 1)} of {len(swarm.hosts)} hosts of the link "
         f"answer {way}{quick}; {inward}",
-        remedy=_opening(how, swarm.port),
-        figures={**figures, "path": how, "rtt_s": min(rtts) if rtts else None},
+        _opening(how, swarm.port),
     )
 
 
@@ -270,61 +208,42 @@ def public_addresses(addresses: Sequence[str]) -> list[str]:
 def disk(free_bytes: int, place: str) -> Finding:
     """Room for text, tape and weights."""
     says = f"{amount(free_bytes)} free at {place}"
-    figures: Figures = {"free_bytes": float(free_bytes)}
+    seen = Topic("disk", free_bytes=float(free_bytes))
     if free_bytes < DISK_MIN:
-        return Finding(
-            topic="disk",
-            verdict="trouble",
-            says=says,
-            figures=figures,
-            remedy=f"Free at least {amount(DISK_MIN)}, or use another --home.",
-        )
+        return seen.trouble(says, f"Free at least {amount(DISK_MIN)}, or use another --home.")
     verdict: Verdict = "good" if free_bytes >= DISK_AMPLE else "care"
-    return Finding(
-        topic="disk",
-        verdict=verdict,
-        says=says,
-        figures=figures,
-        remedy="" if verdict == "good" else "Large projects need more for their text.",
+    return seen.found(
+        verdict, says, "" if verdict == "good" else "Large projects need more for their text."
     )
 
 
 def memory(available_bytes: int, total_bytes: int, limit: str) -> Finding:
     """What training may take. limit: what bounds it, in words, or empty."""
     bound = f", {limit}" if limit else ""
-    figures: Figures = {
-        "available_bytes": float(available_bytes),
-        "total_bytes": float(total_bytes),
-    }
+    seen = Topic("memory", available_bytes=float(available_bytes), total_bytes=float(total_bytes))
     is_ample = available_bytes >= MEMORY_AMPLE
-    return Finding(
-        topic="memory",
-        verdict="good" if is_ample else "care",
-        says=f"{amount(available_bytes)} of {amount(total_bytes)} available{bound}",
-        remedy=""
-        if is_ample
-        else "Free some: the daemon and its trainer take 1 GiB before any model.",
-        figures=figures,
+    return seen.found(
+        "good" if is_ample else "care",
+        f"{amount(available_bytes)} of {amount(total_bytes)} available{bound}",
+        "" if is_ample else "Free some: the daemon and its trainer take 1 GiB before any model.",
     )
 
 
 def speed(trial: TrialAnswer | None, what: str) -> Finding:
     """Measured tokens per second."""
     if trial is None:
-        return Finding(topic="speed", verdict="unknown", says="not measured (--quick)")
+        return Topic("speed").unknown("not measured (--quick)")
     if not trial.tokens_per_s and trial.busy:
         return _too_busy("speed", trial.busy)
     if not trial.tokens_per_s:
-        return Finding(
-            topic="speed",
-            verdict="trouble" if not trial.is_out_of_memory else "unknown",
-            says=f"not measured: {trial.trouble or 'the trial ended early'}",
-            remedy="" if trial.is_out_of_memory else "Try another --device.",
+        return Topic("speed").found(
+            "trouble" if not trial.is_out_of_memory else "unknown",
+            f"not measured: {trial.trouble or 'the trial ended early'}",
+            "" if trial.is_out_of_memory else "Try another --device.",
         )
-    return Finding(
-        topic="speed",
-        verdict="good",
-        says=f"{trial.tokens_per_s:,.0f} tokens/s with {what}, "
-        f"{trial.sequences} {'sequence' if trial.sequences == 1 else 'sequences'} at once",
-        figures={"tokens_per_s": round(trial.tokens_per_s, 1), "sequences": float(trial.sequences)},
+    return Topic(
+        "speed", tokens_per_s=round(trial.tokens_per_s, 1), sequences=float(trial.sequences)
+    ).good(
+        f"{trial.tokens_per_s:,.0f} tokens/s with {what}, "
+        f"{trial.sequences} {'sequence' if trial.sequences == 1 else 'sequences'} at once"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Literal
 
 from msgspec import Struct
@@ -21,6 +22,25 @@ class Finding(Struct, kw_only=True, frozen=True):
     """What to do, where something is to be done."""
     figures: Figures = {}
     """The numbers behind it, for programs."""
+
+
+class Topic:
+    """What is looked at, and the numbers that any verdict on it rests on."""
+
+    def __init__(self, name: str, /, **figures: float | str | bool | None) -> None:
+        self.name = name
+        self.figures: Figures = figures
+
+    def found(self, verdict: Verdict, says: str, remedy: str = "") -> Finding:
+        """The verdict on it, and what to do."""
+        return Finding(
+            topic=self.name, verdict=verdict, says=says, remedy=remedy, figures=self.figures
+        )
+
+    good = partialmethod(found, "good")
+    care = partialmethod(found, "care")
+    trouble = partialmethod(found, "trouble")
+    unknown = partialmethod(found, "unknown")
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import Charter, Genesis
-from shoal.doctor.findings import Figures, Finding, amount, duration
+from shoal.doctor.findings import Finding, Topic, amount, duration
 
 CYCLE_S_CARE: Final = 3600.0
 CYCLE_S_MAX: Final = 86_400.0
@@ -67,66 +67,51 @@ def fit(trial: TrialAnswer | None, needs: Needs, available_bytes: int) -> Findin
     least = TRAINING_BYTES * needs.parameters
     taken = trial.memory_bytes if trial is not None and trial.memory_bytes else least
     device_room = available_bytes if is_on_cpu else (trial.device_bytes if trial else 0)
-    figures: Figures = {
-        "parameters": float(needs.parameters),
-        "training_bytes": float(taken),
-        "daemon_bytes": float(beside),
-        "device_bytes": float(device_room),
-        "memory_bytes": float(available_bytes),
-    }
+    seen = Topic(
+        "fit",
+        parameters=float(needs.parameters),
+        training_bytes=float(taken),
+        daemon_bytes=float(beside),
+        device_bytes=float(device_room),
+        memory_bytes=float(available_bytes),
+    )
     where = "memory" if is_on_cpu else "the device's memory"
     wanted = taken + (beside if is_on_cpu else 0)
     fits = wanted <= device_room and beside <= available_bytes
     if not fits or (trial is not None and trial.is_out_of_memory):
-        return Finding(
-            topic="fit",
-            verdict="trouble",
-            says=f"{needs.parameters:,} parameters do not fit: they take {amount(wanted)} of "
+        return seen.trouble(
+            f"{needs.parameters:,} parameters do not fit: they take {amount(wanted)} of "
             f"{where}, and {amount(device_room)} is there",
-            remedy="Free memory, or take part in a project with a smaller model.",
-            figures=figures,
+            "Free memory, or take part in a project with a smaller model.",
         )
     measured = "measured" if trial is not None and trial.memory_bytes else "at least"
-    return Finding(
-        topic="fit",
-        verdict="good",
-        says=f"{needs.parameters:,} parameters take {amount(wanted)} of {where} ({measured}), "
-        f"{amount(device_room)} is there",
-        figures=figures,
+    return seen.good(
+        f"{needs.parameters:,} parameters take {amount(wanted)} of {where} ({measured}), "
+        f"{amount(device_room)} is there"
     )
 
 
 def pace(trial: TrialAnswer | None, needs: Needs) -> Finding:
     """Whether this machine is fast enough for the project to have something of it."""
     if trial is None or not trial.tokens_per_s:
-        return Finding(topic="pace", verdict="unknown", says="the speed was not measured")
+        return Topic("pace").unknown("the speed was not measured")
     step_s = needs.step_tokens / trial.tokens_per_s
     cycle_s = needs.local_steps * step_s
     share = 86_400 * trial.tokens_per_s / needs.token_budget
-    figures: Figures = {
-        "step_s": round(step_s, 3),
-        "cycle_s": round(cycle_s, 1),
-        "share_per_day": round(share, 6),
-    }
+    seen = Topic(
+        "pace", step_s=round(step_s, 3), cycle_s=round(cycle_s, 1), share_per_day=round(share, 6)
+    )
     says = (
         f"a local step takes {duration(step_s)}, so each fragment is handed in every "
         f"{duration(cycle_s)}"
     )
     if cycle_s > CYCLE_S_MAX:
-        return Finding(
-            topic="pace",
-            verdict="trouble",
-            says=f"too slow for this project: {says}, too old by then to be of use",
-            remedy="Use an accelerator, or take part in a project with a smaller model.",
-            figures=figures,
+        return seen.trouble(
+            f"too slow for this project: {says}, too old by then to be of use",
+            "Use an accelerator, or take part in a project with a smaller model.",
         )
     a_day = "" if share >= 1 else f"; {share:.2g} of its tokens in a day"
-    return Finding(
-        topic="pace",
-        verdict="care" if cycle_s > CYCLE_S_CARE else "good",
-        says=says + a_day,
-        figures=figures,
-    )
+    return seen.found("care" if cycle_s > CYCLE_S_CARE else "good", says + a_day)
 
 
 def bandwidth(
@@ -146,39 +131,26 @@ def bandwidth(
     up = max(needs.payload_bytes_up * per_s, needs.fragment_bytes_max / needs.pull_timeout_s)
     down = needs.payload_bytes_down * per_s
     got = swarm.down_bytes_per_s if swarm is not None else 0.0
-    figures: Figures = {
-        "needs_up": round(up, 1),
-        "needs_down": round(down, 1),
-        "measured_down": round(got, 1) or None,
-    }
+    seen = Topic(
+        "bandwidth",
+        needs_up=round(up, 1),
+        needs_down=round(down, 1),
+        measured_down=round(got, 1) or None,
+    )
     says = f"the project takes {amount(up)}/s up and {amount(down)}/s down at this speed"
     for limit, wanted, word in ((up_max, up, "up"), (down_max, down, "down")):
         if limit is not None and limit < wanted:
-            return Finding(
-                topic="bandwidth",
-                verdict="trouble",
-                says=f"{says}; limits.{word}_bytes_per_s allows {amount(limit)}/s",
-                remedy=f"Raise limits.{word}_bytes_per_s, or take part in a smaller project.",
-                figures=figures,
+            return seen.trouble(
+                f"{says}; limits.{word}_bytes_per_s allows {amount(limit)}/s",
+                f"Raise limits.{word}_bytes_per_s, or take part in a smaller project.",
             )
     if got and got < down:
-        return Finding(
-            topic="bandwidth",
-            verdict="trouble",
-            says=f"too slow for this project: {says}; {amount(got)}/s came from its hosts",
-            remedy="Use a faster line, or take part in a project with a smaller model.",
-            figures=figures,
+        return seen.trouble(
+            f"too slow for this project: {says}; {amount(got)}/s came from its hosts",
+            "Use a faster line, or take part in a project with a smaller model.",
         )
     if not got:
-        return Finding(
-            topic="bandwidth",
-            verdict="unknown",
-            says=f"{says}; no syncer was asked",
-            figures=figures,
-        )
-    return Finding(
-        topic="bandwidth",
-        verdict="good",
-        says=f"{says}; {amount(got)}/s came from its hosts; the way up shows only once joined",
-        figures=figures,
+        return seen.unknown(f"{says}; no syncer was asked")
+    return seen.good(
+        f"{says}; {amount(got)}/s came from its hosts; the way up shows only once joined"
     )

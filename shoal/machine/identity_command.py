@@ -21,6 +21,7 @@ from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE, Home, Role
 from protocol.errors import ShoalError, UserError
 from protocol.ids import NodeKey
+from shoal.common.writing import writing
 
 PASSPHRASE_VARIABLE: Final = "SHOAL_PASSPHRASE"
 PASSPHRASE_CHARS_MIN: Final = 8
@@ -153,10 +154,8 @@ def bring_back(
     remedy = "Stop it first: shoal stop"
     with keystore.lock(chosen.path, remedy=remedy):
         lines = _move_aside(chosen.path)
-        try:
+        with writing(chosen.path):
             keystore.store(private, chosen.path)
-        except OSError as error:
-            raise UserError(f"{chosen.path} cannot be written ({error.strerror}).") from error
     return [
         *lines,
         f"{chosen.called} has the key {key.hex()}",

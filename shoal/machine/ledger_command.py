@@ -21,6 +21,7 @@ from host.files.signed_project import read_signed
 from protocol.errors import RemoteError, ShoalError, UserError
 from protocol.status import ContributorRow
 from shoal.common.exit_codes import ExitCode
+from shoal.common.writing import writing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -144,15 +145,12 @@ def _table(rows: Sequence[ContributorRow]) -> Table:
 
 
 def _write_csv(path: Path, ledgers: Sequence[Ledger]) -> None:
-    try:
-        with path.open("w", newline="", encoding="utf-8") as handle:
-            rows = csv.writer(handle)
-            rows.writerow(COLUMNS)
-            for one in ledgers:
-                for row in one.contributors:
-                    rows.writerow((one.project, one.epoch, one.log_index, *_cells(row)))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
+    with writing(path), path.open("w", newline="", encoding="utf-8") as handle:
+        rows = csv.writer(handle)
+        rows.writerow(COLUMNS)
+        for one in ledgers:
+            for row in one.contributors:
+                rows.writerow((one.project, one.epoch, one.log_index, *_cells(row)))
 
 
 def _cells(row: ContributorRow) -> tuple[str | int, ...]:

@@ -29,34 +29,27 @@ DRAIN_S = 60.0
 """The rounds in flight end within their patience, and a handover takes a second."""
 
 
-def run_syncer(
-    path: Path, home: Home, *, instance: str, link: str | None = None, **choices: Any
+def run_voter(
+    role: VoterRole,
+    path: Path,
+    home: Home,
+    *,
+    instance: str,
+    link: str | None = None,
+    **choices: Any,
 ) -> int:
-    """Runs the syncer in the foreground and returns its exit code."""
-    from host.options import SyncerOptions
+    """Runs a syncer or a witness in the foreground and returns its exit code."""
+    from host.options import SyncerOptions, WitnessOptions
 
-    known = _entrance(path, home, "syncer", instance, link, choices)
-    options = SyncerOptions(home=home, **known)
+    known = _entrance(path, home, role, instance, link, choices)
     try:
-        from syncer_node.daemon import syncer_daemon
+        if role == "syncer":
+            from syncer_node.daemon import syncer_daemon
 
-        return syncer_daemon.run(options)
-    except KeyboardInterrupt:
-        return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
-
-
-def run_witness(
-    path: Path, home: Home, *, instance: str, link: str | None = None, **choices: Any
-) -> int:
-    """Runs a witness in the foreground and returns its exit code."""
-    from host.options import WitnessOptions
-
-    known = _entrance(path, home, "witness", instance, link, choices)
-    options = WitnessOptions(home=home, **known)
-    try:
+            return syncer_daemon.run(SyncerOptions(home=home, **known))
         from syncer_node.daemon import witness_daemon
 
-        return witness_daemon.run(options)
+        return witness_daemon.run(WitnessOptions(home=home, **known))
     except KeyboardInterrupt:
         return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
 

@@ -27,6 +27,7 @@ from host.files.memberships import Joined
 from protocol.errors import TransientError, UserError
 from shoal.common import settings_file
 from shoal.common.exit_codes import ExitCode
+from shoal.common.writing import writing
 from shoal.machine import service_units
 from shoal.machine.service_units import MARK, STATE, SYSTEM_CONFIG, UnitWish
 
@@ -318,12 +319,10 @@ def _lingers() -> bool:
 def _write(path: Path, text: str) -> None:
     if path.exists() and not path.read_text(errors="replace").startswith(MARK):
         raise UserError(f"{path} exists and was not written by Shoal. Move it away.")
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o644)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
 
 
 def _systemctl(*words: str, is_system: bool) -> str:

@@ -36,8 +36,6 @@ from shoal.project import charter_delivery, charters, file_commands
 from shoal.project.project_file import check_together
 from shoal.project.template import toml_value
 
-Change = Callable[[Charter], Charter]
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -132,7 +130,7 @@ def unban(path: Path, home: Home, *, key: str) -> list[str]:
 
 
 def _ban(case: Case, banned: tuple[NodeKey, ...]) -> list[str]:
-    lines = revise(case, lambda charter: msgspec.structs.replace(charter, banned=banned))
+    lines = revise(case, msgspec.structs.replace(case.project.charter, banned=banned))
     listed = ", ".join(f'"{one.hex()}"' for one in banned)
     return [*lines, *to_paste(case, ["[admission]", f"banned = [{listed}]"])]
 
@@ -160,8 +158,7 @@ def set_values(path: Path, home: Home, *, settings: list[str]) -> list[str]:
     )
     if charter == case.project.charter:
         return [f"nothing to change: revision {charter.revision} already says so"]
-    wanted = charter
-    lines = revise(case, lambda _: wanted)
+    lines = revise(case, charter)
     return [*lines, *to_paste(case, _tables(case.project.charter, charter))]
 
 
@@ -216,10 +213,10 @@ def _owner(home: Home, project: OpenedProject) -> Identity:
     return owner
 
 
-def revise(case: Case, change: Change) -> list[str]:
-    """Sign and write the next revision, hand it over, and say so."""
+def revise(case: Case, charter: Charter) -> list[str]:
+    """Sign and write this charter as the next revision, hand it over, and say so."""
     former = case.project.charter
-    charter = msgspec.structs.replace(change(former), revision=former.revision + 1)
+    charter = msgspec.structs.replace(charter, revision=former.revision + 1)
     project = _write(case, charter)
     lines = [f"revision {charter.revision} of {project.genesis.name}, in {case.target}:"]
     lines += [f"    {line}" for line in charters.differences(former, charter)]
@@ -279,7 +276,7 @@ def _change_voters(
     note = charters.check_enough_votes(charter.voters)
     if not is_remedy:
         _check_settled(case, charter)
-    lines = revise(case, lambda _: charter)
+    lines = revise(case, charter)
     if note:
         lines.append(note)
     source = case.target.with_suffix(".toml")

@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from host.files.keystore import Identity
-from host.files.signed_project import OpenedProject, SignedProject, seal_project
 from protocol import limits
 from protocol.errors import UserError
 from protocol.ids import NodeKey
@@ -33,8 +31,6 @@ from protocol.project import (
     OuterSpec,
     RoundSpec,
     Voter,
-    encode,
-    project_id,
 )
 from shoal.common.toml_tables import Place, as_table, check_keys, read_table, read_value, shown
 from shoal.project.charters import check_one_voter
@@ -341,35 +337,6 @@ def make_charter(
 
 def _rank(key: bytes, known: list[bytes]) -> int:
     return known.index(key) if key in known else len(known)
-
-
-def sign(
-    file: ProjectFile,
-    *,
-    owner: Identity,
-    this_host: NodeKey,
-    data_cache: Path,
-    former: OpenedProject | None = None,
-) -> SignedProject:
-    """The project as a signed fact.
-
-    this_host: key of the syncer here, for voters that say "this host". former: what was signed
-    before; if the project is the same one, the charter becomes its next revision, or stays as it
-    is where nothing changed. Raises what `make_genesis` and `make_charter` raise.
-    """
-    genesis = make_genesis(file, owner=owner.key, data_cache=data_cache)
-    project = project_id(encode(genesis))
-    if former is not None and former.charter.project != project:
-        former = None
-    charter = make_charter(
-        file,
-        project=project,
-        this_host=this_host,
-        former=former.charter if former is not None else None,
-    )
-    if former is not None and charter == former.charter:
-        return former.stored()
-    return seal_project(genesis, charter, owner)
 
 
 def _named_voters(file: ProjectFile, this_host: NodeKey) -> tuple[Voter, ...]:

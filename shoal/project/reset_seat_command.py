@@ -17,7 +17,7 @@ from host.join_link import parse_link
 from protocol.errors import UserError
 from protocol.ids import NodeKey, short
 from protocol.log.records import majority, record_hash
-from protocol.project import Charter, Origin, Voter
+from protocol.project import Origin, Voter
 from shoal.project import charter_commands, charters
 from shoal.project.charter_commands import Case
 
@@ -92,15 +92,11 @@ def _keep_rescued(case: Case, instance: str, rescued: Rescued) -> None:
 
 def begin_epoch(case: Case, origin: Origin, voters: tuple[Voter, ...]) -> list[str]:
     """Sign the charter that lets the swarm go on behind this record, with these voters."""
-
-    def change(charter: Charter) -> Charter:
-        return msgspec.structs.replace(
-            charter, epoch=charter.epoch + 1, origin=origin, voters=voters
-        )
-
     epoch = case.project.charter.epoch + 1
-    lines = charter_commands.revise(case, change)
-    charter = msgspec.structs.replace(case.project.charter, voters=voters)
+    charter = msgspec.structs.replace(
+        case.project.charter, epoch=epoch, origin=origin, voters=voters
+    )
+    lines = charter_commands.revise(case, charter)
     return [
         f"epoch {epoch} begins behind record {origin.index:,}",
         *lines,

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from host.files.home import Daemon, Home
 from protocol.errors import CorruptState, UserError
-from protocol.project import Charter, Origin
+from protocol.project import Origin
 from protocol.snapshots.manifest import Manifest, stamp
 from protocol.status import RestoreRow, SyncerStatus
 from shoal.common import daemons
@@ -41,12 +41,9 @@ def restore(
         print("\n".join(_warning(case, manifest)))
         raise UserError("Nothing was changed. To do it, repeat the command with --yes.")
     origin = Origin(manifest.index, manifest.head, manifest.snapshot)
-
-    def change(charter: Charter) -> Charter:
-        return structs.replace(charter, epoch=charter.epoch + 1, origin=origin)
-
-    epoch = case.project.charter.epoch + 1
-    lines = charter_commands.revise(case, change)
+    former = case.project.charter
+    epoch = former.epoch + 1
+    lines = charter_commands.revise(case, structs.replace(former, epoch=epoch, origin=origin))
     name = stamp(manifest.snapshot)
     print(f"epoch {epoch} begins at snapshot {name}, behind record {manifest.index:,}")
     print("\n".join(lines), flush=True)

@@ -18,10 +18,11 @@ from rich.table import Table
 from host.files.home import Home
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, encode, project_id
+from shoal.common.choices import Files
 from shoal.project import project_file
 from shoal.project.template import Value, create_text
 from shoal.sim import plots
-from shoal.sim.scale import Files, write_rows
+from shoal.sim.scale import write_rows
 from simulator.compare.results import Folder, Summary, fingerprint, rows_of, summaries
 from simulator.compare.setting import Setting
 

@@ -37,10 +37,7 @@ def goodput(rows: Sequence[Cell], path: Path) -> None:
         label = method if learners == 1 else f"{method}, M = {learners}"
         panels[0].plot(sizes, [100 * row.goodput for row in line], ".-", color=colour, label=label)
         panels[1].plot(sizes, [100 * row.uptime for row in line], ".-", color=colour)
-        known = [row for row in line if row.paper_goodput is not None]
-        _rings(
-            panels[0], [row.chips for row in known], [row.paper_goodput for row in known], colour
-        )
+        _rings(panels[0], [(row.chips, row.paper_goodput) for row in line], colour)
     sizes = sorted({row.chips for row in rows})
     for panel, name in zip(panels, ("Goodput", "Uptime"), strict=True):
         panel.set(xscale="log", xlabel="Chips", ylabel=f"{name} (%)", ylim=(0, 103), title=name)
@@ -67,13 +64,7 @@ def bandwidth(rows: Sequence[Need], link_gbps: float | None, path: Path) -> None
         shares = [100 * row.utilisation for row in line]
         needs = [row.gbps for row in line]
         panel.plot(shares, needs, ls=style, marker=".", color=colour, label=f"{method}, {codec}")
-        known = [row for row in line if row.paper_gbps is not None]
-        _rings(
-            panel,
-            [100 * row.utilisation for row in known],
-            [row.paper_gbps for row in known],
-            colour,
-        )
+        _rings(panel, [(100 * row.utilisation, row.paper_gbps) for row in line], colour)
     if link_gbps is not None:
         panel.axhline(link_gbps, color="black", lw=1, label=f"your link, {link_gbps:g} Gb/s")
     panel.plot([], [], "o", mfc="none", color="black", label="paper")
@@ -86,22 +77,12 @@ def heterogeneous(rows: Sequence[Setting], path: Path) -> None:
     """Goodput and learners per merge of each setting. Raises OSError."""
     figure, (panel,) = _canvas(1)
     places = range(len(rows))
-    panel.bar(
-        [at - 0.2 for at in places],
-        [100 * row.goodput for row in rows],
-        0.38,
-        color="#2e7dab",
-        label="goodput",
-    )
-    panel.bar(
-        [at + 0.2 for at in places],
-        [100 * row.merged for row in rows],
-        0.38,
-        color="#edae49",
-        label="learners in a merge",
-    )
-    known = [(at - 0.2, row.paper_goodput) for at, row in enumerate(rows) if row.paper_goodput]
-    _rings(panel, [at for at, _ in known], [value for _, value in known], "black")
+    for left, shares, colour, label in (
+        (-0.2, [100 * row.goodput for row in rows], "#2e7dab", "goodput"),
+        (0.2, [100 * row.merged for row in rows], "#edae49", "learners in a merge"),
+    ):
+        panel.bar([at + left for at in places], shares, 0.38, color=colour, label=label)
+    _rings(panel, [(at - 0.2, row.paper_goodput) for at, row in enumerate(rows)], "black")
     panel.plot([], [], "o", mfc="none", color="black", label="paper's goodput")
     panel.set_xticks(list(places), [row.setting for row in rows])
     panel.set(ylabel="Share (%)", ylim=(0, 110))
@@ -116,10 +97,8 @@ def scavenge(rows: Sequence[Speedup], path: Path) -> None:
     extra = [100 * row.extra for row in ordered]
     panel.plot(extra, [row.dp for row in ordered], ".-", color="#d1495b", label="DP")
     panel.plot(extra, [row.decoupled for row in ordered], ".-", color="#2e7dab", label="Decoupled")
-    known = [row for row in ordered if row.paper_dp is not None]
-    at = [100 * row.extra for row in known]
-    _rings(panel, at, [row.paper_dp for row in known], "#d1495b")
-    _rings(panel, at, [row.paper_decoupled for row in known], "#2e7dab")
+    _rings(panel, [(100 * row.extra, row.paper_dp) for row in ordered], "#d1495b")
+    _rings(panel, [(100 * row.extra, row.paper_decoupled) for row in ordered], "#2e7dab")
     panel.plot([], [], "o", mfc="none", color="black", label="paper")
     panel.set(xlabel="Extra machines (%)", ylabel="Training time (1 = none extra)")
     panel.set_ylim(bottom=0)
@@ -127,8 +106,12 @@ def scavenge(rows: Sequence[Speedup], path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def _rings(panel: Any, across: Sequence[Any], up: Sequence[Any], colour: str) -> None:
-    panel.plot(across, up, "o", mfc="none", ms=7, color=colour)
+def _rings(panel: Any, points: Sequence[tuple[float, float | None]], colour: str) -> None:
+    """The paper's values, where it has them."""
+    known = [(across, up) for across, up in points if up is not None]
+    panel.plot(
+        [at for at, _ in known], [up for _, up in known], "o", mfc="none", ms=7, color=colour
+    )
 
 
 def compare(lines: Sequence[Summary], path: Path) -> None:

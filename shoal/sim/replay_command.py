@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +14,7 @@ from protocol.errors import UserError
 from protocol.tape import TapeDamaged
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
+from shoal.common.writing import write_json
 from shoal.project import file_commands
 from simulator.replay.divergence import Diverged
 from simulator.replay.replay import LEVELS, Level, ReplayReport, replay
@@ -62,7 +62,7 @@ def run(
             )
     except Diverged as error:
         if json is not None:
-            _write(json, {"diverged": error.event, "what": error.what, "place": error.place})
+            write_json(json, {"diverged": error.event, "what": error.what, "place": error.place})
         failures.complain(str(error))
         return ExitCode.FAILED
     except TapeDamaged as error:
@@ -73,7 +73,7 @@ def run(
     for line in remarks(report):
         console.print(line, soft_wrap=True)
     if json is not None:
-        _write(json, figures(report))
+        write_json(json, figures(report))
     return ExitCode.DONE
 
 
@@ -206,10 +206,3 @@ def _row(history: RoundHistory, part: Part, total: float) -> list[str]:
 
 def _since(history: RoundHistory, at_s: float | None) -> str:
     return "" if not at_s else f"{at_s - history.opened_s:.2f}"
-
-
-def _write(path: Path, content: dict[str, object]) -> None:
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error

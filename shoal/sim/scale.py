@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.errors import UserError
+from shoal.common.choices import Files
 from shoal.common.exit_codes import ExitCode
 from shoal.sim import plots
 from simulator.scale import bandwidth as links
@@ -24,15 +25,6 @@ from simulator.scale import scavenge as borrowing
 from simulator.scale.failures import FITTED, Costs
 
 WIDTH = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Where rows go besides the terminal."""
-
-    json: Path | None = None
-    csv: Path | None = None
-    plot: Path | None = None
 
 
 BESIDE = " (model / paper)"
@@ -51,17 +43,14 @@ def goodput(
     if len(chips) * len(learners) > 400:
         raise UserError("That are more than 400 cells. Ask for fewer --chips or --learners.")
     rows = failures.cells(chips, learners, mtbi_s=mtbi_s, costs=costs, seed=seed, quorum=quorum)
-    console = Console(width=WIDTH, highlight=False)
+    console = _console()
     shown: tuple[tuple[str, int, Callable[[failures.Cell], tuple[float, float | None]]], ...] = (
         ("Goodput, %", 1, lambda row: (100 * row.goodput, row.paper_goodput)),
         ("Uptime, %", 0, lambda row: (100 * row.uptime, row.paper_uptime)),
     )
     for title, digits, pair in shown:
         beside = BESIDE if any(pair(row)[1] is not None for row in rows) else ""
-        table = Table(title=title + beside, box=box.SIMPLE_HEAD, title_justify="left")
-        table.add_column("", no_wrap=True)
-        for size in chips:
-            table.add_column(plots.short(size), justify="right", no_wrap=True)
+        table = _table(title + beside, [""], map(plots.short, chips))
         for at in range(0, len(rows), len(chips)):
             line = rows[at : at + len(chips)]
             name = line[0].method + (f" M={line[0].learners}" if line[0].learners > 1 else "")
@@ -89,16 +78,9 @@ def bandwidth(
 ) -> int:
     """Prints Gb/s per method, codec and utilisation; the exit code."""
     rows = links.needs(link, codecs, utilisations)
-    console = Console(width=WIDTH, highlight=False)
-    table = Table(
-        title="Gb/s per learner by utilisation (model / paper)",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-    )
-    table.add_column("method", no_wrap=True)
-    table.add_column("codec")
-    for share in utilisations:
-        table.add_column(f"{100 * share:g} %", justify="right", no_wrap=True)
+    console = _console()
+    shares = (f"{100 * share:g} %" for share in utilisations)
+    table = _table("Gb/s per learner by utilisation (model / paper)", ["method", "codec"], shares)
     for at in range(0, len(rows), len(utilisations)):
         line = rows[at : at + len(utilisations)]
         table.add_row(line[0].method, line[0].codec, *(_need(row, link_gbps) for row in line))
@@ -115,15 +97,12 @@ def bandwidth(
 def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
     """Prints the three settings; the exit code."""
     rows = speeds.settings(mix, seed)
-    console = Console(width=WIDTH, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in (
-        "",
-        "goodput, %\n(model / paper)",
-        "learners in\na merge, %",
-        "merge after,\nsteps",
-    ):
-        table.add_column(name, justify="right" if name else "left")
+    console = _console()
+    table = _table(
+        None,
+        [""],
+        ["goodput, %\n(model / paper)", "learners in\na merge, %", "merge after,\nsteps"],
+    )
     for row in rows:
         paper = _beside(100 * row.goodput, row.paper_goodput)
         table.add_row(row.setting, paper, f"{100 * row.merged:.0f}", f"{row.merge_steps:.2f}")
@@ -137,14 +116,8 @@ def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
 def scavenge(lent: borrowing.Borrowing, extras: Sequence[float], files: Files) -> int:
     """Prints relative training times; the exit code."""
     rows = borrowing.speedups(lent, extras)
-    console = Console(width=WIDTH, highlight=False)
-    table = Table(
-        title="Training time (model / paper)",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-    )
-    for name in ("extra machines", "DP", "Decoupled"):
-        table.add_column(name, justify="right")
+    console = _console()
+    table = _table("Training time (model / paper)", [], ["extra machines", "DP", "Decoupled"])
     for row in rows:
         pairs = ((row.dp, row.paper_dp), (row.decoupled, row.paper_decoupled))
         shown = (
@@ -157,6 +130,20 @@ def scavenge(lent: borrowing.Borrowing, extras: Sequence[float], files: Files) -
         "(both defaults fitted to the paper's row)."
     )
     return write_rows(files, rows, lambda path: plots.scavenge(rows, path))
+
+
+def _console() -> Console:
+    return Console(width=WIDTH, highlight=False)
+
+
+def _table(title: str | None, names: Iterable[str], numbers: Iterable[str]) -> Table:
+    """An empty one with columns of words, then of numbers."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _beside(percent: float, paper: float | None, digits: int = 1) -> str:

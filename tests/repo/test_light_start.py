@@ -31,7 +31,7 @@ STATUS_OURS = {
     "host.runtime": "kernel_cache log_lines software",
     "protocol": "errors limits status",
     "shoal": "__main__",
-    "shoal.cli": "app config contributions hosting identity machine project service sim sim_runs",
+    "shoal.cli": "app config contributions hosting identity project service sim",
     "shoal.common": "choices daemons exit_codes extras failures versions",
     "shoal.machine": "status_command",
     "shoal.project": "presets template",

@@ -27,11 +27,12 @@ from protocol.project import (
     OuterSpec,
     RoundSpec,
     encode,
+    project_id,
 )
 from protocol.signing import seal
 from shoal.project import charter_commands, file_commands
 from shoal.project.presets import preset_of
-from shoal.project.project_file import parse, read_file, sign
+from shoal.project.project_file import ProjectFile, make_charter, make_genesis, parse, read_file
 from shoal.project.template import SECTIONS, create_text
 from tests.support.tiny_project import write_text
 
@@ -272,10 +273,19 @@ def small_text(**changes: object) -> str:
     return create_text("tiny", changes={**values, **changes})
 
 
-def signed(place: Path, *, former=None, **changes: object) -> SignedProject:
+def sign(file: ProjectFile, place: Path, this_host: bytes = b"h" * 32, former=None):
+    """The project as `shoal project sign` stores it."""
     owner = keystore.load_or_create(place / "owner.key")
+    genesis = make_genesis(file, owner=owner.key, data_cache=place / "cache")
+    project = project_id(encode(genesis))
+    old = former.charter if former is not None and former.id == project else None
+    charter = make_charter(file, project=project, this_host=this_host, former=old)
+    return former.stored() if charter == old else seal_project(genesis, charter, owner)
+
+
+def signed(place: Path, *, former=None, **changes: object) -> SignedProject:
     file = parse(small_text(**changes), place / "tiny.toml")
-    return sign(file, owner=owner, this_host=b"h" * 32, data_cache=place / "cache", former=former)
+    return sign(file, place, former=former)
 
 
 def test_a_signed_project_holds_what_the_file_says_and_what_was_counted(place):
@@ -323,25 +333,22 @@ def test_what_does_not_fit_is_refused_with_the_files_name(place, change, words):
 
 
 def test_several_voters_are_signed_with_this_host_in_its_place(place):
-    owner = keystore.load_or_create(place / "owner.key")
     file = parse(small_text() + THREE_VOTERS, place / "tiny.toml")
-    envelope = sign(file, owner=owner, this_host=b"\7" * 32, data_cache=place / "cache").charter
+    envelope = sign(file, place, b"\7" * 32).charter
     charter = wire.decode(envelope.payload, Charter)
     assert [voter.key for voter in charter.voters] == [b"\7" * 32, b"\1" * 32, b"\2" * 32]
     assert [voter.role for voter in charter.voters] == ["syncer", "syncer", "witness"]
 
 
 def test_this_host_cannot_vote_twice(place):
-    owner = keystore.load_or_create(place / "owner.key")
     file = parse(small_text() + THREE_VOTERS, place / "tiny.toml")
     with pytest.raises(UserError, match="this host twice"):
-        sign(file, owner=owner, this_host=b"\1" * 32, data_cache=place / "cache")
+        sign(file, place, b"\1" * 32)
 
 
 def three_voters(place: Path, *, former=None, **changes: object) -> SignedProject:
-    owner = keystore.load_or_create(place / "owner.key")
     file = parse(small_text(**changes) + THREE_VOTERS, place / "tiny.toml")
-    return sign(file, owner=owner, this_host=b"h" * 32, data_cache=place / "cache", former=former)
+    return sign(file, place, former=former)
 
 
 def test_signing_again_keeps_what_is_no_matter_of_the_file(place):
