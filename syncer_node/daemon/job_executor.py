@@ -157,7 +157,7 @@ class JobExecutor:
             case InstallState(entry, summary, origins):
                 files.begin_behind(entry, summary, origins)
                 return Installed()
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
+        raise AssertionError(f"nothing here carries out {type(job).__name__}")
 
     def keep_certificate(self, certificate: Certificate) -> None:
         """Store a proof, some time soon."""

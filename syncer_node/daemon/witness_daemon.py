@@ -88,7 +88,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
         files, charter = self.files, self.project.charter
         if files.log.cut_bytes:
             log.warning(
-                "the log's last %d bytes were half written; they are cut off", files.log.cut_bytes
+                "cut off the log's last %d bytes: they were half written", files.log.cut_bytes
             )
         ballot = files.settle(files.boot(), charter.epoch)
         enter_epoch(files, charter)
@@ -143,7 +143,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
             case InstallState(entry, summary, origins):
                 self.files.begin_behind(entry, summary, origins)
                 return Installed()
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
+        raise AssertionError(f"nothing here carries out {type(job).__name__}")
 
     def act(self, action: object) -> None:
         """Carry out a local action."""
@@ -206,9 +206,9 @@ def sentence(machine: WitnessMachine, now_s: float) -> str:
     if raft.replication.store_trouble:
         return f"Not voting for new records: {raft.replication.store_trouble}."
     if raft.log.voter(raft.context.key) is None and not raft.context.is_forming:
-        return "This host is no voter of the charter in force. If that is meant, stop it."
+        return "This host is not a voter in the charter in force. If that is intended, stop it."
     if machine.is_installing:
-        return "Taking the state of the log from the leader; this one was left behind."
+        return "Fetching the log's state from the leader: this witness fell behind."
     if raft.leader is None:
         return f"No leader: {waiting_words(raft, now_s)}."
     heard_s = max(0.0, now_s - raft.context.leader_heard_s)

@@ -364,7 +364,7 @@ class Leadership:
         elif watch.project != self.setup.project:
             reason = "this syncer serves another project"
         elif len(self.watchers) >= limits.WATCHERS_MAX and peer not in self.watchers:
-            reason = "too many are looking on already"
+            reason = "too many watchers are connected"
         if reason:
             self.effects.send(peer, Refused("watch", reason, None))
             self.effects.out.append(Disconnect(peer, reason))
@@ -387,7 +387,7 @@ class Leadership:
             return
         former = self.members.sessions.get(peer)
         if former is not None:
-            self.snapshots.on_gone(peer, "it connected anew", self._now_s)
+            self.snapshots.on_gone(peer, "it reconnected", self._now_s)
         if former is not None and former.incarnation < hello.incarnation:
             self.rounds.on_gone(peer)
             self.leasing.give_back(former.key)
@@ -445,7 +445,7 @@ class Leadership:
             self._propose(WeightsInitialised(result.fragments))
         else:
             reason = result.reason if isinstance(result, Failed) else "unknown"
-            self.effects.out.append(Stop(f"the first weights could not be made: {reason}", 1))
+            self.effects.out.append(Stop(f"the first weights could not be created: {reason}", 1))
 
 
 def _wall_offset_s(setup: SyncerSetup, state: SwarmState, now_s: float) -> float:

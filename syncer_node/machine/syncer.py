@@ -222,7 +222,7 @@ class SyncerMachine:
         if trouble and self._was_stored:
             self.effects.emit(PhaseChanged("merging paused", trouble))
         elif not trouble and not self._was_stored:
-            self.effects.emit(PhaseChanged(self.phase, "the log can be written again"))
+            self.effects.emit(PhaseChanged(self.phase, "the log is writable again"))
         self._was_stored = not trouble
 
     def _step_aside(self) -> None:
@@ -236,7 +236,7 @@ class SyncerMachine:
             self._unable_since_s = now_s
         elif now_s - self._unable_since_s >= UNABLE_S_MAX and self.raft.replication.standbys():
             self._unable_since_s, self._unfit_until_s = None, now_s + UNFIT_S
-            self.raft.election.depose("this host cannot write merges; another one may")
+            self.raft.election.depose("this host cannot write merges; another may be able to")
 
     def _wake(self) -> None:
         times = [self._now_s + limits.ALIVE_EVERY_S, self.raft.deadline_s()]
@@ -311,7 +311,7 @@ class SyncerMachine:
 
     def on_deposed(self, reason: str) -> None:
         self._seat_term = -1
-        self._close_leadership(f"this syncer leads no more: {reason}")
+        self._close_leadership(f"this syncer no longer leads: {reason}")
         self.effects.emit(PhaseChanged(self.phase, reason))
 
     def _close_leadership(self, reason: str) -> None:
@@ -421,7 +421,7 @@ class SyncerMachine:
     def _send_away(self, peer: bytes) -> None:
         leader = self.raft.leader
         words = f"the leader is {short(leader)}" if leader else "no leader is elected yet"
-        refused = Refused("not-leading", f"this syncer stands by; {words}", NOT_LEADING_RETRY_S)
+        refused = Refused("not-leading", f"this syncer is a standby; {words}", NOT_LEADING_RETRY_S)
         self.effects.send(peer, refused)
         self.effects.out.append(Disconnect(peer, "not-leading"))
 
@@ -483,9 +483,9 @@ class SyncerMachine:
         """The disk knows the offered state: build everything anew from it."""
         self.is_installing = False
         if isinstance(result, Installed):
-            words = f"the log was left behind; it goes on behind record {job.summary.index}"
+            words = f"this log fell behind; it continues after record {job.summary.index}"
             self.effects.out.append(Stop(words, RESTART_EXIT))
         else:
             self.raft.replication.release()
             reason = result.reason if isinstance(result, Failed) else "not installed"
-            self.effects.emit(PhaseChanged(self.phase, f"the state was not taken: {reason}"))
+            self.effects.emit(PhaseChanged(self.phase, f"the state was not installed: {reason}"))

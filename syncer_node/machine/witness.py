@@ -119,7 +119,7 @@ class WitnessMachine:
         trouble = self.raft.replication.store_trouble
         if trouble != self._trouble:
             self._trouble = trouble
-            self.effects.emit(PhaseChanged(self.phase, trouble or "the log can be written again"))
+            self.effects.emit(PhaseChanged(self.phase, trouble or "the log is writable again"))
         deadline_s = min(self._now_s + limits.ALIVE_EVERY_S, self.raft.deadline_s())
         self.effects.out.append(WakeAt(max(self._now_s + 0.001, deadline_s)))
 
@@ -221,9 +221,9 @@ class WitnessMachine:
         """The disk begins behind the offered record: build everything anew from it."""
         self.is_installing = False
         if isinstance(result, Installed):
-            words = f"the log was left behind; it goes on behind record {job.summary.index}"
+            words = f"this log fell behind; it continues after record {job.summary.index}"
             self.effects.out.append(Stop(words, RESTART_EXIT))
         else:
             self.raft.replication.release()
             reason = result.reason if isinstance(result, Failed) else "not installed"
-            self.effects.emit(PhaseChanged(self.phase, f"the floor was not taken: {reason}"))
+            self.effects.emit(PhaseChanged(self.phase, f"the floor was not installed: {reason}"))

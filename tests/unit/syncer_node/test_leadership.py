@@ -341,9 +341,7 @@ def test_a_standby_whose_disk_fails_stores_nothing_and_says_so_once():
         bench.now_s += 1.2
         effects = say_log(bench, log)
     assert stored(bench) == 1
-    assert [fact.detail for fact in facts(effects, PhaseChanged)] == [
-        "the log can be written again"
-    ]
+    assert [fact.detail for fact in facts(effects, PhaseChanged)] == ["the log is writable again"]
 
 
 def test_a_standby_that_is_stopped_stops_at_once():
