@@ -26,19 +26,12 @@ from protocol.ids import short
 from protocol.machine import Job, JobResult
 from protocol.signing import verify_ed25519
 from protocol.status import ProjectStatus, WitnessStatus
+from syncer_node.daemon.log_jobs import keep_in_log
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
 from syncer_node.daemon.voting_status import seat_status, waiting_words
-from syncer_node.machine.jobs import Installed, InstallState, Keep, KeepCharter
+from syncer_node.machine.jobs import Keep, KeepCharter
 from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.context import RaftSetup
-from syncer_node.raft.jobs import (
-    Append,
-    Appended,
-    BallotSaved,
-    KeepProofs,
-    ProofsKept,
-    SaveBallot,
-)
 from syncer_node.storage.recovery import enter_epoch, log_start, scan
 from syncer_node.storage.voter_files import VoterFiles
 
@@ -127,23 +120,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job, on the disk's own thread in the order it was asked for."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.disk_pool, self._keep, job)
-
-    def _keep(self, job: Job) -> JobResult:
-        match job:
-            case SaveBallot(ballot):
-                self.files.save_ballot(ballot)
-                return BallotSaved(ballot)
-            case Append(after, records):
-                self.files.append(after, records)
-                return Appended(after + len(records))
-            case KeepProofs(certificates):
-                self.files.keep_proofs(certificates)
-                return ProofsKept()
-            case InstallState(entry, summary, origins):
-                self.files.begin_behind(entry, summary, origins)
-                return Installed()
-        raise AssertionError(f"nothing here carries out {type(job).__name__}")
+        return await loop.run_in_executor(self.disk_pool, keep_in_log, self.files, job)
 
     def act(self, action: object) -> None:
         """Carry out a local action."""

@@ -55,7 +55,6 @@ from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartResto
 from protocol.trace import (
     CheckpointScored,
     FragmentCommitted,
-    PeerMisbehaved,
     PhaseChanged,
     SessionClosed,
     SessionOpened,
@@ -432,12 +431,11 @@ class Leadership:
             self.snapshots.on_gone(peer, reason, now_s)
             self.effects.emit(SessionClosed(peer, session.name, reason, has_left))
 
-    def blame(self, peer: bytes, error: RemoteError) -> None:
+    def count_fault(self, peer: bytes, error: RemoteError) -> None:
         """Write an offence down against its session."""
         session = self.members.sessions.get(peer)
         if session is not None:
             session.rejected[error.reason] = session.rejected.get(error.reason, 0) + 1
-        self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
 
     def on_weights(self, result: object) -> None:
         """The first weights are made, or could not be."""

@@ -26,7 +26,7 @@ from protocol.trace import PhaseChanged
 from simulator.stand_ins.tiny import SimSigner, tiny_project
 from syncer_node.machine.jobs import FetchPayload, FetchWeights, KeepCharter, Merge, PayloadKept
 from syncer_node.machine.leadership import Phase
-from syncer_node.machine.syncer import NOT_LEADING_RETRY_S
+from syncer_node.machine.voter import NOT_LEADING_RETRY_S
 from syncer_node.raft.jobs import Append, SaveBallot
 from tests.support.builders import (
     ONE,
