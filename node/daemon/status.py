@@ -210,7 +210,9 @@ class StatusReporter:
             trainer_pid=trainer.pid,
             device=control.device,
             micro_batch=trainer.ready.micro_batch if trainer.ready else None,
-            project=project_status(self.options.link.project, self.genesis, self.layout, charter),
+            project=project_status(
+                self.options.link.project, self.genesis, self.layout.parameters, charter
+            ),
             swarm=swarm_status(context.state, charter),
             network=network_status(self.transport, self.partition_monitor.trouble),
             **self._inner_loop(),

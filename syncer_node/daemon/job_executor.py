@@ -26,7 +26,7 @@ from protocol.machine import Failed, Job, JobResult
 from protocol.messages import Certificate
 from protocol.numerics import chunks
 from protocol.numerics.warm_up import warm_up
-from syncer_node.daemon.log_jobs import keep_in_log
+from syncer_node.daemon.log_jobs import keep_in_log, write_later
 from syncer_node.machine.jobs import (
     CheckpointWritten,
     CutSnapshot,
@@ -148,14 +148,7 @@ class JobExecutor:
 
     def small(self, write: Callable[[], object]) -> None:
         """A small write whose loss costs nothing: it is made again after a restart."""
-
-        def keep() -> None:
-            try:
-                write()
-            except TransientError as error:
-                log.warning("%s", error)
-
-        self.disk_pool.submit(keep)
+        write_later(self.disk_pool, write, log)
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         """Run on the disk's own thread; work is done in the order it is handed over."""

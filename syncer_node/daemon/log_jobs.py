@@ -1,7 +1,12 @@
-"""Carries out what a voter of either role asks of the files of its log, on the calling thread."""
+"""What the daemons of syncer and witness do alike with the files of their log."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from protocol.errors import TransientError
 from protocol.machine import Job, JobResult
 from syncer_node.machine.jobs import Installed, InstallState
 from syncer_node.raft.jobs import (
@@ -31,3 +36,15 @@ def keep_in_log(files: VoterFiles, job: Job) -> JobResult:
             files.begin_behind(entry, summary, origins)
             return Installed()
     raise AssertionError(f"nothing here carries out {type(job).__name__}")
+
+
+def write_later(disk: Executor, write: Callable[[], object], log: logging.Logger) -> None:
+    """Make a small write on the disk's thread; its loss costs nothing, so it is only told."""
+
+    def keep() -> None:
+        try:
+            write()
+        except TransientError as error:
+            log.warning("%s", error)
+
+    disk.submit(keep)

@@ -377,7 +377,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             phase=machine.phase,
             sentence=status.sentence(machine, now_s),
             join_link=self.join_link(),
-            project=project_status(self.project.id, genesis, self.layout, charter),
+            project=project_status(self.project.id, genesis, self.layout.parameters, charter),
             swarm=swarm_status(machine.state, charter),
             network=network_status(self.transport, self.partition_monitor.trouble),
             peers=peers,

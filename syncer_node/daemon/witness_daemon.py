@@ -14,19 +14,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from host.control.status_parts import all_faults, network_status
+from host.control.status_parts import all_faults, network_status, project_status
 from host.files.keystore import Identity
 from host.files.signed_project import OpenedProject
 from host.options import WitnessOptions
 from host.runtime import software
 from host.transport import Transport
 from protocol import limits
-from protocol.errors import TransientError
 from protocol.ids import short
 from protocol.machine import Job, JobResult
 from protocol.signing import verify_ed25519
-from protocol.status import ProjectStatus, WitnessStatus
-from syncer_node.daemon.log_jobs import keep_in_log
+from protocol.status import WitnessStatus
+from syncer_node.daemon.log_jobs import keep_in_log, write_later
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
 from syncer_node.daemon.voting_status import seat_status, waiting_words
 from syncer_node.machine.jobs import Keep, KeepCharter
@@ -73,6 +72,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
     ) -> None:
         files = VoterFiles(options.home.witness_store(project.id, options.instance))
         super().__init__(options, project, identity, transport, files)
+        self.parameters = sum(tensor.numel for tensor in self.project.genesis.model.tensors)
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self.machine = self._recovered()
         self._drive(self.machine, self.machine.raft)
@@ -132,14 +132,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
 
     def write_soon(self, write: Callable[[], object]) -> None:
         """On the disk's own thread."""
-
-        def keep() -> None:
-            try:
-                write()
-            except TransientError as error:
-                log.warning("%s", error)
-
-        self.disk_pool.submit(keep)
+        write_later(self.disk_pool, write, log)
 
     async def _look_after_disk(self) -> None:
         """Remember where the other voters are, and let go of old records."""
@@ -160,15 +153,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
             version=software.version(),
             uptime_s=now_s - self.started_s,
             sentence=sentence(self.machine, now_s),
-            project=ProjectStatus(
-                id=self.project.id.hex(),
-                name=genesis.name,
-                fragments=genesis.fragments,
-                parameters=sum(tensor.numel for tensor in genesis.model.tensors),
-                token_budget=charter.limits.tokens,
-                local_steps=charter.rounds.local_steps,
-                quorum=charter.rounds.quorum,
-            ),
+            project=project_status(self.project.id, genesis, self.parameters, charter),
             seat=seat_status(self.machine.raft, now_s),
             log_index=self.machine.raft.log.certified,
             stored_from=self.files.floor.index + 1,
