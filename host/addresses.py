@@ -127,7 +127,7 @@ def claim_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except PermissionError as error:
             raise UserError(
-                f"port {port} may only be opened by root; choose one above 1023 with --port"
+                f"only root may open port {port}; choose one above 1023 with --port"
             ) from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:

@@ -42,7 +42,7 @@ async def fetch_from(
     quiet. Raises TransientError when none has it.
     """
     clock = asyncio.get_running_loop().time
-    trouble = "nobody is known who could have it"
+    trouble = "no known host has it"
     left = list(sources)
     tasks: dict[asyncio.Task[list[memoryview]], _Try] = {}
     try:

@@ -119,8 +119,7 @@ def _decode(payload: bytes) -> JoinLink:
         return msgspec.msgpack.decode(payload, type=JoinLink)
     except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
         raise UserError(
-            f"The join link does not say what a link must say ({error}). Ask the project's host "
-            "for a new one."
+            f"The join link is invalid ({error}). Ask the project's host for a new one."
         ) from error
 
 

@@ -438,7 +438,7 @@ class Transport:
         expiry_s = max(time.time() + ttl_s, self._expiry_s.get(topic, 0.0) + 0.001)
         if not await self.live().store(topic, value, expiry_s):
             raise TransientError(
-                f"nobody took our value for {topic}: it is too large, or our clock jumped"
+                f"no host accepted our value for {topic}: it is too large, or our clock jumped"
             )
         self._expiry_s[topic] = expiry_s
 

@@ -82,7 +82,7 @@ class TapeStopped:
 
     @property
     def text(self) -> str:
-        return f"the tape stopped: {self.reason}; the {self.role} goes on without it"
+        return f"the tape stopped: {self.reason}; the {self.role} continues without it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class SnapshotEnded:
     @property
     def text(self) -> str:
         if not self.is_kept:
-            return f"snapshot {self.snapshot} was given up: {self.trouble}"
+            return f"snapshot {self.snapshot} was abandoned: {self.trouble}"
         told = ", ".join(f"{name} ({reason})" for name, reason in self.skipped[:SHOWN_MAX])
         tail = f"; not in: {told}" if told else ""
         count = f"{self.parts} learner{'s' if self.parts != 1 else ''}"
@@ -327,7 +327,7 @@ class LearnerRestored:
     @property
     def text(self) -> str:
         if self.is_restored:
-            return f"{self.name} goes on from its part, local step {self.local_step}"
+            return f"{self.name} continues from its part, local step {self.local_step}"
         return f"{self.name} starts over: {self.trouble}"
 
 

@@ -286,7 +286,7 @@ class Channels:
     async def _reach(self, peer: NodeKey, port: int) -> str:
         """Opens one connection; why that failed, or nothing."""
         hosts = handshake.hosts_of(await self._where(peer))
-        failure = "it is only reached over a relay"
+        failure = "it is reachable only through a relay"
         for host in hosts[:ADDRESSES_MAX]:
             try:
                 await self._connect(peer, host, port)
@@ -390,7 +390,7 @@ class Channels:
                     await self._shake(plain, connection, self._tls.server)
                     await self._greeted[connection]
         except ShoalError as error:
-            log.debug("a direct connection from %s came to nothing: %s", host, error)
+            log.debug("a direct connection from %s failed: %s", host, error)
             connection.abort(PeerUnreachable("the handshake did not end in time"))
         finally:
             plain.close()  # Where it is still ours.

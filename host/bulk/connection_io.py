@@ -325,7 +325,7 @@ class ConnectionIo(asyncio.BufferedProtocol):
     def _answered(self, answer: Answer) -> None:
         ask = self._asks.get(answer.id)
         if ask is None or ask.status is not None:
-            raise MalformedMessage(f"{self._name()} answers what nobody asked")
+            raise MalformedMessage(f"{self._name()} answers a request that nobody made")
         ask.total, ask.answer_s = answer.total, self.heard_s - ask.asked_s
         ask.status = answer.status  # Last: who sees it may believe the rest.
         self._changed(answer.id, ask)

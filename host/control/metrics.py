@@ -22,7 +22,7 @@ LEARNERS_SHOWN: Final = 256
 
 COMMON: Final = {
     "uptime_s": ("uptime_seconds", "Since this daemon started."),
-    "network.peers": ("network_connections", "Hosts that there is a connection with."),
+    "network.peers": ("network_connections", "Connected hosts."),
     "swarm.log_index": ("log_records", "Newest certified record."),
     "swarm.term": ("term", "In which the leader was elected."),
     "swarm.progress": ("progress_ratio", "Of the token budget."),
@@ -40,13 +40,13 @@ LEARNER: Final = {
     "tokens_per_s": ("tokens_per_second", "Trained here, over the last steps."),
     "step_s": ("local_step_seconds", "Of one local step."),
     "loss": ("train_loss", "Nats per token, of the last local steps."),
-    "goodput": ("goodput_ratio", "Time in local steps by time alive."),
+    "goodput": ("goodput_ratio", "Time in local steps divided by time alive."),
     "lag": ("lag_versions", "Versions that the oldest fragment is behind."),
     "heard_s": ("leader_heard_seconds", "Since the leader was last heard."),
     "rtt_s": ("leader_rtt_seconds", "Shortest of its latest answers."),
     "weights_held": ("fragments_held", "Fragments held in a verified version."),
     "guest.duty_frac": ("duty_ratio", "Share of the time in which the trainer may work."),
-    "guest.is_held": ("is_held", "1: does not train, for the sake of this machine's owner."),
+    "guest.is_held": ("is_held", "1: training is paused for this machine's owner."),
     "guest.is_parked": ("is_parked", "1: the trainer's memory is free."),
 }
 LEARNER_SUMS: Final = {
@@ -72,10 +72,10 @@ SYNCER_SUMS: Final = {
     "payload_bytes": ("payload_bytes", "Of published versions."),
 }
 OF_LEARNERS: Final = {
-    "tokens_per_s": ("learner_tokens_per_second", "As that learner says."),
+    "tokens_per_s": ("learner_tokens_per_second", "As reported by that learner."),
     "lag": ("learner_lag_versions", "Versions that its oldest fragment is behind."),
     "heard_s": ("learner_heard_seconds", "Since it was last heard."),
-    "goodput": ("learner_goodput_ratio", "Its time in local steps by its time alive."),
+    "goodput": ("learner_goodput_ratio", "Its time in local steps divided by its time alive."),
 }
 LEARNER_STATES: Final = (*get_args(LearnerState), "adrift", "ended")
 
@@ -144,9 +144,7 @@ def metrics_of(told: Fields) -> Iterator[Metric]:
 def _learner(told: Fields) -> Iterator[Metric]:
     yield from _plain(told, LEARNER, LEARNER_SUMS)
     yield _state("learner_state", "1 for the state that it is in.", LEARNER_STATES, told["state"])
-    yield from _labelled(
-        "push_outcomes", "Pushes by what became of them.", "outcome", told.get("outcomes")
-    )
+    yield from _labelled("push_outcomes", "Pushes by outcome.", "outcome", told.get("outcomes"))
     guest = told.get("guest") or {}
     taken = GaugeMetricFamily(
         "shoal_limit_used", "Taken now, in the unit of the limit.", labels=["setting", "unit"]
@@ -164,9 +162,7 @@ def _learner(told: Fields) -> Iterator[Metric]:
 def _syncer(told: Fields) -> Iterator[Metric]:
     yield from _plain(told, SYNCER, SYNCER_SUMS)
     yield GaugeMetricFamily("shoal_rounds_open", "Rounds in flight.", value=len(told["rounds"]))
-    yield from _labelled(
-        "push_outcomes", "Pushes by what became of them.", "outcome", told.get("outcomes")
-    )
+    yield from _labelled("push_outcomes", "Pushes by outcome.", "outcome", told.get("outcomes"))
     counted: dict[str, int] = {}
     for peer in told["peers"]:
         counted[peer["state"]] = counted.get(peer["state"], 0) + 1
@@ -202,7 +198,7 @@ def _seat(seat: Fields | None) -> Iterator[Metric]:
     yield GaugeMetricFamily("shoal_voters", "Voters of the charter.", value=len(voters))
     yield GaugeMetricFamily("shoal_voters_here", "Voters that are connected.", value=here)
     yield GaugeMetricFamily(
-        "shoal_standbys", "Other syncers that hold everything.", value=seat.get("standbys", 0)
+        "shoal_standbys", "Standbys that are up to date.", value=seat.get("standbys", 0)
     )
     if seat.get("leaderless_s") is not None:
         yield GaugeMetricFamily(

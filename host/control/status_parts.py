@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from host.transport import Transport
-from protocol.fragments import Layout
 from protocol.log.state import SwarmState
 from protocol.project import Charter, Genesis
 from protocol.status import BulkRow, NetworkStatus, ProjectStatus, SwarmStatus
 
 
 def project_status(
-    project: bytes, genesis: Genesis, layout: Layout, charter: Charter | None
+    project: bytes, genesis: Genesis, parameters: int, charter: Charter | None
 ) -> ProjectStatus:
     """The project in numbers."""
     return ProjectStatus(
         id=project.hex(),
         name=genesis.name,
         fragments=genesis.fragments,
-        parameters=layout.parameters,
+        parameters=parameters,
         token_budget=charter.limits.tokens if charter else 0,
         local_steps=charter.rounds.local_steps if charter else 0,
         quorum=charter.rounds.quorum if charter else 0,

@@ -65,7 +65,7 @@ def life(home: Home, role: DaemonRole, instance: str, *, remedy: str) -> Iterato
                 raise
             # On the terminal the command tells it, in one line.
             only = {"is_only_for_file": True}
-            log.critical("the daemon ends over a bug: %r", found, exc_info=error, extra=only)
+            log.critical("the daemon stops because of a bug: %r", found, exc_info=error, extra=only)
             raise RoleFailed(role) from error
         finally:
             place.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def life(home: Home, role: DaemonRole, instance: str, *, remedy: str) -> Iterato
 def words_of_end(former: Note, now: Note, fatal: str = "") -> str:
     """How the former run must have ended, and what to do about it."""
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(former.at_s))
-    run = f"the run that began {since} (pid {former.pid}) did not end by itself:"
+    run = f"the run that began {since} (pid {former.pid}) did not exit cleanly:"
     if former.boot_id != now.boot_id:
         return f"{run} the machine went down or was restarted. Nothing to do."
     if fatal:

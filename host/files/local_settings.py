@@ -49,10 +49,10 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = None
     micro_batch: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        _about("sequences", "Sequences at once on the device; found out otherwise."),
+        _about("sequences", "Sequences at once on the device; measured otherwise."),
     ] = None
     compile: Annotated[
-        bool, _about("", "Let torch.compile speed up the model; without where it cannot.")
+        bool, _about("", "Let torch.compile speed up the model; skipped where it fails.")
     ] = False
     evaluate: Annotated[bool, _about("", "Measure held-out loss when asked.")] = True
     moments: Annotated[
@@ -73,7 +73,7 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 100.0
     nice: Annotated[
         Annotated[int, Meta(ge=0, le=19)],
-        _about("", "Priority of the trainer: 0 as everybody else's, 19 the most modest."),
+        _about("", "Priority of the trainer: 0 is normal, 19 gives way to everything."),
     ] = 10
     ram_bytes_max: Annotated[
         Bytes | None, _about("bytes", "Memory of everything Shoal runs here.")
@@ -92,10 +92,10 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about("bytes", "Files kept: tokenised text, tapes, logs, a paused trainer's state."),
     ] = None
     up_bytes_per_s: Annotated[
-        Rate | None, _about("bytes per second", "Weights and displacements sent, all together.")
+        Rate | None, _about("bytes per second", "Weights and displacements sent, in total.")
     ] = None
     down_bytes_per_s: Annotated[
-        Rate | None, _about("bytes per second", "Weights and displacements fetched, all together.")
+        Rate | None, _about("bytes per second", "Weights and displacements fetched, in total.")
     ] = None
 
 
@@ -135,18 +135,18 @@ class WhenSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "pause"
     temperature_c_max: Annotated[
         Annotated[float, Meta(ge=30.0, le=120.0)] | None,
-        _about("°C", "Training pauses above it, and goes on 8 degrees below; not looked at else."),
+        _about("°C", "Training pauses above it and resumes 8 degrees below; empty: not checked."),
     ] = None
     busy_programs: Annotated[
-        tuple[str, ...], _about("", "Names of programs while which run training pauses.")
+        tuple[str, ...], _about("", "Programs that pause training while they run.")
     ] = ()
     owner_idle_s: Annotated[
         Annotated[float, Meta(ge=0.0)],
-        _about("seconds", "Nobody uses the machine once nothing was typed or moved for so long."),
+        _about("seconds", "The machine counts as unused after this long without input."),
     ] = 300.0
     input_unknown: Annotated[
         Literal["absent", "present"],
-        _about("", "What counts where the system does not say whether somebody is there."),
+        _about("", "What to assume where the system cannot tell whether somebody is there."),
     ] = "absent"
 
 
@@ -160,10 +160,12 @@ class PresentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Percent | None, _about("% of the time", "As limits.gpu_percent, while somebody is there.")
     ] = None
     up_bytes_per_s: Annotated[
-        Rate | None, _about("bytes per second", "As limits.up_bytes_per_s, while so.")
+        Rate | None,
+        _about("bytes per second", "As limits.up_bytes_per_s, while somebody is there."),
     ] = None
     down_bytes_per_s: Annotated[
-        Rate | None, _about("bytes per second", "As limits.down_bytes_per_s, while so.")
+        Rate | None,
+        _about("bytes per second", "As limits.down_bytes_per_s, while somebody is there."),
     ] = None
 
 

@@ -86,7 +86,7 @@ def named(found: list[Membership], project: str | None) -> list[Membership]:
     """
     if not found:
         raise UserError(
-            "Nothing has been joined here yet. Join with the link that the project's host gives: "
+            "No project has been joined here yet. Join with the link from the project's host: "
             "shoal join 'shoal:...'"
         )
     if project is None:
@@ -98,9 +98,9 @@ def named(found: list[Membership], project: str | None) -> list[Membership]:
     ]
     known = ", ".join(one.called for one in found)
     if not fitting:
-        raise UserError(f"No project {project!r} has been joined here. Joined are: {known}.")
+        raise UserError(f"No project {project!r} has been joined here. Joined projects: {known}.")
     if len({one.link.project for one in fitting}) > 1:
-        raise UserError(f"{project!r} fits several projects. Name one by its id: {known}.")
+        raise UserError(f"{project!r} matches several projects. Name one by its id: {known}.")
     return fitting
 
 

@@ -81,7 +81,7 @@ class Contributions:
             return
         except (OSError, RemoteError) as error:
             aside = self.path.with_suffix(".damaged")
-            log.warning("%s is not used: %s; it is put aside as %s", self.path, error, aside.name)
+            log.warning("ignoring %s: %s; moved it to %s", self.path, error, aside.name)
             with contextlib.suppress(OSError):
                 self.path.replace(aside)
             return

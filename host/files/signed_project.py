@@ -99,7 +99,7 @@ def newest_of(project: OpenedProject, *kept: Envelope | None) -> OpenedProject:
         try:
             opened = open_project(project.genesis_bytes, envelope)
         except RemoteError as error:
-            log.warning("a charter that was kept is not used: %s", error)
+            log.warning("ignoring a stored charter: %s", error)
             continue
         if opened.charter.revision > project.charter.revision:
             project = opened

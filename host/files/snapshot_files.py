@@ -155,7 +155,7 @@ def open_sealed(path: Path, kind: type[T]) -> tuple[T, bytes]:
     if len(found) < head:
         raise CorruptState(f"{path} ends at byte {len(found)} of {head} and more: half written")
     if not found.startswith(MAGIC):
-        raise CorruptState(f"{path} is no file of a snapshot: another beginning at byte 0")
+        raise CorruptState(f"{path} is not a snapshot file: wrong header at byte 0")
     size = int.from_bytes(found[len(MAGIC) : len(MAGIC) + LENGTH_BYTES], "big")
     digest, content = found[head - DIGEST_BYTES : head], found[head:]
     if len(content) != size:

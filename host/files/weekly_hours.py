@@ -98,6 +98,6 @@ def _days(text: str, word: str) -> list[int]:
 
 def _unreadable(text: str) -> UserError:
     return UserError(
-        f"{text!r} says no hours. Write days, hours or both, such as 'mon-fri 22:00-06:00', "
+        f"{text!r} names no hours. Write days, hours or both, such as 'mon-fri 22:00-06:00', "
         "'sat sun' or '20:00-08:00'."
     )

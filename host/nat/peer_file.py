@@ -56,7 +56,7 @@ class PeerFile:
         try:
             await asyncio.to_thread(write_atomically, self._path, self.book.pack())
         except TransientError as error:
-            log.warning("the hosts that are known were not kept: %s", error)
+            log.warning("could not save the known hosts: %s", error)
 
     def _load(self, path: Path) -> None:
         try:
@@ -65,7 +65,7 @@ class PeerFile:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("%s cannot be read (%s); hosts are found without it", path, error.strerror)
+            log.warning("cannot read %s (%s); finding hosts without it", path, error.strerror)
             return
         if trouble := self.book.read(content, time.time()):
             log.warning("%s: %s; the rest is used", path, trouble)

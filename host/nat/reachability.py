@@ -95,7 +95,7 @@ class Reachability:
             case "unknown":
                 return "Whether others can dial this host is not known yet."
             case "direct":
-                return f"Others dial this host: {could} of {tried} that tried reached it."
+                return f"Others can dial this host: {could} of {tried} that tried reached it."
             case "relayed":
                 names = ", ".join(short(key) for key in self.relays)
                 return (

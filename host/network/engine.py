@@ -282,7 +282,7 @@ class Engine:
             finally:
                 ending.cancel()
             if ending.done() and not ending.cancelled():
-                return f"the network engine ended by itself (exit code {ending.result()})"
+                return f"the network engine exited unexpectedly (exit code {ending.result()})"
             if any(task.done() for task in talking):
                 return "the connection to the network engine broke"
             try:

@@ -29,7 +29,7 @@ def writing(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise DiskFull(f"the disk is full, {what} was not written; free some space") from error
+            raise DiskFull(f"the disk is full: {what} was not written; free some space") from error
         raise TransientError(f"{what} was not written: {error.strerror}") from error
 
 

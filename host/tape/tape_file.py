@@ -282,7 +282,7 @@ class TapeRecorder:
             if is_urgent or size > GROUP_BYTES or is_too_much:
                 self._changed.notify()
         if is_too_much:
-            self.stop("its disk is slower than what happens")
+            self.stop("its disk is too slow")
 
     def stop(self, reason: str) -> None:
         """Record nothing more; the rest goes on."""
@@ -406,7 +406,7 @@ def find_tapes(place: Path) -> list[TapeLife]:
     for other in others:
         if not lives:
             raise other
-        log.warning("passed over: %s", other)
+        log.warning("skipped: %s", other)
     if place.is_file():
         return _with_siblings(place, next(iter(lives.values())))
     return list(lives.values())

@@ -69,6 +69,6 @@ def begin_tape(
             wall_s=time.time(),
         )
     except OSError as error:
-        tell(TapeStopped(label.role, f"it cannot be begun: {error.strerror or error}"))
+        tell(TapeStopped(label.role, f"it cannot be started: {error.strerror or error}"))
         return NoTape()
     return TapeRecorder(writer, on_stop=stopped)

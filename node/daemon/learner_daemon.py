@@ -94,7 +94,7 @@ def run(options: NodeOptions) -> int:
     path = options.home.identity("learner", options.instance)
     logs.set_up(options.home.log("learner", options.instance), is_json=options.log_json)
     remedy = (
-        "To run a second learner on this machine give it a name of its own: "
+        "To run a second learner on this machine, give it its own name: "
         "shoal join --instance NAME 'LINK'"
     )
     identity = keystore.load_or_create(path)
@@ -342,7 +342,7 @@ class LearnerDaemon:
             return await self.parts.run_job(job)
         if isinstance(job, MomentsJob):
             return await self.moments.run_job(job)
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
+        raise AssertionError(f"nothing here carries out {type(job).__name__}")
 
     def act(self, action: object) -> None:
         """Carry out a local action."""
@@ -360,7 +360,7 @@ class LearnerDaemon:
             case WithdrawMoments():
                 self.moments.withdraw()
             case _:
-                assert isinstance(action, TrainerAction), f"nobody carries out {action}"
+                assert isinstance(action, TrainerAction), f"nothing here carries out {action}"
                 self.trainer.act(action)
 
     def on_fact(self, fact: Fact) -> None:

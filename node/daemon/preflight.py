@@ -50,7 +50,7 @@ async def _judge(options: NodeOptions, transport: Transport, genesis: bytes) -> 
             found = await locator.find_seat(None)
         opened = open_project(genesis, found.charter)
     except (TransientError, RemoteError, TimeoutError) as error:
-        log.info("whether this machine suits the project is not known: %s", error or "no syncer")
+        log.info("cannot tell whether this machine suits the project: %s", error or "no syncer")
         return
     against = await asyncio.to_thread(options.judge, opened.genesis, opened.charter)
     if against:

@@ -53,7 +53,7 @@ def _peers(before: SyncerStatus, now: SyncerStatus) -> Iterator[Change]:
         return  # Another syncer: whoever it does not know yet is not lost.
     for peer in known.values():
         if peer.state not in AWAY:
-            yield Change("SessionClosed", f"{_name(peer)} is not listed any more", "warning")
+            yield Change("SessionClosed", f"{_name(peer)} is no longer listed", "warning")
 
 
 def _peer(former: PeerRow | None, peer: PeerRow) -> Iterator[Change]:

@@ -72,7 +72,7 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
         else (machine.link.value)
     )
     if state == "adrift":
-        return f"Training without a syncer: {link}. Local steps go on, nothing is lost."
+        return f"Training without a syncer: {link}. Local steps continue; nothing is lost."
     if state == "training":
         return _training(now_s - machine.heard_s)
     if state == "paused":
@@ -80,11 +80,11 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
     if state == "finishing":
         return trainer_control.graceful_leave.in_words
     if state == "starved":
-        return "Idle: no leased blocks left. More come as soon as the syncer answers."
+        return "Idle: no leased blocks left. The syncer sends more once it answers."
     if state == "ended":
         return "The run is complete."
     if trainer_control.trainer is TrainerState.DOWN and trainer_control.detail:
-        return f"The trainer stopped: {trainer_control.detail}. It is started again soon."
+        return f"The trainer stopped: {trainer_control.detail}. It will restart soon."
     if state == "syncing":
         held = sum(local.held >= 0 for local in fragment_sync.local_fragments)
         if machine.link is not Link.FOLLOWING:
@@ -106,8 +106,11 @@ def _before_steps(machine: LearnerMachine) -> str:
         TrainerState.SUSPENDING,
     ):
         if trainer_control.trainer is TrainerState.SUSPENDED and trainer_control.detail:
-            return f"The trainer is tried again soon, with all it had: {trainer_control.detail}"
-        return "The trainer is being started again, and takes up where it stood."
+            return (
+                "The trainer will be woken again soon, with its full state: "
+                f"{trainer_control.detail}"
+            )
+        return "The trainer is restarting where it left off."
     if trainer_control.trainer is TrainerState.LOADING and machine.moments_client.is_open:
         return f"Weights are here; optimizer state: {machine.moments_client.state.value}."
     return "Weights are here; the trainer is starting."
@@ -120,7 +123,7 @@ def _paused(machine: LearnerMachine, now_s: float) -> str:
     if until_s is None:
         return f"Paused because {because}. The weights stay current."
     for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
-    also = f" It would not train anyway, because {because}." if because else ""
+    also = f" It could not train anyway, because {because}." if because else ""
     return f"Paused by its owner {for_s}. The weights stay current.{also}"
 
 
@@ -151,7 +154,7 @@ def _with_less(said: str, limits_status: GuestStatus | None) -> str:
     """The sentence, with the reason why less is done than the owner allows at best."""
     if limits_status is None or not limits_status.is_beside or said != "Training.":
         return said
-    return f"Training with less, because {limits_status.because}."
+    return f"Training at reduced limits, because {limits_status.because}."
 
 
 @dataclass(slots=True)
@@ -207,7 +210,9 @@ class StatusReporter:
             trainer_pid=trainer.pid,
             device=control.device,
             micro_batch=trainer.ready.micro_batch if trainer.ready else None,
-            project=project_status(self.options.link.project, self.genesis, self.layout, charter),
+            project=project_status(
+                self.options.link.project, self.genesis, self.layout.parameters, charter
+            ),
             swarm=swarm_status(context.state, charter),
             network=network_status(self.transport, self.partition_monitor.trouble),
             **self._inner_loop(),

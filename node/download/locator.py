@@ -140,7 +140,7 @@ class Locator:
         try:
             found = await self.transport.lookup(seat_topic(self.project), at=key)
         except TransientError as error:
-            log.info("%s cannot be asked who leads: %s", short(key), error)
+            log.info("cannot ask %s who leads: %s", short(key), error)
             return None
         notice = read_notice(found[key], self.project) if key in found else None
         seat = await self._seat(key, notice) if notice is not None else None
@@ -169,7 +169,7 @@ class Locator:
             seats = [seat for seat in answers if seat is not None]
             if seats:
                 return max(seats, key=lambda seat: seat[0])[1]
-        raise TransientError("no syncer of this project announces itself yet")
+        raise TransientError("no syncer of this project has announced itself yet")
 
     async def _seat(self, key: bytes, notice: SeatNotice) -> _Ranked | None:
         envelope = await self._charter(key, notice)
@@ -251,7 +251,7 @@ class Locator:
 
         Raises TransientError when none does.
         """
-        trouble = "nobody is known who could have it"
+        trouble = "no known host has it"
         for source in sources:
             try:
                 return source, await self._fetch_all(source, wanted)

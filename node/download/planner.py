@@ -87,7 +87,7 @@ class Want:
     was_held: bool = False
     """Some learner held it: if none does any more, waiting helps nothing."""
     is_superseded: bool = False
-    trouble: str = "nobody is known who could have it"
+    trouble: str = "no known host has it"
 
 
 @dataclass(frozen=True, slots=True)

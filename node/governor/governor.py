@@ -44,9 +44,9 @@ class Rules:
     has_less_beside: bool = False
     """In mode `always`: there are narrower limits while somebody uses the machine."""
     idle_after_s: float = 300.0
-    """Nobody uses the machine once nothing was typed or moved for so long."""
+    """The machine counts as unused after this long without input."""
     unknown_owner: Assumed = "absent"
-    """What counts where the system does not say whether somebody is there."""
+    """What to assume where the system cannot tell whether somebody is there."""
     trains_on_battery: bool = False
     temperature_c_max: float | None = None
     """Of the hottest part; None does not look."""
@@ -154,7 +154,7 @@ class Governor:
         words, away_s = self._said[cause], now_s - self._seen_s[cause]
         if away_s <= 0.0:
             return words
-        return f"{words} until {away_s:.0f} s ago (goes on {CALM_S - away_s:.0f} s from now)"
+        return f"{words} until {away_s:.0f} s ago (resumes in {CALM_S - away_s:.0f} s)"
 
     def _with_owner(self, reading: Reading) -> Ruling:
         rules = self.rules

@@ -104,7 +104,7 @@ class GovernorLoop:
         except UserError as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                self.notice(f"{error} The settings from before stay in force.")
+                self.notice(f"{error} The previous settings stay in force.")
             return
         self._trouble = ""
         if settings != self.settings:

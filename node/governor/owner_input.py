@@ -63,7 +63,7 @@ def look(
     if any(found for pattern in SCREENS for found in root.glob(pattern.lstrip("/"))):
         if idle and min(idle) < PROBE_S_MAX:
             return OwnerInput(min(idle), "terminals")
-        return OwnerInput(None, "a graphical session runs here that this process may not ask")
+        return OwnerInput(None, "a graphical session runs here, which this process may not query")
     return OwnerInput(min(idle, default=math.inf), "terminals" if idle else "nobody is logged in")
 
 

@@ -129,7 +129,7 @@ class Sensors:
         """What this machine does not tell, in words."""
         yield from (one.absence for one in (self._nvidia, self._amd) if one.absence)
         if sys.platform == "darwin":
-            yield "Apple: the system tells its accelerator's heat and use to root only"
+            yield "Apple: only root can read the accelerator's temperature and load"
         if heat is None:
             yield "processor temperature: the kernel names no sensor"
         if battery is None:

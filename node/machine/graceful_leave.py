@@ -46,8 +46,8 @@ class GracefulLeave:
         """What is left, for the screens."""
         of = f"{self.left} of {len(self.fragment_sync.local_fragments)} fragments left"
         if self.context.is_following:
-            return f"Finishing: handing in what is done, {of}, then stopping."
-        return f"Finishing: waiting a moment for a syncer to hand in to, {of}, then stopping."
+            return f"Finishing: handing in finished work, {of}, then stopping."
+        return f"Finishing: waiting briefly for a syncer, {of}, then stopping."
 
     def look(self) -> str:
         """Why to leave now; empty while there is something to wait for."""
@@ -62,13 +62,15 @@ class GracefulLeave:
             return "finished: everything was handed in"
         dropped = (
             f"local steps on {self.left} of {len(self.fragment_sync.local_fragments)} fragments "
-            "are dropped, and another learner gets their text"
+            "are dropped, and their text goes to other learners"
         )
         alone_since_s = self._alone_since_s
         if alone_since_s is not None and now_s >= alone_since_s + LINK_S_MAX:
-            return f"finished: no syncer was there for {LINK_S_MAX:.0f} s to hand in to; {dropped}"
+            return f"finished: no syncer answered for {LINK_S_MAX:.0f} s; {dropped}"
         if now_s >= self.until_s:
-            return f"finished: {FINISH_S_MAX:.0f} s were not enough to hand in all; {dropped}"
+            return (
+                f"finished: {FINISH_S_MAX:.0f} s were not enough to hand in everything; {dropped}"
+            )
         return ""
 
     def deadline_s(self) -> float | None:

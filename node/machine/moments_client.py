@@ -179,7 +179,7 @@ class MomentsClient:
         elif self.state in _OPEN and self._is_outrun():
             self._let_go("outrun")
             if self._targets >= TARGETS_MAX:
-                self._give_up(f"the swarm was faster {self._targets} times")
+                self._give_up(f"the swarm moved on {self._targets} times")
             else:
                 self._fire("outrun", "more than H global steps were merged meanwhile")
                 self._subscribe()
@@ -307,7 +307,7 @@ class MomentsClient:
 
     def _dial(self) -> None:
         if not self._donors:
-            self._give_up(self.detail or "no learner could give any")
+            self._give_up(self.detail or "no learner could provide it")
             return
         self.donor = self._donors.pop(0)
         self._fire("found", short(self.donor))

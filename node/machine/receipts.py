@@ -90,7 +90,7 @@ class Receipts:
         """Hold it against the log, which stands at its record, and against the last one."""
         state = self._context.state
         if (credit.index, credit.head, credit.epoch) != (state.index, state.head, state.epoch):
-            raise FalseReceipt(f"record {credit.index} is another one in our log")
+            raise FalseReceipt(f"record {credit.index} differs from the one in our log")
         check_growth(self.credit, credit)
         seen = state.accounts.get(credit.learner, Account()).counts
         before = _less(credit.counts, seen)

@@ -352,7 +352,7 @@ class TrainerControl:
         detail = result.reason if isinstance(result, Failed | NotRestored) else "did not start"
         self._wakes_failed += 1
         if is_stuck and self._wakes_failed >= WAKES_MAX:
-            self.context.effects.do(ReplaceTrainer(f"its state could not be taken up: {detail}"))
+            self.context.effects.do(ReplaceTrainer(f"its state could not be restored: {detail}"))
         if self._wakes_failed > 1:
             self.micro_batch = max(1, (self._chosen_micro_batch or MICRO_BATCH_FIRST) // 2)
         self._restart_s = self.context.now_s + RESTART.pause_s(self._wakes_failed)
@@ -365,7 +365,7 @@ class TrainerControl:
         tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
         self.micro_batch = max(1, tried // 2)
         self._wants_smaller = True
-        self.detail = f"{words}; it goes on with a micro-batch of {self.micro_batch}"
+        self.detail = f"{words}; continuing with a micro-batch of {self.micro_batch}"
 
     def on_evaluated(self, job: Evaluate, result: object) -> None:
         self._evaluating = None

@@ -24,7 +24,7 @@ def named_devices(device: str | None) -> tuple[str, ...]:
     for name in names:
         if not _NAME.fullmatch(name):
             raise UserError(
-                f"{name!r} names no device. Name cpu, cuda, cuda:1, mps, xpu or xla, or several "
+                f"{name!r} is not a device. Name cpu, cuda, cuda:1, mps, xpu or xla, or several "
                 "with commas between."
             )
     if len(set(names)) < len(names):
@@ -46,7 +46,7 @@ def ranks_wanted(device: str | None, ranks: int | None) -> int:
     if wanted > 1 and len(named) == 1 and ":" in named[0]:
         raise UserError(f"{named[0]} is one device for {wanted} ranks. Name the others too.")
     if wanted > 1 and named and named[0] in ONE_RANK:
-        raise UserError(f"{named[0]} is driven by one process. Set learner.ranks to 1.")
+        raise UserError(f"{named[0]} can have only one process. Set learner.ranks to 1.")
     return wanted
 
 

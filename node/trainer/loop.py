@@ -249,12 +249,12 @@ class InnerLoop:
                 raise error
             self.micro_batch = (self.micro_batch + 1) // 2
             self.adjustments.append(
-                f"memory ran out; the trainer goes on with a micro-batch of {self.micro_batch}"
+                f"memory ran out; the trainer continues with a micro-batch of {self.micro_batch}"
             )
         elif self._forward is not self.model:
             self._forward = self.model
             words = " ".join(str(error).split())[:200]
-            self.adjustments.append(f"torch.compile failed and is left out ({words})")
+            self.adjustments.append(f"torch.compile failed; continuing without it ({words})")
         else:
             raise error
 

@@ -79,7 +79,7 @@ def make_optimizer(model: nn.Module, inner: InnerSpec) -> InnerOptimizer:
     hidden = [one for one in trained if one.dim() == MATRIX_DIMS and id(one) not in tables]
     if not hidden:
         raise UserError(
-            'This model has no hidden matrices, which are all that Muon moves. Set optimizer = "'
+            'This model has no hidden matrices, and Muon trains only those. Set optimizer = "'
             'adamw" in the section [training] of the project file.'
         )
     others = {id(one) for one in hidden}

@@ -169,7 +169,7 @@ class TrainerPort:
             if not self.ready.corpus_matches:
                 self.notice(
                     "the training text on this machine differs from the project's (another Python "
-                    "version, or other files); it is used all the same"
+                    "version, or other files); using it anyway"
                 )
         return result
 

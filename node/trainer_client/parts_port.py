@@ -194,7 +194,7 @@ class PartsPort:
             raise CorruptState(f"{place} is a part of another project or another learner")
         used = place / TAKEN_UP
         if used.exists() and files.open_sealed(used, TakenUp)[0].epoch >= job.epoch:
-            return Failed(f"the part was gone on from before in epoch {job.epoch}")
+            return Failed(f"the part was already used in epoch {job.epoch}")
         arrays = files.read_arrays(place, meta.arrays)
         # Before anything is done with it: what is handed in once must not be handed in again.
         files.seal_file(used, TakenUp(job.epoch))
@@ -209,13 +209,13 @@ class PartsPort:
         meta, arrays = loaded.meta, loaded.arrays
         trouble = ""
         if not meta.state.inner.trains_as(inner):
-            trouble = "the project's training settings are others now"
+            trouble = "the project's training settings have changed"
         elif arrays["trainer"].size != self._numel():
-            trouble = "it is of a model of another size"
+            trouble = "it belongs to a model of another size"
         elif not await self.trainer.restore_part(arrays["trainer"], meta.loop):
             raise TransientError("the trainer ended")
         if trouble:
-            self.notice(f"the snapshot's part was not taken up: {trouble}")
+            self.notice(f"the snapshot's part was not restored: {trouble}")
             return ready
         for at, base in enumerate(meta.bases):
             theta, momentum = arrays[f"theta.{at:04d}"], arrays[f"momentum.{at:04d}"]

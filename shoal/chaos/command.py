@@ -116,7 +116,7 @@ def _tell(screen: Screen, outcomes: Sequence[Outcome]) -> bool:
 def _open(swarm: ChaosSwarm) -> None:
     """The project, the processes, and the first merges."""
     tell, project = swarm.screen.tell, f"{NAME}.toml"
-    tell(f"everything lies in {swarm.folder}, and is removed at the end")
+    tell(f"all files are in {swarm.folder} and are removed at the end")
     _shoal(swarm, "project", "create", project, "--name", NAME)
     swarm.write_project(NAME, SETTINGS, dict.fromkeys(SYNCERS, "syncer"))
     tell(f"edited {project}: a tiny model; the syncers {', '.join(SYNCERS)} vote")

@@ -78,7 +78,7 @@ def reasons(outcome: Outcome) -> list[str]:
     if outcome.losses.records_lost:
         said.append(
             f"{fmt.plural(outcome.losses.records_lost, 'certified record')} "
-            f"({fmt.plural(outcome.losses.merges_lost, 'merge')}) of before is missing"
+            f"({fmt.plural(outcome.losses.merges_lost, 'merge')}) from before the fault missing"
         )
     if not outcome.losses.merges:
         said.append("nothing had been merged before the fault")
@@ -89,7 +89,7 @@ def reasons(outcome: Outcome) -> list[str]:
     if outcome.needs_takeover and not found.terms:
         said.append("no other syncer was elected")
     if found.well_after_s is None:
-        said.append(f"it was not well again in time: {outcome.trouble or 'unknown why'}")
+        said.append(f"it did not recover in time: {outcome.trouble or 'unknown why'}")
     said += _about_learners(found)
     return said
 
@@ -181,8 +181,8 @@ def _praise(outcome: Outcome) -> str:
     if found.well_after_s:
         well = f"well {_seconds(found.well_after_end_s)} after the last act"
     return (
-        f"PASSED  {outcome.name}: {led}; all {losses.merges:,} merges of before are kept; learners "
-        f"that nobody touched paused {found.step_pause_s:.2f} s at most, with steps of "
+        f"PASSED  {outcome.name}: {led}; all {losses.merges:,} merges from before are kept; "
+        f"learners that nobody touched paused {found.step_pause_s:.2f} s at most, with steps of "
         f"{found.step_median_s * 1e3:.0f} ms; {well}"
     )
 

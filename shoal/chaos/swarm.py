@@ -233,4 +233,4 @@ class ChaosSwarm(LocalSwarm):
 def check_settled(settled: bool, swarm: ChaosSwarm) -> None:
     """SwarmFailed if the swarm never came to work in the first place."""
     if not settled:
-        raise SwarmFailed(f"The swarm did not come to work: {swarm.trouble()}.")
+        raise SwarmFailed(f"The swarm did not start to work: {swarm.trouble()}.")

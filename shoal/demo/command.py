@@ -116,7 +116,7 @@ class Demo:
 
     def play(self) -> Report:
         """Everything, in order. SwarmFailed if something fails on the way."""
-        self._screen.tell(f"everything lies in {self._swarm.folder}, and is removed at the end")
+        self._screen.tell(f"all files are in {self._swarm.folder} and are removed at the end")
         self._prepare()
         self._swarm.start_first("--exit-when-done")
         for learner in CAST:
@@ -127,7 +127,7 @@ class Demo:
         syncer = self._swarm.host
         assert syncer is not None
         if not syncer.swarm.curve:
-            raise SwarmFailed("Nobody measured the held-out loss during the run.")
+            raise SwarmFailed("No held-out loss was measured during the run.")
         return make_report(
             Evidence(
                 syncer=syncer,

@@ -108,7 +108,7 @@ def _report(daemon: Daemon, manifest: Manifest) -> int:
         if awaited <= told and status.phase == "training":
             break
     for missing in sorted(awaited - told):
-        print(f"    {missing}: not here; it goes on from its part when it comes")
+        print(f"    {missing}: not here; it continues from its part when it returns")
     print(f"after {time.monotonic() - began_s:.0f} s; `shoal status` shows the rest")
     return 0
 
@@ -116,5 +116,5 @@ def _report(daemon: Daemon, manifest: Manifest) -> int:
 def _line(row: RestoreRow) -> str:
     if row.is_restored:
         note = f"; {row.trouble}" if row.trouble else ""
-        return f"{row.name}: goes on from its part, at local step {row.local_step:,}{note}"
+        return f"{row.name}: continues from its part, at local step {row.local_step:,}{note}"
     return f"{row.name}: starts over: {row.trouble or 'it has no part'}"

@@ -21,7 +21,7 @@ from simulator.replay.replay import LEVELS, Level, ReplayReport, replay
 from simulator.replay.round_history import Part, RoundHistory
 
 MEANS: Final[dict[Level, str]] = {
-    "audit": "certificates hold, and the syncer decides the same again",
+    "audit": "certificates hold, and the syncer decides the same",
     "merge": "the kept pushes merge to the same bits again",
     "retrain": "the learners train the same pushes again, bit for bit",
 }
@@ -114,7 +114,7 @@ def remarks(report: ReplayReport) -> list[str]:
             for reason, count in sorted(reasons.items()):
                 lines.append(f"not tried ({level}, {count} {OF_WHAT[level]}): {reason}")
     if any(one.is_cut_short for one in report.audits):
-        lines.append("What came behind the named round was not looked at.")
+        lines.append("The replay did not go past the named round.")
     for one in report.audits:
         if one.ended:
             lines.append(f"The tape of {one.preface.name} ends early: {one.ended}.")

@@ -97,7 +97,7 @@ def _tape(name: str, folder: Path) -> SwarmTape:
 
 def _verdict(name: str, seed: int, until_s: float | None, violation: str) -> int:
     if not violation:
-        print(f"Seed {seed}: everything that must hold held.")
+        print(f"Seed {seed}: every check passed.")
         return ExitCode.DONE
     until = f" --until {until_s:g}s" if until_s else ""
     print(f"Seed {seed}: {violation}\nReplay: shoal sim run {name} --seed {seed}{until}")

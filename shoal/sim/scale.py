@@ -41,7 +41,7 @@ def goodput(
 ) -> int:
     """Prints goodput and uptime, the paper's value after the stroke; the exit code."""
     if len(chips) * len(learners) > 400:
-        raise UserError("That are more than 400 cells. Ask for fewer --chips or --learners.")
+        raise UserError("That is more than 400 cells. Ask for fewer --chips or --learners.")
     rows = failures.cells(chips, learners, mtbi_s=mtbi_s, costs=costs, seed=seed, quorum=quorum)
     console = _console()
     shown: tuple[tuple[str, int, Callable[[failures.Cell], tuple[float, float | None]]], ...] = (
@@ -56,7 +56,7 @@ def goodput(
             name = line[0].method + (f" M={line[0].learners}" if line[0].learners > 1 else "")
             table.add_row(name, *(_beside(*pair(row), digits) for row in line))
         console.print(table)
-    fitted = "fitted" if costs == FITTED else "fitted, but for what you gave"
+    fitted = "fitted" if costs == FITTED else "fitted, except what you set"
     told = ", ".join(f"{name} {value:g}" for name, value in asdict(costs).items())
     console.print(
         f"Parameters ({fitted}; return_s, slices and checkpoint_s are set; the paper gives "
@@ -108,7 +108,7 @@ def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
         table.add_row(row.setting, paper, f"{100 * row.merged:.0f}", f"{row.merge_steps:.2f}")
     console.print(table)
     console.print(
-        "No number is fitted. That K = 1 never waits is assumed. Steps are a fast learner's."
+        "No number is fitted. K = 1 is assumed never to wait. Steps are a fast learner's."
     )
     return write_rows(files, rows, lambda path: plots.heterogeneous(rows, path))
 

@@ -126,7 +126,7 @@ class Unrest:
         if host is not None:
             leap_s = self.chance.choice((1.0, 5.0, 60.0, 1e5))
             host.clock_ahead_s += leap_s
-            self._tell(f"the clock by which {host.name} waits leaps ahead by {leap_s:g} s")
+            self._tell(f"the monotonic clock of {host.name} jumps ahead by {leap_s:g} s")
 
     def _hand_over(self) -> None:
         leaders = self.council.leaders()

@@ -311,7 +311,7 @@ class SimLearner(Host):
                 continue
             if best is None or (notice.epoch, notice.term) > (best.epoch, best.term):
                 best = SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
-        return best or Failed("no syncer of this project announces itself yet")
+        return best or Failed("no syncer of this project has announced itself yet")
 
     def _others(self) -> list[SimLearner]:
         hosts = self.world.hosts.values()

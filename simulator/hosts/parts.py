@@ -146,7 +146,7 @@ class SimParts:
             case LoadPart():
                 world.after(WRITE_S, lambda: answer(self._load(job)))
             case _:
-                raise AssertionError(f"nobody carries out {type(job).__name__}")
+                raise AssertionError(f"nothing here carries out {type(job).__name__}")
 
     def _make_cut(self, snapshot: int, trainer: TinyTrainer) -> object:
         host = self.host
@@ -171,7 +171,7 @@ class SimParts:
         if part is None:
             return Failed("the part is missing")
         if part.taken_up >= job.epoch:
-            return Failed(f"the part was gone on from before in epoch {job.epoch}")
+            return Failed(f"the part was already used in epoch {job.epoch}")
         self.disk[job.snapshot] = self.loaded = replace(part, taken_up=job.epoch)
         return PartLoaded(part.digest)
 

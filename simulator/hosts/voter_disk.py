@@ -138,7 +138,7 @@ class VoterDisk:
             case InstallState():
                 self._install(job)
                 return Installed()
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
+        raise AssertionError(f"nothing here carries out {type(job).__name__}")
 
     def keep(self, certificate: Certificate) -> None:
         """Store a proof, not durably."""

@@ -185,7 +185,7 @@ class _Auditor:
         try:
             seeds = read_seeds(frame.setup)
         except MalformedMessage as error:
-            raise TapeDamaged(f"{place}: its beginning means nothing: {error}") from error
+            raise TapeDamaged(f"{place}: its beginning cannot be read: {error}") from error
         genesis = self._genesis(place, frame.genesis, seeds.project)
         self.signer.hand(frame.signatures)
         self._prove_charter(place, genesis, seeds.charter)
@@ -242,7 +242,7 @@ class _Auditor:
         try:
             genesis = msgspec.msgpack.decode(encoded, type=Genesis)
         except msgspec.DecodeError as error:
-            raise TapeDamaged(f"{place}: its genesis means nothing: {error}") from error
+            raise TapeDamaged(f"{place}: its genesis cannot be read: {error}") from error
         preface = self.life.preface
         if not project_id(encoded) == project == preface.project:
             raise UserError(
@@ -264,10 +264,10 @@ class _Auditor:
             made = self._handle(one)
         except NotSigned:
             raise Diverged(
-                name, place, "the replay signs something that was not signed then"
+                name, place, "the replay signs something that was not signed in the recorded run"
             ) from None
         except MalformedMessage as error:
-            raise TapeDamaged(f"{place}: {name} means nothing: {error}") from error
+            raise TapeDamaged(f"{place}: {name} cannot be read: {error}") from error
         outcome, decided = digest_of(made)
         told = difference(one.decided, decided)
         if not told and outcome != one.outcome:

@@ -172,7 +172,9 @@ class MergeReplay:
         names = ("the merged displacement", "the new weights", "the norms", "the scales")
         for name, mine, its in zip(names, made, wanted, strict=True):
             if mine != its:
-                raise self._diverged(merge, f"{name} came out otherwise than record {merge.index}")
+                raise self._diverged(
+                    merge, f"{name} came out differently than record {merge.index}"
+                )
         self.bank.adopt(job.fragment, job.version, outcome.payload_digest)
         self._at[job.fragment] = job.version
         self.found.merged.add(merge.index)

@@ -132,7 +132,7 @@ class Retrainer(ABC):
         if made.digest == frame.digest and made.base_version == frame.base_version:
             return PushOutcome("push", self.incarnation, frame.sequence, name, place)
         self._reason = "it diverged before"
-        text = f"push {frame.sequence} came out otherwise than its learner recorded"
+        text = f"push {frame.sequence} came out differently than its learner recorded"
         return PushOutcome("diverged", self.incarnation, frame.sequence, name, place, text)
 
     def deliver(self, frame: VersionApplied) -> Delivery:

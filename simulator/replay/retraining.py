@@ -118,6 +118,6 @@ def _outcomes(life: TapeLife, spool: Path, data_cache: Path) -> list[PushOutcome
     )
     outcomes = [msgspec.json.decode(line, type=PushOutcome) for line in done.stdout.splitlines()]
     if done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
         outcomes.append(PushOutcome("untried", text=f"training again failed: {words[-1]}"))
     return outcomes

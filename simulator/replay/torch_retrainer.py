@@ -62,7 +62,7 @@ class TorchRetrainer(Retrainer):
         except TrainerFailure as error:
             raise Unreplayable(str(error)) from error
         if self.shop.corpus.facts.digest != recorded.corpus:
-            raise Unreplayable("the training text here is another one than it was there")
+            raise Unreplayable("the training text here differs from the recorded one")
 
     def train(self, place: str, frame: Frame) -> None:
         match frame:

@@ -192,7 +192,7 @@ class FaultSchedule:
     def _cut(self, for_s: float) -> str:
         one, other = self._pair()
         self.swarm.world.partition(one.key, other.key, for_s=for_s)
-        return f"no way between {one.name} and {other.name} for {for_s:.1f} s"
+        return f"{one.name} and {other.name} cannot reach each other for {for_s:.1f} s"
 
     def _cut_voters(self, for_s: float) -> str:
         host = self._leader()

@@ -278,7 +278,7 @@ def find(name: str, seed: int) -> Scenario:
         return load(path)
     known = ", ".join([*DRAWN, *BUILT_IN])
     raise UserError(
-        f"No scenario is called {name!r}. Built in are {known}; a file of your own ends in .toml."
+        f"There is no scenario {name!r}. Built-in scenarios: {known}; your own file ends in .toml."
     )
 
 

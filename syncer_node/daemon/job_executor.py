@@ -26,6 +26,7 @@ from protocol.machine import Failed, Job, JobResult
 from protocol.messages import Certificate
 from protocol.numerics import chunks
 from protocol.numerics.warm_up import warm_up
+from syncer_node.daemon.log_jobs import keep_in_log, write_later
 from syncer_node.machine.jobs import (
     CheckpointWritten,
     CutSnapshot,
@@ -33,8 +34,6 @@ from syncer_node.machine.jobs import (
     FetchPush,
     FetchWeights,
     InitialiseWeights,
-    Installed,
-    InstallState,
     KeepSnapshot,
     LoadWeights,
     Merge,
@@ -50,14 +49,6 @@ from syncer_node.machine.jobs import (
     WeightsMade,
     WriteCheckpoint,
     WriteSnapshot,
-)
-from syncer_node.raft.jobs import (
-    Append,
-    Appended,
-    BallotSaved,
-    KeepProofs,
-    ProofsKept,
-    SaveBallot,
 )
 from syncer_node.storage.checkpoints import FIRST_WEIGHTS, CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
@@ -134,30 +125,17 @@ class JobExecutor:
 
     def _keep(self, job: Job) -> JobResult:
         """What only concerns the disk."""
-        files = self.store.voter
         match job:
             case InitialiseWeights():
                 return WeightsMade(self.disk.initialise())
             case LoadWeights():
                 self.disk.initialise()
                 return Replayed()
-            case SaveBallot(ballot):
-                files.save_ballot(ballot)
-                return BallotSaved(ballot)
-            case Append(after, records):
-                files.append(after, records)
-                return Appended(after + len(records))
-            case KeepProofs(certificates):
-                files.keep_proofs(certificates)
-                return ProofsKept()
             case WriteSnapshot(snapshot):
                 return self.disk.snapshots.write(snapshot)
             case KeepSnapshot():
                 return self.disk.snapshots.keep(job)
-            case InstallState(entry, summary, origins):
-                files.begin_behind(entry, summary, origins)
-                return Installed()
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
+        return keep_in_log(self.store.voter, job)
 
     def keep_certificate(self, certificate: Certificate) -> None:
         """Store a proof, some time soon."""
@@ -170,14 +148,7 @@ class JobExecutor:
 
     def small(self, write: Callable[[], object]) -> None:
         """A small write whose loss costs nothing: it is made again after a restart."""
-
-        def keep() -> None:
-            try:
-                write()
-            except TransientError as error:
-                log.warning("%s", error)
-
-        self.disk_pool.submit(keep)
+        write_later(self.disk_pool, write, log)
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         """Run on the disk's own thread; work is done in the order it is handed over."""

@@ -40,9 +40,9 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
     if leadership.is_closing:
         return "Handing the seat over to a standby."
     if leadership.phase is Phase.STARTING:
-        return "The first weights are being made."
+        return "Creating the first weights."
     if leadership.phase is Phase.DRAINING:
-        return "The token budget is reached; the last rounds are drained and evaluated."
+        return "The token budget is reached; finishing and evaluating the last rounds."
     return _training_sentence(leadership) + _voters_away(raft, now_s)
 
 
@@ -53,11 +53,11 @@ def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
     missing = machine.standby.missing
     if missing:
         trouble = f" ({machine.standby.trouble})" if machine.standby.trouble else ""
-        return f"Fetching {len(missing)} fragments that this disk does not have{trouble}."
+        return f"Fetching {len(missing)} fragments missing from this disk{trouble}."
     if raft.leader is None:
         return f"No leader: {waiting_words(raft, now_s)}."
     heard_s = now_s - raft.context.leader_heard_s
-    tail = " Drained: it does not stand for election." if raft.election.is_drained else ""
+    tail = " Drained: it will not stand for election." if raft.election.is_drained else ""
     trouble = machine.standby.trouble if machine.standby.is_waiting else ""
     but = f", but not keeping up: {trouble}" if trouble else ""
     return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago{but}.{tail}"
@@ -67,7 +67,7 @@ def _training_sentence(leadership: Leadership) -> str:
     live = list(leadership.members.live())
     training = leadership.members.training()
     if not live:
-        return "Waiting for learners: hand out the join link."
+        return "Waiting for learners: share the join link."
     if not training:
         return nobody_trains([(one.name, one.beat.state if one.beat else "") for one in live])
     missing = [

@@ -377,7 +377,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             phase=machine.phase,
             sentence=status.sentence(machine, now_s),
             join_link=self.join_link(),
-            project=project_status(self.project.id, genesis, self.layout, charter),
+            project=project_status(self.project.id, genesis, self.layout.parameters, charter),
             swarm=swarm_status(machine.state, charter),
             network=network_status(self.transport, self.partition_monitor.trouble),
             peers=peers,
@@ -444,7 +444,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         others = machine.raft.replication.standbys() if machine.raft.is_leading else []
         if machine.raft.is_leading and not others:
             raise UserError(
-                "No standby is here that has everything, so the seat stays. Start another syncer "
+                "No standby is up to date, so this syncer keeps the seat. Start another syncer "
                 "of this project, or see `shoal status` for why it lags."
             )
         self.driver.ask(self.recorded.drain)
@@ -455,7 +455,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         leadership = self.machine.leadership
         if leadership is None or not self.machine.state.has_weights:
             words = status.sentence(self.machine, time.monotonic())
-            raise UserError(f"No snapshot can be taken here now. {words}")
+            raise UserError(f"This syncer cannot take a snapshot now. {words}")
         self.driver.ask(self.recorded.take_snapshot)
         taking = leadership.snapshots.taking
         return {"snapshot": taking.snapshot if taking is not None else 0}

@@ -196,7 +196,7 @@ class VoterDaemon(ABC, Generic[Options]):
             envelope = wire.decode(bytes.fromhex(str(request.get("envelope"))), Envelope)
             self.driver.ask(partial(self._front.offer_charter, envelope))
         except (RemoteError, ValueError) as error:
-            raise UserError(f"The charter was not taken: {error}") from error
+            raise UserError(f"The charter was rejected: {error}") from error
         return {"revision": self._raft.context.newest_charter.revision}
 
 

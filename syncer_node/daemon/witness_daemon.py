@@ -14,31 +14,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from host.control.status_parts import all_faults, network_status
+from host.control.status_parts import all_faults, network_status, project_status
 from host.files.keystore import Identity
 from host.files.signed_project import OpenedProject
 from host.options import WitnessOptions
 from host.runtime import software
 from host.transport import Transport
 from protocol import limits
-from protocol.errors import TransientError
 from protocol.ids import short
 from protocol.machine import Job, JobResult
 from protocol.signing import verify_ed25519
-from protocol.status import ProjectStatus, WitnessStatus
+from protocol.status import WitnessStatus
+from syncer_node.daemon.log_jobs import keep_in_log, write_later
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
 from syncer_node.daemon.voting_status import seat_status, waiting_words
-from syncer_node.machine.jobs import Installed, InstallState, Keep, KeepCharter
+from syncer_node.machine.jobs import Keep, KeepCharter
 from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.context import RaftSetup
-from syncer_node.raft.jobs import (
-    Append,
-    Appended,
-    BallotSaved,
-    KeepProofs,
-    ProofsKept,
-    SaveBallot,
-)
 from syncer_node.storage.recovery import enter_epoch, log_start, scan
 from syncer_node.storage.voter_files import VoterFiles
 
@@ -80,6 +72,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
     ) -> None:
         files = VoterFiles(options.home.witness_store(project.id, options.instance))
         super().__init__(options, project, identity, transport, files)
+        self.parameters = sum(tensor.numel for tensor in self.project.genesis.model.tensors)
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self.machine = self._recovered()
         self._drive(self.machine, self.machine.raft)
@@ -88,7 +81,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
         files, charter = self.files, self.project.charter
         if files.log.cut_bytes:
             log.warning(
-                "the log's last %d bytes were half written; they are cut off", files.log.cut_bytes
+                "cut off the log's last %d bytes: they were half written", files.log.cut_bytes
             )
         ballot = files.settle(files.boot(), charter.epoch)
         enter_epoch(files, charter)
@@ -127,23 +120,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job, on the disk's own thread in the order it was asked for."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.disk_pool, self._keep, job)
-
-    def _keep(self, job: Job) -> JobResult:
-        match job:
-            case SaveBallot(ballot):
-                self.files.save_ballot(ballot)
-                return BallotSaved(ballot)
-            case Append(after, records):
-                self.files.append(after, records)
-                return Appended(after + len(records))
-            case KeepProofs(certificates):
-                self.files.keep_proofs(certificates)
-                return ProofsKept()
-            case InstallState(entry, summary, origins):
-                self.files.begin_behind(entry, summary, origins)
-                return Installed()
-        raise AssertionError(f"nobody carries out {type(job).__name__}")
+        return await loop.run_in_executor(self.disk_pool, keep_in_log, self.files, job)
 
     def act(self, action: object) -> None:
         """Carry out a local action."""
@@ -155,14 +132,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
 
     def write_soon(self, write: Callable[[], object]) -> None:
         """On the disk's own thread."""
-
-        def keep() -> None:
-            try:
-                write()
-            except TransientError as error:
-                log.warning("%s", error)
-
-        self.disk_pool.submit(keep)
+        write_later(self.disk_pool, write, log)
 
     async def _look_after_disk(self) -> None:
         """Remember where the other voters are, and let go of old records."""
@@ -183,15 +153,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
             version=software.version(),
             uptime_s=now_s - self.started_s,
             sentence=sentence(self.machine, now_s),
-            project=ProjectStatus(
-                id=self.project.id.hex(),
-                name=genesis.name,
-                fragments=genesis.fragments,
-                parameters=sum(tensor.numel for tensor in genesis.model.tensors),
-                token_budget=charter.limits.tokens,
-                local_steps=charter.rounds.local_steps,
-                quorum=charter.rounds.quorum,
-            ),
+            project=project_status(self.project.id, genesis, self.parameters, charter),
             seat=seat_status(self.machine.raft, now_s),
             log_index=self.machine.raft.log.certified,
             stored_from=self.files.floor.index + 1,
@@ -206,9 +168,9 @@ def sentence(machine: WitnessMachine, now_s: float) -> str:
     if raft.replication.store_trouble:
         return f"Not voting for new records: {raft.replication.store_trouble}."
     if raft.log.voter(raft.context.key) is None and not raft.context.is_forming:
-        return "This host is no voter of the charter in force. If that is meant, stop it."
+        return "This host is not a voter in the charter in force. If that is intended, stop it."
     if machine.is_installing:
-        return "Taking the state of the log from the leader; this one was left behind."
+        return "Fetching the log's state from the leader: this witness fell behind."
     if raft.leader is None:
         return f"No leader: {waiting_words(raft, now_s)}."
     heard_s = max(0.0, now_s - raft.context.leader_heard_s)

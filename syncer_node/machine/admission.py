@@ -29,18 +29,20 @@ def refusal(
     if hello.project != setup.project:
         return Refused("wrong-project", "this syncer serves another project", None)
     if hello.layout != setup.layout_digest:
-        return Refused("wrong-layout", "your fragments are cut differently: update shoal", None)
+        return Refused(
+            "wrong-layout", "your release divides the model differently: update shoal", None
+        )
     if peer in charter.banned:
         return Refused("banned", "the project's owner has banned this key", None)
     known = members.sessions.get(peer)
     if known is not None and known.incarnation > hello.incarnation:
-        text = "a newer session of the same key is here: is the key used on two hosts?"
+        text = "a newer session with this key is open: is the key used on two hosts?"
         return Refused("stale-incarnation", text, None)
     if known is None and sum(1 for _ in members.live()) >= charter.limits.learners:
-        return Refused("full", "the project takes no more learners now", FULL_RETRY_S)
+        return Refused("full", "the project accepts no more learners", FULL_RETRY_S)
     if state.charter_epoch < charter.epoch:
         # Welcomed under the log's charter, it would not know what to go on from.
-        return Refused("not-ready", "a new epoch is only beginning", NOT_READY_RETRY_S)
+        return Refused("not-ready", "a new epoch is starting", NOT_READY_RETRY_S)
     if not state.has_weights:
-        return Refused("not-ready", "the first weights are being made", NOT_READY_RETRY_S)
+        return Refused("not-ready", "the syncer is creating the first weights", NOT_READY_RETRY_S)
     return None

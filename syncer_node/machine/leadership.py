@@ -55,7 +55,6 @@ from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartResto
 from protocol.trace import (
     CheckpointScored,
     FragmentCommitted,
-    PeerMisbehaved,
     PhaseChanged,
     SessionClosed,
     SessionOpened,
@@ -364,7 +363,7 @@ class Leadership:
         elif watch.project != self.setup.project:
             reason = "this syncer serves another project"
         elif len(self.watchers) >= limits.WATCHERS_MAX and peer not in self.watchers:
-            reason = "too many are looking on already"
+            reason = "too many watchers are connected"
         if reason:
             self.effects.send(peer, Refused("watch", reason, None))
             self.effects.out.append(Disconnect(peer, reason))
@@ -387,7 +386,7 @@ class Leadership:
             return
         former = self.members.sessions.get(peer)
         if former is not None:
-            self.snapshots.on_gone(peer, "it connected anew", self._now_s)
+            self.snapshots.on_gone(peer, "it reconnected", self._now_s)
         if former is not None and former.incarnation < hello.incarnation:
             self.rounds.on_gone(peer)
             self.leasing.give_back(former.key)
@@ -432,12 +431,11 @@ class Leadership:
             self.snapshots.on_gone(peer, reason, now_s)
             self.effects.emit(SessionClosed(peer, session.name, reason, has_left))
 
-    def blame(self, peer: bytes, error: RemoteError) -> None:
+    def count_fault(self, peer: bytes, error: RemoteError) -> None:
         """Write an offence down against its session."""
         session = self.members.sessions.get(peer)
         if session is not None:
             session.rejected[error.reason] = session.rejected.get(error.reason, 0) + 1
-        self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
 
     def on_weights(self, result: object) -> None:
         """The first weights are made, or could not be."""
@@ -445,7 +443,7 @@ class Leadership:
             self._propose(WeightsInitialised(result.fragments))
         else:
             reason = result.reason if isinstance(result, Failed) else "unknown"
-            self.effects.out.append(Stop(f"the first weights could not be made: {reason}", 1))
+            self.effects.out.append(Stop(f"the first weights could not be created: {reason}", 1))
 
 
 def _wall_offset_s(setup: SyncerSetup, state: SwarmState, now_s: float) -> float:

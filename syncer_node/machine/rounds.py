@@ -439,7 +439,7 @@ class Rounds:
         if verdict == "close":
             self._close(current, now_s)
         elif verdict == "abandon":
-            self._abandon(current, "nobody delivered")
+            self._abandon(current, "no push arrived")
 
     def _close(self, current: Round, now_s: float) -> None:
         parts = []
@@ -477,7 +477,9 @@ class Rounds:
             if header is None:
                 current.take(peer, ticket)
             elif current.version - 1 - header.base_version > limits.PUSH_LAG_MAX:
-                self._let_go(peer, header, "stale", "too many merges went by while it was sent")
+                self._let_go(
+                    peer, header, "stale", "too many merges happened while it was in transit"
+                )
             elif self.state.leases.since_s.get((peer, header.incarnation)) is None:
                 self._let_go(peer, header, "abandoned", "its session ended before it was merged")
             else:
@@ -537,7 +539,7 @@ class Rounds:
             return "rejected", "false-claim", f"{header.tokens} tokens in {header.steps} steps"
         since_s = self.state.leases.since_s.get(session.key)
         if since_s is None:
-            return "stale", "stale", "its blocks went to others while it was away"
+            return "stale", "stale", "its blocks were reassigned while it was away"
         # The lease may be another leader's, by its clock.
         held_s = now_s + self.wall_offset_s - since_s + 2 * limits.CLOCK_SKEW_S_MAX
         possible = held_s / STEP_S_MIN

@@ -137,7 +137,7 @@ class Snapshots:
         """Learners that are known and not here."""
         gone = [one for _, one in sorted(self.members.sessions.items()) if not one.is_connected]
         return tuple(
-            Skipped(one.peer, one.name, f"not here: {one.lost_reason}"[:200]) for one in gone
+            Skipped(one.peer, one.name, f"disconnected: {one.lost_reason}"[:200]) for one in gone
         )
 
     # What comes in.
@@ -277,7 +277,7 @@ class Snapshots:
         trouble = said.text[:200]
         is_other = part is None or part.digest != said.digest
         if said.is_restored and outline is not None and is_other:
-            trouble = "its part is not the one that the snapshot names"
+            trouble = "its part is not the one the snapshot names"
         told = Restored(session.name, said.is_restored, said.local_step, trouble)
         if self.restores.get(session.peer) == told or len(self.restores) >= RESTORES_MAX:
             return

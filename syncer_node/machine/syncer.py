@@ -14,15 +14,13 @@ from dataclasses import replace
 from msgspec import structs
 
 from protocol import limits, wire
-from protocol.effect_queue import EffectQueue
-from protocol.errors import RemoteError, UnexpectedMessage
-from protocol.ids import JobId, short
+from protocol.errors import RemoteError
+from protocol.ids import short
 from protocol.log.accounts import Account
 from protocol.log.batching import accounts_in_messages, in_messages
 from protocol.log.records import CharterAdopted, SeatTaken
 from protocol.log.state import SwarmSummary
 from protocol.machine import (
-    Disconnect,
     Effect,
     Event,
     Failed,
@@ -40,25 +38,19 @@ from protocol.machine import (
 from protocol.messages import (
     AccountsPart,
     CertifiedRecord,
-    CharterOffer,
     Envelope,
-    Hello,
     IndexPart,
     Message,
-    Refused,
     StateOffer,
-    Watch,
 )
 from protocol.project import Charter
-from protocol.trace import PeerMisbehaved, PhaseChanged, RecordCommitted
+from protocol.trace import PhaseChanged
 from syncer_node.machine.jobs import (
     FetchPayload,
     FetchPush,
     FetchWeights,
     InitialiseWeights,
-    Installed,
     InstallState,
-    Keep,
     KeepCharter,
     KeepSnapshot,
     LoadWeights,
@@ -74,11 +66,10 @@ from syncer_node.machine.look_throttle import look_s
 from syncer_node.machine.recent_entries import RecentEntries
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import Standby
-from syncer_node.raft.jobs import Append, KeepProofs, SaveBallot
+from syncer_node.machine.voter import VoterBase
 from syncer_node.raft.log import Entry
 from syncer_node.raft.raft import RESTART_EXIT, Raft
 
-NOT_LEADING_RETRY_S = 1.0
 HAND_OVER_S_MAX = 4.0
 """A leader that is asked to stop waits no longer than this for another one to take its place."""
 
@@ -87,20 +78,20 @@ UNFIT_S = 60.0
 """A leader whose disk takes nothing steps aside after the one, and stands again after the other."""
 
 
-class SyncerMachine:
+class SyncerMachine(VoterBase):
     """`handle(event, now_s)` for a host that may hold the seat."""
 
+    ROLE = "a standby"
+    OFFERED = "the state"
+
     def __init__(self, setup: SyncerSetup, recovered: Recovered) -> None:
+        super().__init__()
         self.setup = setup
         self.state = recovered.state
-        self.effects = EffectQueue()
-        self.faults: dict[str, int] = {}
         self.recent = RecentEntries(recovered, self.state)
         self.leadership: Leadership | None = None
         self.snapshots = list(recovered.snapshots)
         """Those on this host's disk, oldest first."""
-        self.is_installing = False
-        """A state is being taken in place of a log that was left behind."""
         self.raft = Raft(
             setup.for_raft(),
             effects=self.effects,
@@ -118,7 +109,6 @@ class SyncerMachine:
             is_needed=self._is_needed,
             held=list(recovered.held),
         )
-        self._now_s = 0.0
         self._looked_s = -1.0
         self._wake_s = math.inf
         self._seat_term = -1
@@ -158,15 +148,9 @@ class SyncerMachine:
                 pass
         due_s = look_s(event, self.leadership, looked_s=self._looked_s, now_s=now_s)
         if due_s <= now_s:
-            self._look()
-            self._wake()
+            self.look()
         elif due_s < self._wake_s:
             self._wake_at(due_s)
-        return self.effects.drain()
-
-    def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
-        """Count a peer's offence that was found while reading its bytes."""
-        self._blame(peer, error)
         return self.effects.drain()
 
     def drain(self, now_s: float) -> list[Effect]:
@@ -188,13 +172,9 @@ class SyncerMachine:
         self._wake()
         return self.effects.drain()
 
-    def offer_charter(self, envelope: Envelope, now_s: float) -> list[Effect]:
-        """Take a newer charter from the owner's hand. Raises RemoteError if it is not valid."""
-        self._now_s = self.raft.context.now_s = now_s
-        self.raft.voter_streams.take_charter(envelope)
+    def look(self) -> None:
         self._look()
         self._wake()
-        return self.effects.drain()
 
     def _look(self) -> None:
         now_s = self._now_s
@@ -222,7 +202,7 @@ class SyncerMachine:
         if trouble and self._was_stored:
             self.effects.emit(PhaseChanged("merging paused", trouble))
         elif not trouble and not self._was_stored:
-            self.effects.emit(PhaseChanged(self.phase, "the log can be written again"))
+            self.effects.emit(PhaseChanged(self.phase, "the log is writable again"))
         self._was_stored = not trouble
 
     def _step_aside(self) -> None:
@@ -236,7 +216,7 @@ class SyncerMachine:
             self._unable_since_s = now_s
         elif now_s - self._unable_since_s >= UNABLE_S_MAX and self.raft.replication.standbys():
             self._unable_since_s, self._unfit_until_s = None, now_s + UNFIT_S
-            self.raft.election.depose("this host cannot write merges; another one may")
+            self.raft.election.depose("this host cannot write merges; another may be able to")
 
     def _wake(self) -> None:
         times = [self._now_s + limits.ALIVE_EVERY_S, self.raft.deadline_s()]
@@ -311,7 +291,7 @@ class SyncerMachine:
 
     def on_deposed(self, reason: str) -> None:
         self._seat_term = -1
-        self._close_leadership(f"this syncer leads no more: {reason}")
+        self._close_leadership(f"this syncer no longer leads: {reason}")
         self.effects.emit(PhaseChanged(self.phase, reason))
 
     def _close_leadership(self, reason: str) -> None:
@@ -327,9 +307,7 @@ class SyncerMachine:
         certified = entry.certified
         self.state.apply(record, entry.digest)
         self.recent.add(record, certified)
-        self.effects.do(Keep(certified, record.index))
-        kind = type(body).__name__
-        self.effects.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
+        self._keep(entry)
         if isinstance(body, CharterAdopted):
             self._adopt(body.charter)
         if self.leadership is not None:
@@ -402,55 +380,27 @@ class SyncerMachine:
         elif self.leadership is not None:
             self.leadership.lose(peer, reason, self._now_s)
 
-    def _receive(self, peer: bytes, message: Message) -> None:
-        try:
-            if self.raft.is_voter(peer):
-                self.raft.receive(peer, message, self._now_s)
-            elif isinstance(message, CharterOffer):
-                # From the owner's hand, whoever carries it: the signature is what counts.
-                self.raft.voter_streams.take_charter(message.charter)
-            elif self.leadership is not None:
-                self.leadership.receive(peer, message, self._now_s)
-            elif isinstance(message, Hello | Watch):
-                self._send_away(peer)
-            else:
-                raise UnexpectedMessage(f"{type(message).__name__} to a standby")
-        except RemoteError as error:
-            self._blame(peer, error)
-
-    def _send_away(self, peer: bytes) -> None:
-        leader = self.raft.leader
-        words = f"the leader is {short(leader)}" if leader else "no leader is elected yet"
-        refused = Refused("not-leading", f"this syncer stands by; {words}", NOT_LEADING_RETRY_S)
-        self.effects.send(peer, refused)
-        self.effects.out.append(Disconnect(peer, "not-leading"))
+    def _receive_other(self, peer: bytes, message: Message) -> None:
+        if self.leadership is not None:
+            self.leadership.receive(peer, message, self._now_s)
+        else:
+            super()._receive_other(peer, message)
 
     def _blame(self, peer: bytes, error: RemoteError) -> None:
-        self.faults[error.reason] = self.faults.get(error.reason, 0) + 1
+        super()._blame(peer, error)
         if self.leadership is not None:
-            self.leadership.blame(peer, error)
-        else:
-            self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
+            self.leadership.count_fault(peer, error)
 
     # Jobs.
 
-    def _job_done(self, number: JobId, result: object) -> None:
-        job = self.effects.finish(number)
+    def _other_job_done(self, job: object, result: object) -> None:
         match job:
-            case SaveBallot():
-                self.raft.on_saved(job, result, self._now_s)
-            case Append():
-                self.raft.on_appended(job, result, self._now_s)
-            case KeepProofs():
-                self.raft.on_kept(job, result, self._now_s)
             case FetchPayload() | FetchWeights():
                 self.standby.on_fetched(job, result)
             case RepairFragment():
                 self.standby.on_repaired(job, result)
             case Replay() | LoadWeights():
                 self.standby.on_replayed(job, result)
-            case InstallState():
-                self._installed(job, result)
             case WriteCheckpoint() if self.leadership is None:
                 self.standby.on_replayed(job, result)
             case _:
@@ -478,14 +428,3 @@ class SyncerMachine:
                 self.leadership.snapshots.on_kept(job, result, self._now_s)
             case _:
                 pass  # Answered before.
-
-    def _installed(self, job: InstallState, result: object) -> None:
-        """The disk knows the offered state: build everything anew from it."""
-        self.is_installing = False
-        if isinstance(result, Installed):
-            words = f"the log was left behind; it goes on behind record {job.summary.index}"
-            self.effects.out.append(Stop(words, RESTART_EXIT))
-        else:
-            self.raft.replication.release()
-            reason = result.reason if isinstance(result, Failed) else "not installed"
-            self.effects.emit(PhaseChanged(self.phase, f"the state was not taken: {reason}"))

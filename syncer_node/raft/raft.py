@@ -202,7 +202,7 @@ class Raft:
         """
         voter = self.context.newest_charter.voter(self.context.key)
         if voter is not None and voter.disk > self.context.ballot.generation:
-            self._rename_disk("its disk is admitted anew", voter.disk)
+            self._rename_disk("its disk was readmitted", voter.disk)
 
     def _rename_disk(self, words: str, generation: int) -> None:
         self.election.withdraw(words)

@@ -214,11 +214,11 @@ class VoterStreams:
         pin = context.ballot.pin(key)
         generation = self._generation(key)
         if not context.log.is_known_disk(key, generation, hello.disk):
-            return "the swarm knows another disk of this voter: the owner can readmit its key"
+            return "the swarm knows another disk for this voter: the owner can readmit its key"
         if pin is None or pin.generation < generation:
             return ""
         if pin.disk != hello.disk:
-            return "this voter had another disk before: the owner can readmit its key"
+            return "this voter used another disk before: the owner can readmit its key"
         return ""
 
     def _stale_disk(self, key: bytes, hello: VoterHello) -> str:

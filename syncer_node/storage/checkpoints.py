@@ -100,7 +100,7 @@ class CheckpointStore:
                 check=False,
             )
             if done.returncode != 0:
-                words = done.stderr.strip().splitlines() or ["it said nothing"]
+                words = done.stderr.strip().splitlines() or ["it printed nothing"]
                 raise TransientError(f"drawing the first weights failed: {words[-1]}")
             tensors = load_file(out)
         # One by one, so that there are never two copies of all of them.
@@ -120,7 +120,7 @@ class CheckpointStore:
         files = self.store.voter
         if files.log.cut_bytes:
             log.warning(
-                "the log's last %d bytes were half written; they are cut off", files.log.cut_bytes
+                "cut off the log's last %d bytes: they were half written", files.log.cut_bytes
             )
         ballot = files.settle(files.boot(), self.project.charter.epoch)
         self._enter_epoch()
@@ -129,7 +129,8 @@ class CheckpointStore:
             raise CorruptState(
                 f"{files.log.path} is damaged: it ends at record {files.last}, but reached "
                 f"{ballot.owed} before, and no other voter has the rest. Restore {files.root} from "
-                "a backup, or let the project's owner begin a new epoch: shoal project reset-seat"
+                "a backup, or ask the project's owner to begin a new epoch: "
+                "shoal project reset-seat"
             )
         self._certify_stored(view)
         state, held = self._recover_state(view)
@@ -153,7 +154,7 @@ class CheckpointStore:
         try:
             meta = self.snapshots.place_checkpoint(origin)
         except CorruptState as error:
-            log.warning("the snapshot cannot be used, weights must come from others: %s", error)
+            log.warning("cannot use the snapshot; fetching the weights from other hosts: %s", error)
             return
         if meta is not None and files.last == 0:
             files.begin_behind(meta.entry, meta.summary, meta.origins)
@@ -171,28 +172,28 @@ class CheckpointStore:
         count = len(self.bank.layout.fragments)
         for index in self.store.checkpoints():
             if not self.store.voter.floor.index <= index <= view.certified:
-                log.warning("checkpoint %d is not of this log", index)
+                log.warning("checkpoint %d belongs to another log", index)
                 continue
             try:
                 checkpoint = read_checkpoint(self._place(index))
                 state = self._restore(checkpoint)
             except CorruptState as error:
-                log.warning("checkpoint %d is set aside: %s", index, error)
+                log.warning("set checkpoint %d aside: %s", index, error)
                 self.store.set_aside(index)
                 continue
             try:
                 self._refold(state, view.certified)
             except CorruptState as error:
-                log.warning("the log cannot be followed from checkpoint %d: %s", index, error)
+                log.warning("cannot replay the log from checkpoint %d: %s", index, error)
                 continue
             if not self._fits(state):
-                log.warning("checkpoint %d is set aside: it is not what the log names", index)
+                log.warning("set checkpoint %d aside: its content is not what the log names", index)
                 self.store.set_aside(index)
                 continue
             return state, [self.bank.current(at).number for at in range(count)]
         state = self._folded(view.certified)
         if state.has_weights:
-            log.warning("no checkpoint leads to the end of the log: the weights must be fetched")
+            log.warning("no checkpoint reaches the end of the log; fetching the weights")
         return state, [NONE if state.has_weights else 0] * count
 
     def _folded(self, certified: int) -> SwarmState:
@@ -224,7 +225,7 @@ class CheckpointStore:
             return state
         state = SwarmState.restore(checkpoint.summary, state.block_sequences)
         if [fragment.state for fragment in state.fragments] != list(found):
-            raise CorruptState("its tensors are not those that the log names")
+            raise CorruptState("its tensors are not those the log names")
         return state
 
     def _refold(self, state: SwarmState, certified: int) -> None:

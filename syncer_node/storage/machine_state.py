@@ -461,7 +461,7 @@ def read_machine(
             ),
         )
     except _MISREAD as error:
-        raise MalformedMessage(f"it is no machine's state: {error}") from error
+        raise MalformedMessage(f"not a machine's state: {error}") from error
 
 
 def _built(state: VoterState, setup: SyncerSetup) -> SyncerMachine:

@@ -193,7 +193,7 @@ class RecordedMachine:
         try:
             state = write_machine(machine)
         except (TypeError, msgspec.MsgspecError) as error:
-            log.warning("the tape keeps no states to begin from: %s", error)
+            log.warning("the tape keeps no states to replay from: %s", error)
             self._told_bytes = -NEVER_BYTES
             return
         if len(state) <= room:
@@ -231,7 +231,7 @@ def payload_tape(sink: Sink, mib_max: int, parameters: int) -> PayloadTape | Non
     """Where pushes are kept, if the tape may be large enough for this model."""
     needed = mib_for_payloads(parameters)
     if sink.is_running and needed > mib_max:
-        log.info("the tape keeps no pushes: for this model that takes --tape-mib-max %d", needed)
+        log.info("the tape keeps no pushes; this model needs --tape-mib-max %d", needed)
         return None
     return PayloadTape(sink)
 

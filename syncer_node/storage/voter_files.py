@@ -64,7 +64,7 @@ class VoterFiles:
         except FileNotFoundError:
             if len(self.log):
                 raise CorruptState(
-                    f"{path} is missing beside a log: this disk may have voted before. Move "
+                    f"{path} is missing next to a log: this disk may have voted before. Move "
                     f"{self.root} away; the project's owner can readmit this host's key."
                 ) from None
             return Ballot(os.urandom(DISK_NAME_BYTES), 0)

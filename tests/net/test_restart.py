@@ -93,8 +93,8 @@ def test_a_syncer_whose_machine_fails_goes_on_from_its_disk(swarm, start, tmp_pa
     process.send_signal(signal.SIGTERM)
     assert process.wait(300) == 0
     said = shoal(swarm.home, "logs", "--role", "syncer").stdout
-    assert "the daemon ends over a bug" in said
-    assert "did not end by itself" not in said, "the former run said itself how it ended"
+    assert "the daemon stops because of a bug" in said
+    assert "did not exit cleanly" not in said, "the former run said itself how it ended"
 
 
 def test_a_syncer_that_fails_at_every_start_stays_down_with_70(start, tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_the_snapshot_has_the_living_and_names_the_dead(seen):
 def test_going_back_says_who_went_on_from_what(seen):
     assert "epoch 1 begins at snapshot" in seen.restored
     for name in ("ada", "bob"):
-        assert f"{name}: goes on from its part, at local step" in seen.restored
+        assert f"{name}: continues from its part, at local step" in seen.restored
     assert seen.back.snapshots.restored == seen.cut.name
     assert {row.name: row.is_restored for row in seen.back.snapshots.restores} == {
         "ada": True,

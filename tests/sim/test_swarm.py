@@ -281,7 +281,7 @@ def test_the_last_learner_hands_in_everything_and_does_not_wait(quorum, within_s
 
 def test_a_learner_that_finishes_while_its_syncer_is_gone_waits_for_another_one_a_moment():
     _, alone, took_s = finishing_alone(15, 1, crash_s=0.0)
-    assert "no syncer was there for 10 s" in alone.stopped.reason
+    assert "no syncer answered for 10 s" in alone.stopped.reason
     assert "fragments are dropped" in alone.stopped.reason
     assert 10.0 <= took_s < 10.0 + 2 * limits.GONE_AFTER_S
 

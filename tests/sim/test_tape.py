@@ -210,7 +210,7 @@ def test_a_local_step_more_is_named(tape: Path) -> None:
         return frames
 
     alter(sorted(tape.glob("learner-1/*-events-*"))[0], more)
-    with pytest.raises(Diverged, match=r"push \d+ of learner-1 .* came out otherwise"):
+    with pytest.raises(Diverged, match=r"push \d+ of learner-1 .* came out differently"):
         again(tape)
 
 
@@ -226,7 +226,7 @@ def test_an_altered_base_is_named(tape: Path) -> None:
         return frames
 
     alter(sorted(tape.rglob("*-payloads-*"))[0], spoil)
-    with pytest.raises(Diverged, match="the new weights came out otherwise"):
+    with pytest.raises(Diverged, match="the new weights came out differently"):
         again(tape)
 
 
@@ -362,7 +362,7 @@ def with_field(name: str, value: object) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda state: b"no state", "it is no machine's state"),
+        (lambda state: b"no state", "not a machine's state"),
         (with_field("jobs", {7: ["Gossip", {}]}), "asks for no 'Gossip'"),
         (with_field("jobs", {7: ["subprocess:Popen", ["true"]]}), "asks for no 'subprocess:Popen'"),
         (with_field("jobs", {7: ["WriteSnapshot", {}]}), "missing required field `snapshot`"),

@@ -328,7 +328,7 @@ def leader_silent(seconds: int = 40, killed: int = 10) -> list[Frame]:
             link_detail="no leader is known",
             heard_s=float(silent_s),
             sentence="Training without a syncer: waiting (no leader is known). "
-            "Local steps go on, nothing is lost.",
+            "Local steps continue; nothing is lost.",
         )
         frames[second] = Frame(
             at_s=at_s,
@@ -552,7 +552,7 @@ def left(seconds: int = 5) -> list[Frame]:
             row.bulk = "direct"
         status.peers[5].path, status.peers[5].rtt_s = "relayed", 0.182
         status.peers[5].bulk = "streams"
-        status.peers[5].bulk_detail = "it is only reached over a relay"
+        status.peers[5].bulk_detail = "it is reachable only through a relay"
         for place, why in ((4, "stopped by its owner"), (7, "finished")):
             row = status.peers[place]
             row.state, row.left, row.heard_s = "left", why, 40.0 + second

@@ -185,7 +185,7 @@ def test_a_learner_says_since_when_its_syncer_is_silent():
     )
     node.sentence = (
         "Training without a syncer: waiting to try again (dialling host 7cce181e: Connect failed. "
-        "msg=x (y) z). Local steps go on, nothing is lost."
+        "msg=x (y) z). Local steps continue; nothing is lost."
     )
     assert (
         "again (host 7cce181e cannot be reached). Local"

@@ -28,35 +28,22 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[status_rows.R
         ("state", state),
         ("progress", status_rows.progress(status.project, status.swarm, tokens_per_s)),
         ("held-out", status_rows.heldout(status.swarm)),
-        ("syncer", _link(status)),
+        ("syncer", status_rows.link(status)),
         ("weights", _weights(status)),
         ("trainer", _trainer(status)),
         ("speed", _speed(status)),
-        ("loss", _loss(status)),
+        ("loss", status_rows.loss(status)),
         ("machine", owner_limits.machine(status.guest) if status.guest else ""),
         ("limits", owner_limits.summary(status.guest) if status.guest else ""),
-        ("pushes", _handed_in(status)),
+        ("pushes", status_rows.pushes(status)),
         ("receipt", fmt.receipt(status.receipt)),
-        ("discarded", _discarded(status)),
+        ("discarded", status_rows.discarded(status)),
         ("measured", _measured(status)),
         ("faults", status_rows.faults(status.faults)),
         ("network", status_rows.network(status.network)),
         ("reached", status_rows.reached(status.network)),
-        (
-            "wire",
-            status_rows.wire(
-                (status.push_bytes, status.push_params),
-                (status.payload_bytes, status.payload_params),
-            ),
-        ),
+        ("wire", status_rows.wire(status)),
     ]
-
-
-def _link(status: NodeStatus) -> str:
-    detail = f" ({fmt.clean(status.link_detail, 200)})" if status.link_detail else ""
-    heard = "" if status.heard_s is None else f", heard {fmt.duration(status.heard_s)} ago"
-    way = fmt.way(status.path, status.rtt_s)
-    return f"{fmt.clean(status.link, 20)}{detail}{heard}{way}"
 
 
 def _weights(status: NodeStatus) -> str:
@@ -74,8 +61,7 @@ def _weights(status: NodeStatus) -> str:
     if givers > 1:
         total = fmt.bytes_of(sum(status.weights_sources.values()))
         fetched += f" ({total} from {givers} hosts)"
-    current = "current" if not status.lag else f"{fmt.plural(status.lag, 'version')} behind"
-    return f"{held}{_arriving(status)}{fetched}; {current}"
+    return f"{held}{_arriving(status)}{fetched}; {status_rows.lag(status)}"
 
 
 def _arriving(status: NodeStatus) -> str:
@@ -115,27 +101,6 @@ def _speed(status: NodeStatus) -> str:
     if status.goodput is not None:
         text += f"; goodput {fmt.percent(status.goodput)}"
     return text
-
-
-def _loss(status: NodeStatus) -> str:
-    return "" if status.loss is None else f"{fmt.loss(status.loss)} at the last local step"
-
-
-def _handed_in(status: NodeStatus) -> str:
-    if not status.pushed:
-        return "nothing yet"
-    text = f"{fmt.plural(status.pushed, 'push', 'pushes')}, {status.merged:,} merged"
-    others = {word: number for word, number in status.outcomes.items() if word != "merged"}
-    return f"{text}; {fmt.tally(others)}" if fmt.tally(others) else text
-
-
-def _discarded(status: NodeStatus) -> str:
-    thrown = []
-    if status.discarded_steps:
-        thrown.append(f"{fmt.plural(status.discarded_steps, 'local step')} overwritten")
-    if status.lost_steps:
-        thrown.append(f"{fmt.plural(status.lost_steps, 'local step')} lost with a trainer")
-    return ", ".join(thrown) or "nothing"
 
 
 def _measured(status: NodeStatus) -> str:

@@ -149,14 +149,71 @@ def reached(status: NetworkStatus) -> str:
     return " · ".join(parts)
 
 
-def wire(pushed: tuple[int, int], published: tuple[int, int]) -> str:
-    """Bytes per parameter that pushes and published versions took; each as (bytes, parameters)."""
-    parts = [
+def wire(status: NodeStatus | SyncerStatus) -> str:
+    """Bytes per parameter that pushes and published versions took."""
+    ways = (
+        ("up", status.push_bytes, status.push_params),
+        ("down", status.payload_bytes, status.payload_params),
+    )
+    return ", ".join(
         f"{size / parameters:.2f} byte per parameter {way}"
-        for way, (size, parameters) in (("up", pushed), ("down", published))
+        for way, size, parameters in ways
         if parameters > 0
-    ]
-    return ", ".join(parts)
+    )
+
+
+def link(status: NodeStatus) -> str:
+    """Whether a learner follows a syncer, when it was heard, and over which way."""
+    detail = f" ({fmt.clean(status.link_detail, 200)})" if status.link_detail else ""
+    heard = "" if status.heard_s is None else f", heard {fmt.duration(status.heard_s)} ago"
+    return f"{fmt.clean(status.link, 20)}{detail}{heard}{fmt.way(status.path, status.rtt_s)}"
+
+
+def lag(status: NodeStatus) -> str:
+    """How far a learner's oldest fragment is behind."""
+    return f"{fmt.plural(status.lag, 'version')} behind" if status.lag else "current"
+
+
+def loss(status: NodeStatus) -> str:
+    """A learner's training loss."""
+    return "" if status.loss is None else f"{fmt.loss(status.loss)} at the last local step"
+
+
+def pushes(status: NodeStatus) -> str:
+    """What a learner handed in, and what came of it."""
+    if not status.pushed:
+        return "nothing yet"
+    others = fmt.tally(
+        {word: number for word, number in status.outcomes.items() if word != "merged"}
+    )
+    text = f"{fmt.plural(status.pushed, 'push', 'pushes')}, {status.merged:,} merged"
+    return f"{text}; {others}" if others else text
+
+
+def discarded(status: NodeStatus) -> str:
+    """Local steps of a learner that never counted."""
+    thrown = []
+    if status.discarded_steps:
+        thrown.append(f"{fmt.plural(status.discarded_steps, 'local step')} overwritten")
+    if status.lost_steps:
+        thrown.append(f"{fmt.plural(status.lost_steps, 'local step')} lost with a trainer")
+    return ", ".join(thrown) or "nothing"
+
+
+def means(status: SyncerStatus) -> str:
+    """An average merge since the syncer started."""
+    if not status.merges_here:
+        return ""
+    return (
+        f"{status.participants_mean:.1f} learners, {status.effective_h:.1f} local steps per push "
+        f"(H is {status.project.local_steps})"
+    )
+
+
+def certified(status: WitnessStatus) -> str:
+    """How much of the log a witness has."""
+    kept = f", kept from {status.stored_from:,}" if status.stored_from > 1 else ""
+    return f"certified to record {status.log_index:,}{kept}"
 
 
 def faults(counts: Mapping[str, int]) -> Text:

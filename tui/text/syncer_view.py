@@ -76,19 +76,13 @@ def _facts(
     merges = f"{swarm.global_step:,} global steps, {status.merges_here:,} since this start"
     if status.merges:
         merges += f", the last in {fmt.duration(status.merges[-1].seconds)}"
-    means = ""
-    if status.merges_here:
-        means = (
-            f"{status.participants_mean:.1f} learners, {status.effective_h:.1f} local steps per "
-            f"push (H is {project.local_steps})"
-        )
     return [
         ("phase", phase),
         *_seat(status, names),
         ("progress", status_rows.progress(project, swarm, tokens_per_s)),
         ("held-out", status_rows.heldout(swarm)),
         ("merges", merges),
-        ("on average", means),
+        ("on average", status_rows.means(status)),
         ("quorum", _quorum(status) if leads(status) else ""),
         *(("round", _round(one)) for one in status.rounds),
         ("grace", _grace(status)),
@@ -100,13 +94,7 @@ def _facts(
         ("faults", status_rows.faults(status.faults)),
         ("network", status_rows.network(status.network)),
         ("reached", status_rows.reached(status.network)),
-        (
-            "wire",
-            status_rows.wire(
-                (status.push_bytes, status.push_params),
-                (status.payload_bytes, status.payload_params),
-            ),
-        ),
+        ("wire", status_rows.wire(status)),
     ]
 
 

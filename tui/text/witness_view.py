@@ -21,15 +21,12 @@ def render(status: WitnessStatus, *, width: int, names: election.Names) -> Rende
 
 def _facts(status: WitnessStatus, names: election.Names) -> list[status_rows.Row]:
     seat = status.seat
-    log = f"certified to record {status.log_index:,}"
-    if status.stored_from > 1:
-        log += f", kept from {status.stored_from:,}"
     return [
         ("role", f"witness · up {fmt.duration(status.uptime_s)}"),
         ("election", election.line(seat, names)),
         *(("voter", election.voter_line(row, names)) for row in seat.voters),
         ("charter", election.charter(seat)),
-        ("log", log),
+        ("log", status_rows.certified(status)),
         ("trouble", fmt.clean(seat.trouble, 500)),
         ("faults", status_rows.faults(status.faults)),
         ("network", status_rows.network(status.network)),

@@ -82,10 +82,12 @@ def faults(status: DaemonStatus, paint: Paint) -> Text:
     return Text(text, style=paint.bad) if text else Text("none", style=paint.good)
 
 
-def link(status: NodeStatus) -> str:
-    detail = f" ({fmt.clean(status.link_detail, 120)})" if status.link_detail else ""
-    heard = "" if status.heard_s is None else f", heard {fmt.duration(status.heard_s)} ago"
-    return f"{fmt.clean(status.link, 20)}{detail}{heard}{fmt.way(status.path, status.rtt_s)}"
+def identity(status: DaemonStatus) -> list[layout.Pair]:
+    """Which key and which program a daemon runs with."""
+    return [
+        ("key", fmt.clean(status.key, 80)),
+        ("program", f"version {fmt.clean(status.version, 20)}, process {status.pid}"),
+    ]
 
 
 def trainer(status: NodeStatus) -> str:

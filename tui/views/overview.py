@@ -218,7 +218,7 @@ def _round_pairs(scene: Scene, status: Status, width: int) -> list[Pair]:
         case NodeStatus():
             return [
                 ("state", Text(fmt.clean(status.state, 20), style=paint.state(status.state))),
-                ("syncer", facts.link(status)),
+                ("syncer", status_rows.link(status)),
                 ("trainer", facts.trainer(status)),
                 ("pushes", f"{fmt.plural(status.pushed, 'push', 'pushes')}, "
                               f"{status.merged:,} merged"),

@@ -188,9 +188,8 @@ def voters(seat: SeatStatus, names: election.Names, width: int, paint: Paint) ->
 
 
 def _witness(scene: Scene, status: WitnessStatus) -> list[Pair]:
-    kept = f", kept from {status.stored_from:,}" if status.stored_from > 1 else ""
     return [
-        ("log", f"certified to record {status.log_index:,}{kept}"),
+        ("log", status_rows.certified(status)),
         ("faults", facts.faults(status, scene.paint)),
         ("network", status_rows.network(status.network)),
         (
@@ -198,8 +197,7 @@ def _witness(scene: Scene, status: WitnessStatus) -> list[Pair]:
             ", ".join(fmt.clean(one, 120) for one in status.network.addresses[:4]),
         ),
         ("name", f"{fmt.clean(status.name)}, up {fmt.duration(status.uptime_s)}"),
-        ("key", fmt.clean(status.key, 80)),
-        ("program", f"version {fmt.clean(status.version, 20)}, process {status.pid}"),
+        *facts.identity(status),
     ]
 
 
@@ -207,8 +205,7 @@ def _program(scene: Scene, status: SyncerStatus) -> list[Pair]:
     return [
         ("faults", facts.faults(status, scene.paint)),
         ("name", fmt.clean(status.name)),
-        ("key", fmt.clean(status.key, 80)),
-        ("program", f"version {fmt.clean(status.version, 20)}, process {status.pid}"),
+        *facts.identity(status),
     ]
 
 
@@ -218,19 +215,13 @@ def _rounds(scene: Scene, status: SyncerStatus) -> list[Pair]:
         ("in flight" if number == 0 else "", facts.round_text(one, scene.paint))
         for number, one in enumerate(ordered)
     ]
-    means = ""
-    if status.merges_here:
-        means = (
-            f"{status.participants_mean:.1f} learners, {status.effective_h:.1f} local steps a "
-            f"push (H is {status.project.local_steps})"
-        )
     return [
         *(flying or [("in flight", "none")]),
         ("quorum", f"a round needs {fmt.plural(status.project.quorum, 'push', 'pushes')}"),
         ("grace", facts.grace(status, scene.paint)),
         ("last merge", facts.last_merge(status)),
         ("merges", f"{status.merges_here:,} since this start"),
-        ("on average", means),
+        ("on average", status_rows.means(status)),
     ]
 
 
@@ -261,11 +252,8 @@ def _settled(status: SyncerStatus) -> list[Pair]:
 def _traffic(scene: Scene, status: SyncerStatus) -> list[Pair]:
     return [
         *(_settled(status) if leads(status) or status.merges_here else []),
-        ("wire", status_rows.wire(
-            (status.push_bytes, status.push_params),
-            (status.payload_bytes, status.payload_params),
-        )),
+        ("wire", status_rows.wire(status)),
         ("network", status_rows.network(status.network)),
         ("addresses", ", ".join(fmt.clean(one, 120) for one in status.network.addresses[:4])),
         ("join with", "press : and type link" if status.join_link else ""),
-    ]  # fmt: skip
+    ]

@@ -71,20 +71,12 @@ def _work(scene: Scene, node: NodeStatus) -> list[Pair]:
     state = Text(fmt.clean(node.state, 20), style=scene.paint.state(node.state))
     state.append(f", up {fmt.duration(node.uptime_s)}", style="default")
     why = "" if node.state == "training" else fmt.clean(node.sentence, 300)
-    others = {word: number for word, number in node.outcomes.items() if word != "merged"}
-    handed = f"{fmt.plural(node.pushed, 'push', 'pushes')}, {node.merged:,} merged"
-    handed += f"; {fmt.tally(others)}" if fmt.tally(others) else ""
-    thrown = []
-    if node.discarded_steps:
-        thrown.append(f"{fmt.plural(node.discarded_steps, 'local step')} overwritten")
-    if node.lost_steps:
-        thrown.append(f"{fmt.plural(node.lost_steps, 'local step')} lost with a trainer")
     return [
         ("state", state),
         ("why idle", Text(why, style=scene.paint.warn) if why else ""),
-        ("pushes", handed if node.pushed else "nothing yet"),
+        ("pushes", status_rows.pushes(node)),
         ("receipt", fmt.receipt(node.receipt)),
-        ("discarded", ", ".join(thrown) or "nothing"),
+        ("discarded", status_rows.discarded(node)),
         ("measured", f"{fmt.plural(node.evaluations, 'held-out loss', 'held-out losses')}"),
         ("faults", facts.faults(node, scene.paint)),
     ]
@@ -102,35 +94,28 @@ def _trainer(node: NodeStatus) -> list[Pair]:
         ("restarted", restarts),
         ("speed", speed),
         ("goodput", "" if node.goodput is None else fmt.percent(node.goodput)),
-        (
-            "loss",
-            "" if node.loss is None else f"{fmt.loss(node.loss)} at the last local step",
-        ),
+        ("loss", status_rows.loss(node)),
         ("steps", f"{node.local_step:,} local steps, {fmt.count(node.tokens)} tokens"),
     ]
 
 
 def _weights(node: NodeStatus) -> list[Pair]:
+    held = f"{node.weights_held} of {fmt.plural(node.project.fragments, 'fragment')}"
     fetched = f"{node.weights_from_peers} from learners, {node.weights_from_syncer} from the syncer"
-    lag = "current" if not node.lag else f"{fmt.plural(node.lag, 'version')} behind"
     return [
-        ("syncer", facts.link(node)),
-        ("weights", f"{node.weights_held} of "
-                    f"{fmt.plural(node.project.fragments, 'fragment')} held, {lag}"),
+        ("syncer", status_rows.link(node)),
+        ("weights", f"{held} held, {status_rows.lag(node)}"),
         ("fetched", fetched),
         ("held-out", status_rows.heldout(node.swarm)),
-    ]  # fmt: skip
+    ]
 
 
 def _wire(node: NodeStatus) -> list[Pair]:
     return [
         ("network", status_rows.network(node.network)),
-        ("wire", status_rows.wire(
-            (node.push_bytes, node.push_params), (node.payload_bytes, node.payload_params)
-        )),
-        ("key", fmt.clean(node.key, 80)),
-        ("program", f"version {fmt.clean(node.version, 20)}, process {node.pid}"),
-    ]  # fmt: skip
+        ("wire", status_rows.wire(node)),
+        *facts.identity(node),
+    ]
 
 
 def _events(scene: Scene, node: NodeStatus, width: int, room: int) -> list[Text]:

@@ -200,7 +200,7 @@ class Followers:
         # One that ran out of memory takes the others with it; what it said helps most.
         reasons.sort(key=lambda one: one.kind == "internal")
         if not reasons:
-            return TrainerFailure("internal", "The ranks of the trainer lost each other.")
+            return TrainerFailure("internal", "The trainer's ranks lost contact with each other.")
         return TrainerFailure(reasons[0].kind, reasons[0].message)
 
     def end(self) -> None:

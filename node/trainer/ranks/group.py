@@ -102,7 +102,7 @@ def _together() -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        raise RankLost(f"the ranks of the trainer lost each other ({error})") from error
+        raise RankLost(f"the trainer's ranks lost contact with each other ({error})") from error
 
 
 def share_of(rank: int, ranks: int, sequences: int) -> tuple[int, int]:

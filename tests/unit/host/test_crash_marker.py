@@ -46,7 +46,7 @@ def test_an_end_that_was_told_is_not_told_again(home, end):
 
 def test_a_bug_is_in_the_log_with_its_trace(home):
     said = live(home, "raise ValueError('boom')").stdout
-    assert "the daemon ends over a bug: ValueError('boom')" in said
+    assert "the daemon stops because of a bug: ValueError('boom')" in said
     assert "Traceback" in said
 
 
@@ -54,7 +54,7 @@ def test_a_killing_is_told_by_the_next(home):
     done = live(home, "os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL
     said = live(home, "pass").stdout
-    assert "did not end by itself: somebody killed it" in said
+    assert "did not exit cleanly: somebody killed it" in said
     assert live(home, "pass").stdout == "alive\n"
 
 

@@ -75,7 +75,7 @@ def test_a_project_proposes_no_politeness(file):
         ("[limits]\nram_bytes_max = 'much'\n", "such as '8 GiB', not \"much\""),
         ("[limits]\nup_bytes_per_s = 10\n", "of at least 16384"),
         ("[when]\nmode = 'sometimes'\n", 'one of "always", "idle", "never", not "sometimes"'),
-        ("[when]\nhours = ['at night']\n", "when.hours cannot be read: 'at night' says no hours"),
+        ("[when]\nhours = ['at night']\n", "when.hours cannot be read: 'at night' names no hours"),
         ("[when]\nhours = 'sat'\n", "a list of texts"),
         ("[when.devices]\n'cuda:x' = 'idle'\n", 'knows no device "cuda:x"'),
         ("[when.devices]\n'cuda:0' = 'off'\n", "a table with values out of"),

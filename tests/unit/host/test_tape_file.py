@@ -135,7 +135,7 @@ def test_a_slow_disk_ends_the_tape_before_memory_does(tmp_path: Path) -> None:
     one.put(lambda: Fed(1, 1, 1), QUEUE_BYTES_MAX)
     gate.set()
     one.close()
-    assert told == ["its disk is slower than what happens"]
+    assert told == ["its disk is too slow"]
 
 
 def test_a_missing_file_in_the_middle_is_found(tmp_path: Path) -> None:

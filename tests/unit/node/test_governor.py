@@ -81,7 +81,7 @@ def test_it_goes_on_only_after_calm():
     assert governor.look(replace(QUIET, on_battery=True), 100.0).is_paused
     waiting = governor.look(plugged, 110.0)
     assert waiting.is_paused
-    assert "goes on 20 s from now" in waiting.because
+    assert "resumes in 20 s" in waiting.because
     assert not governor.look(plugged, 100.0 + CALM_S).is_paused
 
 

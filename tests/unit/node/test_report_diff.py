@@ -46,7 +46,7 @@ def test_learners_come_leave_are_lost_and_come_back():
         ("dunlin was not heard for 16 s", True),
         ("kestrel is back", False),
         ("osprey joined", False),
-        ("heron is not listed any more", False),
+        ("heron is no longer listed", False),
     ]
     assert texts(report(row(2, state="silent")), report(row(2))) == [
         f"dunlin ({recordings.key('dunlin')[:8]}) is heard again"

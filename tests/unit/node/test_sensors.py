@@ -160,7 +160,7 @@ def test_the_owners_input_by_desktop_terminal_or_not_at_all(tmp_path, monkeypatc
     assert machine("d").look() == OwnerInput(math.inf, "nobody is logged in")
     hidden = machine("e", terminals={"pts/1": 90.0}, screen="run/user/1000/wayland-0").look()
     assert hidden.idle_s is None
-    assert "may not ask" in hidden.way
+    assert "may not query" in hidden.way
     beside = machine("f", terminals={"pts/1": 0.5}, screen="tmp/.X11-unix/X0").look()
     assert beside == OwnerInput(0.5, "terminals")
     broken = machine("g", answers={"gdbus": "Error"}, screen="tmp/.X11-unix/X0")

@@ -126,7 +126,7 @@ def test_a_leader_that_is_silent_for_good_is_left(bench):
 
 def test_a_syncer_that_stands_by_sends_learners_on_after_its_stated_pause():
     bench = LearnerBench().greet()
-    effects = bench.say(SYNCER.key, Refused("not-leading", "this syncer stands by", 1.0))
+    effects = bench.say(SYNCER.key, Refused("not-leading", "this syncer is a standby", 1.0))
     assert disconnected(effects) == [SYNCER.key]
     assert bench.machine.link is Link.WAITING
     bench.hold = {FindSeat}

@@ -90,7 +90,7 @@ def test_a_pause_suspends_the_trainer_and_the_end_of_it_wakes_it_where_it_stood(
     assert bench.said().startswith("Paused by its owner for 19 s more.")
     bench.wait(20.0)
     assert bench.trainer is TrainerState.WAKING
-    assert "takes up where it stood" in bench.said()
+    assert "where it left off" in bench.said()
     begun = len(actions(bench.effects, BeginSteps))
     bench.done(WakeTrainer, TrainerReady("cpu", 8))
     assert bench.trainer is TrainerState.STEPPING
@@ -113,7 +113,7 @@ def test_both_pauses_must_end(bench):
     bench.suspend(PauseAsked(None))
     bench.note(Governed("steam runs"))
     assert "until resumed" in bench.said()
-    assert "It would not train anyway, because steam runs." in bench.said()
+    assert "It could not train anyway, because steam runs." in bench.said()
     bench.note(ResumeAsked())
     assert bench.trainer is TrainerState.SUSPENDED
     assert bench.said().startswith("Paused because steam runs.")
@@ -162,7 +162,9 @@ def test_a_trainer_that_does_not_start_is_tried_for_ever(bench):
     for _ in range(3 * WAKES_MAX):
         effects = bench.done(WakeTrainer, Failed("no memory."))
         assert not actions(effects, ReplaceTrainer)
-        assert bench.said() == "The trainer is tried again soon, with all it had: no memory."
+        assert (
+            bench.said() == "The trainer will be woken again soon, with its full state: no memory."
+        )
         bench.wait(60.0)
         assert bench.trainer is TrainerState.WAKING
     bench.done(WakeTrainer, TrainerReady("cpu", 1))
@@ -181,7 +183,7 @@ def test_a_state_that_no_trainer_takes_up_is_given_up_at_last(bench):
         assert bool(actions(effects, ReplaceTrainer)) == (tried == WAKES_MAX)
         if tried < WAKES_MAX:
             bench.wait(60.0)
-    bench.note(TrainerLost(False, "its state could not be taken up"))
+    bench.note(TrainerLost(False, "its state could not be restored"))
     assert bench.trainer is TrainerState.DOWN
     assert bench.machine.context.tally.lost_steps > 0
 
@@ -238,11 +240,11 @@ def test_who_finishes_says_what_is_left_and_what_it_waits_for(bench):
     bench.note(FinishAsked())
     fragments = len(bench.machine.fragment_sync.local_fragments)
     assert bench.said() == (
-        f"Finishing: handing in what is done, {fragments} of {fragments} fragments left, then "
+        f"Finishing: handing in finished work, {fragments} of {fragments} fragments left, then "
         "stopping."
     )
     bench.say(SYNCER.key, Goodbye("restart"))
-    assert "waiting a moment for a syncer to hand in to" in bench.said()
+    assert "waiting briefly for a syncer" in bench.said()
 
 
 def test_finishing_takes_a_minute_at_most_and_what_is_dropped_is_said(bench):
@@ -253,7 +255,7 @@ def test_finishing_takes_a_minute_at_most_and_what_is_dropped_is_said(bench):
         bench.say(SYNCER.key, Alive(0))
         found = stops(bench.wait(1.0) or [])
     assert found[0].reason.startswith(
-        "finished: 60 s were not enough to hand in all; local steps on"
+        "finished: 60 s were not enough to hand in everything; local steps on"
     )
 
 

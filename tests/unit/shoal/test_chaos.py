@@ -185,14 +185,17 @@ def test_a_scenario_that_went_well_passes():
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (outcome(losses=Losses(11, 14, 2, 3)), "3 certified records (2 merges) of before"),
+        (
+            outcome(losses=Losses(11, 14, 2, 3)),
+            "3 certified records (2 merges) from before the fault missing",
+        ),
         (outcome(losses=Losses(0, 3, 0, 0)), "nothing had been merged before the fault"),
         (outcome(steps_back=1), "a later leader had fewer merges"),
         (outcome(losses_gone=1), "held-out losses that were known are missing"),
         (outcome(recording(leaders=[LeaderSeen(0.0, "s0", 1)])), "no other syncer was elected"),
         (
             outcome(window=dataclasses.replace(WINDOW, well_s=None), trouble="nobody leads"),
-            "it was not well again in time: nobody leads",
+            "it did not recover in time: nobody leads",
         ),
         (
             outcome(recording(steps={"kestrel": steps(until_s=11.0)})),

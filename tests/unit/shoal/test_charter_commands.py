@@ -344,12 +344,12 @@ def test_a_removal_that_could_never_be_in_force_is_refused_with_the_way_out(
     capsys.readouterr()
     running = voter(seat(own_key(home), B, W, revision=3))
     running.status.seat.voters[2].is_here = False
-    running.status.seat.voters[2].trouble = "this voter had another disk before"
+    running.status.seat.voters[2].trouble = "this voter used another disk before"
     assert main(["project", "remove-voter", "bbbbbbbb", str(target)]) == 2
     said = error_of(capsys)
     assert "1 of 2 are no majority" in said
     assert (
-        f"Readmit it first (this voter had another disk before): shoal project readmit {W.hex()}"
+        f"Readmit it first (this voter used another disk before): shoal project readmit {W.hex()}"
         in said
     )
     assert charter_at(target).revision == 3

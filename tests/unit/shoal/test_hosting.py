@@ -180,7 +180,7 @@ def test_a_drain_that_does_not_come_about_has_its_own_exit_code(drained, capsys)
     drained(LEADING, [syncer(OWN)])
     assert main(["syncer", "drain"]) == 3
     assert "No other syncer leads after 60 s" in error_of(capsys)
-    drained(UserError("No standby is here that has everything."))
+    drained(UserError("No standby is up to date."))
     assert main(["syncer", "drain"]) == 2
     drained(TransientError("away"))
     assert main(["syncer", "drain"]) == 3
@@ -260,7 +260,7 @@ def test_a_witness_takes_the_owners_charter_and_nobody_elses(witness, home, targ
         witness.act(effect.action) for effect in question(0.0) if isinstance(effect, Do)
     ]
     for wrong in (wire.encode(forged).hex(), "zz", ""):
-        with pytest.raises(UserError, match="The charter was not taken"):
+        with pytest.raises(UserError, match="The charter was rejected"):
             witness._take_charter({"envelope": wrong})
     assert witness._take_charter({"envelope": wire.encode(sealed).hex()}) == {"revision": 5}
     assert witness.files.charter() == sealed, "for the next start"

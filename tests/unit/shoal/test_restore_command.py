@@ -117,7 +117,7 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are(target, capsys)
         (lambda at: (at / files.META).unlink(), "meta cannot be read"),
         (lambda at: os.truncate(at / files.ARRAYS, 100), "ends at byte 100 of"),
         (lambda at: os.truncate(at / files.META, 30), "ends at byte 30 of"),
-        (lambda at: (at / files.META).write_bytes(b"?" * 90), "another beginning at byte 0"),
+        (lambda at: (at / files.META).write_bytes(b"?" * 90), "wrong header at byte 0"),
         (
             lambda at: (at / files.ARRAYS).write_bytes(
                 (at / files.ARRAYS).read_bytes()[:-1] + b"?"

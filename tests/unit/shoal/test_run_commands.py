@@ -70,13 +70,13 @@ def test_each_instance_has_its_own(started, capsys):
     main(["run", "--instance", "two"])
     assert [one.link.name for one in started[2:]] == ["tiny", "large"]
     assert main(["run", "--instance", "three"]) == 2
-    assert "Nothing has been joined here yet" in capsys.readouterr().err
+    assert "No project has been joined here yet" in capsys.readouterr().err
 
 
 def test_an_unknown_project_is_refused_with_those_that_are_known(started, capsys):
     main(["join", TINY])
     assert main(["run", "huge"]) == 2
-    assert "Joined are: tiny (01010101)" in capsys.readouterr().err
+    assert "Joined projects: tiny (01010101)" in capsys.readouterr().err
 
 
 def test_leaving_forgets_it(started, home, capsys):

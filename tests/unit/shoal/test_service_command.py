@@ -76,7 +76,7 @@ def test_a_link_is_joined_and_run_at_every_start(systemctl, home, tmp_path, caps
 
 def test_what_was_joined_needs_no_link(systemctl, home, tmp_path, capsys):
     assert main(["service", "install"]) == 2
-    assert "Nothing has been joined here yet" in capsys.readouterr().err
+    assert "No project has been joined here yet" in capsys.readouterr().err
     memberships.remember(home, memberships.now_joined(LINK, "two", {}))
     assert main(["service", "install", "tiny", "--instance", "two", "--no-start"]) == 0
     path = unit_file(tmp_path).with_name("shoal-learner-two.service")

@@ -26,7 +26,7 @@ from protocol.trace import PhaseChanged
 from simulator.stand_ins.tiny import SimSigner, tiny_project
 from syncer_node.machine.jobs import FetchPayload, FetchWeights, KeepCharter, Merge, PayloadKept
 from syncer_node.machine.leadership import Phase
-from syncer_node.machine.syncer import NOT_LEADING_RETRY_S
+from syncer_node.machine.voter import NOT_LEADING_RETRY_S
 from syncer_node.raft.jobs import Append, SaveBallot
 from tests.support.builders import (
     ONE,
@@ -341,9 +341,7 @@ def test_a_standby_whose_disk_fails_stores_nothing_and_says_so_once():
         bench.now_s += 1.2
         effects = say_log(bench, log)
     assert stored(bench) == 1
-    assert [fact.detail for fact in facts(effects, PhaseChanged)] == [
-        "the log can be written again"
-    ]
+    assert [fact.detail for fact in facts(effects, PhaseChanged)] == ["the log is writable again"]
 
 
 def test_a_standby_that_is_stopped_stops_at_once():

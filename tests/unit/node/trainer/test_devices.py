@@ -49,7 +49,7 @@ def test_every_rank_has_a_device_of_its_own():
     assert [device_of(at, 2, None, "cpu") for at in range(2)] == ["cpu", "cpu"]
     assert device_of(0, 1, None, "cuda") is None
     assert device_of(0, 1, "cuda:3", "cuda") == "cuda:3"
-    with pytest.raises(UserError, match="driven by one process"):
+    with pytest.raises(UserError, match="only one process"):
         device_of(1, 2, None, "mps")
 
 

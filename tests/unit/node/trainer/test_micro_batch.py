@@ -47,8 +47,8 @@ def test_memory_that_runs_out_in_a_step_halves_the_micro_batch_and_loses_nothing
     assert short.micro_batch == 2
     assert narrow.seen[:6] == [8, 4, 2, 2, 2, 2]
     assert short.take_adjustments() == (
-        "memory ran out; the trainer goes on with a micro-batch of 4",
-        "memory ran out; the trainer goes on with a micro-batch of 2",
+        "memory ran out; the trainer continues with a micro-batch of 4",
+        "memory ran out; the trainer continues with a micro-batch of 2",
     )
     assert short.take_adjustments() == ()
 
@@ -90,7 +90,9 @@ def test_a_compiler_that_fails_is_left_out_and_told():
     assert one.is_compiled
     assert losses(one) == losses(plain)
     assert not one.is_compiled
-    assert one.take_adjustments() == ("torch.compile failed and is left out (no compiler found)",)
+    assert one.take_adjustments() == (
+        "torch.compile failed; continuing without it (no compiler found)",
+    )
 
 
 def test_a_dry_step_leaves_everything_as_it_was(tmp_path):

@@ -1,0 +1,50 @@
+"""What the daemons of syncer and witness do alike with the files of their log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from protocol.errors import TransientError
+from protocol.machine import Job, JobResult
+from syncer_node.machine.jobs import Installed, InstallState
+from syncer_node.raft.jobs import (
+    Append,
+    Appended,
+    BallotSaved,
+    KeepProofs,
+    ProofsKept,
+    SaveBallot,
+)
+from syncer_node.storage.voter_files import VoterFiles
+
+
+def keep_in_log(files: VoterFiles, job: Job) -> JobResult:
+    """Carry out one job; when it returns, the disk has it."""
+    match job:
+        case SaveBallot(ballot):
+            files.save_ballot(ballot)
+            return BallotSaved(ballot)
+        case Append(after, records):
+            files.append(after, records)
+            return Appended(after + len(records))
+        case KeepProofs(certificates):
+            files.keep_proofs(certificates)
+            return ProofsKept()
+        case InstallState(entry, summary, origins):
+            files.begin_behind(entry, summary, origins)
+            return Installed()
+    raise AssertionError(f"nothing here carries out {type(job).__name__}")
+
+
+def write_later(disk: Executor, write: Callable[[], object], log: logging.Logger) -> None:
+    """Make a small write on the disk's thread; its loss costs nothing, so it is only told."""
+
+    def keep() -> None:
+        try:
+            write()
+        except TransientError as error:
+            log.warning("%s", error)
+
+    disk.submit(keep)
