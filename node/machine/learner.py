@@ -7,26 +7,10 @@ syncer is away the loop goes on with the blocks it has.
 
 from __future__ import annotations
 
+from node.machine import jobs
 from node.machine.context import LearnerContext, LearnerSetup
 from node.machine.fragment_sync import FragmentSync
 from node.machine.index_proof import prove_index, read_charter
-from node.machine.jobs import (
-    Advance,
-    Capture,
-    CutPart,
-    Deliver,
-    Evaluate,
-    FetchState,
-    FindSeat,
-    FollowLeader,
-    LoadPart,
-    SeatFound,
-    StartTrainer,
-    SuspendTrainer,
-    UseCharter,
-    WakeTrainer,
-    WritePart,
-)
 from node.machine.moments_client import MomentsClient
 from node.machine.peer_exchange import PeerExchange
 from node.machine.receipts import Receipts
@@ -182,7 +166,7 @@ class LearnerMachine:
 
     def _seek(self) -> None:
         self._fire("retry")
-        self.effects.start(FindSeat(self._seat, self.context.charter))
+        self.effects.start(jobs.FindSeat(self._seat, self.context.charter))
 
     def _lost(self, reason: str, retry_after_s: float | None = None) -> None:
         """No link for now: try again after a growing, spread-out pause."""
@@ -196,7 +180,7 @@ class LearnerMachine:
         self.trainer_control.on_link()
         self.snapshot_participant.on_link_lost()
 
-    def _seat_found(self, found: SeatFound) -> None:
+    def _seat_found(self, found: jobs.SeatFound) -> None:
         self._is_looking = False
         if self.link in (Link.GREETING, Link.FOLLOWING):
             self._compare(found)
@@ -213,12 +197,12 @@ class LearnerMachine:
             return
         if self.context.leader != found.leader:
             self.context.leader = found.leader
-            self.effects.do(FollowLeader(found.leader))
+            self.effects.do(jobs.FollowLeader(found.leader))
         self._seat = (found.epoch, found.term)
         self._fire("found", short(found.leader))
         self.effects.out.append(Connect(found.leader))
 
-    def _compare(self, found: SeatFound) -> None:
+    def _compare(self, found: jobs.SeatFound) -> None:
         """Another leader was elected while ours was silent: go over to it."""
         former = self.context.leader
         if found.leader == former or (found.epoch, found.term) <= self._seat or former is None:
@@ -350,7 +334,7 @@ class LearnerMachine:
             return
         if charter != former:
             self.context.charter = charter
-            self.effects.do(UseCharter(charter))
+            self.effects.do(jobs.UseCharter(charter))
         if former is not None and not former.inner.trains_as(charter.inner):
             self.trainer_control.on_inner_changed()
 
@@ -450,7 +434,7 @@ class LearnerMachine:
         if is_quiet and is_due and self.link is Link.FOLLOWING and not self._is_looking:
             # Perhaps another one was elected; until that is known we stay where we are.
             self._found_s, self._is_looking = self.context.now_s, True
-            self.effects.start(FindSeat(self._seat, self.context.charter))
+            self.effects.start(jobs.FindSeat(self._seat, self.context.charter))
         if self.link is Link.WAITING and self.context.now_s >= self._retry_s:
             self._seek()
         self.fragment_sync.look()
@@ -478,19 +462,19 @@ class LearnerMachine:
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.effects.finish(number)
         match job:
-            case FindSeat():
-                if isinstance(result, SeatFound):
+            case jobs.FindSeat():
+                if isinstance(result, jobs.SeatFound):
                     self._seat_found(result)
                 elif self._is_looking and self.link in (Link.GREETING, Link.FOLLOWING):
                     self._is_looking = False  # Nobody else either: stay where we are.
                 else:
                     self._lost(result.reason if isinstance(result, Failed) else "not found")
-            case FetchState() | Advance() | Deliver() | Capture():
+            case jobs.FetchState() | jobs.Advance() | jobs.Deliver() | jobs.Capture():
                 self.fragment_sync.on_job(job, result)
-            case StartTrainer() | SuspendTrainer() | WakeTrainer() | Evaluate():
+            case jobs.StartTrainer() | jobs.SuspendTrainer() | jobs.WakeTrainer() | jobs.Evaluate():
                 self.snapshot_participant.on_trainer(job, result)
                 self.trainer_control.on_job(job, result)
-            case CutPart() | WritePart() | LoadPart():
+            case jobs.CutPart() | jobs.WritePart() | jobs.LoadPart():
                 self.snapshot_participant.on_job(number, job, result)
             case None:
                 pass  # Answered before.

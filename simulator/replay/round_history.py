@@ -17,15 +17,7 @@ from protocol.trace import (
     RoundOpened,
     SessionOpened,
 )
-from syncer_node.machine.jobs import (
-    Adopt,
-    FetchPush,
-    Merge,
-    MergePart,
-    PushFetched,
-    PushId,
-    PushRefused,
-)
+from syncer_node.machine import jobs
 from syncer_node.machine.syncer import SyncerMachine
 
 HISTORIES_MAX: Final = 1_000_000
@@ -83,7 +75,7 @@ class RoundHistories:
         self.names: dict[bytes, str] = {}
         self._open: dict[int, RoundHistory] = {}
         self._fetches: dict[int, tuple[int, bytes]] = {}
-        self._taken: dict[PushId, Part] = {}
+        self._taken: dict[jobs.PushId, Part] = {}
         """Parts in a later round than the one that asked, until their fate is told."""
 
     def find(self, number: int) -> RoundHistory | None:
@@ -136,9 +128,9 @@ class RoundHistories:
         part = self._part(*where) if where is not None else None
         if part is None or part.fate in ("late", "stale", "rejected"):
             return
-        if isinstance(result, PushFetched):
+        if isinstance(result, jobs.PushFetched):
             part.arrived_s, part.fate = at_s, "arrived"
-        elif isinstance(result, PushRefused):
+        elif isinstance(result, jobs.PushRefused):
             part.fate, part.why = "rejected", result.detail
         elif isinstance(result, Failed):
             part.fate, part.why = "not fetched", result.reason
@@ -150,23 +142,23 @@ class RoundHistories:
                 if history is not None:
                     name = self.names.get(peer, short(peer))
                     history.parts.setdefault(peer, Part(peer, name, at_s))
-            case Start(id=number, job=FetchPush() as job):
+            case Start(id=number, job=jobs.FetchPush() as job):
                 self._fetches[number] = (job.round, job.peer)
                 part = self._part(job.round, job.peer)
                 if part is not None:
                     part.handed_s, part.fate = at_s, ON_ITS_WAY
                     part.steps, part.tokens = job.header.steps, job.header.tokens
                     part.lag = max(0, self._open[job.round].version - 1 - job.header.base_version)
-            case Start(job=Merge() as job):
+            case Start(job=jobs.Merge() as job):
                 self._merging(at_s, job)
             case Emit(fact):
                 self._fact(at_s, fact)
-            case Do(Adopt(fragment, version, _)):
+            case Do(jobs.Adopt(fragment, version, _)):
                 self._adopted(at_s, fragment, version)
             case _:
                 pass
 
-    def _merging(self, at_s: float, job: Merge) -> None:
+    def _merging(self, at_s: float, job: jobs.Merge) -> None:
         history = self._open.get(job.round)
         if history is None:
             return
@@ -181,7 +173,7 @@ class RoundHistories:
             if part.fate in (NO_ANSWER, ON_ITS_WAY):
                 part.why = "the round closed before it arrived"
 
-    def _late(self, job: Merge, one: MergePart) -> Part:
+    def _late(self, job: jobs.Merge, one: jobs.MergePart) -> Part:
         """The part of a learner whose push an earlier round had asked for."""
         header = one.header
         asked = self._part(header.round, one.learner)
