@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from host.tape.taping import NoTape
 from node.machine import jobs
 from node.trainer.link import messages
 from node.trainer.link.shared_memory import Slot
@@ -67,7 +68,7 @@ class TrainerPort:
     pool: Executor
     note: Callable[[object], None]
     notice: Callable[[str], None]
-    tape: TrainerTape | None = None
+    tape: TrainerTape = field(default_factory=lambda: TrainerTape(NoTape()))
     process: TrainerProcess | None = None
     ready: messages.Ready | None = None
     ended: ExitReason | None = None
@@ -225,10 +226,9 @@ class TrainerPort:
         state = suspended.state
         assert state is not None, "the gate is closed until the state is here"
         await self.in_pool(lambda: suspended.apply(fragment, delivery))
-        if self.tape is not None:
-            if delivery.kept_frac:
-                self.tape.inexact("a blend was taken while the trainer was suspended")
-            self.tape.took(mark(state.local_step))
+        if delivery.kept_frac:
+            self.tape.inexact("a blend was taken while the trainer was suspended")
+        self.tape.took(mark(state.local_step))
         return jobs.Delivered(delivery.version, state.local_step, state.tokens_total)
 
     async def capture(self, job: jobs.Capture) -> JobResult:
@@ -242,8 +242,7 @@ class TrainerPort:
         state = suspended.state
         assert state is not None, "the gate is closed until the state is here"
         slot = suspended.theta[job.fragment]
-        if self.tape is not None:
-            self.tape.took(snapshot(job.fragment)(state.local_step))
+        self.tape.took(snapshot(job.fragment)(state.local_step))
         captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
         slot.relax()
         return captured
@@ -268,8 +267,7 @@ class TrainerPort:
         """Encode and offer a fragment's displacement, which stood so at this local step."""
         cursor = self._cursor
         push = await self.in_pool(lambda: self.bank.push(job.fragment, job.sequence, values))
-        if self.tape is not None:
-            self.tape.captured(job.sequence, job.fragment, push.base_version, push.digest)
+        self.tape.captured(job.sequence, job.fragment, push.base_version, push.digest)
         return jobs.Captured(
             base_version=push.base_version,
             digest=push.digest,
@@ -306,8 +304,7 @@ class TrainerPort:
     async def install_moments(self, fragment: int, values: F32) -> bool:
         """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""
         self.live()
-        if self.tape is not None:
-            self.tape.inexact("its moments came from another learner")
+        self.tape.inexact("its moments came from another learner")
         command = partial(messages.InstallMoments, fragment=fragment)
         done = await self._hand([values], command, is_last=True)
         return isinstance(done, messages.Done)
@@ -333,8 +330,7 @@ class TrainerPort:
     async def restore_part(self, values: F32, state: messages.LoopState) -> bool:
         """Make a trainer that has not begun what another one was; False if it ended."""
         self.live()
-        if self.tape is not None:
-            self.tape.inexact("it goes on from a snapshot")
+        self.tape.inexact("it goes on from a snapshot")
         done = await self._hand([values], partial(messages.RestorePart, state=state), is_last=True)
         self._cursor = Cursor(state.position, state.sequence)
         return isinstance(done, messages.Done)
@@ -457,8 +453,7 @@ class TrainerPort:
     def use(self, charter: Charter) -> None:
         """Pushes are made under it from now on."""
         self.bank.charter = charter
-        if self.tape is not None:
-            self.tape.under(charter)
+        self.tape.under(charter)
 
     def feed(self, feed: jobs.Feed | jobs.DropFed) -> None:
         if isinstance(feed, jobs.DropFed):
@@ -467,22 +462,20 @@ class TrainerPort:
                 self.suspended.drop_fed()
             elif self.process is not None:
                 self.process.send(messages.DropBlocks())
-            if self.tape is not None:  # Which local step comes before it is not known here.
-                self.tape.inexact("its blocks went to others")
+            # Which local step comes before it is not known here.
+            self.tape.inexact("its blocks went to others")
             return
         for span in feed.spans:
             if self.suspended is not None:
                 self.suspended.fed.append(span)
             elif self.process is not None:
                 self.process.send(messages.Blocks(((span.start, span.stop),), span.skip))
-            if self.tape is not None:
-                self.tape.fed(span.start, span.stop, span.skip)
+            self.tape.fed(span.start, span.stop, span.skip)
 
     def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         """The fate of a push is known."""
         self.bank.settle(fragment, sequence, is_merged=is_merged)
-        if self.tape is not None:
-            self.tape.closed(fragment, sequence, is_merged=is_merged)
+        self.tape.closed(fragment, sequence, is_merged=is_merged)
 
     def begin(self) -> None:
         if self.process is not None:
@@ -547,7 +540,7 @@ class TrainerPort:
 
     def _tape_began(self, inner: InnerSpec, ready: messages.Ready) -> None:
         charter = self.bank.charter
-        if self.tape is not None and charter is not None:
+        if charter is not None:
             settings, how = self.settings, how_trained(ready)
             self.tape.began(
                 genesis=settings.genesis,
@@ -589,7 +582,7 @@ class TrainerPort:
         number = self._job
         future: asyncio.Future[messages.Event] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        if self.tape is not None and mark is not None:
+        if mark is not None:
             self.tape.expect(number, mark)
         if not self.live().send(command(number)):
             self._fail_open("the trainer is gone")
@@ -610,7 +603,7 @@ class TrainerPort:
                 | messages.Evaluated()
                 | messages.Generated()
             ):
-                if self.tape is not None and isinstance(event, messages.Done):
+                if isinstance(event, messages.Done):
                     self.tape.answered(event.job, event.local_step)
                 future = self._waiting.pop(event.job, None)
                 if future is not None and not future.done():
@@ -623,14 +616,12 @@ class TrainerPort:
         """It goes on with less than it began with; the tape cannot be followed from here."""
         if self.ready is not None:
             self.ready = msgspec.structs.replace(self.ready, micro_batch=event.micro_batch)
-        if self.tape is not None:
-            self.tape.inexact(event.reason)
+        self.tape.inexact(event.reason)
         self.notice(event.reason)
 
     def _stepped(self, event: messages.Stepped) -> None:
         self._cursor = Cursor(event.position, event.sequence)
-        if self.tape is not None:
-            self.tape.stepped(event.local_step, event.progress)
+        self.tape.stepped(event.local_step, event.progress)
         # A throttled device is a slower device: the sleep that belongs to a step counts as step.
         self.clock.work_s += min(event.step_s, event.work_s / self.duty_frac)
         is_finite = abs(event.loss) < 1e300

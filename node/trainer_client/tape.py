@@ -170,6 +170,7 @@ def replay_class(device: str, threads: int, corpus: bytes | None) -> ReplayClass
     )
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from host.bulk.blob_store import BlobStore
+from host.tape.taping import NoTape
 from node.download.assembly import Assembly
 from node.machine import jobs
 from node.machine.context import LearnerSetup
@@ -77,12 +78,11 @@ class SimLearner(Host):
         """(incarnation, position, sequence) of everything any of its trainers read."""
         self.captures: dict[tuple[int, int], tuple[int, int]] = {}
         """(incarnation, sequence) of a push -> the trainer's number, and its local step then."""
-        """(life, sequence) of a push -> the trainer's number, and its local step then."""
         self.progress: list[float] = []
         """Every place on the learning-rate schedule that a trainer was told."""
         self.tape: Callable[[SimLearner], Sink] | None = None
         """Makes the tape of each life; None records nothing."""
-        self.recorder: TrainerTape | None = None
+        self.recorder = TrainerTape(NoTape())
         self.kept: list[tuple[float, Envelope, Envelope]] = []
         """When a receipt was kept, the receipt, and the charter that proves it; outlives crashes"""
         self.pushed: list[tuple[int, int]] = []
@@ -235,13 +235,11 @@ class SimLearner(Host):
 
     def _use(self, charter: Charter) -> None:
         self.bank.charter = charter
-        if self.recorder is not None:
-            self.recorder.under(charter)
+        self.recorder.under(charter)
 
     def _settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         self.bank.settle(fragment, sequence, is_merged=is_merged)
-        if self.recorder is not None:
-            self.recorder.closed(fragment, sequence, is_merged=is_merged)
+        self.recorder.closed(fragment, sequence, is_merged=is_merged)
 
     def _feed(self, action: jobs.Feed | jobs.DropFed) -> None:
         if self.trainer is None:
@@ -349,15 +347,14 @@ class SimLearner(Host):
             noise_seed=random.Random(self.chance.random()).randrange(2**32),
         )
         self.trainer = self.backend.adopt(trainer, self.key)
-        if self.recorder is not None:
-            self.recorder.began(
-                genesis=self.tiny.genesis_bytes,
-                charter=self.learner.context.charter or self.tiny.charter,
-                inner=inner,
-                micro_batch=inner.batch_sequences,
-                seed_salt=trainer.noise_seed,
-                replay_class=replay_class(VIRTUAL, 1, None),
-            )
+        self.recorder.began(
+            genesis=self.tiny.genesis_bytes,
+            charter=self.learner.context.charter or self.tiny.charter,
+            inner=inner,
+            micro_batch=inner.batch_sequences,
+            seed_salt=trainer.noise_seed,
+            replay_class=replay_class(VIRTUAL, 1, None),
+        )
         self.trainer_number = self.trainers
         return self.parts.restore(self.trainer, jobs.TrainerReady(VIRTUAL, inner.batch_sequences))
 
@@ -381,9 +378,8 @@ class SimLearner(Host):
         if trainer.apply(job.fragment, delivery):
             for look in self.on_assign:
                 look(self, job.fragment)
-        if self.recorder is not None:
-            mark = applied(job.fragment, delivery, job.merged_sequence)
-            self.recorder.took(mark(trainer.local_step))
+        mark = applied(job.fragment, delivery, job.merged_sequence)
+        self.recorder.took(mark(trainer.local_step))
         return jobs.Delivered(delivery.version, trainer.local_step, trainer.tokens)
 
     def _capture(self, job: jobs.Capture, trainer: TinyTrainer) -> object:
@@ -394,9 +390,8 @@ class SimLearner(Host):
             push = self.bank.push(job.fragment, job.sequence, local)
         except NonFinite:
             return Failed("non-finite")
-        if self.recorder is not None:
-            self.recorder.took(snapshot(job.fragment)(trainer.local_step))
-            self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
+        self.recorder.took(snapshot(job.fragment)(trainer.local_step))
+        self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
         self.pushed.append((job.fragment, push.payload_bytes))
         self.captures[self.incarnation, job.sequence] = (self.trainer_number, trainer.local_step)
         if self.on_capture:
@@ -434,8 +429,7 @@ class SimLearner(Host):
             loss = trainer.end_step(seconds)
             if not self.is_void:
                 self.reads += [(self.incarnation, *read) for read in trainer.read[before:]]
-            if self.recorder is not None:
-                self.recorder.stepped(trainer.local_step, 0.0)
+            self.recorder.stepped(trainer.local_step, 0.0)
             trainer.boundary()
             self.take(
                 Note(

@@ -31,7 +31,6 @@ from simulator.scenarios.swarm import Swarm, build_swarm
 from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 from simulator.stand_ins.tiny import LIMITS, TENSOR_ELEMENTS, TENSORS
 from simulator.virtual.network import AccessLink, NetworkModel
-from simulator.virtual.nodes import SpeedModel
 from simulator.virtual.world import Host
 
 SETTLE_S = 150.0
@@ -104,14 +103,11 @@ def build(scenario: Scenario, seed: int, tape: SwarmTape | None = None) -> Swarm
         steps = 4.0 * hosts.learners * scenario.until_s / scenario.speed.step_s
         backend = ProvenanceBackend(128 * math.ceil(max(steps, 1024.0) / 128))
         tensors_of = (rounds.fragments, backend.capacity)
-    model = SpeedModel(
-        **{name: getattr(scenario.speed, name) for name in scenario.speed.__struct_fields__}
-    )
     swarm = build_swarm(
         seed,
         syncers=hosts.syncers,
         witnesses=hosts.witnesses,
-        speeds=(model,) * hosts.learners,
+        speeds=(scenario.speed,) * hosts.learners,
         rounds=rounds.spec(),
         outer=OUTER if backend else None,
         network=NetworkModel(
