@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from host.files.keystore import Identity
+from host.runtime.atomic_files import replace_file
 from protocol import wire
 from protocol.errors import RemoteError, TransientError
 from protocol.log.receipts import (
@@ -107,14 +107,7 @@ class Contributions:
             notice(f"a receipt could not be kept: {error}; the next one counts it too")
 
     def _write(self, content: bytes) -> None:
-        partial = self.path.with_name(f".{self.path.name}.partial")
         try:
-            with partial.open("wb") as handle:
-                handle.write(content)
-                handle.flush()
-                os.fsync(handle.fileno())
-            partial.replace(self.path)
+            replace_file(self.path, content)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink()
             raise TransientError(f"{self.path} cannot be written: {error.strerror}") from error

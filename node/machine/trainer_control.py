@@ -30,6 +30,9 @@ WAKES_MAX = 5
 That no trainer starts at all, for want of memory or a device, is no fault of the state."""
 
 RESTART = Backoff((1.0, 2.0, 5.0, 10.0, 30.0, 60.0))
+ABSENT = (TrainerState.DOWN, TrainerState.STARTING)
+"""States in which there is nobody to feed or to tell anything."""
+
 MICRO_BATCH_FIRST = 8
 """Assumed to have been tried when memory ran out before any was chosen."""
 
@@ -147,18 +150,18 @@ class TrainerControl:
         """Blocks for somebody; for this session they are fed to the inner loop."""
         if (leased.learner, leased.incarnation) == self.data_feed.session:
             self.data_feed.asked_s = None
-            if self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
+            if self.trainer not in ABSENT:
                 self.data_feed.feed(leased.spans)
 
     def on_returned(self, returned: BlocksReturned) -> None:
         """A session's blocks go to others; this one's, if it was away for too long."""
         is_own = (returned.learner, returned.incarnation) == self.data_feed.session
-        if is_own and self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
+        if is_own and self.trainer not in ABSENT:
             self.data_feed.lose()
 
     def on_index(self) -> None:
         """Records were skipped: what they did shows in the state alone."""
-        if self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
+        if self.trainer not in ABSENT:
             self.data_feed.check()
         self.on_progress()
 
@@ -173,10 +176,7 @@ class TrainerControl:
 
     def on_progress(self) -> None:
         """Committed tokens moved: so does the learning-rate schedule, never backwards."""
-        if self.context.charter is None or self.trainer in (
-            TrainerState.DOWN,
-            TrainerState.STARTING,
-        ):
+        if self.context.charter is None or self.trainer in ABSENT:
             return
         fraction = min(1.0, self.context.state.tokens / self.context.charter.limits.tokens)
         fraction = self._furthest_progress = max(fraction, self._furthest_progress)
@@ -291,8 +291,7 @@ class TrainerControl:
         self._evaluating = None
         detail = lost.detail
         if lost.is_out_of_memory:
-            tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
-            self.micro_batch = max(1, tried // 2)
+            self._halve()
             detail = f"out of memory; next try with a micro-batch of {self.micro_batch}"
         self._restart_s = self.context.now_s + RESTART.pause_s(self._crashes)
         self._crashes += 1
@@ -343,8 +342,7 @@ class TrainerControl:
         """Go on with a smaller micro-batch, for what is taken is at the owner's ceiling."""
         if self.trainer not in (TrainerState.STEPPING, TrainerState.STARVED):
             return
-        tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
-        self.micro_batch = max(1, tried // 2)
+        self._halve()
         self._wants_smaller = True
         self.detail = f"{words}; it goes on with a micro-batch of {self.micro_batch}"
 
@@ -358,6 +356,11 @@ class TrainerControl:
             context.effects.send(context.leader, answer)
 
     # Inside.
+
+    def _halve(self) -> None:
+        """The next trainer gets half of the micro-batch that was tried."""
+        tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
+        self.micro_batch = max(1, tried // 2)
 
     def _fire(self, trigger: str, detail: str) -> None:
         self.trainer = TRAINER_TRANSITIONS[self.trainer, trigger]

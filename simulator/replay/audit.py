@@ -352,10 +352,5 @@ class _Auditor:
         self.found.histories.note(one.at_s, event, made, self.machine)
 
     def _is_far_enough(self) -> bool:
-        until = self.until
-        return until is not None and any(merged.round >= until for merged in self._newest_rounds())
-
-    def _newest_rounds(self) -> Iterator[FragmentMerged]:
-        rounds = self.found.rounds
-        if rounds:
-            yield rounds[max(rounds)]
+        until, rounds = self.until, self.found.rounds
+        return until is not None and bool(rounds) and rounds[max(rounds)].round >= until
