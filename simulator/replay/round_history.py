@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from protocol import trace
 from protocol.ids import short
 from protocol.log.records import FragmentMerged
 from protocol.machine import Do, Effect, Emit, Event, Failed, JobDone, Received, Send, Start
 from protocol.messages import Decline, Pull
-from protocol.trace import (
-    FragmentCommitted,
-    PushSettled,
-    QuorumReached,
-    RoundAbandoned,
-    RoundOpened,
-    SessionOpened,
-)
 from syncer_node.machine import jobs
 from syncer_node.machine.syncer import SyncerMachine
 
@@ -94,16 +87,16 @@ class RoundHistories:
     ) -> None:
         """Take one handled input into account."""
         for effect in effects:
-            if isinstance(effect, Emit) and isinstance(effect.fact, RoundOpened):
+            if isinstance(effect, Emit) and isinstance(effect.fact, trace.RoundOpened):
                 self._opened(at_s, effect.fact, machine)
-            if isinstance(effect, Emit) and isinstance(effect.fact, SessionOpened):
+            if isinstance(effect, Emit) and isinstance(effect.fact, trace.SessionOpened):
                 self.names[effect.fact.peer] = effect.fact.name
         if event is not None:
             self._told(at_s, event)
         for effect in effects:
             self._made(at_s, effect)
 
-    def _opened(self, at_s: float, fact: RoundOpened, machine: SyncerMachine) -> None:
+    def _opened(self, at_s: float, fact: trace.RoundOpened, machine: SyncerMachine) -> None:
         history = RoundHistory(fact.round, fact.fragment, at_s, fact.quorum)
         if machine.leadership is not None:
             current = machine.leadership.rounds.rounds.get(fact.round)
@@ -188,21 +181,21 @@ class RoundHistories:
 
     def _fact(self, at_s: float, fact: object) -> None:
         match fact:
-            case QuorumReached(number, _, waited_s, grace_s):
+            case trace.QuorumReached(number, _, waited_s, grace_s):
                 history = self._open.get(number)
                 if history is not None:
                     history.quorum_s, history.grace_s = history.opened_s + waited_s, grace_s
-            case PushSettled(number, learner, incarnation, sequence, outcome, reason):
+            case trace.PushSettled(number, learner, incarnation, sequence, outcome, reason):
                 taken = self._taken.pop((learner, incarnation, sequence), None)
                 for part in (self._part(number, learner), taken):
                     if part is not None:
                         part.fate, part.why = outcome, reason or part.why
                         part.handed_s = at_s if part.handed_s is None else part.handed_s
-            case RoundAbandoned(number, _, reason):
+            case trace.RoundAbandoned(number, _, reason):
                 history = self._open.get(number)
                 if history is not None:
                     history.ended_s, history.end = at_s, f"abandoned: {reason}"
-            case FragmentCommitted():
+            case trace.FragmentCommitted():
                 for history in reversed(self.all):
                     if (history.fragment, history.version) == (fact.fragment, fact.version):
                         history.global_step = fact.global_step

@@ -9,19 +9,10 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from protocol import trace
 from protocol.errors import ShoalError
 from protocol.ids import short
 from protocol.project import LimitSpec
-from protocol.trace import (
-    Fact,
-    FragmentAdvanced,
-    FragmentApplied,
-    PushSettled,
-    QuorumReached,
-    RecordCommitted,
-    RoundOpened,
-    VoterGreeted,
-)
 from simulator.checkers.ledger import Violation
 from simulator.checkers.provenance import ProvenanceChecker
 from simulator.hosts.tape import SwarmTape
@@ -42,13 +33,13 @@ FAULTS_SHARE = 0.6
 """Of a run at least, before everything is healed."""
 
 ROUTINE = (
-    FragmentAdvanced,
-    FragmentApplied,
-    PushSettled,
-    QuorumReached,
-    RecordCommitted,
-    RoundOpened,
-    VoterGreeted,
+    trace.FragmentAdvanced,
+    trace.FragmentApplied,
+    trace.PushSettled,
+    trace.QuorumReached,
+    trace.RecordCommitted,
+    trace.RoundOpened,
+    trace.VoterGreeted,
 )
 """Facts that only the full trace contains."""
 
@@ -84,7 +75,7 @@ class Narrator:
         """Call these hosts by name."""
         self.names = {short(host.key): host.name for host in hosts}
 
-    def fact(self, now_s: float, host: Host, fact: Fact) -> None:
+    def fact(self, now_s: float, host: Host, fact: trace.Fact) -> None:
         text = fact.text
         for key, name in self.names.items():
             if key in text:
