@@ -122,6 +122,14 @@ class _Awaited(dict[Any, "asyncio.Future[Any]"]):
         return future is not None and not future.done()
 
 
+def _peer_id(key: NodeKey) -> Any:
+    return hivemind_parts.PeerID(keystore.peer_id_bytes(key))
+
+
+def _place(peer: PeerAddress) -> Any:
+    return hivemind_parts.Multiaddr(peer.text.rpartition("/p2p/")[0])
+
+
 class Engine:
     """One run of the network engine, from `boot` until it is lost or closed."""
 
@@ -205,7 +213,7 @@ class Engine:
     async def dial(self, key: NodeKey, protocol: str, counters: tuple[Traffic, ...]) -> Wire:
         """A new stream to a peer. Raises PeerUnreachable or TransportLost."""
         async with self.limited(f"dialling host {short(key)}", DIAL_S):
-            peer = hivemind_parts.PeerID(keystore.peer_id_bytes(key))
+            peer = _peer_id(key)
             _, reader, writer = await self._p2p.call_binary_stream_handler(peer, protocol)
         return self.wire(key, reader, writer, counters)
 
@@ -233,9 +241,7 @@ class Engine:
         async with self.limited(f"looking up {topic}", TABLE_S):
             if at is None:
                 return await dht_records.find(self._node, topic)
-            return await dht_records.ask(
-                self._node, hivemind_parts.PeerID(keystore.peer_id_bytes(at)), topic
-            )
+            return await dht_records.ask(self._node, _peer_id(at), topic)
 
     async def greet(self, peer: PeerAddress) -> None:
         """Connects to a host at its known address, and puts it back into our part of the table.
@@ -243,8 +249,8 @@ class Engine:
         A host that was away long enough has been dropped from everybody's routing table; without
         this it would come back to a table of its own. Raises PeerUnreachable or TransportLost.
         """
-        peer_id = hivemind_parts.PeerID(keystore.peer_id_bytes(peer.key))
-        address = hivemind_parts.Multiaddr(peer.text.rpartition("/p2p/")[0])
+        peer_id = _peer_id(peer.key)
+        address = _place(peer)
         async with self.limited(f"greeting host {short(peer.key)}", GREET_S):
             await self._p2p._client.connect(peer_id, [address])
             if await self._node.protocol.call_ping(peer_id) is not None:
@@ -258,11 +264,9 @@ class Engine:
 
     async def connect(self, key: NodeKey, places: Sequence[PeerAddress], timeout_s: float) -> None:
         """A connection to a host at one of these places. PeerUnreachable or TransportLost."""
-        known = [hivemind_parts.Multiaddr(place.text.rpartition("/p2p/")[0]) for place in places]
+        known = [_place(place) for place in places]
         async with self.limited(f"connecting to host {short(key)}", timeout_s):
-            await self._p2p._client.connect(
-                hivemind_parts.PeerID(keystore.peer_id_bytes(key)), known
-            )
+            await self._p2p._client.connect(_peer_id(key), known)
 
     async def watch(self) -> str:
         """Why the engine was lost; returns when it is."""
