@@ -77,75 +77,66 @@ def bulk_at(text: str) -> BulkAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncerOptions:
-    """How to run a syncer."""
+class HostOptions:
+    """How to run any daemon."""
 
     home: Home
+    instance: str = DEFAULT_INSTANCE
+    listen_host: str = EVERY_ADDRESS
+    bulk: BulkAt = BULK_ANYWHERE
+    """Where direct connections for bulk data are taken."""
+    log_json: bool | None = None
+    """What stderr gets; None: JSON unless it is a terminal."""
+    monitor: MonitorAt | None = None
+    """Where metrics, health and status are answered over HTTP; None: nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoterOptions(HostOptions):
+    """How to run a syncer or a witness."""
+
     project_path: Path
     """A signed project file that was readable a moment ago."""
-    instance: str = DEFAULT_INSTANCE
-    port: int = SYNCER_PORT
-    """0 takes any free port."""
-    listen_host: str = EVERY_ADDRESS
     announce: tuple[str, ...] = ()
-    """Addresses for the join link, without `/p2p/ID`; empty takes what the engine finds."""
+    """Addresses for the join link and the other voters, without `/p2p/ID`; empty takes what the
+    engine finds."""
     bootstrap: tuple[str, ...] = ()
     """Hosts of an existing swarm; empty begins one."""
     hints: tuple[str, ...] = ()
     """Hosts known from before, which need not answer."""
     network: NetworkSettings = NETWORK
     """What the owner of this machine allows and knows of the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncerOptions(VoterOptions):
+    """How to run a syncer."""
+
+    port: int = SYNCER_PORT
+    """0 takes any free port."""
     exit_when_done: bool = False
     threads: int | None = None
     """That merge; None: as many as this process may use."""
-    bulk: BulkAt = BULK_ANYWHERE
-    """Where direct connections for bulk data are taken."""
-    log_json: bool | None = None
-    """What stderr gets; None: JSON unless it is a terminal."""
-    monitor: MonitorAt | None = None
-    """Where metrics, health and status are answered over HTTP; None: nowhere."""
     tape: TapeOptions = TAPE_ON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WitnessOptions:
+class WitnessOptions(VoterOptions):
     """How to run a witness."""
 
-    home: Home
-    project_path: Path
-    """A signed project file that was readable a moment ago."""
-    instance: str = DEFAULT_INSTANCE
     port: int = WITNESS_PORT
     """0 takes any free port."""
-    listen_host: str = EVERY_ADDRESS
-    announce: tuple[str, ...] = ()
-    """Addresses told to the other voters, without `/p2p/ID`; empty takes what is found."""
-    bootstrap: tuple[str, ...] = ()
-    """Hosts of the swarm, one of which must answer; empty begins alone."""
-    hints: tuple[str, ...] = ()
-    """Hosts known from before, which need not answer."""
-    bulk: BulkAt = BULK_ANYWHERE
-    """Where direct connections for bulk data are taken."""
-    network: NetworkSettings = NETWORK
-    """What the owner of this machine allows and knows of the network."""
-    log_json: bool | None = None
-    """What stderr gets; None: JSON unless it is a terminal."""
-    monitor: MonitorAt | None = None
-    """Where metrics, health and status are answered over HTTP; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
+class NodeOptions(HostOptions):
     """How to run a learner."""
 
-    home: Home
     link: JoinLink
-    instance: str = DEFAULT_INSTANCE
     name: str
     """What others see on their screens."""
     port: int = 0
     """0 takes any free port."""
-    listen_host: str = EVERY_ADDRESS
     duty_frac: float = 1.0
     """Share of the time in which the trainer may work, above 0."""
     threads: int | None = None
@@ -167,12 +158,6 @@ class NodeOptions:
     """Megabits per second at which weights are given to others, all of them together."""
     data: str | None = None
     """Where the project's text lies here; None: where the project says, if that is allowed."""
-    bulk: BulkAt = BULK_ANYWHERE
-    """Where direct connections for bulk data are taken."""
-    log_json: bool | None = None
-    """What stderr gets; None: JSON unless it is a terminal."""
-    monitor: MonitorAt | None = None
-    """Where metrics, health and status are answered over HTTP; None: nowhere."""
     tape: TapeOptions = TAPE_ON
     judge: Callable[[Genesis, Charter], str] | None = None
     """Says what speaks against joining, empty for nothing; asked once, before anybody hears of this

@@ -20,20 +20,6 @@ from typing import Any, Final
 
 from host.bulk import channel_policy, frames, handshake, tls_context
 from host.bulk.bulk_loop import BulkLoop
-from host.bulk.channel_policy import (
-    Agreed,
-    Carried,
-    ChannelPolicy,
-    CloseAll,
-    Closed,
-    Declined,
-    Dial,
-    Grown,
-    Negotiate,
-    Offended,
-    Opened,
-    Wanted,
-)
 from host.bulk.connection import Connection, tune
 from host.bulk.connection_io import Shares
 from host.bulk.handshake import ASK_S, DECLINE, DIAL_BACK, DONE, FAILED, OFFER, REACHED, Offer
@@ -104,7 +90,7 @@ class Channels:
         self._dial_stream = dial
         self._where = where
         self._on_fault = on_fault
-        self._choice = ChannelPolicy(is_on=at.is_on)
+        self._choice = channel_policy.ChannelPolicy(is_on=at.is_on)
         self._shares = Shares(rate_limiter)
         self._loop: BulkLoop | None = None
         self._tls: Contexts | None = None
@@ -153,7 +139,7 @@ class Channels:
     def wanted(self, peer: NodeKey, count: int, rtt_s: float | None) -> None:
         """So much is about to be fetched: the channel to the peer may be worth having."""
         if self._tls is not None:
-            self._tell(Wanted(peer, count, rtt_s))
+            self._tell(channel_policy.Wanted(peer, count, rtt_s))
 
     def to(self, peer: NodeKey) -> list[Connection]:
         """The connections that can carry something now."""
@@ -161,7 +147,7 @@ class Channels:
 
     def carried(self, peer: NodeKey) -> None:
         """A whole transfer came over the channel."""
-        self._tell(Carried(peer))
+        self._tell(channel_policy.Carried(peer))
 
     def stalled(self, peer: NodeKey, silent_s: float) -> None:
         """A transfer got nothing for so long: connections that bring nothing at all are ended."""
@@ -199,7 +185,7 @@ class Channels:
             connection.abort(PeerUnreachable("no room for one more direct connection"))
             return
         mine.append(connection)
-        self._tell(Opened(peer))
+        self._tell(channel_policy.Opened(peer))
         if (greeted := self._greeted.get(connection)) is not None and not greeted.done():
             greeted.set_result(None)
 
@@ -216,12 +202,12 @@ class Channels:
         if not mine:
             self._connections.pop(peer, None)
         if was_counted:
-            self._tell(Closed(peer, str(error or ""), is_broken=error is not None))
+            self._tell(channel_policy.Closed(peer, str(error or ""), is_broken=error is not None))
         if isinstance(error, RemoteError):
             log.info("direct connection of host %s ended: %s", short(peer), error)
             self._on_fault(error)
             if peer:
-                self._tell(Offended(peer, str(error)))
+                self._tell(channel_policy.Offended(peer, str(error)))
 
     # Negotiation
 
@@ -250,14 +236,14 @@ class Channels:
             reason = "no answer in time"
         except RemoteError as error:
             self._on_fault(error)
-            self._tell(Offended(peer, str(error)))
+            self._tell(channel_policy.Offended(peer, str(error)))
             reason = str(error)
         except TransientError as error:
             reason = str(error)
         finally:
             if reason:
                 log.debug("no direct channel to host %s: %s", short(peer), reason)
-                self._tell(Declined(peer, reason))
+                self._tell(channel_policy.Declined(peer, reason))
 
     async def _ask(self, peer: NodeKey) -> str:
         """Asks for a channel and opens the first connection; why there is none, or nothing."""
@@ -273,12 +259,12 @@ class Channels:
             failure = await self._reach(peer, theirs.port) if theirs.port else "it has no port"
             await wire.write(bytes([DIAL_BACK if failure else DONE]), timeout_s=ASK_S)
             if not failure:
-                self._tell(Agreed(peer, is_dialler=True))
+                self._tell(channel_policy.Agreed(peer, is_dialler=True))
                 return ""
             verdict = await wire.read_exactly(1, timeout_s=ASK_S + DIAL_S + HANDSHAKE_S)
             if verdict[0] != REACHED:
                 return f"{failure}, nor can it reach this one"
-            self._tell(Agreed(peer, is_dialler=False))
+            self._tell(channel_policy.Agreed(peer, is_dialler=False))
             return ""
         finally:
             wire.abort("the negotiation is over")
@@ -359,7 +345,7 @@ class Channels:
         except ShoalError as error:
             log.debug("no further connection to host %s: %s", short(peer), error)
         finally:
-            self._tell(Grown(peer))
+            self._tell(channel_policy.Grown(peer))
 
     # Listening
 
@@ -424,11 +410,11 @@ class Channels:
     def _tell(self, event: channel_policy.Event) -> None:
         for effect in self._choice.handle(event, asyncio.get_running_loop().time()):
             match effect:
-                case Negotiate(peer):
+                case channel_policy.Negotiate(peer):
                     self._spawn(self._negotiate(peer), f"channel to {short(peer)}")
-                case Dial(peer, count):
+                case channel_policy.Dial(peer, count):
                     self._spawn(self._grow(peer, count), f"channel to {short(peer)}")
-                case CloseAll(peer, reason):
+                case channel_policy.CloseAll(peer, reason):
                     for connection in list(self._connections.get(peer, ())):
                         connection.abort(PeerUnreachable(reason))
 

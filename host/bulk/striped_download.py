@@ -17,10 +17,7 @@ from host.bulk.connection_io import REQUESTS_MAX, Ask
 from host.bulk.frames import PIECE_BYTES_MAX
 from host.network import blobs
 from protocol.errors import (
-    MalformedMessage,
     MalformedPayload,
-    NotHeld,
-    PeerBusy,
     TransientError,
 )
 from protocol.ids import Digest, NodeKey, short
@@ -139,7 +136,7 @@ class StripedDownload:
         for piece in self._pieces.copy():
             ask = piece.ask
             if ask.status is not None:
-                self._check(ask)
+                self._check(ask, ask.status)
             if not ask.is_whole and ask.error is None:
                 continue
             self._pieces.remove(piece)
@@ -154,21 +151,11 @@ class StripedDownload:
             if piece.start <= self._filled:
                 self._filled = max(self._filled, piece.start + piece.ask.filled)
 
-    def _check(self, ask: Ask) -> None:
+    def _check(self, ask: Ask, status: int) -> None:
         if self._on_answer is not None:
             self._on_answer(ask.answer_s)
             self._on_answer = None
-        if ask.status == blobs.NOT_HELD:
-            raise NotHeld(f"host {short(self._peer)} does not hold {short(self._digest)}")
-        if ask.status == blobs.BUSY:
-            raise PeerBusy(f"host {short(self._peer)} serves as many transfers as it may")
-        if ask.status != blobs.OK:
-            raise MalformedMessage(f"host {short(self._peer)} answered with an unknown status")
-        if ask.total != len(self._view):
-            raise MalformedPayload(
-                f"host {short(self._peer)} has {ask.total} bytes under {short(self._digest)}, "
-                f"signed are {len(self._view)}"
-            )
+        blobs.check_answer(self._peer, self._digest, len(self._view), status, ask.total)
 
     def _ask_for_more(self) -> None:
         while self._todo:

@@ -13,8 +13,8 @@ import fcntl
 import os
 import shlex
 import stat
+from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -125,35 +125,12 @@ def _load(path: Path) -> Identity:
     )
 
 
-class KeyLock:
-    """A held lock; freed by `release`, by leaving the `with` block, or by the process ending."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle: int | None = handle
-
-    def release(self) -> None:
-        """Free the lock. The file stays: removing it would let two holders lock two files."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-    def __enter__(self) -> KeyLock:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-def lock(path: Path, *, remedy: str) -> KeyLock:
-    """The exclusive right to use the identity at `path`, as long as the result is held.
+def lock(path: Path, *, remedy: str) -> FileIO:
+    """The exclusive right to use the identity at `path`, until the result or the process ends.
 
     Two daemons with one key would share their calls at random, so the second is refused with a
-    UserError that names the first and ends with `remedy`.
+    UserError that names the first and ends with `remedy`. The file stays when it is closed:
+    removing it would let two holders lock two files.
     """
     beside = path.with_name(path.name + ".lock")
     try:
@@ -175,7 +152,7 @@ def lock(path: Path, *, remedy: str) -> KeyLock:
     ):  # the pid only serves the message; a full disk must not stop us
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-    return KeyLock(handle)
+    return FileIO(handle, "r+")
 
 
 def _holder(handle: int) -> str:

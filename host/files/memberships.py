@@ -7,7 +7,6 @@ daemon starts, and removed by `shoal leave`.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from msgspec import Struct
 
 from host.files.home import DEFAULT_INSTANCE, Home, checked_instance
 from host.join_link import JoinLink, parse_link
+from host.runtime.atomic_files import replace_file
 from protocol.errors import UserError
 
 FILE_BYTES_MAX = 1 << 16
@@ -54,10 +54,8 @@ class Membership(Struct, frozen=True):
 def remember(home: Home, joined: Joined) -> Path:
     """Keeps it in place of what was known of this learner in this project; its file."""
     place = _place(home, joined.parsed().project, joined.instance)
-    part = place.with_suffix(".part")
     try:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(joined)))
-        os.replace(part, place)
+        replace_file(place, msgspec.json.format(msgspec.json.encode(joined)))
     except OSError as error:
         raise UserError(
             f"{place} cannot be written ({error.strerror}). Free some room, or name another place "

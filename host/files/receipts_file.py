@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from host.files.keystore import Identity
+from host.runtime.atomic_files import replace_file
 from protocol import wire
 from protocol.errors import RemoteError, TransientError
-from protocol.log.receipts import (
-    BOOK_BYTES_MAX,
-    Credit,
-    OpenedBook,
-    Proven,
-    encode_book,
-    make_book,
-    open_book,
-)
+from protocol.log import receipts
 from protocol.messages import Envelope
 from protocol.signing import verify_ed25519
 from protocol.status import ReceiptStatus
@@ -38,10 +30,10 @@ def book_name(project: bytes, learner: bytes) -> str:
     return f"{project.hex()}-{learner.hex()[:16]}{SUFFIX}"
 
 
-def read_book(path: Path) -> OpenedBook:
+def read_book(path: Path) -> receipts.OpenedBook:
     """The book in this file. Raises OSError, or RemoteError if anything in it is not proven."""
     with path.open("rb") as handle:
-        return open_book(handle.read(BOOK_BYTES_MAX + 1), verify_ed25519)
+        return receipts.open_book(handle.read(receipts.BOOK_BYTES_MAX + 1), verify_ed25519)
 
 
 class Contributions:
@@ -51,12 +43,12 @@ class Contributions:
         self.path = folder / book_name(project, identity.key)
         self._genesis = genesis
         self._identity = identity
-        self._proven: tuple[Proven, ...] = ()
+        self._proven: tuple[receipts.Proven, ...] = ()
         self._charters: tuple[Envelope, ...] = ()
         self._read()
 
     @property
-    def newest(self) -> Credit | None:
+    def newest(self) -> receipts.Credit | None:
         """Of the newest receipt that is kept."""
         return self._proven[-1].credit if self._proven else None
 
@@ -89,10 +81,12 @@ class Contributions:
 
     def keep(self, receipt: Envelope, charter: Envelope) -> None:
         """Add a receipt that was proven, durably. TransientError where it cannot be written."""
-        one = Proven(wire.decode(receipt.payload, Credit), receipt.signer, receipt)
+        one = receipts.Proven(
+            wire.decode(receipt.payload, receipts.Credit), receipt.signer, receipt
+        )
         proven = (*(old for old in self._proven if old.credit.place != one.credit.place), one)
-        book = make_book(self._genesis, (*self._charters, charter), proven, self._identity)
-        self._write(encode_book(book))
+        book = receipts.make_book(self._genesis, (*self._charters, charter), proven, self._identity)
+        self._write(receipts.encode_book(book))
         opened = {old.receipt: old for old in proven}
         self._proven = tuple(opened[kept] for kept in book.receipts)
         self._charters = book.charters
@@ -107,14 +101,7 @@ class Contributions:
             notice(f"a receipt could not be kept: {error}; the next one counts it too")
 
     def _write(self, content: bytes) -> None:
-        partial = self.path.with_name(f".{self.path.name}.partial")
         try:
-            with partial.open("wb") as handle:
-                handle.write(content)
-                handle.flush()
-                os.fsync(handle.fileno())
-            partial.replace(self.path)
+            replace_file(self.path, content)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink()
             raise TransientError(f"{self.path} cannot be written: {error.strerror}") from error

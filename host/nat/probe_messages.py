@@ -75,6 +75,13 @@ async def send(stream: Wire, note: Struct) -> None:
     await stream.write(len(content).to_bytes(4, "big") + content, timeout_s=NOTE_S)
 
 
+async def reply(stream: Wire, note: Struct) -> None:
+    """Writes the last one, and ends the stream once the other end has. Raises what it raises."""
+    await send(stream, note)
+    await stream.wait_ended(timeout_s=NOTE_S)
+    stream.close()
+
+
 async def receive(stream: Wire, kind: type[T], *, timeout_s: float = NOTE_S) -> T:
     """Reads one of a kind. Raises LimitExceeded, MalformedMessage and what the stream raises."""
     size = int.from_bytes(await stream.read_exactly(4, timeout_s=timeout_s), "big")

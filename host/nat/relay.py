@@ -190,10 +190,7 @@ class Relay:
         """Takes a stream that a relay offers, or dials its asker instead."""
         offer = await probe_messages.receive(stream, RelayOffer)
         if offer.addresses and await self._come(offer):
-            await probe_messages.send(stream, RelayTold("come"))
-            await stream.wait_ended(timeout_s=probe_messages.NOTE_S)
-            stream.close()
-            return
+            return await probe_messages.reply(stream, RelayTold("come"))
         await probe_messages.send(stream, RelayTold("open"))
         sealed = await self._sealed(stream, offer.of, is_server=True)
         self._note_used(offer.of)
@@ -217,17 +214,17 @@ class Relay:
         """Joins the asker's stream to one of ours, if its target is connected with us."""
         ask = await probe_messages.receive(stream, RelayAsk)
         if self._ceiling is None:
-            return await _refuse(stream, RelayTold("off"))
+            return await probe_messages.reply(stream, RelayTold("off"))
         if not self._slots.try_take(stream.peer):
-            return await _refuse(stream, RelayTold("busy"))
+            return await probe_messages.reply(stream, RelayTold("busy"))
         try:
             if not await self._connections.is_connected(ask.to):
-                return await _refuse(stream, RelayTold("absent"))
+                return await probe_messages.reply(stream, RelayTold("absent"))
             try:
                 onward = await self._offer(stream.peer, ask)
             except (TransientError, RemoteError) as error:
                 log.debug("%s takes no carried stream: %s", short(ask.to), error)
-                return await _refuse(stream, RelayTold("absent"))
+                return await probe_messages.reply(stream, RelayTold("absent"))
             await self._join(stream, onward, self._ceiling)
         finally:
             self._slots.release(stream.peer)
@@ -275,9 +272,3 @@ class Relay:
                 self.carried.bytes_ += len(part)
         except TransientError as error:
             log.debug("carrying for %s ended: %s", short(source.peer), error)
-
-
-async def _refuse(stream: Wire, told: RelayTold) -> None:
-    await probe_messages.send(stream, told)
-    await stream.wait_ended(timeout_s=probe_messages.NOTE_S)
-    stream.close()

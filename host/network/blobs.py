@@ -206,6 +206,20 @@ class PrefixHash:
         self._hashing = loop.run_in_executor(None, self._hasher.update, fresh)
 
 
+def check_answer(peer: NodeKey, digest: Digest, length: int, status: int, total: int) -> None:
+    """Raises NotHeld, PeerBusy, MalformedMessage (status) or MalformedPayload (another length)."""
+    if status == NOT_HELD:
+        raise NotHeld(f"host {short(peer)} does not hold {short(digest)}")
+    if status == BUSY:
+        raise PeerBusy(f"host {short(peer)} serves as many transfers as it may")
+    if status != OK:
+        raise MalformedMessage(f"host {short(peer)} answered with unknown status {status}")
+    if total != length:
+        raise MalformedPayload(
+            f"host {short(peer)} has {total} bytes under {short(digest)}, signed are {length}"
+        )
+
+
 class Download:
     """One transfer into `into`, whose first `offset` bytes came earlier."""
 
@@ -262,17 +276,7 @@ class Download:
         status, total = answer[0], int.from_bytes(answer[1:], "big")
         if self._on_answer is not None and status != BUSY:
             self._on_answer(time.monotonic() - asked_s)
-        if status == NOT_HELD:
-            raise NotHeld(f"host {short(wire.peer)} does not hold {short(self._digest)}")
-        if status == BUSY:
-            raise PeerBusy(f"host {short(wire.peer)} serves as many transfers as it may")
-        if status != OK:
-            raise MalformedMessage(f"host {short(wire.peer)} answered with unknown status {status}")
-        if total != len(self._view):
-            raise MalformedPayload(
-                f"host {short(wire.peer)} has {total} bytes under {short(self._digest)}, "
-                f"signed are {len(self._view)}"
-            )
+        check_answer(wire.peer, self._digest, len(self._view), status, total)
 
     async def _receive(self, wire: Wire) -> None:
         clock = asyncio.get_running_loop().time

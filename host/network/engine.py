@@ -23,17 +23,8 @@ from host import addresses
 from host.addresses import PeerAddress
 from host.files import keystore
 from host.files.keystore import Identity
-from host.network import dht_records, stale_sockets
+from host.network import dht_records, hivemind_parts, stale_sockets
 from host.network.foreign_errors import Loss, translated
-from host.network.hivemind_parts import (
-    P2P,
-    DHTNode,
-    Multiaddr,
-    P2PDaemonError,
-    P2PHandlerError,
-    PeerID,
-    ValidationError,
-)
 from host.network.neighbours import ConnectedPeer, Neighbours
 from host.network.streams import Traffic, Wire
 from protocol.errors import TransientError
@@ -57,9 +48,9 @@ STOP_ENGINE_S = 5.0
 DESCRIPTORS = 16_384
 
 _FOREIGN: tuple[type[Exception], ...] = (
-    P2PDaemonError,
-    P2PHandlerError,
-    ValidationError,
+    hivemind_parts.P2PDaemonError,
+    hivemind_parts.P2PHandlerError,
+    hivemind_parts.ValidationError,
     RuntimeError,
     ValueError,
     TypeError,
@@ -131,6 +122,14 @@ class _Awaited(dict[Any, "asyncio.Future[Any]"]):
         return future is not None and not future.done()
 
 
+def _peer_id(key: NodeKey) -> Any:
+    return hivemind_parts.PeerID(keystore.peer_id_bytes(key))
+
+
+def _place(peer: PeerAddress) -> Any:
+    return hivemind_parts.Multiaddr(peer.text.rpartition("/p2p/")[0])
+
+
 class Engine:
     """One run of the network engine, from `boot` until it is lost or closed."""
 
@@ -164,7 +163,7 @@ class Engine:
             await asyncio.sleep(0)
         validator = dht_records.SignedRecords(self._options.identity, self._options.topics)
         async with self.limited("joining the swarm's table", TABLE_BOOT_S):
-            self._node = await DHTNode.create(
+            self._node = await hivemind_parts.DHTNode.create(
                 p2p=self._p2p,
                 initial_peers=texts,
                 record_validator=validator,
@@ -175,7 +174,7 @@ class Engine:
     async def _create_child(self, peers: list[str]) -> None:
         engine, options = self, self._options
 
-        class Caught(P2P):  # type: ignore[misc]  # the engine ships no types
+        class Caught(hivemind_parts.P2P):  # type: ignore[misc]  # the engine ships no types
             """Known to us from its first moment, so that a failed start leaves no child behind."""
 
             def __init__(self) -> None:
@@ -214,7 +213,7 @@ class Engine:
     async def dial(self, key: NodeKey, protocol: str, counters: tuple[Traffic, ...]) -> Wire:
         """A new stream to a peer. Raises PeerUnreachable or TransportLost."""
         async with self.limited(f"dialling host {short(key)}", DIAL_S):
-            peer = PeerID(keystore.peer_id_bytes(key))
+            peer = _peer_id(key)
             _, reader, writer = await self._p2p.call_binary_stream_handler(peer, protocol)
         return self.wire(key, reader, writer, counters)
 
@@ -242,7 +241,7 @@ class Engine:
         async with self.limited(f"looking up {topic}", TABLE_S):
             if at is None:
                 return await dht_records.find(self._node, topic)
-            return await dht_records.ask(self._node, PeerID(keystore.peer_id_bytes(at)), topic)
+            return await dht_records.ask(self._node, _peer_id(at), topic)
 
     async def greet(self, peer: PeerAddress) -> None:
         """Connects to a host at its known address, and puts it back into our part of the table.
@@ -250,8 +249,8 @@ class Engine:
         A host that was away long enough has been dropped from everybody's routing table; without
         this it would come back to a table of its own. Raises PeerUnreachable or TransportLost.
         """
-        peer_id = PeerID(keystore.peer_id_bytes(peer.key))
-        address = Multiaddr(peer.text.rpartition("/p2p/")[0])
+        peer_id = _peer_id(peer.key)
+        address = _place(peer)
         async with self.limited(f"greeting host {short(peer.key)}", GREET_S):
             await self._p2p._client.connect(peer_id, [address])
             if await self._node.protocol.call_ping(peer_id) is not None:
@@ -265,9 +264,9 @@ class Engine:
 
     async def connect(self, key: NodeKey, places: Sequence[PeerAddress], timeout_s: float) -> None:
         """A connection to a host at one of these places. PeerUnreachable or TransportLost."""
-        known = [Multiaddr(place.text.rpartition("/p2p/")[0]) for place in places]
+        known = [_place(place) for place in places]
         async with self.limited(f"connecting to host {short(key)}", timeout_s):
-            await self._p2p._client.connect(PeerID(keystore.peer_id_bytes(key)), known)
+            await self._p2p._client.connect(_peer_id(key), known)
 
     async def watch(self) -> str:
         """Why the engine was lost; returns when it is."""
@@ -314,7 +313,7 @@ class Engine:
         control = getattr(getattr(self._p2p, "_client", None), "control", None)
         for future in list(getattr(control, "_pending_calls", {}).values()):
             if not future.done():
-                future.set_exception(P2PDaemonError(reason))
+                future.set_exception(hivemind_parts.P2PDaemonError(reason))
 
     async def close(self, reason: str, *, is_orderly: bool) -> None:
         """Ends the run in bounded steps; afterwards neither the child nor its sockets exist.

@@ -34,14 +34,24 @@ def writing(what: str) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    partial = path.with_name(f".{path.name}.partial")
     with writing(path.name):
+        replace_file(path, content)
+        sync(path.parent)
+
+
+def replace_file(path: Path, content: bytes | memoryview) -> None:
+    """The file has this content, or on an OSError what it had before."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
         with partial.open("wb") as handle:
             handle.write(content)
             handle.flush()
             os.fsync(handle.fileno())
         partial.replace(path)
-        sync(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def sync(path: Path) -> None:

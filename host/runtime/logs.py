@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -25,6 +27,9 @@ LOUD = (
     trace.PhaseChanged,
 )
 """Facts that belong on a terminal; all others only go to the file."""
+
+TAIL_BYTES: Final = 8 << 10
+TAIL_LINES: Final = 20
 
 facts = logging.getLogger("shoal.facts")
 
@@ -82,3 +87,15 @@ def tell(fact: Fact) -> None:
         level = logging.INFO if isinstance(fact, LOUD) else logging.DEBUG
     if facts.isEnabledFor(level):
         facts.log(level, "%s", fact.text, extra={"fact": type(fact).__name__})
+
+
+def log_tail(path: Path, start: int = 0) -> tuple[str, ...]:
+    """The last lines of a log written since byte `start`; none if there is no log."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(start, size - TAIL_BYTES))
+            lines = log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(lines[-TAIL_LINES:])

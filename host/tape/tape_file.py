@@ -21,25 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from protocol import tape
 from protocol.errors import UserError
-from protocol.tape import (
-    VERSION,
-    Base,
-    Frame,
-    Group,
-    MachineState,
-    OtherTapeVersion,
-    Preface,
-    PushPayload,
-    Role,
-    Scheme,
-    Strand,
-    TapeDamaged,
-    TapeEnded,
-    TapeReading,
-    TapeWriting,
-    encode_frame,
-)
 
 log = logging.getLogger("shoal.tape")
 
@@ -78,22 +61,22 @@ class TapeLabel:
     """Whose tape it is."""
 
     project: bytes
-    role: Role
+    role: tape.Role
     key: bytes
     name: str
-    scheme: Scheme = "ed25519"
+    scheme: tape.Scheme = "ed25519"
 
 
 @dataclass(slots=True)
 class _Strand:
     """The file being written, and what is to go into it."""
 
-    name: Strand
+    name: tape.Strand
     budget: int
     handle: BinaryIO | None = None
     number: int = 0
     size: int = 0
-    writing: TapeWriting | None = None
+    writing: tape.TapeWriting | None = None
     former: bytes = b""
     waiting: list[bytes] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -131,17 +114,17 @@ class TapeWriter:
         """How much may be told between two states, so that most files have one to begin from."""
         return self._strands["events"].limit
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: tape.Frame) -> None:
         """Add a frame; payloads go to their own files."""
-        is_payload = isinstance(frame, PushPayload | Base)
+        is_payload = isinstance(frame, tape.PushPayload | tape.Base)
         strand = self._strands["payloads" if is_payload else "events"]
-        if isinstance(frame, Base) and not self._wants(strand, frame):
+        if isinstance(frame, tape.Base) and not self._wants(strand, frame):
             return
-        if isinstance(frame, MachineState):
+        if isinstance(frame, tape.MachineState):
             # Merging can go on from here with one more base of each fragment.
             bases = self._strands["payloads"].bases
             bases.update({fragment: {NO_VERSION} for fragment in bases})
-        encoded = encode_frame(frame)
+        encoded = tape.encode_frame(frame)
         strand.waiting.append(encoded)
         strand.waiting_bytes += len(encoded)
         if strand.waiting_bytes >= GROUP_BYTES:
@@ -156,7 +139,7 @@ class TapeWriter:
         """End the tape; with a reason it is said in its last frame."""
         try:
             if reason:
-                self.put(TapeEnded(reason))
+                self.put(tape.TapeEnded(reason))
             self.flush()
         finally:
             for strand in self._strands.values():
@@ -164,7 +147,7 @@ class TapeWriter:
                     strand.handle.close()
                     strand.handle = None
 
-    def _wants(self, strand: _Strand, base: Base) -> bool:
+    def _wants(self, strand: _Strand, base: tape.Base) -> bool:
         if base.part == "theta" and strand.size >= strand.budget // FILES_PER_STRAND:
             self._turn(strand)  # Here a file is of most use by itself.
         versions = strand.bases.setdefault(base.fragment, set())
@@ -203,9 +186,9 @@ class TapeWriter:
 
     def _open(self, strand: _Strand) -> None:
         label = self._label
-        strand.writing = TapeWriting(
-            Preface(
-                version=VERSION,
+        strand.writing = tape.TapeWriting(
+            tape.Preface(
+                version=tape.VERSION,
                 project=label.project,
                 role=label.role,
                 key=label.key,
@@ -250,7 +233,7 @@ class TapeRecorder:
         self._writer = writer
         self._on_stop = on_stop
         self._free_bytes = free_bytes or (lambda path: shutil.disk_usage(path).free)
-        self._queue: deque[tuple[Callable[[], Frame], int]] = deque()
+        self._queue: deque[tuple[Callable[[], tape.Frame], int]] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()
         self._is_closing = False
@@ -268,7 +251,7 @@ class TapeRecorder:
         """As the writer says."""
         return self._writer.state_every_bytes
 
-    def put(self, frame: Callable[[], Frame], size: int, *, is_urgent: bool = False) -> None:
+    def put(self, frame: Callable[[], tape.Frame], size: int, *, is_urgent: bool = False) -> None:
         """Record what this gives, soon and on another thread.
 
         size: about how many bytes. is_urgent: at once, for others may count on it.
@@ -331,15 +314,15 @@ class TapeFile:
     """One file of a tape, known by its preface."""
 
     path: Path
-    preface: Preface
+    preface: tape.Preface
     cut_bytes: int = 0
     """Half-written bytes at its end, once it is read."""
     size: int = 0
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[tape.Group]:
         """Its sound groups. Raises TapeDamaged with file and offset."""
         with self.path.open("rb") as handle:
-            reading = TapeReading(handle.read, str(self.path))
+            reading = tape.TapeReading(handle.read, str(self.path))
             yield from reading.groups()
             self.cut_bytes, self.size = reading.cut_bytes, reading.offset
 
@@ -348,10 +331,10 @@ class TapeFile:
 class TapeLife:
     """The tape of one daemon from its start to its end: its files, in order."""
 
-    files: dict[Strand, list[TapeFile]] = field(default_factory=dict)
+    files: dict[tape.Strand, list[TapeFile]] = field(default_factory=dict)
 
     @property
-    def preface(self) -> Preface:
+    def preface(self) -> tape.Preface:
         return next(iter(self.files.values()))[0].preface
 
     def has_begin(self) -> bool:
@@ -359,19 +342,19 @@ class TapeLife:
         events = self.files.get("events", [])
         return bool(events) and events[0].preface.number == 0
 
-    def frames(self, strand: Strand) -> Iterator[tuple[str, Frame]]:
+    def frames(self, strand: tape.Strand) -> Iterator[tuple[str, tape.Frame]]:
         """Every frame with its place, as `file, at byte N`. Raises TapeDamaged."""
         former: bytes | None = None
         files = self.files.get(strand, [])
         for at, file in enumerate(files):
             if former is not None and file.preface.former != former:
-                raise TapeDamaged(f"{file.path}, at byte 0: the file before it is missing")
+                raise tape.TapeDamaged(f"{file.path}, at byte 0: the file before it is missing")
             for one in file.groups():
                 former = one.checksum
                 for frame in one.frames:
                     yield f"{file.path}, group at byte {one.offset}", frame
             if file.cut_bytes and at < len(files) - 1:
-                raise TapeDamaged(f"{file.path}, at byte {file.size}: its end is missing")
+                raise tape.TapeDamaged(f"{file.path}, at byte {file.size}: its end is missing")
 
     def cuts(self) -> list[tuple[Path, int, int]]:
         """Files whose end is half written: (file, offset, bytes), as far as they are read."""
@@ -392,13 +375,13 @@ def find_tapes(place: Path) -> list[TapeLife]:
     if not paths:
         raise UserError(f"There is no tape below {place}: no file there ends in {SUFFIX}.")
     lives: dict[tuple[bytes, bytes], TapeLife] = {}
-    others: list[OtherTapeVersion] = []
+    others: list[tape.OtherTapeVersion] = []
     for path in sorted(paths, key=lambda one: one.name):
         if path.stat().st_size == 0 and len(paths) > 1:
             continue  # Its daemon was killed between making the file and writing to it.
         try:
             file = TapeFile(path, read_preface(path))
-        except OtherTapeVersion as error:
+        except tape.OtherTapeVersion as error:
             others.append(error)
             continue
         life = lives.setdefault((file.preface.key, file.preface.life), TapeLife())
@@ -421,10 +404,10 @@ def _with_siblings(path: Path, life: TapeLife) -> list[TapeLife]:
     return [next(found, life)]
 
 
-def read_preface(path: Path) -> Preface:
+def read_preface(path: Path) -> tape.Preface:
     """What a file says of itself. Raises TapeDamaged or UserError."""
     try:
         with path.open("rb") as handle:
-            return TapeReading(handle.read, str(path)).preface
+            return tape.TapeReading(handle.read, str(path)).preface
     except OSError as error:
         raise UserError(f"{path} cannot be read: {os.strerror(error.errno or 0)}.") from error

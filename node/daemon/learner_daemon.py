@@ -41,31 +41,8 @@ from node.daemon.trainer_options import trainer_settings
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
 from node.download.locator import Locator
+from node.machine import jobs
 from node.machine.context import EpochStart, LearnerSetup
-from node.machine.jobs import (
-    Advance,
-    Advanced,
-    Capture,
-    Captured,
-    FetchState,
-    FindSeat,
-    FinishAsked,
-    FollowLeader,
-    ForgetMoments,
-    Freeze,
-    KeepReceipt,
-    MomentsJob,
-    PartJob,
-    PauseAsked,
-    ResumeAsked,
-    StartTrainer,
-    StateFetched,
-    Thaw,
-    TrainerAction,
-    TrainerJob,
-    TrainerReady,
-    WithdrawMoments,
-)
 from node.machine.learner import LearnerMachine
 from node.machine.snapshot_participant import RESTART_EXIT
 from node.trainer_client.client import TrainerPort
@@ -323,44 +300,44 @@ class LearnerDaemon:
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job."""
         match job:
-            case FindSeat(after, charter):
+            case jobs.FindSeat(after, charter):
                 return await self.locator.find_seat(charter, after)
-            case FetchState():
+            case jobs.FetchState():
                 return await self._fetch_state(job)
-            case Advance():
+            case jobs.Advance():
                 return await self._advance(job)
-            case StartTrainer(_, inner):
+            case jobs.StartTrainer(_, inner):
                 ready = await self.trainer.start(job)
-                if isinstance(ready, TrainerReady):
+                if isinstance(ready, jobs.TrainerReady):
                     return await self.parts.restore(ready, inner)
                 return ready
-            case Capture():
+            case jobs.Capture():
                 return await self._capture(job)
-        if isinstance(job, TrainerJob):
+        if isinstance(job, jobs.TrainerJob):
             return await self.trainer.run_job(job)
-        if isinstance(job, PartJob):
+        if isinstance(job, jobs.PartJob):
             return await self.parts.run_job(job)
-        if isinstance(job, MomentsJob):
+        if isinstance(job, jobs.MomentsJob):
             return await self.moments.run_job(job)
         raise AssertionError(f"nothing here carries out {type(job).__name__}")
 
     def act(self, action: object) -> None:
         """Carry out a local action."""
         match action:
-            case FollowLeader(leader):
+            case jobs.FollowLeader(leader):
                 self.leader_fetcher.follow(leader)
-            case Freeze(index, fragment):
+            case jobs.Freeze(index, fragment):
                 self.bank.freeze(index, fragment)
-            case Thaw(index):
+            case jobs.Thaw(index):
                 self.bank.thaw(index)
-            case KeepReceipt(receipt, charter):
+            case jobs.KeepReceipt(receipt, charter):
                 self.contributions.keep_or_tell(receipt, charter, self.notice)
-            case ForgetMoments():
+            case jobs.ForgetMoments():
                 self.moments.forget()
-            case WithdrawMoments():
+            case jobs.WithdrawMoments():
                 self.moments.withdraw()
             case _:
-                assert isinstance(action, TrainerAction), f"nothing here carries out {action}"
+                assert isinstance(action, jobs.TrainerAction), f"nothing here carries out {action}"
                 self.trainer.act(action)
 
     def on_fact(self, fact: Fact) -> None:
@@ -370,7 +347,7 @@ class LearnerDaemon:
     def _params(self, fragment: int) -> int:
         return sum(span.numel for span in self.layout.fragments[fragment].spans)
 
-    async def _fetch_state(self, job: FetchState) -> JobResult:
+    async def _fetch_state(self, job: jobs.FetchState) -> JobResult:
         """Fetch a fragment from other learners, and from the syncer only what none of them has."""
         numel = self.layout.fragments[job.fragment].numel
         arrays = self.parts.base(job)
@@ -380,16 +357,16 @@ class LearnerDaemon:
             arrays, sources = assembly.arrays(), assembly.sources
         install = partial(self.bank.install, job.fragment, job.version, job.state, *arrays)
         await asyncio.get_running_loop().run_in_executor(self.pool, install)
-        return StateFetched(tuple(sources.items()))
+        return jobs.StateFetched(tuple(sources.items()))
 
-    async def _capture(self, job: Capture) -> JobResult:
+    async def _capture(self, job: jobs.Capture) -> JobResult:
         captured = await self.trainer.capture(job)
-        if isinstance(captured, Captured):
+        if isinstance(captured, jobs.Captured):
             self.counts.push_bytes += captured.payload_bytes
             self.counts.push_params += self._params(job.fragment)
         return captured
 
-    async def _advance(self, job: Advance) -> JobResult:
+    async def _advance(self, job: jobs.Advance) -> JobResult:
         """Fetch a merged payload, from the syncer first, and take the outer step."""
         merged = job.merged
         wanted = [(merged.payload, merged.payload_bytes)]
@@ -403,7 +380,7 @@ class LearnerDaemon:
         advance = partial(self.bank.advance, merged, bytes(parts[0]))
         await asyncio.get_running_loop().run_in_executor(self.pool, advance)
         self.fetcher.forget(merged.fragment)
-        return Advanced()
+        return jobs.Advanced()
 
     def _on_fault(self, peer: bytes, error: RemoteError) -> None:
         self.driver.fault(peer, error)
@@ -433,15 +410,15 @@ class LearnerDaemon:
             isinstance(seconds, int | float) and 0 < seconds <= PAUSE_S_MAX
         ):
             raise UserError("pause takes a number of seconds above 0, or nothing to pause for good")
-        self._note(PauseAsked(seconds))
+        self._note(jobs.PauseAsked(seconds))
         return {}
 
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._note(ResumeAsked())
+        self._note(jobs.ResumeAsked())
         return {"because": self.machine.trainer_control.held_because}
 
     def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._note(FinishAsked())
+        self._note(jobs.FinishAsked())
         return {}
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:

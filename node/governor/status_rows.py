@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from host.runtime.logs import log_tail
 from node.governor.accelerators import DeviceReading
 from node.governor.governor import mode_of
 from node.governor.loop import GovernorLoop
@@ -13,8 +14,6 @@ from node.governor.policy import Decision
 from node.governor.sensors import Look
 from protocol.status import DeviceRow, GuestStatus, LimitRow
 
-TAIL_BYTES: Final = 8 << 10
-TAIL_LINES: Final = 20
 LINE_CHARS_MAX: Final = 300
 
 
@@ -40,19 +39,8 @@ def owner_limits_status(
         hours=list(governor.settings.when.hours),
         owner=look.owner,
         absent=list(look.absent),
-        trainer_log=tail(log),
+        trainer_log=[line[:LINE_CHARS_MAX] for line in log_tail(log)],
     )
-
-
-def tail(path: Path) -> list[str]:
-    """The last lines of a log; none if there is no log."""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - TAIL_BYTES))
-            lines = log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    return [line[:LINE_CHARS_MAX] for line in lines[-TAIL_LINES:]]
 
 
 def _device(governor: GovernorLoop, one: DeviceReading, used: str) -> DeviceRow:

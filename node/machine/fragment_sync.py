@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from node.machine import jobs
 from node.machine.context import LearnerContext
 from node.machine.fragment_state import NONE, LocalFragment, OpenPush
-from node.machine.jobs import (
-    Advance,
-    Advanced,
-    Capture,
-    Captured,
-    Deliver,
-    Delivered,
-    FetchState,
-    FragmentJob,
-    Freeze,
-    Settle,
-    StateFetched,
-)
 from node.machine.snapshot_part import PartState
 from protocol import wire
 from protocol.backoff import Backoff
@@ -199,21 +187,21 @@ class FragmentSync:
 
     # Answers.
 
-    def on_job(self, job: FragmentJob, result: object) -> None:
+    def on_job(self, job: jobs.FragmentJob, result: object) -> None:
         match job:
-            case FetchState():
+            case jobs.FetchState():
                 self.on_state(job, result)
-            case Advance():
+            case jobs.Advance():
                 self.on_advanced(job, result)
-            case Deliver():
+            case jobs.Deliver():
                 self.on_delivered(job, result)
-            case Capture():
+            case jobs.Capture():
                 self.on_captured(job, result)
 
-    def on_state(self, job: FetchState, result: object) -> None:
+    def on_state(self, job: jobs.FetchState, result: object) -> None:
         local = self.local_fragments[job.fragment]
         local.is_busy = False
-        if not isinstance(result, StateFetched):
+        if not isinstance(result, jobs.StateFetched):
             self._retry_later(local)
             return
         local.failures = 0
@@ -242,11 +230,11 @@ class FragmentSync:
                 )
             )
 
-    def on_advanced(self, job: Advance, result: object) -> None:
+    def on_advanced(self, job: jobs.Advance, result: object) -> None:
         merged = job.merged
         local = self.local_fragments[merged.fragment]
         local.is_busy = False
-        if not isinstance(result, Advanced):
+        if not isinstance(result, jobs.Advanced):
             self._retry_later(local)
             return
         local.failures = 0
@@ -254,12 +242,12 @@ class FragmentSync:
         fact = FragmentAdvanced(local.index, merged.version, merged.state.theta, "outer step")
         self.context.effects.emit(fact)
 
-    def on_delivered(self, job: Deliver, result: object) -> None:
+    def on_delivered(self, job: jobs.Deliver, result: object) -> None:
         local = self.local_fragments[job.fragment]
         if local.delivering != job.version:
             return  # Asked of a trainer that is gone.
         local.delivering = NONE
-        if not isinstance(result, Delivered):
+        if not isinstance(result, jobs.Delivered):
             local.must_assign = True
             return
         local.standing = result.version
@@ -269,13 +257,13 @@ class FragmentSync:
             local.accounts.assigned(result.tokens)
         self.context.effects.emit(FragmentApplied(local.index, result.version, result.local_step))
 
-    def on_captured(self, job: Capture, result: object) -> None:
+    def on_captured(self, job: jobs.Capture, result: object) -> None:
         local = self.local_fragments[job.fragment]
         push = local.push
         if push is None or push.sequence != job.sequence:
             self._drop(job.fragment, job.sequence)
             return
-        if not isinstance(result, Captured):
+        if not isinstance(result, jobs.Captured):
             reason = result.reason if isinstance(result, Failed) else "capture failed"
             local.push = None
             local.must_assign = True
@@ -315,7 +303,7 @@ class FragmentSync:
             pull, local.pull = local.pull, None
             self.sequence += 1
             local.push = OpenPush(self.sequence, pull)
-            self.context.effects.start(Capture(local.index, self.sequence))
+            self.context.effects.start(jobs.Capture(local.index, self.sequence))
 
     def _bring(self, local: LocalFragment) -> bool:
         """Start what brings the local to a newer version; whether something was started."""
@@ -323,11 +311,11 @@ class FragmentSync:
         following = local.queue[0] if local.queue else None
         is_next = following is not None and following.version == local.held + 1
         if following is not None and is_next and local.failures < ADVANCE_TRIES:
-            self.context.effects.start(Advance(following))
+            self.context.effects.start(jobs.Advance(following))
             local.is_busy = True
             return True
         if local.held < newest.version:
-            self.context.effects.start(FetchState(local.index, newest.version, newest.state))
+            self.context.effects.start(jobs.FetchState(local.index, newest.version, newest.state))
             local.is_busy = True
             return True
         return False
@@ -336,7 +324,7 @@ class FragmentSync:
         is_assign = local.must_assign or not self.context.rebases
         kept_frac = 0.0 if local.must_assign else self.context.kept_frac
         local.delivering = local.held
-        job = Deliver(local.index, local.held, is_assign, local.merged_sequence, kept_frac)
+        job = jobs.Deliver(local.index, local.held, is_assign, local.merged_sequence, kept_frac)
         local.must_assign, local.merged_sequence = False, None
         self.context.effects.start(job)
 
@@ -346,7 +334,7 @@ class FragmentSync:
             return
         if local.held == plan.missing[local.index]:
             del plan.missing[local.index]
-            self.context.effects.do(Freeze(plan.index, local.index))
+            self.context.effects.do(jobs.Freeze(plan.index, local.index))
 
     def _retry_later(self, local: LocalFragment) -> None:
         local.retry_s = self.context.now_s + FETCH_AGAIN.pause_s(local.failures)
@@ -371,7 +359,7 @@ class FragmentSync:
         context = self.context
         context.tally.outcomes[outcome] = context.tally.outcomes.get(outcome, 0) + 1
         context.tally.merged += is_merged
-        action = Settle(local.index, sequence, "merged" if is_merged else "dropped")
+        action = jobs.Settle(local.index, sequence, "merged" if is_merged else "dropped")
         context.effects.do(action)
         push = local.push
         if push is None or push.sequence != sequence:
@@ -390,7 +378,7 @@ class FragmentSync:
         )
 
     def _drop(self, fragment: int, sequence: int) -> None:
-        self.context.effects.do(Settle(fragment, sequence, "dropped"))
+        self.context.effects.do(jobs.Settle(fragment, sequence, "dropped"))
 
     def _decline(self, pull: Pull, reason: str) -> None:
         self._tell(Decline(pull.round, pull.fragment, reason[:64]))
@@ -399,7 +387,7 @@ class FragmentSync:
         if self.context.leader is not None and self.context.is_following:
             self.context.effects.send(self.context.leader, message)
 
-    def _seal(self, push: OpenPush, captured: Captured, steps: int, tokens: int) -> Push:
+    def _seal(self, push: OpenPush, captured: jobs.Captured, steps: int, tokens: int) -> Push:
         context = self.context
         assert context.charter is not None
         header = PushHeader(

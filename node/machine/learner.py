@@ -7,50 +7,22 @@ syncer is away the loop goes on with the blocks it has.
 
 from __future__ import annotations
 
+from node.machine import jobs
 from node.machine.context import LearnerContext, LearnerSetup
 from node.machine.fragment_sync import FragmentSync
 from node.machine.index_proof import prove_index, read_charter
-from node.machine.jobs import (
-    Advance,
-    Capture,
-    CutPart,
-    Deliver,
-    Evaluate,
-    FetchState,
-    FindSeat,
-    FollowLeader,
-    LoadPart,
-    SeatFound,
-    StartTrainer,
-    SuspendTrainer,
-    UseCharter,
-    WakeTrainer,
-    WritePart,
-)
 from node.machine.moments_client import MomentsClient
 from node.machine.peer_exchange import PeerExchange
 from node.machine.receipts import Receipts
 from node.machine.snapshot_participant import SnapshotParticipant
 from node.machine.syncer_link import LINK_TRANSITIONS, Link, suspect_s
 from node.machine.trainer_control import TrainerControl
-from protocol import limits
+from protocol import limits, messages
 from protocol.backoff import Backoff
 from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
-from protocol.log.records import (
-    BlocksLeased,
-    BlocksReturned,
-    CharterAdopted,
-    CheckpointEvaluated,
-    CheckpointMarked,
-    FragmentMerged,
-    Record,
-    RunEnded,
-    SeatTaken,
-    open_record,
-    record_hash,
-)
+from protocol.log import records
 from protocol.log.state import SwarmState
 from protocol.machine import (
     Connect,
@@ -68,23 +40,6 @@ from protocol.machine import (
     StopAsked,
     WakeAt,
     Woke,
-)
-from protocol.messages import (
-    RUN_COMPLETE,
-    Alive,
-    CertifiedRecord,
-    Committed,
-    Envelope,
-    FragmentIndex,
-    Goodbye,
-    Hello,
-    IndexPart,
-    Message,
-    Pull,
-    Receipt,
-    Refused,
-    Settled,
-    Welcome,
 )
 from protocol.project import Charter
 from protocol.snapshots.manifest import Marker
@@ -123,7 +78,7 @@ class LearnerMachine:
         self._is_looking = False
         self._seat = (0, 0)
         """Epoch and term of the leader that we follow."""
-        self._origins: list[CertifiedRecord] = []
+        self._origins: list[messages.CertifiedRecord] = []
         """Proofs of the newest fragment states, collected before the welcome."""
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -162,7 +117,7 @@ class LearnerMachine:
     def _is_mere_sign_of_life(self, event: Received) -> bool:
         """Whether nothing follows from it now: whatever is due has its wake-up already."""
         message = event.message
-        if not isinstance(message, Alive) or event.peer != self.context.leader:
+        if not isinstance(message, messages.Alive) or event.peer != self.context.leader:
             return False
         self.trainer_control.beat_every_s = message.beat_every_s
         return self.link is Link.FOLLOWING and not self._is_stopping
@@ -182,7 +137,7 @@ class LearnerMachine:
 
     def _seek(self) -> None:
         self._fire("retry")
-        self.effects.start(FindSeat(self._seat, self.context.charter))
+        self.effects.start(jobs.FindSeat(self._seat, self.context.charter))
 
     def _lost(self, reason: str, retry_after_s: float | None = None) -> None:
         """No link for now: try again after a growing, spread-out pause."""
@@ -196,7 +151,7 @@ class LearnerMachine:
         self.trainer_control.on_link()
         self.snapshot_participant.on_link_lost()
 
-    def _seat_found(self, found: SeatFound) -> None:
+    def _seat_found(self, found: jobs.SeatFound) -> None:
         self._is_looking = False
         if self.link in (Link.GREETING, Link.FOLLOWING):
             self._compare(found)
@@ -213,12 +168,12 @@ class LearnerMachine:
             return
         if self.context.leader != found.leader:
             self.context.leader = found.leader
-            self.effects.do(FollowLeader(found.leader))
+            self.effects.do(jobs.FollowLeader(found.leader))
         self._seat = (found.epoch, found.term)
         self._fire("found", short(found.leader))
         self.effects.out.append(Connect(found.leader))
 
-    def _compare(self, found: SeatFound) -> None:
+    def _compare(self, found: jobs.SeatFound) -> None:
         """Another leader was elected while ours was silent: go over to it."""
         former = self.context.leader
         if found.leader == former or (found.epoch, found.term) <= self._seat or former is None:
@@ -237,7 +192,7 @@ class LearnerMachine:
         self._origins = []
         self.heard_s = self.context.now_s
         setup = self.setup
-        hello = Hello(
+        hello = messages.Hello(
             wire_version=limits.WIRE_VERSION,
             project=setup.project,
             layout=setup.layout_digest,
@@ -264,14 +219,14 @@ class LearnerMachine:
         ):
             self._lost(reason)
 
-    def _receive(self, peer: bytes, message: Message) -> None:
+    def _receive(self, peer: bytes, message: messages.Message) -> None:
         if self.link not in (Link.GREETING, Link.FOLLOWING):
             return  # What was on its way when the link ended.
         self.heard_s = self.context.now_s
         if not self.snapshot_participant.holds(message):
             self._take(peer, message)
 
-    def _take(self, peer: bytes, message: Message) -> None:
+    def _take(self, peer: bytes, message: messages.Message) -> None:
         if self.link not in (Link.GREETING, Link.FOLLOWING):
             return  # It was held back, and the link ended meanwhile.
         try:
@@ -282,34 +237,34 @@ class LearnerMachine:
             if self.link in (Link.GREETING, Link.FOLLOWING):
                 self._lost(str(error))
 
-    def _dispatch(self, peer: bytes, message: Message) -> None:
+    def _dispatch(self, peer: bytes, message: messages.Message) -> None:
         match message:
-            case IndexPart(entries) if self.link is Link.GREETING:
+            case messages.IndexPart(entries) if self.link is Link.GREETING:
                 self._collect(entries)
-            case Welcome():
+            case messages.Welcome():
                 self._welcome(peer, message)
-            case Refused():
+            case messages.Refused():
                 self._refused(peer, message)
-            case Committed(entries) if self.link is Link.FOLLOWING:
+            case messages.Committed(entries) if self.link is Link.FOLLOWING:
                 for entry in entries:
                     self._apply(entry)
-            case Alive():
+            case messages.Alive():
                 pass  # That it was heard is all it says.
-            case Pull() if self.link is Link.FOLLOWING:
+            case messages.Pull() if self.link is Link.FOLLOWING:
                 self.fragment_sync.on_pull(message)
-            case Settled() if self.link is Link.FOLLOWING:
+            case messages.Settled() if self.link is Link.FOLLOWING:
                 self.fragment_sync.on_settled(message)
             case Marker() if self.link is Link.FOLLOWING:
                 self.snapshot_participant.on_marker(message)
-            case Receipt(credit) if self.link is Link.FOLLOWING:
+            case messages.Receipt(credit) if self.link is Link.FOLLOWING:
                 self.receipts.take(peer, credit)
-            case Goodbye(reason):
+            case messages.Goodbye(reason):
                 self._lost(f"the syncer closed: {reason}")
                 self.effects.out.append(Disconnect(peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
 
-    def _welcome(self, peer: bytes, welcome: Welcome) -> None:
+    def _welcome(self, peer: bytes, welcome: messages.Welcome) -> None:
         if self.link is not Link.GREETING:
             raise UnexpectedMessage("welcome out of turn")
         self._adopt_charter(welcome.charter)
@@ -329,12 +284,12 @@ class LearnerMachine:
         self.snapshot_participant.tell()
         self._end_if_over()
 
-    def _collect(self, entries: tuple[CertifiedRecord, ...]) -> None:
+    def _collect(self, entries: tuple[messages.CertifiedRecord, ...]) -> None:
         self._origins.extend(entries)
         if len(self._origins) > limits.INDEX_ENTRIES_MAX:
             raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
 
-    def _refused(self, peer: bytes, refused: Refused) -> None:
+    def _refused(self, peer: bytes, refused: messages.Refused) -> None:
         words = f"the syncer refused: {refused.text}"
         self.effects.out.append(Disconnect(peer, refused.reason))
         if refused.retry_after_s is None and not self.snapshot_participant.on_refused(refused):
@@ -343,18 +298,18 @@ class LearnerMachine:
         elif refused.retry_after_s is not None:
             self._lost(words, refused.retry_after_s)
 
-    def _adopt_charter(self, envelope: Envelope) -> None:
+    def _adopt_charter(self, envelope: messages.Envelope) -> None:
         charter = self._read_charter(envelope)
         former = self.context.charter
         if former is not None and charter.revision < former.revision:
             return
         if charter != former:
             self.context.charter = charter
-            self.effects.do(UseCharter(charter))
+            self.effects.do(jobs.UseCharter(charter))
         if former is not None and not former.inner.trains_as(charter.inner):
             self.trainer_control.on_inner_changed()
 
-    def _read_charter(self, envelope: Envelope) -> Charter:
+    def _read_charter(self, envelope: messages.Envelope) -> Charter:
         setup = self.setup
         charter = read_charter(
             envelope, project=setup.project, owner=setup.genesis.owner, verify=setup.verify
@@ -362,7 +317,7 @@ class LearnerMachine:
         self.receipts.learn(charter, envelope)
         return charter
 
-    def _take_index(self, index: FragmentIndex, charters: list[Charter]) -> None:
+    def _take_index(self, index: messages.FragmentIndex, charters: list[Charter]) -> None:
         """Start from certified fragment states instead of the whole log."""
         genesis, former = self.setup.genesis, self.context.state
         self.context.state = prove_index(
@@ -386,53 +341,53 @@ class LearnerMachine:
 
     # The log.
 
-    def _open(self, entry: CertifiedRecord) -> Record:
+    def _open(self, entry: messages.CertifiedRecord) -> records.Record:
         charter = self._log_charter
         assert charter is not None, "a charter comes with the index"
-        return open_record(entry, self.setup.project, charter, self.setup.verify)
+        return records.open_record(entry, self.setup.project, charter, self.setup.verify)
 
-    def _apply(self, entry: CertifiedRecord) -> None:
+    def _apply(self, entry: messages.CertifiedRecord) -> None:
         """The next committed record; nothing takes effect before its certificate is proven."""
         record = self._open(entry)
-        digest = record_hash(entry.record)
+        digest = records.record_hash(entry.record)
         self.context.state.apply(record, digest)
         self.context.proofs.add(entry, record.index, self.context.state)
         kind = type(record.body).__name__
         self.effects.emit(RecordCommitted(record.index, record.term, digest, kind))
         self.receipts.on_record()
         match record.body:
-            case FragmentMerged() as merged:
+            case records.FragmentMerged() as merged:
                 self.fragment_sync.on_committed(merged)
                 self.trainer_control.on_progress()
-            case BlocksLeased() as leased:
+            case records.BlocksLeased() as leased:
                 self.trainer_control.on_leased(leased)
-            case BlocksReturned() as returned:
+            case records.BlocksReturned() as returned:
                 self.trainer_control.on_returned(returned)
-            case CheckpointMarked() as mark:
+            case records.CheckpointMarked() as mark:
                 self.trainer_control.on_marked(mark, record.index)
-            case CheckpointEvaluated() as scored:
+            case records.CheckpointEvaluated() as scored:
                 self.effects.emit(
                     CheckpointScored(scored.global_step, scored.loss, scored.evaluator)
                 )
-            case SeatTaken():
+            case records.SeatTaken():
                 self.fragment_sync.on_new_term()
-            case CharterAdopted(envelope):
+            case records.CharterAdopted(envelope):
                 self._adopt_charter(envelope)
                 self._log_charter = self._read_charter(envelope)
-            case RunEnded() as ended:
+            case records.RunEnded() as ended:
                 self._end(ended)
             case _:
                 pass
 
-    def _end(self, ended: RunEnded) -> None:
+    def _end(self, ended: records.RunEnded) -> None:
         loss = f", held-out loss {ended.best_loss:.4f}" if ended.best_loss is not None else ""
         words = f"the run is complete after {ended.global_step} global steps{loss}"
         self._fire("over", words)
-        self._leave(RUN_COMPLETE, words)
+        self._leave(messages.RUN_COMPLETE, words)
 
     def _leave(self, reason: str, words: str) -> None:
         if self.context.leader is not None and self.link in (Link.FOLLOWING, Link.ENDED):
-            self.effects.send(self.context.leader, Goodbye(reason))
+            self.effects.send(self.context.leader, messages.Goodbye(reason))
         self._is_stopping = True
         self.effects.out.append(Stop(words))
 
@@ -450,7 +405,7 @@ class LearnerMachine:
         if is_quiet and is_due and self.link is Link.FOLLOWING and not self._is_looking:
             # Perhaps another one was elected; until that is known we stay where we are.
             self._found_s, self._is_looking = self.context.now_s, True
-            self.effects.start(FindSeat(self._seat, self.context.charter))
+            self.effects.start(jobs.FindSeat(self._seat, self.context.charter))
         if self.link is Link.WAITING and self.context.now_s >= self._retry_s:
             self._seek()
         self.fragment_sync.look()
@@ -478,19 +433,19 @@ class LearnerMachine:
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.effects.finish(number)
         match job:
-            case FindSeat():
-                if isinstance(result, SeatFound):
+            case jobs.FindSeat():
+                if isinstance(result, jobs.SeatFound):
                     self._seat_found(result)
                 elif self._is_looking and self.link in (Link.GREETING, Link.FOLLOWING):
                     self._is_looking = False  # Nobody else either: stay where we are.
                 else:
                     self._lost(result.reason if isinstance(result, Failed) else "not found")
-            case FetchState() | Advance() | Deliver() | Capture():
+            case jobs.FetchState() | jobs.Advance() | jobs.Deliver() | jobs.Capture():
                 self.fragment_sync.on_job(job, result)
-            case StartTrainer() | SuspendTrainer() | WakeTrainer() | Evaluate():
+            case jobs.StartTrainer() | jobs.SuspendTrainer() | jobs.WakeTrainer() | jobs.Evaluate():
                 self.snapshot_participant.on_trainer(job, result)
                 self.trainer_control.on_job(job, result)
-            case CutPart() | WritePart() | LoadPart():
+            case jobs.CutPart() | jobs.WritePart() | jobs.LoadPart():
                 self.snapshot_participant.on_job(number, job, result)
             case None:
                 pass  # Answered before.

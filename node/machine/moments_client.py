@@ -15,16 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from node.machine import jobs
 from node.machine.context import LearnerContext
-from node.machine.jobs import (
-    DonorsFound,
-    FetchMoments,
-    FindDonors,
-    ForgetMoments,
-    InstallMoments,
-    MomentsFetched,
-    MomentsInstalled,
-)
 from protocol.errors import UnexpectedMessage
 from protocol.ids import JobId, short
 from protocol.machine import Connect, Disconnect, Failed, Job
@@ -169,7 +161,7 @@ class MomentsClient:
         self.look()
         if self.state is Rejoin.HOLDING:
             self._fire("weights stand", "")
-            self._start(InstallMoments())
+            self._start(jobs.InstallMoments())
         return self.state in (Rejoin.SEASONED, Rejoin.FRESH, Rejoin.OWN)
 
     def look(self) -> None:
@@ -240,7 +232,7 @@ class MomentsClient:
         self._clock = ready.clock
         self._fire("ready", short(peer))
         assert self.context.charter is not None, "a charter comes before any donor"
-        self._start(FetchMoments(peer, ready.blobs, self.context.charter.inner))
+        self._start(jobs.FetchMoments(peer, ready.blobs, self.context.charter.inner))
 
     def on_refused(self, peer: bytes, refused: MomentsRefused) -> None:
         if peer == self.donor and self.state is Rejoin.ASKING:
@@ -259,16 +251,16 @@ class MomentsClient:
             return
         self._job = None
         match job, result:
-            case FindDonors(), DonorsFound(donors):
+            case jobs.FindDonors(), jobs.DonorsFound(donors):
                 unfit = (self.context.setup.signer.key, self.context.leader)
                 self._donors = [key for key in donors if key not in unfit][:DONORS_ASKED_MAX]
                 self._dial()
-            case FetchMoments(), MomentsFetched():
+            case jobs.FetchMoments(), jobs.MomentsFetched():
                 self._hang_up("fetched")
                 self._fire("fetched", short(job.donor))
-            case InstallMoments(), MomentsInstalled(steps):
+            case jobs.InstallMoments(), jobs.MomentsInstalled(steps):
                 self._installed(steps)
-            case FetchMoments(), _:
+            case jobs.FetchMoments(), _:
                 self._next_donor(result.reason if isinstance(result, Failed) else "not fetched")
             case _:
                 self._give_up(result.reason if isinstance(result, Failed) else "not possible")
@@ -303,7 +295,7 @@ class MomentsClient:
         self._target = Target(VectorClock(state.index, versions), state.global_step)
         self._targets += 1
         self._fire("subscribed", f"at record {state.index}")
-        self._start(FindDonors())
+        self._start(jobs.FindDonors())
 
     def _dial(self) -> None:
         if not self._donors:
@@ -329,7 +321,7 @@ class MomentsClient:
         self._hang_up(reason)
         self._job = None
         self.donor = self._clock = None
-        self.context.effects.do(ForgetMoments())
+        self.context.effects.do(jobs.ForgetMoments())
 
     def _hang_up(self, reason: str) -> None:
         is_talking = self.state in (Rejoin.CONNECTING, Rejoin.ASKING, Rejoin.FETCHING)

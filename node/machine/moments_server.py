@@ -15,14 +15,9 @@ from node.machine.fragment_state import NONE
 from node.machine.fragment_sync import FragmentSync
 from node.machine.jobs import CaptureMoments, MomentsCaptured, WithdrawMoments
 from node.machine.moments_client import MomentsClient, Rejoin
+from protocol import messages
 from protocol.ids import JobId
 from protocol.machine import Disconnect
-from protocol.messages import (
-    AskMoments,
-    MomentsReady,
-    MomentsReason,
-    MomentsRefused,
-)
 from protocol.snapshots.vector_clock import VectorClock
 from protocol.trace import MomentsOffered
 
@@ -98,7 +93,7 @@ class MomentsServer:
 
     # From peers.
 
-    def on_ask(self, peer: bytes, ask: AskMoments) -> None:
+    def on_ask(self, peer: bytes, ask: messages.AskMoments) -> None:
         """Refuse at once what will not be; the rest waits for `look`."""
         reason = self._objection(peer, ask)
         if reason is not None:
@@ -173,7 +168,7 @@ class MomentsServer:
     def _fire(self, trigger: str) -> None:
         self.state = SERVER_TRANSITIONS[self.state, trigger]
 
-    def _objection(self, peer: bytes, ask: AskMoments) -> MomentsReason | None:
+    def _objection(self, peer: bytes, ask: messages.AskMoments) -> messages.MomentsReason | None:
         setup = self.context.setup
         self._forget_given()
         if (ask.project, ask.layout) != (setup.project, setup.layout_digest):
@@ -194,7 +189,7 @@ class MomentsServer:
         oldest_s = self.context.now_s - GIVE_EVERY_S
         self._given_s = {key: at_s for key, at_s in self._given_s.items() if at_s > oldest_s}
 
-    def _incapacity(self) -> MomentsReason | None:
+    def _incapacity(self) -> messages.MomentsReason | None:
         """Why no snapshot can be taken here now."""
         context = self.context
         inner = context.charter.inner if context.charter is not None else None
@@ -227,9 +222,9 @@ class MomentsServer:
         del self._waiting[peer]
         self._takers.add(peer)
         self._given_s[peer] = self.context.now_s
-        self.context.effects.send(peer, MomentsReady(self._clock, self._blobs))
+        self.context.effects.send(peer, messages.MomentsReady(self._clock, self._blobs))
 
-    def _refuse(self, peer: bytes, reason: MomentsReason) -> None:
+    def _refuse(self, peer: bytes, reason: messages.MomentsReason) -> None:
         self._waiting.pop(peer, None)
-        self.context.effects.send(peer, MomentsRefused(reason))
+        self.context.effects.send(peer, messages.MomentsRefused(reason))
         self.context.effects.out.append(Disconnect(peer, reason))

@@ -7,20 +7,11 @@ from node.machine.fragment_sync import FragmentSync
 from node.machine.jobs import CaptureMoments
 from node.machine.moments_client import MomentsClient
 from node.machine.moments_server import MomentsServer
-from protocol import wire
+from protocol import messages, wire
 from protocol.errors import RemoteError
 from protocol.ids import JobId
 from protocol.log.batching import in_messages
 from protocol.machine import Job
-from protocol.messages import (
-    AskMoments,
-    AskState,
-    IndexPart,
-    Message,
-    MomentsReady,
-    MomentsRefused,
-    StateHeld,
-)
 from protocol.trace import PeerMisbehaved
 
 PROVE_EVERY_S = 1.0
@@ -45,19 +36,19 @@ class PeerExchange:
         self.moments_server.on_peer_down(peer)
         self.moments_client.on_peer_down(peer, reason)
 
-    def on_message(self, peer: bytes, message: Message) -> None:
+    def on_message(self, peer: bytes, message: messages.Message) -> None:
         """What another learner says; whatever else strangers say is not heard."""
         match message:
-            case AskMoments():
+            case messages.AskMoments():
                 self.moments_server.on_ask(peer, message)
-            case MomentsReady():
+            case messages.MomentsReady():
                 try:
                     self.moments_client.on_ready(peer, message)
                 except RemoteError as error:
                     self._blame(peer, error)
-            case MomentsRefused():
+            case messages.MomentsRefused():
                 self.moments_client.on_refused(peer, message)
-            case AskState(project) if project == self.context.setup.project:
+            case messages.AskState(project) if project == self.context.setup.project:
                 self._prove(peer)
             case _:
                 pass
@@ -71,8 +62,8 @@ class PeerExchange:
             return
         self._proved_s = context.now_s
         for piece in in_messages(origins):
-            context.effects.send(peer, IndexPart(piece))
-        context.effects.send(peer, StateHeld(head, wire.encode(context.state.summary())))
+            context.effects.send(peer, messages.IndexPart(piece))
+        context.effects.send(peer, messages.StateHeld(head, wire.encode(context.state.summary())))
 
     def on_job(self, number: JobId, job: Job, result: object) -> None:
         if isinstance(job, CaptureMoments):

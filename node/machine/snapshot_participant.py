@@ -18,18 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
+from node.machine import jobs
 from node.machine.context import EpochStart, LearnerContext
 from node.machine.fragment_sync import FragmentSync
-from node.machine.jobs import (
-    CutPart,
-    LoadPart,
-    PartCut,
-    PartWritten,
-    StartTrainer,
-    TrainerLost,
-    TrainerReady,
-    WritePart,
-)
 from node.machine.snapshot_part import LocalFragmentState, PartState, TokenAccountsState
 from node.machine.trainer_control import TrainerControl
 from node.machine.trainer_states import TrainerState
@@ -157,7 +148,7 @@ class SnapshotParticipant:
         elif self.state is Part.SETTLING and self.fragment_sync.is_quiet:
             assert self._marker is not None, "a marker came"
             self._fire("quiet", "")
-            self._job = self.context.effects.start(CutPart(self._marker.snapshot))
+            self._job = self.context.effects.start(jobs.CutPart(self._marker.snapshot))
 
     def deadline_s(self) -> float | None:
         """When `look` is due if nothing happens before."""
@@ -165,7 +156,7 @@ class SnapshotParticipant:
 
     def on_note(self, value: object) -> None:
         """News of the trainer: with it goes what was to be copied."""
-        if isinstance(value, TrainerLost) and self.is_holding:
+        if isinstance(value, jobs.TrainerLost) and self.is_holding:
             self._refuse("failed", "its trainer ended")
 
     def on_link_lost(self) -> None:
@@ -176,16 +167,16 @@ class SnapshotParticipant:
 
     def on_job(self, number: JobId, job: Job, result: object) -> None:
         """An answer; that of a job that nobody waits for any more changes nothing."""
-        if isinstance(job, LoadPart):
+        if isinstance(job, jobs.LoadPart):
             self._loaded(job, result)
             return
         if number != self._job:
             return
         self._job = None
         match result:
-            case PartCut():
+            case jobs.PartCut():
                 self._cut(result)
-            case PartWritten(digest, size_bytes):
+            case jobs.PartWritten(digest, size_bytes):
                 assert self._marker is not None, "it was cut for a marker"
                 assert self._accounts is not None, "and its accounts were closed then"
                 snapshot = self._marker.snapshot
@@ -193,7 +184,7 @@ class SnapshotParticipant:
                 self._fire("kept", stamp(snapshot))
                 self._say(PartKept(snapshot, digest, size_bytes, self._accounts))
             case Failed(reason):
-                is_disk = isinstance(job, WritePart) and "disk" in reason
+                is_disk = isinstance(job, jobs.WritePart) and "disk" in reason
                 self._refuse("disk" if is_disk else "failed", reason)
 
     # Going on from one.
@@ -210,7 +201,7 @@ class SnapshotParticipant:
             return False
         if self.is_leaving or (start is not None and start.epoch >= charter.epoch):
             return self.is_leaving
-        job = LoadPart(origin.snapshot, charter.epoch)
+        job = jobs.LoadPart(origin.snapshot, charter.epoch)
         if origin.snapshot in self.parts:
             self.is_leaving = True
             context.effects.start(job)
@@ -223,7 +214,9 @@ class SnapshotParticipant:
         start = self.context.setup.start
         if start is None or start.part is None or refused.reason != "stale-incarnation":
             return False
-        self._restart(LoadPart(start.snapshot, start.epoch), "it had come back as a new session")
+        self._restart(
+            jobs.LoadPart(start.snapshot, start.epoch), "it had come back as a new session"
+        )
         return True
 
     def on_trainer(self, job: Job, result: object) -> None:
@@ -232,15 +225,15 @@ class SnapshotParticipant:
         If it does not, neither can the part's session: begin as a joiner instead.
         """
         start = self.context.setup.start
-        is_first = isinstance(job, StartTrainer) and self.report is None
+        is_first = isinstance(job, jobs.StartTrainer) and self.report is None
         if start is None or start.part is None or not is_first:
             return
-        if isinstance(result, TrainerReady) and result.unread is not None:
+        if isinstance(result, jobs.TrainerReady) and result.unread is not None:
             self.report = PartRestored(start.snapshot, True, start.digest, result.local_step, "")
             self.tell()
         else:
             reason = result.reason if isinstance(result, Failed) else "it was not taken up"
-            self._restart(LoadPart(start.snapshot, start.epoch), reason)
+            self._restart(jobs.LoadPart(start.snapshot, start.epoch), reason)
 
     def tell(self) -> None:
         """Say what became of the part; again in every session, for leaders change."""
@@ -268,7 +261,7 @@ class SnapshotParticipant:
         self._job = self._marker = self._accounts = None
         self.fragment_sync.may_move = True
 
-    def _cut(self, cut: PartCut) -> None:
+    def _cut(self, cut: jobs.PartCut) -> None:
         """This is the cut: what was sent so far lies before it, and what was held back behind."""
         assert self._marker is not None, "it is cut for a marker"
         context, fragment_sync = self.context, self.fragment_sync
@@ -290,7 +283,7 @@ class SnapshotParticipant:
         standing = tuple(max(0, local.standing) for local in local_fragments)
         snapshot, kept = self._marker.snapshot, self._marker.kept
         self._say(Marker(snapshot, VectorClock(context.state.index, standing)))
-        self._job = context.effects.start(WritePart(self._part(snapshot), kept))
+        self._job = context.effects.start(jobs.WritePart(self._part(snapshot), kept))
 
     def _part(self, snapshot: int) -> PartState:
         context = self.context
@@ -320,10 +313,10 @@ class SnapshotParticipant:
             ),
         )
 
-    def _loaded(self, job: LoadPart, result: object) -> None:
+    def _loaded(self, job: jobs.LoadPart, result: object) -> None:
         self._restart(job, result.reason if isinstance(result, Failed) else "")
 
-    def _restart(self, job: LoadPart, trouble: str) -> None:
+    def _restart(self, job: jobs.LoadPart, trouble: str) -> None:
         self.is_leaving = True
         self.next_start = EpochStart(job.snapshot, job.epoch, trouble=trouble)
         words = trouble or "it goes on from its own part"

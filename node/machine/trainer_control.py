@@ -4,34 +4,11 @@ from __future__ import annotations
 
 import math
 
+from node.machine import jobs
 from node.machine.context import LearnerContext
 from node.machine.data_feed import DataFeed
 from node.machine.fragment_sync import FragmentSync, FreezePlan
 from node.machine.graceful_leave import GracefulLeave
-from node.machine.jobs import (
-    BeginSteps,
-    Evaluate,
-    EvaluatedLoss,
-    FinishAsked,
-    Governed,
-    HoldSteps,
-    MemoryShort,
-    NotRestored,
-    PauseAsked,
-    ReleaseSteps,
-    ReplaceTrainer,
-    ResumeAsked,
-    SetProgress,
-    StartTrainer,
-    Starved,
-    Stepped,
-    SuspendTrainer,
-    Thaw,
-    TrainerLost,
-    TrainerReady,
-    TrainerSuspended,
-    WakeTrainer,
-)
 from node.machine.moments_client import MomentsClient
 from node.machine.snapshot_part import PartState
 from node.machine.trainer_states import TRAINER_TRANSITIONS, TrainerState
@@ -53,6 +30,9 @@ WAKES_MAX = 5
 That no trainer starts at all, for want of memory or a device, is no fault of the state."""
 
 RESTART = Backoff((1.0, 2.0, 5.0, 10.0, 30.0, 60.0))
+ABSENT = (TrainerState.DOWN, TrainerState.STARTING)
+"""States in which there is nobody to feed or to tell anything."""
+
 MICRO_BATCH_FIRST = 8
 """Assumed to have been tried when memory ran out before any was chosen."""
 
@@ -125,7 +105,7 @@ class TrainerControl:
         is_standing = self.trainer is TrainerState.LOADING and self.fragment_sync.is_standing
         if is_standing and self.moments_client.may_begin():
             self._fire("loaded", "")
-            self.context.effects.do(BeginSteps())
+            self.context.effects.do(jobs.BeginSteps())
         self._hold()
         self._lease()
         self._evaluate()
@@ -170,18 +150,18 @@ class TrainerControl:
         """Blocks for somebody; for this session they are fed to the inner loop."""
         if (leased.learner, leased.incarnation) == self.data_feed.session:
             self.data_feed.asked_s = None
-            if self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
+            if self.trainer not in ABSENT:
                 self.data_feed.feed(leased.spans)
 
     def on_returned(self, returned: BlocksReturned) -> None:
         """A session's blocks go to others; this one's, if it was away for too long."""
         is_own = (returned.learner, returned.incarnation) == self.data_feed.session
-        if is_own and self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
+        if is_own and self.trainer not in ABSENT:
             self.data_feed.lose()
 
     def on_index(self) -> None:
         """Records were skipped: what they did shows in the state alone."""
-        if self.trainer not in (TrainerState.DOWN, TrainerState.STARTING):
+        if self.trainer not in ABSENT:
             self.data_feed.check()
         self.on_progress()
 
@@ -191,21 +171,18 @@ class TrainerControl:
             return
         versions = {at: f.version for at, f in enumerate(self.context.state.fragments)}
         if self.fragment_sync.freezing is not None:
-            self.context.effects.do(Thaw(self.fragment_sync.freezing.index))
+            self.context.effects.do(jobs.Thaw(self.fragment_sync.freezing.index))
         self.fragment_sync.freezing = FreezePlan(index, versions)
 
     def on_progress(self) -> None:
         """Committed tokens moved: so does the learning-rate schedule, never backwards."""
-        if self.context.charter is None or self.trainer in (
-            TrainerState.DOWN,
-            TrainerState.STARTING,
-        ):
+        if self.context.charter is None or self.trainer in ABSENT:
             return
         fraction = min(1.0, self.context.state.tokens / self.context.charter.limits.tokens)
         fraction = self._furthest_progress = max(fraction, self._furthest_progress)
         if fraction > self._told_progress + 1e-4:
             self._told_progress = fraction
-            self.context.effects.do(SetProgress(fraction))
+            self.context.effects.do(jobs.SetProgress(fraction))
 
     def on_link(self) -> None:
         """The session opened or ended: what was asked for on the former one is void."""
@@ -215,49 +192,51 @@ class TrainerControl:
     def on_inner_changed(self) -> None:
         """The owner changed what local steps do: a new trainer takes it up."""
         if self.trainer is not TrainerState.DOWN:
-            self.context.effects.do(ReplaceTrainer("the project's training settings changed"))
+            self.context.effects.do(jobs.ReplaceTrainer("the project's training settings changed"))
 
     def on_note(self, value: object) -> None:
         """News of the trainer, the word of this machine's owner, or of its sensors."""
         match value:
-            case Stepped():
+            case jobs.Stepped():
                 self.on_stepped(value)
-            case Starved():
+            case jobs.Starved():
                 self.on_starved()
-            case TrainerLost():
+            case jobs.TrainerLost():
                 self.on_lost(value)
-            case PauseAsked(seconds):
+            case jobs.PauseAsked(seconds):
                 self.pause(seconds)
-            case ResumeAsked():
+            case jobs.ResumeAsked():
                 self.resume()
-            case FinishAsked():
+            case jobs.FinishAsked():
                 self.finish()
-            case Governed(because):
+            case jobs.Governed(because):
                 self.govern(because)
-            case MemoryShort(words):
+            case jobs.MemoryShort(words):
                 self.shrink(words)
 
     # From the trainer.
 
     def on_job(
-        self, job: StartTrainer | SuspendTrainer | WakeTrainer | Evaluate, result: object
+        self,
+        job: jobs.StartTrainer | jobs.SuspendTrainer | jobs.WakeTrainer | jobs.Evaluate,
+        result: object,
     ) -> None:
         """A trainer was started, suspended, woken or evaluated with, or could not be."""
         match job:
-            case StartTrainer():
+            case jobs.StartTrainer():
                 self.on_ready(result)
-            case SuspendTrainer():
+            case jobs.SuspendTrainer():
                 self.on_suspended(result)
-            case WakeTrainer():
+            case jobs.WakeTrainer():
                 self.on_woken(result)
-            case Evaluate():
+            case jobs.Evaluate():
                 self.on_evaluated(job, result)
 
     def on_ready(self, result: object) -> None:
         """The trainer could step, or could not be started."""
-        if not isinstance(result, TrainerReady):
+        if not isinstance(result, jobs.TrainerReady):
             detail = result.reason if isinstance(result, Failed) else "did not start"
-            self.on_lost(TrainerLost(False, detail))
+            self.on_lost(jobs.TrainerLost(False, detail))
             return
         self._fire("ready", result.device)
         self.device, self._chosen_micro_batch = result.device, result.micro_batch
@@ -283,10 +262,10 @@ class TrainerControl:
         self.data_feed.fed_sequences = unread + read
         # Should it die before its first report: this much was read, whatever it is then counted as.
         tokens = read * context.setup.genesis.data.sequence_tokens
-        context.stepped = Stepped(local_step, tokens, None, 0.0, 0.0, 0.0, Cursor(0, 0))
+        context.stepped = jobs.Stepped(local_step, tokens, None, 0.0, 0.0, 0.0, Cursor(0, 0))
         self.on_progress()
 
-    def on_stepped(self, stepped: Stepped) -> None:
+    def on_stepped(self, stepped: jobs.Stepped) -> None:
         if self.trainer is TrainerState.STARVED:
             self._fire("stepped", "")
         self.context.stepped = stepped
@@ -298,7 +277,7 @@ class TrainerControl:
             self._fire("starved", "no leased blocks left")
             self._is_news = True
 
-    def on_lost(self, lost: TrainerLost) -> None:
+    def on_lost(self, lost: jobs.TrainerLost) -> None:
         """The trainer died: the daemon goes on, and starts another one after a pause."""
         if self.trainer is TrainerState.DOWN:
             return
@@ -312,8 +291,7 @@ class TrainerControl:
         self._evaluating = None
         detail = lost.detail
         if lost.is_out_of_memory:
-            tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
-            self.micro_batch = max(1, tried // 2)
+            self._halve()
             detail = f"out of memory; next try with a micro-batch of {self.micro_batch}"
         self._restart_s = self.context.now_s + RESTART.pause_s(self._crashes)
         self._crashes += 1
@@ -324,7 +302,7 @@ class TrainerControl:
         """The trainer's state is in files, or it holds and keeps its memory."""
         if self.trainer is not TrainerState.SUSPENDING:
             return  # It died meanwhile.
-        if isinstance(result, TrainerSuspended):
+        if isinstance(result, jobs.TrainerSuspended):
             self._wants_smaller = False
             self._wakes_failed = 0
             self._restart_s = None
@@ -339,20 +317,22 @@ class TrainerControl:
         """A trainer goes on where the suspended one stood, or another try is due."""
         if self.trainer is not TrainerState.WAKING:
             return
-        if isinstance(result, TrainerReady):
+        if isinstance(result, jobs.TrainerReady):
             self.device, self._chosen_micro_batch = result.device, result.micro_batch
             self._fire("woken", "")
-            self.context.effects.do(BeginSteps())
+            self.context.effects.do(jobs.BeginSteps())
             return
-        if isinstance(result, TrainerLost):
+        if isinstance(result, jobs.TrainerLost):
             self._fire("not woken", result.detail)
             self.on_lost(result)
             return
-        is_stuck = isinstance(result, NotRestored)
-        detail = result.reason if isinstance(result, Failed | NotRestored) else "did not start"
+        is_stuck = isinstance(result, jobs.NotRestored)
+        detail = result.reason if isinstance(result, Failed | jobs.NotRestored) else "did not start"
         self._wakes_failed += 1
         if is_stuck and self._wakes_failed >= WAKES_MAX:
-            self.context.effects.do(ReplaceTrainer(f"its state could not be restored: {detail}"))
+            self.context.effects.do(
+                jobs.ReplaceTrainer(f"its state could not be restored: {detail}")
+            )
         if self._wakes_failed > 1:
             self.micro_batch = max(1, (self._chosen_micro_batch or MICRO_BATCH_FIRST) // 2)
         self._restart_s = self.context.now_s + RESTART.pause_s(self._wakes_failed)
@@ -362,21 +342,25 @@ class TrainerControl:
         """Go on with a smaller micro-batch, for what is taken is at the owner's ceiling."""
         if self.trainer not in (TrainerState.STEPPING, TrainerState.STARVED):
             return
-        tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
-        self.micro_batch = max(1, tried // 2)
+        self._halve()
         self._wants_smaller = True
         self.detail = f"{words}; continuing with a micro-batch of {self.micro_batch}"
 
-    def on_evaluated(self, job: Evaluate, result: object) -> None:
+    def on_evaluated(self, job: jobs.Evaluate, result: object) -> None:
         self._evaluating = None
         context = self.context
-        context.effects.do(Thaw(job.index))
-        is_sound = isinstance(result, EvaluatedLoss) and math.isfinite(result.loss)
-        if isinstance(result, EvaluatedLoss) and is_sound and context.leader is not None:
+        context.effects.do(jobs.Thaw(job.index))
+        is_sound = isinstance(result, jobs.EvaluatedLoss) and math.isfinite(result.loss)
+        if isinstance(result, jobs.EvaluatedLoss) and is_sound and context.leader is not None:
             answer = Evaluation(job.index, result.loss, result.tokens, result.seconds)
             context.effects.send(context.leader, answer)
 
     # Inside.
+
+    def _halve(self) -> None:
+        """The next trainer gets half of the micro-batch that was tried."""
+        tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
+        self.micro_batch = max(1, tried // 2)
 
     def _fire(self, trigger: str, detail: str) -> None:
         self.trainer = TRAINER_TRANSITIONS[self.trainer, trigger]
@@ -390,7 +374,7 @@ class TrainerControl:
         self.data_feed.begin()
         self._fire("start", "")
         assert self.context.charter is not None, "a trainer runs under a charter"
-        self.context.effects.start(StartTrainer(self.micro_batch, self.context.charter.inner))
+        self.context.effects.start(jobs.StartTrainer(self.micro_batch, self.context.charter.inner))
 
     def _hold(self) -> None:
         """Make the inner loop hold or go on, as the owner wants."""
@@ -410,17 +394,17 @@ class TrainerControl:
         ):
             self._is_ended = True
             self.context.effects.do(
-                ReplaceTrainer("its owner paused it before its first local step")
+                jobs.ReplaceTrainer("its owner paused it before its first local step")
             )
         elif wants_suspend and may_suspend:
             self._fire("suspend", "")
-            self.context.effects.start(SuspendTrainer())
+            self.context.effects.start(jobs.SuspendTrainer())
         elif wants_hold and is_live:
             self._fire("hold", "")
-            self.context.effects.do(HoldSteps())
+            self.context.effects.do(jobs.HoldSteps())
         elif not wants_suspend and not wants_hold and self.trainer is TrainerState.HELD:
             self._fire("release", "")
-            self.context.effects.do(ReleaseSteps())
+            self.context.effects.do(jobs.ReleaseSteps())
         elif not self.is_paused and not wants_hold and self.trainer is TrainerState.SUSPENDED:
             self._wake()
 
@@ -429,7 +413,9 @@ class TrainerControl:
             assert self.context.charter is not None, "a trainer ran under a charter"
             self._restart_s = None
             self._fire("wake", "")
-            self.context.effects.start(WakeTrainer(self.micro_batch, self.context.charter.inner))
+            self.context.effects.start(
+                jobs.WakeTrainer(self.micro_batch, self.context.charter.inner)
+            )
 
     def _lease(self) -> None:
         """Ask for blocks before the inner loop runs out of them."""
@@ -463,7 +449,7 @@ class TrainerControl:
         assert charter is not None, "a mark comes from the log, which comes after the charter"
         self.fragment_sync.freezing = None
         self._evaluating = plan.index
-        self.context.effects.start(Evaluate(plan.index, charter.limits.heldout_sequences))
+        self.context.effects.start(jobs.Evaluate(plan.index, charter.limits.heldout_sequences))
 
     def _beat(self) -> None:
         """Say where we stand: on change, rate-limited, and now and then that we live."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -28,11 +28,13 @@ Then = Callable[[], None]
 """Called once the slot holds the fragment."""
 
 
-class Copies(Protocol):
-    """Copies that are under way."""
+class Copies:
+    """Copies of fragments; each is done when it is asked for."""
 
     def read(self, view: FragmentView, fragment: int, slot: Slot, then: Then) -> None:
         """Begins to copy a fragment as it is now."""
+        view.read(fragment, slot.values)
+        then()
 
     def fence(self) -> None:
         """Weights written from now on do not show in copies begun before."""
@@ -47,27 +49,7 @@ class Copies(Protocol):
         """The slot's memory is about to go."""
 
 
-class PlainCopies:
-    """Done when asked for."""
-
-    def read(self, view: FragmentView, fragment: int, slot: Slot, then: Then) -> None:
-        view.read(fragment, slot.values)
-        then()
-
-    def fence(self) -> None:
-        """Nothing is under way."""
-
-    def poll(self) -> None:
-        """Nothing is under way."""
-
-    def finish(self) -> None:
-        """Nothing is under way."""
-
-    def forget(self, slot: Slot) -> None:
-        """Nothing was done to it."""
-
-
-class SideStreamCopies:
+class SideStreamCopies(Copies):
     """Over a stream beside that of the computations, into locked memory."""
 
     def __init__(self, device: torch.device) -> None:
@@ -121,4 +103,4 @@ class SideStreamCopies:
 
 def copies_for(device: torch.device) -> Copies:
     """The way that suits the device."""
-    return SideStreamCopies(device) if device.type == "cuda" else PlainCopies()
+    return SideStreamCopies(device) if device.type == "cuda" else Copies()

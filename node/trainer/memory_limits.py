@@ -52,7 +52,7 @@ def limit_host_memory(bytes_max: int | None) -> None:
     """
     if bytes_max is None:
         return
-    asked, held = _kib("VmData"), _kib("VmRSS")
+    asked, held = status_bytes("VmData"), status_bytes("VmRSS")
     if asked is None or held is None:
         return  # Not Linux: the daemon's own look at it must do.
     room = bytes_max - held
@@ -66,7 +66,7 @@ def limit_host_memory(bytes_max: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (asked + room, resource.RLIM_INFINITY))
 
 
-def _kib(name: str) -> int | None:
+def status_bytes(name: str) -> int | None:
     """A line of the kernel's account of this process, in bytes; None if it keeps none."""
     try:
         lines = STATUS.read_text().splitlines()

@@ -29,6 +29,7 @@ from torch import Tensor
 from node.trainer.failures import is_out_of_memory
 from node.trainer.files import write_atomically
 from node.trainer.loop import InnerLoop
+from node.trainer.memory_limits import status_bytes
 from protocol.errors import UserError
 from protocol.project import Genesis
 
@@ -40,7 +41,6 @@ ROOM_FRAC: Final = 0.8
 """Of free memory on a processor; the rest is for others, and for what was not seen."""
 
 CLEAR_REFS: Final = Path("/proc/self/clear_refs")
-STATUS: Final = Path("/proc/self/status")
 RESET_PEAK: Final = "5"
 """From the kernel's proc(5): the peak of resident memory begins anew."""
 
@@ -144,13 +144,7 @@ def _reset_peak() -> int:
 
 def _kib(name: str) -> int:
     """A line of the kernel's account of this process, in bytes; 0 where it keeps none."""
-    if not STATUS.exists():
-        return 0
-    for line in STATUS.read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    return 0
+    return status_bytes(name) or 0
 
 
 def _facts(loop: InnerLoop, genesis: Genesis) -> dict[str, str]:

@@ -236,6 +236,13 @@ class FragmentView:
             target.copy_(self._flat[span.name], non_blocking=non_blocking)
             out[end : span.offset + span.padded] = 0.0
 
+    def copies(self) -> list[Floats]:
+        """A copy of every fragment."""
+        found = [np.empty(one.numel, np.float32) for one in self.layout.fragments]
+        for fragment, values in enumerate(found):
+            self.read(fragment, values)
+        return found
+
     def write(self, fragment: int, values: Floats) -> None:
         """Replaces a fragment by `values`, f32 [numel]; padding is ignored."""
         self._check(fragment, values)
@@ -289,11 +296,7 @@ def initial_weights(genesis: Genesis) -> list[Floats]:
     first leader calls this, and everybody else downloads the result. UserError as in `build_model`.
     """
     layout = layout_of(genesis)
-    view = FragmentView(build_model(genesis.model, seed=genesis.seed), layout)
-    fragments = [np.zeros(fragment.numel, dtype=np.float32) for fragment in layout.fragments]
-    for index, values in enumerate(fragments):
-        view.read(index, values)
-    return fragments
+    return FragmentView(build_model(genesis.model, seed=genesis.seed), layout).copies()
 
 
 def _tensor(values: Floats) -> Tensor:

@@ -48,6 +48,8 @@ class Session:
         self._followers: Followers | None = None
         self._rest_until = 0.0
         self._boundary = 0.0
+        self._started = 0.0
+        """When the present command was taken up."""
         self._is_over = False
         self._actions: dict[type[Any], Callable[[Any], None]] = {
             messages.OfferSlot: self._offer_slot,
@@ -113,6 +115,7 @@ class Session:
                 raise InternalError(f"{type(command).__name__} makes no sense here")
             if not isinstance(command, messages.Snapshot | messages.OfferSlot):
                 self._setup.copies.finish()  # Answers keep the order of the commands.
+            self._started = time.monotonic()
             action(command)
             if not may_train:
                 self._boundary = time.monotonic()  # Waiting is not part of a local step's time.
@@ -213,19 +216,17 @@ class Session:
         return slot
 
     def _assign(self, command: messages.Assign) -> None:
-        started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
         self._setup.view.blend(command.fragment, slot.values, command.kept_frac)
         self._setup.spread_weights(command.fragment)
         self._assigned.add(command.fragment)
-        self._done(command.job, started)
+        self._done(command.job)
 
     def _add(self, command: messages.Add) -> None:
-        started = time.monotonic()
         slot = self._slot(command.slot, command.numel, command.checksum)
         self._setup.view.add(command.fragment, slot.values)
         self._setup.spread_weights(command.fragment)
-        self._done(command.job, started)
+        self._done(command.job)
 
     def _snapshot(self, command: messages.Snapshot) -> None:
         started = time.monotonic()
@@ -240,13 +241,11 @@ class Session:
         self._setup.copies.read(self._setup.view, command.fragment, slot, told)
 
     def _capture_moments(self, command: messages.CaptureMoments) -> None:
-        started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
         self._setup.moments.read(command.fragment, slot.values)
-        self._done(command.job, started)
+        self._done(command.job)
 
     def _install_moments(self, command: messages.InstallMoments) -> None:
-        started = time.monotonic()
         if self._has_begun:
             raise InternalError("moments came after the first local step")
         slot = self._slot(command.slot, command.numel)
@@ -254,7 +253,7 @@ class Session:
         self._setup.spread_moments(command.fragment, slot.values)
         self._seasoned.add(command.fragment)
         self._setup.loop.is_seasoned = len(self._seasoned) == len(self._setup.layout.fragments)
-        self._done(command.job, started)
+        self._done(command.job)
 
     def _cut_part(self, command: messages.CutPart) -> None:
         slot = self._slot(command.slot, command.numel)
@@ -264,7 +263,7 @@ class Session:
         self._end.send(messages.PartCut(command.job, self._loop_state()))
 
     def _restore_part(self, command: messages.RestorePart) -> None:
-        started, setup = time.monotonic(), self._setup
+        setup = self._setup
         self._go_on(command.state)
         slot = self._slot(command.slot, command.numel)
         for view, pieces in self._views(slot.values):
@@ -275,7 +274,7 @@ class Session:
                 else:
                     setup.spread_moments(fragment, piece)
         self._assigned = set(range(len(setup.layout.fragments)))
-        self._done(command.job, started)
+        self._done(command.job)
 
     def _views(self, values: Floats) -> list[tuple[FragmentView | MomentsView, list[Floats]]]:
         """The trainer's arrays, and where each of their fragments lies in `values`."""
@@ -286,9 +285,9 @@ class Session:
         count = len(fragments)
         return [(self._setup.view, pieces[:count]), (self._setup.moments, pieces[count:])]
 
-    def _done(self, job: int, started: float) -> None:
+    def _done(self, job: int) -> None:
         loop = self._setup.loop
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - self._started
         self._end.send(messages.Done(job, loop.local_step, loop.tokens_total, seconds))
 
     def _blocks(self, command: messages.Blocks) -> None:
@@ -364,9 +363,8 @@ class Session:
         )
 
     def _restore(self, command: messages.Restore) -> None:
-        started = time.monotonic()
         self._go_on(command.state)
-        self._done(command.job, started)
+        self._done(command.job)
 
     def _go_on(self, state: messages.LoopState) -> None:
         loop = self._setup.loop

@@ -19,34 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from node.machine.jobs import (
-    BeginSteps,
-    Capture,
-    Captured,
-    Deliver,
-    Delivered,
-    DropFed,
-    Evaluate,
-    EvaluatedLoss,
-    Feed,
-    HoldSteps,
-    NotRestored,
-    ReleaseSteps,
-    ReplaceTrainer,
-    SetProgress,
-    Settle,
-    StartTrainer,
-    Starved,
-    Stepped,
-    SuspendTrainer,
-    TrainerAction,
-    TrainerJob,
-    TrainerLost,
-    TrainerReady,
-    TrainerSuspended,
-    UseCharter,
-    WakeTrainer,
-)
+from host.tape.taping import NoTape
+from node.machine import jobs
 from node.trainer.link import messages
 from node.trainer.link.shared_memory import Slot
 from node.trainer_client.clock import Clock
@@ -94,7 +68,7 @@ class TrainerPort:
     pool: Executor
     note: Callable[[object], None]
     notice: Callable[[str], None]
-    tape: TrainerTape | None = None
+    tape: TrainerTape = field(default_factory=lambda: TrainerTape(NoTape()))
     process: TrainerProcess | None = None
     ready: messages.Ready | None = None
     ended: ExitReason | None = None
@@ -123,48 +97,48 @@ class TrainerPort:
     def pid(self) -> int | None:
         return self.process.pid if self.process is not None and self.process.is_running else None
 
-    async def run_job(self, job: TrainerJob) -> JobResult:
+    async def run_job(self, job: jobs.TrainerJob) -> JobResult:
         """Carry out one job of the machine."""
         match job:
-            case StartTrainer():
+            case jobs.StartTrainer():
                 return await self.start(job)
-            case SuspendTrainer():
+            case jobs.SuspendTrainer():
                 return await self.suspend()
-            case WakeTrainer():
+            case jobs.WakeTrainer():
                 return await self.wake(job)
-            case Deliver():
+            case jobs.Deliver():
                 return await self.deliver(job)
-            case Capture():
+            case jobs.Capture():
                 return await self.capture(job)
-            case Evaluate():
+            case jobs.Evaluate():
                 return await self.evaluate(job)
 
-    def act(self, action: TrainerAction) -> None:
+    def act(self, action: jobs.TrainerAction) -> None:
         """Carry out one action of the machine."""
         match action:
-            case UseCharter(charter):
+            case jobs.UseCharter(charter):
                 self.use(charter)
-            case Settle(fragment, sequence, outcome):
+            case jobs.Settle(fragment, sequence, outcome):
                 self.settle(fragment, sequence, is_merged=outcome == "merged")
-            case Feed() | DropFed():
+            case jobs.Feed() | jobs.DropFed():
                 self.feed(action)
-            case BeginSteps():
+            case jobs.BeginSteps():
                 self.begin()
-            case HoldSteps() | ReleaseSteps():
-                self.hold(is_held=isinstance(action, HoldSteps))
-            case ReplaceTrainer(reason):
+            case jobs.HoldSteps() | jobs.ReleaseSteps():
+                self.hold(is_held=isinstance(action, jobs.HoldSteps))
+            case jobs.ReplaceTrainer(reason):
                 self.replace(reason)
-            case SetProgress(fraction):
+            case jobs.SetProgress(fraction):
                 self.set_progress(fraction)
 
     # Jobs.
 
-    async def start(self, job: StartTrainer) -> JobResult:
+    async def start(self, job: jobs.StartTrainer) -> JobResult:
         """Start a trainer; the answer comes when it could step, or cannot."""
         self.clock = Clock()
         self._cursor = Cursor(0, 0)
         result = await self.launch(job.micro_batch, job.inner)
-        if isinstance(result, TrainerReady) and self.ready is not None:
+        if isinstance(result, jobs.TrainerReady) and self.ready is not None:
             self._tape_began(job.inner, self.ready)
             if not self.ready.corpus_matches:
                 self.notice(
@@ -212,14 +186,14 @@ class TrainerPort:
         self.ready = event
         for words in event.adjustments:
             self.notice(words)
-        return TrainerReady(event.device, event.micro_batch)
+        return jobs.TrainerReady(event.device, event.micro_batch)
 
-    async def deliver(self, job: Deliver) -> JobResult:
+    async def deliver(self, job: jobs.Deliver) -> JobResult:
         """Bring the inner loop to the newest global value of a fragment."""
         async with self.gate.passing():
             return await self._deliver(job)
 
-    async def _deliver(self, job: Deliver) -> JobResult:
+    async def _deliver(self, job: jobs.Deliver) -> JobResult:
         if self.suspended is None:
             self.live()
         delivery = await self.in_pool(
@@ -240,7 +214,7 @@ class TrainerPort:
         done = await self._hand([delivery.values], command, mark=mark)
         if not isinstance(done, messages.Done):
             return Failed("the trainer ended")
-        return Delivered(delivery.version, done.local_step, done.tokens_total)
+        return jobs.Delivered(delivery.version, done.local_step, done.tokens_total)
 
     async def _deliver_suspended(
         self,
@@ -252,30 +226,28 @@ class TrainerPort:
         state = suspended.state
         assert state is not None, "the gate is closed until the state is here"
         await self.in_pool(lambda: suspended.apply(fragment, delivery))
-        if self.tape is not None:
-            if delivery.kept_frac:
-                self.tape.inexact("a blend was taken while the trainer was suspended")
-            self.tape.took(mark(state.local_step))
-        return Delivered(delivery.version, state.local_step, state.tokens_total)
+        if delivery.kept_frac:
+            self.tape.inexact("a blend was taken while the trainer was suspended")
+        self.tape.took(mark(state.local_step))
+        return jobs.Delivered(delivery.version, state.local_step, state.tokens_total)
 
-    async def capture(self, job: Capture) -> JobResult:
+    async def capture(self, job: jobs.Capture) -> JobResult:
         """Snapshot a fragment at the next local-step boundary and encode its displacement."""
         async with self.gate.passing():
             if self.suspended is not None:
                 return await self._capture_suspended(self.suspended, job)
             return await self._capture(job)
 
-    async def _capture_suspended(self, suspended: SuspendedTrainer, job: Capture) -> JobResult:
+    async def _capture_suspended(self, suspended: SuspendedTrainer, job: jobs.Capture) -> JobResult:
         state = suspended.state
         assert state is not None, "the gate is closed until the state is here"
         slot = suspended.theta[job.fragment]
-        if self.tape is not None:
-            self.tape.took(snapshot(job.fragment)(state.local_step))
+        self.tape.took(snapshot(job.fragment)(state.local_step))
         captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
         slot.relax()
         return captured
 
-    async def _capture(self, job: Capture) -> JobResult:
+    async def _capture(self, job: jobs.Capture) -> JobResult:
         process = self.live()
         numel = self.bank.layout.fragments[job.fragment].numel
         slot = process.slot(numel)
@@ -289,13 +261,14 @@ class TrainerPort:
         process.release(slot)
         return captured
 
-    async def _push(self, job: Capture, values: F32, local_step: int, tokens: int) -> Captured:
+    async def _push(
+        self, job: jobs.Capture, values: F32, local_step: int, tokens: int
+    ) -> jobs.Captured:
         """Encode and offer a fragment's displacement, which stood so at this local step."""
         cursor = self._cursor
         push = await self.in_pool(lambda: self.bank.push(job.fragment, job.sequence, values))
-        if self.tape is not None:
-            self.tape.captured(job.sequence, job.fragment, push.base_version, push.digest)
-        return Captured(
+        self.tape.captured(job.sequence, job.fragment, push.base_version, push.digest)
+        return jobs.Captured(
             base_version=push.base_version,
             digest=push.digest,
             payload_bytes=push.payload_bytes,
@@ -331,8 +304,7 @@ class TrainerPort:
     async def install_moments(self, fragment: int, values: F32) -> bool:
         """Hand a fragment's optimizer state to a trainer that has not begun; False if it ended."""
         self.live()
-        if self.tape is not None:
-            self.tape.inexact("its moments came from another learner")
+        self.tape.inexact("its moments came from another learner")
         command = partial(messages.InstallMoments, fragment=fragment)
         done = await self._hand([values], command, is_last=True)
         return isinstance(done, messages.Done)
@@ -358,13 +330,12 @@ class TrainerPort:
     async def restore_part(self, values: F32, state: messages.LoopState) -> bool:
         """Make a trainer that has not begun what another one was; False if it ended."""
         self.live()
-        if self.tape is not None:
-            self.tape.inexact("it goes on from a snapshot")
+        self.tape.inexact("it goes on from a snapshot")
         done = await self._hand([values], partial(messages.RestorePart, state=state), is_last=True)
         self._cursor = Cursor(state.position, state.sequence)
         return isinstance(done, messages.Done)
 
-    async def evaluate(self, job: Evaluate) -> JobResult:
+    async def evaluate(self, job: jobs.Evaluate) -> JobResult:
         """Held-out loss of the frozen global value."""
         self.live()
         command = partial(messages.Evaluate, sequences=job.sequences)
@@ -373,7 +344,7 @@ class TrainerPort:
             return Failed("the trainer ended")
         self.clock.evaluating_s += answer.seconds
         self.evaluations += 1
-        return EvaluatedLoss(answer.loss, answer.tokens, answer.seconds)
+        return jobs.EvaluatedLoss(answer.loss, answer.tokens, answer.seconds)
 
     async def generate(self, prompt: str, tokens: int) -> str:
         """Text sampled from the newest global value held here."""
@@ -424,26 +395,26 @@ class TrainerPort:
                     self._drop_suspended()
             await process.stop(SUSPENDED_END_S)
             if suspended.state is None:
-                self.note(TrainerLost(False, "it ended while it was being suspended"))
+                self.note(jobs.TrainerLost(False, "it ended while it was being suspended"))
                 return Failed("the trainer ended")
-        return TrainerSuspended()
+        return jobs.TrainerSuspended()
 
-    async def wake(self, job: WakeTrainer) -> JobResult:
+    async def wake(self, job: jobs.WakeTrainer) -> JobResult:
         """A new trainer goes on where the suspended one stood; or the state stays where it is."""
         suspended = self.suspended
         if suspended is None or suspended.state is None:
-            return TrainerLost(False, "its suspended state is gone")
+            return jobs.TrainerLost(False, "its suspended state is gone")
         result = await self.launch(job.micro_batch or suspended.micro_batch, job.inner)
-        if not isinstance(result, TrainerReady):
+        if not isinstance(result, jobs.TrainerReady):
             return result
         async with self.gate.closed():
             if self.suspended is not suspended:
-                return TrainerLost(False, "its suspended state is gone")
+                return jobs.TrainerLost(False, "its suspended state is gone")
             if not await self._is_restored(suspended, suspended.state):
                 ended = self.ended
                 if ended is not None and ended.oom:
                     return Failed(ended.message)  # No fault of the state.
-                return NotRestored("the trainer ended before it had its state")
+                return jobs.NotRestored("the trainer ended before it had its state")
             process = self.live()
             for span in suspended.fed:
                 process.send(messages.Blocks(((span.start, span.stop),), span.skip))
@@ -482,32 +453,29 @@ class TrainerPort:
     def use(self, charter: Charter) -> None:
         """Pushes are made under it from now on."""
         self.bank.charter = charter
-        if self.tape is not None:
-            self.tape.under(charter)
+        self.tape.under(charter)
 
-    def feed(self, feed: Feed | DropFed) -> None:
-        if isinstance(feed, DropFed):
+    def feed(self, feed: jobs.Feed | jobs.DropFed) -> None:
+        if isinstance(feed, jobs.DropFed):
             log.info("away for too long: its text went to others; starting over with other text")
             if self.suspended is not None:
                 self.suspended.drop_fed()
             elif self.process is not None:
                 self.process.send(messages.DropBlocks())
-            if self.tape is not None:  # Which local step comes before it is not known here.
-                self.tape.inexact("its blocks went to others")
+            # Which local step comes before it is not known here.
+            self.tape.inexact("its blocks went to others")
             return
         for span in feed.spans:
             if self.suspended is not None:
                 self.suspended.fed.append(span)
             elif self.process is not None:
                 self.process.send(messages.Blocks(((span.start, span.stop),), span.skip))
-            if self.tape is not None:
-                self.tape.fed(span.start, span.stop, span.skip)
+            self.tape.fed(span.start, span.stop, span.skip)
 
     def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         """The fate of a push is known."""
         self.bank.settle(fragment, sequence, is_merged=is_merged)
-        if self.tape is not None:
-            self.tape.closed(fragment, sequence, is_merged=is_merged)
+        self.tape.closed(fragment, sequence, is_merged=is_merged)
 
     def begin(self) -> None:
         if self.process is not None:
@@ -522,7 +490,7 @@ class TrainerPort:
             self._drop_suspended()
             self.bank.trainer_lost()
             if not is_running:
-                self.note(TrainerLost(False, reason))
+                self.note(jobs.TrainerLost(False, reason))
         if self.process is not None and is_running:
             self._replacing = reason
             self.process.send(messages.Quit())
@@ -572,7 +540,7 @@ class TrainerPort:
 
     def _tape_began(self, inner: InnerSpec, ready: messages.Ready) -> None:
         charter = self.bank.charter
-        if self.tape is not None and charter is not None:
+        if charter is not None:
             settings, how = self.settings, how_trained(ready)
             self.tape.began(
                 genesis=settings.genesis,
@@ -614,7 +582,7 @@ class TrainerPort:
         number = self._job
         future: asyncio.Future[messages.Event] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        if self.tape is not None and mark is not None:
+        if mark is not None:
             self.tape.expect(number, mark)
         if not self.live().send(command(number)):
             self._fail_open("the trainer is gone")
@@ -625,7 +593,7 @@ class TrainerPort:
             case messages.Stepped():
                 self._stepped(event)
             case messages.Starved():
-                self.note(Starved())
+                self.note(jobs.Starved())
             case messages.Adjusted():
                 self._adjusted(event)
             case (
@@ -635,7 +603,7 @@ class TrainerPort:
                 | messages.Evaluated()
                 | messages.Generated()
             ):
-                if self.tape is not None and isinstance(event, messages.Done):
+                if isinstance(event, messages.Done):
                     self.tape.answered(event.job, event.local_step)
                 future = self._waiting.pop(event.job, None)
                 if future is not None and not future.done():
@@ -648,19 +616,17 @@ class TrainerPort:
         """It goes on with less than it began with; the tape cannot be followed from here."""
         if self.ready is not None:
             self.ready = msgspec.structs.replace(self.ready, micro_batch=event.micro_batch)
-        if self.tape is not None:
-            self.tape.inexact(event.reason)
+        self.tape.inexact(event.reason)
         self.notice(event.reason)
 
     def _stepped(self, event: messages.Stepped) -> None:
         self._cursor = Cursor(event.position, event.sequence)
-        if self.tape is not None:
-            self.tape.stepped(event.local_step, event.progress)
+        self.tape.stepped(event.local_step, event.progress)
         # A throttled device is a slower device: the sleep that belongs to a step counts as step.
         self.clock.work_s += min(event.step_s, event.work_s / self.duty_frac)
         is_finite = abs(event.loss) < 1e300
         self.note(
-            Stepped(
+            jobs.Stepped(
                 local_step=event.local_step,
                 tokens=event.tokens_total,
                 loss=event.loss if is_finite else None,
@@ -680,7 +646,7 @@ class TrainerPort:
         self._fail_open(reason.message)
         message, self._replacing = self._replacing or reason.message, ""
         if not reason.was_asked and not was_starting and not is_safe:
-            self.note(TrainerLost(reason.oom, message))
+            self.note(jobs.TrainerLost(reason.oom, message))
 
     def _fail_open(self, message: str) -> None:
         failed = messages.Failed("internal", message)

@@ -16,17 +16,7 @@ from numpy.typing import NDArray
 from host.bulk.blob_store import BlobStore
 from host.transport import Transport
 from node.download.locator import Locator
-from node.machine.jobs import (
-    CaptureMoments,
-    DonorsFound,
-    FetchMoments,
-    FindDonors,
-    InstallMoments,
-    MomentsCaptured,
-    MomentsFetched,
-    MomentsInstalled,
-    MomentsJob,
-)
+from node.machine import jobs
 from node.machine.moments import check_moments, chunk_lengths, moments_numel, pieces, steps_of
 from node.trainer_client.client import TrainerPort
 from protocol.errors import MalformedPayload, RemoteError
@@ -56,16 +46,16 @@ class MomentsPort:
     def pool(self) -> Executor:
         return self.trainer.pool
 
-    async def run_job(self, job: MomentsJob) -> JobResult:
+    async def run_job(self, job: jobs.MomentsJob) -> JobResult:
         """Carry out a job of either side."""
         match job:
-            case FindDonors():
-                return DonorsFound(tuple(await self.locator.donors_or_none()))
-            case FetchMoments():
+            case jobs.FindDonors():
+                return jobs.DonorsFound(tuple(await self.locator.donors_or_none()))
+            case jobs.FetchMoments():
                 return await self._fetch(job)
-            case InstallMoments():
+            case jobs.InstallMoments():
                 return await self._install()
-            case CaptureMoments():
+            case jobs.CaptureMoments():
                 return await self._capture()
 
     def forget(self) -> None:
@@ -93,9 +83,9 @@ class MomentsPort:
                 name = await loop.run_in_executor(self.pool, digest, blob)
                 self.blob_store.put(name, blob)
                 self._offered.append(name)
-        return MomentsCaptured(tuple(self._offered))
+        return jobs.MomentsCaptured(tuple(self._offered))
 
-    async def _fetch(self, job: FetchMoments) -> JobResult:
+    async def _fetch(self, job: jobs.FetchMoments) -> JobResult:
         self.forget()
         wish = self._wish
         loop = asyncio.get_running_loop()
@@ -117,7 +107,7 @@ class MomentsPort:
         if wish != self._wish:
             return Failed("no longer wanted")
         self._held = held
-        return MomentsFetched()
+        return jobs.MomentsFetched()
 
     async def _fetch_one(self, donor: bytes, fragment: Fragment, names: Iterator[bytes]) -> F32:
         """A fragment's array, its blobs put together where they belong."""
@@ -137,7 +127,7 @@ class MomentsPort:
         for fragment, values in zip(self.layout.fragments, held, strict=True):
             if not await self.trainer.install_moments(fragment.index, values):
                 return Failed("the trainer ended")
-        return MomentsInstalled(steps_of(self.layout, held))
+        return jobs.MomentsInstalled(steps_of(self.layout, held))
 
 
 def size_bytes(fragment: Fragment) -> int:

@@ -19,18 +19,8 @@ from numpy.typing import NDArray
 
 from host.files import snapshot_files as files
 from host.options import NodeOptions
+from node.machine import jobs
 from node.machine.context import EpochStart
-from node.machine.jobs import (
-    CutPart,
-    FetchState,
-    LoadPart,
-    PartCut,
-    PartJob,
-    PartLoaded,
-    PartWritten,
-    TrainerReady,
-    WritePart,
-)
 from node.machine.learner import LearnerMachine
 from node.machine.moments import moments_numel
 from node.machine.snapshot_part import BaseState, PartState
@@ -138,17 +128,17 @@ class PartsPort:
             start = replace(start, part=self.loaded.meta.state, digest=self.loaded.digest)
         return Beginning(start, self.loaded, former.trainer_control.paused_until_s)
 
-    async def run_job(self, job: PartJob) -> JobResult:
+    async def run_job(self, job: jobs.PartJob) -> JobResult:
         """Carry out one job. Raises TransientError or CorruptState."""
         match job:
-            case CutPart():
+            case jobs.CutPart():
                 return await self._make_cut()
-            case WritePart():
+            case jobs.WritePart():
                 cut, self._cut = self._cut, None
                 if cut is None:
                     return Failed("the copy is gone")
                 return await self._in_pool(lambda: self._write(job, cut))
-            case LoadPart():
+            case jobs.LoadPart():
                 return await self._in_pool(lambda: self._load(job))
 
     # Taking one.
@@ -159,13 +149,13 @@ class PartsPort:
             return Failed("the trainer ended")
         values, loop = event
         self._cut = _Cut(values, loop, self.bank.standing())
-        return PartCut(loop.local_step, loop.tokens_total)
+        return jobs.PartCut(loop.local_step, loop.tokens_total)
 
     def _numel(self) -> int:
         fragments = self.bank.layout.fragments
         return sum(one.numel + moments_numel(one) for one in fragments)
 
-    def _write(self, job: WritePart, cut: _Cut) -> JobResult:
+    def _write(self, job: jobs.WritePart, cut: _Cut) -> JobResult:
         arrays: dict[str, F32] = {"trainer": cut.arrays}
         for at, one in enumerate(cut.standing):
             arrays[f"theta.{at:04d}"] = one.base.theta
@@ -183,11 +173,11 @@ class PartsPort:
         digest = files.seal_file(partial / files.META, PartMeta(job.state, cut.loop, bases, summed))
         files.finish(partial, snapshot)
         files.keep_only(self.folder, {snapshot, *job.kept})
-        return PartWritten(digest, summed.size_bytes)
+        return jobs.PartWritten(digest, summed.size_bytes)
 
     # Going on from one.
 
-    def _load(self, job: LoadPart) -> JobResult:
+    def _load(self, job: jobs.LoadPart) -> JobResult:
         place = self.folder / stamp(job.snapshot)
         meta, digest = files.open_sealed(place / files.META, PartMeta)
         if (meta.state.project, meta.state.learner) != (self.project, self.key):
@@ -199,9 +189,9 @@ class PartsPort:
         # Before anything is done with it: what is handed in once must not be handed in again.
         files.seal_file(used, TakenUp(job.epoch))
         self.loaded = LoadedPart(meta, arrays, digest)
-        return PartLoaded(digest)
+        return jobs.PartLoaded(digest)
 
-    async def restore(self, ready: TrainerReady, inner: InnerSpec) -> TrainerReady:
+    async def restore(self, ready: jobs.TrainerReady, inner: InnerSpec) -> jobs.TrainerReady:
         """Give the part to a trainer that just became ready, if there is one and it fits."""
         loaded, self.loaded = self.loaded, None
         if loaded is None:
@@ -230,11 +220,11 @@ class PartsPort:
         unread = sum(
             (stop - start) * self.block_sequences - skip for start, stop, skip in meta.loop.ranges
         )
-        return TrainerReady(
+        return jobs.TrainerReady(
             ready.device, ready.micro_batch, unread=unread, local_step=meta.loop.local_step
         )
 
-    def base(self, job: FetchState) -> tuple[F32, F32] | None:
+    def base(self, job: jobs.FetchState) -> tuple[F32, F32] | None:
         """This very version, if the part had it: nothing has to be fetched."""
         found = self._bases.pop(job.fragment, None)
         if found is None or (found[0].version, found[0].state) != (job.version, job.state):

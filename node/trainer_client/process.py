@@ -23,6 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from host.runtime.logs import log_tail
 from host.runtime.python_path import python_path
 from node.trainer.link import messages
 from node.trainer.link.shared_memory import Slot
@@ -39,9 +40,6 @@ SILENT_WAIT_S: Final = 10.0
 
 LOG_BYTES_MAX: Final = 4 << 20
 """A longer log is started anew when the next trainer starts."""
-
-TAIL_BYTES: Final = 8 << 10
-TAIL_LINES: Final = 20
 
 FREE_SLOTS_MAX: Final = 4
 """Unused slots kept for each size: as many as fragments are in flight, and a few more."""
@@ -345,7 +343,7 @@ class TrainerProcess:
         self._free.clear()
 
     def _exit_reason(self, status: int) -> ExitReason:
-        tail = _tail(self._log_path, self._log_start)
+        tail = log_tail(self._log_path, self._log_start)
         if self._failed is not None:
             message = self._failed.message
         elif self._trouble:
@@ -381,15 +379,3 @@ CHILD_ENVIRONMENT: Final = {
 def child_environment() -> dict[str, str]:
     """Our own environment, our packages first, and settings that a trainer is faster with."""
     return {**CHILD_ENVIRONMENT, **os.environ, "PYTHONPATH": python_path()}
-
-
-def _tail(path: Path, start: int) -> tuple[str, ...]:
-    """The last lines written since `start`; none if the log has been taken away."""
-    try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(start, size - TAIL_BYTES))
-            lines = log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return ()
-    return tuple(lines[-TAIL_LINES:])

@@ -18,20 +18,8 @@ import msgspec
 
 from node.trainer.link.messages import Ready
 from node.trainer_client.fragment_bank import Delivery
+from protocol import tape
 from protocol.project import Charter, InnerSpec, encode
-from protocol.tape import (
-    CharterInForce,
-    Fed,
-    Frame,
-    Inexact,
-    PushCaptured,
-    PushClosed,
-    ReplayClass,
-    SnapshotTaken,
-    StepsDone,
-    TrainerBegan,
-    VersionApplied,
-)
 
 FRAME_BYTES = 64
 """About what a frame of a learner's tape takes in memory."""
@@ -40,7 +28,9 @@ FRAME_BYTES = 64
 class Sink(Protocol):
     """Where frames go: `host.tape.tape_file.TapeRecorder`."""
 
-    def put(self, frame: Callable[[], Frame], size: int, *, is_urgent: bool = False) -> None: ...
+    def put(
+        self, frame: Callable[[], tape.Frame], size: int, *, is_urgent: bool = False
+    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -50,10 +40,10 @@ class TrainerTape:
     sink: Sink
     incarnation: int = 0
     _charter: Charter | None = None
-    _steps: StepsDone | None = None
+    _steps: tape.StepsDone | None = None
     """Local steps that are not written yet: they go together until something else happens."""
     _is_live: bool = False
-    _marks: dict[int, Callable[[int], Frame]] = field(default_factory=dict)
+    _marks: dict[int, Callable[[int], tape.Frame]] = field(default_factory=dict)
     """What a command's answer will mean, by its number."""
 
     def began(
@@ -64,13 +54,13 @@ class TrainerTape:
         inner: InnerSpec,
         micro_batch: int,
         seed_salt: int,
-        replay_class: ReplayClass,
+        replay_class: tape.ReplayClass,
     ) -> None:
         """A trainer is ready."""
         self._steps, self._marks = None, {}
         self._charter, self._is_live = charter, True
         self._put(
-            TrainerBegan(
+            tape.TrainerBegan(
                 incarnation=self.incarnation,
                 genesis=genesis,
                 charter=encode(charter),
@@ -83,16 +73,16 @@ class TrainerTape:
         )
 
     def fed(self, start: int, stop: int, skip: int) -> None:
-        self._put(Fed(start, stop, skip))
+        self._put(tape.Fed(start, stop, skip))
 
     def stepped(self, local_step: int, progress: float) -> None:
         """A local step is done; many of the same kind become one frame."""
         former = self._steps
         if former is not None and former.progress != progress:
             self._flush()
-        self._steps = StepsDone(local_step, progress)
+        self._steps = tape.StepsDone(local_step, progress)
 
-    def expect(self, number: int, mark: Callable[[int], Frame]) -> None:
+    def expect(self, number: int, mark: Callable[[int], tape.Frame]) -> None:
         """The answer to this command, at a local step, means what `mark` gives."""
         self._marks[number] = mark
 
@@ -102,51 +92,51 @@ class TrainerTape:
         if mark is not None:
             self._put(mark(local_step))
 
-    def took(self, frame: Frame) -> None:
+    def took(self, frame: tape.Frame) -> None:
         """A command took effect here and now."""
         self._put(frame)
 
     def captured(self, sequence: int, fragment: int, base_version: int, name: bytes) -> None:
         """A push was made; on tape before anybody can have merged it, unless the disk is slow."""
         self._flush()
-        frame = PushCaptured(sequence, fragment, base_version, name)
+        frame = tape.PushCaptured(sequence, fragment, base_version, name)
         self.sink.put(lambda: frame, FRAME_BYTES, is_urgent=True)
 
     def closed(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
-        self._put(PushClosed(fragment, sequence, is_merged))
+        self._put(tape.PushClosed(fragment, sequence, is_merged))
 
     def under(self, charter: Charter | None) -> None:
         """Pushes are made under this charter."""
         if charter is not None and self._is_live and charter is not self._charter:
             self._charter = charter
-            self._put(CharterInForce(encode(charter)))
+            self._put(tape.CharterInForce(encode(charter)))
 
     def inexact(self, reason: str) -> None:
-        self._put(Inexact(reason))
+        self._put(tape.Inexact(reason))
 
     def _flush(self) -> None:
         if self._steps is not None:
             steps, self._steps = self._steps, None
             self.sink.put(lambda: steps, FRAME_BYTES)
 
-    def _put(self, frame: Frame, size: int = 0) -> None:
+    def _put(self, frame: tape.Frame, size: int = 0) -> None:
         self._flush()
         self.sink.put(lambda: frame, FRAME_BYTES + size)
 
 
 def applied(
     fragment: int, delivery: Delivery, merged_sequence: int | None
-) -> Callable[[int], Frame]:
+) -> Callable[[int], tape.Frame]:
     """The mark of a delivery."""
     number, is_assign, kept_frac = delivery.version, delivery.is_assign, delivery.kept_frac
-    return lambda step: VersionApplied(
+    return lambda step: tape.VersionApplied(
         fragment, number, step, is_assign, merged_sequence, kept_frac
     )
 
 
-def snapshot(fragment: int) -> Callable[[int], Frame]:
+def snapshot(fragment: int) -> Callable[[int], tape.Frame]:
     """The mark of a snapshot."""
-    return lambda step: SnapshotTaken(fragment, step)
+    return lambda step: tape.SnapshotTaken(fragment, step)
 
 
 def how_trained(ready: Ready) -> str:
@@ -156,9 +146,9 @@ def how_trained(ready: Ready) -> str:
     return how + (ready.device if ready.ranks == 1 else f"{ready.ranks} ranks on {ready.device}")
 
 
-def replay_class(device: str, threads: int, corpus: bytes | None) -> ReplayClass:
+def replay_class(device: str, threads: int, corpus: bytes | None) -> tape.ReplayClass:
     """That of a trainer on this host."""
-    return ReplayClass(
+    return tape.ReplayClass(
         device=device,
         threads=threads,
         python=platform.python_version(),
@@ -170,6 +160,7 @@ def replay_class(device: str, threads: int, corpus: bytes | None) -> ReplayClass
     )
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)

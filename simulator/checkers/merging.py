@@ -5,15 +5,8 @@ A checker knows nothing of how machines work. It raises `Violation` with the tim
 
 from __future__ import annotations
 
+from protocol import trace
 from protocol.log.records import BlocksLeased, BlocksReturned
-from protocol.trace import (
-    Fact,
-    FragmentAdvanced,
-    FragmentApplied,
-    MomentsOffered,
-    MomentsTaken,
-    RecordCommitted,
-)
 from simulator.checkers.credit import check_receipts
 from simulator.checkers.ledger import Ledger, Violation
 from simulator.hosts.learner import SimLearner
@@ -31,18 +24,18 @@ class SafetyChecker:
         self.applied: dict[tuple[bytes, int, int], int] = {}
         world.watchers.append(self.watch)
 
-    def watch(self, now_s: float, host: Host, fact: Fact) -> None:
-        of_log = RecordCommitted | FragmentAdvanced | FragmentApplied
+    def watch(self, now_s: float, host: Host, fact: trace.Fact) -> None:
+        of_log = trace.RecordCommitted | trace.FragmentAdvanced | trace.FragmentApplied
         if isinstance(fact, of_log) and self._is_before(host):
             return  # It has not heard yet that what it follows is void.
         match fact:
-            case RecordCommitted(index, _, digest, _):
+            case trace.RecordCommitted(index, _, digest, _):
                 known = self.committed.setdefault(index, digest)
                 if known != digest:
                     raise Violation(f"{now_s:.2f}: {host.name} has another record {index}")
-            case FragmentAdvanced(fragment, version, theta, _):
+            case trace.FragmentAdvanced(fragment, version, theta, _):
                 self._check_version(now_s, host, fragment, version, theta)
-            case FragmentApplied(fragment, version, _):
+            case trace.FragmentApplied(fragment, version, _):
                 key = (host.key, host.life, fragment)
                 if version < self.applied.get(key, 0):
                     raise Violation(f"{now_s:.2f}: {host.name} went back to version {version}")
@@ -147,20 +140,20 @@ class RejoinChecker:
     """Watches a world: whose optimizer state is taken over, and how old it is."""
 
     def __init__(self, world: World) -> None:
-        self.taken: list[tuple[float, SimLearner, MomentsTaken]] = []
+        self.taken: list[tuple[float, SimLearner, trace.MomentsTaken]] = []
         self._offered: dict[bytes, list[tuple[int, ...]]] = {}
         world.watchers.append(self.watch)
 
-    def watch(self, now_s: float, host: Host, fact: Fact) -> None:
+    def watch(self, now_s: float, host: Host, fact: trace.Fact) -> None:
         match fact:
-            case MomentsOffered(clock, _):
+            case trace.MomentsOffered(clock, _):
                 self._offered.setdefault(host.key, []).append(clock)
-            case MomentsTaken():
+            case trace.MomentsTaken():
                 assert isinstance(host, SimLearner)
                 self._check(now_s, host, fact)
                 self.taken.append((now_s, host, fact))
 
-    def _check(self, now_s: float, host: SimLearner, taken: MomentsTaken) -> None:
+    def _check(self, now_s: float, host: SimLearner, taken: trace.MomentsTaken) -> None:
         where = f"{now_s:.2f}: {host.name}"
         if taken.given not in self._offered.get(taken.donor, []):
             raise Violation(f"{where} took moments that nobody offered")

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from protocol import wire
-from protocol.log.records import Record
-from protocol.messages import Committed, Message, Push, PushHeader
+from protocol.messages import Message, Push, PushHeader
 from protocol.snapshots.manifest import Manifest, Marker, PartEntry, from_stamp
 from protocol.trace import Fact, PushSettled, SnapshotBegan, SnapshotEnded
 from simulator.checkers.ledger import Ledger, Violation
@@ -32,8 +31,6 @@ class Side:
     """Sequences of its pushes."""
     settled: set[int]
     """Of those whose fate it knew."""
-    heard_index: int
-    """Newest record that it had been sent."""
     reads: int
     """Sequences of text that its session had read."""
     discarded: list[set[int]]
@@ -77,7 +74,6 @@ class SnapshotChecker:
         self._sent: dict[Session, set[int]] = {}
         self._came: dict[Session, set[int]] = {}
         self._settled: dict[Session, set[int]] = {}
-        self._heard: dict[bytes, int] = {}
         world.watchers.append(self._watch)
         world.taps.append(self._tap)
         for learner in learners:
@@ -107,9 +103,6 @@ class SnapshotChecker:
             seen.setdefault((learner, header.incarnation), set()).add(header.sequence)
             if what == "came":
                 self._came_between((learner, header.incarnation), header.sequence)
-        elif isinstance(message, Committed) and what == "came" and message.entries:
-            last = wire.decode(message.entries[-1].record, Record)
-            self._heard[host.key] = last.index
         elif isinstance(message, Marker) and what == "came" and message.snapshot in self.cuts:
             self.cuts[message.snapshot].marked.add(peer)
 
@@ -138,7 +131,6 @@ class SnapshotChecker:
             cut.sides[host.key] = Side(
                 set(self._sent.get(session, ())),
                 dead | self._settled.get(session, set()),
-                self._heard.get(host.key, 0),
                 sum(read[0] == host.incarnation for read in host.reads),
                 discarded,
             )

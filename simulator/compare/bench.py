@@ -94,10 +94,7 @@ def open_bench(genesis: Genesis, charter: Charter, cache: Path) -> Bench:
         layout=layout_of(genesis),
         heldout=corpus.heldout(charter.limits.heldout_sequences),
     )
-    view = FragmentView(build_model(bare, seed=genesis.seed), bench.layout)
-    for fragment in bench.layout.fragments:
-        values = np.empty(fragment.numel, np.float32)
-        view.read(fragment.index, values)
+    bench.first = FragmentView(build_model(bare, seed=genesis.seed), bench.layout).copies()
+    for values in bench.first:
         flush(values)
-        bench.first.append(values)
     return bench

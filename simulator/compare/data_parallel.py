@@ -15,7 +15,7 @@ import numpy as np
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
 from node.trainer.text.reader import BlockReader, Sequences
-from simulator.compare.bench import F32, Bench
+from simulator.compare.bench import Bench
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import (
     GRADIENT_BYTES,
@@ -85,11 +85,7 @@ class DataParallel:
             self.loop.step()
             done += count
             tell(done / self.budget)
-        sizes = [fragment.numel for fragment in self.bench.layout.fragments]
-        fragments: list[F32] = [np.zeros(size, np.float32) for size in sizes]
-        view = FragmentView(self.loop.model, self.bench.layout)
-        for index, values in enumerate(fragments):
-            view.read(index, values)
+        fragments = FragmentView(self.loop.model, self.bench.layout).copies()
         return Outcome(
             eval_loss=self.bench.heldout_loss(self.loop, fragments),
             tokens=self.loop.tokens_total,

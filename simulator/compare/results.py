@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -124,11 +125,7 @@ class Folder:
             algorithm=algorithm.name,
             seed=setting.seed,
             fingerprint=key,
-            eval_loss=outcome.eval_loss,
-            tokens=outcome.tokens,
-            bytes=outcome.bytes,
-            virtual_wall_s=outcome.virtual_wall_s,
-            goodput=outcome.goodput,
+            **asdict(outcome),
             seconds=round(seconds, 1),
         )
         try:

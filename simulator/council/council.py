@@ -13,13 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from protocol import wire
-from protocol.log.records import (
-    CharterAdopted,
-    Contribution,
-    FragmentMerged,
-    StateDigests,
-    VotersAdmitted,
-)
+from protocol.log import records
 from protocol.log.state import AdoptedCharter, SwarmState
 from protocol.machine import Effect, Event, Failed, Send, Start
 from protocol.messages import Certificate, Certified, CertifiedRecord, Cursor, GiveVote, StateOffer
@@ -92,7 +86,7 @@ class CouncilMachine(WitnessMachine):
 
     def fetch_payload(self, entry: Entry) -> bool:
         body = entry.record.body
-        if not self.host.is_syncer or not isinstance(body, FragmentMerged):
+        if not self.host.is_syncer or not isinstance(body, records.FragmentMerged):
             return False
         if body.payload in self.host.disk.payloads:
             return False
@@ -104,7 +98,7 @@ class CouncilMachine(WitnessMachine):
             return
         log = self.raft.log
         body = log.entry(job.index).record.body if log.holds(job.index) else None
-        is_needed = isinstance(body, FragmentMerged) and body.payload == job.digest
+        is_needed = isinstance(body, records.FragmentMerged) and body.payload == job.digest
         if isinstance(result, BytesKept) and is_needed:
             self.raft.payload_here(job.index, self._now_s)
         elif is_needed:
@@ -270,14 +264,14 @@ class CouncilVoter(SimWitness):
 
         self.world.after(self.fetch_s, finish)
 
-    def new_merge(self) -> FragmentMerged:
+    def new_merge(self) -> records.FragmentMerged:
         """A merge that nobody made before, its payload on this disk only."""
         self.council.merges += 1
         name = f"{self.name} {self.council.merges}".encode()
         payload = hashlib.blake2b(name, digest_size=32).digest()
         self.disk.payloads[payload] = NOTHING
-        part = Contribution(bytes(32), 1, 1, 0, 1, 1, 1.0, 1.0, 1.0, Cursor(0, 0))
-        return FragmentMerged(
+        part = records.Contribution(bytes(32), 1, 1, 0, 1, 1, 1.0, 1.0, 1.0, Cursor(0, 0))
+        return records.FragmentMerged(
             round=self.council.merges,
             global_step=self.council.merges,
             fragment=0,
@@ -287,7 +281,7 @@ class CouncilVoter(SimWitness):
             codec="int4",
             learning_rate=0.7,
             momentum=0.5,
-            state=StateDigests(payload, payload),
+            state=records.StateDigests(payload, payload),
             contributions=(part,),
         )
 
@@ -387,9 +381,9 @@ class Council:
         branch = self.checker.branches[epoch]
         for record in branch.records[:index]:
             match record.body:
-                case CharterAdopted(envelope):
+                case records.CharterAdopted(envelope):
                     state.charters.append(AdoptedCharter(record.index, envelope))
-                case VotersAdmitted(voters):
+                case records.VotersAdmitted(voters):
                     state.admissions.update({one.key: one for one in voters})
             state.index, state.term, state.epoch = record.index, record.term, record.epoch
         state.head = branch.history[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from host.bulk.blob_store import BlobStore
 from node.download.assembly import Assembly
@@ -73,11 +74,11 @@ class SimFetcher:
             if trouble is None:
                 del self._assemblies[assembly.fragment]
             # Told later: an answer may ask for the next download.
-            self.world.after(0.0, _telling(answer, assembly if trouble is None else trouble))
+            self.world.after(0.0, partial(answer, assembly if trouble is None else trouble))
         planner.cancelled()
         for ask in planner.asks(now_s):
             delay_s = self.world.transfer_s(ask.donor, self.key, ask.length)
-            self.world.after(delay_s, _finishing(self._finish, ask))
+            self.world.after(delay_s, partial(self._finish, ask))
 
     def _finish(self, ask: Ask) -> None:
         if not self._is_alive():
@@ -93,13 +94,3 @@ class SimFetcher:
                 self.planner.received(ask.number, ask.length, now_s)
                 self.planner.arrived(ask.number, blob, now_s)
         self._look()
-
-
-def _telling(
-    answer: Callable[[Assembly | str], None], outcome: Assembly | str
-) -> Callable[[], None]:
-    return lambda: answer(outcome)
-
-
-def _finishing(finish: Callable[[Ask], None], ask: Ask) -> Callable[[], None]:
-    return lambda: finish(ask)

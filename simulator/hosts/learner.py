@@ -6,45 +6,10 @@ import random
 from collections.abc import Callable
 
 from host.bulk.blob_store import BlobStore
+from host.tape.taping import NoTape
 from node.download.assembly import Assembly
+from node.machine import jobs
 from node.machine.context import LearnerSetup
-from node.machine.jobs import (
-    Advance,
-    Advanced,
-    BeginSteps,
-    Capture,
-    Captured,
-    CutPart,
-    Deliver,
-    Delivered,
-    DropFed,
-    Evaluate,
-    EvaluatedLoss,
-    Feed,
-    FetchState,
-    FindSeat,
-    Freeze,
-    HoldSteps,
-    KeepReceipt,
-    LoadPart,
-    ReleaseSteps,
-    ReplaceTrainer,
-    SeatFound,
-    SetProgress,
-    Settle,
-    StartTrainer,
-    Starved,
-    StateFetched,
-    Stepped,
-    SuspendTrainer,
-    Thaw,
-    TrainerLost,
-    TrainerReady,
-    TrainerSuspended,
-    UseCharter,
-    WakeTrainer,
-    WritePart,
-)
 from node.machine.learner import LearnerMachine
 from node.machine.snapshot_participant import RESTART_EXIT
 from node.trainer_client.fragment_bank import FragmentBank
@@ -113,12 +78,11 @@ class SimLearner(Host):
         """(incarnation, position, sequence) of everything any of its trainers read."""
         self.captures: dict[tuple[int, int], tuple[int, int]] = {}
         """(incarnation, sequence) of a push -> the trainer's number, and its local step then."""
-        """(life, sequence) of a push -> the trainer's number, and its local step then."""
         self.progress: list[float] = []
         """Every place on the learning-rate schedule that a trainer was told."""
         self.tape: Callable[[SimLearner], Sink] | None = None
         """Makes the tape of each life; None records nothing."""
-        self.recorder: TrainerTape | None = None
+        self.recorder = TrainerTape(NoTape())
         self.kept: list[tuple[float, Envelope, Envelope]] = []
         """When a receipt was kept, the receipt, and the charter that proves it; outlives crashes"""
         self.pushed: list[tuple[int, int]] = []
@@ -190,35 +154,35 @@ class SimLearner(Host):
             self.trainer = None
             self.bank.trainer_lost()
             self.moments.trainer_lost()
-            self.take(Note(TrainerLost(is_out_of_memory, "killed")))
+            self.take(Note(jobs.TrainerLost(is_out_of_memory, "killed")))
 
     def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
         job, world = start.job, self.world
         match job:
-            case FindSeat():
+            case jobs.FindSeat():
                 world.after(2 * world.delay_s(), lambda: answer(self._find_seat()))
-            case FetchState():
+            case jobs.FetchState():
                 kept = self.parts.install(job)
                 if kept is not None:
                     world.after(0.0, lambda: answer(kept))
                     return
                 numel = self.layout.fragments[job.fragment].numel
                 self.fetcher.fetch(job, numel, lambda got: answer(self._install(job, got)))
-            case Advance():
+            case jobs.Advance():
                 self._fetch_payload(job, answer)
-            case StartTrainer():
+            case jobs.StartTrainer():
                 self._in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
-            case SuspendTrainer():
+            case jobs.SuspendTrainer():
                 self._in_this_life(SUSPEND_S, lambda: answer(self._suspend_trainer()))
-            case WakeTrainer():
+            case jobs.WakeTrainer():
                 self._in_this_life(TRAINER_START_S, lambda: answer(self._wake_trainer()))
-            case Deliver():
+            case jobs.Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
-            case Capture():
+            case jobs.Capture():
                 self.command(lambda trainer: answer(self._capture(job, trainer)), answer)
-            case Evaluate():
+            case jobs.Evaluate():
                 self._in_this_life(1.0, lambda: answer(self._evaluate(job)))
-            case CutPart() | WritePart() | LoadPart():
+            case jobs.CutPart() | jobs.WritePart() | jobs.LoadPart():
                 self.parts.run_job(job, answer)
             case _:
                 self.moments.run_job(job, answer)
@@ -230,25 +194,25 @@ class SimLearner(Host):
 
     def act(self, action: object) -> None:
         match action:
-            case Freeze(index, fragment):
+            case jobs.Freeze(index, fragment):
                 self.bank.freeze(index, fragment)
-            case Thaw(index):
+            case jobs.Thaw(index):
                 self.bank.thaw(index)
-            case UseCharter(charter):
+            case jobs.UseCharter(charter):
                 self._use(charter)
-            case Settle(fragment, sequence, outcome):
+            case jobs.Settle(fragment, sequence, outcome):
                 self._settle(fragment, sequence, is_merged=outcome == "merged")
-            case Feed() | DropFed():
+            case jobs.Feed() | jobs.DropFed():
                 self._feed(action)
-            case SetProgress() | KeepReceipt():
+            case jobs.SetProgress() | jobs.KeepReceipt():
                 self._write_down(action)
-            case ReplaceTrainer():
+            case jobs.ReplaceTrainer():
                 self.world.after(0.1, self.lose_trainer)
-            case HoldSteps() | ReleaseSteps():
+            case jobs.HoldSteps() | jobs.ReleaseSteps():
                 if self.trainer is not None:
-                    self.trainer.is_held = isinstance(action, HoldSteps)
+                    self.trainer.is_held = isinstance(action, jobs.HoldSteps)
                     self._step()
-            case BeginSteps():
+            case jobs.BeginSteps():
                 if self.trainer is not None:
                     self.trainer.is_begun = True
                     self.trainer.ready_s = self.world.now_s
@@ -261,42 +225,40 @@ class SimLearner(Host):
         if self.trainer is None:
             return Failed("the trainer ended")
         self.trainer.is_held = True
-        return TrainerSuspended()
+        return jobs.TrainerSuspended()
 
     def _wake_trainer(self) -> object:
         if self.trainer is None:
-            return TrainerLost(False, "its suspended state is gone")
+            return jobs.TrainerLost(False, "its suspended state is gone")
         self.trainer.is_held = False
-        return TrainerReady("virtual", 1)
+        return jobs.TrainerReady("virtual", 1)
 
     def _use(self, charter: Charter) -> None:
         self.bank.charter = charter
-        if self.recorder is not None:
-            self.recorder.under(charter)
+        self.recorder.under(charter)
 
     def _settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         self.bank.settle(fragment, sequence, is_merged=is_merged)
-        if self.recorder is not None:
-            self.recorder.closed(fragment, sequence, is_merged=is_merged)
+        self.recorder.closed(fragment, sequence, is_merged=is_merged)
 
-    def _feed(self, action: Feed | DropFed) -> None:
+    def _feed(self, action: jobs.Feed | jobs.DropFed) -> None:
         if self.trainer is None:
             return
-        if isinstance(action, DropFed):
+        if isinstance(action, jobs.DropFed):
             self.trainer.command(self.trainer.spans.clear)
             return
         self.trainer.spans.extend(action.spans)
         self._step()
 
-    def _write_down(self, action: SetProgress | KeepReceipt) -> None:
-        if isinstance(action, SetProgress):
+    def _write_down(self, action: jobs.SetProgress | jobs.KeepReceipt) -> None:
+        if isinstance(action, jobs.SetProgress):
             self.progress.append(action.fraction)
         else:
             self.kept.append((self.world.now_s, action.receipt, action.charter))
 
     def _find_seat(self) -> object:
         """The newest proven leader that the table names, as the daemon's locator finds it."""
-        best: SeatFound | None = None
+        best: jobs.SeatFound | None = None
         for notice in self.syncer_hosts[0].notices.values():
             charter = wire.decode(notice.charter.payload, Charter)
             is_proven = is_elected(
@@ -310,7 +272,7 @@ class SimLearner(Host):
             if not is_proven or notice.until_s < self.world.now_s:
                 continue
             if best is None or (notice.epoch, notice.term) > (best.epoch, best.term):
-                best = SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
+                best = jobs.SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
         return best or Failed("no syncer of this project has announced itself yet")
 
     def _others(self) -> list[SimLearner]:
@@ -345,13 +307,13 @@ class SimLearner(Host):
         assert isinstance(host, SimLearner | SimSyncer)
         return host.blob_store if self.world.can_reach(self, host) else None
 
-    def _install(self, job: FetchState, got: Assembly | str) -> object:
+    def _install(self, job: jobs.FetchState, got: Assembly | str) -> object:
         if isinstance(got, str):
             return Failed(got)
         self.bank.install(job.fragment, job.version, job.state, *got.arrays())
-        return StateFetched(tuple(got.sources.items()))
+        return jobs.StateFetched(tuple(got.sources.items()))
 
-    def _fetch_payload(self, job: Advance, answer: Callable[[object], None]) -> None:
+    def _fetch_payload(self, job: jobs.Advance, answer: Callable[[object], None]) -> None:
         """From the leader, then other syncers, then learners: as the daemon asks."""
         world, merged = self.world, job.merged
         donors = reversed(self._donors())
@@ -363,7 +325,7 @@ class SimLearner(Host):
         delay_s = world.transfer_s(donor.key, self.key, merged.payload_bytes)
         world.after(delay_s, lambda: answer(self._advance(job, donor)))
 
-    def _advance(self, job: Advance, donor: SimLearner | SimSyncer) -> object:
+    def _advance(self, job: jobs.Advance, donor: SimLearner | SimSyncer) -> object:
         payload = donor.blob_store.get(job.merged.payload)
         if payload is None or not self.world.can_dial(self, donor):
             return Failed("the donor is gone")
@@ -371,7 +333,7 @@ class SimLearner(Host):
             self.bank.advance(job.merged, bytes(payload))
         except CorruptState as error:
             return Failed(str(error))
-        return Advanced()
+        return jobs.Advanced()
 
     def _start_trainer(self) -> object:
         inner, data = self.tiny.charter.inner, self.tiny.genesis.data
@@ -385,17 +347,16 @@ class SimLearner(Host):
             noise_seed=random.Random(self.chance.random()).randrange(2**32),
         )
         self.trainer = self.backend.adopt(trainer, self.key)
-        if self.recorder is not None:
-            self.recorder.began(
-                genesis=self.tiny.genesis_bytes,
-                charter=self.learner.context.charter or self.tiny.charter,
-                inner=inner,
-                micro_batch=inner.batch_sequences,
-                seed_salt=trainer.noise_seed,
-                replay_class=replay_class(VIRTUAL, 1, None),
-            )
+        self.recorder.began(
+            genesis=self.tiny.genesis_bytes,
+            charter=self.learner.context.charter or self.tiny.charter,
+            inner=inner,
+            micro_batch=inner.batch_sequences,
+            seed_salt=trainer.noise_seed,
+            replay_class=replay_class(VIRTUAL, 1, None),
+        )
         self.trainer_number = self.trainers
-        return self.parts.restore(self.trainer, TrainerReady(VIRTUAL, inner.batch_sequences))
+        return self.parts.restore(self.trainer, jobs.TrainerReady(VIRTUAL, inner.batch_sequences))
 
     def command(
         self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
@@ -407,7 +368,7 @@ class SimLearner(Host):
             return
         self.world.after(0.0, lambda: trainer.command(lambda: action(trainer)))
 
-    def _deliver(self, job: Deliver, trainer: TinyTrainer) -> object:
+    def _deliver(self, job: jobs.Deliver, trainer: TinyTrainer) -> object:
         delivery = self.bank.deliver(
             job.fragment,
             is_assign=job.is_assign,
@@ -417,12 +378,11 @@ class SimLearner(Host):
         if trainer.apply(job.fragment, delivery):
             for look in self.on_assign:
                 look(self, job.fragment)
-        if self.recorder is not None:
-            mark = applied(job.fragment, delivery, job.merged_sequence)
-            self.recorder.took(mark(trainer.local_step))
-        return Delivered(delivery.version, trainer.local_step, trainer.tokens)
+        mark = applied(job.fragment, delivery, job.merged_sequence)
+        self.recorder.took(mark(trainer.local_step))
+        return jobs.Delivered(delivery.version, trainer.local_step, trainer.tokens)
 
-    def _capture(self, job: Capture, trainer: TinyTrainer) -> object:
+    def _capture(self, job: jobs.Capture, trainer: TinyTrainer) -> object:
         local = trainer.theta[job.fragment]
         if local is None:
             return Failed("not delivered")
@@ -430,9 +390,8 @@ class SimLearner(Host):
             push = self.bank.push(job.fragment, job.sequence, local)
         except NonFinite:
             return Failed("non-finite")
-        if self.recorder is not None:
-            self.recorder.took(snapshot(job.fragment)(trainer.local_step))
-            self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
+        self.recorder.took(snapshot(job.fragment)(trainer.local_step))
+        self.recorder.captured(job.sequence, job.fragment, push.base_version, push.digest)
         self.pushed.append((job.fragment, push.payload_bytes))
         self.captures[self.incarnation, job.sequence] = (self.trainer_number, trainer.local_step)
         if self.on_capture:
@@ -440,7 +399,7 @@ class SimLearner(Host):
             assert payload is not None, "it was just put there"
             for look in self.on_capture:
                 look(self, job.fragment, job.sequence, push.base_version, bytes(payload))
-        return Captured(
+        return jobs.Captured(
             base_version=push.base_version,
             digest=push.digest,
             payload_bytes=push.payload_bytes,
@@ -449,9 +408,9 @@ class SimLearner(Host):
             cursor=trainer.cursor(),
         )
 
-    def _evaluate(self, job: Evaluate) -> object:
+    def _evaluate(self, job: jobs.Evaluate) -> object:
         loss = self.backend.loss(self.bank.frozen(job.index))
-        return EvaluatedLoss(loss, 128, 1.0)
+        return jobs.EvaluatedLoss(loss, 128, 1.0)
 
     def _step(self) -> None:
         trainer = self.trainer
@@ -459,7 +418,7 @@ class SimLearner(Host):
             return
         if not trainer.can_step():
             if trainer.is_begun and not trainer.is_held:
-                self.take(Note(Starved()))
+                self.take(Note(jobs.Starved()))
             return
         seconds, life = trainer.begin_step(self.world.now_s), self.life
 
@@ -470,12 +429,11 @@ class SimLearner(Host):
             loss = trainer.end_step(seconds)
             if not self.is_void:
                 self.reads += [(self.incarnation, *read) for read in trainer.read[before:]]
-            if self.recorder is not None:
-                self.recorder.stepped(trainer.local_step, 0.0)
+            self.recorder.stepped(trainer.local_step, 0.0)
             trainer.boundary()
             self.take(
                 Note(
-                    Stepped(
+                    jobs.Stepped(
                         local_step=trainer.local_step,
                         tokens=trainer.tokens,
                         loss=loss,

@@ -13,18 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host.bulk.blob_store import BlobStore
-from node.machine.jobs import (
-    CaptureMoments,
-    DonorsFound,
-    FetchMoments,
-    FindDonors,
-    ForgetMoments,
-    InstallMoments,
-    MomentsCaptured,
-    MomentsFetched,
-    MomentsInstalled,
-    WithdrawMoments,
-)
+from node.machine import jobs
 from node.machine.moments import check_moments, steps_of
 from protocol.errors import MalformedPayload
 from protocol.fragments import Layout
@@ -79,23 +68,23 @@ class SimMoments:
     def run_job(self, job: Job, answer: Answer) -> None:
         host = self.host
         match job:
-            case FindDonors():
+            case jobs.FindDonors():
                 keys = tuple(host.reachable())
-                host.world.after(2 * host.world.delay_s(), lambda: answer(DonorsFound(keys)))
-            case FetchMoments():
+                host.world.after(2 * host.world.delay_s(), lambda: answer(jobs.DonorsFound(keys)))
+            case jobs.FetchMoments():
                 self._fetch(job, answer)
-            case CaptureMoments():
+            case jobs.CaptureMoments():
                 once = self._once(answer)
                 host.command(lambda trainer: once(self._capture(trainer)), once)
-            case InstallMoments():
+            case jobs.InstallMoments():
                 once = self._once(answer)
                 host.command(lambda trainer: once(self._install(trainer)), once)
 
     def act(self, action: object) -> None:
         match action:
-            case ForgetMoments():
+            case jobs.ForgetMoments():
                 self.held = []
-            case WithdrawMoments():
+            case jobs.WithdrawMoments():
                 self.withdraw()
 
     def trainer_lost(self) -> None:
@@ -125,16 +114,16 @@ class SimMoments:
             blob = values.tobytes()
             self.offered.append(digest(blob))
             self.host.blob_store.put(self.offered[-1], blob)
-        return MomentsCaptured(tuple(self.offered))
+        return jobs.MomentsCaptured(tuple(self.offered))
 
-    def _fetch(self, job: FetchMoments, answer: Answer) -> None:
+    def _fetch(self, job: jobs.FetchMoments, answer: Answer) -> None:
         host, world = self.host, self.host.world
         self.held = []
         size = sum(values.nbytes for values in host.trainer.moments) if host.trainer else 8192
         delay_s = world.transfer_s(job.donor, host.key, size) + host.stall_of(job.donor)
         world.after(delay_s, lambda: answer(self._arrive(job)))
 
-    def _arrive(self, job: FetchMoments) -> object:
+    def _arrive(self, job: jobs.FetchMoments) -> object:
         host = self.host
         donor = host.reach(job.donor)
         if donor is None:
@@ -149,7 +138,7 @@ class SimMoments:
         except MalformedPayload as error:
             return Failed(str(error))
         self.held = arrays
-        return MomentsFetched()
+        return jobs.MomentsFetched()
 
     def _install(self, trainer: TinyTrainer) -> object:
         held, self.held = self.held, []
@@ -157,4 +146,4 @@ class SimMoments:
             return Failed("the moments are gone")
         trainer.moments = [values.copy() for values in held]
         self.installed = held
-        return MomentsInstalled(steps_of(self.host.layout, held))
+        return jobs.MomentsInstalled(steps_of(self.host.layout, held))

@@ -12,18 +12,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from node.machine import jobs
 from node.machine.context import EpochStart
-from node.machine.jobs import (
-    CutPart,
-    FetchState,
-    LoadPart,
-    PartCut,
-    PartLoaded,
-    PartWritten,
-    StateFetched,
-    TrainerReady,
-    WritePart,
-)
 from node.machine.learner import LearnerMachine
 from node.machine.snapshot_part import PartState
 from node.trainer_client.fragment_bank import FragmentBank, Standing
@@ -139,11 +129,11 @@ class SimParts:
     def run_job(self, job: Job, answer: Callable[[object], None]) -> None:
         world = self.host.world
         match job:
-            case CutPart(snapshot):
+            case jobs.CutPart(snapshot):
                 self.host.command(lambda trainer: answer(self._make_cut(snapshot, trainer)), answer)
-            case WritePart():
+            case jobs.WritePart():
                 world.after(WRITE_S, lambda: answer(self._write(job)))
-            case LoadPart():
+            case jobs.LoadPart():
                 world.after(WRITE_S, lambda: answer(self._load(job)))
             case _:
                 raise AssertionError(f"nothing here carries out {type(job).__name__}")
@@ -154,9 +144,9 @@ class SimParts:
         self._cut = (copied, tuple(host.bank.standing()))
         for look in self.cuts:
             look(snapshot)
-        return PartCut(trainer.local_step, trainer.tokens)
+        return jobs.PartCut(trainer.local_step, trainer.tokens)
 
-    def _write(self, job: WritePart) -> object:
+    def _write(self, job: jobs.WritePart) -> object:
         if self.is_full or self._cut is None:
             return Failed("the disk is full")
         (trainer, standing), self._cut = self._cut, None
@@ -164,16 +154,16 @@ class SimParts:
         kept = {job.state.snapshot, *job.kept}
         self.disk[job.state.snapshot] = SimPart(job.state, trainer, standing, digest)
         self.disk = {at: part for at, part in self.disk.items() if at in kept}
-        return PartWritten(digest, sum(values.nbytes for values in trainer.theta))
+        return jobs.PartWritten(digest, sum(values.nbytes for values in trainer.theta))
 
-    def _load(self, job: LoadPart) -> object:
+    def _load(self, job: jobs.LoadPart) -> object:
         part = self.disk.get(job.snapshot)
         if part is None:
             return Failed("the part is missing")
         if part.taken_up >= job.epoch:
             return Failed(f"the part was already used in epoch {job.epoch}")
         self.disk[job.snapshot] = self.loaded = replace(part, taken_up=job.epoch)
-        return PartLoaded(part.digest)
+        return jobs.PartLoaded(part.digest)
 
     def next_start(self, start: EpochStart | None) -> None:
         """The machine asked to be built anew."""
@@ -181,7 +171,7 @@ class SimParts:
             start = replace(start, part=self.loaded.state, digest=self.loaded.digest)
         self.start = start
 
-    def restore(self, trainer: TinyTrainer, ready: TrainerReady) -> TrainerReady:
+    def restore(self, trainer: TinyTrainer, ready: jobs.TrainerReady) -> jobs.TrainerReady:
         """Give the part to a trainer that just became ready, if there is one."""
         part, self.loaded = self.loaded, None
         if part is None:
@@ -197,7 +187,7 @@ class SimParts:
         unread = sum((span.stop - span.start) * size - span.skip for span in trainer.spans)
         return replace(ready, unread=unread, local_step=trainer.local_step)
 
-    def install(self, job: FetchState) -> StateFetched | None:
+    def install(self, job: jobs.FetchState) -> jobs.StateFetched | None:
         """Take this very version from the part, if that had it."""
         standing = self._bases.pop(job.fragment, None)
         if standing is None:
@@ -206,4 +196,4 @@ class SimParts:
         if (base.version, base.state) != (job.version, job.state):
             return None
         bank.install(job.fragment, job.version, job.state, base.theta, base.momentum)
-        return StateFetched(())
+        return jobs.StateFetched(())

@@ -24,26 +24,7 @@ from simulator.hosts.voter import FSYNC_S, Observer, SimVoter
 from simulator.stand_ins.backends import Backend
 from simulator.stand_ins.tiny import SimSigner, TinyProject, charter_envelope
 from simulator.virtual.world import Host, World
-from syncer_node.machine.jobs import (
-    Adopt,
-    CutSnapshot,
-    FetchPayload,
-    FetchPush,
-    FetchWeights,
-    Forget,
-    InitialiseWeights,
-    LoadWeights,
-    Merge,
-    Merged,
-    PayloadKept,
-    PushFetched,
-    PushRefused,
-    Repaired,
-    RepairFragment,
-    Replay,
-    Replayed,
-    WeightsMade,
-)
+from syncer_node.machine import jobs
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import NONE
 from syncer_node.machine.syncer import SyncerMachine
@@ -189,13 +170,13 @@ class SimSyncer(SimVoter):
         for fragment in recovered.state.fragments:
             recovered.origins[fragment.record_index] = by_index[fragment.record_index]
 
-    def _initialise(self) -> WeightsMade:
+    def _initialise(self) -> jobs.WeightsMade:
         made = []
         for fragment in self.layout.fragments:
             theta = self.backend.weights(fragment.numel, fragment.index)
             made.append(self.bank.initialise(fragment.index, 0, theta, np.zeros_like(theta)))
         self.disk.has_weights = True
-        return WeightsMade(tuple(made))
+        return jobs.WeightsMade(tuple(made))
 
     # Jobs.
 
@@ -203,38 +184,38 @@ class SimSyncer(SimVoter):
         job, world = start.job, self.world
         self.bank.charter = self.syncer.setup.charter
         match job:
-            case InitialiseWeights():
+            case jobs.InitialiseWeights():
                 world.after(2.0, lambda: answer(self._initialise()))
-            case FetchPush():
+            case jobs.FetchPush():
                 delay_s = world.transfer_s(job.peer, self.key, job.header.payload_bytes)
                 world.after(delay_s, lambda: answer(self._fetch(job)))
-            case FetchPayload() | FetchWeights() | RepairFragment():
+            case jobs.FetchPayload() | jobs.FetchWeights() | jobs.RepairFragment():
                 world.after(2 * world.delay_s(4096), lambda: answer(self._fetch_from_peers(job)))
-            case Merge():
+            case jobs.Merge():
                 world.after(MERGE_S, lambda: answer(self._merge(job)))
-            case LoadWeights() | Replay():
+            case jobs.LoadWeights() | jobs.Replay():
                 world.after(FSYNC_S, lambda: answer(self._load(job)))
             case _:
                 super().run_job(start, answer)
 
-    def _load(self, job: LoadWeights | Replay) -> object:
+    def _load(self, job: jobs.LoadWeights | jobs.Replay) -> object:
         try:
-            if isinstance(job, Replay):
+            if isinstance(job, jobs.Replay):
                 self._replay(job.merged)
             else:
                 self._initialise()
         except CorruptState as error:
             return Failed(str(error))
-        return Replayed()
+        return jobs.Replayed()
 
     def act(self, action: object) -> None:
         match action:
-            case Adopt(fragment, version, payload):
+            case jobs.Adopt(fragment, version, payload):
                 self.bank.adopt(fragment, version, payload)
-            case Forget(pushes):
+            case jobs.Forget(pushes):
                 for push in pushes:
                     self.bank.forget_push(push)
-            case CutSnapshot(snapshot, summary):
+            case jobs.CutSnapshot(snapshot, summary):
                 fragments = range(len(self.layout.fragments))
                 self.disk.weights[snapshot] = [self.bank.current(at) for at in fragments]
                 self.disk.summaries[snapshot] = summary
@@ -305,25 +286,27 @@ class SimSyncer(SimVoter):
         disks = (host.disk for host in self._peers() if isinstance(host, SimSyncer))
         return next((disk.payloads[name] for disk in disks if name in disk.payloads), None)
 
-    def _fetch_from_peers(self, job: FetchPayload | FetchWeights | RepairFragment) -> object:
+    def _fetch_from_peers(
+        self, job: jobs.FetchPayload | jobs.FetchWeights | jobs.RepairFragment
+    ) -> object:
         match job:
-            case FetchPayload():
+            case jobs.FetchPayload():
                 payload = self.find_payload(job.merged.payload)
                 if payload is None:
                     return Failed("nobody has the payload")
                 self.disk.payloads[job.merged.payload] = payload
-                return PayloadKept()
-            case FetchWeights():
+                return jobs.PayloadKept()
+            case jobs.FetchWeights():
                 self.disk.has_weights = True  # The simulator's are the same everywhere.
-                return PayloadKept()
-            case RepairFragment():
+                return jobs.PayloadKept()
+            case jobs.RepairFragment():
                 state = job.newest.state
                 arrays = [self._assemble(name) for name in (state.theta, state.momentum)]
                 theta, momentum = arrays
                 if theta is None or momentum is None:
                     return Failed("nobody has the fragment")
                 self.bank.initialise(job.fragment, job.newest.version, theta, momentum)
-                return Repaired()
+                return jobs.Repaired()
 
     def _assemble(self, root: bytes) -> NDArray[np.float32] | None:
         """A state by its digest: the manifest, then the chunks that it names."""
@@ -333,7 +316,7 @@ class SimSyncer(SimVoter):
         parts = self._find(*chunks.digests(manifest[0]))
         return None if parts is None else np.frombuffer(b"".join(parts), np.float32).copy()
 
-    def _fetch(self, job: FetchPush) -> object:
+    def _fetch(self, job: jobs.FetchPush) -> object:
         peer = self.world.hosts.get(job.peer)
         if peer is None or not self.world.can_dial(self, peer):
             return Failed("unreachable")
@@ -344,12 +327,12 @@ class SimSyncer(SimVoter):
         try:
             self.bank.keep_push(push, job.header.fragment, bytes(blob), job.header.codec)
         except MalformedPayload as error:
-            return PushRefused(error.reason, str(error))
+            return jobs.PushRefused(error.reason, str(error))
         if self._payloads is not None:
             self._payloads.keep_push(job, blob)
-        return PushFetched()
+        return jobs.PushFetched()
 
-    def _merge(self, job: Merge) -> object:
+    def _merge(self, job: jobs.Merge) -> object:
         if self.disk.is_full:
             return Failed("disk full")
         if self._payloads is not None:
@@ -359,7 +342,7 @@ class SimSyncer(SimVoter):
         except (CorruptState, KeyError) as error:
             return Failed(str(error))
         self.disk.payloads[outcome.payload_digest] = bytes(outcome.payload)
-        return Merged(
+        return jobs.Merged(
             payload=outcome.payload_digest,
             payload_bytes=len(outcome.payload),
             state=outcome.state,

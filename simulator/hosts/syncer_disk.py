@@ -9,15 +9,7 @@ from protocol.machine import Failed
 from protocol.messages import CertifiedRecord
 from protocol.project import Charter
 from simulator.hosts.voter_disk import VoterDisk
-from syncer_node.machine.jobs import (
-    CheckpointWritten,
-    InstallState,
-    KeepSnapshot,
-    SnapshotKept,
-    SnapshotWritten,
-    WriteCheckpoint,
-    WriteSnapshot,
-)
+from syncer_node.machine import jobs
 from syncer_node.raft.log import Floor
 from syncer_node.storage.merge_bank import Version
 
@@ -28,7 +20,7 @@ class SyncerDisk(VoterDisk):
 
     floor_origins: tuple[CertifiedRecord, ...] = ()
     has_weights: bool = False
-    snapshots: dict[int, KeepSnapshot] = field(default_factory=dict)
+    snapshots: dict[int, jobs.KeepSnapshot] = field(default_factory=dict)
     summaries: dict[int, SwarmSummary] = field(default_factory=dict)
     """The folded log of each snapshot."""
     weights: dict[int, list[Version]] = field(default_factory=dict)
@@ -38,16 +30,18 @@ class SyncerDisk(VoterDisk):
 
     def write(self, job: object) -> object:
         match job:
-            case WriteCheckpoint() | WriteSnapshot() | KeepSnapshot() if self.is_full:
+            case jobs.WriteCheckpoint() | jobs.WriteSnapshot() | jobs.KeepSnapshot() if (
+                self.is_full
+            ):
                 return Failed("disk full")
-            case WriteCheckpoint(index):
-                return CheckpointWritten(index)
-            case WriteSnapshot():
-                return SnapshotWritten()
-            case KeepSnapshot():
+            case jobs.WriteCheckpoint(index):
+                return jobs.CheckpointWritten(index)
+            case jobs.WriteSnapshot():
+                return jobs.SnapshotWritten()
+            case jobs.KeepSnapshot():
                 self.snapshots[job.manifest.snapshot] = job
                 self.snapshots = {at: one for at, one in self.snapshots.items() if at in job.kept}
-                return SnapshotKept()
+                return jobs.SnapshotKept()
         return super().write(job)
 
     def _enter(self, charter: Charter) -> None:
@@ -57,7 +51,7 @@ class SyncerDisk(VoterDisk):
         kept = self.snapshots.get(origin.snapshot) if origin is not None else None
         if origin is not None and kept is not None and self.last == 0:
             summary = self.summaries[origin.snapshot]
-            self._install(InstallState(kept.entry, summary, kept.origins))
+            self._install(jobs.InstallState(kept.entry, summary, kept.origins))
             self.base = self.weights[origin.snapshot]
 
     def _begin(
@@ -66,6 +60,6 @@ class SyncerDisk(VoterDisk):
         super()._begin(floor, entry, summary)
         self.base = None
 
-    def _install(self, job: InstallState) -> None:
+    def _install(self, job: jobs.InstallState) -> None:
         super()._install(job)
         self.floor_origins = job.origins

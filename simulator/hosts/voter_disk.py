@@ -15,15 +15,8 @@ from protocol.messages import Certificate, CertifiedRecord, Envelope
 from protocol.project import Charter
 from protocol.signing import Signer
 from syncer_node.machine.jobs import Installed, InstallState
+from syncer_node.raft import jobs
 from syncer_node.raft.ballot import Ballot
-from syncer_node.raft.jobs import (
-    Append,
-    Appended,
-    BallotSaved,
-    KeepProofs,
-    ProofsKept,
-    SaveBallot,
-)
 from syncer_node.raft.log import Floor, LogStart
 from syncer_node.storage.recovery import LogView, enter_epoch, log_start, recertify, scan
 
@@ -120,21 +113,23 @@ class VoterDisk:
         if self.is_full:
             return Failed("disk full")
         match job:
-            case SaveBallot(ballot):
+            case jobs.SaveBallot(ballot):
                 self.ballot = ballot.owing(self.ballot.owed, self.ballot.owed_epoch)
-                return BallotSaved(ballot)
-            case Append(after, records):
+                return jobs.BallotSaved(ballot)
+            case jobs.Append(after, records):
                 if not self.floor.index <= after <= self.last:
                     return Failed(f"record {after + 1} waits for record {self.last + 1}")
                 self._cut(after)
                 self.log.extend(records)
-                return Appended(self.last)
-            case KeepProofs(certificates):
+                return jobs.Appended(self.last)
+            case jobs.KeepProofs(certificates):
                 for certificate in certificates:
                     self.keep(certificate)
                 self.proofs_synced = len(self.proofs)
                 is_kept = self.certified >= certificates[-1].index
-                return ProofsKept() if is_kept else Failed("a proof is missing before this one")
+                return (
+                    jobs.ProofsKept() if is_kept else Failed("a proof is missing before this one")
+                )
             case InstallState():
                 self._install(job)
                 return Installed()

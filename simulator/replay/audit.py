@@ -28,19 +28,8 @@ from simulator.replay.round_history import RoundHistories
 from simulator.stand_ins.tiny import sim_verify
 from syncer_node.machine.jobs import Keep, Merge, Merged
 from syncer_node.machine.syncer import SyncerMachine
+from syncer_node.storage import tape_recorder
 from syncer_node.storage.machine_state import read_machine
-from syncer_node.storage.tape_recorder import (
-    CHARTER,
-    DRAIN,
-    FAULT,
-    SNAPSHOT,
-    built_from,
-    digest_of,
-    read_decision,
-    read_event,
-    read_external,
-    read_seeds,
-)
 
 BUGS = (AssertionError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 """What a machine that is wrong may raise."""
@@ -183,13 +172,13 @@ class _Auditor:
     def _begin(self, place: str, frame: Began) -> None:
         """Build the machine as its host did."""
         try:
-            seeds = read_seeds(frame.setup)
+            seeds = tape_recorder.read_seeds(frame.setup)
         except MalformedMessage as error:
             raise TapeDamaged(f"{place}: its beginning cannot be read: {error}") from error
         genesis = self._genesis(place, frame.genesis, seeds.project)
         self.signer.hand(frame.signatures)
         self._prove_charter(place, genesis, seeds.charter)
-        setup, recovered = built_from(seeds, genesis, self.signer, self.verify)
+        setup, recovered = tape_recorder.built_from(seeds, genesis, self.signer, self.verify)
         charters = seeds.summary.charters
         self.charter = setup.charter
         if charters:
@@ -268,7 +257,7 @@ class _Auditor:
             ) from None
         except MalformedMessage as error:
             raise TapeDamaged(f"{place}: {name} cannot be read: {error}") from error
-        outcome, decided = digest_of(made)
+        outcome, decided = tape_recorder.digest_of(made)
         told = difference(one.decided, decided)
         if not told and outcome != one.outcome:
             words = made if isinstance(made, str) else f"{len(made)} effects"
@@ -284,22 +273,22 @@ class _Auditor:
         """What the machine makes of it, or the name of the error that it raises."""
         machine = self.machine
         try:
-            if one.kind == FAULT:
-                told = read_external(one.kind, one.content)
+            if one.kind == tape_recorder.FAULT:
+                told = tape_recorder.read_external(one.kind, one.content)
                 assert isinstance(told, tuple)
                 error = ReplayedFault(told[2])
                 error.reason = told[1]
                 return machine.fault(told[0], error)
-            if one.kind == DRAIN:
+            if one.kind == tape_recorder.DRAIN:
                 return machine.drain(one.at_s)
-            if one.kind == SNAPSHOT:
+            if one.kind == tape_recorder.SNAPSHOT:
                 return machine.take_snapshot(one.at_s)
-            if one.kind == CHARTER:
-                envelope = read_external(one.kind, one.content)
+            if one.kind == tape_recorder.CHARTER:
+                envelope = tape_recorder.read_external(one.kind, one.content)
                 assert not isinstance(envelope, tuple)
                 assert envelope is not None
                 return self._offer(machine, envelope, one.at_s)
-            event = read_event(one.kind, one.content)
+            event = tape_recorder.read_event(one.kind, one.content)
         except msgspec.MsgspecError as error:
             raise MalformedMessage(str(error)) from error
         try:
@@ -316,7 +305,7 @@ class _Auditor:
 
     def _prove(self, name: str, place: str, content: bytes) -> None:
         """A recorded certificate, checked without the machine."""
-        kept = read_decision("Keep", content)
+        kept = tape_recorder.read_decision("Keep", content)
         assert isinstance(kept, Keep)
         trouble = None
         for charter in (self.charter, self.machine.setup.charter):
@@ -349,7 +338,7 @@ class _Auditor:
         """What is needed later: merges with their results, and the history of each round."""
         event = None
         if one.kind in ("Received", "JobDone"):
-            event = read_event(one.kind, one.content)
+            event = tape_recorder.read_event(one.kind, one.content)
         if isinstance(event, JobDone) and isinstance(event.result, Merged):
             asked = self.asked.pop(event.id, None)
             if asked is not None:
@@ -363,10 +352,5 @@ class _Auditor:
         self.found.histories.note(one.at_s, event, made, self.machine)
 
     def _is_far_enough(self) -> bool:
-        until = self.until
-        return until is not None and any(merged.round >= until for merged in self._newest_rounds())
-
-    def _newest_rounds(self) -> Iterator[FragmentMerged]:
-        rounds = self.found.rounds
-        if rounds:
-            yield rounds[max(rounds)]
+        until, rounds = self.until, self.found.rounds
+        return until is not None and bool(rounds) and rounds[max(rounds)].round >= until

@@ -7,6 +7,7 @@ merged displacement L_v, and those of the weights and momentum that follow from 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -36,7 +37,7 @@ class Merges:
 
     merged: set[int] = field(default_factory=set)
     """Log indices of the rounds that came to the same bits."""
-    untried: dict[str, int] = field(default_factory=dict)
+    untried: Counter[str] = field(default_factory=Counter)
     """Rounds that could not be merged again, by reason."""
 
 
@@ -108,7 +109,7 @@ class MergeReplay:
         elif not is_there and not has_base:
             reason = "the version before it was not kept"
         if reason:
-            self.found.untried[reason] = self.found.untried.get(reason, 0) + 1
+            self.found.untried[reason] += 1
             self._at.pop(job.fragment, None)
             return
         self._read_until(merge, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ class ReplayReport:
     audited: set[int] = field(default_factory=set)
     merged: set[int] = field(default_factory=set)
     retrained: set[int] = field(default_factory=set)
-    untried: dict[Level, dict[str, int]] = field(default_factory=dict)
+    untried: dict[Level, Counter[str]] = field(default_factory=dict)
     """By level: why rounds, or pushes, were not tried."""
     rounds_before: int = 0
     """Rounds before the first one on any tape."""
@@ -190,5 +191,4 @@ def _count_pushes(report: ReplayReport, done: Retrained) -> None:
 
 
 def _untried(report: ReplayReport, level: Level, reason: str, count: int = 1) -> None:
-    reasons = report.untried.setdefault(level, {})
-    reasons[reason] = reasons.get(reason, 0) + count
+    report.untried.setdefault(level, Counter())[reason] += count

@@ -15,18 +15,10 @@ from numpy.typing import NDArray
 from host.bulk.blob_store import BlobStore
 from host.tape.tape_file import TapeLife
 from node.trainer_client.fragment_bank import Delivery, FragmentBank
+from protocol import tape
 from protocol.fragments import build_layout
 from protocol.numerics.versions import state_manifests
 from protocol.project import Charter, Genesis
-from protocol.tape import (
-    CharterInForce,
-    Frame,
-    PushCaptured,
-    PushClosed,
-    ReplayClass,
-    TrainerBegan,
-    VersionApplied,
-)
 
 F32 = NDArray[np.float32]
 Kind = Literal["push", "untried", "diverged", "done"]
@@ -53,7 +45,7 @@ def version_path(spool: Path, fragment: int, version: int) -> Path:
     return spool / f"{fragment}-{version}.f32"
 
 
-def require_class(recorded: ReplayClass, here: ReplayClass) -> None:
+def require_class(recorded: tape.ReplayClass, here: tape.ReplayClass) -> None:
     """Raises Unreplayable where this host adds up otherwise than the one that recorded."""
     others = recorded.differences(here)
     if others:
@@ -81,7 +73,7 @@ class Retrainer(ABC):
     def outcomes(self) -> Iterator[PushOutcome]:
         """What came of every push, and at the end of the local steps."""
         for place, frame in self.life.frames("events"):
-            if not self._reason or isinstance(frame, TrainerBegan):
+            if not self._reason or isinstance(frame, tape.TrainerBegan):
                 try:
                     found = self._take(place, frame)
                     if found is not None:
@@ -89,25 +81,25 @@ class Retrainer(ABC):
                     continue
                 except Unreplayable as error:
                     self._reason = str(error)
-            if isinstance(frame, PushCaptured):
+            if isinstance(frame, tape.PushCaptured):
                 yield PushOutcome("untried", self.incarnation, frame.sequence, text=self._reason)
         yield PushOutcome("done", number=self.steps)
 
-    def _take(self, place: str, frame: Frame) -> PushOutcome | None:
+    def _take(self, place: str, frame: tape.Frame) -> PushOutcome | None:
         match frame:
-            case TrainerBegan():
+            case tape.TrainerBegan():
                 self._began(frame)
-            case CharterInForce(charter):
+            case tape.CharterInForce(charter):
                 self.bank.charter = msgspec.msgpack.decode(charter, type=Charter)
-            case PushClosed(fragment, sequence, is_merged):
+            case tape.PushClosed(fragment, sequence, is_merged):
                 self.bank.settle(fragment, sequence, is_merged=is_merged)
-            case PushCaptured():
+            case tape.PushCaptured():
                 return self._push(place, frame)
             case _:
                 self.train(place, frame)
         return None
 
-    def _began(self, frame: TrainerBegan) -> None:
+    def _began(self, frame: tape.TrainerBegan) -> None:
         if self._bank is not None and self._reason:
             # What the former trainer's merged pushes left behind is not known.
             raise Unreplayable(
@@ -122,7 +114,7 @@ class Retrainer(ABC):
         self.bank.trainer_lost()
         self.begin(frame)
 
-    def _push(self, place: str, frame: PushCaptured) -> PushOutcome:
+    def _push(self, place: str, frame: tape.PushCaptured) -> PushOutcome:
         """The push made again of the fragment's values: the same, or `diverged`."""
         values = self.values(frame.fragment)
         if values is None:
@@ -135,7 +127,7 @@ class Retrainer(ABC):
         text = f"push {frame.sequence} came out differently than its learner recorded"
         return PushOutcome("diverged", self.incarnation, frame.sequence, name, place, text)
 
-    def deliver(self, frame: VersionApplied) -> Delivery:
+    def deliver(self, frame: tape.VersionApplied) -> Delivery:
         """What the trainer was given with this version. Raises Unreplayable if no tape has it."""
         path = version_path(self.spool, frame.fragment, frame.version)
         try:
@@ -155,11 +147,11 @@ class Retrainer(ABC):
         )
 
     @abstractmethod
-    def begin(self, frame: TrainerBegan) -> None:
+    def begin(self, frame: tape.TrainerBegan) -> None:
         """A trainer as that one was. Raises Unreplayable."""
 
     @abstractmethod
-    def train(self, place: str, frame: Frame) -> None:
+    def train(self, place: str, frame: tape.Frame) -> None:
         """Do what the trainer did. Raises Unreplayable where that cannot be done."""
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Retrained:
 
     pushes: set[PushId] = field(default_factory=set)
     """Those that came to the digest that their learner signed."""
-    untried: dict[str, int] = field(default_factory=dict)
+    untried: Counter[str] = field(default_factory=Counter)
     """Pushes that could not be made again, by reason."""
     steps: int = 0
 
@@ -93,15 +94,11 @@ def _take(
             if push in signed:
                 found.pushes.add(push)
         case "untried":
-            _count(found, outcome.text)
+            found.untried[outcome.text] += 1
         case "diverged":
             raise Diverged(name, outcome.place, outcome.text)
         case "done":
             found.steps += outcome.number
-
-
-def _count(found: Retrained, reason: str) -> None:
-    found.untried[reason] = found.untried.get(reason, 0) + 1
 
 
 def _outcomes(life: TapeLife, spool: Path, data_cache: Path) -> list[PushOutcome]:

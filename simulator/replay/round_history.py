@@ -5,27 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from protocol import trace
 from protocol.ids import short
 from protocol.log.records import FragmentMerged
 from protocol.machine import Do, Effect, Emit, Event, Failed, JobDone, Received, Send, Start
 from protocol.messages import Decline, Pull
-from protocol.trace import (
-    FragmentCommitted,
-    PushSettled,
-    QuorumReached,
-    RoundAbandoned,
-    RoundOpened,
-    SessionOpened,
-)
-from syncer_node.machine.jobs import (
-    Adopt,
-    FetchPush,
-    Merge,
-    MergePart,
-    PushFetched,
-    PushId,
-    PushRefused,
-)
+from syncer_node.machine import jobs
 from syncer_node.machine.syncer import SyncerMachine
 
 HISTORIES_MAX: Final = 1_000_000
@@ -83,7 +68,7 @@ class RoundHistories:
         self.names: dict[bytes, str] = {}
         self._open: dict[int, RoundHistory] = {}
         self._fetches: dict[int, tuple[int, bytes]] = {}
-        self._taken: dict[PushId, Part] = {}
+        self._taken: dict[jobs.PushId, Part] = {}
         """Parts in a later round than the one that asked, until their fate is told."""
 
     def find(self, number: int) -> RoundHistory | None:
@@ -102,16 +87,16 @@ class RoundHistories:
     ) -> None:
         """Take one handled input into account."""
         for effect in effects:
-            if isinstance(effect, Emit) and isinstance(effect.fact, RoundOpened):
+            if isinstance(effect, Emit) and isinstance(effect.fact, trace.RoundOpened):
                 self._opened(at_s, effect.fact, machine)
-            if isinstance(effect, Emit) and isinstance(effect.fact, SessionOpened):
+            if isinstance(effect, Emit) and isinstance(effect.fact, trace.SessionOpened):
                 self.names[effect.fact.peer] = effect.fact.name
         if event is not None:
             self._told(at_s, event)
         for effect in effects:
             self._made(at_s, effect)
 
-    def _opened(self, at_s: float, fact: RoundOpened, machine: SyncerMachine) -> None:
+    def _opened(self, at_s: float, fact: trace.RoundOpened, machine: SyncerMachine) -> None:
         history = RoundHistory(fact.round, fact.fragment, at_s, fact.quorum)
         if machine.leadership is not None:
             current = machine.leadership.rounds.rounds.get(fact.round)
@@ -136,9 +121,9 @@ class RoundHistories:
         part = self._part(*where) if where is not None else None
         if part is None or part.fate in ("late", "stale", "rejected"):
             return
-        if isinstance(result, PushFetched):
+        if isinstance(result, jobs.PushFetched):
             part.arrived_s, part.fate = at_s, "arrived"
-        elif isinstance(result, PushRefused):
+        elif isinstance(result, jobs.PushRefused):
             part.fate, part.why = "rejected", result.detail
         elif isinstance(result, Failed):
             part.fate, part.why = "not fetched", result.reason
@@ -150,23 +135,23 @@ class RoundHistories:
                 if history is not None:
                     name = self.names.get(peer, short(peer))
                     history.parts.setdefault(peer, Part(peer, name, at_s))
-            case Start(id=number, job=FetchPush() as job):
+            case Start(id=number, job=jobs.FetchPush() as job):
                 self._fetches[number] = (job.round, job.peer)
                 part = self._part(job.round, job.peer)
                 if part is not None:
                     part.handed_s, part.fate = at_s, ON_ITS_WAY
                     part.steps, part.tokens = job.header.steps, job.header.tokens
                     part.lag = max(0, self._open[job.round].version - 1 - job.header.base_version)
-            case Start(job=Merge() as job):
+            case Start(job=jobs.Merge() as job):
                 self._merging(at_s, job)
             case Emit(fact):
                 self._fact(at_s, fact)
-            case Do(Adopt(fragment, version, _)):
+            case Do(jobs.Adopt(fragment, version, _)):
                 self._adopted(at_s, fragment, version)
             case _:
                 pass
 
-    def _merging(self, at_s: float, job: Merge) -> None:
+    def _merging(self, at_s: float, job: jobs.Merge) -> None:
         history = self._open.get(job.round)
         if history is None:
             return
@@ -181,7 +166,7 @@ class RoundHistories:
             if part.fate in (NO_ANSWER, ON_ITS_WAY):
                 part.why = "the round closed before it arrived"
 
-    def _late(self, job: Merge, one: MergePart) -> Part:
+    def _late(self, job: jobs.Merge, one: jobs.MergePart) -> Part:
         """The part of a learner whose push an earlier round had asked for."""
         header = one.header
         asked = self._part(header.round, one.learner)
@@ -196,21 +181,21 @@ class RoundHistories:
 
     def _fact(self, at_s: float, fact: object) -> None:
         match fact:
-            case QuorumReached(number, _, waited_s, grace_s):
+            case trace.QuorumReached(number, _, waited_s, grace_s):
                 history = self._open.get(number)
                 if history is not None:
                     history.quorum_s, history.grace_s = history.opened_s + waited_s, grace_s
-            case PushSettled(number, learner, incarnation, sequence, outcome, reason):
+            case trace.PushSettled(number, learner, incarnation, sequence, outcome, reason):
                 taken = self._taken.pop((learner, incarnation, sequence), None)
                 for part in (self._part(number, learner), taken):
                     if part is not None:
                         part.fate, part.why = outcome, reason or part.why
                         part.handed_s = at_s if part.handed_s is None else part.handed_s
-            case RoundAbandoned(number, _, reason):
+            case trace.RoundAbandoned(number, _, reason):
                 history = self._open.get(number)
                 if history is not None:
                     history.ended_s, history.end = at_s, f"abandoned: {reason}"
-            case FragmentCommitted():
+            case trace.FragmentCommitted():
                 for history in reversed(self.all):
                     if (history.fragment, history.version) == (fact.fragment, fact.version):
                         history.global_step = fact.global_step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from node.machine.jobs import FinishAsked
 from protocol.machine import Note
@@ -13,7 +14,6 @@ from simulator.hosts.syncer import SimSyncer
 from simulator.hosts.witness import SimWitness
 from simulator.scenarios.scenarios import FaultKind, Scenario
 from simulator.scenarios.swarm import Swarm
-from simulator.virtual.nodes import ChurnModel
 from simulator.virtual.world import Host
 
 FIRST_S = 15.0
@@ -58,7 +58,7 @@ class FaultSchedule:
         while faults.kinds and time_s < self.until_s:
             kind = self.chance.choice(faults.kinds)
             for_s = min(self.chance.uniform(*faults.away_s), self.until_s - time_s)
-            world.at(time_s, _bind(self._strike, kind, for_s))
+            world.at(time_s, partial(self._strike, kind, for_s))
             time_s += self.chance.expovariate(1.0 / faults.every_s)
         self._schedule_churn()
         if scenario.snapshots.restore_s and self.swarm.cuts is not None:
@@ -67,13 +67,11 @@ class FaultSchedule:
             world.at(self.until_s, self.heal)
 
     def _schedule_churn(self) -> None:
-        churn = self.scenario.churn
-        model = ChurnModel(**{name: getattr(churn, name) for name in churn.__struct_fields__})
         for learner in self.swarm.learners:
             chance = random.Random(f"churn {learner.name} {self.swarm.world.seed}")
-            for time_s, kind, away_s in model.events(chance, self.until_s):
+            for time_s, kind, away_s in self.scenario.churn.events(chance, self.until_s):
                 away_s = min(away_s, self.until_s - time_s)
-                self.swarm.world.at(time_s, _churning(self, learner, kind, away_s))
+                self.swarm.world.at(time_s, partial(self.churn, learner, kind, away_s))
 
     def _restore(self) -> None:
         """The owner goes back to a snapshot, as soon as a leader has one."""
@@ -242,15 +240,3 @@ class FaultSchedule:
         host.wall_offset_s += by_s
         self._crash(host, min(1.0, for_s))
         return f"the clock of {host.name} jumps by {by_s:.0f} s, and it restarts"
-
-
-def _bind(
-    strike: Callable[[FaultKind, float], None], kind: FaultKind, for_s: float
-) -> Callable[[], None]:
-    return lambda: strike(kind, for_s)
-
-
-def _churning(
-    fault_schedule: FaultSchedule, learner: SimLearner, kind: str, away_s: float
-) -> Callable[[], None]:
-    return lambda: fault_schedule.churn(learner, kind, away_s)

@@ -9,19 +9,10 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from protocol import trace
 from protocol.errors import ShoalError
 from protocol.ids import short
 from protocol.project import LimitSpec
-from protocol.trace import (
-    Fact,
-    FragmentAdvanced,
-    FragmentApplied,
-    PushSettled,
-    QuorumReached,
-    RecordCommitted,
-    RoundOpened,
-    VoterGreeted,
-)
 from simulator.checkers.ledger import Violation
 from simulator.checkers.provenance import ProvenanceChecker
 from simulator.hosts.tape import SwarmTape
@@ -31,7 +22,6 @@ from simulator.scenarios.swarm import Swarm, build_swarm
 from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 from simulator.stand_ins.tiny import LIMITS, TENSOR_ELEMENTS, TENSORS
 from simulator.virtual.network import AccessLink, NetworkModel
-from simulator.virtual.nodes import SpeedModel
 from simulator.virtual.world import Host
 
 SETTLE_S = 150.0
@@ -43,13 +33,13 @@ FAULTS_SHARE = 0.6
 """Of a run at least, before everything is healed."""
 
 ROUTINE = (
-    FragmentAdvanced,
-    FragmentApplied,
-    PushSettled,
-    QuorumReached,
-    RecordCommitted,
-    RoundOpened,
-    VoterGreeted,
+    trace.FragmentAdvanced,
+    trace.FragmentApplied,
+    trace.PushSettled,
+    trace.QuorumReached,
+    trace.RecordCommitted,
+    trace.RoundOpened,
+    trace.VoterGreeted,
 )
 """Facts that only the full trace contains."""
 
@@ -85,7 +75,7 @@ class Narrator:
         """Call these hosts by name."""
         self.names = {short(host.key): host.name for host in hosts}
 
-    def fact(self, now_s: float, host: Host, fact: Fact) -> None:
+    def fact(self, now_s: float, host: Host, fact: trace.Fact) -> None:
         text = fact.text
         for key, name in self.names.items():
             if key in text:
@@ -104,14 +94,11 @@ def build(scenario: Scenario, seed: int, tape: SwarmTape | None = None) -> Swarm
         steps = 4.0 * hosts.learners * scenario.until_s / scenario.speed.step_s
         backend = ProvenanceBackend(128 * math.ceil(max(steps, 1024.0) / 128))
         tensors_of = (rounds.fragments, backend.capacity)
-    model = SpeedModel(
-        **{name: getattr(scenario.speed, name) for name in scenario.speed.__struct_fields__}
-    )
     swarm = build_swarm(
         seed,
         syncers=hosts.syncers,
         witnesses=hosts.witnesses,
-        speeds=(model,) * hosts.learners,
+        speeds=(scenario.speed,) * hosts.learners,
         rounds=rounds.spec(),
         outer=OUTER if backend else None,
         network=NetworkModel(

@@ -13,10 +13,9 @@ from msgspec import Meta, Struct
 
 from protocol.errors import UserError
 from protocol.project import ApplyRule, CodecName, Durability, RoundSpec
+from simulator.virtual.nodes import ChurnModel, NotNegative, Positive, SpeedModel, Spread
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
-NotNegative = Annotated[float, Meta(ge=0.0, le=1e9)]
 FaultKind = Literal[
     "kill-learner",
     "kill-syncer",
@@ -78,31 +77,15 @@ class Net(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     up_mbps: Positive = 16.0
     down_mbps: Positive = 16.0
     loss_percent: Annotated[float, Meta(ge=0.0, le=20.0)] = 0.0
-    spread: Annotated[float, Meta(ge=0.0, le=3.0)] = 0.0
+    spread: Spread = 0.0
     """Standard deviation of the logarithm of a learner's bandwidth."""
 
 
-class Speeds(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Local steps; see `simulator.virtual.nodes.SpeedModel`."""
+class Speeds(SpeedModel, frozen=True, forbid_unknown_fields=True):
+    """Local steps of everybody, as a scenario has them."""
 
     step_s: Positive = 0.5
-    spread: Annotated[float, Meta(ge=0.0, le=3.0)] = 0.2
-    jitter: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.05
-    drift: Annotated[float, Meta(ge=0.0, le=3.0)] = 0.0
-    stragglers_per_h: NotNegative = 0.0
-    straggler_factor: Annotated[float, Meta(ge=1.0, le=1000.0)] = 4.0
-    straggler_s: Positive = 60.0
-
-
-class Churn(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Rates of one learner; see `simulator.virtual.nodes.ChurnModel`."""
-
-    join_s: NotNegative = 5.0
-    leaves_per_h: NotNegative = 0.0
-    crashes_per_h: NotNegative = 0.0
-    trainer_crashes_per_h: NotNegative = 0.0
-    repair_s: Positive = 60.0
-    repair_spread: Annotated[float, Meta(ge=0.0, le=3.0)] = 0.7
+    spread: Spread = 0.2
 
 
 class Faults(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -136,7 +119,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rounds: Rounds = Rounds()
     network: Net = Net()
     speed: Speeds = Speeds()
-    churn: Churn = Churn()
+    churn: ChurnModel = ChurnModel()
     faults: Faults = Faults()
     snapshots: Snapshots = Snapshots()
 
@@ -160,7 +143,7 @@ BUILT_IN: dict[str, Scenario] = {
         hosts=Hosts(learners=64),
         rounds=Rounds(local_steps=24, patience_s=60.0, pull_timeout_s=60.0),
         speed=Speeds(step_s=10.0, spread=0.2, drift=0.2, stragglers_per_h=0.5),
-        churn=Churn(join_s=60.0, crashes_per_h=0.2, leaves_per_h=0.2, repair_s=120.0),
+        churn=ChurnModel(join_s=60.0, crashes_per_h=0.2, leaves_per_h=0.2, repair_s=120.0),
     ),
     "failover": Scenario(
         about="Two syncers and a witness; syncers are killed and cut off again and again.",
@@ -181,7 +164,9 @@ BUILT_IN: dict[str, Scenario] = {
     "churn": Scenario(
         about="Volunteers leave, crash and come back all the time.",
         hosts=Hosts(learners=8, moments="peer"),
-        churn=Churn(leaves_per_h=20.0, crashes_per_h=20.0, trainer_crashes_per_h=20.0, repair_s=15),
+        churn=ChurnModel(
+            leaves_per_h=20.0, crashes_per_h=20.0, trainer_crashes_per_h=20.0, repair_s=15
+        ),
     ),
     "snapshots": Scenario(
         about="Snapshots all the time, learners that die meanwhile, and an owner who goes back.",
@@ -252,7 +237,7 @@ def draw(seed: int) -> Scenario:
             drift=chance.choice((0.0, 0.5)),
             stragglers_per_h=chance.choice((0.0, 30.0)),
         ),
-        churn=Churn(
+        churn=ChurnModel(
             leaves_per_h=chance.choice((0.0, 10.0)),
             crashes_per_h=chance.choice((0.0, 20.0)),
             trainer_crashes_per_h=chance.choice((0.0, 20.0)),

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
+NotNegative = Annotated[float, Meta(ge=0.0, le=1e9)]
+Spread = Annotated[float, Meta(ge=0.0, le=3.0)]
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedModel:
+class SpeedModel(Struct, frozen=True, forbid_unknown_fields=True):
     """Local steps of a group of learners.
 
     One host's mean is drawn around the group's; each step varies around the host's mean; a slow
@@ -16,18 +22,18 @@ class SpeedModel:
     All spreads are standard deviations of logarithms.
     """
 
-    step_s: float = 1.0
+    step_s: Positive = 1.0
     """Median over the group."""
-    spread: float = 0.0
+    spread: Spread = 0.0
     """Between hosts."""
-    jitter: float = 0.05
+    jitter: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.05
     """Between the steps of one host."""
-    drift: float = 0.0
+    drift: Spread = 0.0
     """Of a host's mean, over an hour."""
-    stragglers_per_h: float = 0.0
+    stragglers_per_h: NotNegative = 0.0
     """How often a host becomes slow for a time."""
-    straggler_factor: float = 4.0
-    straggler_s: float = 60.0
+    straggler_factor: Annotated[float, Meta(ge=1.0, le=1000.0)] = 4.0
+    straggler_s: Positive = 60.0
     """How long that lasts, on average."""
 
 
@@ -60,20 +66,19 @@ class Speed:
         return self.mean_s * factor * math.exp(shift + model.jitter * chance.gauss(0.0, 1.0))
 
 
-@dataclass(frozen=True, slots=True)
-class ChurnModel:
+class ChurnModel(Struct, frozen=True, forbid_unknown_fields=True):
     """How learners come and go, as rates of one host."""
 
-    join_s: float = 5.0
+    join_s: NotNegative = 5.0
     """The first ones arrive within this time, evenly."""
-    leaves_per_h: float = 0.0
+    leaves_per_h: NotNegative = 0.0
     """Goodbyes: the learner hands in what it has, and stops."""
-    crashes_per_h: float = 0.0
+    crashes_per_h: NotNegative = 0.0
     """The daemon dies, and its trainer with it."""
-    trainer_crashes_per_h: float = 0.0
-    repair_s: float = 60.0
+    trainer_crashes_per_h: NotNegative = 0.0
+    repair_s: Positive = 60.0
     """Median time until a learner that left or crashed is back."""
-    repair_spread: float = 0.7
+    repair_spread: Spread = 0.7
 
     def events(self, chance: random.Random, until_s: float) -> list[tuple[float, str, float]]:
         """(time, "leave" | "crash" | "crash-trainer", seconds away) of one host, in order."""

@@ -8,7 +8,7 @@ import pytest
 
 from host.files import keystore
 from host.network import dht_records
-from host.network.engine import DHTNode
+from host.network.hivemind_parts import DHTNode
 from protocol.errors import (
     TransientError,
 )

@@ -10,16 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from node.trainer.link.messages import (
-    COMMANDS,
-    Command,
-    Framed,
-    FrameReader,
-    LinkClosed,
-    decode,
-    frame,
-    read_into,
-)
+from node.trainer.link import messages
 
 M = TypeVar("M")
 
@@ -31,19 +22,19 @@ class BlockingEnd(Generic[M]):
         self._end = end
         self._decoder = decoder
         self._sending = Lock()
-        self._reader = FrameReader()
+        self._reader = messages.FrameReader()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
         self._ahead: deque[M] = deque()
         """Seen before their turn."""
 
-    def send(self, message: Framed) -> None:
+    def send(self, message: messages.Framed) -> None:
         """Returns once the message is handed to the kernel. LinkClosed if the other end is gone."""
         try:
             with self._sending:
-                self._end.sendall(frame(message))
+                self._end.sendall(messages.frame(message))
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise LinkClosed("the other end closed the link") from error
+            raise messages.LinkClosed("the other end closed the link") from error
 
     def receive(self, timeout_s: float | None) -> M | None:
         """The next message, waiting up to `timeout_s` (None: for ever); None if none came.
@@ -66,12 +57,12 @@ class BlockingEnd(Generic[M]):
         while True:
             body = self._reader.next_frame()
             if body is not None:
-                return decode(self._decoder, body)
+                return messages.decode(self._decoder, body)
             if not self._poll.poll(None if timeout_s is None else timeout_s * 1000.0):
                 return None
             try:
-                if not read_into(self._reader, self._end):
-                    raise LinkClosed("the other end closed the link")
+                if not messages.read_into(self._reader, self._end):
+                    raise messages.LinkClosed("the other end closed the link")
             except BlockingIOError:
                 continue  # Woken for nothing.
 
@@ -90,8 +81,8 @@ class BlockingEnd(Generic[M]):
         self._end.close()
 
 
-class TrainerEnd(BlockingEnd[Command]):
+class TrainerEnd(BlockingEnd[messages.Command]):
     """Sends events to the daemon, receives its commands."""
 
     def __init__(self, end: socket.socket) -> None:
-        super().__init__(end, COMMANDS)
+        super().__init__(end, messages.COMMANDS)

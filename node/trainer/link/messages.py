@@ -110,56 +110,43 @@ class DropSlot(Struct, frozen=True, array_like=True, tag=True):
     slot: SlotId
 
 
-class Assign(Struct, frozen=True, array_like=True, tag=True):
-    """theta_p becomes the slot's values, but for the share it keeps. Answered by `Done`."""
+class OnSlot(Struct, frozen=True, array_like=True, tag=True):
+    """A command about one fragment and the slot with its values. Answered by `Done`."""
 
     job: Count
     fragment: Count
     slot: SlotId
     numel: Count
+
+
+class Assign(OnSlot, frozen=True, array_like=True, tag=True):
+    """theta_p becomes the slot's values, but for the share it keeps. Answered by `Done`."""
+
     checksum: Checksum = None
     kept_frac: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
 
 
-class Add(Struct, frozen=True, array_like=True, tag=True):
+class Add(OnSlot, frozen=True, array_like=True, tag=True):
     """The slot's values are added to theta_p. Answered by `Done`."""
 
-    job: Count
-    fragment: Count
-    slot: SlotId
-    numel: Count
     checksum: Checksum = None
 
 
-class Snapshot(Struct, frozen=True, array_like=True, tag=True):
+class Snapshot(OnSlot, frozen=True, array_like=True, tag=True):
     """theta_p is copied into the slot, padding zeroed. Answered by `Done`."""
 
-    job: Count
-    fragment: Count
-    slot: SlotId
-    numel: Count
     wants_checksum: bool = False
 
 
-class CaptureMoments(Struct, frozen=True, array_like=True, tag=True):
+class CaptureMoments(OnSlot, frozen=True, array_like=True, tag=True):
     """The optimizer's state of a fragment is copied into the slot. Answered by `Done`."""
 
-    job: Count
-    fragment: Count
-    slot: SlotId
-    numel: Count
 
-
-class InstallMoments(Struct, frozen=True, array_like=True, tag=True):
+class InstallMoments(OnSlot, frozen=True, array_like=True, tag=True):
     """The optimizer's state of a fragment becomes the slot's, before `Begin`. Answered by `Done`.
 
     Once every fragment has come, local steps do without the ramp for fresh moments.
     """
-
-    job: Count
-    fragment: Count
-    slot: SlotId
-    numel: Count
 
 
 class Blocks(Struct, frozen=True, array_like=True, tag=True):

@@ -80,8 +80,7 @@ def train_alone(
     for index, values in enumerate(fragments):
         setup.view.write(index, values)
     train_loss, seconds = _train(setup, charter, steps=steps, say=say)
-    for index, values in enumerate(fragments):
-        setup.view.read(index, values)
+    fragments = setup.view.copies()
     if out_weights is not None:
         write_fragments(fragments, out_weights)
     eval_loss = setup.heldout_loss(fragments, charter.limits.heldout_sequences)

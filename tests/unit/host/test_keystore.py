@@ -114,9 +114,9 @@ def test_a_second_holder_is_refused_and_told_who_was_first(tmp_path):
 def test_a_released_lock_can_be_taken_again(tmp_path):
     path = tmp_path / "key"
     held = keystore.lock(path, remedy="")
-    held.release()
+    held.close()
     with keystore.lock(path, remedy=""):
-        held.release()  # Once too often: it is no longer this one's to give away.
+        held.close()  # Once too often: it is no longer this one's to give away.
         with pytest.raises(UserError):
             keystore.lock(path, remedy="")
 
