@@ -147,6 +147,8 @@ class _Peer:
     """In a row, without a transfer in between."""
     rests_until_s: float = 0.0
     reason: str = ""
+    broke: str = ""
+    """Why a connection broke since the last transfer that was carried; empty: none did."""
 
 
 class ChannelPolicy:
@@ -186,7 +188,8 @@ class ChannelPolicy:
                 known = self._know(peer)
                 known.is_growing, known.grows_at_s = False, now_s + RESTS_S[0]
             case Carried(peer):
-                self._know(peer).failures = 0
+                known = self._know(peer)
+                known.failures, known.broke = 0, ""
             case Closed():
                 self._closed(event, now_s)
             case Offended(peer, reason):
@@ -234,11 +237,15 @@ class ChannelPolicy:
     def _closed(self, event: Closed, now_s: float) -> None:
         known = self._know(event.peer)
         known.connections = max(0, known.connections - 1)
+        if event.is_broken:
+            known.broke = event.reason
         if known.connections or known.way is not Way.DIRECT:
             return
         known.is_dialler = False
-        if event.is_broken:
-            _rest(known, event.reason, now_s)
+        if known.broke:
+            # Also where the last one to close was idle: what broke the others would break the next.
+            _rest(known, known.broke, now_s)
+            known.broke = ""
         else:
             known.way = Way.UNTRIED
 

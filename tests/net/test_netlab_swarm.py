@@ -23,6 +23,7 @@ LEARNERS = (STAYS, AWAY)
 LINK = Link(latency_s=0.04, loss_frac=0.01)
 PARTITION_S = 15.0
 LOOK_EVERY_S = 1.0
+LOOKS_AT_REST = 5
 
 
 @dataclass
@@ -56,12 +57,24 @@ def go_through_it(seen, swarm):
     seen.outputs = {node: swarm.output(node) for node in NODES}
 
 
+def settled(swarm):
+    """Merges of each learner once those of the one that is away have rested for some looks: what
+    had arrived before the partition is merged by then, however slow the machine is."""
+    merges = swarm.merges()
+    looks = 0
+    while looks < LOOKS_AT_REST:
+        time.sleep(LOOK_EVERY_S)
+        now = swarm.merges()
+        looks = looks + 1 if now.get(AWAY) == merges.get(AWAY) else 0
+        merges = now
+    return merges
+
+
 def be_apart(seen, swarm):
-    """The partition. The first look comes late: what had arrived before it is merged by then."""
+    """The partition, from when it has come to rest."""
     swarm.lab.partition({SYNCER, STAYS}, {AWAY})
+    seen.merges_before = settled(swarm)
     ends_s = time.monotonic() + PARTITION_S
-    time.sleep(LOOK_EVERY_S)
-    seen.merges_before = swarm.merges()
     seen.global_steps.append(swarm.syncer().swarm.global_step)
     while time.monotonic() < ends_s:
         for name in LEARNERS:

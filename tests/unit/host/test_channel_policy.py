@@ -121,6 +121,23 @@ def test_a_channel_lives_as_long_as_its_last_connection():
     assert choice.reason(ADA) == "reset"
 
 
+def test_an_idle_connection_that_closes_last_does_not_hide_that_another_one_broke():
+    choice = standing()
+    choice.handle(Opened(ADA), 0.5)
+    choice.handle(Closed(ADA, "reset", is_broken=True), 1.0)
+    choice.handle(Closed(ADA, "", is_broken=False), 1.0)
+    assert (choice.way(ADA), choice.reason(ADA)) == (Way.RESTING, "reset")
+
+
+def test_a_break_that_a_transfer_outlived_is_forgotten():
+    choice = standing()
+    choice.handle(Opened(ADA), 0.5)
+    choice.handle(Closed(ADA, "reset", is_broken=True), 1.0)
+    choice.handle(Carried(ADA), 2.0)
+    choice.handle(Closed(ADA, "", is_broken=False), 60.0)
+    assert choice.way(ADA) is Way.UNTRIED
+
+
 def test_one_closed_for_lack_of_use_is_opened_again_at_once():
     choice = standing()
     choice.handle(Closed(ADA, "", is_broken=False), 5.0)
