@@ -1,7 +1,7 @@
 """Fetching one blob over the direct connections to a peer, several pieces at a time.
 
 Pieces are asked for in order, so that the part without gaps grows from the start: what is hashed,
-what progress is told of, and where streams go on if every connection breaks.
+what progress reports, and where streams go on if every connection breaks.
 """
 
 from __future__ import annotations

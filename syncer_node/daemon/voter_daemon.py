@@ -79,7 +79,7 @@ class VoterDaemon(ABC, Generic[Options]):
         self._raft: Raft
 
     def _drive(self, front: VoterMachine, raft: Raft) -> None:
-        """Wire the machine to the network. front: what is told of events."""
+        """Wire the machine to the network. front: what receives the events."""
         transport, self._front, self._raft = self.transport, front, raft
         self.driver = Driver(
             front, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact

@@ -139,7 +139,7 @@ def test_when_the_fastest_learner_leaves_the_others_go_on_within_a_cycle():
 
 
 def test_a_learner_whose_trainer_is_replaced_is_soon_ready_again():
-    """Its new trainer counts local steps from nought; the quorum needs it."""
+    """Its new trainer counts local steps from 0; the quorum needs it."""
     swarm = build_swarm(3, steps_s=(0.3, 0.3), rounds=rounds(quorum=2))
     swarm.world.run(200.0)
     before = swarm.merges

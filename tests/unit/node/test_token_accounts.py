@@ -7,7 +7,7 @@ from node.machine.token_accounts import TokenAccounts
 
 
 def balance(books, tokens):
-    """What is processed beyond what is accounted for; and nothing is ever below nought."""
+    """Tokens processed beyond those accounted for; nothing is ever negative."""
     parts = (books.merged, books.in_flight(), books.pending(tokens), books.discarded, books.lost)
     assert min(parts) >= 0, parts
     return books.dead + tokens - sum(parts)

@@ -34,7 +34,9 @@ def test_a_verb_that_trains_names_what_is_missing_and_how_to_install_it(without)
 )
 def test_other_verbs_do_without(without, tokens):
     without(*extras.PACKAGES["train"])
-    extras.require_for(tokens)
+    extras.require_for(tokens)  # A missing package would raise.
+    with pytest.raises(UserError):
+        extras.require_for(["join"])
 
 
 def test_a_plot_without_its_library_says_what_to_install():
