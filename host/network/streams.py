@@ -79,11 +79,7 @@ class ByteSink(Protocol):
 
 
 class StreamEnded(PeerUnreachable):
-    """The stream ended in the middle of a read; `got_bytes` of it had come."""
-
-    def __init__(self, text: str, got_bytes: int) -> None:
-        super().__init__(text)
-        self.got_bytes = got_bytes
+    """The stream ended in the middle of a read."""
 
 
 class Wire:
@@ -124,7 +120,7 @@ class Wire:
             except asyncio.IncompleteReadError as error:
                 got = len(error.partial)
                 text = f"host {short(self.peer)} ended the stream at {got} of {size} bytes"
-                raise StreamEnded(text, got) from error
+                raise StreamEnded(text) from error
         for counter in self._counters:
             counter.down_bytes += size
         return part
@@ -220,16 +216,12 @@ class ControlStream:
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
         self._wake = asyncio.Event()
-        self._closed_reason: str | None = None
+        self.closed_reason: str | None = None
+        """Why nothing can be sent any more, or None while the stream is open."""
         self._came = bytearray()
         """Received and not taken yet: at most one frame and what one read gives."""
         self._frame_end_s: float | None = None
         """When the rest of the frame that began must be here."""
-
-    @property
-    def closed_reason(self) -> str | None:
-        """Why nothing can be sent any more, or None while the stream is open."""
-        return self._closed_reason
 
     def send(self, frame: bytes) -> None:
         """Queues one frame; never waits.
@@ -239,12 +231,12 @@ class ControlStream:
         """
         if len(frame) > limits.FRAME_BYTES_MAX:
             raise InternalError(f"a control frame of {len(frame)} bytes was not split by its maker")
-        if self._closed_reason is not None:
-            raise PeerUnreachable(self._closed_reason)
+        if self.closed_reason is not None:
+            raise PeerUnreachable(self.closed_reason)
         waiting_bytes = self._outbox_bytes + len(frame) + 4
         if len(self._outbox) >= OUTBOX_FRAMES_MAX or waiting_bytes > OUTBOX_BYTES_MAX:
             self.abort(f"host {short(self.peer)} does not read: {self._outbox_bytes} bytes waited")
-            raise PeerUnreachable(self._closed_reason)
+            raise PeerUnreachable(self.closed_reason)
         self._outbox.append(len(frame).to_bytes(4, "big") + frame)
         self._outbox_bytes = waiting_bytes
         self._wake.set()
@@ -300,14 +292,14 @@ class ControlStream:
 
     def close(self) -> None:
         """No more frames; those queued get `FLUSH_S` to leave, then the stream ends."""
-        if self._closed_reason is None:
-            self._closed_reason = "the control stream was closed on this side"
+        if self.closed_reason is None:
+            self.closed_reason = "the control stream was closed on this side"
             self._wake.set()
-            asyncio.get_running_loop().call_later(FLUSH_S, self._wire.abort, self._closed_reason)
+            asyncio.get_running_loop().call_later(FLUSH_S, self._wire.abort, self.closed_reason)
 
     def abort(self, reason: str) -> None:
         """Immediate end for a stated reason; queued frames are dropped."""
-        self._closed_reason = self._closed_reason or reason
+        self.closed_reason = self.closed_reason or reason
         self._outbox.clear()
         self._outbox_bytes = 0
         self._wake.set()
@@ -316,11 +308,11 @@ class ControlStream:
     async def run_writer(self) -> None:
         """Sends what `send` queues until the stream is closed; the transport runs it as a task."""
         try:
-            while self._outbox or self._closed_reason is None:
+            while self._outbox or self.closed_reason is None:
                 self._wake.clear()
                 while self._outbox:
                     await self._wire.write(self._take_batch(), timeout_s=None)
-                if self._closed_reason is None:
+                if self.closed_reason is None:
                     await self._wake.wait()
         except TransientError as error:
             self.abort(str(error))

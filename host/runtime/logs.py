@@ -89,12 +89,12 @@ def tell(fact: Fact) -> None:
         facts.log(level, "%s", fact.text, extra={"fact": type(fact).__name__})
 
 
-def log_tail(path: Path, start: int = 0) -> tuple[str, ...]:
-    """The last lines of a log written since byte `start`; none if there is no log."""
+def log_tail(path: Path) -> tuple[str, ...]:
+    """The last lines of a log; none if there is no log."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(start, size - TAIL_BYTES))
+            log.seek(max(0, size - TAIL_BYTES))
             lines = log.read(TAIL_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return ()

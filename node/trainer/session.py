@@ -207,23 +207,21 @@ class Session:
             self._setup.copies.forget(slot)
             slot.close()
 
-    def _slot(self, identity: int, numel: int, checksum: messages.Checksum = None) -> Slot:
+    def _slot(self, identity: int, numel: int) -> Slot:
         slot = self._slots.get(identity)
         if slot is None or slot.numel != numel:
             raise InternalError(f"there is no slot {identity} of {numel} elements")
-        if checksum is not None and slot.checksum() != checksum:
-            raise InternalError(f"the content of slot {identity} changed before it was used")
         return slot
 
     def _assign(self, command: messages.Assign) -> None:
-        slot = self._slot(command.slot, command.numel, command.checksum)
+        slot = self._slot(command.slot, command.numel)
         self._setup.view.blend(command.fragment, slot.values, command.kept_frac)
         self._setup.spread_weights(command.fragment)
         self._assigned.add(command.fragment)
         self._done(command.job)
 
     def _add(self, command: messages.Add) -> None:
-        slot = self._slot(command.slot, command.numel, command.checksum)
+        slot = self._slot(command.slot, command.numel)
         self._setup.view.add(command.fragment, slot.values)
         self._setup.spread_weights(command.fragment)
         self._done(command.job)
@@ -234,9 +232,7 @@ class Session:
         at = self._setup.loop.local_step, self._setup.loop.tokens_total
 
         def told() -> None:
-            checksum = slot.checksum() if command.wants_checksum else None
-            seconds = time.monotonic() - started
-            self._end.send(messages.Done(command.job, *at, seconds, checksum))
+            self._end.send(messages.Done(command.job, *at, time.monotonic() - started))
 
         self._setup.copies.read(self._setup.view, command.fragment, slot, told)
 
@@ -310,7 +306,7 @@ class Session:
 
     def _evaluate(self, command: messages.Evaluate) -> None:
         started = time.monotonic()
-        slot = self._slot(command.slot, command.numel, command.checksum)
+        slot = self._slot(command.slot, command.numel)
         sequences = self._setup.corpus.heldout(command.sequences)
         loop, layout = self._setup.loop, self._setup.layout
         self._duty.begin()
@@ -329,7 +325,7 @@ class Session:
         started = time.monotonic()
         values = None
         if command.slot is not None:
-            values = self._slot(command.slot, command.numel, command.checksum).values
+            values = self._slot(command.slot, command.numel).values
         text = self._setup.generate(
             command.prompt,
             command.tokens,

@@ -23,7 +23,6 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from host.runtime.logs import log_tail
 from host.runtime.python_path import python_path
 from node.trainer.link import messages
 from node.trainer.link.shared_memory import Slot
@@ -56,7 +55,6 @@ class ExitReason:
     """What the trainer itself said, None if it could not or had no reason to."""
     message: str
     """One sentence for people."""
-    stderr_tail: tuple[str, ...]
     was_asked: bool
     """Whether `stop` had been called."""
 
@@ -79,7 +77,6 @@ class TrainerProcess:
         """`on_event` and `on_exit` are called on the loop that `start` ran on; `on_exit` exactly
         once, after the last event. The child's stderr is appended to `log_path`."""
         self._log_path = log_path
-        self._log_start = 0
         self._on_event = on_event
         self._on_exit = on_exit
         self._process: subprocess.Popen[bytes] | None = None
@@ -210,7 +207,6 @@ class TrainerProcess:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             size = self._log_path.stat().st_size if self._log_path.exists() else 0
             with self._log_path.open("ab" if size < LOG_BYTES_MAX else "wb") as log:
-                self._log_start = log.tell()
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "node.trainer.main", "--fd", str(theirs.fileno())],
                     env=child_environment(),
@@ -343,7 +339,6 @@ class TrainerProcess:
         self._free.clear()
 
     def _exit_reason(self, status: int) -> ExitReason:
-        tail = log_tail(self._log_path, self._log_start)
         if self._failed is not None:
             message = self._failed.message
         elif self._trouble:
@@ -361,7 +356,6 @@ class TrainerProcess:
             signal=-status if status < 0 else None,
             kind=self._failed.kind if self._failed else None,
             message=message,
-            stderr_tail=tail,
             was_asked=self._was_asked,
         )
 

@@ -105,7 +105,7 @@ class Daemon:
         """Assigns or adds values, and waits until it is done."""
         slot = self.trainer.slot(values.size)
         slot.values[:] = values
-        self.trainer.send(command(1, fragment, slot.identity, slot.numel, slot.checksum()))
+        self.trainer.send(command(1, fragment, slot.identity, slot.numel))
         done = await self.next(messages.Done)
         self.trainer.release(slot)
         return done
@@ -115,9 +115,8 @@ class Daemon:
         found = []
         for fragment, numel in enumerate(sizes):
             slot = self.trainer.slot(numel)
-            self.trainer.send(messages.Snapshot(2, fragment, slot.identity, numel, True))
-            done, _ = await self.until(messages.Done)
-            assert done.checksum == slot.checksum()
+            self.trainer.send(messages.Snapshot(2, fragment, slot.identity, numel))
+            await self.until(messages.Done)
             found.append(slot.values.copy())
             self.trainer.release(slot)
         return found
@@ -256,7 +255,7 @@ async def test_missing_text_is_told_before_torch_is_loaded(genesis, folder, tmp_
         reason = await one.exited()
         assert (reason.code, reason.kind, reason.oom) == (messages.EXIT_DATA, "data", False)
         assert reason.message == failed.message
-        assert any("UserError" in line for line in reason.stderr_tail)
+        assert "UserError" in (folder / "trainer.log").read_text()
     assert time.monotonic() - started < 3.0
 
 

@@ -55,8 +55,6 @@ EXIT_CODES: Final[dict[FailureKind, int]] = {
 }
 
 SlotId = Annotated[int, Meta(ge=0, lt=2**31)]
-Checksum = Annotated[bytes, Meta(min_length=32, max_length=32)] | None
-"""blake3 of the slot's f32 content, or None where the sender did not compute one."""
 
 
 class LinkClosed(ShoalError):
@@ -122,20 +120,15 @@ class OnSlot(Struct, frozen=True, array_like=True, tag=True):
 class Assign(OnSlot, frozen=True, array_like=True, tag=True):
     """theta_p becomes the slot's values, but for the share it keeps. Answered by `Done`."""
 
-    checksum: Checksum = None
     kept_frac: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
 
 
 class Add(OnSlot, frozen=True, array_like=True, tag=True):
     """The slot's values are added to theta_p. Answered by `Done`."""
 
-    checksum: Checksum = None
-
 
 class Snapshot(OnSlot, frozen=True, array_like=True, tag=True):
     """theta_p is copied into the slot, padding zeroed. Answered by `Done`."""
-
-    wants_checksum: bool = False
 
 
 class CaptureMoments(OnSlot, frozen=True, array_like=True, tag=True):
@@ -181,7 +174,6 @@ class Evaluate(Struct, frozen=True, array_like=True, tag=True):
     """theta of every fragment in fragment order, one after the other."""
     numel: Count
     sequences: Annotated[int, Meta(ge=1)]
-    checksum: Checksum = None
 
 
 class Generate(Struct, frozen=True, array_like=True, tag=True):
@@ -195,7 +187,6 @@ class Generate(Struct, frozen=True, array_like=True, tag=True):
     numel: Count = 0
     seed: Count = 0
     temperature: Annotated[float, Meta(gt=0.0, le=10.0)] = 0.8
-    checksum: Checksum = None
 
 
 class LoopState(Struct, frozen=True, array_like=True):
@@ -343,8 +334,6 @@ class Done(Struct, frozen=True, array_like=True, tag=True):
     local_step: Count
     tokens_total: Count
     seconds: float
-    checksum: Checksum = None
-    """Of the slot's content, where a `Snapshot` wanted one."""
 
 
 class PartCut(Struct, frozen=True, array_like=True, tag=True):

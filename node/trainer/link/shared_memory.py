@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.errors import InternalError
@@ -77,10 +76,6 @@ class Slot:
             os.close(descriptor)  # The map keeps the memory.
         slot.descriptor = -1
         return slot
-
-    def checksum(self) -> bytes:
-        """blake3 of the content, 32 bytes. Cost: one pass over the slot."""
-        return blake3(self.values.view(np.uint8).data).digest()
 
     def close(self) -> None:
         """Closes the descriptor; the memory goes when the last view of it does."""

@@ -104,14 +104,13 @@ def test_a_copy_shows_the_weights_as_they_were_at_its_boundary(late, made, tmp_p
             *assigns,
             messages.Blocks(((0, 1),)),
             messages.Begin(),
-            messages.Snapshot(7, 1, target.identity, target.numel, True),
+            messages.Snapshot(7, 1, target.identity, target.numel),
             messages.Add(8, 1, 1, slots[1].numel),
             messages.Quit(),
         ],
     )
     assert [one.job for one in events if isinstance(one, messages.Done)] == [0, 1, 2, 7, 8]
     np.testing.assert_array_equal(target.values, weights[1])
-    assert next(one for one in events[1:] if one.job == 7).checksum == target.checksum()
 
 
 def test_a_copy_is_told_with_its_own_step_before_the_step_that_hides_it(late, made, tmp_path):

@@ -21,9 +21,9 @@ COMMANDS = [
     ),
     messages.OfferSlot(1, 128),
     messages.DropSlot(1),
-    messages.Assign(7, 0, 1, 128, bytes(32)),
+    messages.Assign(7, 0, 1, 128, 0.5),
     messages.Add(8, 0, 1, 128),
-    messages.Snapshot(9, 0, 1, 128, True),
+    messages.Snapshot(9, 0, 1, 128),
     messages.CaptureMoments(4, 2, 1, 1000),
     messages.InstallMoments(5, 2, 1, 1000),
     messages.CutPart(6, 1, 3000),
@@ -45,7 +45,7 @@ COMMANDS = [
 EVENTS = [
     messages.Ready(bytes(32), "cpu", 5, 4, bytes(32), True, 100, 10, 3, {"data": 0.5}),
     messages.Stepped(1, 128, 5.5, 0.2, 0.1, 3, 4, 1e-3),
-    messages.Done(7, 1, 128, 0.1, bytes(32)),
+    messages.Done(7, 1, 128, 0.1),
     messages.PartCut(6, LOOP_STATE),
     messages.Suspended(6, LOOP_STATE),
     messages.Evaluated(10, 5.0, 64, 0.1),
@@ -110,7 +110,6 @@ def test_both_ends_of_a_slot_see_the_same_values():
     theirs = Slot.attach(1, 300, os.dup(ours.descriptor))
     ours.values[:] = np.arange(300)
     assert theirs.values[299] == 299.0
-    assert ours.checksum() == theirs.checksum()
     theirs.values[0] = 5.0
     assert ours.values[0] == 5.0
     ours.close()
