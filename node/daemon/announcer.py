@@ -60,18 +60,12 @@ def tell_attempt(reason: str, next_try_s: float) -> None:
 class Announcer:
     """What a running learner tells the others, and what it sees of them."""
 
-    def __init__(
-        self,
-        options: NodeOptions,
-        transport: Transport,
-        machine: LearnerMachine,
-        locator: Locator,
-    ) -> None:
+    def __init__(self, options: NodeOptions, machine: LearnerMachine, locator: Locator) -> None:
         self._options = options
-        self._transport = transport
+        self._transport = locator.transport
         self._machine = machine
         self.partition_monitor = PartitionMonitor(
-            transport,
+            locator.transport,
             Outlook(
                 voters=self._voters,
                 follows=lambda: machine.link in (Link.FOLLOWING, Link.ENDED),

@@ -37,7 +37,7 @@ from node.daemon.announcer import Announcer, tell_attempt, transport_of
 from node.daemon.owner_limits import OwnerLimits
 from node.daemon.preflight import learn_project
 from node.daemon.status import PayloadCounts, StatusReporter
-from node.daemon.trainer_options import trainer_settings
+from node.daemon.trainer_options import trainer_configuration
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
 from node.download.locator import Locator
@@ -51,7 +51,7 @@ from node.trainer_client.moments_port import MomentsPort
 from node.trainer_client.parts_port import Beginning, PartsPort, held_parts
 from node.trainer_client.tape import TrainerTape
 from protocol import limits, wire
-from protocol.errors import RemoteError, TransientError, UserError
+from protocol.errors import TransientError, UserError
 from protocol.fragments import build_layout
 from protocol.machine import Job, JobResult, Note, StopAsked
 from protocol.numerics.warm_up import warm_up
@@ -145,7 +145,9 @@ class LearnerDaemon:
         self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
         beginning.hold(self.machine)
         self.trainer = TrainerPort(
-            settings=trainer_settings(options, options.settings(), identity, genesis),
+            configure=trainer_configuration(options, options.settings(), identity, genesis),
+            log_path=options.home.trainer_log(options.instance),
+            suspend_folder=options.home.suspended(options.instance),
             bank=self.bank,
             pool=self.pool,
             note=self._note,
@@ -155,12 +157,7 @@ class LearnerDaemon:
             disk_room=lambda: self.owner_limits.disk_room(),
         )
         self.owner_limits = OwnerLimits(
-            options,
-            transport,
-            self.trainer,
-            self.machine.trainer_control,
-            note=self._note,
-            notice=self.notice,
+            options, transport, self.trainer, self.machine.trainer_control
         )
         self._join(identity, beginning)
         self._give(options.donate_mbps)
@@ -168,38 +165,31 @@ class LearnerDaemon:
     def _join(self, identity: Identity, beginning: Beginning) -> None:
         """What speaks to the swarm."""
         options, transport = self.options, self.transport
-        swarm = (self.locator, transport)
-        self.announcer = Announcer(options, transport, self.machine, self.locator)
-        self.moments = MomentsPort(
-            self.layout, self.blob_store, *swarm, self.trainer, self._on_fault
+        self.driver = Driver(
+            self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
+        on_fault = self.driver.fault
+        self.announcer = Announcer(options, self.machine, self.locator)
+        self.moments = MomentsPort(self.locator, self.trainer, on_fault)
         self.parts = PartsPort(
             folder=options.home.parts(options.link.project, options.instance),
             project=options.link.project,
             key=identity.key,
-            bank=self.bank,
             trainer=self.trainer,
-            pool=self.pool,
-            notice=self.notice,
             block_sequences=self.genesis.data.block_sequences,
             loaded=beginning.loaded,
         )
-        self.driver = Driver(
-            self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
-        )
-        self.leader_fetcher = LeaderFetcher(self.locator, self._on_fault)
+        self.leader_fetcher = LeaderFetcher(self.locator, on_fault)
         self.fetcher = StateFetcher(
             transport,
             self.locator,
             rng=random.Random(os.urandom(8)),
             leader=lambda: self.leader_fetcher.leader,
             newest=lambda fragment: self.machine.context.state.fragments[fragment].version,
-            on_fault=self._on_fault,
+            on_fault=on_fault,
         )
         self.reporter = StatusReporter(
             options=options,
-            genesis=self.genesis,
-            layout=self.layout,
             machine=self.machine,
             trainer=self.trainer,
             transport=transport,
@@ -356,7 +346,7 @@ class LearnerDaemon:
             assembly = await self.fetcher.fetch(job, numel)
             arrays, sources = assembly.arrays(), assembly.sources
         install = partial(self.bank.install, job.fragment, job.version, job.state, *arrays)
-        await asyncio.get_running_loop().run_in_executor(self.pool, install)
+        await self.trainer.in_pool(install)
         return jobs.StateFetched(tuple(sources.items()))
 
     async def _capture(self, job: jobs.Capture) -> JobResult:
@@ -374,16 +364,13 @@ class LearnerDaemon:
             parts = await self.leader_fetcher.fetch(wanted)
         except TransientError:
             donors = await self.locator.donors_or_none()
-            _, parts = await self.locator.fetch_from(donors, wanted, self._on_fault)
+            _, parts = await self.locator.fetch_from(donors, wanted, self.driver.fault)
         self.counts.payload_bytes += merged.payload_bytes
         self.counts.payload_params += self._params(merged.fragment)
         advance = partial(self.bank.advance, merged, bytes(parts[0]))
-        await asyncio.get_running_loop().run_in_executor(self.pool, advance)
+        await self.trainer.in_pool(advance)
         self.fetcher.forget(merged.fragment)
         return jobs.Advanced()
-
-    def _on_fault(self, peer: bytes, error: RemoteError) -> None:
-        self.driver.fault(peer, error)
 
     # Background.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from host.options import NodeOptions
 from host.transport import Transport
@@ -25,20 +24,16 @@ class OwnerLimits:
         transport: Transport,
         trainer: TrainerPort,
         trainer_control: TrainerControl,
-        *,
-        note: Callable[[object], None],
-        notice: Callable[[str], None],
     ) -> None:
         self._transport = transport
         self._trainer = trainer
         self._trainer_control = trainer_control
-        self._note = note
         traffic = transport.traffic
         self.governor = GovernorLoop(
             load=options.settings,
             trainer=self._facts,
             obey=self._obey,
-            notice=notice,
+            notice=trainer.notice,
             traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
             folders=options.home.kept_by_learners(),
         )
@@ -70,9 +65,9 @@ class OwnerLimits:
         ruling = decision.ruling
         because = ruling.because if ruling.is_paused else ""
         if because != self._trainer_control.held_because:
-            self._note(Governed(because))
+            self._trainer.note(Governed(because))
         if decision.wants_smaller:
-            self._note(MemoryShort(decision.wants_smaller))
+            self._trainer.note(MemoryShort(decision.wants_smaller))
         self._trainer.set_duty(decision.duty_frac)
         self._shape(decision.allowed)
         self._transport.relay.limit(self.governor.settings.network.relay_bytes_per_s)

@@ -22,9 +22,7 @@ from node.machine.syncer_link import Link
 from node.machine.trainer_states import TrainerState
 from node.trainer_client.client import TrainerPort
 from protocol import limits
-from protocol.fragments import Layout
 from protocol.ids import short
-from protocol.project import Genesis
 from protocol.status import DownloadStatus, GuestStatus, NodeStatus
 
 
@@ -172,8 +170,6 @@ class StatusReporter:
     """Asks the parts of a learner how they are."""
 
     options: NodeOptions
-    genesis: Genesis
-    layout: Layout
     machine: LearnerMachine
     trainer: TrainerPort
     transport: Transport
@@ -211,7 +207,10 @@ class StatusReporter:
             device=control.device,
             micro_batch=trainer.ready.micro_batch if trainer.ready else None,
             project=project_status(
-                self.options.link.project, self.genesis, self.layout.parameters, charter
+                machine.setup.project,
+                machine.setup.genesis,
+                trainer.bank.layout.parameters,
+                charter,
             ),
             swarm=swarm_status(context.state, charter),
             network=network_status(self.transport, self.partition_monitor.trouble),
@@ -236,7 +235,7 @@ class StatusReporter:
             notices=list(self.notices),
             guest=owner_limits,
             ranks=trainer.ready.ranks if trainer.ready else 1,
-            receipt=self.contributions.status(self.genesis.fragments),
+            receipt=self.contributions.status(len(fragments)),
         )
 
     def progress_line(self) -> str:
@@ -260,7 +259,7 @@ class StatusReporter:
         fragment_sync, leader = self.machine.fragment_sync, self.machine.context.leader
         done_bytes, total_bytes = progress.done_bytes, progress.total_bytes
         if not fragment_sync.is_held:
-            sizes = [8 * fragment.numel for fragment in self.layout.fragments]
+            sizes = [8 * fragment.numel for fragment in self.trainer.bank.layout.fragments]
             held = [one.held >= 0 for one in fragment_sync.local_fragments]
             done_bytes += sum(size for size, is_held in zip(sizes, held, strict=True) if is_held)
             total_bytes = sum(sizes)
@@ -296,7 +295,7 @@ class StatusReporter:
         if stepped is None:
             return {}
         sequences = charter.inner.batch_sequences if charter else 0
-        step_tokens = sequences * self.genesis.data.sequence_tokens
+        step_tokens = sequences * self.machine.setup.genesis.data.sequence_tokens
         return {
             "local_step": stepped.local_step,
             "tokens": stepped.tokens,

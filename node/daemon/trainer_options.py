@@ -9,7 +9,7 @@ from host.files.local_settings import Settings
 from host.options import NodeOptions
 from node.governor.budget import threads_for
 from node.governor.governor import device_wanted
-from node.trainer_client.settings import TrainerSettings
+from node.trainer.link.messages import Configure
 from protocol import limits, wire
 from protocol.errors import UserError
 from protocol.project import Genesis
@@ -34,16 +34,15 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
     return data.location
 
 
-def trainer_settings(
+def trainer_configuration(
     options: NodeOptions, owner: Settings, identity: Identity, genesis: bytes
-) -> TrainerSettings:
+) -> Configure:
     """How trainers are started here. UserError as in `data_location`."""
     decoded = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
-    return TrainerSettings(
+    return Configure(
         genesis=genesis,
-        data_cache=options.home.data_cache(),
-        log_path=options.home.trainer_log(options.instance),
-        suspend_folder=options.home.suspended(options.instance),
+        inner=b"",
+        data_cache=str(options.home.data_cache()),
         data_location=data_location(options, decoded),
         threads=options.threads or threads_for(owner, os.cpu_count() or 1),
         duty_frac=options.duty_frac,
@@ -52,5 +51,5 @@ def trainer_settings(
         compiles=owner.learner.compile,
         nice=owner.limits.nice,
         gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
-        salt=int.from_bytes(identity.key[:6], "big"),
+        seed_salt=int.from_bytes(identity.key[:6], "big"),
     )

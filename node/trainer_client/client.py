@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +27,6 @@ from node.trainer.link.shared_memory import Slot
 from node.trainer_client.clock import Clock
 from node.trainer_client.fragment_bank import Delivery, FragmentBank
 from node.trainer_client.process import ExitReason, TrainerProcess
-from node.trainer_client.settings import TrainerSettings
 from node.trainer_client.suspended_trainer import (
     Gate,
     SuspendedTrainer,
@@ -63,7 +63,11 @@ log = logging.getLogger("shoal.node")
 class TrainerPort:
     """One trainer at a time."""
 
-    settings: TrainerSettings
+    configure: messages.Configure
+    """What its owner decided; `inner`, micro-batch and memory are said anew with every start."""
+    log_path: Path
+    suspend_folder: Path
+    """For the files of a suspended trainer."""
     bank: FragmentBank
     pool: Executor
     note: Callable[[object], None]
@@ -149,28 +153,18 @@ class TrainerPort:
 
     async def launch(self, micro_batch: int | None, inner: InnerSpec) -> JobResult:
         """Start a process, and wait until it could be given weights."""
-        settings = self.settings
         self._starting = asyncio.get_running_loop().create_future()
         process = TrainerProcess(
-            log_path=settings.log_path, on_event=self._on_event, on_exit=self._on_exit
+            log_path=self.log_path, on_event=self._on_event, on_exit=self._on_exit
         )
         self.process = process
         await process.start(
-            messages.Configure(
-                genesis=settings.genesis,
+            msgspec.structs.replace(
+                self.configure,
                 inner=msgspec.msgpack.encode(inner),
-                data_cache=str(settings.data_cache),
-                data_location=settings.data_location,
-                threads=settings.threads,
                 micro_batch=micro_batch,
                 duty_frac=self.duty_frac,
-                seed_salt=settings.salt,
-                device=settings.device,
-                nice=settings.nice,
-                gpu_memory_frac=settings.gpu_memory_frac,
                 ram_bytes_max=self.ram_room(),
-                ranks=settings.ranks,
-                compiles=settings.compiles,
             )
         )
         async with asyncio.timeout(READY_TIMEOUT_S):
@@ -370,8 +364,8 @@ class TrainerPort:
             )
         async with self.gate.closed():
             micro_batch = self.ready.micro_batch if self.ready else 1
-            folder, layout = self.settings.suspend_folder, self.bank.layout
-            suspended = await self.in_pool(lambda: room_for(layout, folder, micro_batch))
+            make_room = partial(room_for, self.bank.layout, self.suspend_folder, micro_batch)
+            suspended = await self.in_pool(make_room)
             if not isinstance(suspended, SuspendedTrainer):
                 return Failed(suspended)
             if not process.is_running:
@@ -505,7 +499,7 @@ class TrainerPort:
 
     def set_duty(self, frac: float) -> None:
         """The share of the time in which the trainer may work; never above what was asked for."""
-        frac = min(frac, self.settings.duty_frac)
+        frac = min(frac, self.configure.duty_frac)
         if abs(frac - self.duty_frac) <= DUTY_STEP_FRAC * self.duty_frac:
             return
         self.duty_frac = frac
@@ -541,14 +535,14 @@ class TrainerPort:
     def _tape_began(self, inner: InnerSpec, ready: messages.Ready) -> None:
         charter = self.bank.charter
         if charter is not None:
-            settings, how = self.settings, how_trained(ready)
+            told, how = self.configure, how_trained(ready)
             self.tape.began(
-                genesis=settings.genesis,
+                genesis=told.genesis,
                 charter=charter,
                 inner=inner,
                 micro_batch=ready.micro_batch,
-                seed_salt=settings.salt,
-                replay_class=replay_class(how, settings.threads, ready.corpus_digest),
+                seed_salt=told.seed_salt,
+                replay_class=replay_class(how, told.threads, ready.corpus_digest),
             )
 
     async def _hand(

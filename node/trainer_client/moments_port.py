@@ -5,16 +5,14 @@ At most one snapshot is offered and one is held for the own trainer: 8 bytes per
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from host.bulk.blob_store import BlobStore
-from host.transport import Transport
 from node.download.locator import Locator
 from node.machine import jobs
 from node.machine.moments import check_moments, chunk_lengths, moments_numel, pieces, steps_of
@@ -31,10 +29,7 @@ F32 = NDArray[np.float32]
 class MomentsPort:
     """Both directions of one learner."""
 
-    layout: Layout
-    blob_store: BlobStore
     locator: Locator
-    transport: Transport
     trainer: TrainerPort
     on_fault: Callable[[bytes, RemoteError], None]
     _offered: list[bytes] = field(default_factory=list)
@@ -43,8 +38,12 @@ class MomentsPort:
     """Grows with every fetch and with every `forget`: an older fetch ends at its next blob."""
 
     @property
-    def pool(self) -> Executor:
-        return self.trainer.pool
+    def layout(self) -> Layout:
+        return self.trainer.bank.layout
+
+    @property
+    def blob_store(self) -> BlobStore:
+        return self.trainer.bank.blob_store
 
     async def run_job(self, job: jobs.MomentsJob) -> JobResult:
         """Carry out a job of either side."""
@@ -73,14 +72,13 @@ class MomentsPort:
 
     async def _capture(self) -> JobResult:
         self.withdraw()
-        loop = asyncio.get_running_loop()
         numels = [moments_numel(fragment) for fragment in self.layout.fragments]
         copies = await self.trainer.capture_moments(numels)
         if copies is None:
             return Failed("the trainer ended")
         for copied in copies:
             for blob in pieces(copied):
-                name = await loop.run_in_executor(self.pool, digest, blob)
+                name = await self.trainer.in_pool(partial(digest, blob))
                 self.blob_store.put(name, blob)
                 self._offered.append(name)
         return jobs.MomentsCaptured(tuple(self._offered))
@@ -88,7 +86,6 @@ class MomentsPort:
     async def _fetch(self, job: jobs.FetchMoments) -> JobResult:
         self.forget()
         wish = self._wish
-        loop = asyncio.get_running_loop()
         names = iter(job.blobs)
         held: list[F32] = []
         try:
@@ -99,7 +96,8 @@ class MomentsPort:
                 values = await self._fetch_one(job.donor, fragment, names)
                 if wish != self._wish:
                     return Failed("no longer wanted")
-                await loop.run_in_executor(self.pool, check_moments, fragment, values, job.inner)
+                check = partial(check_moments, fragment, values, job.inner)
+                await self.trainer.in_pool(check)
                 held.append(values)
         except RemoteError as error:
             self.on_fault(job.donor, error)
@@ -116,7 +114,7 @@ class MomentsPort:
         first = 0
         for length in chunk_lengths(values.nbytes):
             into = room[first : first + length]
-            await self.transport.fetch(donor, next(names), length, into=into)
+            await self.locator.transport.fetch(donor, next(names), length, into=into)
             first += length
         return values
 

@@ -6,12 +6,9 @@ thread pool, so that neither the event loop nor the inner loop waits.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -26,7 +23,7 @@ from node.machine.moments import moments_numel
 from node.machine.snapshot_part import BaseState, PartState
 from node.trainer.link.messages import LoopState
 from node.trainer_client.client import TrainerPort
-from node.trainer_client.fragment_bank import FragmentBank, Held, Standing
+from node.trainer_client.fragment_bank import Held, Standing
 from protocol.errors import CorruptState, TransientError
 from protocol.machine import Failed, JobResult
 from protocol.project import InnerSpec
@@ -36,7 +33,6 @@ TAKEN_UP: Final = "taken-up"
 """File beside a part: the last epoch in which it was gone on from."""
 
 F32 = NDArray[np.float32]
-T = TypeVar("T")
 
 
 class PartMeta(Struct, frozen=True, array_like=True):
@@ -104,10 +100,7 @@ class PartsPort:
     folder: Path
     project: bytes
     key: bytes
-    bank: FragmentBank
     trainer: TrainerPort
-    pool: Executor
-    notice: Callable[[str], None]
     block_sequences: int
     loaded: LoadedPart | None = None
     """To go on from; taken by the first trainer."""
@@ -137,9 +130,9 @@ class PartsPort:
                 cut, self._cut = self._cut, None
                 if cut is None:
                     return Failed("the copy is gone")
-                return await self._in_pool(lambda: self._write(job, cut))
+                return await self.trainer.in_pool(lambda: self._write(job, cut))
             case jobs.LoadPart():
-                return await self._in_pool(lambda: self._load(job))
+                return await self.trainer.in_pool(lambda: self._load(job))
 
     # Taking one.
 
@@ -148,11 +141,11 @@ class PartsPort:
         if event is None:
             return Failed("the trainer ended")
         values, loop = event
-        self._cut = _Cut(values, loop, self.bank.standing())
+        self._cut = _Cut(values, loop, self.trainer.bank.standing())
         return jobs.PartCut(loop.local_step, loop.tokens_total)
 
     def _numel(self) -> int:
-        fragments = self.bank.layout.fragments
+        fragments = self.trainer.bank.layout.fragments
         return sum(one.numel + moments_numel(one) for one in fragments)
 
     def _write(self, job: jobs.WritePart, cut: _Cut) -> JobResult:
@@ -205,7 +198,7 @@ class PartsPort:
         elif not await self.trainer.restore_part(arrays["trainer"], meta.loop):
             raise TransientError("the trainer ended")
         if trouble:
-            self.notice(f"the snapshot's part was not restored: {trouble}")
+            self.trainer.notice(f"the snapshot's part was not restored: {trouble}")
             return ready
         for at, base in enumerate(meta.bases):
             theta, momentum = arrays[f"theta.{at:04d}"], arrays[f"momentum.{at:04d}"]
@@ -216,7 +209,7 @@ class PartsPort:
                 arrays.get(f"residual.{at:04d}"),
                 {sequence: merged} if sequence is not None and merged is not None else {},
             )
-            self.bank.take_up(at, standing)
+            self.trainer.bank.take_up(at, standing)
         unread = sum(
             (stop - start) * self.block_sequences - skip for start, stop, skip in meta.loop.ranges
         )
@@ -230,6 +223,3 @@ class PartsPort:
         if found is None or (found[0].version, found[0].state) != (job.version, job.state):
             return None
         return found[1], found[2]
-
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)

@@ -24,7 +24,6 @@ from node.trainer.link import messages
 from node.trainer.model import initial_weights, layout_of
 from node.trainer_client.client import TrainerPort
 from node.trainer_client.fragment_bank import FragmentBank
-from node.trainer_client.settings import TrainerSettings
 from protocol.log.records import Span
 from protocol.numerics.versions import state_manifests
 from protocol.project import encode
@@ -49,18 +48,17 @@ class Bench:
             state = state_manifests(theta, momentum).digests
             self.bank.install(fragment, 0, state, theta, momentum)
         self.port = TrainerPort(
-            settings=TrainerSettings(
+            configure=messages.Configure(
                 genesis=encode(genesis),
-                data_cache=folder / "cache",
+                inner=b"",
+                data_cache=str(folder / "cache"),
                 data_location=genesis.data.location,
-                log_path=folder / "trainer.log",
-                suspend_folder=folder / "suspended",
                 threads=1,
-                duty_frac=1.0,
                 device="cpu",
-                salt=0,
                 ranks=ranks,
             ),
+            log_path=folder / "trainer.log",
+            suspend_folder=folder / "suspended",
             bank=self.bank,
             pool=pool,
             note=self.note,

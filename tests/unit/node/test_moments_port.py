@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from node.machine.jobs import (
     MomentsInstalled,
 )
 from node.machine.moments import moments_numel
+from node.trainer_client.fragment_bank import FragmentBank
 from node.trainer_client.moments_port import MomentsPort
 from protocol import limits
 from protocol.errors import MalformedPayload, NotHeld, TransientError
@@ -42,10 +42,13 @@ def honest(fragment, steps=5):
 class FakeTrainer:
     """Gives and takes moments, unless it is dying."""
 
-    def __init__(self, pool):
-        self.pool = pool
+    def __init__(self, blob_store):
+        self.bank = FragmentBank(LAYOUT, blob_store)
         self.is_dying = False
         self.installed = {}
+
+    async def in_pool(self, work):
+        return await asyncio.to_thread(work)
 
     async def capture_moments(self, numels):
         assert numels == [moments_numel(fragment) for fragment in LAYOUT.fragments]
@@ -88,6 +91,9 @@ class FakeTransport:
 
 
 class FakeLocator:
+    def __init__(self, transport):
+        self.transport = transport
+
     async def donors_or_none(self):
         return [TWO.key]
 
@@ -96,13 +102,10 @@ class Scene:
     def __init__(self):
         self.blob_store = BlobStore()
         self.transport = FakeTransport()
-        self.trainer = FakeTrainer(ThreadPoolExecutor(1))
+        self.trainer = FakeTrainer(self.blob_store)
         self.faults = []
         self.port = MomentsPort(
-            LAYOUT,
-            self.blob_store,
-            FakeLocator(),
-            self.transport,
+            FakeLocator(self.transport),
             self.trainer,
             lambda peer, error: self.faults.append((peer, error.reason)),
         )
