@@ -96,10 +96,6 @@ class Home:
         """Directory of a syncer's log, fragments and checkpoints."""
         return self.voter_store(project_id, "syncer", instance)
 
-    def witness_store(self, project_id: bytes, instance: str = DEFAULT_INSTANCE) -> Path:
-        """Directory of a witness's log."""
-        return self.voter_store(project_id, "witness", instance)
-
     def voter_store(
         self, project_id: bytes, role: VoterRole, instance: str = DEFAULT_INSTANCE
     ) -> Path:
@@ -143,13 +139,11 @@ class Home:
 
     def daemons(self) -> list[Daemon]:
         """Daemons that have a control socket here, sorted. Makes no directory."""
-        found = self._of_daemons(self.root / "run", ".sock")
-        return [Daemon(role, instance, path) for role, instance, path in found]
+        return [Daemon(*found) for found in self._of_daemons(self.root / "run", ".sock")]
 
     def written_logs(self) -> list[LogFile]:
         """Logs that daemons have written here, sorted. Makes no directory."""
-        found = self._of_daemons(self.root / "logs", ".log")
-        return [LogFile(role, instance, path) for role, instance, path in found]
+        return [LogFile(*found) for found in self._of_daemons(self.root / "logs", ".log")]
 
     def hosted_projects(self, instance: str = DEFAULT_INSTANCE) -> list[Path]:
         """Signed copies of the projects that a syncer of this home has worked for, sorted."""

@@ -16,6 +16,7 @@ import stat
 from io import FileIO
 from pathlib import Path
 
+import base58
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -36,7 +37,6 @@ _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 """Identity multihash of 36 bytes: PublicKey{key_type: Ed25519, data: 32 bytes}."""
 
 _FILE_BYTES = len(_PRIVATE_PREFIX) + 64
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
 
 class Identity:
@@ -176,7 +176,7 @@ def peer_id_bytes(key: bytes) -> bytes:
 
 def peer_id(key: bytes) -> str:
     """The libp2p PeerID of a host as people see it at the end of an address (`12D3Koo...`)."""
-    return _base58(peer_id_bytes(key))
+    return base58.b58encode(peer_id_bytes(key)).decode()
 
 
 def key_of_peer_id(raw: bytes) -> NodeKey:
@@ -188,22 +188,9 @@ def key_of_peer_id(raw: bytes) -> NodeKey:
 
 def key_of_peer_text(text: str) -> NodeKey:
     """The host key inside a PeerID as text. Raises MalformedMessage where there is none."""
-    number = 0
     if len(text) > 64:
         raise MalformedMessage("a peer id has at most 64 characters")
-    for char in text:
-        digit = _BASE58.find(char)
-        if digit < 0:
-            raise MalformedMessage(f"{text} is not a peer id")
-        number = number * 58 + digit
-    zeros = len(text) - len(text.lstrip("1"))
-    return key_of_peer_id(bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big"))
-
-
-def _base58(raw: bytes) -> str:
-    number, digits = int.from_bytes(raw, "big"), ""
-    while number:
-        number, digit = divmod(number, 58)
-        digits = _BASE58[digit] + digits
-    zeros = len(raw) - len(raw.lstrip(b"\0"))
-    return "1" * zeros + digits
+    try:
+        return key_of_peer_id(base58.b58decode(text))
+    except ValueError as error:
+        raise MalformedMessage(f"{text} is not a peer id") from error

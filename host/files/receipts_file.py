@@ -86,7 +86,10 @@ class Contributions:
         )
         proven = (*(old for old in self._proven if old.credit.place != one.credit.place), one)
         book = receipts.make_book(self._genesis, (*self._charters, charter), proven, self._identity)
-        self._write(receipts.encode_book(book))
+        try:
+            replace_file(self.path, receipts.encode_book(book))
+        except OSError as error:
+            raise TransientError(f"{self.path} cannot be written: {error.strerror}") from error
         opened = {old.receipt: old for old in proven}
         self._proven = tuple(opened[kept] for kept in book.receipts)
         self._charters = book.charters
@@ -99,9 +102,3 @@ class Contributions:
             self.keep(receipt, charter)
         except TransientError as error:
             notice(f"a receipt could not be kept: {error}; the next one counts it too")
-
-    def _write(self, content: bytes) -> None:
-        try:
-            replace_file(self.path, content)
-        except OSError as error:
-            raise TransientError(f"{self.path} cannot be written: {error.strerror}") from error

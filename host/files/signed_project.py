@@ -6,9 +6,7 @@ works for the project. Nothing is trusted in it but the owner's signature.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
@@ -16,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from host.files.keystore import Identity
+from host.runtime.atomic_files import replace_file
 from protocol import limits, signing
 from protocol.errors import (
     BadSignature,
@@ -118,16 +117,9 @@ def _canonical(content: bytes, kind: type[Part]) -> Part:
 
 def write_signed(path: Path, project: SignedProject) -> None:
     """Stores the project at `path` in one piece: a reader sees the old file or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("wb") as handle:
-            handle.write(msgspec.msgpack.encode(project))
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(path)
+        replace_file(path, msgspec.msgpack.encode(project))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise UserError(
             f"{path} cannot be written ({error.strerror}). Free disk space or choose another "
             "directory."

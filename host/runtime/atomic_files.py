@@ -41,17 +41,21 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
 def replace_file(path: Path, content: bytes | memoryview) -> None:
     """The file has this content, or on an OSError what it had before."""
-    partial = path.with_name(f".{path.name}.partial")
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then replaces `path` on disk; where writing fails nothing does."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
+        yield partial
+        sync(partial)
         partial.replace(path)
-    except OSError:
+    finally:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise
 
 
 def sync(path: Path) -> None:

@@ -9,10 +9,12 @@ from node.machine.jobs import Stepped
 from node.machine.proofs import Proofs
 from node.machine.snapshot_part import PartState
 from protocol.effect_queue import EffectQueue
+from protocol.errors import RemoteError
 from protocol.log.receipts import Credit
 from protocol.log.state import SwarmState
 from protocol.project import Charter, Genesis
 from protocol.signing import Signer, Verify
+from protocol.trace import PeerMisbehaved
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,12 @@ class LearnerContext:
     """Last report of the inner loop; None while there is no trainer."""
     now_s: float = 0.0
     proofs: Proofs = field(default_factory=Proofs)
+
+    def blame(self, peer: bytes, error: RemoteError) -> None:
+        """Count a peer's offence, and tell of it."""
+        faults = self.tally.faults
+        faults[error.reason] = faults.get(error.reason, 0) + 1
+        self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
 
     @property
     def rebases(self) -> bool:

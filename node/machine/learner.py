@@ -43,7 +43,7 @@ from protocol.machine import (
 )
 from protocol.project import Charter
 from protocol.snapshots.manifest import Marker
-from protocol.trace import CheckpointScored, LinkChanged, PeerMisbehaved, RecordCommitted
+from protocol.trace import CheckpointScored, LinkChanged, RecordCommitted
 
 SEEK_AGAIN = Backoff((0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0), jitter=0.3)
 REFUSED_EXIT = 4
@@ -60,7 +60,7 @@ class LearnerMachine:
         self.context = LearnerContext(setup=setup, effects=self.effects, state=state)
         self.fragment_sync = FragmentSync(self.context, setup.genesis.fragments)
         self.moments_client = MomentsClient(self.context)
-        self.receipts = Receipts(self.context, self._blame)
+        self.receipts = Receipts(self.context)
         self.peer_exchange = PeerExchange(self.context, self.fragment_sync, self.moments_client)
         self.trainer_control = TrainerControl(self.context, self.fragment_sync, self.moments_client)
         self.snapshot_participant = SnapshotParticipant(
@@ -124,7 +124,7 @@ class LearnerMachine:
 
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count the syncer's offence that was found while reading its bytes."""
-        self._blame(peer, error)
+        self.context.blame(peer, error)
         return self.effects.drain()
 
     # The link.
@@ -161,7 +161,7 @@ class LearnerMachine:
         try:
             self._adopt_charter(found.charter)
         except RemoteError as error:
-            self._blame(found.leader, error)
+            self.context.blame(found.leader, error)
             self._lost(f"the charter that was found is not valid: {error}")
             return
         if self.snapshot_participant.wants_restart():
@@ -232,7 +232,7 @@ class LearnerMachine:
         try:
             self._dispatch(peer, message)
         except RemoteError as error:
-            self._blame(peer, error)
+            self.context.blame(peer, error)
             self.effects.out.append(Disconnect(peer, error.reason))
             if self.link in (Link.GREETING, Link.FOLLOWING):
                 self._lost(str(error))
@@ -451,8 +451,3 @@ class LearnerMachine:
                 pass  # Answered before.
             case _:
                 self.peer_exchange.on_job(number, job, result)
-
-    def _blame(self, peer: bytes, error: RemoteError) -> None:
-        faults = self.context.tally.faults
-        faults[error.reason] = faults.get(error.reason, 0) + 1
-        self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))

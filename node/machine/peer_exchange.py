@@ -12,7 +12,6 @@ from protocol.errors import RemoteError
 from protocol.ids import JobId
 from protocol.log.batching import in_messages
 from protocol.machine import Job
-from protocol.trace import PeerMisbehaved
 
 PROVE_EVERY_S = 1.0
 """Whoever asks what our log says gets an answer, all together this often."""
@@ -45,7 +44,8 @@ class PeerExchange:
                 try:
                     self.moments_client.on_ready(peer, message)
                 except RemoteError as error:
-                    self._blame(peer, error)
+                    self.context.blame(peer, error)
+                    self.moments_client.on_fault(peer, str(error))  # It hangs up.
             case messages.MomentsRefused():
                 self.moments_client.on_refused(peer, message)
             case messages.AskState(project) if project == self.context.setup.project:
@@ -77,9 +77,3 @@ class PeerExchange:
 
     def deadlines_s(self) -> list[float | None]:
         return [self.moments_client.deadline_s(), self.moments_server.deadline_s()]
-
-    def _blame(self, peer: bytes, error: RemoteError) -> None:
-        faults = self.context.tally.faults
-        faults[error.reason] = faults.get(error.reason, 0) + 1
-        self.context.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
-        self.moments_client.on_fault(peer, str(error))  # It hangs up.

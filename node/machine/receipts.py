@@ -7,8 +7,6 @@ the one before as this learner saw merged between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from node.machine.context import LearnerContext
 from node.machine.jobs import KeepReceipt
 from protocol.errors import FalseReceipt, RemoteError
@@ -24,11 +22,8 @@ CHARTERS_MAX = 64
 class Receipts:
     """One learner's. A receipt that is wrong is told and not kept; training goes on."""
 
-    def __init__(
-        self, context: LearnerContext, blame: Callable[[bytes, RemoteError], None]
-    ) -> None:
+    def __init__(self, context: LearnerContext) -> None:
         self._context = context
-        self._blame = blame
         self.credit: Credit | None = context.setup.credit
         """The last that was proven."""
         self._charters: dict[int, tuple[Charter, Envelope]] = {}
@@ -61,7 +56,7 @@ class Receipts:
             else:
                 raise FalseReceipt(f"for record {credit.index}, where the log is at {index}")
         except RemoteError as error:
-            self._blame(leader, error)
+            self._context.blame(leader, error)
 
     def on_record(self) -> None:
         """The log went on by one record."""
@@ -72,7 +67,7 @@ class Receipts:
         try:
             self._judge(leader, receipt, credit)
         except RemoteError as error:
-            self._blame(leader, error)
+            self._context.blame(leader, error)
 
     def _proven(self, leader: bytes, receipt: Envelope) -> Credit:
         setup = self._context.setup

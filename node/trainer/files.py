@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from host.runtime.atomic_files import replacing
 from protocol.errors import UserError
 from protocol.fragments import Layout
 from protocol.project import Charter, Genesis
@@ -65,15 +65,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A file to write, which then replaces `path` on disk."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        with partial.open("rb") as handle:
-            os.fsync(handle.fileno())
-        partial.replace(path)
+        with replacing(path) as partial:
+            yield partial
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise UserError(
             f"{path} cannot be written ({error}). Free disk space or move it."
         ) from error

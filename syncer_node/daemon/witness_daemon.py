@@ -70,7 +70,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
         identity: Identity,
         transport: Transport,
     ) -> None:
-        files = VoterFiles(options.home.witness_store(project.id, options.instance))
+        files = VoterFiles(options.home.voter_store(project.id, "witness", options.instance))
         super().__init__(options, project, identity, transport, files)
         self.parameters = sum(tensor.numel for tensor in self.project.genesis.model.tensors)
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")

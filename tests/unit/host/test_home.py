@@ -29,8 +29,8 @@ def test_every_path_lies_in_the_home_and_is_told_apart_by_role_and_instance(tmp_
         home.identity("witness"),
         home.socket("witness"),
         home.log("witness"),
-        home.witness_store(PROJECT),
-        home.witness_store(PROJECT, "two"),
+        home.voter_store(PROJECT, "witness"),
+        home.voter_store(PROJECT, "witness", "two"),
         home.data_cache(),
     ]
     assert len(set(paths)) == len(paths)
@@ -111,7 +111,7 @@ def test_the_stores_of_all_voters_are_known(tmp_path):
     stores = [
         home.syncer_store(PROJECT),
         home.syncer_store(PROJECT, "b"),
-        home.witness_store(PROJECT),
+        home.voter_store(PROJECT, "witness"),
     ]
     assert home.voter_stores(PROJECT) == sorted(stores)
     assert home.hosted_projects() == [], "a signed copy belongs to it"
