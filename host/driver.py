@@ -19,38 +19,8 @@ from typing import Any, Protocol
 
 from host.network.streams import ControlStream
 from host.transport import Transport
-from protocol import wire
-from protocol.errors import (
-    InternalError,
-    LimitExceeded,
-    RemoteError,
-    ShoalError,
-    TransientError,
-    UserError,
-)
+from protocol import errors, machine, wire
 from protocol.ids import short
-from protocol.machine import (
-    Connect,
-    Disconnect,
-    Do,
-    Effect,
-    Emit,
-    Event,
-    Failed,
-    Job,
-    JobDone,
-    JobResult,
-    Note,
-    PeerDown,
-    PeerUp,
-    Received,
-    Send,
-    Start,
-    Started,
-    Stop,
-    WakeAt,
-    Woke,
-)
 from protocol.messages import Message
 from protocol.trace import Fact
 
@@ -63,9 +33,9 @@ log = logging.getLogger("shoal.driver")
 class DrivenMachine(Protocol):
     """A machine that can also be told of an offence found while reading a peer's bytes."""
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]: ...
+    def handle(self, event: machine.Event, now_s: float) -> list[machine.Effect]: ...
 
-    def fault(self, peer: bytes, error: RemoteError) -> list[Effect]: ...
+    def fault(self, peer: bytes, error: errors.RemoteError) -> list[machine.Effect]: ...
 
 
 class Driver:
@@ -73,40 +43,40 @@ class Driver:
 
     def __init__(
         self,
-        machine: DrivenMachine,
+        driven: DrivenMachine,
         transport: Transport,
         *,
-        run_job: Callable[[Job], Awaitable[JobResult]],
+        run_job: Callable[[machine.Job], Awaitable[machine.JobResult]],
         act: Callable[[object], None],
         on_fact: Callable[[Fact], None],
     ) -> None:
-        self.machine = machine
+        self.machine = driven
         self._transport = transport
         self._run_job = run_job
         self._act = act
         self._on_fact = on_fact
         self._streams: dict[bytes, ControlStream] = {}
-        self._events: deque[Event] = deque()
+        self._events: deque[machine.Event] = deque()
         self._is_draining = False
         self._timer: asyncio.TimerHandle | None = None
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped: asyncio.Future[Stop] | None = None
-        self._failure: InternalError | None = None
+        self._stopped: asyncio.Future[machine.Stop] | None = None
+        self._failure: errors.InternalError | None = None
         transport.serve_control(self._accepted)
 
-    async def run(self) -> Stop:
+    async def run(self) -> machine.Stop:
         """Drive until the machine asks to stop; then end what is under way and say why.
 
         Raises InternalError once the machine has failed.
         """
         if self._failure is not None:
             raise self._failure  # A request came before the start.
-        stopped: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        stopped: asyncio.Future[machine.Stop] = asyncio.get_running_loop().create_future()
         self._stopped = stopped
         try:
             async with asyncio.TaskGroup() as self._group:
-                self.take(Started())
+                self.take(machine.Started())
                 await asyncio.wait({stopped})
                 # What was said last, such as a goodbye, still leaves.
                 for stream in self._streams.values():
@@ -120,7 +90,7 @@ class Driver:
             if self._timer is not None:
                 self._timer.cancel()
 
-    def take(self, event: Event) -> None:
+    def take(self, event: machine.Event) -> None:
         """Feed an event; effects of one event are carried out before the next is looked at."""
         self._events.append(event)
         if self._is_draining:
@@ -133,39 +103,41 @@ class Driver:
         finally:
             self._is_draining = False
 
-    def _apply(self, event: Event | str, step: Callable[[float], list[Effect]]) -> None:
+    def _apply(
+        self, event: machine.Event | str, step: Callable[[float], list[machine.Effect]]
+    ) -> None:
         try:
             self._carry_out_all(step(time.monotonic()))
         except Exception as error:
             # Root of every event: whatever it is, the machine is half applied and must not go on.
             self._fail(event if isinstance(event, str) else _name_of(event), error)
 
-    def ask(self, question: Callable[[float], list[Effect]]) -> None:
+    def ask(self, question: Callable[[float], list[machine.Effect]]) -> None:
         """Ask the machine something outside of `handle`, such as its owner's wish.
 
         Raises what the machine answers to the asker, a RemoteError or UserError; TransientError
         once nothing is driven any more; InternalError if the machine fails over it.
         """
         if self._stopped is not None and self._stopped.done():
-            raise TransientError("the daemon is stopping")
+            raise errors.TransientError("the daemon is stopping")
         try:
             self._carry_out_all(question(time.monotonic()))
-        except (RemoteError, UserError):
+        except (errors.RemoteError, errors.UserError):
             raise  # Refused before anything changed.
         except Exception as error:
             # Root of every question, as of every event.
             raise self._fail("a request of its owner", error) from error
 
-    def fault(self, peer: bytes, error: RemoteError) -> None:
+    def fault(self, peer: bytes, error: errors.RemoteError) -> None:
         """Tell the machine of an offence that was found while reading a peer's bytes."""
         if not self._is_over:
             self._apply(
                 f"an offence of host {short(peer)}", lambda _: self.machine.fault(peer, error)
             )
 
-    def _fail(self, what: str, error: Exception) -> InternalError:
+    def _fail(self, what: str, error: Exception) -> errors.InternalError:
         """Handle nothing from now on, and let `run` say why."""
-        failure = InternalError(f"{type(error).__name__} over {what}: {error}")
+        failure = errors.InternalError(f"{type(error).__name__} over {what}: {error}")
         failure.__cause__ = error
         self._events.clear()
         self._failure = failure
@@ -183,48 +155,48 @@ class Driver:
     def _is_over(self) -> bool:
         return self._stopped is None or self._stopped.done()
 
-    def _carry_out_all(self, effects: list[Effect]) -> None:
+    def _carry_out_all(self, effects: list[machine.Effect]) -> None:
         for effect in effects:
             self._carry_out(effect)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: machine.Effect) -> None:
         match effect:
-            case Send(peer, message):
+            case machine.Send(peer, message):
                 self.send(peer, message)
-            case Emit(fact):
+            case machine.Emit(fact):
                 self._on_fact(fact)
-            case Do(action):
+            case machine.Do(action):
                 self._act(action)
-            case Start():
+            case machine.Start():
                 self._spawn(self._job(effect))
-            case WakeAt(at_s):
+            case machine.WakeAt(at_s):
                 self._arm(at_s)
-            case Connect(peer):
+            case machine.Connect(peer):
                 self._spawn(self._dial(peer))
-            case Disconnect(peer, reason):
+            case machine.Disconnect(peer, reason):
                 stream = self._streams.get(peer)
                 if stream is not None:
                     log.debug("closing the stream to %s: %s", short(peer), reason)
                     stream.close()
-            case Stop():
+            case machine.Stop():
                 if self._stopped is not None and not self._stopped.done():
                     self._stopped.set_result(effect)
 
     def _send(self, stream: ControlStream, message: Message) -> None:
         try:
             stream.send(wire.encode(message))
-        except LimitExceeded as error:
+        except errors.LimitExceeded as error:
             # Ours, not the peer's: the stream has lost its order, a fresh one starts over.
             log.error("not sent to %s: %s", short(stream.peer), error)
             stream.abort(str(error))
-        except TransientError as error:
+        except errors.TransientError as error:
             log.debug("not sent to %s: %s", short(stream.peer), error)
 
     def _arm(self, at_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         delay_s = max(0.0, at_s - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.take, Woke())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.take, machine.Woke())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._group is not None, "effects are carried out while the driver runs"
@@ -232,25 +204,25 @@ class Driver:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _job(self, start: Start) -> None:
-        result: JobResult
+    async def _job(self, start: machine.Start) -> None:
+        result: machine.JobResult
         try:
             result = await self._run_job(start.job)
-        except ShoalError as error:
-            result = Failed(str(error))
+        except errors.ShoalError as error:
+            result = machine.Failed(str(error))
         except Exception as error:
             # Root of the task: one job's bug is that job's failure, not the daemon's end.
             log.exception("%s failed in an unforeseen way", type(start.job).__name__)
-            result = Failed(f"{type(error).__name__}: {error}")
-        self.take(JobDone(start.id, result))
+            result = machine.Failed(f"{type(error).__name__}: {error}")
+        self.take(machine.JobDone(start.id, result))
 
     # Streams.
 
     async def _dial(self, peer: bytes) -> None:
         try:
             stream = await self._transport.open_control(peer)
-        except ShoalError as error:
-            self.take(PeerDown(peer, str(error)))
+        except errors.ShoalError as error:
+            self.take(machine.PeerDown(peer, str(error)))
             return
         await self._converse(stream)
 
@@ -265,42 +237,42 @@ class Driver:
         former = self._streams.get(stream.peer)
         if former is not None:
             former.abort("replaced by a newer stream")
-            self.take(PeerDown(stream.peer, "replaced by a newer stream"))
+            self.take(machine.PeerDown(stream.peer, "replaced by a newer stream"))
         self._streams[stream.peer] = stream
         reason = "reading failed"
         try:
-            self.take(PeerUp(stream.peer))
+            self.take(machine.PeerUp(stream.peer))
             reason = await self._read(stream)
         finally:
             # However reading ended: the machine must not take a dead stream for a live one.
             if self._streams.get(stream.peer) is stream:
                 del self._streams[stream.peer]
-                self.take(PeerDown(stream.peer, reason))
+                self.take(machine.PeerDown(stream.peer, reason))
 
     async def _read(self, stream: ControlStream) -> str:
         """Feed what a peer says to the machine; the reason why it ended."""
         while True:
             try:
                 message = wire.decode_message(await stream.recv())
-            except RemoteError as error:
+            except errors.RemoteError as error:
                 if self._streams.get(stream.peer) is stream:
                     self.fault(stream.peer, error)
                 stream.abort(str(error))
                 return str(error)
-            except TransientError as error:
+            except errors.TransientError as error:
                 return str(error)
             if self._streams.get(stream.peer) is not stream:
                 return "replaced"
-            self.take(Received(stream.peer, message))
+            self.take(machine.Received(stream.peer, message))
 
 
-def _name_of(event: Event) -> str:
+def _name_of(event: machine.Event) -> str:
     """What happened, for people."""
     match event:
-        case Received(peer, message):
+        case machine.Received(peer, message):
             return f"{type(message).__name__} from host {short(peer)}"
-        case JobDone(_, result):
+        case machine.JobDone(_, result):
             return f"the result {type(result).__name__}"
-        case Note(value):
+        case machine.Note(value):
             return f"{type(value).__name__} of this host"
     return type(event).__name__

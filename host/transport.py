@@ -40,15 +40,8 @@ from host.network.streams import ControlStream, Traffic, Wire
 from host.options import BulkAt
 from host.runtime import lifecycle
 from host.stream_server import Accept, ControlHandler, StreamServer
-from protocol import limits
+from protocol import errors, limits
 from protocol.backoff import Backoff
-from protocol.errors import (
-    InternalError,
-    PeerUnreachable,
-    ShoalError,
-    TransientError,
-    TransportLost,
-)
 from protocol.ids import Digest, NodeKey
 
 CONTROL_PROTOCOL: Final = f"shoal.control.{limits.WIRE_VERSION}"
@@ -174,7 +167,7 @@ class Transport:
         while True:
             try:
                 return await self._boot(attempt=attempt)
-            except TransientError as error:
+            except errors.TransientError as error:
                 if self._is_closed:
                     raise
                 pause_s = START_AGAIN.pause_s(attempt, random.uniform)
@@ -205,7 +198,7 @@ class Transport:
     async def _boot(self, *, attempt: int) -> None:
         assert self._engine is None, "the transport is already started"
         if self._is_closed:
-            raise TransportLost(self._down_reason)
+            raise errors.TransportLost(self._down_reason)
         await self._ensure_supervisor()
         self._port = addresses.claim_port(self._listen_host, self._port)
         options = Options(
@@ -230,7 +223,7 @@ class Transport:
             await engine.boot(peers, accept)
             engine.loss.check()  # closed in the last moment
             is_up = True
-        except TransientError as error:
+        except errors.TransientError as error:
             raise addresses.explained(peers, error) from error
         finally:
             self._booting = None
@@ -289,7 +282,7 @@ class Transport:
         while self._engine is None:
             try:
                 await self.start_with_retry(self._report_retry)
-            except ShoalError as error:
+            except errors.ShoalError as error:
                 # Another program took the port meanwhile: nobody is at the keyboard to be told.
                 pause_s = START_AGAIN.steps_s[-1]
                 self._report_retry(str(error), pause_s)
@@ -304,7 +297,7 @@ class Transport:
 
     def live(self) -> Engine:
         if self._engine is None or self._is_closed:
-            raise TransportLost(self._down_reason)
+            raise errors.TransportLost(self._down_reason)
         return self._engine
 
     # What this host serves
@@ -371,17 +364,17 @@ class Transport:
         """A stream to a host: over a connection, or by way of a relay where there can be none."""
         is_hidden = self.relay.is_hidden(key) and not await self.is_connected(key)
         if is_hidden:
-            with contextlib.suppress(TransientError):
+            with contextlib.suppress(errors.TransientError):
                 return await self.relay.through(key, inner)
         try:
             return await self.dial_inner(key, inner)
-        except PeerUnreachable as error:
+        except errors.PeerUnreachable as error:
             # One that others dial is away if it does not answer; so is one that was just tried.
             if is_hidden or key in self.dialer.named or key in self.dialer.known.book:
                 raise
             try:
                 return await self.relay.through(key, inner)
-            except TransientError:
+            except errors.TransientError:
                 raise error from None
 
     async def dial_plain(self, key: NodeKey, protocol: str) -> Wire:
@@ -431,13 +424,13 @@ class Transport:
         """
         self._check_topic(topic)
         if not 0 < ttl_s <= dht_records.TTL_S_MAX:
-            raise InternalError(
+            raise errors.InternalError(
                 f"a time to live of {ttl_s} s is not within {dht_records.TTL_S_MAX} s"
             )
         # The table takes a newer value only with a strictly later expiry, also after a clock jump.
         expiry_s = max(time.time() + ttl_s, self._expiry_s.get(topic, 0.0) + 0.001)
         if not await self.live().store(topic, value, expiry_s):
-            raise TransientError(
+            raise errors.TransientError(
                 f"no host accepted our value for {topic}: it is too large, or our clock jumped"
             )
         self._expiry_s[topic] = expiry_s
@@ -453,12 +446,12 @@ class Transport:
 
     def _check_topic(self, topic: str) -> None:
         if topic not in self._topics:
-            raise InternalError(f"{topic} is not among this transport's topics")
+            raise errors.InternalError(f"{topic} is not among this transport's topics")
 
     async def _withdraw_all(self) -> None:
         now_s = time.time()
         live = [topic for topic, expiry_s in self._expiry_s.items() if expiry_s > now_s]
-        with contextlib.suppress(TransientError, TimeoutError):
+        with contextlib.suppress(errors.TransientError, TimeoutError):
             async with asyncio.timeout(WITHDRAW_S):
                 for topic in live:
                     await self.withdraw(topic)

@@ -15,15 +15,7 @@ from msgspec import Meta, Struct
 
 from host.files.keystore import Identity
 from host.runtime.atomic_files import replace_file
-from protocol import limits, signing
-from protocol.errors import (
-    BadSignature,
-    MalformedMessage,
-    RemoteError,
-    ShoalError,
-    UserError,
-    WrongProject,
-)
+from protocol import errors, limits, signing
 from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, encode, project_id
 
@@ -83,7 +75,7 @@ def open_project(genesis_bytes: bytes, envelope: Envelope) -> OpenedProject:
     )
     charter = _canonical(payload, Charter)
     if charter.project != project:
-        raise WrongProject("the charter was written for another project")
+        raise errors.WrongProject("the charter was written for another project")
     return OpenedProject(genesis, genesis_bytes, charter, envelope)
 
 
@@ -97,7 +89,7 @@ def newest_of(project: OpenedProject, *kept: Envelope | None) -> OpenedProject:
             continue
         try:
             opened = open_project(project.genesis_bytes, envelope)
-        except RemoteError as error:
+        except errors.RemoteError as error:
             log.warning("ignoring a stored charter: %s", error)
             continue
         if opened.charter.revision > project.charter.revision:
@@ -109,9 +101,9 @@ def _canonical(content: bytes, kind: type[Part]) -> Part:
     try:
         part = msgspec.msgpack.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise MalformedMessage(f"not a {kind.__name__.lower()}: {error}") from error
+        raise errors.MalformedMessage(f"not a {kind.__name__.lower()}: {error}") from error
     if encode(part) != content:
-        raise MalformedMessage(f"the {kind.__name__.lower()} is not in its canonical form")
+        raise errors.MalformedMessage(f"the {kind.__name__.lower()} is not in its canonical form")
     return part
 
 
@@ -120,7 +112,7 @@ def write_signed(path: Path, project: SignedProject) -> None:
     try:
         replace_file(path, msgspec.msgpack.encode(project))
     except OSError as error:
-        raise UserError(
+        raise errors.UserError(
             f"{path} cannot be written ({error.strerror}). Free disk space or choose another "
             "directory."
         ) from error
@@ -132,28 +124,30 @@ def read_signed(path: Path) -> OpenedProject:
         with path.open("rb") as handle:
             content = handle.read(_FILE_BYTES_MAX + 1)
     except FileNotFoundError as error:
-        raise UserError(f"There is no file {path}. {_remedy(path)}") from error
+        raise errors.UserError(f"There is no file {path}. {_remedy(path)}") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+        raise errors.UserError(f"{path} cannot be read ({error.strerror}).") from error
     try:
         stored = msgspec.msgpack.decode(content, type=SignedProject)
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise UserError(
+        raise errors.UserError(
             f"{path} is not a signed project, or is damaged. {_remedy(path)}"
         ) from error
     if stored.version != FORMAT_VERSION:
-        raise UserError(
+        raise errors.UserError(
             f"{path} is of format {stored.version}; this Shoal reads {FORMAT_VERSION}. "
             f"{_remedy(path)}"
         )
     try:
         opened = open_project(stored.genesis, stored.charter)
-    except BadSignature as error:
-        raise UserError(f"{path} is not what its owner signed: {error}. {_remedy(path)}") from error
-    except ShoalError as error:
-        raise UserError(f"{path} is damaged: {error}. {_remedy(path)}") from error
+    except errors.BadSignature as error:
+        raise errors.UserError(
+            f"{path} is not what its owner signed: {error}. {_remedy(path)}"
+        ) from error
+    except errors.ShoalError as error:
+        raise errors.UserError(f"{path} is damaged: {error}. {_remedy(path)}") from error
     if opened.genesis.wire_version != limits.WIRE_VERSION:
-        raise UserError(
+        raise errors.UserError(
             f"{path} was signed for version {opened.genesis.wire_version} of Shoal's protocol; "
             f"this Shoal speaks {limits.WIRE_VERSION}. {_remedy(path)}"
         )

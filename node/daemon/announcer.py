@@ -10,14 +10,8 @@ from collections.abc import Callable
 from host.addresses import parse_peer
 from host.files.keystore import Identity
 from host.nat.peer_file import peer_file
+from host.network import leader_discovery
 from host.network.foreign_errors import TransportState
-from host.network.leader_discovery import (
-    ANNOUNCE_EVERY_S,
-    ANNOUNCE_TTL_S,
-    LearnerNotice,
-    learners_topic,
-    seat_topic,
-)
 from host.options import NodeOptions
 from host.partition_monitor import Outlook, PartitionMonitor
 from host.transport import Transport
@@ -42,7 +36,7 @@ def transport_of(
         identity,
         port=options.port,
         bootstrap=(*options.link.addresses, *network.bootstrap),
-        topics=(seat_topic(project), learners_topic(project)),
+        topics=(leader_discovery.seat_topic(project), leader_discovery.learners_topic(project)),
         on_state=on_state,
         listen_host=options.listen_host,
         nat_port_map=network.map_port,
@@ -79,7 +73,7 @@ class Announcer:
         while True:
             is_held = machine.fragment_sync.is_held
             if is_held:
-                notice = LearnerNotice(
+                notice = leader_discovery.LearnerNotice(
                     self._options.name,
                     machine.trainer_control.state,
                     machine.context.state.index,
@@ -88,11 +82,11 @@ class Announcer:
                 with contextlib.suppress(TransientError):
                     # Expired by itself and said again soon; the engine's own troubles are told.
                     await transport.announce(
-                        learners_topic(self._options.link.project),
+                        leader_discovery.learners_topic(self._options.link.project),
                         wire.encode(notice),
-                        ANNOUNCE_TTL_S,
+                        leader_discovery.ANNOUNCE_TTL_S,
                     )
-            await asyncio.sleep(ANNOUNCE_EVERY_S if is_held else EAGER_S)
+            await asyncio.sleep(leader_discovery.ANNOUNCE_EVERY_S if is_held else EAGER_S)
 
     def _voters(self) -> set[NodeKey]:
         """Those of the charter, or the hosts that the link names while there is none."""

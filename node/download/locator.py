@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 
 from host.addresses import parse_peer
 from host.join_link import JoinLink
-from host.network.leader_discovery import (
-    LearnerNotice,
-    SeatNotice,
-    elected_under,
-    learners_topic,
-    read_notice,
-    seat_topic,
-)
+from host.network import leader_discovery
 from host.transport import Transport
 from node.machine.jobs import SeatFound
 from protocol import wire
@@ -138,11 +131,11 @@ class Locator:
 
     async def _ask_voter(self, key: bytes) -> SeatFound | None:
         try:
-            found = await self.transport.lookup(seat_topic(self.project), at=key)
+            found = await self.transport.lookup(leader_discovery.seat_topic(self.project), at=key)
         except TransientError as error:
             log.info("cannot ask %s who leads: %s", short(key), error)
             return None
-        notice = read_notice(found[key], self.project) if key in found else None
+        notice = leader_discovery.read_notice(found[key], self.project) if key in found else None
         seat = await self._seat(key, notice) if notice is not None else None
         return None if seat is None else seat[1]
 
@@ -155,11 +148,11 @@ class Locator:
         with contextlib.suppress(TimeoutError):  # Others may know what the named hosts do not say.
             async with asyncio.timeout(GREET_S_MAX):
                 await self.transport.greet_bootstrap()
-        found = await self.transport.lookup(seat_topic(self.project))
+        found = await self.transport.lookup(leader_discovery.seat_topic(self.project))
         notices = {
             key: notice
             for key, value in found.items()
-            if (notice := read_notice(value, self.project)) is not None
+            if (notice := leader_discovery.read_notice(value, self.project)) is not None
         }
         voters = {voter.key for voter in known.voters} if known is not None else set()
         trusted = [key for key in sorted(notices) if key in voters or key in self.named]
@@ -171,17 +164,17 @@ class Locator:
                 return max(seats, key=lambda seat: seat[0])[1]
         raise TransientError("no syncer of this project has announced itself yet")
 
-    async def _seat(self, key: bytes, notice: SeatNotice) -> _Ranked | None:
+    async def _seat(self, key: bytes, notice: leader_discovery.SeatNotice) -> _Ranked | None:
         envelope = await self._charter(key, notice)
         if envelope is None:
             return None
-        charter = elected_under(key, self.genesis, envelope, notice)
+        charter = leader_discovery.elected_under(key, self.genesis, envelope, notice)
         if charter is None:
             return None
         rank = (notice.epoch, notice.term, charter.revision, key)
         return rank, SeatFound(key, envelope, notice.epoch, notice.term)
 
-    async def _charter(self, key: bytes, notice: SeatNotice) -> Envelope | None:
+    async def _charter(self, key: bytes, notice: leader_discovery.SeatNotice) -> Envelope | None:
         """The charter that a notice names; one that is known already costs no question."""
         known = self._charters.get(notice.charter)
         if known is not None:
@@ -203,7 +196,7 @@ class Locator:
         async with self._asking:  # Many fragments are wanted at once, one question serves all.
             now_s = time.monotonic()
             if now_s - self._donors_s > DONORS_FRESH_S:
-                found = await self.transport.lookup(learners_topic(self.project))
+                found = await self.transport.lookup(leader_discovery.learners_topic(self.project))
                 self._donors_s = now_s
                 self._donors = sorted(key for key in found if self._can_give(key, found[key]))
         self._shunned = {key: at_s for key, at_s in self._shunned.items() if at_s > now_s}
@@ -216,7 +209,7 @@ class Locator:
     def _can_give(self, key: bytes, value: bytes) -> bool:
         """Whether a notice is one of a learner that holds weights; notes how it is reached."""
         try:
-            notice = wire.decode(value, LearnerNotice)
+            notice = wire.decode(value, leader_discovery.LearnerNotice)
         except RemoteError:
             return False
         self.transport.relay.tell_relays(key, notice.relays)
@@ -224,8 +217,11 @@ class Locator:
 
     async def heads(self) -> list[bytes]:
         """Hosts that prove to the swarm's table that they hold the seat. Raises TransientError."""
-        found = await self.transport.lookup(seat_topic(self.project))
-        notices = [(key, read_notice(value, self.project)) for key, value in sorted(found.items())]
+        found = await self.transport.lookup(leader_discovery.seat_topic(self.project))
+        notices = [
+            (key, leader_discovery.read_notice(value, self.project))
+            for key, value in sorted(found.items())
+        ]
         proven = [
             await self._seat(key, notice)
             for key, notice in notices[:STRANGERS_ASKED_MAX]

@@ -17,30 +17,13 @@ from node.machine.receipts import Receipts
 from node.machine.snapshot_participant import SnapshotParticipant
 from node.machine.syncer_link import LINK_TRANSITIONS, Link, suspect_s
 from node.machine.trainer_control import TrainerControl
-from protocol import limits, messages
+from protocol import limits, machine, messages
 from protocol.backoff import Backoff
 from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
 from protocol.log import records
 from protocol.log.state import SwarmState
-from protocol.machine import (
-    Connect,
-    Disconnect,
-    Effect,
-    Event,
-    Failed,
-    JobDone,
-    Note,
-    PeerDown,
-    PeerUp,
-    Received,
-    Started,
-    Stop,
-    StopAsked,
-    WakeAt,
-    Woke,
-)
 from protocol.project import Charter
 from protocol.snapshots.manifest import Marker
 from protocol.trace import CheckpointScored, LinkChanged, RecordCommitted
@@ -81,40 +64,40 @@ class LearnerMachine:
         self._origins: list[messages.CertifiedRecord] = []
         """Proofs of the newest fragment states, collected before the welcome."""
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:
+    def handle(self, event: machine.Event, now_s: float) -> list[machine.Effect]:
         """Effects of one event."""
         self.context.now_s = now_s
-        if isinstance(event, Received) and self._is_mere_sign_of_life(event):
+        if isinstance(event, machine.Received) and self._is_mere_sign_of_life(event):
             self.heard_s = now_s
             return self.effects.drain()
         match event:
-            case Started():
+            case machine.Started():
                 self._seek()
-            case PeerUp(peer):
+            case machine.PeerUp(peer):
                 self._peer_up(peer)
                 self.peer_exchange.on_peer_up(peer)
-            case PeerDown(peer, reason):
+            case machine.PeerDown(peer, reason):
                 self._peer_down(peer, reason)
                 self.peer_exchange.on_peer_down(peer, reason)
-            case Received(peer, message) if peer != self.context.leader:
+            case machine.Received(peer, message) if peer != self.context.leader:
                 self.peer_exchange.on_message(peer, message)
-            case Received(peer, message):
+            case machine.Received(peer, message):
                 self._receive(peer, message)
-            case JobDone(number, result):
+            case machine.JobDone(number, result):
                 self._job_done(number, result)
-            case Note(value):
+            case machine.Note(value):
                 self.snapshot_participant.on_note(value)
                 self.trainer_control.on_note(value)
-            case StopAsked(reason):
+            case machine.StopAsked(reason):
                 self._leave(reason, reason)
-            case Woke():
+            case machine.Woke():
                 pass
         self.snapshot_participant.release(self._take)
         if not self._is_stopping:
             self._look()
         return self.effects.drain()
 
-    def _is_mere_sign_of_life(self, event: Received) -> bool:
+    def _is_mere_sign_of_life(self, event: machine.Received) -> bool:
         """Whether nothing follows from it now: whatever is due has its wake-up already."""
         message = event.message
         if not isinstance(message, messages.Alive) or event.peer != self.context.leader:
@@ -122,7 +105,7 @@ class LearnerMachine:
         self.trainer_control.beat_every_s = message.beat_every_s
         return self.link is Link.FOLLOWING and not self._is_stopping
 
-    def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
+    def fault(self, peer: bytes, error: RemoteError) -> list[machine.Effect]:
         """Count the syncer's offence that was found while reading its bytes."""
         self.context.blame(peer, error)
         return self.effects.drain()
@@ -171,14 +154,14 @@ class LearnerMachine:
             self.effects.do(jobs.FollowLeader(found.leader))
         self._seat = (found.epoch, found.term)
         self._fire("found", short(found.leader))
-        self.effects.out.append(Connect(found.leader))
+        self.effects.out.append(machine.Connect(found.leader))
 
     def _compare(self, found: jobs.SeatFound) -> None:
         """Another leader was elected while ours was silent: go over to it."""
         former = self.context.leader
         if found.leader == former or (found.epoch, found.term) <= self._seat or former is None:
             return
-        self.effects.out.append(Disconnect(former, "another leader was elected"))
+        self.effects.out.append(machine.Disconnect(former, "another leader was elected"))
         self._failures = 0
         self._lost(f"{short(found.leader)} leads in term {found.term}")
         # Not looked for once more: with a host that is silent, looking takes seconds.
@@ -233,7 +216,7 @@ class LearnerMachine:
             self._dispatch(peer, message)
         except RemoteError as error:
             self.context.blame(peer, error)
-            self.effects.out.append(Disconnect(peer, error.reason))
+            self.effects.out.append(machine.Disconnect(peer, error.reason))
             if self.link in (Link.GREETING, Link.FOLLOWING):
                 self._lost(str(error))
 
@@ -260,7 +243,7 @@ class LearnerMachine:
                 self.receipts.take(peer, credit)
             case messages.Goodbye(reason):
                 self._lost(f"the syncer closed: {reason}")
-                self.effects.out.append(Disconnect(peer, "goodbye"))
+                self.effects.out.append(machine.Disconnect(peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
 
@@ -269,7 +252,7 @@ class LearnerMachine:
             raise UnexpectedMessage("welcome out of turn")
         self._adopt_charter(welcome.charter)
         if self.snapshot_participant.wants_restart():
-            self.effects.out.append(Disconnect(peer, "another machine enters this epoch"))
+            self.effects.out.append(machine.Disconnect(peer, "another machine enters this epoch"))
             self._lost("the owner went back to a snapshot")
             return
         if welcome.index is not None:
@@ -291,10 +274,10 @@ class LearnerMachine:
 
     def _refused(self, peer: bytes, refused: messages.Refused) -> None:
         words = f"the syncer refused: {refused.text}"
-        self.effects.out.append(Disconnect(peer, refused.reason))
+        self.effects.out.append(machine.Disconnect(peer, refused.reason))
         if refused.retry_after_s is None and not self.snapshot_participant.on_refused(refused):
             self._is_stopping = True
-            self.effects.out.append(Stop(words, REFUSED_EXIT))
+            self.effects.out.append(machine.Stop(words, REFUSED_EXIT))
         elif refused.retry_after_s is not None:
             self._lost(words, refused.retry_after_s)
 
@@ -389,7 +372,7 @@ class LearnerMachine:
         if self.context.leader is not None and self.link in (Link.FOLLOWING, Link.ENDED):
             self.effects.send(self.context.leader, messages.Goodbye(reason))
         self._is_stopping = True
-        self.effects.out.append(Stop(words))
+        self.effects.out.append(machine.Stop(words))
 
     # Everything else.
 
@@ -398,7 +381,7 @@ class LearnerMachine:
         leader = self.context.leader
         if self.link in (Link.GREETING, Link.FOLLOWING) and silent_s > limits.GONE_AFTER_S:
             assert leader is not None, "there is nobody to be greeted without a leader"
-            self.effects.out.append(Disconnect(leader, "silent"))
+            self.effects.out.append(machine.Disconnect(leader, "silent"))
             self._lost(f"the syncer was not heard for {silent_s:.0f} s")
         is_quiet = silent_s > limits.LEADER_SUSPECT_AFTER_S
         is_due = self.context.now_s - self._found_s >= limits.LEADER_SUSPECT_AFTER_S / 2
@@ -421,7 +404,7 @@ class LearnerMachine:
         ]
         times.append(self.snapshot_participant.deadline_s())
         times += self.peer_exchange.deadlines_s()
-        self.effects.out.append(WakeAt(min(t for t in times if t is not None)))
+        self.effects.out.append(machine.WakeAt(min(t for t in times if t is not None)))
 
     def _deadline_s(self) -> float | None:
         """When the silence of the leader means something, or another try is due."""
@@ -439,7 +422,7 @@ class LearnerMachine:
                 elif self._is_looking and self.link in (Link.GREETING, Link.FOLLOWING):
                     self._is_looking = False  # Nobody else either: stay where we are.
                 else:
-                    self._lost(result.reason if isinstance(result, Failed) else "not found")
+                    self._lost(result.reason if isinstance(result, machine.Failed) else "not found")
             case jobs.FetchState() | jobs.Advance() | jobs.Deliver() | jobs.Capture():
                 self.fragment_sync.on_job(job, result)
             case jobs.StartTrainer() | jobs.SuspendTrainer() | jobs.WakeTrainer() | jobs.Evaluate():

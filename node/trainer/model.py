@@ -19,22 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from node.trainer.failures import is_out_of_memory
-from protocol import limits
+from protocol import limits, project
 from protocol.errors import InternalError, UserError
 from protocol.fragments import Layout, build_layout
-from protocol.project import (
-    ConfigValue,
-    DataSpec,
-    Genesis,
-    MergeRule,
-    MergeRules,
-    ModelSpec,
-    TensorSpec,
-)
 
 Floats = NDArray[np.float32]
 
-PAPER_RULES: Final = MergeRules()
+PAPER_RULES: Final = project.MergeRules()
 """As published: embeddings by mean, all else radially."""
 
 LAYERS_MAX: Final = 1024
@@ -108,7 +99,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
 }
 
 
-def build_model(spec: ModelSpec, *, seed: int) -> transformers.PreTrainedModel:
+def build_model(spec: project.ModelSpec, *, seed: int) -> transformers.PreTrainedModel:
     """The model with f32 weights drawn from `seed`, on the CPU, in training mode.
 
     The caller's random state is left as it was. If `spec.tensors` is not empty, it must agree with
@@ -127,16 +118,18 @@ def build_model(spec: ModelSpec, *, seed: int) -> transformers.PreTrainedModel:
 
 
 def describe_model(
-    architecture: str, config: Mapping[str, ConfigValue], rules: MergeRules = PAPER_RULES
-) -> ModelSpec:
+    architecture: str,
+    config: Mapping[str, project.ConfigValue],
+    rules: project.MergeRules = PAPER_RULES,
+) -> project.ModelSpec:
     """The model's tensor table, without allocating its weights. UserError as in `build_model`."""
-    bare = ModelSpec(architecture, dict(config), ())
+    bare = project.ModelSpec(architecture, dict(config), ())
     with torch.device("meta"):
         tensors = tensor_specs(_construct(bare), rules)
-    return ModelSpec(architecture, dict(config), tensors)
+    return project.ModelSpec(architecture, dict(config), tensors)
 
 
-def check_fits(model: ModelSpec, data: DataSpec, vocabulary_size: int) -> None:
+def check_fits(model: project.ModelSpec, data: project.DataSpec, vocabulary_size: int) -> None:
     """UserError if the text's token ids or sequence length do not fit the model."""
     known = _configuration(model)
     positions = int(getattr(known, ARCHITECTURES[model.architecture].positions_key))
@@ -154,15 +147,15 @@ def check_fits(model: ModelSpec, data: DataSpec, vocabulary_size: int) -> None:
 
 
 def tensor_specs(
-    model: transformers.PreTrainedModel, rules: MergeRules = PAPER_RULES
-) -> tuple[TensorSpec, ...]:
+    model: transformers.PreTrainedModel, rules: project.MergeRules = PAPER_RULES
+) -> tuple[project.TensorSpec, ...]:
     """Every trainable tensor once, tied ones under their first name, in the model's own order.
 
     Embeddings are the tables that map tokens or positions to vectors, or vectors to tokens.
     """
     tables = embedding_ids(model)
     return tuple(
-        TensorSpec(name, tuple(tensor.shape), _rule(tensor, id(tensor) in tables, rules))
+        project.TensorSpec(name, tuple(tensor.shape), _rule(tensor, id(tensor) in tables, rules))
         for name, tensor in model.named_parameters()
         if tensor.requires_grad
     )
@@ -178,18 +171,18 @@ def embedding_ids(model: nn.Module) -> set[int]:
     return tables
 
 
-def _rule(tensor: Tensor, is_embedding: bool, rules: MergeRules) -> MergeRule:
+def _rule(tensor: Tensor, is_embedding: bool, rules: project.MergeRules) -> project.MergeRule:
     if is_embedding:
         return rules.embeddings
     return rules.matrices if tensor.dim() > 1 else rules.vectors
 
 
-def _shapes(tensors: tuple[TensorSpec, ...]) -> list[tuple[str, tuple[int, ...]]]:
+def _shapes(tensors: tuple[project.TensorSpec, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """What the model decides; how its tensors are merged is for the project to say."""
     return [(tensor.name, tensor.shape) for tensor in tensors]
 
 
-def layout_of(genesis: Genesis) -> Layout:
+def layout_of(genesis: project.Genesis) -> Layout:
     """The project's cut of its model."""
     return build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
 
@@ -289,7 +282,7 @@ class FragmentView:
             )
 
 
-def initial_weights(genesis: Genesis) -> list[Floats]:
+def initial_weights(genesis: project.Genesis) -> list[Floats]:
     """Version 0 of every fragment, f32 [numel], drawn from the project's seed.
 
     The same seed need not give the same bits under another torch version, so only the project's
@@ -304,7 +297,7 @@ def _tensor(values: Floats) -> Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def _construct(spec: ModelSpec) -> transformers.PreTrainedModel:
+def _construct(spec: project.ModelSpec) -> transformers.PreTrainedModel:
     configuration = _configuration(spec)
     try:
         model = getattr(transformers, spec.architecture)(configuration)
@@ -320,7 +313,7 @@ def _construct(spec: ModelSpec) -> transformers.PreTrainedModel:
     return model.float().train()
 
 
-def _configuration(spec: ModelSpec) -> transformers.PreTrainedConfig:
+def _configuration(spec: project.ModelSpec) -> transformers.PreTrainedConfig:
     architecture = ARCHITECTURES.get(spec.architecture)
     if architecture is None:
         raise UserError(
@@ -335,7 +328,7 @@ def _configuration(spec: ModelSpec) -> transformers.PreTrainedConfig:
         )
     for key, value in spec.config.items():
         _check_value(key, value, LAYERS_MAX if key == architecture.layers_key else SIZE_MAX)
-    values: dict[str, ConfigValue] = dict.fromkeys(_SPECIAL_TOKENS)
+    values: dict[str, project.ConfigValue] = dict.fromkeys(_SPECIAL_TOKENS)
     values |= spec.config
     try:
         return getattr(transformers, spec.architecture).config_class(
@@ -355,7 +348,7 @@ def _configuration(spec: ModelSpec) -> transformers.PreTrainedConfig:
         ) from error
 
 
-def _check_value(key: str, value: ConfigValue, bound: int) -> None:
+def _check_value(key: str, value: project.ConfigValue, bound: int) -> None:
     if isinstance(value, list):
         raise UserError(f"The configuration key {key!r} takes one value, not a list.")
     if isinstance(value, int) and not 0 <= value <= bound:

@@ -16,13 +16,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from node.trainer import files
 from node.trainer.failures import TrainerFailure
-from node.trainer.files import (
-    read_document,
-    read_fragments,
-    write_atomically,
-    write_fragments,
-)
 from node.trainer.link.messages import Configure
 from node.trainer.main import be_quiet
 from node.trainer.setup import TrainerSetup, limit_resources
@@ -76,13 +71,13 @@ def train_alone(
         raise UserError(str(error)) from error
     from node.trainer.model import initial_weights
 
-    fragments = read_fragments(weights, setup.layout) if weights else initial_weights(genesis)
+    fragments = files.read_fragments(weights, setup.layout) if weights else initial_weights(genesis)
     for index, values in enumerate(fragments):
         setup.view.write(index, values)
     train_loss, seconds = _train(setup, charter, steps=steps, say=say)
     fragments = setup.view.copies()
     if out_weights is not None:
-        write_fragments(fragments, out_weights)
+        files.write_fragments(fragments, out_weights)
     eval_loss = setup.heldout_loss(fragments, charter.limits.heldout_sequences)
     return AloneResult(eval_loss, train_loss, steps, setup.loop.tokens_total, round(seconds, 3))
 
@@ -123,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     be_quiet()
     try:
         result = train_alone(
-            read_document(given.genesis, Genesis),
-            read_document(given.charter, Charter),
+            files.read_document(given.genesis, Genesis),
+            files.read_document(given.charter, Charter),
             steps=given.steps,
             data_cache=given.data_cache,
             threads=given.threads,
@@ -133,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             out_weights=given.out_weights,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
-        write_atomically(given.json, msgspec.json.encode(result))
+        files.write_atomically(given.json, msgspec.json.encode(result))
     except UserError as error:
         print(error, file=sys.stderr)
         return UserError.exit_code
