@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from host.runtime import lifecycle
 from host.transport import Transport
 from protocol.errors import RemoteError, TransientError
 from protocol.ids import Digest, NodeKey, short
@@ -45,7 +46,7 @@ async def fetch_from(
     trouble = "no known host has it"
     left = list(sources)
     tasks: dict[asyncio.Task[list[memoryview]], _Try] = {}
-    try:
+    async with lifecycle.ending(tasks):
         while left or tasks:
             if left and all(clock() - one.heard_s > QUIET_S for one in tasks.values()):
                 attempt = _Try(transport, left.pop(0), clock())
@@ -59,8 +60,4 @@ async def fetch_from(
                     return task.result()
                 except (TransientError, RemoteError) as error:
                     trouble = f"{short(source)}: {error}"
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
     raise TransientError(trouble)

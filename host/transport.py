@@ -14,6 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from host import addresses
@@ -96,12 +97,14 @@ class Transport:
         self.traffic_by_peer: dict[NodeKey, Traffic] = {}
         self.round_trips = RoundTrips()
         self.rate_limiter = RateLimiter()
-        self._identity = identity
-        self._listen_host = listen_host
-        self._port = port
-        self._announce = tuple(addresses.check_listen(text) for text in announce)
-        self._topics = frozenset(topics)
-        self._nat_port_map = nat_port_map
+        self._options = Options(
+            identity=identity,
+            listen_host=listen_host,
+            port=port,
+            announce=tuple(addresses.check_listen(text) for text in announce),
+            topics=frozenset(topics),
+            nat_port_map=nat_port_map,
+        )
         self.dialer = Dialer(self.key, bootstrap, hints, known or PeerFile(), self.live)
         self._on_state = on_state
         self._engine: Engine | None = None
@@ -114,8 +117,8 @@ class Transport:
         self.faults = self._stream_server.faults
         saw = self.dialer.known.saw
         self.reachability = Reachability(self, saw, carries=lambda: self.relay.is_offered)
-        own_addresses = self._own_addresses
-        self.relay = Relay(self, identity, relay_bytes_per_s, own_addresses=own_addresses)
+        told_addresses = self.reachability.told_addresses
+        self.relay = Relay(self, identity, relay_bytes_per_s, own_addresses=told_addresses)
         self.bulk = self._make_bulk(bulk)
         self._serving: dict[str, Accept] = {
             CONTROL_PROTOCOL: self._stream_server.control,
@@ -128,12 +131,9 @@ class Transport:
             self._serving[channels.PROTOCOL] = self.bulk.channels.answer
         self._expiry_s: dict[str, float] = {}
 
-    def _own_addresses(self) -> tuple[str, ...]:
-        return self.reachability.told_addresses()
-
     def _make_bulk(self, at: BulkAt) -> Bulk:
         return Bulk(
-            self._identity,
+            self._options.identity,
             at,
             self.rate_limiter,
             self.round_trips,
@@ -148,7 +148,7 @@ class Transport:
     @property
     def port(self) -> int:
         """The TCP port, known after the first start even where 0 was asked for."""
-        return self._port
+        return self._options.port
 
     async def start(self) -> None:
         """Joins the swarm, in one try.
@@ -200,15 +200,9 @@ class Transport:
         if self._is_closed:
             raise errors.TransportLost(self._down_reason)
         await self._ensure_supervisor()
-        self._port = addresses.claim_port(self._listen_host, self._port)
-        options = Options(
-            self._identity,
-            self._listen_host,
-            self._port,
-            self._announce,
-            self._topics,
-            self._nat_port_map,
-        )
+        former = self._options
+        options = replace(former, port=addresses.claim_port(former.listen_host, former.port))
+        self._options = options
         peers = self.dialer.to_try(attempt)
         engine = self._booting = Engine(options, Loss())
         accept: dict[str, IncomingStream] = {
@@ -219,7 +213,7 @@ class Transport:
         }
         is_up = False
         try:
-            await self.bulk.channels.open(self._listen_host)
+            await self.bulk.channels.open(options.listen_host)
             await engine.boot(peers, accept)
             engine.loss.check()  # closed in the last moment
             is_up = True
@@ -445,7 +439,7 @@ class Transport:
         return await self.live().find(topic, at)
 
     def _check_topic(self, topic: str) -> None:
-        if topic not in self._topics:
+        if topic not in self._options.topics:
             raise errors.InternalError(f"{topic} is not among this transport's topics")
 
     async def _withdraw_all(self) -> None:
@@ -466,8 +460,8 @@ class Transport:
 
     def addresses(self) -> list[str]:
         """Whole addresses for a join link, best first; loopback only where all else lacks."""
-        if self._announce:
-            return [f"{text}/p2p/{keystore.peer_id(self.key)}" for text in self._announce]
+        if announced := self._options.announce:
+            return [f"{text}/p2p/{keystore.peer_id(self.key)}" for text in announced]
         listening = self._engine.listening if self._engine is not None else []
         reachable = [text for text in listening if not addresses.is_loopback(text)]
         return reachable or list(listening)
@@ -484,9 +478,9 @@ class Transport:
     def port_outside(self) -> int:
         """The port that others dial: an announced one, one that a router forwards, or ours."""
         listening = self._engine.listening if self._engine is not None else ()
-        for text in (*self._announce, *filter(addresses.is_public, listening)):
+        for text in (*self._options.announce, *filter(addresses.is_public, listening)):
             return int(text.partition("/p2p/")[0].rpartition("/")[2])
-        return self._port
+        return self.port
 
     def peers(self) -> list[ConnectedPeer]:
         """Hosts that we have a connection with, as of the last probe (every 10 s)."""

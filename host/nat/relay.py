@@ -28,6 +28,7 @@ from host.network.blobs import Slots
 from host.network.rate_limit import wait_turn
 from host.network.streams import Wire
 from host.network.token_bucket import PIECE_BYTES, TokenBucket
+from host.runtime import lifecycle
 from protocol import limits
 from protocol.errors import PeerBusy, PeerUnreachable, RemoteError, TransientError
 from protocol.ids import NodeKey, short
@@ -248,16 +249,14 @@ class Relay:
             for source, target in ((one, other), (other, one))
         ]
         try:
-            ended: set[asyncio.Task[None]] = set()
-            while not ended and time.monotonic() - circuit.moved_s < IDLE_S:
-                ended, _ = await asyncio.wait(
-                    ways, timeout=IDLE_S / 4, return_when=asyncio.FIRST_COMPLETED
-                )
+            async with lifecycle.ending(ways):
+                ended: set[asyncio.Task[None]] = set()
+                while not ended and time.monotonic() - circuit.moved_s < IDLE_S:
+                    ended, _ = await asyncio.wait(
+                        ways, timeout=IDLE_S / 4, return_when=asyncio.FIRST_COMPLETED
+                    )
         finally:
             self.open -= 1
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
             one.close()
             other.close()
 

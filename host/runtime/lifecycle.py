@@ -90,6 +90,17 @@ async def background(*works: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIt
                 task.cancel()
 
 
+@contextlib.asynccontextmanager
+async def ending(tasks: Collection[asyncio.Future[Any]]) -> AsyncIterator[None]:
+    """What of these is still under way behind the block is cancelled and waited for."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def end(tasks: Collection[asyncio.Task[None]]) -> None:
     """Cancel these and wait for them; one that had failed before is told."""
     for task in tasks:

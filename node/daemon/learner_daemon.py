@@ -296,15 +296,18 @@ class LearnerDaemon:
                 return await self._fetch_state(job)
             case jobs.Advance():
                 return await self._advance(job)
-            case jobs.StartTrainer(_, inner):
-                ready = await self.trainer.start(job)
-                if isinstance(ready, jobs.TrainerReady):
-                    return await self.parts.restore(ready, inner)
-                return ready
+            case jobs.StartTrainer():
+                return await self._start(job)
+            case jobs.SuspendTrainer():
+                return await self.trainer.suspend()
+            case jobs.WakeTrainer():
+                return await self.trainer.wake(job)
+            case jobs.Deliver():
+                return await self.trainer.deliver(job)
             case jobs.Capture():
                 return await self._capture(job)
-        if isinstance(job, jobs.TrainerJob):
-            return await self.trainer.run_job(job)
+            case jobs.Evaluate():
+                return await self.trainer.evaluate(job)
         if isinstance(job, jobs.PartJob):
             return await self.parts.run_job(job)
         if isinstance(job, jobs.MomentsJob):
@@ -348,6 +351,13 @@ class LearnerDaemon:
         install = partial(self.bank.install, job.fragment, job.version, job.state, *arrays)
         await self.trainer.in_pool(install)
         return jobs.StateFetched(tuple(sources.items()))
+
+    async def _start(self, job: jobs.StartTrainer) -> JobResult:
+        """Start a trainer, which goes on from a snapshot's part if there is one."""
+        ready = await self.trainer.start(job)
+        if isinstance(ready, jobs.TrainerReady):
+            return await self.parts.restore(ready, job.inner)
+        return ready
 
     async def _capture(self, job: jobs.Capture) -> JobResult:
         captured = await self.trainer.capture(job)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from host.runtime import lifecycle
 from node.download.locator import Locator
 from protocol.errors import RemoteError
 
@@ -33,11 +34,7 @@ class LeaderFetcher:
             sources = [self.leader] if self.leader is not None else []
             fetch = asyncio.ensure_future(self._locator.fetch_from(sources, wanted, self._on_fault))
             changed = asyncio.ensure_future(self._changed.wait())
-            try:
+            async with lifecycle.ending((fetch, changed)):
                 await asyncio.wait({fetch, changed}, return_when=asyncio.FIRST_COMPLETED)
                 if fetch.done():
                     return fetch.result()[1]
-            finally:
-                fetch.cancel()
-                changed.cancel()
-                await asyncio.wait({fetch, changed})

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from host.addresses import parse_peer
 from host.join_link import JoinLink
 from host.network import leader_discovery
+from host.runtime import lifecycle
 from host.transport import Transport
 from node.machine.jobs import SeatFound
 from protocol import wire
@@ -103,13 +104,9 @@ class Locator:
         """
         search = asyncio.ensure_future(self._search(known))
         direct = asyncio.ensure_future(self._ask_voters(known, after))
-        try:
+        async with lifecycle.ending((search, direct)):
             await asyncio.wait((search, direct), return_when=asyncio.FIRST_COMPLETED)
             return await (search if search.done() else direct)
-        finally:
-            for task in (search, direct):
-                task.cancel()
-            await asyncio.gather(search, direct, return_exceptions=True)
 
     async def _ask_voters(self, known: Charter | None, after: tuple[int, int]) -> SeatFound:
         """A proof of a later term, once a syncer of the charter holds one. For ever, if none."""
@@ -117,16 +114,13 @@ class Locator:
         while True:
             asked = [asyncio.ensure_future(self._ask_voter(key)) for key in syncers]
             try:
-                for answer in asyncio.as_completed(asked, timeout=ASK_S_MAX):
-                    found = await answer
-                    if found is not None and (found.epoch, found.term) > after:
-                        return found
+                async with lifecycle.ending(asked):
+                    for answer in asyncio.as_completed(asked, timeout=ASK_S_MAX):
+                        found = await answer
+                        if found is not None and (found.epoch, found.term) > after:
+                            return found
             except TimeoutError:
                 log.info("a syncer does not say who leads")
-            finally:
-                for task in asked:
-                    task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
             await asyncio.sleep(ASK_EVERY_S)
 
     async def _ask_voter(self, key: bytes) -> SeatFound | None:
@@ -267,9 +261,5 @@ class Locator:
         """Several blobs of one source at once; the first trouble ends all of them."""
         fetches = [self.transport.fetch(source, digest, length) for digest, length in wanted]
         tasks = [asyncio.ensure_future(fetch) for fetch in fetches]
-        try:
+        async with lifecycle.ending(tasks):
             return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)

@@ -266,7 +266,6 @@ class PartLoaded:
     digest: bytes
 
 
-TrainerJob = StartTrainer | SuspendTrainer | WakeTrainer | Deliver | Capture | Evaluate
 FragmentJob = FetchState | Advance | Deliver | Capture
 PartJob = CutPart | WritePart | LoadPart
 MomentsJob = FindDonors | FetchMoments | InstallMoments | CaptureMoments

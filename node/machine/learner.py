@@ -425,9 +425,15 @@ class LearnerMachine:
                     self._lost(result.reason if isinstance(result, machine.Failed) else "not found")
             case jobs.FetchState() | jobs.Advance() | jobs.Deliver() | jobs.Capture():
                 self.fragment_sync.on_job(job, result)
-            case jobs.StartTrainer() | jobs.SuspendTrainer() | jobs.WakeTrainer() | jobs.Evaluate():
-                self.snapshot_participant.on_trainer(job, result)
-                self.trainer_control.on_job(job, result)
+            case jobs.StartTrainer():
+                self.snapshot_participant.on_trainer(result)
+                self.trainer_control.on_ready(result)
+            case jobs.SuspendTrainer():
+                self.trainer_control.on_suspended(result)
+            case jobs.WakeTrainer():
+                self.trainer_control.on_woken(result)
+            case jobs.Evaluate():
+                self.trainer_control.on_evaluated(job, result)
             case jobs.CutPart() | jobs.WritePart() | jobs.LoadPart():
                 self.snapshot_participant.on_job(number, job, result)
             case None:

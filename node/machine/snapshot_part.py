@@ -7,8 +7,12 @@ quantisation error and a merged push that is still to be given back.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 from msgspec import Struct
 
+from node.machine.fragment_state import LocalFragment
 from node.machine.token_accounts import TokenAccounts
 from protocol.ids import Count, Digest, NodeKey
 from protocol.log.records import StateDigests
@@ -26,15 +30,13 @@ class TokenAccountsState(Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, accounts: TokenAccounts) -> TokenAccountsState:
-        kept = TokenAccounts(
-            accounts.merged, accounts.discarded, accounts.lost, accounts.mark, accounts.dead
-        )
-        kept.open = {at: one for at, one in accounts.open.items() if one.gone}
+        still_open = {at: one for at, one in accounts.open.items() if one.gone}
+        kept = replace(accounts, open=still_open, given_up={})
         kept.give_up(is_final=True)
-        return cls(kept.merged, kept.discarded, kept.lost, kept.mark, kept.dead)
+        return msgspec.convert(kept, cls, from_attributes=True)
 
     def accounts(self) -> TokenAccounts:
-        return TokenAccounts(self.merged, self.discarded, self.lost, self.mark, self.dead)
+        return TokenAccounts(**msgspec.structs.asdict(self))
 
 
 class LocalFragmentState(Struct, frozen=True, array_like=True):
@@ -49,6 +51,11 @@ class LocalFragmentState(Struct, frozen=True, array_like=True):
     merged_version: int
     discarded_steps: int
     accounts: TokenAccountsState
+
+    @classmethod
+    def of(cls, local: LocalFragment) -> LocalFragmentState:
+        kept = {name: getattr(local, name) for name in cls.__struct_fields__}
+        return cls(**kept | {"accounts": TokenAccountsState.of(local.accounts)})
 
 
 class PartState(Struct, frozen=True, array_like=True):

@@ -21,7 +21,7 @@ from enum import Enum
 from node.machine import jobs
 from node.machine.context import EpochStart, LearnerContext
 from node.machine.fragment_sync import FragmentSync
-from node.machine.snapshot_part import LocalFragmentState, PartState, TokenAccountsState
+from node.machine.snapshot_part import LocalFragmentState, PartState
 from node.machine.trainer_control import TrainerControl
 from node.machine.trainer_states import TrainerState
 from protocol.ids import JobId
@@ -219,14 +219,13 @@ class SnapshotParticipant:
         )
         return True
 
-    def on_trainer(self, job: Job, result: object) -> None:
-        """The trainer is ready: whether it goes on from the part. A later one never does.
+    def on_trainer(self, result: object) -> None:
+        """A trainer was started: whether it goes on from the part. A later one never does.
 
         If it does not, neither can the part's session: begin as a joiner instead.
         """
         start = self.context.setup.start
-        is_first = isinstance(job, jobs.StartTrainer) and self.report is None
-        if start is None or start.part is None or not is_first:
+        if start is None or start.part is None or self.report is not None:
             return
         if isinstance(result, jobs.TrainerReady) and result.unread is not None:
             self.report = PartRestored(start.snapshot, True, start.digest, result.local_step, "")
@@ -298,18 +297,7 @@ class SnapshotParticipant:
             sequence=self.fragment_sync.sequence,
             inner=context.charter.inner,
             local_fragments=tuple(
-                LocalFragmentState(
-                    standing=local.standing,
-                    marked_step=local.marked_step,
-                    marked_tokens=local.marked_tokens,
-                    handed_step=local.handed_step,
-                    must_assign=local.must_assign,
-                    merged_sequence=local.merged_sequence,
-                    merged_version=local.merged_version,
-                    discarded_steps=local.discarded_steps,
-                    accounts=TokenAccountsState.of(local.accounts),
-                )
-                for local in self.fragment_sync.local_fragments
+                LocalFragmentState.of(local) for local in self.fragment_sync.local_fragments
             ),
         )
 

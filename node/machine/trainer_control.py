@@ -216,22 +216,6 @@ class TrainerControl:
 
     # From the trainer.
 
-    def on_job(
-        self,
-        job: jobs.StartTrainer | jobs.SuspendTrainer | jobs.WakeTrainer | jobs.Evaluate,
-        result: object,
-    ) -> None:
-        """A trainer was started, suspended, woken or evaluated with, or could not be."""
-        match job:
-            case jobs.StartTrainer():
-                self.on_ready(result)
-            case jobs.SuspendTrainer():
-                self.on_suspended(result)
-            case jobs.WakeTrainer():
-                self.on_woken(result)
-            case jobs.Evaluate():
-                self.on_evaluated(job, result)
-
     def on_ready(self, result: object) -> None:
         """The trainer could step, or could not be started."""
         if not isinstance(result, jobs.TrainerReady):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import accelerate
 import torch
@@ -38,6 +38,9 @@ from node.trainer.ranks.group import RankGroup, share_of
 from node.trainer.text.reader import BlockReader, Pieces, Sequences, part_of
 from protocol.fragments import Layout
 from protocol.project import InnerSpec
+
+if TYPE_CHECKING:
+    from node.trainer.ranks.followers import Followers
 
 WARMUP_FLOOR_FRAC: Final = 0.1
 """The rise starts here, not at zero: progress stands still until the first merge is committed."""
@@ -62,16 +65,6 @@ class LocalStep:
 Between = Callable[[float], float]
 """Called between micro-batches with the seconds of work since the last call; returns the seconds
 that it rested. May raise StepAbandoned."""
-
-
-class Leading(Protocol):
-    """Tells the other ranks what rank 0 does; `node.trainer.ranks.followers.Followers` is one."""
-
-    def share(self, local_step: int, pieces: Pieces, learning_rate: float) -> None:
-        """A local step begins on this batch."""
-
-    def abandon(self) -> None:
-        """It shall not count."""
 
 
 class InnerLoop:
@@ -107,9 +100,9 @@ class InnerLoop:
         self.before_moving: Callable[[], None] = lambda: None
         """Called before the optimizer moves the weights."""
         self._group: RankGroup | None = None
-        self._leading: Leading | None = None
+        self._leading: Followers | None = None
 
-    def join(self, group: RankGroup, leading: Leading | None) -> None:
+    def join(self, group: RankGroup, leading: Followers | None) -> None:
         """Local steps are taken together with other ranks from now on; rank 0 is the one that
         leads."""
         self._group, self._leading = group, leading

@@ -305,7 +305,6 @@ class Session:
         self._rest_until = min(self._rest_until, time.monotonic())
 
     def _evaluate(self, command: messages.Evaluate) -> None:
-        started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
         sequences = self._setup.corpus.heldout(command.sequences)
         loop, layout = self._setup.loop, self._setup.layout
@@ -317,12 +316,11 @@ class Session:
         except StepAbandoned:
             loss = math.nan
         tokens = sequences.shape[0] * (sequences.shape[1] - 1)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - self._started
         self._rest_after(seconds)
         self._end.send(messages.Evaluated(command.job, loss, tokens, seconds))
 
     def _generate(self, command: messages.Generate) -> None:
-        started = time.monotonic()
         values = None
         if command.slot is not None:
             values = self._slot(command.slot, command.numel).values
@@ -333,7 +331,7 @@ class Session:
             temperature=command.temperature,
             values=values,
         )
-        self._rest_after(time.monotonic() - started)
+        self._rest_after(time.monotonic() - self._started)
         self._end.send(messages.Generated(command.job, text))
 
     def _suspend(self, command: messages.Suspend) -> None:

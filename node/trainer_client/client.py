@@ -101,22 +101,6 @@ class TrainerPort:
     def pid(self) -> int | None:
         return self.process.pid if self.process is not None and self.process.is_running else None
 
-    async def run_job(self, job: jobs.TrainerJob) -> JobResult:
-        """Carry out one job of the machine."""
-        match job:
-            case jobs.StartTrainer():
-                return await self.start(job)
-            case jobs.SuspendTrainer():
-                return await self.suspend()
-            case jobs.WakeTrainer():
-                return await self.wake(job)
-            case jobs.Deliver():
-                return await self.deliver(job)
-            case jobs.Capture():
-                return await self.capture(job)
-            case jobs.Evaluate():
-                return await self.evaluate(job)
-
     def act(self, action: jobs.TrainerAction) -> None:
         """Carry out one action of the machine."""
         match action:

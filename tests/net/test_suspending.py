@@ -88,7 +88,7 @@ def test_deliveries_captures_and_blocks_reach_a_suspended_trainer(genesis, folde
                 one.port.evaluate(Evaluate(0, 4)), return_exceptions=True
             )
             assert isinstance(evaluated[0], Exception)
-            assert isinstance(await one.port.run_job(WakeTrainer(None, INNER)), TrainerReady)
+            assert isinstance(await one.port.wake(WakeTrainer(None, INNER)), TrainerReady)
             woken = await one.weights()
             sizes = np.cumsum([0, *(cut.numel for cut in one.bank.layout.fragments)])
             np.testing.assert_array_equal(woken[: sizes[2]], trained[: sizes[2]])

@@ -16,7 +16,6 @@ from node.machine.jobs import (
     Feed,
     StartTrainer,
     Stepped,
-    SuspendTrainer,
     TrainerReady,
     WakeTrainer,
 )
@@ -101,10 +100,10 @@ class Bench:
 
     async def suspend(self, bytes_max=None):
         self.disk_bytes_max = bytes_max
-        return await self.port.run_job(SuspendTrainer())
+        return await self.port.suspend()
 
     async def wake(self):
-        result = await self.port.run_job(WakeTrainer(None, INNER))
+        result = await self.port.wake(WakeTrainer(None, INNER))
         if isinstance(result, TrainerReady):
             self.port.begin()
         return result
