@@ -65,7 +65,7 @@ def table(monkeypatch) -> Table:
     def proven(key: bytes, genesis: bytes, envelope: Envelope, said: SeatNotice):
         return CHARTER if decode(wire.encode(envelope), Envelope) == ENVELOPE else None
 
-    monkeypatch.setattr(locating, "elected_under", proven)
+    monkeypatch.setattr(locating.leader_discovery, "elected_under", proven)
     monkeypatch.setattr(locating, "ASK_EVERY_S", 0.0)
     return Table()
 
