@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, get_args
 
@@ -93,8 +94,7 @@ class StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of this moment."""
-        told = self._ask()
-        yield from metrics_of(told)
+        yield from metrics_of(self._ask())
 
 
 def metrics_of(told: Fields) -> Iterator[Metric]:
@@ -111,11 +111,8 @@ def metrics_of(told: Fields) -> Iterator[Metric]:
             "project_id": str(_at(told, "project.id") or ""),
         },
     )
-    yield GaugeMetricFamily(
-        "shoal_network_up",
-        "1: the network engine runs.",
-        value=float(_at(told, "network.state") == "up"),
-    )
+    is_up = _at(told, "network.state") == "up"
+    yield _gauge("network_up", "1: the network engine runs.", is_up)
     yield from _plain(told, COMMON, COMMON_SUMS)
     yield from _labelled("faults", "Misbehaviour of others, by kind.", "kind", told.get("faults"))
     if lag := told.get("loop_lag"):
@@ -129,9 +126,7 @@ def metrics_of(told: Fields) -> Iterator[Metric]:
         yield late
     curve = _at(told, "swarm.curve")
     if curve:
-        yield GaugeMetricFamily(
-            "shoal_held_out_loss", "Nats per token, as measured last.", value=float(curve[-1][2])
-        )
+        yield _gauge("held_out_loss", "Nats per token, as measured last.", curve[-1][2])
     match told["type"]:
         case "node":
             yield from _learner(told)
@@ -161,11 +156,9 @@ def _learner(told: Fields) -> Iterator[Metric]:
 
 def _syncer(told: Fields) -> Iterator[Metric]:
     yield from _plain(told, SYNCER, SYNCER_SUMS)
-    yield GaugeMetricFamily("shoal_rounds_open", "Rounds in flight.", value=len(told["rounds"]))
+    yield _gauge("rounds_open", "Rounds in flight.", len(told["rounds"]))
     yield from _labelled("push_outcomes", "Pushes by outcome.", "outcome", told.get("outcomes"))
-    counted: dict[str, int] = {}
-    for peer in told["peers"]:
-        counted[peer["state"]] = counted.get(peer["state"], 0) + 1
+    counted = Counter(peer["state"] for peer in told["peers"])
     states = GaugeMetricFamily("shoal_learners", "Learners by state.", labels=["state"])
     for state, number in sorted(counted.items()):
         states.add_metric([state], number)
@@ -192,20 +185,12 @@ def _seat(seat: Fields | None) -> Iterator[Metric]:
         return
     voters = seat.get("voters", ())
     here = sum(bool(voter.get("is_here") or voter.get("is_self")) for voter in voters)
-    yield GaugeMetricFamily(
-        "shoal_is_leader", "1: this host leads.", value=float(seat.get("role") == "leading")
-    )
-    yield GaugeMetricFamily("shoal_voters", "Voters of the charter.", value=len(voters))
-    yield GaugeMetricFamily("shoal_voters_here", "Voters that are connected.", value=here)
-    yield GaugeMetricFamily(
-        "shoal_standbys", "Standbys that are up to date.", value=seat.get("standbys", 0)
-    )
+    yield _gauge("is_leader", "1: this host leads.", seat.get("role") == "leading")
+    yield _gauge("voters", "Voters of the charter.", len(voters))
+    yield _gauge("voters_here", "Voters that are connected.", here)
+    yield _gauge("standbys", "Standbys that are up to date.", seat.get("standbys", 0))
     if seat.get("leaderless_s") is not None:
-        yield GaugeMetricFamily(
-            "shoal_leaderless_seconds",
-            "Since a leader was last heard.",
-            value=float(seat["leaderless_s"]),
-        )
+        yield _gauge("leaderless_seconds", "Since a leader was last heard.", seat["leaderless_s"])
 
 
 def _plain(
@@ -214,10 +199,14 @@ def _plain(
     """One metric for each field that has a value."""
     for field, (name, words) in gauges.items():
         if (value := _at(told, field)) is not None:
-            yield GaugeMetricFamily(f"shoal_{name}", words, value=float(value))
+            yield _gauge(name, words, value)
     for field, (name, words) in sums.items():
         if (value := _at(told, field)) is not None:
             yield CounterMetricFamily(f"shoal_{name}", words, value=float(value))
+
+
+def _gauge(name: str, words: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"shoal_{name}", words, value=float(value))
 
 
 def _labelled(

@@ -25,7 +25,7 @@ from host.join_link import JoinLink, parse_link
 from host.network.foreign_errors import TransportState
 from host.network.leader_discovery import learners_topic, seat_topic
 from host.options import BulkAt
-from host.runtime.lifecycle import Stopper, background, live, tidying
+from host.runtime.lifecycle import Stopper, live, tidying
 from host.runtime.parent_death import end_with_parent
 from host.transport import Transport
 from node.daemon import report_diff
@@ -43,19 +43,23 @@ log = logging.getLogger("shoal.observer")
 class Observer:
     """The newest report, and why there is none."""
 
-    def __init__(self, link: JoinLink, transport: Transport, genesis: bytes) -> None:
+    def __init__(self, link: JoinLink, transport: Transport) -> None:
         self.link = link
         self.transport = transport
-        self.trouble = "looking for the syncer"
+        self.trouble = "connecting to the swarm"
         self.status: SyncerStatus | None = None
         self.feed = EventLog()
-        self.locator = Locator.of(transport, link, genesis)
+        self._is_in_swarm = False
 
     async def follow(self) -> None:
-        """Keep asking, for ever."""
+        """Enter the swarm, then keep asking, for ever."""
+        await self.transport.start_with_retry(self._tell_attempt)
+        genesis = await fetch_genesis(self.transport, self.link, self._tell_attempt)
+        locator = Locator.of(self.transport, self.link, genesis)
+        self._is_in_swarm, self.trouble = True, "looking for the syncer"
         while True:
             try:
-                seat = await self.locator.find_seat(None)
+                seat = await locator.find_seat(None)
                 stream = await self.transport.open_control(seat.leader)
                 stream.send(wire.encode(Watch(limits.WIRE_VERSION, self.link.project)))
                 while True:
@@ -66,6 +70,9 @@ class Observer:
             except (TransientError, RemoteError) as error:
                 self._lose(str(error))
             await asyncio.sleep(RETRY_S)
+
+    def _tell_attempt(self, reason: str, _: float) -> None:
+        self.trouble = reason
 
     def _lose(self, trouble: str) -> None:
         if self.status is not None and not self.trouble:
@@ -92,6 +99,8 @@ class Observer:
 
     def answer(self, _: dict[str, Any]) -> dict[str, Any]:
         """The control verb `status`. TransientError while there is nothing to show."""
+        if not self._is_in_swarm:
+            raise TransientError(f"Not in the swarm yet: {self.trouble}.")
         if self.status is None or self.trouble:
             raise TransientError(f"No news from the swarm: {self.trouble}.")
         return {"status": msgspec.to_builtins(self.status)}
@@ -108,27 +117,12 @@ async def _main(link: JoinLink, socket: Path, stopper: Stopper) -> int:
             on_state=_tell,
             bulk=BulkAt(is_on=False),
         )
-        holder: list[Observer] = []
-        trouble = ["connecting to the swarm"]
-
-        def status(request: dict[str, Any]) -> dict[str, Any]:
-            if not holder:
-                raise TransientError(f"Not in the swarm yet: {trouble[0]}.")
-            return holder[0].answer(request)
-
-        def events(request: dict[str, Any]) -> dict[str, Any]:
-            return holder[0].feed.answer(request) if holder else {"events": [], "last": 0}
-
-        control = ControlServer(socket, {"status": status, "events": events})
+        observer = Observer(link, transport)
+        verbs = {"status": observer.answer, "events": observer.feed.answer}
+        control = ControlServer(socket, verbs)
         await control.start()
         try:
-            await transport.start_with_retry(lambda reason, _: trouble.__setitem__(0, reason))
-            genesis = await fetch_genesis(
-                transport, link, lambda reason, _: trouble.__setitem__(0, reason)
-            )
-            holder.append(Observer(link, transport, genesis))
-            async with background(holder[0].follow):
-                await asyncio.Event().wait()
+            await observer.follow()
         finally:
             with tidying("the observer"):
                 await control.close()

@@ -9,10 +9,10 @@ which the owner chose what to assume.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from host.files.local_settings import Mode, Settings
+from host.files.local_settings import Mode, PresentSettings, Settings, WhenSettings
 from host.files.weekly_hours import Schedule, clock
 
 CALM_S: Final = 30.0
@@ -27,32 +27,21 @@ MEMORY_BACK_FRAC: Final = 1.25
 
 STRICTNESS: Final[tuple[Mode, ...]] = ("always", "idle", "never")
 
-Assumed = Literal["absent", "present"]
 Share = Literal["full", "beside", "none"]
 """All that the owner allows; what is allowed while somebody uses the machine; nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What the owner of this machine decided."""
+class Rules(NamedTuple):
+    """What the owner of this machine decided about one device."""
 
-    mode: Mode = "always"
-    """`idle` trains only while nobody uses the machine."""
-    device: str = "this machine"
+    when: WhenSettings
+    mode: Mode
+    """The one of `when` that counts for the device."""
+    device: str
     """What the mode is about, in words."""
-    schedule: Schedule = field(default_factory=Schedule)
-    has_less_beside: bool = False
+    has_less_beside: bool
     """In mode `always`: there are narrower limits while somebody uses the machine."""
-    idle_after_s: float = 300.0
-    """The machine counts as unused after this long without input."""
-    unknown_owner: Assumed = "absent"
-    """What to assume where the system cannot tell whether somebody is there."""
-    trains_on_battery: bool = False
-    temperature_c_max: float | None = None
-    """Of the hottest part; None does not look."""
-    apps: tuple[str, ...] = ()
-    """Names of programs for which training makes room."""
-    memory_free_bytes_min: int = 0
+    memory_free_bytes_min: int
     """Left to everybody else on this machine."""
 
 
@@ -125,20 +114,20 @@ class Governor:
         rules = self.rules
         if rules.mode == "never":
             yield f"{rules.device} is set to never train"
-        day, minute = reading.weekday, reading.minute
-        if not rules.schedule.is_open(day, minute):
-            ahead = rules.schedule.changes_in(day, minute)
+        day, minute, schedule = reading.weekday, reading.minute, Schedule(rules.when.hours)
+        if not schedule.is_open(day, minute):
+            ahead = schedule.changes_in(day, minute)
             assert ahead is not None, "a schedule with hours opens some time"
             yield f"it is outside its hours, until {clock(day, minute, ahead)}"
 
     def _seen(self, reading: Reading) -> Iterator[tuple[str, str]]:
         """Causes that are here now, or that hold and are not well past."""
         rules = self.rules
-        if reading.on_battery and not rules.trains_on_battery:
+        if reading.on_battery and rules.when.on_battery == "pause":
             yield "battery", "it runs on battery"
         for app in sorted(reading.apps):
             yield f"app {app}", f"{app} runs"
-        ceiling, hot = rules.temperature_c_max, reading.temperature_c
+        ceiling, hot = rules.when.temperature_c_max, reading.temperature_c
         if ceiling is not None and hot is not None:
             margin = COOLED_C if "temperature" in self._seen_s else 0.0
             if hot > ceiling - margin:
@@ -162,10 +151,10 @@ class Governor:
             return Ruling("full")
         idle_s = reading.owner_idle_s
         if idle_s is None:
-            if rules.unknown_owner == "absent":
+            if rules.when.input_unknown == "absent":
                 return Ruling("full")
             why = "somebody may be using it (the system cannot tell)"
-        elif idle_s >= rules.idle_after_s:
+        elif idle_s >= rules.when.owner_idle_s:
             return Ruling("full")
         else:
             why = f"somebody used it {idle_s:.0f} s ago"
@@ -174,23 +163,9 @@ class Governor:
 
 def rules_of(settings: Settings, device: str) -> Rules:
     """What the settings say about a learner on this device (`cpu`, `cuda:0`; empty: not known)."""
-    when, limits = settings.when, settings.limits
-    mode, named = mode_of(settings, device)
-    return Rules(
-        mode=mode,
-        device=named,
-        schedule=Schedule(when.hours),
-        has_less_beside=any(
-            getattr(settings.present, name) is not None
-            for name in settings.present.__struct_fields__
-        ),
-        idle_after_s=when.owner_idle_s,
-        unknown_owner=when.input_unknown,
-        trains_on_battery=when.on_battery == "train",
-        temperature_c_max=when.temperature_c_max,
-        apps=when.busy_programs,
-        memory_free_bytes_min=limits.ram_free_bytes_min,
-    )
+    has_less_beside = settings.present != PresentSettings()
+    room = settings.limits.ram_free_bytes_min
+    return Rules(settings.when, *mode_of(settings, device), has_less_beside, room)
 
 
 def mode_of(settings: Settings, device: str) -> tuple[Mode, str]:

@@ -15,12 +15,10 @@ from host.files.local_settings import (
     Settings,
     WhenSettings,
 )
-from host.files.weekly_hours import Schedule
 from node.governor.governor import (
     CALM_S,
     Governor,
     Reading,
-    Rules,
     Ruling,
     device_wanted,
     mode_of,
@@ -29,55 +27,64 @@ from node.governor.governor import (
 
 QUIET = Reading(weekday=0, minute=720)
 GIB = 2**30
+NO_LESS = PresentSettings()
+LESS = PresentSettings(cpu_percent=10.0)
+
+
+def rules(*, room=0, present=NO_LESS, **when):
+    """Of a learner on a machine whose owner decided this."""
+    limits = LimitSettings(ram_free_bytes_min=room)
+    settings = Settings(when=WhenSettings(**when), limits=limits, present=present)
+    return rules_of(settings, "")
 
 
 def test_a_machine_that_nobody_disturbs_trains_as_its_owner_allows():
-    assert Governor(Rules()).look(QUIET, 0.0) == Ruling("full")
-    assert Governor(Rules(has_less_beside=True)).look(QUIET, 0.0) == Ruling("full")
+    assert Governor(rules()).look(QUIET, 0.0) == Ruling("full")
+    assert Governor(rules(present=LESS)).look(QUIET, 0.0) == Ruling("full")
 
 
 @pytest.mark.parametrize(
-    ("rules", "reading", "says"),
+    ("ruled", "reading", "says"),
     [
-        (Rules(mode="never"), QUIET, "this machine is set to never train"),
-        (Rules(schedule=Schedule(["mon 22:00-06:00"])), QUIET, "outside its hours, until 22:00"),
-        (Rules(), replace(QUIET, on_battery=True), "it runs on battery"),
-        (Rules(apps=("zoom",)), replace(QUIET, apps=frozenset({"zoom"})), "zoom runs"),
+        (rules(mode="never"), QUIET, "this machine is set to never train"),
+        (rules(hours=("mon 22:00-06:00",)), QUIET, "outside its hours, until 22:00"),
+        (rules(), replace(QUIET, on_battery=True), "it runs on battery"),
+        (rules(busy_programs=("zoom",)), replace(QUIET, apps=frozenset({"zoom"})), "zoom runs"),
         (
-            Rules(temperature_c_max=85.0),
+            rules(temperature_c_max=85.0),
             replace(QUIET, temperature_c=91.2, hottest="cuda:0"),
             "cuda:0 is at 91 °C, above 85",
         ),
         (
-            Rules(memory_free_bytes_min=2 * GIB),
+            rules(room=2 * GIB),
             replace(QUIET, memory_free_bytes=GIB),
             "1.0 GiB of memory are free, below 2.0",
         ),
-        (Rules(mode="idle"), replace(QUIET, owner_idle_s=12.0), "somebody used it 12 s ago"),
-        (Rules(mode="idle", unknown_owner="present"), QUIET, "the system cannot tell"),
+        (rules(mode="idle"), replace(QUIET, owner_idle_s=12.0), "somebody used it 12 s ago"),
+        (rules(mode="idle", input_unknown="present"), QUIET, "the system cannot tell"),
     ],
 )
-def test_each_rule_pauses_at_once_and_says_why(rules, reading, says):
-    ruling = Governor(rules).look(reading, 0.0)
+def test_each_rule_pauses_at_once_and_says_why(ruled, reading, says):
+    ruling = Governor(ruled).look(reading, 0.0)
     assert ruling.is_paused
     assert says in ruling.because
 
 
 @pytest.mark.parametrize(
-    "rules",
+    "ruled",
     [
-        Rules(trains_on_battery=True),
-        Rules(apps=("zoom",)),
-        Rules(mode="idle"),
-        Rules(temperature_c_max=85.0, memory_free_bytes_min=GIB),
+        rules(on_battery="train"),
+        rules(busy_programs=("zoom",)),
+        rules(mode="idle"),
+        rules(temperature_c_max=85.0, room=GIB),
     ],
 )
-def test_what_cannot_be_read_is_not_in_the_way(rules):
-    assert not Governor(rules).look(replace(QUIET, on_battery=None), 0.0).is_paused
+def test_what_cannot_be_read_is_not_in_the_way(ruled):
+    assert not Governor(ruled).look(replace(QUIET, on_battery=None), 0.0).is_paused
 
 
 def test_it_goes_on_only_after_calm():
-    governor, plugged = Governor(Rules()), replace(QUIET, on_battery=False)
+    governor, plugged = Governor(rules()), replace(QUIET, on_battery=False)
     assert governor.look(replace(QUIET, on_battery=True), 100.0).is_paused
     waiting = governor.look(plugged, 110.0)
     assert waiting.is_paused
@@ -86,7 +93,7 @@ def test_it_goes_on_only_after_calm():
 
 
 def test_a_hot_device_must_cool_well_below_its_ceiling():
-    governor = Governor(Rules(temperature_c_max=85.0))
+    governor = Governor(rules(temperature_c_max=85.0))
     warm = replace(QUIET, temperature_c=80.0)
     assert not governor.look(warm, 0.0).is_paused
     assert governor.look(replace(QUIET, temperature_c=86.0), 1.0).is_paused
@@ -95,42 +102,38 @@ def test_a_hot_device_must_cool_well_below_its_ceiling():
 
 
 def test_a_schedule_and_an_idle_owner_end_without_waiting():
-    nights = Governor(Rules(schedule=Schedule(["22:00-06:00"])))
+    nights = Governor(rules(hours=("22:00-06:00",)))
     assert nights.look(replace(QUIET, minute=22 * 60 - 1), 0.0).is_paused
     assert not nights.look(replace(QUIET, minute=22 * 60), 60.0).is_paused
-    idle = Governor(Rules(mode="idle", idle_after_s=60.0))
+    idle = Governor(rules(mode="idle", owner_idle_s=60.0))
     assert idle.look(replace(QUIET, owner_idle_s=59.0), 0.0).is_paused
     assert not idle.look(replace(QUIET, owner_idle_s=60.0), 1.0).is_paused
 
 
 def test_beside_its_owner_it_may_train_a_little():
-    governor = Governor(Rules(has_less_beside=True))
+    governor = Governor(rules(present=LESS))
     ruling = governor.look(replace(QUIET, owner_idle_s=3.0), 0.0)
     assert (ruling.share, ruling.is_paused) == ("beside", False)
     assert ruling.because == "somebody used it 3 s ago"
     assert governor.look(replace(QUIET, owner_idle_s=float("inf")), 1.0) == Ruling("full")
-    assert Governor(Rules()).look(replace(QUIET, owner_idle_s=3.0), 0.0) == Ruling("full")
+    assert Governor(rules()).look(replace(QUIET, owner_idle_s=3.0), 0.0) == Ruling("full")
 
 
 def test_several_causes_are_all_named_and_new_rules_count_at_once():
-    governor = Governor(Rules(apps=("steam",)))
+    governor = Governor(rules(busy_programs=("steam",)))
     bad = replace(QUIET, on_battery=True, apps=frozenset({"steam"}))
     assert governor.look(bad, 0.0).because == "it runs on battery and steam runs"
-    governor.change(Rules(trains_on_battery=True))
+    governor.change(rules(on_battery="train"))
     assert not governor.look(replace(bad, apps=frozenset()), 1.0).is_paused
 
 
 def test_rules_come_from_settings():
-    when = WhenSettings(
-        mode="idle", hours=("sat",), on_battery="train", busy_programs=("steam",), owner_idle_s=9.0
-    )
-    limits = LimitSettings(ram_free_bytes_min=GIB)
-    rules = rules_of(Settings(when=when, limits=limits), "cpu")
-    assert (rules.mode, rules.schedule.texts, rules.apps) == ("idle", ("sat",), ("steam",))
-    assert (rules.trains_on_battery, rules.idle_after_s) == (True, 9.0)
-    assert rules.memory_free_bytes_min == GIB
-    assert not rules.has_less_beside
-    assert rules_of(Settings(present=PresentSettings(cpu_percent=10.0)), "").has_less_beside
+    when = WhenSettings(mode="idle", devices={"cpu": "never"})
+    ruled = rules_of(Settings(when=when, limits=LimitSettings(ram_free_bytes_min=GIB)), "cpu")
+    assert (ruled.when, ruled.mode, ruled.device) == (when, "never", "cpu")
+    assert ruled.memory_free_bytes_min == GIB
+    assert not ruled.has_less_beside
+    assert rules(present=LESS).has_less_beside
     assert rules_of(Settings(), "") == rules_of(Settings(), "")
 
 
@@ -169,12 +172,12 @@ readings = st.builds(
     apps=st.sets(st.sampled_from(["a", "b"])).map(frozenset),
     memory_free_bytes=st.none() | st.integers(0, 8 * GIB),
 )
-RULES = Rules(
+RULES = rules(
     mode="idle",
-    schedule=Schedule(["mon-wed 20:00-08:00"]),
+    hours=("mon-wed 20:00-08:00",),
     temperature_c_max=80.0,
-    apps=("a", "b"),
-    memory_free_bytes_min=GIB,
+    busy_programs=("a", "b"),
+    room=GIB,
 )
 
 
