@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from host import addresses
@@ -48,34 +49,28 @@ OnAddresses = Callable[[NodeKey, Sequence[str]], None]
 """Gets where a host says that it is reached."""
 
 
+@dataclass(slots=True)
 class Reachability:
     """The verdict on this host, kept up to date, and the service that others ask."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        on_addresses: OnAddresses,
-        *,
-        carries: Callable[[], bool],
-    ) -> None:
-        """carries: whether this host relays streams of others."""
-        self.machine = Reaching(random.Random().random)
-        self._connections = connections
-        self._carries = carries
-        self._on_addresses = on_addresses
-        self._said: Reach = "unknown"
-        self._dialled_s: dict[NodeKey, float] = {}
-        self._dials = 0
+    connections: Connections
+    on_addresses: OnAddresses
+    carries: Callable[[], bool]
+    """Whether this host relays streams of others."""
+    machine: Reaching = field(default_factory=lambda: Reaching(random.Random().random))
+    _said: Reach = "unknown"
+    _dialled_s: dict[NodeKey, float] = field(default_factory=dict)
+    _dials: int = 0
 
     @property
     def verdict(self) -> Reach:
         """How this host is reached, for all that is known now."""
-        return self.machine.verdict(self._connections.connected(), time.monotonic())
+        return self.machine.verdict(self.connections.connected(), time.monotonic())
 
     @property
     def relays(self) -> tuple[NodeKey, ...]:
         """Hosts that carry streams to this one; empty where it can be dialled."""
-        return self.machine.relays(self._connections.connected()) if self.is_hidden else ()
+        return self.machine.relays(self.connections.connected()) if self.is_hidden else ()
 
     @property
     def is_hidden(self) -> bool:
@@ -100,12 +95,12 @@ class Reachability:
                 names = ", ".join(short(key) for key in self.relays)
                 return (
                     f"Nobody outside can dial this host; {names} carry streams to it. To be "
-                    f"reached directly, forward TCP port {self._connections.port_outside} to it."
+                    f"reached directly, forward TCP port {self.connections.port_outside} to it."
                 )
         return (
             "Nobody outside can dial this host, and no host that it knows carries streams to it. "
             "It can fetch and push, but not give. Forward TCP port "
-            f"{self._connections.port_outside} to it."
+            f"{self.connections.port_outside} to it."
         )
 
     async def run(self) -> None:
@@ -116,14 +111,14 @@ class Reachability:
             await asyncio.sleep(pause_s)
             pause_s = LOOK_EVERY_S
             try:
-                await self._connections.look_at_connections()
+                await self.connections.look_at_connections()
             except TransientError:
                 continue  # The engine's own troubles are told elsewhere.
             await self._ask_around()
             self._tell()
 
     async def _ask_around(self) -> None:
-        connected = self._connections.connected()
+        connected = self.connections.connected()
         asked = self.machine.to_ask(connected, time.monotonic())
         await asyncio.gather(*map(self._ask, asked))
 
@@ -142,12 +137,12 @@ class Reachability:
             relays=told.relays,
             now_s=time.monotonic(),
         )
-        self._on_addresses(peer, told.addresses)
+        self.on_addresses(peer, told.addresses)
 
     async def _answer_of(self, peer: NodeKey) -> ReachTold:
-        stream = await self._connections.dial_plain(peer, PROTOCOL)
+        stream = await self.connections.dial_plain(peer, PROTOCOL)
         try:
-            port = self._connections.port_outside
+            port = self.connections.port_outside
             await probe_messages.send(stream, ReachAsk(port, True, self.told_addresses()))
             return await probe_messages.receive(stream, ReachTold, timeout_s=ANSWER_S)
         finally:
@@ -157,7 +152,7 @@ class Reachability:
         """Where others may dial this host, as far as it is known that they can."""
         if self.verdict != "direct":
             return ()
-        return tuple(self._connections.addresses()[:ADDRESSES_TOLD_MAX])
+        return tuple(self.connections.addresses()[:ADDRESSES_TOLD_MAX])
 
     def _tell(self) -> None:
         verdict = self.verdict
@@ -178,13 +173,10 @@ class Reachability:
                 could_dial = await dial_back(seen, ask.port)
             finally:
                 self._dials -= 1
-        relays = self.verdict == "direct" and self._carries()
-        await probe_messages.send(
-            stream, ReachTold(could_dial, stream.address, relays, self.told_addresses())
-        )
-        self._on_addresses(stream.peer, ask.addresses)
-        await stream.wait_ended(timeout_s=probe_messages.NOTE_S)
-        stream.close()
+        relays = self.verdict == "direct" and self.carries()
+        self.on_addresses(stream.peer, ask.addresses)
+        told = ReachTold(could_dial, stream.address, relays, self.told_addresses())
+        await probe_messages.reply(stream, told)
 
     def _may_dial(self, peer: NodeKey) -> bool:
         now_s = time.monotonic()

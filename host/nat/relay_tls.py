@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from host.files.keystore import Identity
@@ -24,24 +25,22 @@ PLAIN_BYTES_MAX: Final = 256 << 10
 """Read ahead of what was asked for; more waits in the stream below."""
 
 
+@dataclass(slots=True)
 class RelayTlsStream:
     """Reader and writer in one, as far as a `Wire` uses them."""
 
-    def __init__(
-        self,
-        reader: ByteSource,
-        writer: ByteSink,
-        context: ssl.SSLContext,
-        *,
-        is_server: bool,
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
+    _reader: ByteSource
+    _writer: ByteSink
+    context: InitVar[ssl.SSLContext]
+    is_server: InitVar[bool]
+    _incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
+    _outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
+    _tls: ssl.SSLObject = field(init=False)
+    _plain: bytearray = field(default_factory=bytearray)
+    _is_ended: bool = False
+
+    def __post_init__(self, context: ssl.SSLContext, is_server: bool) -> None:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
-        self._plain = bytearray()
-        self._is_ended = False
 
     @property
     def transport(self) -> asyncio.WriteTransport:

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from host.network.foreign_errors import Loss, translated
@@ -82,27 +82,19 @@ class StreamEnded(PeerUnreachable):
     """The stream ended in the middle of a read."""
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Wire:
     """One raw stream to `peer`, whose key the engine has proven. For one reader and one writer."""
 
-    def __init__(
-        self,
-        peer: NodeKey,
-        reader: ByteSource,
-        writer: ByteSink,
-        *,
-        loss: Loss,
-        counters: tuple[Traffic, ...],
-        address: str = "",
-    ) -> None:
-        """`address`: where the connection comes from, for one that was not dialled here."""
-        self.peer = peer
-        self.address = address
-        self._reader = reader
-        self._writer = writer
-        self._loss = loss
-        self._counters = counters
-        self._closed_reason: str | None = None
+    peer: NodeKey
+    _reader: ByteSource
+    _writer: ByteSink
+    _: KW_ONLY
+    loss: Loss
+    counters: tuple[Traffic, ...]
+    address: str = ""
+    """Where the connection comes from, for one that was not dialled here."""
+    _closed_reason: str | None = None
 
     @property
     def ends(self) -> tuple[ByteSource, ByteSink]:
@@ -121,7 +113,7 @@ class Wire:
                 got = len(error.partial)
                 text = f"host {short(self.peer)} ended the stream at {got} of {size} bytes"
                 raise StreamEnded(text) from error
-        for counter in self._counters:
+        for counter in self.counters:
             counter.down_bytes += size
         return part
 
@@ -130,8 +122,8 @@ class Wire:
         async with self._guarded(timeout_s):
             part = await self._reader.read(size_max)
         if not part:
-            await self._loss.settle()
-        for counter in self._counters:
+            await self.loss.settle()
+        for counter in self.counters:
             counter.down_bytes += len(part)
         return part
 
@@ -140,7 +132,7 @@ class Wire:
         async with self._guarded(timeout_s):
             self._writer.write(part)
             await self._writer.drain()
-        for counter in self._counters:
+        for counter in self.counters:
             counter.up_bytes += len(part)
 
     async def wait_ended(self, *, timeout_s: float) -> None:
@@ -162,7 +154,7 @@ class Wire:
     @asynccontextmanager
     async def _guarded(self, timeout_s: float | None) -> AsyncIterator[None]:
         # uvloop raises a bare RuntimeError for a write to a socket that was reset meanwhile.
-        self._loss.check()
+        self.loss.check()
         if self._closed_reason is not None:
             raise PeerUnreachable(self._closed_reason)
         try:
@@ -170,10 +162,10 @@ class Wire:
                 async with asyncio.timeout(timeout_s):
                     yield
         except TransientError as error:
-            self._loss.check()
+            self.loss.check()
             if self._closed_reason is not None:
                 raise PeerUnreachable(self._closed_reason) from error
-            await self._loss.settle()
+            await self.loss.settle()
             raise
 
 

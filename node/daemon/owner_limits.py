@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 
 from host.options import NodeOptions
 from host.transport import Transport
@@ -15,27 +16,25 @@ from node.machine.trainer_control import TrainerControl
 from node.trainer_client.client import TrainerPort
 
 
+@dataclass(slots=True)
 class OwnerLimits:
     """Tells the governor of the trainer and carries out what it decides."""
 
-    def __init__(
-        self,
-        options: NodeOptions,
-        transport: Transport,
-        trainer: TrainerPort,
-        trainer_control: TrainerControl,
-    ) -> None:
-        self._transport = transport
-        self._trainer = trainer
-        self._trainer_control = trainer_control
-        traffic = transport.traffic
+    options: NodeOptions
+    transport: Transport
+    trainer: TrainerPort
+    trainer_control: TrainerControl
+    governor: GovernorLoop = field(init=False)
+
+    def __post_init__(self) -> None:
+        traffic = self.transport.traffic
         self.governor = GovernorLoop(
-            load=options.settings,
+            load=self.options.settings,
             trainer=self._facts,
             obey=self._obey,
-            notice=trainer.notice,
+            notice=self.trainer.notice,
             traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
-            folders=options.home.kept_by_learners(),
+            folders=self.options.home.kept_by_learners(),
         )
 
     def disk_room(self) -> int | None:
@@ -52,10 +51,10 @@ class OwnerLimits:
         return max(0, ceiling - OwnProcesses().look(None).memory_bytes)
 
     def _facts(self) -> TrainerFacts:
-        ready, control = self._trainer.ready, self._trainer_control
+        ready, control = self.trainer.ready, self.trainer_control
         return TrainerFacts(
             device=control.device,
-            pid=self._trainer.pid,
+            pid=self.trainer.pid,
             micro_batch=ready.micro_batch if ready else None,
             is_stepping=control.state == "training",
         )
@@ -64,17 +63,17 @@ class OwnerLimits:
         """Hold or release the inner loop, and set how much it may take."""
         ruling = decision.ruling
         because = ruling.because if ruling.is_paused else ""
-        if because != self._trainer_control.held_because:
-            self._trainer.note(Governed(because))
+        if because != self.trainer_control.held_because:
+            self.trainer.note(Governed(because))
         if decision.wants_smaller:
-            self._trainer.note(MemoryShort(decision.wants_smaller))
-        self._trainer.set_duty(decision.duty_frac)
+            self.trainer.note(MemoryShort(decision.wants_smaller))
+        self.trainer.set_duty(decision.duty_frac)
         self._shape(decision.allowed)
-        self._transport.relay.limit(self.governor.settings.network.relay_bytes_per_s)
+        self.transport.relay.limit(self.governor.settings.network.relay_bytes_per_s)
 
     def _shape(self, allowed: Allowance) -> None:
         """Keep everything that is sent and received to what is allowed."""
-        rates, traffic = self._transport.rate_limiter, self._transport.traffic
+        rates, traffic = self.transport.rate_limiter, self.transport.traffic
         now_s = asyncio.get_running_loop().time()
         rates.limit(allowed.up_bytes_per_s, allowed.down_bytes_per_s)
         rates.up.book(traffic.up_bytes, now_s)

@@ -12,6 +12,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 
 from host.transport import Transport
@@ -25,32 +26,27 @@ LOOK_EVERY_S = 0.25
 """Rests end, and what is slow shows, without anybody saying so."""
 
 
+@dataclass(slots=True)
 class StateFetcher:
     """All downloads of weights of one learner."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        locator: Locator,
-        *,
-        rng: random.Random,
-        leader: Callable[[], bytes | None],
-        newest: Callable[[int], int],
-        on_fault: Callable[[bytes, RemoteError], None],
-    ) -> None:
-        """`newest` says which version of a fragment is committed."""
+    transport: Transport
+    locator: Locator
+    rng: InitVar[random.Random]
+    leader: Callable[[], bytes | None]
+    newest: Callable[[int], int]
+    """Says which version of a fragment is committed."""
+    on_fault: Callable[[bytes, RemoteError], None]
+    planner: Planner = field(init=False)
+    _assemblies: dict[int, Assembly] = field(default_factory=dict)
+    """What was begun, also where a try failed."""
+    _waiting: dict[int, asyncio.Future[Assembly]] = field(default_factory=dict)
+    _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self, rng: random.Random) -> None:
         self.planner = Planner(rng)
-        self._transport = transport
-        self._locator = locator
-        self._leader = leader
-        self._newest = newest
-        self._on_fault = on_fault
-        self._assemblies: dict[int, Assembly] = {}
-        """What was begun, also where a try failed."""
-        self._waiting: dict[int, asyncio.Future[Assembly]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._woken = asyncio.Event()
-        self._wanted = asyncio.Event()
 
     async def fetch(self, job: FetchState, numel: int) -> Assembly:
         """The complete state; a second try goes on where the first ended.
@@ -100,8 +96,8 @@ class StateFetcher:
         """Ask again and again who holds weights, while some are wanted."""
         while True:
             await self._wanted.wait()
-            learners = await self._locator.donors_or_none()
-            leader = self._leader()
+            learners = await self.locator.donors_or_none()
+            leader = self.leader()
             others = [key for key in learners if key != leader]
             self.planner.know(others, leader, time.monotonic())
             self._woken.set()
@@ -112,7 +108,7 @@ class StateFetcher:
     def _look(self, group: asyncio.TaskGroup) -> None:
         now_s = time.monotonic()
         for fragment in self._waiting:
-            self.planner.supersede(fragment, self._newest(fragment))
+            self.planner.supersede(fragment, self.newest(fragment))
         for assembly, trouble in self.planner.ended(now_s):
             done = self._waiting.pop(assembly.fragment)
             if done.done():
@@ -141,13 +137,13 @@ class StateFetcher:
             known_bytes = held_bytes
 
         try:
-            content = await self._transport.fetch(
+            content = await self.transport.fetch(
                 ask.donor, ask.digest, ask.length, on_progress=count
             )
             self.planner.arrived(ask.number, content, time.monotonic())
         except (TransientError, RemoteError) as error:
             if isinstance(error, RemoteError):
-                self._on_fault(ask.donor, error)
+                self.on_fault(ask.donor, error)
             self.planner.failed(ask.number, trouble_of(error), str(error), time.monotonic())
 
 

@@ -7,7 +7,7 @@ covers shares it. A learner gets one now and then, so that a loop of restarts co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from node.machine.context import LearnerContext
@@ -64,25 +64,23 @@ class Requester:
     since_s: float
 
 
+@dataclass(slots=True)
 class MomentsServer:
     """The serving side of one learner."""
 
-    def __init__(
-        self, context: LearnerContext, fragment_sync: FragmentSync, moments_client: MomentsClient
-    ) -> None:
-        self.context = context
-        self.fragment_sync = fragment_sync
-        self.moments_client = moments_client
-        self.state = MomentsServerState.IDLE
-        self._waiting: dict[bytes, Requester] = {}
-        self._takers: set[bytes] = set()
-        self._given_s: dict[bytes, float] = {}
-        self._clock = VectorClock(0, ())
-        """Ours when the snapshot began: no part of it is older."""
-        self._blobs: tuple[bytes, ...] = ()
-        self._job: JobId | None = None
-        self._begun_s = -1e9
-        self._until_s = 0.0
+    context: LearnerContext
+    fragment_sync: FragmentSync
+    moments_client: MomentsClient
+    state: MomentsServerState = MomentsServerState.IDLE
+    _waiting: dict[bytes, Requester] = field(default_factory=dict)
+    _takers: set[bytes] = field(default_factory=set)
+    _given_s: dict[bytes, float] = field(default_factory=dict)
+    _clock: VectorClock = field(init=False)
+    """Ours when the snapshot began: no part of it is older."""
+    _blobs: tuple[bytes, ...] = ()
+    _job: JobId | None = None
+    _begun_s: float = -1e9
+    _until_s: float = 0.0
 
     def clock(self) -> VectorClock | None:
         """What the inner loop has observed; None while it lacks weights."""

@@ -17,8 +17,8 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -64,37 +64,33 @@ class ExitReason:
         return self.kind == "oom" or self.code == messages.EXIT_OOM
 
 
+@dataclass(slots=True, kw_only=True)
 class TrainerProcess:
-    """A child process that trains."""
+    """A child process that trains.
 
-    def __init__(
-        self,
-        *,
-        log_path: Path,
-        on_event: Callable[[messages.Event], None],
-        on_exit: Callable[[ExitReason], None],
-    ) -> None:
-        """`on_event` and `on_exit` are called on the loop that `start` ran on; `on_exit` exactly
-        once, after the last event. The child's stderr is appended to `log_path`."""
-        self._log_path = log_path
-        self._on_event = on_event
-        self._on_exit = on_exit
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: socket.socket | None = None
-        self._pidfd = -1
-        self._reader = messages.FrameReader()
-        self._outbox: deque[tuple[memoryview, int]] = deque()
-        """Bytes to send, and the descriptor to send with them or -1."""
-        self._free: dict[int, list[Slot]] = {}
-        self._slots: dict[int, Slot] = {}
-        self._slot_numbers = count()
-        self._failed: messages.Failed | None = None
-        self._trouble = ""
-        self._was_asked = False
-        self._gone = asyncio.Event()
-        self._killer: asyncio.TimerHandle | None = None
-        self.reason: ExitReason | None = None
-        """Set when the trainer has ended."""
+    `on_event` and `on_exit` are called on the loop that `start` ran on; `on_exit` exactly once,
+    after the last event. The child's stderr is appended to `log_path`.
+    """
+
+    log_path: Path
+    on_event: Callable[[messages.Event], None]
+    on_exit: Callable[[ExitReason], None]
+    reason: ExitReason | None = None
+    """Set when the trainer has ended."""
+    _process: subprocess.Popen[bytes] | None = None
+    _end: socket.socket | None = None
+    _pidfd: int = -1
+    _reader: messages.FrameReader = field(default_factory=messages.FrameReader)
+    _outbox: deque[tuple[memoryview, int]] = field(default_factory=deque)
+    """Bytes to send, and the descriptor to send with them or -1."""
+    _free: dict[int, list[Slot]] = field(default_factory=dict)
+    _slots: dict[int, Slot] = field(default_factory=dict)
+    _slot_numbers: Iterator[int] = field(default_factory=count)
+    _failed: messages.Failed | None = None
+    _trouble: str = ""
+    _was_asked: bool = False
+    _gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _killer: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int:
@@ -204,9 +200,9 @@ class TrainerProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             ours.setblocking(False)
-            self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            size = self._log_path.stat().st_size if self._log_path.exists() else 0
-            with self._log_path.open("ab" if size < LOG_BYTES_MAX else "wb") as log:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            size = self.log_path.stat().st_size if self.log_path.exists() else 0
+            with self.log_path.open("ab" if size < LOG_BYTES_MAX else "wb") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "node.trainer.main", "--fd", str(theirs.fileno())],
                     env=child_environment(),
@@ -296,7 +292,7 @@ class TrainerProcess:
                 event: messages.Event = messages.decode(messages.EVENTS, body)
                 if isinstance(event, messages.Failed):
                     self._failed = event
-                self._on_event(event)
+                self.on_event(event)
         except InternalError as error:
             self._trouble = str(error)
             self._signal(signal.SIGKILL)
@@ -318,7 +314,7 @@ class TrainerProcess:
             # The pidfd said that the process has ended, so this does not wait.
             self.reason = self._exit_reason(self._process.wait())
             self._gone.set()
-            self._on_exit(self.reason)
+            self.on_exit(self.reason)
 
     def _close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Frees every descriptor; values of slots stay readable for those who hold them."""
@@ -350,7 +346,7 @@ class TrainerProcess:
         elif status == messages.EXIT_OK:
             message = "The trainer stopped."
         else:
-            message = f"The trainer ended with exit code {status}; see {self._log_path}."
+            message = f"The trainer ended with exit code {status}; see {self.log_path}."
         return ExitReason(
             code=status if status >= 0 else None,
             signal=-status if status < 0 else None,
