@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from host.runtime import lifecycle
 from host.transport import Transport
@@ -17,17 +18,17 @@ stopped shows itself in no other way before `blobs.READ_S`."""
 LOOK_S = 0.25
 
 
+@dataclass(slots=True, eq=False)
 class _Try:
     """All of what is wanted, of one source."""
 
-    def __init__(self, transport: Transport, source: NodeKey, now_s: float) -> None:
-        self.source = source
-        self.heard_s = now_s
-        self._transport = transport
+    transport: Transport
+    source: NodeKey
+    heard_s: float
 
     async def fetch(self, wanted: Sequence[tuple[Digest, int]]) -> list[memoryview]:
         return [
-            await self._transport.fetch(self.source, *one, on_progress=self._note) for one in wanted
+            await self.transport.fetch(self.source, *one, on_progress=self._note) for one in wanted
         ]
 
     def _note(self, _: int) -> None:

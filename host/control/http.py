@@ -16,7 +16,7 @@ import asyncio
 import ipaddress
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import TimeoutError as NoAnswer
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -34,7 +34,7 @@ ANSWER_S: Final = 2.0
 
 CLIENT_S: Final = 5.0
 
-Status = Callable[[], Awaitable[dict[str, Any]]]
+Status = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 Response = tuple[str, str, bytes]
 """HTTP status, content type, body."""
 
@@ -92,15 +92,12 @@ class Monitor:
     def _told(self) -> dict[str, Any]:
         """The daemon's status, asked on its loop. TransientError if the loop does not answer."""
         assert self._loop is not None
-        asked = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self._status(), self._loop)
         try:
             return asked.result(ANSWER_S)
         except NoAnswer as error:
             asked.cancel()
             raise TransientError(f"the daemon did not answer within {ANSWER_S:g} s") from error
-
-    async def _ask(self) -> dict[str, Any]:
-        return await self._status()
 
     def _serve(
         self, environ: dict[str, Any], start: Callable[[str, list[tuple[str, str]]], object]

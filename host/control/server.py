@@ -48,7 +48,11 @@ class ControlServer:
         """monitor: where to answer over HTTP as well, read-only; None: nowhere."""
         self.path = path
         self._handlers = dict(handlers)
-        self._monitor = _monitor(monitor, self._status) if monitor is not None else None
+        self._monitor: Monitor | None = None
+        if monitor is not None:
+            from host.control.http import Monitor  # Few daemons have one.
+
+            self._monitor = Monitor(monitor, self._status)
         self._server: asyncio.Server | None = None
         self._inode: int | None = None
         self._clients: set[asyncio.StreamWriter] = set()
@@ -161,12 +165,6 @@ class ControlServer:
             return _refusal(
                 f"The daemon failed over this request: {error!r}. See its log.", "internal"
             )
-
-
-def _monitor(place: MonitorAt, status: Callable[[], Awaitable[dict[str, Any]]]) -> Monitor:
-    from host.control.http import Monitor  # Few daemons have one.
-
-    return Monitor(place, status)
 
 
 def _refusal(text: str, blame: str) -> dict[str, Any]:

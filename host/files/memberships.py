@@ -53,7 +53,8 @@ class Membership(Struct, frozen=True):
 
 def remember(home: Home, joined: Joined) -> Path:
     """Keeps it in place of what was known of this learner in this project; its file."""
-    place = _place(home, joined.parsed().project, joined.instance)
+    name = f"{_PREFIX}{checked_instance(joined.instance)}.json"
+    place = home.project(joined.parsed().project) / name
     try:
         replace_file(place, msgspec.json.format(msgspec.json.encode(joined)))
     except OSError as error:
@@ -121,10 +122,6 @@ def now_joined(link: str, instance: str, given: dict[str, object]) -> Joined:
     }
     text = "".join(link.split()).strip("\"'<>")
     return Joined(link=text, instance=instance, options=options, at_s=round(time.time(), 3))
-
-
-def _place(home: Home, project: bytes, instance: str) -> Path:
-    return home.project(project) / f"{_PREFIX}{checked_instance(instance)}.json"
 
 
 def _read(path: Path) -> Joined | None:

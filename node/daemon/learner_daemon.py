@@ -105,12 +105,6 @@ def _tell_network(state: TransportState) -> None:
         log.warning("the network engine is down: %s; it is being rebuilt", state.reason)
 
 
-def _warm_pool() -> ThreadPoolExecutor:
-    pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
-    pool.submit(warm_up)
-    return pool
-
-
 class LearnerDaemon:
     """All parts of a running learner."""
 
@@ -132,7 +126,8 @@ class LearnerDaemon:
         self.feed = EventLog()
         self.loop_watch = LoopLagMonitor()
         self.counts = PayloadCounts()
-        self.pool = _warm_pool()
+        self.pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
+        self.pool.submit(warm_up)
         self.blob_store = BlobStore(clock=time.monotonic)
         self.blob_store.put(options.link.project, genesis)
         self.bank = FragmentBank(self.layout, self.blob_store)

@@ -64,11 +64,7 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
     """How things are, in words that are true now."""
     trainer_control, fragment_sync = machine.trainer_control, machine.fragment_sync
     state = node_state(machine)
-    link = (
-        f"{machine.link.value} ({machine.link_detail})"
-        if machine.link_detail
-        else (machine.link.value)
-    )
+    link = _with_detail(machine.link.value, machine.link_detail)
     if state == "adrift":
         return f"Training without a syncer: {link}. Local steps continue; nothing is lost."
     if state == "training":
@@ -134,11 +130,8 @@ def _training(silent_s: float) -> str:
     return "Training."
 
 
-def moments_in_words(machine: LearnerMachine) -> str:
-    """The state of the recovery, with its reason or its donor."""
-    moments_client = machine.moments_client
-    words = moments_client.state.value
-    return f"{words} ({moments_client.detail})" if moments_client.detail else words
+def _with_detail(words: str, detail: str) -> str:
+    return f"{words} ({detail})" if detail else words
 
 
 def _versions(machine: LearnerMachine) -> tuple[list[int], int]:
@@ -228,7 +221,7 @@ class StatusReporter:
             weights_sources={key.hex(): count for key, count in tally.state_bytes.items()},
             download=download,
             weights_held=sum(one.held >= 0 for one in fragments),
-            moments=moments_in_words(machine),
+            moments=_with_detail(machine.moments_client.state.value, machine.moments_client.detail),
             evaluations=trainer.evaluations,
             **asdict(self.counts),
             faults=all_faults(self.transport, tally.faults),

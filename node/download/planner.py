@@ -375,12 +375,9 @@ class Planner:
             return 0.0
         # All that a donor was asked for shares its line.
         left_s = ask.left_bytes * len(first.chunks) / rate
-        need_s = (self._left_bytes(donor) + ask.length) / (donor.rate(now_s) or rate)
+        before_bytes = sum(self.asked[number].left_bytes for number in donor.chunks)
+        need_s = (before_bytes + ask.length) / (donor.rate(now_s) or rate)
         return left_s if left_s > 2 * need_s else 0.0
-
-    def _left_bytes(self, donor: Donor) -> int:
-        """What was asked of a donor and has not come yet, of chunks."""
-        return sum(self.asked[number].left_bytes for number in donor.chunks)
 
     def _is_stuck(self, donor: Donor, judge: Donor, now_s: float) -> bool:
         """Whether nothing comes of what was asked of a donor, in times of another one."""
@@ -402,9 +399,6 @@ class Planner:
 
     # Inside: judging.
 
-    def _holders(self, want: Want) -> int:
-        return sum(want.assembly.fragment in donor.holds for donor in self._donors.values())
-
     def _hopes(self, want: Want, now_s: float) -> int:
         """How many learners hold this version or may hold it, for all that is known."""
         fragment = want.assembly.fragment
@@ -421,7 +415,8 @@ class Planner:
                 probed[ask.fragment].add(ask.donor)
         for want in wants:
             fragment = want.assembly.fragment
-            if self._holders(want) + len(probed[fragment]) >= SOURCES_MAX:
+            holders = sum(fragment in donor.holds for donor in self._donors.values())
+            if holders + len(probed[fragment]) >= SOURCES_MAX:
                 del probed[fragment]
         return probed
 

@@ -12,6 +12,7 @@ from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError
 from protocol.log.receipts import Credit
 from protocol.log.state import SwarmState
+from protocol.messages import Message
 from protocol.project import Charter, Genesis
 from protocol.signing import Signer, Verify
 from protocol.trace import PeerMisbehaved
@@ -91,6 +92,11 @@ class LearnerContext:
     """Last report of the inner loop; None while there is no trainer."""
     now_s: float = 0.0
     proofs: Proofs = field(default_factory=Proofs)
+
+    def tell_leader(self, message: Message) -> None:
+        """Say it, if it will be heard."""
+        if self.leader is not None and self.is_following:
+            self.effects.send(self.leader, message)
 
     def blame(self, peer: bytes, error: RemoteError) -> None:
         """Count a peer's offence, and tell of it."""

@@ -168,7 +168,7 @@ class FragmentSync:
         for local in self.local_fragments:
             local.accounts.give_up()  # Nobody says again what a trainer that is gone handed in.
             if local.push is not None and local.push.message is not None:
-                self._tell(local.push.message)
+                self.context.tell_leader(local.push.message)
 
     # From the trainer.
 
@@ -279,7 +279,7 @@ class FragmentSync:
         local.accounts.handed(push.sequence, result.tokens)
         push.message = self._seal(push, result, steps, result.tokens - local.marked_tokens)
         self.context.tally.pushed += 1
-        self._tell(push.message)
+        self.context.tell_leader(push.message)
 
     # Inside.
 
@@ -381,11 +381,7 @@ class FragmentSync:
         self.context.effects.do(jobs.Settle(fragment, sequence, "dropped"))
 
     def _decline(self, pull: Pull, reason: str) -> None:
-        self._tell(Decline(pull.round, pull.fragment, reason[:64]))
-
-    def _tell(self, message: Push | Decline) -> None:
-        if self.context.leader is not None and self.context.is_following:
-            self.context.effects.send(self.context.leader, message)
+        self.context.tell_leader(Decline(pull.round, pull.fragment, reason[:64]))
 
     def _seal(self, push: OpenPush, captured: jobs.Captured, steps: int, tokens: int) -> Push:
         context = self.context

@@ -75,7 +75,7 @@ class LearnerMachine:
                 self._seek()
             case machine.PeerUp(peer):
                 self._peer_up(peer)
-                self.peer_exchange.on_peer_up(peer)
+                self.moments_client.on_peer_up(peer)
             case machine.PeerDown(peer, reason):
                 self._peer_down(peer, reason)
                 self.peer_exchange.on_peer_down(peer, reason)
@@ -401,9 +401,9 @@ class LearnerMachine:
             self.trainer_control.deadline_s(),
             self.fragment_sync.deadline_s(),
             self._deadline_s(),
+            self.snapshot_participant.deadline_s(),
+            *self.peer_exchange.deadlines_s(),
         ]
-        times.append(self.snapshot_participant.deadline_s())
-        times += self.peer_exchange.deadlines_s()
         self.effects.out.append(machine.WakeAt(min(t for t in times if t is not None)))
 
     def _deadline_s(self) -> float | None:

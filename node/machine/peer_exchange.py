@@ -28,9 +28,6 @@ class PeerExchange:
         self.moments_server = MomentsServer(context, fragment_sync, moments_client)
         self._proved_s = -1e9
 
-    def on_peer_up(self, peer: bytes) -> None:
-        self.moments_client.on_peer_up(peer)
-
     def on_peer_down(self, peer: bytes, reason: str) -> None:
         self.moments_server.on_peer_down(peer)
         self.moments_client.on_peer_down(peer, reason)

@@ -168,7 +168,7 @@ class SnapshotParticipant:
     def on_job(self, number: JobId, job: Job, result: object) -> None:
         """An answer; that of a job that nobody waits for any more changes nothing."""
         if isinstance(job, jobs.LoadPart):
-            self._loaded(job, result)
+            self._restart(job, result.reason if isinstance(result, Failed) else "")
             return
         if number != self._job:
             return
@@ -182,7 +182,7 @@ class SnapshotParticipant:
                 snapshot = self._marker.snapshot
                 self.parts = (self.parts & set(self._marker.kept)) | {snapshot}
                 self._fire("kept", stamp(snapshot))
-                self._say(PartKept(snapshot, digest, size_bytes, self._accounts))
+                self.context.tell_leader(PartKept(snapshot, digest, size_bytes, self._accounts))
             case Failed(reason):
                 is_disk = isinstance(job, jobs.WritePart) and "disk" in reason
                 self._refuse("disk" if is_disk else "failed", reason)
@@ -237,7 +237,7 @@ class SnapshotParticipant:
     def tell(self) -> None:
         """Say what became of the part; again in every session, for leaders change."""
         if self.report is not None:
-            self._say(self.report)
+            self.context.tell_leader(self.report)
 
     # Inside.
 
@@ -245,15 +245,11 @@ class SnapshotParticipant:
         self.state = PART_TRANSITIONS[self.state, trigger]
         self.context.effects.emit(PartChanged(self.state.value, trigger, detail))
 
-    def _say(self, message: Marker | PartKept | PartRefused | PartRestored) -> None:
-        if self.context.leader is not None and self.context.is_following:
-            self.context.effects.send(self.context.leader, message)
-
     def _refuse(self, reason: PartReason, text: str) -> None:
         assert self._marker is not None, "a marker came"
         snapshot = self._marker.snapshot
         self._give_up(f"{reason}: {text}")
-        self._say(PartRefused(snapshot, reason, text[:2000]))
+        self.context.tell_leader(PartRefused(snapshot, reason, text[:2000]))
 
     def _give_up(self, reason: str) -> None:
         self._fire("gave up", reason)
@@ -281,7 +277,7 @@ class SnapshotParticipant:
         self._fire("cut", f"at record {context.state.index}, local step {cut.local_step}")
         standing = tuple(max(0, local.standing) for local in local_fragments)
         snapshot, kept = self._marker.snapshot, self._marker.kept
-        self._say(Marker(snapshot, VectorClock(context.state.index, standing)))
+        self.context.tell_leader(Marker(snapshot, VectorClock(context.state.index, standing)))
         self._job = context.effects.start(jobs.WritePart(self._part(snapshot), kept))
 
     def _part(self, snapshot: int) -> PartState:
@@ -300,9 +296,6 @@ class SnapshotParticipant:
                 LocalFragmentState.of(local) for local in self.fragment_sync.local_fragments
             ),
         )
-
-    def _loaded(self, job: jobs.LoadPart, result: object) -> None:
-        self._restart(job, result.reason if isinstance(result, Failed) else "")
 
     def _restart(self, job: jobs.LoadPart, trouble: str) -> None:
         self.is_leaving = True

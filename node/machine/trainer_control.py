@@ -443,8 +443,7 @@ class TrainerControl:
         if since_s < every_s:
             return
         self._beat_s, self._is_news = context.now_s, False
-        if context.is_following and context.leader is not None:
-            context.effects.send(context.leader, self.heartbeat())
+        context.tell_leader(self.heartbeat())
 
     def heartbeat(self) -> Heartbeat:
         """What the swarm is told about this learner."""

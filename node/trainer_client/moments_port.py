@@ -89,7 +89,8 @@ class MomentsPort:
         names = iter(job.blobs)
         held: list[F32] = []
         try:
-            wanted = sum(len(chunk_lengths(size_bytes(one))) for one in self.layout.fragments)
+            sizes = [4 * moments_numel(fragment) for fragment in self.layout.fragments]
+            wanted = sum(len(chunk_lengths(size)) for size in sizes)
             if len(job.blobs) != wanted:
                 raise MalformedPayload(f"{len(job.blobs)} blobs of moments instead of {wanted}")
             for fragment in self.layout.fragments:
@@ -126,8 +127,3 @@ class MomentsPort:
             if not await self.trainer.install_moments(fragment.index, values):
                 return Failed("the trainer ended")
         return jobs.MomentsInstalled(steps_of(self.layout, held))
-
-
-def size_bytes(fragment: Fragment) -> int:
-    """Bytes of a fragment's moments."""
-    return 4 * moments_numel(fragment)

@@ -144,7 +144,7 @@ class Gate:
         self._is_closed = True
         try:
             while self._inside:
-                await self._wait()
+                await self._changed.wait()
             yield
         finally:
             self._is_closed = False
@@ -152,11 +152,7 @@ class Gate:
 
     async def _until_open(self) -> None:
         while self._is_closed:
-            await self._wait()
-
-    async def _wait(self) -> None:
-        changed = self._changed
-        await changed.wait()
+            await self._changed.wait()
 
     def _tell(self) -> None:
         self._changed.set()

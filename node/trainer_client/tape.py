@@ -59,7 +59,7 @@ class TrainerTape:
         """A trainer is ready."""
         self._steps, self._marks = None, {}
         self._charter, self._is_live = charter, True
-        self._put(
+        self.took(
             tape.TrainerBegan(
                 incarnation=self.incarnation,
                 genesis=genesis,
@@ -73,7 +73,7 @@ class TrainerTape:
         )
 
     def fed(self, start: int, stop: int, skip: int) -> None:
-        self._put(tape.Fed(start, stop, skip))
+        self.took(tape.Fed(start, stop, skip))
 
     def stepped(self, local_step: int, progress: float) -> None:
         """A local step is done; many of the same kind become one frame."""
@@ -90,11 +90,7 @@ class TrainerTape:
         """A command took effect behind this local step."""
         mark = self._marks.pop(number, None)
         if mark is not None:
-            self._put(mark(local_step))
-
-    def took(self, frame: tape.Frame) -> None:
-        """A command took effect here and now."""
-        self._put(frame)
+            self.took(mark(local_step))
 
     def captured(self, sequence: int, fragment: int, base_version: int, name: bytes) -> None:
         """A push was made; on tape before anybody can have merged it, unless the disk is slow."""
@@ -103,23 +99,24 @@ class TrainerTape:
         self.sink.put(lambda: frame, FRAME_BYTES, is_urgent=True)
 
     def closed(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
-        self._put(tape.PushClosed(fragment, sequence, is_merged))
+        self.took(tape.PushClosed(fragment, sequence, is_merged))
 
     def under(self, charter: Charter | None) -> None:
         """Pushes are made under this charter."""
         if charter is not None and self._is_live and charter is not self._charter:
             self._charter = charter
-            self._put(tape.CharterInForce(encode(charter)))
+            self.took(tape.CharterInForce(encode(charter)))
 
     def inexact(self, reason: str) -> None:
-        self._put(tape.Inexact(reason))
+        self.took(tape.Inexact(reason))
 
     def _flush(self) -> None:
         if self._steps is not None:
             steps, self._steps = self._steps, None
             self.sink.put(lambda: steps, FRAME_BYTES)
 
-    def _put(self, frame: tape.Frame, size: int = 0) -> None:
+    def took(self, frame: tape.Frame, size: int = 0) -> None:
+        """Something took effect here and now. size: bytes, of a large one."""
         self._flush()
         self.sink.put(lambda: frame, FRAME_BYTES + size)
 
