@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from host.transport import Transport
@@ -20,27 +20,20 @@ HEADS_EVERY_S: Final = 30.0
 log = logging.getLogger("shoal.swarm")
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What only the role itself can say."""
+@dataclass(eq=False)
+class PartitionMonitor:
+    """The watch of one daemon, with what only its role can say."""
 
+    transport: Transport
     voters: Callable[[], Collection[NodeKey]]
     """Who may lead or vote."""
     follows: Callable[[], bool]
     """Whether it leads, or hears a leader."""
     heads: Callable[[], Awaitable[Collection[NodeKey]]] | None = None
     """Who proves to lead, by the swarm's table. Raises TransientError."""
-
-
-class PartitionMonitor:
-    """The watch of one daemon."""
-
-    def __init__(self, transport: Transport, outlook: Outlook) -> None:
-        self.watch = PartitionWatch()
-        self._transport = transport
-        self._outlook = outlook
-        self._heads: Collection[NodeKey] = ()
-        self._heads_s = 0.0
+    watch: PartitionWatch = field(default_factory=PartitionWatch)
+    _heads: Collection[NodeKey] = ()
+    _heads_s: float = 0.0
 
     @property
     def trouble(self) -> str:
@@ -60,29 +53,29 @@ class PartitionMonitor:
                     log.warning("%s", self.trouble)
                 else:
                     log.info("The swarm is whole again.")
-            self._transport.dialer.is_urgent = self.watch.kind != "whole"
+            self.transport.dialer.is_urgent = self.watch.kind != "whole"
 
     async def _sight(self) -> Sight:
-        transport, outlook = self._transport, self._outlook
+        transport = self.transport
         away = transport.dialer.away()
         here = transport.connected() - {transport.key}
-        voters = set(outlook.voters()) - {transport.key}
+        voters = set(self.voters()) - {transport.key}
         await self._look_for_heads()
         return Sight(
             here=len(here),
             voters=voters,
             seen=voters & here,
-            follows=outlook.follows(),
+            follows=self.follows(),
             heads=self._heads,
             away=len(away),
         )
 
     async def _look_for_heads(self) -> None:
         now_s = time.monotonic()
-        if self._outlook.heads is None or now_s - self._heads_s < HEADS_EVERY_S:
+        if self.heads is None or now_s - self._heads_s < HEADS_EVERY_S:
             return
         self._heads_s = now_s
         try:
-            self._heads = await self._outlook.heads()
+            self._heads = await self.heads()
         except TransientError:
             self._heads = ()

@@ -117,8 +117,12 @@ class Transport:
         self.faults = self._stream_server.faults
         saw = self.dialer.known.saw
         self.reachability = Reachability(self, saw, carries=lambda: self.relay.is_offered)
-        told_addresses = self.reachability.told_addresses
-        self.relay = Relay(self, identity, relay_bytes_per_s, own_addresses=told_addresses)
+        self.relay = Relay(
+            self,
+            identity,
+            relay_bytes_per_s,
+            own_addresses=lambda: self.reachability.told_addresses(),
+        )
         self.bulk = self._make_bulk(bulk)
         self._serving: dict[str, Accept] = {
             CONTROL_PROTOCOL: self._stream_server.control,

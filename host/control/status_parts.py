@@ -82,7 +82,7 @@ def network_status(transport: Transport, split: str = "") -> NetworkStatus:
         reach_detail=transport.reachability.sentence,
         split=split,
         carrying=transport.relay.open,
-        carried_bytes=transport.relay.carried.bytes_,
+        carried_bytes=transport.relay.carried_bytes,
     )
 
 

@@ -49,7 +49,7 @@ OnAddresses = Callable[[NodeKey, Sequence[str]], None]
 """Gets where a host says that it is reached."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Reachability:
     """The verdict on this host, kept up to date, and the service that others ask."""
 

@@ -62,14 +62,6 @@ SHOWN_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class Carried:
-    """What this host has carried for others."""
-
-    streams: int = 0
-    bytes_: int = 0
-
-
-@dataclass(slots=True)
 class _Circuit:
     """One carried stream."""
 
@@ -90,7 +82,8 @@ class Relay:
         own_addresses: Callable[[], tuple[str, ...]],
     ) -> None:
         """own_addresses: where others can dial this host, for all that is known."""
-        self.carried = Carried()
+        self.carried_bytes = 0
+        """For others, so far."""
         self.open = 0
         """Streams carried now."""
         self._connections = connections
@@ -241,7 +234,6 @@ class Relay:
 
     async def _join(self, one: Wire, other: Wire, ceiling: TokenBucket) -> None:
         """Carries bytes both ways until either side ends, or nothing moves for long."""
-        self.carried.streams += 1
         self.open += 1
         circuit = _Circuit(ceiling, time.monotonic())
         ways = [
@@ -268,6 +260,6 @@ class Relay:
                 await wait_turn(rate_limiter.up, len(part), circuit.ceiling)
                 await target.write(part, timeout_s=WRITE_S)
                 circuit.moved_s = time.monotonic()
-                self.carried.bytes_ += len(part)
+                self.carried_bytes += len(part)
         except TransientError as error:
             log.debug("carrying for %s ended: %s", short(source.peer), error)

@@ -25,7 +25,7 @@ PLAIN_BYTES_MAX: Final = 256 << 10
 """Read ahead of what was asked for; more waits in the stream below."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class RelayTlsStream:
     """Reader and writer in one, as far as a `Wire` uses them."""
 

@@ -82,7 +82,7 @@ class StreamEnded(PeerUnreachable):
     """The stream ended in the middle of a read."""
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(eq=False)
 class Wire:
     """One raw stream to `peer`, whose key the engine has proven. For one reader and one writer."""
 

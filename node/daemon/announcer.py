@@ -13,7 +13,7 @@ from host.nat.peer_file import peer_file
 from host.network import leader_discovery
 from host.network.foreign_errors import TransportState
 from host.options import NodeOptions
-from host.partition_monitor import Outlook, PartitionMonitor
+from host.partition_monitor import PartitionMonitor
 from host.transport import Transport
 from node.download.locator import Locator
 from node.machine.learner import LearnerMachine
@@ -60,11 +60,9 @@ class Announcer:
         self._machine = machine
         self.partition_monitor = PartitionMonitor(
             locator.transport,
-            Outlook(
-                voters=self._voters,
-                follows=lambda: machine.link in (Link.FOLLOWING, Link.ENDED),
-                heads=locator.heads,
-            ),
+            voters=self._voters,
+            follows=lambda: machine.link in (Link.FOLLOWING, Link.ENDED),
+            heads=locator.heads,
         )
 
     async def announce(self) -> None:

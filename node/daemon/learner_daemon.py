@@ -183,18 +183,7 @@ class LearnerDaemon:
             newest=lambda fragment: self.machine.context.state.fragments[fragment].version,
             on_fault=on_fault,
         )
-        self.reporter = StatusReporter(
-            options=options,
-            machine=self.machine,
-            trainer=self.trainer,
-            transport=transport,
-            fetcher=self.fetcher,
-            governor=self.owner_limits.governor,
-            partition_monitor=self.announcer.partition_monitor,
-            contributions=self.contributions,
-            counts=self.counts,
-            notices=self.notices,
-        )
+        self.reporter = StatusReporter(self)
 
     def _begin_tape(self, identity: Identity) -> TapeRecorder | NoTape:
         options = self.options

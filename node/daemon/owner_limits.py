@@ -16,7 +16,7 @@ from node.machine.trainer_control import TrainerControl
 from node.trainer_client.client import TrainerPort
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class OwnerLimits:
     """Tells the governor of the trainer and carries out what it decides."""
 

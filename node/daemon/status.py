@@ -6,24 +6,20 @@ import math
 import os
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from host.control.status_parts import all_faults, network_status, project_status, swarm_status
-from host.files.receipts_file import Contributions
-from host.options import NodeOptions
-from host.partition_monitor import PartitionMonitor
 from host.runtime import software
-from host.transport import Transport
-from node.download.fetcher import StateFetcher
-from node.governor.loop import GovernorLoop
 from node.governor.status_rows import owner_limits_status
 from node.machine.learner import LearnerMachine
 from node.machine.syncer_link import Link
 from node.machine.trainer_states import TrainerState
-from node.trainer_client.client import TrainerPort
 from protocol import limits
 from protocol.ids import short
 from protocol.status import DownloadStatus, GuestStatus, NodeStatus
+
+if TYPE_CHECKING:
+    from node.daemon.learner_daemon import LearnerDaemon
 
 
 def node_state(machine: LearnerMachine) -> str:
@@ -162,21 +158,13 @@ class PayloadCounts:
 class StatusReporter:
     """Asks the parts of a learner how they are."""
 
-    options: NodeOptions
-    machine: LearnerMachine
-    trainer: TrainerPort
-    transport: Transport
-    fetcher: StateFetcher
-    governor: GovernorLoop
-    partition_monitor: PartitionMonitor
-    contributions: Contributions
-    counts: PayloadCounts
-    notices: list[str]
+    daemon: LearnerDaemon
     started_s: float = field(default_factory=time.monotonic)
 
     def status(self) -> NodeStatus:
         """Everything a screen could want."""
-        machine, control, trainer = self.machine, self.machine.trainer_control, self.trainer
+        daemon, machine, trainer = self.daemon, self.daemon.machine, self.daemon.trainer
+        control = machine.trainer_control
         context, tally, charter = machine.context, machine.context.tally, machine.context.charter
         (versions, lag), (path, rtt_s) = _versions(machine), self._way()
         now_s, download, owner_limits = time.monotonic(), self._download(), self._owner_limits()
@@ -200,13 +188,10 @@ class StatusReporter:
             device=control.device,
             micro_batch=trainer.ready.micro_batch if trainer.ready else None,
             project=project_status(
-                machine.setup.project,
-                machine.setup.genesis,
-                trainer.bank.layout.parameters,
-                charter,
+                machine.setup.project, daemon.genesis, daemon.layout.parameters, charter
             ),
             swarm=swarm_status(context.state, charter),
-            network=network_status(self.transport, self.partition_monitor.trouble),
+            network=network_status(daemon.transport, daemon.announcer.partition_monitor.trouble),
             **self._inner_loop(),
             pushed=tally.pushed,
             merged=tally.merged,
@@ -223,17 +208,17 @@ class StatusReporter:
             weights_held=sum(one.held >= 0 for one in fragments),
             moments=_with_detail(machine.moments_client.state.value, machine.moments_client.detail),
             evaluations=trainer.evaluations,
-            **asdict(self.counts),
-            faults=all_faults(self.transport, tally.faults),
-            notices=list(self.notices),
+            **asdict(daemon.counts),
+            faults=all_faults(daemon.transport, tally.faults),
+            notices=list(daemon.notices),
             guest=owner_limits,
             ranks=trainer.ready.ranks if trainer.ready else 1,
-            receipt=self.contributions.status(len(fragments)),
+            receipt=daemon.contributions.status(len(fragments)),
         )
 
     def progress_line(self) -> str:
         """One line now and then for the terminal of `shoal join`."""
-        now, leader = self.status(), self.machine.context.leader
+        now, leader = self.status(), self.daemon.machine.context.leader
         if now.state not in ("training", "adrift"):
             return now.sentence
         loss = f"loss {now.loss:.3f}" if now.loss is not None else "no loss yet"
@@ -246,13 +231,13 @@ class StatusReporter:
 
     def _download(self) -> DownloadStatus | None:
         """How far the weights are that are being fetched; a joiner counts what it holds already."""
-        progress = self.fetcher.progress()
+        progress, machine = self.daemon.fetcher.progress(), self.daemon.machine
         if progress is None:
             return None
-        fragment_sync, leader = self.machine.fragment_sync, self.machine.context.leader
+        fragment_sync, leader = machine.fragment_sync, machine.context.leader
         done_bytes, total_bytes = progress.done_bytes, progress.total_bytes
         if not fragment_sync.is_held:
-            sizes = [8 * fragment.numel for fragment in self.trainer.bank.layout.fragments]
+            sizes = [8 * fragment.numel for fragment in self.daemon.layout.fragments]
             held = [one.held >= 0 for one in fragment_sync.local_fragments]
             done_bytes += sum(size for size, is_held in zip(sizes, held, strict=True) if is_held)
             total_bytes = sum(sizes)
@@ -268,27 +253,29 @@ class StatusReporter:
 
     def _way(self) -> tuple[str, float | None]:
         """How the leader is reached, and how fast it answers; empty and None without one."""
-        leader = self.machine.context.leader
-        if leader is None or self.machine.link is not Link.FOLLOWING:
+        machine, transport = self.daemon.machine, self.daemon.transport
+        leader = machine.context.leader
+        if leader is None or machine.link is not Link.FOLLOWING:
             return "", None
-        return self.transport.paths().get(leader, ""), self.transport.round_trips.of(leader)
+        return transport.paths().get(leader, ""), transport.round_trips.of(leader)
 
     def _owner_limits(self) -> GuestStatus | None:
-        control = self.machine.trainer_control
+        control, options = self.daemon.machine.trainer_control, self.daemon.options
         return owner_limits_status(
-            self.governor,
+            self.daemon.owner_limits.governor,
             device=control.device,
             is_suspended=control.trainer is TrainerState.SUSPENDED,
-            log=self.options.home.trainer_log(self.options.instance),
+            log=options.home.trainer_log(options.instance),
         )
 
     def _inner_loop(self) -> dict[str, Any]:
         """What the inner loop last reported; nothing while there is no trainer."""
-        stepped, charter = self.machine.context.stepped, self.machine.context.charter
+        context = self.daemon.machine.context
+        stepped, charter = context.stepped, context.charter
         if stepped is None:
             return {}
         sequences = charter.inner.batch_sequences if charter else 0
-        step_tokens = sequences * self.machine.setup.genesis.data.sequence_tokens
+        step_tokens = sequences * self.daemon.genesis.data.sequence_tokens
         return {
             "local_step": stepped.local_step,
             "tokens": stepped.tokens,

@@ -26,7 +26,7 @@ LOOK_EVERY_S = 0.25
 """Rests end, and what is slow shows, without anybody saying so."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class StateFetcher:
     """All downloads of weights of one learner."""
 

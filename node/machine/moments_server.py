@@ -64,7 +64,7 @@ class Requester:
     since_s: float
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class MomentsServer:
     """The serving side of one learner."""
 

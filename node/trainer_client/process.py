@@ -64,7 +64,7 @@ class ExitReason:
         return self.kind == "oom" or self.code == messages.EXIT_OOM
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class TrainerProcess:
     """A child process that trains.
 

@@ -29,7 +29,7 @@ from host.nat.peer_file import peer_file
 from host.network.foreign_errors import TransportState
 from host.network.leader_discovery import learners_topic, seat_topic
 from host.options import SyncerOptions, WitnessOptions
-from host.partition_monitor import Outlook, PartitionMonitor
+from host.partition_monitor import PartitionMonitor
 from host.runtime import logs
 from host.runtime.lifecycle import Stopper, background, live, tidying
 from host.transport import Transport
@@ -86,9 +86,8 @@ class VoterDaemon(ABC, Generic[Options]):
         )
         self.partition_monitor = PartitionMonitor(
             transport,
-            Outlook(
-                voters=lambda: tuple(raft.context.peers), follows=lambda: raft.leader is not None
-            ),
+            voters=lambda: tuple(raft.context.peers),
+            follows=lambda: raft.leader is not None,
         )
 
     # What a role does by itself.

@@ -97,7 +97,7 @@ class Peer:
             "sentence": transport.reachability.sentence,
             "relays": [relay.hex() for relay in transport.reachability.relays],
             "path": transport.paths().get(key, ""),
-            "carried_bytes": transport.relay.carried.bytes_,
+            "carried_bytes": transport.relay.carried_bytes,
         }
 
     async def say(self, key, text):
