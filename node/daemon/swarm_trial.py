@@ -128,7 +128,6 @@ async def _measure(transport: Transport, answer: SwarmAnswer) -> None:
             await asyncio.gather(*(ask(key) for key in keys for _ in range(SAMPLES_AT_ONCE)))
     except TimeoutError:
         got = got or speed_probe.SAMPLE_BYTES  # Less than one came: the line is slower than this.
-    answer.sample_bytes = got
     answer.down_bytes_per_s = got / max(time.monotonic() - started, 1e-9)
 
 

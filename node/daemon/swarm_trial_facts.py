@@ -43,8 +43,6 @@ class SwarmAnswer(Struct, kw_only=True, omit_defaults=True):
     """The envelope, checked; empty where nobody leads."""
     down_bytes_per_s: float = 0.0
     """What came from the hosts within seconds: at least so much is possible."""
-    sample_bytes: int = 0
-
     reach: str = ""
     """How others reach this host: direct, relayed, outward where they cannot; else not known."""
     could_dial: int = 0

@@ -38,7 +38,7 @@ from node.trainer_client.tape import TrainerTape, applied, how_trained, replay_c
 from protocol.errors import TransientError
 from protocol.machine import Failed, JobResult
 from protocol.messages import Cursor
-from protocol.project import Charter, InnerSpec
+from protocol.project import InnerSpec
 from protocol.tape import Frame
 
 START = Cursor(0, 0)
@@ -105,9 +105,12 @@ class TrainerPort:
         """Carry out one action of the machine."""
         match action:
             case jobs.UseCharter(charter):
-                self.use(charter)
+                self.bank.charter = charter
+                self.tape.under(charter)
             case jobs.Settle(fragment, sequence, outcome):
-                self.settle(fragment, sequence, is_merged=outcome == "merged")
+                is_merged = outcome == "merged"
+                self.bank.settle(fragment, sequence, is_merged=is_merged)
+                self.tape.closed(fragment, sequence, is_merged=is_merged)
             case jobs.Feed() | jobs.DropFed():
                 self.feed(action)
             case jobs.BeginSteps():
@@ -428,11 +431,6 @@ class TrainerPort:
 
     # Actions.
 
-    def use(self, charter: Charter) -> None:
-        """Pushes are made under it from now on."""
-        self.bank.charter = charter
-        self.tape.under(charter)
-
     def feed(self, feed: jobs.Feed | jobs.DropFed) -> None:
         if isinstance(feed, jobs.DropFed):
             log.info("away for too long: its text went to others; starting over with other text")
@@ -449,11 +447,6 @@ class TrainerPort:
             elif self.process is not None:
                 self.process.send(messages.Blocks(((span.start, span.stop),), span.skip))
             self.tape.fed(span.start, span.stop, span.skip)
-
-    def settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
-        """The fate of a push is known."""
-        self.bank.settle(fragment, sequence, is_merged=is_merged)
-        self.tape.closed(fragment, sequence, is_merged=is_merged)
 
     def begin(self) -> None:
         if self.process is not None:

@@ -101,9 +101,9 @@ class TrainerTape:
     def closed(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         self.took(tape.PushClosed(fragment, sequence, is_merged))
 
-    def under(self, charter: Charter | None) -> None:
+    def under(self, charter: Charter) -> None:
         """Pushes are made under this charter."""
-        if charter is not None and self._is_live and charter is not self._charter:
+        if self._is_live and charter is not self._charter:
             self._charter = charter
             self.took(tape.CharterInForce(encode(charter)))
 

@@ -61,7 +61,6 @@ def test_a_host_is_reached_and_its_line_is_measured(tmp_path):
         await host.transport.close()
         assert answer.genesis == genesis
         assert [one.path for one in answer.hosts] == ["direct"]
-        assert answer.sample_bytes >= speed_probe.SAMPLE_BYTES
         assert answer.down_bytes_per_s > 100_000
         assert answer.charter == b"", "nobody leads there"
 

@@ -40,7 +40,6 @@ SWARM = SwarmAnswer(
     hosts=[NamedHost(address="a", path="direct", rtt_s=0.02), NamedHost(address="b")],
     genesis=b"g",
     down_bytes_per_s=1e6,
-    sample_bytes=1 << 20,
 )
 
 
