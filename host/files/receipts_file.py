@@ -22,13 +22,6 @@ from protocol.status import ReceiptStatus
 
 log = logging.getLogger("shoal.contributions")
 
-SUFFIX = ".json"
-
-
-def book_name(project: bytes, learner: bytes) -> str:
-    """File name of the book of this key in this project."""
-    return f"{project.hex()}-{learner.hex()[:16]}{SUFFIX}"
-
 
 def read_book(path: Path) -> receipts.OpenedBook:
     """The book in this file. Raises OSError, or RemoteError if anything in it is not proven."""
@@ -40,7 +33,7 @@ class Contributions:
     """One daemon's book of one project. Not thread-safe: one thread at a time."""
 
     def __init__(self, folder: Path, genesis: bytes, project: bytes, identity: Identity) -> None:
-        self.path = folder / book_name(project, identity.key)
+        self.path = folder / f"{project.hex()}-{identity.key.hex()[:16]}.json"
         self._genesis = genesis
         self._identity = identity
         self._proven: tuple[receipts.Proven, ...] = ()

@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from host.files.home import Home
 from host.options import TapeOptions
@@ -34,13 +33,6 @@ class NoTape:
         """There is nothing to end."""
 
 
-def tape_folder(options: TapeOptions, home: Home, label: TapeLabel, instance: str) -> Path:
-    """Where the tape goes: a directory of this daemon's own."""
-    if options.folder is None:
-        return home.tape(label.project, label.role, instance)
-    return options.folder / f"{label.role}-{instance}"
-
-
 def begin_tape(
     options: TapeOptions,
     home: Home,
@@ -61,13 +53,12 @@ def begin_tape(
             log.warning("%s", fact.text)  # The loop has ended already.
 
     try:
-        writer = TapeWriter(
-            tape_folder(options, home, label, instance),
-            label,
-            os.urandom(8),
-            mib_max=options.mib_max,
-            wall_s=time.time(),
-        )
+        if options.folder is None:
+            folder = home.tape(label.project, label.role, instance)
+        else:
+            folder = options.folder / f"{label.role}-{instance}"
+        mib_max, now_s = options.mib_max, time.time()
+        writer = TapeWriter(folder, label, os.urandom(8), mib_max=mib_max, wall_s=now_s)
     except OSError as error:
         tell(TapeStopped(label.role, f"it cannot be started: {error.strerror or error}"))
         return NoTape()

@@ -185,12 +185,20 @@ class Locator:
         self._charters[notice.charter] = envelope
         return envelope
 
-    async def donors(self) -> list[bytes]:
-        """Learners that hold weights, in random order; those that failed us lately are left out."""
+    async def donors_or_none(self) -> list[bytes]:
+        """Learners that hold weights, in random order; those that failed us lately are left out.
+
+        Empty when the swarm's table cannot be asked: the syncer still can.
+        """
         async with self._asking:  # Many fragments are wanted at once, one question serves all.
             now_s = time.monotonic()
             if now_s - self._donors_s > DONORS_FRESH_S:
-                found = await self.transport.lookup(leader_discovery.learners_topic(self.project))
+                topic = leader_discovery.learners_topic(self.project)
+                try:
+                    found = await self.transport.lookup(topic)
+                except TransientError as error:
+                    log.info("learners cannot be looked up: %s", error)
+                    return []
                 self._donors_s = now_s
                 self._donors = sorted(key for key in found if self._can_give(key, found[key]))
         self._shunned = {key: at_s for key, at_s in self._shunned.items() if at_s > now_s}
@@ -222,14 +230,6 @@ class Locator:
             if notice is not None
         ]
         return [seat.leader for _, seat in filter(None, proven)]
-
-    async def donors_or_none(self) -> list[bytes]:
-        """As `donors`, and empty when the swarm's table cannot be asked: the syncer still can."""
-        try:
-            return await self.donors()
-        except TransientError as error:
-            log.info("learners cannot be looked up: %s", error)
-            return []
 
     async def fetch_from(
         self,

@@ -133,11 +133,6 @@ class TrainerControl:
         self.graceful_leave.withdraw()
         self._is_news = True
 
-    def govern(self, because: str) -> None:
-        """The owner's settings allow no local steps for this reason; empty: they do."""
-        self._is_news = self._is_news or bool(because) != bool(self.held_because)
-        self.held_because = because
-
     def finish(self) -> None:
         """Hand in what is done, then stop."""
         self.paused_until_s = None
@@ -210,7 +205,8 @@ class TrainerControl:
             case jobs.FinishAsked():
                 self.finish()
             case jobs.Governed(because):
-                self.govern(because)
+                self._is_news = self._is_news or bool(because) != bool(self.held_because)
+                self.held_because = because
             case jobs.MemoryShort(words):
                 self.shrink(words)
 
