@@ -97,13 +97,9 @@ class Transport:
         self.traffic_by_peer: dict[NodeKey, Traffic] = {}
         self.round_trips = RoundTrips()
         self.rate_limiter = RateLimiter()
+        announced = tuple(addresses.check_listen(text) for text in announce)
         self._options = Options(
-            identity=identity,
-            listen_host=listen_host,
-            port=port,
-            announce=tuple(addresses.check_listen(text) for text in announce),
-            topics=frozenset(topics),
-            nat_port_map=nat_port_map,
+            identity, listen_host, port, announced, frozenset(topics), nat_port_map
         )
         self.dialer = Dialer(self.key, bootstrap, hints, known or PeerFile(), self.live)
         self._on_state = on_state
@@ -116,12 +112,10 @@ class Transport:
         self._stream_server = StreamServer(self.counters)
         self.faults = self._stream_server.faults
         saw = self.dialer.known.saw
-        self.reachability = Reachability(self, saw, carries=lambda: self.relay.is_offered)
+        reach = Reachability(self, saw, carries=lambda: self.relay.is_offered)
+        self.reachability = reach
         self.relay = Relay(
-            self,
-            identity,
-            relay_bytes_per_s,
-            own_addresses=lambda: self.reachability.told_addresses(),
+            self, identity, relay_bytes_per_s, own_addresses=lambda: reach.told_addresses()
         )
         self.bulk = self._make_bulk(bulk)
         self._serving: dict[str, Accept] = {
