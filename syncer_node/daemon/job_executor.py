@@ -27,29 +27,7 @@ from protocol.messages import Certificate
 from protocol.numerics import chunks
 from protocol.numerics.warm_up import warm_up
 from syncer_node.daemon.log_jobs import keep_in_log, write_later
-from syncer_node.machine.jobs import (
-    CheckpointWritten,
-    CutSnapshot,
-    FetchPayload,
-    FetchPush,
-    FetchWeights,
-    InitialiseWeights,
-    KeepSnapshot,
-    LoadWeights,
-    Merge,
-    Merged,
-    PayloadKept,
-    PayloadNotWritten,
-    PushFetched,
-    PushRefused,
-    Repaired,
-    RepairFragment,
-    Replay,
-    Replayed,
-    WeightsMade,
-    WriteCheckpoint,
-    WriteSnapshot,
-)
+from syncer_node.machine import jobs
 from syncer_node.storage.checkpoints import FIRST_WEIGHTS, CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.store import F32, Checkpoint, Store
@@ -103,37 +81,37 @@ class JobExecutor:
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job."""
         match job:
-            case FetchPush():
+            case jobs.FetchPush():
                 return await self._fetch_push(job)
-            case Merge():
+            case jobs.Merge():
                 return await self._merge(job)
-            case FetchPayload():
+            case jobs.FetchPayload():
                 return await self._fetch_payload(job)
-            case FetchWeights():
+            case jobs.FetchWeights():
                 return await self._fetch_weights(job)
-            case RepairFragment():
+            case jobs.RepairFragment():
                 return await self._repair(job)
-            case Replay(merged):
+            case jobs.Replay(merged):
                 await self._on_disk(partial(self.disk.replay, merged))
-                return Replayed()
-            case WriteCheckpoint(index, summary):
+                return jobs.Replayed()
+            case jobs.WriteCheckpoint(index, summary):
                 checkpoint = self.disk.capture(index, summary)
                 write = partial(self.disk.write_checkpoint, checkpoint, self.kept_marks())
                 await self._on_disk(write)
-                return CheckpointWritten(index)
+                return jobs.CheckpointWritten(index)
         return await self._on_disk(partial(self._keep, job))
 
     def _keep(self, job: Job) -> JobResult:
         """What only concerns the disk."""
         match job:
-            case InitialiseWeights():
-                return WeightsMade(self.disk.initialise())
-            case LoadWeights():
+            case jobs.InitialiseWeights():
+                return jobs.WeightsMade(self.disk.initialise())
+            case jobs.LoadWeights():
                 self.disk.initialise()
-                return Replayed()
-            case WriteSnapshot(snapshot):
+                return jobs.Replayed()
+            case jobs.WriteSnapshot(snapshot):
                 return self.disk.snapshots.write(snapshot)
-            case KeepSnapshot():
+            case jobs.KeepSnapshot():
                 return self.disk.snapshots.keep(job)
         return keep_in_log(self.store.voter, job)
 
@@ -141,7 +119,7 @@ class JobExecutor:
         """Store a proof, some time soon."""
         self.small(partial(self.store.voter.keep_certificate, certificate))
 
-    def cut_snapshot(self, cut: CutSnapshot) -> None:
+    def cut_snapshot(self, cut: jobs.CutSnapshot) -> None:
         """Hold on to the versions of now, for a snapshot."""
         checkpoint = self.disk.capture(cut.summary.index, cut.summary)
         self.disk.snapshots.cut(cut.snapshot, checkpoint)
@@ -156,7 +134,7 @@ class JobExecutor:
 
     # Merging.
 
-    async def _fetch_push(self, job: FetchPush) -> JobResult:
+    async def _fetch_push(self, job: jobs.FetchPush) -> JobResult:
         header = job.header
         push = (job.peer, header.incarnation, header.sequence)
         try:
@@ -164,12 +142,12 @@ class JobExecutor:
             keep = partial(self.bank.keep_push, push, header.fragment, payload, header.codec)
             await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
         except MalformedPayload as error:
-            return PushRefused(error.reason, str(error))
+            return jobs.PushRefused(error.reason, str(error))
         if self.payloads is not None:
             self.payloads.keep_push(job, payload)
-        return PushFetched()
+        return jobs.PushFetched()
 
-    async def _merge(self, job: Merge) -> JobResult:
+    async def _merge(self, job: jobs.Merge) -> JobResult:
         started_s = time.monotonic()
         if self.payloads is not None:
             self.payloads.keep_base(job.fragment, self.bank)
@@ -188,7 +166,7 @@ class JobExecutor:
                 outcome.payload,
             )
         )
-        return Merged(
+        return jobs.Merged(
             payload=outcome.payload_digest,
             payload_bytes=len(outcome.payload),
             state=outcome.state,
@@ -199,7 +177,7 @@ class JobExecutor:
 
     # Keeping up, and getting back what was lost.
 
-    async def _fetch_payload(self, job: FetchPayload) -> JobResult:
+    async def _fetch_payload(self, job: jobs.FetchPayload) -> JobResult:
         merged = job.merged
         wanted = [(merged.payload, merged.payload_bytes)]
         (payload,) = await self._fetch_from(await self._sources(job.leader), wanted)
@@ -213,10 +191,10 @@ class JobExecutor:
         try:
             await self._on_disk(write)
         except TransientError as error:
-            return PayloadNotWritten(str(error))
-        return PayloadKept()
+            return jobs.PayloadNotWritten(str(error))
+        return jobs.PayloadKept()
 
-    async def _fetch_weights(self, job: FetchWeights) -> JobResult:
+    async def _fetch_weights(self, job: jobs.FetchWeights) -> JobResult:
         """Version 0 of every fragment, kept as the first checkpoint."""
         sources = await self._sources(job.leader)
         theta, momentum = [], []
@@ -226,14 +204,14 @@ class JobExecutor:
             momentum.append(other)
         checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
         await self._on_disk(partial(self.store.write_checkpoint, checkpoint))
-        return PayloadKept()
+        return jobs.PayloadKept()
 
-    async def _repair(self, job: RepairFragment) -> JobResult:
+    async def _repair(self, job: jobs.RepairFragment) -> JobResult:
         newest = job.newest
         sources = await self._sources(job.leader)
         theta, momentum = await self._fetch_state(sources, job.fragment, newest.state)
         self.bank.initialise(job.fragment, newest.version, theta, momentum)
-        return Repaired()
+        return jobs.Repaired()
 
     async def _fetch_state(
         self, sources: list[bytes], fragment: int, state: StateDigests

@@ -9,29 +9,22 @@ from concurrent.futures import Executor
 from protocol.errors import TransientError
 from protocol.machine import Job, JobResult
 from syncer_node.machine.jobs import Installed, InstallState
-from syncer_node.raft.jobs import (
-    Append,
-    Appended,
-    BallotSaved,
-    KeepProofs,
-    ProofsKept,
-    SaveBallot,
-)
+from syncer_node.raft import jobs
 from syncer_node.storage.voter_files import VoterFiles
 
 
 def keep_in_log(files: VoterFiles, job: Job) -> JobResult:
     """Carry out one job; when it returns, the disk has it."""
     match job:
-        case SaveBallot(ballot):
+        case jobs.SaveBallot(ballot):
             files.save_ballot(ballot)
-            return BallotSaved(ballot)
-        case Append(after, records):
+            return jobs.BallotSaved(ballot)
+        case jobs.Append(after, records):
             files.append(after, records)
-            return Appended(after + len(records))
-        case KeepProofs(certificates):
+            return jobs.Appended(after + len(records))
+        case jobs.KeepProofs(certificates):
             files.keep_proofs(certificates)
-            return ProofsKept()
+            return jobs.ProofsKept()
         case InstallState(entry, summary, origins):
             files.begin_behind(entry, summary, origins)
             return Installed()

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from protocol import limits, wire
+from protocol import limits, messages, wire
 from protocol.errors import RemoteError
 from protocol.ids import short
 from protocol.log.accounts import Account
@@ -35,32 +35,9 @@ from protocol.machine import (
     WakeAt,
     Woke,
 )
-from protocol.messages import (
-    AccountsPart,
-    CertifiedRecord,
-    Envelope,
-    IndexPart,
-    Message,
-    StateOffer,
-)
 from protocol.project import Charter
 from protocol.trace import PhaseChanged
-from syncer_node.machine.jobs import (
-    FetchPayload,
-    FetchPush,
-    FetchWeights,
-    InitialiseWeights,
-    InstallState,
-    KeepCharter,
-    KeepSnapshot,
-    LoadWeights,
-    Merge,
-    RepairFragment,
-    Replay,
-    SnapshotKept,
-    WriteCheckpoint,
-    WriteSnapshot,
-)
+from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Leadership
 from syncer_node.machine.look_throttle import look_s
 from syncer_node.machine.recent_entries import RecentEntries
@@ -300,7 +277,9 @@ class SyncerMachine(VoterBase):
         self.leadership.close(reason)
         self.leadership = None
         # Rounds are numbered anew by the next seat: late answers must not meet its rounds.
-        self.effects.forget((InitialiseWeights, FetchPush, Merge, WriteSnapshot))
+        self.effects.forget(
+            (jobs.InitialiseWeights, jobs.FetchPush, jobs.Merge, jobs.WriteSnapshot)
+        )
 
     def on_certified(self, entry: Entry) -> None:
         record, body = entry.record, entry.record.body
@@ -318,7 +297,7 @@ class SyncerMachine(VoterBase):
             self._seat_term = record.term
         self.standby.on_certified(certified, record.index, body)
 
-    def _adopt(self, envelope: Envelope) -> None:
+    def _adopt(self, envelope: messages.Envelope) -> None:
         charter = wire.decode(envelope.payload, Charter)
         self.setup = replace(self.setup, charter=charter, charter_envelope=envelope)
         self.raft.voter_streams.follow_charter()
@@ -344,17 +323,17 @@ class SyncerMachine(VoterBase):
         if newest is None:
             return
         for piece in in_messages(self.recent.origins()):
-            self.effects.send(peer, IndexPart(piece))
+            self.effects.send(peer, messages.IndexPart(piece))
         for some in accounts_in_messages(self.state.accounts):
-            self.effects.send(peer, AccountsPart(some))
+            self.effects.send(peer, messages.AccountsPart(some))
         context = self.raft.context
         summary = wire.encode(self.state.summary(with_accounts=False))
-        self.effects.send(peer, StateOffer(context.epoch, context.term, newest, summary))
+        self.effects.send(peer, messages.StateOffer(context.epoch, context.term, newest, summary))
 
     def on_state_offer(
         self,
-        offer: StateOffer,
-        origins: list[CertifiedRecord],
+        offer: messages.StateOffer,
+        origins: list[messages.CertifiedRecord],
         accounts: dict[bytes, Account],
     ) -> None:
         said = wire.decode(offer.summary, SwarmSummary)
@@ -362,10 +341,10 @@ class SyncerMachine(VoterBase):
         if self.is_installing or summary.index <= self.state.index:
             return
         self.is_installing = self.raft.replication.is_held = True
-        self.effects.start(InstallState(offer.entry, summary, tuple(origins)))
+        self.effects.start(jobs.InstallState(offer.entry, summary, tuple(origins)))
 
-    def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
-        self.effects.do(KeepCharter(envelope))
+    def on_newer_charter(self, envelope: messages.Envelope, charter: Charter) -> None:
+        self.effects.do(jobs.KeepCharter(envelope))
         if charter.epoch > self.raft.context.epoch:
             words = f"the owner began epoch {charter.epoch}"
             self._close_leadership(words)
@@ -380,7 +359,7 @@ class SyncerMachine(VoterBase):
         elif self.leadership is not None:
             self.leadership.lose(peer, reason, self._now_s)
 
-    def _receive_other(self, peer: bytes, message: Message) -> None:
+    def _receive_other(self, peer: bytes, message: messages.Message) -> None:
         if self.leadership is not None:
             self.leadership.receive(peer, message, self._now_s)
         else:
@@ -395,36 +374,36 @@ class SyncerMachine(VoterBase):
 
     def _other_job_done(self, job: object, result: object) -> None:
         match job:
-            case FetchPayload() | FetchWeights():
+            case jobs.FetchPayload() | jobs.FetchWeights():
                 self.standby.on_fetched(job, result)
-            case RepairFragment():
+            case jobs.RepairFragment():
                 self.standby.on_repaired(job, result)
-            case Replay() | LoadWeights():
+            case jobs.Replay() | jobs.LoadWeights():
                 self.standby.on_replayed(job, result)
-            case WriteCheckpoint() if self.leadership is None:
+            case jobs.WriteCheckpoint() if self.leadership is None:
                 self.standby.on_replayed(job, result)
             case _:
                 self._leader_job_done(job, result)
 
     def _leader_job_done(self, job: object, result: object) -> None:
         """The answer to something a seat asked for; one of a former seat means nothing."""
-        if isinstance(job, WriteCheckpoint) and isinstance(result, Failed):
+        if isinstance(job, jobs.WriteCheckpoint) and isinstance(result, Failed):
             self.effects.emit(PhaseChanged("checkpoint failed", result.reason))
-        if isinstance(job, KeepSnapshot) and isinstance(result, SnapshotKept):
+        if isinstance(job, jobs.KeepSnapshot) and isinstance(result, jobs.SnapshotKept):
             self.snapshots.append(job.manifest.outline)
             self.snapshots[:] = [one for one in self.snapshots if one.snapshot in job.kept]
         if self.leadership is None:
             return
         match job:
-            case InitialiseWeights():
+            case jobs.InitialiseWeights():
                 self.leadership.on_weights(result)
-            case FetchPush():
+            case jobs.FetchPush():
                 self.leadership.rounds.on_fetched(job, result)
-            case Merge():
+            case jobs.Merge():
                 self.leadership.rounds.on_merged(job, result, self._now_s)
-            case WriteSnapshot():
+            case jobs.WriteSnapshot():
                 self.leadership.snapshots.on_written(job, result, self._now_s)
-            case KeepSnapshot():
+            case jobs.KeepSnapshot():
                 self.leadership.snapshots.on_kept(job, result, self._now_s)
             case _:
                 pass  # Answered before.

@@ -5,7 +5,7 @@ following the log --Stop(RESTART_EXIT)--> built anew from the disk: another floo
 
 from __future__ import annotations
 
-from protocol import limits, wire
+from protocol import limits, messages, wire
 from protocol.log.accounts import Account
 from protocol.log.records import CharterAdopted
 from protocol.log.state import SwarmSummary
@@ -22,11 +22,6 @@ from protocol.machine import (
     StopAsked,
     WakeAt,
     Woke,
-)
-from protocol.messages import (
-    CertifiedRecord,
-    Envelope,
-    StateOffer,
 )
 from protocol.project import Charter
 from protocol.trace import PhaseChanged
@@ -50,7 +45,7 @@ class WitnessMachine(VoterBase):
         *,
         start: LogStart,
         ballot: Ballot,
-        charter_envelope: Envelope,
+        charter_envelope: messages.Envelope,
         charter: Charter,
     ) -> None:
         super().__init__()
@@ -127,8 +122,8 @@ class WitnessMachine(VoterBase):
 
     def on_state_offer(
         self,
-        offer: StateOffer,
-        origins: list[CertifiedRecord],
+        offer: messages.StateOffer,
+        origins: list[messages.CertifiedRecord],
         accounts: dict[bytes, Account],
     ) -> None:
         """Begin behind the offered record; the tensors that go with it are for syncers."""
@@ -138,7 +133,7 @@ class WitnessMachine(VoterBase):
         self.is_installing = self.raft.replication.is_held = True
         self.effects.start(InstallState(offer.entry, summary, tuple(origins)))
 
-    def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
+    def on_newer_charter(self, envelope: messages.Envelope, charter: Charter) -> None:
         self.effects.do(KeepCharter(envelope))
         if charter.epoch > self.raft.context.epoch:
             self.effects.out.append(Stop(f"the owner began epoch {charter.epoch}", RESTART_EXIT))

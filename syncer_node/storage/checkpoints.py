@@ -27,16 +27,8 @@ from protocol.numerics.codecs import flush
 from syncer_node.machine.recent_entries import RECENT_RECORDS
 from syncer_node.machine.setup import Recovered
 from syncer_node.machine.standby import NONE
+from syncer_node.storage import recovery
 from syncer_node.storage.merge_bank import MergeBank
-from syncer_node.storage.recovery import (
-    LogView,
-    enter_epoch,
-    is_sole_voter,
-    log_start,
-    recertify,
-    refold,
-    scan,
-)
 from syncer_node.storage.snapshot_store import SnapshotStore
 from syncer_node.storage.store import F32, Checkpoint, Store, read_checkpoint
 
@@ -124,8 +116,8 @@ class CheckpointStore:
             )
         ballot = files.settle(files.boot(), self.project.charter.epoch)
         self._enter_epoch()
-        view = scan(files, self.project.charter, self.identity)
-        if is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:
+        view = recovery.scan(files, self.project.charter, self.identity)
+        if recovery.is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:
             raise CorruptState(
                 f"{files.log.path} is damaged: it ends at record {files.last}, but reached "
                 f"{ballot.owed} before, and no other voter has the rest. Restore {files.root} from "
@@ -134,7 +126,7 @@ class CheckpointStore:
             )
         self._certify_stored(view)
         state, held = self._recover_state(view)
-        recovered = Recovered(state, log_start(files, view), ballot, held)
+        recovered = Recovered(state, recovery.log_start(files, view), ballot, held)
         recovered.snapshots = self.snapshots.outlines()
         if state.index:
             self._collect_entries(recovered, view)
@@ -146,7 +138,7 @@ class CheckpointStore:
     def _enter_epoch(self) -> None:
         """Leave what the owner voided; where an epoch begins at a snapshot, go back to that."""
         files, charter = self.store.voter, self.project.charter
-        enter_epoch(files, charter)
+        recovery.enter_epoch(files, charter)
         origin = charter.origin
         if origin is None or files.last > origin.index:
             return  # The log is in the epoch.
@@ -159,15 +151,17 @@ class CheckpointStore:
         if meta is not None and files.last == 0:
             files.begin_behind(meta.entry, meta.summary, meta.origins)
 
-    def _certify_stored(self, view: LogView) -> None:
+    def _certify_stored(self, view: recovery.LogView) -> None:
         """What the sole voter stored is committed: make the certificates that were lost."""
         files = self.store.voter
         for index in range(files.certified + 1, view.certified + 1):
-            entry = recertify(files.record(index), None, self.identity, view.charter.voters)
+            entry = recovery.recertify(
+                files.record(index), None, self.identity, view.charter.voters
+            )
             if entry is not None:
                 files.keep_certificate(entry.certificate)
 
-    def _recover_state(self, view: LogView) -> tuple[SwarmState, list[int]]:
+    def _recover_state(self, view: recovery.LogView) -> tuple[SwarmState, list[int]]:
         """The folded log, and which version of each fragment the bank holds."""
         count = len(self.bank.layout.fragments)
         for index in self.store.checkpoints():
@@ -201,7 +195,7 @@ class CheckpointStore:
         files, block = self.store.voter, self.project.genesis.data.block_sequences
         summary = files.floor.summary
         state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
-        refold(state, self._records(state.index, certified), lambda _: None)
+        recovery.refold(state, self._records(state.index, certified), lambda _: None)
         return state
 
     def _records(self, after: int, certified: int) -> Iterator[bytes]:
@@ -232,14 +226,14 @@ class CheckpointStore:
         def replay(merged: FragmentMerged) -> None:
             self.replay(merged)
 
-        refold(state, self._records(state.index, certified), replay)
+        recovery.refold(state, self._records(state.index, certified), replay)
 
     def replay(self, merged: FragmentMerged) -> None:
         """Take a merge's outer step from its kept payload."""
         payload = self.store.read_payload(merged.fragment, merged.version, merged.payload)
         self.bank.replay(merged, payload)
 
-    def _collect_entries(self, recovered: Recovered, view: LogView) -> None:
+    def _collect_entries(self, recovered: Recovered, view: recovery.LogView) -> None:
         """Entries at hand for learners that come back or join."""
         floor, state = self.store.voter.floor, recovered.state
         for index in range(state.index, max(floor.index, state.index - RECENT_RECORDS), -1):
@@ -257,10 +251,10 @@ class CheckpointStore:
                 raise CorruptState(f"record {index} has no certificate")
             recovered.origins[index] = origin
 
-    def _entry(self, index: int, view: LogView) -> CertifiedRecord | None:
+    def _entry(self, index: int, view: recovery.LogView) -> CertifiedRecord | None:
         files = self.store.voter
         record, certificate = files.record(index), files.certificate(index)
-        entry = recertify(record, certificate, self.identity, view.charter.voters)
+        entry = recovery.recertify(record, certificate, self.identity, view.charter.voters)
         return entry
 
     # Checkpoints.

@@ -12,19 +12,9 @@ from typing import Final
 import numpy as np
 
 from protocol.fragments import BLOCK
+from protocol.numerics.compiled import kernels
 from protocol.numerics.compiled.compiling import compiled
-from protocol.numerics.compiled.kernels import (
-    F32,
-    F64,
-    HALF,
-    I8,
-    I64,
-    U8,
-    U16,
-    flushed,
-    int4_products,
-    wide,
-)
+from protocol.numerics.compiled.kernels import F32, F64, I8, I64, U8, U16
 from protocol.numerics.compiled.prefetch import ahead
 from protocol.numerics.compiled.vectors import (
     LANES,
@@ -61,7 +51,7 @@ _RUN = 64
 def _squares_of_int4(codes: Row) -> Vector:
     """Of one block of codes: the sum of their squares, which is at most 128 times 64."""
     total = codes.zeros().wide(16)
-    for at in range(0, HALF, LANES):
+    for at in range(0, kernels.HALF, LANES):
         packed = codes.load(at).wide(16)
         low, high = (packed & 15) - 8, (packed >> 4) - 8
         total = total + low * low + high * high
@@ -111,9 +101,9 @@ def tally_int4(codes: U8, bits: U16, limbs: I64) -> None:
     """Adds the squares of the values of whole blocks to an exact sum."""
     counts = np.zeros(_EXPONENTS, np.int64)
     for block in range(bits.size):
-        soon = (block + _SOON_CODES) * HALF
-        ahead(codes, soon, soon + HALF)
-        _count(_squares_of_int4(codes, block * HALF), bits[block], counts)
+        soon = (block + _SOON_CODES) * kernels.HALF
+        ahead(codes, soon, soon + kernels.HALF)
+        _count(_squares_of_int4(codes, block * kernels.HALF), bits[block], counts)
     _carry_counts(counts, limbs)
 
 
@@ -169,7 +159,7 @@ def _factors(bits: U16, factor: float, out: F32) -> None:
     So a code times it, and every sum of such products, is 0 or normal.
     """
     for block in range(bits.size):
-        product = np.float32(np.float64(wide(bits[block])) * factor)
+        product = np.float32(np.float64(kernels.wide(bits[block])) * factor)
         out[block] = product if abs(product) >= _FACTOR_MIN else _ZERO
 
 
@@ -201,10 +191,10 @@ def _add_block_int4(
     cells = _begun(into, is_new)
     for number, codes in enumerate(planes):
         with when(count > number, count):
-            codes.hint(_SOON_CODES * HALF)
-            products = int4_products(factors.one(number * _RUN))
-            for at in range(0, HALF, LANES):
-                low, high = cells[at // LANES], cells[(at + HALF) // LANES]
+            codes.hint(_SOON_CODES * kernels.HALF)
+            products = kernels.int4_products(factors.one(number * _RUN))
+            for at in range(0, kernels.HALF, LANES):
+                low, high = cells[at // LANES], cells[(at + kernels.HALF) // LANES]
                 for cell, product in zip((low, high), products(codes.load(at)), strict=True):
                     cell.set(cell.get() + product)
     return _ended(into, cells, is_last)
@@ -253,7 +243,7 @@ def add_int4(
             ahead(total, soon, soon + BLOCK)
             sums[block - first] = _add_block_int4(
                 planes,
-                block * HALF,
+                block * kernels.HALF,
                 factors,
                 block - first,
                 total,
@@ -314,4 +304,4 @@ def stretch(values: F32, factor: float, largest: float) -> None:
         here = values[start : start + BLOCK]
         for i in range(here.size):
             product = np.float64(here[i]) * factor
-            here[i] = flushed(np.float32(min(max(product, -largest), largest)))
+            here[i] = kernels.flushed(np.float32(min(max(product, -largest), largest)))
