@@ -20,21 +20,7 @@ from protocol.log.accounts import Account
 from protocol.log.batching import accounts_in_messages, in_messages
 from protocol.log.records import CharterAdopted, SeatTaken
 from protocol.log.state import SwarmSummary
-from protocol.machine import (
-    Effect,
-    Event,
-    Failed,
-    JobDone,
-    Note,
-    PeerDown,
-    PeerUp,
-    Received,
-    Started,
-    Stop,
-    StopAsked,
-    WakeAt,
-    Woke,
-)
+from protocol.machine import Effect, Event, Failed, Stop, WakeAt
 from protocol.project import Charter
 from protocol.trace import PhaseChanged
 from syncer_node.machine import jobs
@@ -106,29 +92,19 @@ class SyncerMachine(VoterBase):
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
-        self._now_s = self.standby.now_s = now_s
-        match event:
-            case Started():
-                self.raft.start(now_s)
-            case PeerUp(peer):
-                if self.raft.is_voter(peer):
-                    self.raft.on_up(peer, now_s)
-            case PeerDown(peer, reason):
-                self._peer_down(peer, reason)
-            case Received(peer, message):
-                self._receive(peer, message)
-            case JobDone(number, result):
-                self._job_done(number, result)
-            case StopAsked(reason):
-                self._stop = (reason, now_s + HAND_OVER_S_MAX)
-            case Woke() | Note():
-                pass
+        self.standby.now_s = now_s
+        return super().handle(event, now_s)
+
+    def _look_because(self, event: Event) -> None:
+        now_s = self._now_s
         due_s = look_s(event, self.leadership, looked_s=self._looked_s, now_s=now_s)
         if due_s <= now_s:
             self.look()
         elif due_s < self._wake_s:
             self._wake_at(due_s)
-        return self.effects.drain()
+
+    def _stop_asked(self, reason: str) -> None:
+        self._stop = (reason, self._now_s + HAND_OVER_S_MAX)
 
     def drain(self, now_s: float) -> list[Effect]:
         """Hand the seat over as soon as a standby has everything; do not stand again."""
@@ -354,9 +330,8 @@ class SyncerMachine(VoterBase):
     # Peers.
 
     def _peer_down(self, peer: bytes, reason: str) -> None:
-        if self.raft.is_voter(peer):
-            self.raft.on_down(peer, self._now_s)
-        elif self.leadership is not None:
+        super()._peer_down(peer, reason)
+        if self.leadership is not None and not self.raft.is_voter(peer):
             self.leadership.lose(peer, reason, self._now_s)
 
     def _receive_other(self, peer: bytes, message: messages.Message) -> None:

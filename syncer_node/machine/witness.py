@@ -9,20 +9,7 @@ from protocol import limits, messages, wire
 from protocol.log.accounts import Account
 from protocol.log.records import CharterAdopted
 from protocol.log.state import SwarmSummary
-from protocol.machine import (
-    Effect,
-    Event,
-    JobDone,
-    Note,
-    PeerDown,
-    PeerUp,
-    Received,
-    Started,
-    Stop,
-    StopAsked,
-    WakeAt,
-    Woke,
-)
+from protocol.machine import Stop, WakeAt
 from protocol.project import Charter
 from protocol.trace import PhaseChanged
 from syncer_node.machine.jobs import InstallState, KeepCharter
@@ -60,28 +47,8 @@ class WitnessMachine(VoterBase):
         )
         self._trouble = ""
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """Effects of one event."""
-        self._now_s = now_s
-        match event:
-            case Started():
-                self.raft.start(now_s)
-            case PeerUp(peer):
-                if self.raft.is_voter(peer):
-                    self.raft.on_up(peer, now_s)
-            case PeerDown(peer, _):
-                if self.raft.is_voter(peer):
-                    self.raft.on_down(peer, now_s)
-            case Received(peer, message):
-                self._receive(peer, message)
-            case JobDone(number, result):
-                self._job_done(number, result)
-            case StopAsked(reason):
-                self.effects.out.append(Stop(reason))
-            case Woke() | Note():
-                pass
-        self.look()
-        return self.effects.drain()
+    def _stop_asked(self, reason: str) -> None:
+        self.effects.out.append(Stop(reason))
 
     def look(self) -> None:
         """Time passes."""
