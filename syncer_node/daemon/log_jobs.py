@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from concurrent.futures import Executor
-
-from protocol.errors import TransientError
 from protocol.machine import Job, JobResult
 from syncer_node.machine.jobs import Installed, InstallState
 from syncer_node.raft import jobs
@@ -29,15 +24,3 @@ def keep_in_log(files: VoterFiles, job: Job) -> JobResult:
             files.begin_behind(entry, summary, origins)
             return Installed()
     raise AssertionError(f"nothing here carries out {type(job).__name__}")
-
-
-def write_later(disk: Executor, write: Callable[[], object], log: logging.Logger) -> None:
-    """Make a small write on the disk's thread; its loss costs nothing, so it is only told."""
-
-    def keep() -> None:
-        try:
-            write()
-        except TransientError as error:
-            log.warning("%s", error)
-
-    disk.submit(keep)

@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -125,6 +125,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             store=self.store,
             bank=self.bank,
             disk=self.disk,
+            disk_pool=self.disk_pool,
             cores=cores,
             project=project.id,
             kept_marks=lambda: set(self.machine.state.marks),
@@ -237,10 +238,6 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             case jobs.Forget(pushes):
                 for push in pushes:
                     self.bank.forget_push(push)
-            case jobs.Keep(entry, _):
-                self.executor.keep_certificate(entry.certificate)
-            case jobs.KeepCharter(envelope):
-                self._keep_charter(envelope)
             case jobs.TellWatchers(peers):
                 report = Report(msgspec.msgpack.encode(self.public()))
                 for peer in peers:
@@ -248,13 +245,11 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             case jobs.CutSnapshot():
                 self.executor.cut_snapshot(action)
             case jobs.DropSnapshot(snapshot):
-                self.executor.small(partial(self.disk.snapshots.drop, snapshot))
+                self.write_soon(partial(self.disk.snapshots.drop, snapshot))
             case jobs.NameBest(index):
-                self.executor.small(partial(self.disk.name_best, index))
-
-    def write_soon(self, write: Callable[[], object]) -> None:
-        """On the log's own thread."""
-        self.executor.small(write)
+                self.write_soon(partial(self.disk.name_best, index))
+            case _:
+                super().act(action)
 
     def _offer_charter(self, envelope: Envelope) -> tuple[bytes, int]:
         encoded = wire.encode(envelope)
