@@ -249,8 +249,10 @@ class SwarmState:
         )
 
     @classmethod
-    def restore(cls, summary: SwarmSummary, block_sequences: int) -> SwarmState:
-        """The state a summary was made from."""
+    def restore(cls, summary: SwarmSummary | None, block_sequences: int) -> SwarmState:
+        """The state a summary was made from; without one that of an empty log."""
+        if summary is None:
+            return cls(block_sequences)
         book = LeaseBook(
             summary.next_position,
             list(summary.returned),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import subprocess
@@ -11,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -30,7 +28,7 @@ from syncer_node.machine.standby import NONE
 from syncer_node.storage import recovery
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.snapshot_store import SnapshotStore
-from syncer_node.storage.store import F32, Checkpoint, Store, read_checkpoint
+from syncer_node.storage.store import F32, Checkpoint, Store, read_checkpoint, read_meta
 
 log = logging.getLogger("shoal.disk")
 
@@ -62,7 +60,7 @@ class CheckpointStore:
         """Version 0 of every fragment: from disk if it was made before, else made now."""
         if FIRST_WEIGHTS not in self.store.checkpoints():
             self._keep_first_weights()
-        return self._load(read_checkpoint(self._place(FIRST_WEIGHTS)))
+        return self._load(read_checkpoint(self.store.place(FIRST_WEIGHTS)))
 
     def _keep_first_weights(self) -> None:
         """Their memory is free again before they are read."""
@@ -169,14 +167,15 @@ class CheckpointStore:
                 log.warning("checkpoint %d belongs to another log", index)
                 continue
             try:
-                checkpoint = read_checkpoint(self._place(index))
+                checkpoint = read_checkpoint(self.store.place(index))
                 state = self._restore(checkpoint)
             except CorruptState as error:
                 log.warning("set checkpoint %d aside: %s", index, error)
                 self.store.set_aside(index)
                 continue
             try:
-                self._refold(state, view.certified)
+                stored = self.store.voter.between(state.index, view.certified)
+                recovery.refold(state, stored, self.replay)
             except CorruptState as error:
                 log.warning("cannot replay the log from checkpoint %d: %s", index, error)
                 continue
@@ -193,16 +192,9 @@ class CheckpointStore:
     def _folded(self, certified: int) -> SwarmState:
         """The log without tensors."""
         files, block = self.store.voter, self.project.genesis.data.block_sequences
-        summary = files.floor.summary
-        state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
-        recovery.refold(state, self._records(state.index, certified), lambda _: None)
+        state = SwarmState.restore(files.floor.summary, block)
+        recovery.refold(state, files.between(state.index, certified))
         return state
-
-    def _records(self, after: int, certified: int) -> Iterator[bytes]:
-        files = self.store.voter
-        return itertools.islice(
-            files.log.frames(after - files.floor.index), max(0, certified - after)
-        )
 
     def _fits(self, state: SwarmState) -> bool:
         """Whether the loaded tensors are those that the log's newest records certify."""
@@ -214,19 +206,11 @@ class CheckpointStore:
     def _restore(self, checkpoint: Checkpoint) -> SwarmState:
         """Load the tensors, and the log folded so far."""
         found = self._load(checkpoint)
-        state = SwarmState(self.project.genesis.data.block_sequences)
-        if checkpoint.summary is None:
-            return state
-        state = SwarmState.restore(checkpoint.summary, state.block_sequences)
-        if [fragment.state for fragment in state.fragments] != list(found):
+        block, summary = self.project.genesis.data.block_sequences, checkpoint.summary
+        state = SwarmState.restore(summary, block)
+        if summary is not None and [fragment.state for fragment in state.fragments] != list(found):
             raise CorruptState("its tensors are not those the log names")
         return state
-
-    def _refold(self, state: SwarmState, certified: int) -> None:
-        def replay(merged: FragmentMerged) -> None:
-            self.replay(merged)
-
-        recovery.refold(state, self._records(state.index, certified), replay)
 
     def replay(self, merged: FragmentMerged) -> None:
         """Take a merge's outer step from its kept payload."""
@@ -254,8 +238,7 @@ class CheckpointStore:
     def _entry(self, index: int, view: recovery.LogView) -> CertifiedRecord | None:
         files = self.store.voter
         record, certificate = files.record(index), files.certificate(index)
-        entry = recovery.recertify(record, certificate, self.identity, view.charter.voters)
-        return entry
+        return recovery.recertify(record, certificate, self.identity, view.charter.voters)
 
     # Checkpoints.
 
@@ -276,7 +259,7 @@ class CheckpointStore:
         self.store.write_checkpoint(checkpoint)
         kept = {FIRST_WEIGHTS, *keep} | ({self._best} if self._best is not None else set())
         oldest = self.store.checkpoints()[:CHECKPOINTS_TO_RECOVER_FROM][-1]
-        versions = read_versions(self._place(oldest))
+        versions, _ = read_meta(self.store.place(oldest))
         self.store.prune(versions, kept)
 
     def name_best(self, index: int) -> None:
@@ -295,17 +278,3 @@ class CheckpointStore:
             self.bank.initialise(at, number, theta, momentum)
             for at, (theta, momentum, number) in parts
         )
-
-    def _place(self, index: int) -> Path:
-        return self.store.root / "checkpoints" / str(index)
-
-
-def read_versions(place: Path) -> list[int]:
-    """Fragment versions of a checkpoint, without reading its tensors."""
-    try:
-        versions, _ = msgspec.msgpack.decode(
-            (place / "meta").read_bytes(), type=tuple[list[int], SwarmSummary | None]
-        )
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
-    return versions

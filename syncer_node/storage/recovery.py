@@ -197,16 +197,17 @@ def recertify(
 def refold(
     state: SwarmState,
     stored: Iterable[bytes],
-    on_merge: Callable[[records.FragmentMerged], None],
+    on_merge: Callable[[records.FragmentMerged], None] | None = None,
+    log: str = "the stored log",
 ) -> None:
     """Apply stored records to `state`, in order, and name each merge on the way.
 
-    Raises CorruptState if the chain is broken.
+    Raises CorruptState if the chain is broken; log: what is read, in words.
     """
     for encoded in stored:
         record = wire.decode(encoded, records.Record)
         if record.index != state.index + 1 or record.previous != state.head:
-            raise CorruptState(f"the stored log breaks at record {state.index + 1}")
+            raise CorruptState(f"{log} breaks at record {state.index + 1}")
         state.apply(record, records.record_hash(encoded))
-        if isinstance(record.body, records.FragmentMerged):
+        if on_merge is not None and isinstance(record.body, records.FragmentMerged):
             on_merge(record.body)
