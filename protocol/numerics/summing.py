@@ -12,7 +12,7 @@ What the padding of a tensor holds in a payload never counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -32,10 +32,6 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Squares: TypeAlias = NDArray[Any]
 """What is summed exactly: digits where loops are compiled, else float64 sums to be added."""
-
-_Adder: TypeAlias = Callable[
-    [tuple[Any, ...], tuple[Any, ...], F64, int, F32, bool, bool, I64], None
-]
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -95,9 +91,8 @@ class Source:
         rest = pieces(stop - max(whole, start), max(whole, start), codecs.CHUNK)
         found = [squares_of(self.decoded(span, at, end)) for at, end in rest]
         if whole > start:
-            tally = sum_kernels.tally_int8 if self.codec == "int8" else sum_kernels.tally_int4
             begin, end, limbs = span.offset + start, span.offset + whole, _nothing()
-            tally(self.codes(begin, end), self.bits(begin, end), limbs)
+            sum_kernels.tally(self.codes(begin, end), self.bits(begin, end), limbs)
             found.append(limbs)
         return joined(found)
 
@@ -147,7 +142,8 @@ def add_together(
     # One length for all, or the loop would be compiled for each.
     more = TOGETHER - len(parts)
     planes, scales = planes + planes[:1] * more, scales + scales[:1] * more
-    _ADDERS[codec](tuple(planes), tuple(scales), shares, len(parts), out, is_new, is_last, limbs)
+    told = (tuple(planes), tuple(scales), shares, len(parts))
+    sum_kernels.add(*told, out, is_new, is_last, limbs)
 
 
 def _add_decoded(source: Source, factor: float, span: TensorSpan, begin: int, out: F32) -> None:
@@ -178,12 +174,6 @@ def _twin_add(
         factors[np.abs(factors) < _FACTOR_MIN] = 0
         codecs.TWIN_DECODERS[codec](plane.view(np.uint8), ones, codes)
         total += (codes.reshape(-1, BLOCK) * factors[:, None]).reshape(-1)
-
-
-_ADDERS: dict[CodecName, _Adder] = {
-    "int4": sum_kernels.add_int4,
-    "int8": sum_kernels.add_int8,
-}
 
 
 def block_sums(values: F32) -> F64:

@@ -14,8 +14,8 @@ import numpy as np
 from protocol.fragments import BLOCK
 from protocol.numerics.compiled import kernels
 from protocol.numerics.compiled.compiling import compiled
-from protocol.numerics.compiled.kernels import F32, F64, I8, I64, U8, U16
-from protocol.numerics.compiled.prefetch import ahead
+from protocol.numerics.compiled.kernels import F32, F64, I64, U16, Codes
+from protocol.numerics.compiled.prefetch import LINE_BYTES, ahead
 from protocol.numerics.compiled.vectors import (
     LANES,
     Cell,
@@ -41,31 +41,25 @@ _FACTOR_MIN = np.float32(2.0**-100)
 _ZERO = np.float32(0.0)
 _SOON = 8
 """Blocks of float32 between the one at work and the one that is loaded."""
-_SOON_CODES = 32
-"""The same of codes, which are fewer bytes."""
 _RUN = 64
 """Blocks whose factors are made at a time."""
 
 
 @spelt("int32")
-def _squares_of_int4(codes: Row) -> Vector:
-    """Of one block of codes: the sum of their squares, which is at most 128 times 64."""
+def _squares_of(codes: Row) -> Vector:
+    """Of one block of codes: the sum of their squares, of int4 at most 128 times 64."""
+    if codes.is_signed:
+        total = codes.zeros().wide(32)
+        for at in range(0, BLOCK, LANES):
+            code = codes.load(at).wide_signed(32)
+            total = total + code * code
+        return total.folded(Vector.__add__)
     total = codes.zeros().wide(16)
     for at in range(0, kernels.HALF, LANES):
         packed = codes.load(at).wide(16)
         low, high = (packed & 15) - 8, (packed >> 4) - 8
         total = total + low * low + high * high
     return total.folded(Vector.__add__).wide(32)
-
-
-@spelt("int32")
-def _squares_of_int8(codes: Row) -> Vector:
-    """The same, at most 128 times 128^2."""
-    total = codes.zeros().wide(32)
-    for at in range(0, BLOCK, LANES):
-        code = codes.load(at).wide_signed(32)
-        total = total + code * code
-    return total.folded(Vector.__add__)
 
 
 @compiled
@@ -97,24 +91,13 @@ def _add_digits(value: np.uint64, place: int | np.int64, limbs: I64) -> None:
 
 
 @compiled
-def tally_int4(codes: U8, bits: U16, limbs: I64) -> None:
+def tally(codes: Codes, bits: U16, limbs: I64) -> None:
     """Adds the squares of the values of whole blocks to an exact sum."""
-    counts = np.zeros(_EXPONENTS, np.int64)
+    counts, size = np.zeros(_EXPONENTS, np.int64), kernels.code_bytes(codes, 0)
     for block in range(bits.size):
-        soon = (block + _SOON_CODES) * kernels.HALF
-        ahead(codes, soon, soon + kernels.HALF)
-        _count(_squares_of_int4(codes, block * kernels.HALF), bits[block], counts)
-    _carry_counts(counts, limbs)
-
-
-@compiled
-def tally_int8(codes: I8, bits: U16, limbs: I64) -> None:
-    """The same of int8 codes."""
-    counts = np.zeros(_EXPONENTS, np.int64)
-    for block in range(bits.size):
-        soon = (block + _SOON) * BLOCK
-        ahead(codes, soon, soon + BLOCK)
-        _count(_squares_of_int8(codes, block * BLOCK), bits[block], counts)
+        soon = block * size + kernels.SOON_CODES
+        ahead(codes, soon, soon + size)
+        _count(_squares_of(codes, block * size), bits[block], counts)
     _carry_counts(counts, limbs)
 
 
@@ -184,39 +167,24 @@ def _ended(into: Row, cells: list[Cell], is_last: Vector) -> Vector:
 
 
 @spelt("float64")
-def _add_block_int4(
+def _add_block(
     planes: list[Row], factors: Row, into: Row, count: Vector, is_new: Vector, is_last: Vector
 ) -> Vector:
     """Adds one block of each payload to the accumulators. Factors are `_RUN` elements apart."""
     cells = _begun(into, is_new)
     for number, codes in enumerate(planes):
         with when(count > number, count):
-            codes.hint(_SOON_CODES * kernels.HALF)
-            products = kernels.int4_products(factors.one(number * _RUN))
-            for at in range(0, kernels.HALF, LANES):
-                low, high = cells[at // LANES], cells[(at + kernels.HALF) // LANES]
-                for cell, product in zip((low, high), products(codes.load(at)), strict=True):
-                    cell.set(cell.get() + product)
-    return _ended(into, cells, is_last)
-
-
-@spelt("float64")
-def _add_block_int8(
-    planes: list[Row], factors: Row, into: Row, count: Vector, is_new: Vector, is_last: Vector
-) -> Vector:
-    """The same of int8 codes."""
-    cells = _begun(into, is_new)
-    for number, codes in enumerate(planes):
-        with when(count > number, count):
-            factor = factors.one(number * _RUN).spread()
-            for at, cell in zip(range(0, BLOCK, LANES), cells, strict=True):
-                cell.set(cell.get() + codes.load(at).wide_signed().floats() * factor)
+            for line in range(0, BLOCK if codes.is_signed else kernels.HALF, LINE_BYTES):
+                codes.hint(kernels.SOON_CODES + line)
+            for at, product in kernels.products(codes, factors.one(number * _RUN)):
+                cell = cells[at // LANES]
+                cell.set(cell.get() + product)
     return _ended(into, cells, is_last)
 
 
 @compiled
-def add_int4(
-    planes: tuple[U8, ...],
+def add(
+    planes: tuple[Codes, ...],
     bits: tuple[U16, ...],
     shares: F64,
     count: int,
@@ -231,7 +199,7 @@ def add_int4(
     is_new: whether it begins with +0, whatever is there; is_last: whether the squares of the total
     are added to an exact sum, `limbs`.
     """
-    blocks = total.size // BLOCK
+    blocks, size = total.size // BLOCK, kernels.code_bytes(planes[0], 0)
     factors, sums = np.empty(TOGETHER * _RUN, np.float32), np.empty(_RUN, np.float64)
     for first in range(0, blocks, _RUN):
         many = min(_RUN, blocks - first)
@@ -241,48 +209,9 @@ def add_int4(
         for block in range(first, first + many):
             soon = (block + _SOON) * BLOCK
             ahead(total, soon, soon + BLOCK)
-            sums[block - first] = _add_block_int4(
+            sums[block - first] = _add_block(
                 planes,
-                block * kernels.HALF,
-                factors,
-                block - first,
-                total,
-                block * BLOCK,
-                count,
-                is_new,
-                is_last,
-            )
-        if is_last:
-            add_exactly(sums[:many], limbs)
-
-
-@compiled
-def add_int8(
-    planes: tuple[I8, ...],
-    bits: tuple[U16, ...],
-    shares: F64,
-    count: int,
-    total: F32,
-    is_new: bool,
-    is_last: bool,
-    limbs: I64,
-) -> None:
-    """The same of int8 codes."""
-    blocks = total.size // BLOCK
-    factors, sums = np.empty(TOGETHER * _RUN, np.float32), np.empty(_RUN, np.float64)
-    for first in range(0, blocks, _RUN):
-        many = min(_RUN, blocks - first)
-        for at in range(count):
-            here = factors[at * _RUN : at * _RUN + many]
-            _factors(bits[at][first : first + many], shares[at], here)
-        for block in range(first, first + many):
-            soon = (block + _SOON) * BLOCK
-            for at in range(count):
-                ahead(planes[at], soon, soon + BLOCK)
-            ahead(total, soon, soon + BLOCK)
-            sums[block - first] = _add_block_int8(
-                planes,
-                block * BLOCK,
+                block * size,
                 factors,
                 block - first,
                 total,
