@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK, TensorSpan
-from protocol.numerics import codecs
+from protocol.numerics import codecs, low_bit
 from protocol.numerics.codecs import F32, Payload
 from protocol.numerics.compiled import kernels, sum_kernels
 from protocol.numerics.compiled.sum_kernels import TOGETHER
@@ -187,22 +187,13 @@ def block_sums(values: F32) -> F64:
         # One row per place in the block: each fold is then a long addition of whole rows.
         squares = blocks.T.astype(np.float64, order="C")
         squares *= squares
-        rows = BLOCK
-        while rows > 1:
-            rows //= 2
-            squares[:rows] += squares[rows : 2 * rows]
-        sums[start // BLOCK : start // BLOCK + len(blocks)] = squares[0]
+        sums[start // BLOCK : start // BLOCK + len(blocks)] = low_bit.folded(squares)
     return sums
 
 
 def squares_of(values: F32) -> Squares:
     """Of finite values, in whole blocks."""
-    sums = block_sums(values)
-    if not kernels.IS_COMPILED:
-        return sums
-    limbs = _nothing()
-    sum_kernels.add_exactly(sums, limbs)
-    return limbs
+    return _summed(block_sums(values))
 
 
 def joined(parts: Sequence[Squares]) -> Squares:
@@ -225,11 +216,16 @@ def root_of(squares: Squares) -> float:
 
 def root(sums: F64) -> float:
     """The same of sums of squares in float64, whatever they are."""
-    if not kernels.IS_COMPILED or not np.isfinite(sums).all():
-        return root_of(sums)
+    return root_of(_summed(sums) if np.isfinite(sums).all() else sums)
+
+
+def _summed(sums: F64) -> Squares:
+    """Finite sums of squares as one, where loops are compiled."""
+    if not kernels.IS_COMPILED:
+        return sums
     limbs = _nothing()
     sum_kernels.add_exactly(sums, limbs)
-    return root_of(limbs)
+    return limbs
 
 
 def _nothing() -> I64:

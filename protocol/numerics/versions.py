@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from protocol.errors import CorruptState
 from protocol.log.records import FragmentMerged, StateDigests
 from protocol.numerics import chunks
+from protocol.numerics.buffers import F32
 from protocol.numerics.outer import outer_step_by
 from protocol.numerics.workers import ALONE, Workers
 from protocol.project import CodecName
-
-F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,13 @@ from protocol.errors import CorruptState, MalformedPayload, TransientError
 from protocol.log.records import StateDigests
 from protocol.machine import Failed, Job, JobResult
 from protocol.numerics import chunks
+from protocol.numerics.buffers import F32
 from protocol.numerics.warm_up import warm_up
 from syncer_node.daemon.log_jobs import keep_in_log
 from syncer_node.machine import jobs
 from syncer_node.storage.checkpoints import FIRST_WEIGHTS, CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
-from syncer_node.storage.store import F32, Checkpoint, Store
+from syncer_node.storage.store import Checkpoint, Store
 from syncer_node.storage.tape_recorder import PayloadTape
 
 log = logging.getLogger("shoal.syncer")

@@ -21,6 +21,7 @@ from protocol.errors import CorruptState, TransientError
 from protocol.log.records import FragmentMerged, Record, StateDigests
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import CertifiedRecord
+from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import flush
 from syncer_node.machine.recent_entries import RECENT_RECORDS
 from syncer_node.machine.setup import Recovered
@@ -28,7 +29,7 @@ from syncer_node.machine.standby import NONE
 from syncer_node.storage import recovery
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.snapshot_store import SnapshotStore
-from syncer_node.storage.store import F32, Checkpoint, Store, read_checkpoint, read_meta
+from syncer_node.storage.store import Checkpoint, Store, read_checkpoint, read_meta
 
 log = logging.getLogger("shoal.disk")
 

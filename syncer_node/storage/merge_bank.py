@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from host.bulk.blob_store import BlobStore, Offer
 from protocol import limits
@@ -22,6 +21,7 @@ from protocol.fragments import Fragment, Layout
 from protocol.ids import Digest
 from protocol.log.records import FragmentMerged, StateDigests
 from protocol.numerics import versions
+from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import check
 from protocol.numerics.merge import Contribution, MergeResult, merge_fragment
 from protocol.numerics.outer import digest, encode_with_feedback
@@ -29,7 +29,6 @@ from protocol.numerics.workers import ALONE, Workers
 from protocol.project import Charter, CodecName
 from syncer_node.machine.jobs import Merge, PushId
 
-F32 = NDArray[np.float32]
 MergeFunction = Callable[[Sequence[Contribution], Fragment, float], MergeResult]
 
 

@@ -22,19 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from host.runtime.atomic_files import require_space, sync, write_atomically, writing
 from protocol.errors import CorruptState, UserError
 from protocol.log.state import SwarmSummary
+from protocol.numerics.buffers import F32
 from syncer_node.storage.voter_files import VoterFiles
 from syncer_node.storage.write_ahead_log import WriteAheadLog
 
-F32 = NDArray[np.float32]
 CHECKPOINTS_KEPT = 3
 
 

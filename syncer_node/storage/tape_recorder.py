@@ -16,9 +16,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from host.tape.tape_file import mib_for_payloads
 from protocol import machine as events
@@ -29,6 +27,7 @@ from protocol.log.records import Admission
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.machine import Do, Effect, Emit, Event, JobDone, Received, Send, Start
 from protocol.messages import Certificate, CertifiedRecord, Envelope
+from protocol.numerics.buffers import F32
 from protocol.project import Charter, Genesis, encode
 from protocol.signing import Signer, Verify
 from protocol.snapshots.manifest import SnapshotOutline
@@ -45,7 +44,6 @@ from syncer_node.storage.merge_bank import MergeBank
 
 log = logging.getLogger("shoal.tape")
 
-F32 = NDArray[np.float32]
 OUTCOME_BYTES: Final = 8
 FAULT, DRAIN, CHARTER, SNAPSHOT = "fault", "drain", "charter", "snapshot"
 DECISIONS: Final = ("Merge", "Keep")

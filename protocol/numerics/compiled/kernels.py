@@ -45,7 +45,7 @@ _EXPONENT: Final = 0x7F80_0000
 _TOP: Final = 0x8000_0000
 _ROUNDER: Final = 12_582_912.0
 """1.5 * 2^23: adding it and taking it away rounds to the nearest integer, ties to even."""
-_ZERO = np.float32(0.0)
+ZERO = np.float32(0.0)
 _NORMAL_MIN = np.float32(2.0**-126)
 _ROUNDER_BITS: Final = 0x4B40_0000
 _UNIT = np.float32(1.0)
@@ -55,7 +55,7 @@ _FEW = 12
 """Blocks that are encoded together: what one loop reads, the next finds in the nearest cache."""
 _LEAD = 24
 """Blocks between those that are encoded and those that are loaded."""
-_SOON = 8
+SOON = 8
 """Blocks between the one at work and the one that is loaded."""
 SOON_CODES: Final = 2048
 """Bytes between the codes at work and those that are loaded."""
@@ -70,7 +70,7 @@ def code_bytes(codes: Row) -> Vector:
 @compiled
 def flushed(value: np.float32) -> np.float32:
     """+0 for a subnormal and for -0, in every CPU mode: read as 0 it is below the limit too."""
-    return _ZERO if abs(value) < _NORMAL_MIN else value
+    return ZERO if abs(value) < _NORMAL_MIN else value
 
 
 @compiled
@@ -262,7 +262,7 @@ def decode(codes: Codes, by_block: F32, out: F32) -> None:
     """Fills `out` (float32) with code times scale; adding +0 makes -0 positive."""
     size = code_bytes(codes, 0)
     for block in range(by_block.size):
-        at, soon = block * size, (block + _SOON) * BLOCK
+        at, soon = block * size, (block + SOON) * BLOCK
         ahead(codes, at + SOON_CODES, at + SOON_CODES + size)
         ahead(out, soon, soon + BLOCK)
         _decode_block(codes, at, by_block[block], out, block * BLOCK)
@@ -283,7 +283,7 @@ def stream(codes: Codes, by_block: F32, out: F32) -> None:
 def flush(values: F32) -> None:
     """Turns subnormals and negative zeros into +0, in place; float32."""
     for start in range(0, values.size, BLOCK):
-        ahead(values, start + _SOON * BLOCK, start + (_SOON + 1) * BLOCK)
+        ahead(values, start + SOON * BLOCK, start + (SOON + 1) * BLOCK)
         here = values[start : start + BLOCK]
         for i in range(here.size):
             here[i] = flushed(here[i])
@@ -340,7 +340,7 @@ def outer(
     """
     worst = np.int32(0)
     for at in range(0, theta.size, BLOCK):
-        soon = at + _SOON * BLOCK
+        soon = at + SOON * BLOCK
         ahead(theta, soon, soon + BLOCK)
         ahead(momentum, soon, soon + BLOCK)
         if not is_streamed:

@@ -38,9 +38,6 @@ LIMB_UNIT_BITS: Final = 1074
 
 _EXPONENTS = 256
 _FACTOR_MIN = np.float32(2.0**-100)
-_ZERO = np.float32(0.0)
-_SOON = 8
-"""Blocks of float32 between the one at work and the one that is loaded."""
 _RUN = 64
 """Blocks whose factors are made at a time."""
 
@@ -131,7 +128,7 @@ def squares(values: F32, sums: F64) -> None:
     """
     for block in range(sums.size):
         base = block * BLOCK
-        ahead(values, base + _SOON * BLOCK, base + (_SOON + 1) * BLOCK)
+        ahead(values, base + kernels.SOON * BLOCK, base + (kernels.SOON + 1) * BLOCK)
         sums[block] = _square_of(values, base)
 
 
@@ -143,7 +140,7 @@ def _factors(bits: U16, factor: float, out: F32) -> None:
     """
     for block in range(bits.size):
         product = np.float32(np.float64(kernels.wide(bits[block])) * factor)
-        out[block] = product if abs(product) >= _FACTOR_MIN else _ZERO
+        out[block] = product if abs(product) >= _FACTOR_MIN else kernels.ZERO
 
 
 def _begun(into: Row, is_new: Vector) -> list[Cell]:
@@ -207,7 +204,7 @@ def add(
             here = factors[at * _RUN : at * _RUN + many]
             _factors(bits[at][first : first + many], shares[at], here)
         for block in range(first, first + many):
-            soon = (block + _SOON) * BLOCK
+            soon = (block + kernels.SOON) * BLOCK
             ahead(total, soon, soon + BLOCK)
             sums[block - first] = _add_block(
                 planes,
@@ -229,7 +226,7 @@ def stretch(values: F32, factor: float, largest: float) -> None:
     """Multiplies float32 values by a float64 factor in place, within plus and minus `largest`;
     flushed."""
     for start in range(0, values.size, BLOCK):
-        ahead(values, start + _SOON * BLOCK, start + (_SOON + 1) * BLOCK)
+        ahead(values, start + kernels.SOON * BLOCK, start + (kernels.SOON + 1) * BLOCK)
         here = values[start : start + BLOCK]
         for i in range(here.size):
             product = np.float64(here[i]) * factor
