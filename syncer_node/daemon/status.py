@@ -10,10 +10,9 @@ from protocol import limits, status
 from protocol.ids import short
 from protocol.peers.membership import Session
 from protocol.snapshots.manifest import stamp
-from syncer_node.daemon.voting_status import seat_status, waiting_words
+from syncer_node.daemon.voting_status import away_words, waiting_words
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.syncer import SyncerMachine
-from syncer_node.raft.raft import Raft
 
 
 def sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -36,7 +35,7 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
         return "Creating the first weights."
     if leadership.phase is Phase.DRAINING:
         return "The token budget is reached; finishing and evaluating the last rounds."
-    return _training_sentence(leadership) + _voters_away(raft, now_s)
+    return _training_sentence(leadership) + away_words(raft, now_s)
 
 
 def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -96,16 +95,6 @@ def nobody_trains(learners: list[tuple[str, str]]) -> str:
             who = ", ".join(names) if len(learners) <= NAMES_MAX else f"{len(names):,}"
             parts.append(f"{who} {DOING[state]}")
     return f"Nobody trains: {'; '.join(parts)}."
-
-
-def _voters_away(raft: Raft, now_s: float) -> str:
-    """Whether the next failure of a voter could be borne."""
-    rows = seat_status(raft, now_s).voters
-    away = [row for row in rows if not row.is_here]
-    if not away:
-        return ""
-    names = ", ".join(f"{row.role} {row.key[:8]}" for row in away)
-    return f" Not here: {names}."
 
 
 def _learners(count: int) -> str:
@@ -201,13 +190,5 @@ def snapshot_status(machine: SyncerMachine, now_s: float) -> status.SnapshotStat
         if snapshots.taking is not None:
             shown.taking = stamp(snapshots.taking.snapshot)
             shown.waiting_for = snapshots.taking.waiting_for()
-        shown.restores = [
-            status.RestoreRow(
-                name=one.name,
-                is_restored=one.is_restored,
-                local_step=one.local_step,
-                trouble=one.trouble,
-            )
-            for one in snapshots.restores.values()
-        ]
+        shown.restores = list(snapshots.restores.values())
     return shown

@@ -25,7 +25,7 @@ from protocol.signing import verify_ed25519
 from protocol.status import WitnessStatus
 from syncer_node.daemon.log_jobs import keep_in_log
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
-from syncer_node.daemon.voting_status import seat_status, waiting_words
+from syncer_node.daemon.voting_status import away_words, seat_status, waiting_words
 from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.context import RaftSetup
 from syncer_node.storage.recovery import enter_epoch, log_start, scan
@@ -158,7 +158,5 @@ def sentence(machine: WitnessMachine, now_s: float) -> str:
     if raft.leader is None:
         return f"No leader: {waiting_words(raft, now_s)}."
     heard_s = max(0.0, now_s - raft.context.leader_heard_s)
-    away = [row for row in seat_status(raft, now_s).voters if not row.is_here and not row.is_leader]
-    names = ", ".join(f"{row.role} {row.key[:8]}" for row in away)
-    tail = f" Not here: {names}." if away else ""
-    return f"All is well. Voting with {short(raft.leader)}, heard {heard_s:.0f} s ago.{tail}"
+    away = away_words(raft, now_s)
+    return f"All is well. Voting with {short(raft.leader)}, heard {heard_s:.0f} s ago.{away}"

@@ -246,8 +246,6 @@ class Leadership:
             case records.RunEnded():
                 self.receipts.on_ended(self.setup, now_s)
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
-            case _:
-                pass
         committed = messages.Committed((entry,))
         for session in self.members.live():
             self.effects.send(session.peer, committed)

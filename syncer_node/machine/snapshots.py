@@ -17,6 +17,7 @@ from protocol.peers.membership import Membership, Session
 from protocol.snapshots import manifest
 from protocol.snapshots.cut import Channel, Taking
 from protocol.snapshots.vector_clock import VectorClock
+from protocol.status import RestoreRow
 from protocol.trace import LearnerRestored, SnapshotBegan, SnapshotEnded
 from syncer_node.machine import jobs
 from syncer_node.machine.recent_entries import RecentEntries
@@ -32,16 +33,6 @@ RETRY_S = 60.0
 RESTORES_MAX = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a learner said it went on from."""
-
-    name: str
-    is_restored: bool
-    local_step: int
-    trouble: str
-
-
 @dataclass(slots=True)
 class Snapshots:
     """One seat's."""
@@ -53,7 +44,7 @@ class Snapshots:
     rounds: Rounds
     book: list[manifest.SnapshotOutline]
     """Those on this host's disk, oldest first; shared by all seats of this machine."""
-    restores: dict[bytes, Restored] = field(default_factory=dict)
+    restores: dict[bytes, RestoreRow] = field(default_factory=dict)
     taking: Taking | None = None
     trouble: str = ""
     """Why the last one was not kept."""
@@ -265,7 +256,12 @@ class Snapshots:
         is_other = part is None or part.digest != said.digest
         if said.is_restored and outline is not None and is_other:
             trouble = "its part is not the one the snapshot names"
-        told = Restored(session.name, said.is_restored, said.local_step, trouble)
+        told = RestoreRow(
+            name=session.name,
+            is_restored=said.is_restored,
+            local_step=said.local_step,
+            trouble=trouble,
+        )
         if self.restores.get(session.peer) == told or len(self.restores) >= RESTORES_MAX:
             return
         self.restores[session.peer] = told

@@ -246,8 +246,6 @@ class RaftLog:
                 former = self._admissions[-1][1]
                 now = {**former, **{one.key: one for one in voters}}
                 self._admissions.append((record.index, now))
-            case _:
-                pass
         self.entries.append(entry)
 
     def _adopt(self, index: int, charter: Charter) -> None:

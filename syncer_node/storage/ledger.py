@@ -6,6 +6,7 @@ whoever leads. Without a running syncer it is folded from the log on the disk.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Collection
 from pathlib import Path
@@ -107,21 +108,14 @@ def read_state(root: Path, project: OpenedProject) -> SwarmState:
 
     Only reads. From the newest checkpoint on, if there is one that fits the log.
     """
-    voter = VoterFiles(root)
-    try:
-        return _fold(root, voter, project)
-    finally:
-        voter.close()
-
-
-def _fold(root: Path, voter: VoterFiles, project: OpenedProject) -> SwarmState:
-    charter = newest_of(project, voter.charter()).charter
-    # What a sole voter stored is committed: nobody else has to sign for it.
-    last = voter.last if len(charter.voters) == 1 else voter.certified
-    summary = _checkpoint(root, voter, last) or voter.floor.summary
-    state = SwarmState.restore(summary, project.genesis.data.block_sequences)
-    refold(state, voter.between(state.index, last), log=f"the log in {root}")
-    return state
+    with contextlib.closing(VoterFiles(root)) as voter:
+        charter = newest_of(project, voter.charter()).charter
+        # What a sole voter stored is committed: nobody else has to sign for it.
+        last = voter.last if len(charter.voters) == 1 else voter.certified
+        summary = _checkpoint(root, voter, last) or voter.floor.summary
+        state = SwarmState.restore(summary, project.genesis.data.block_sequences)
+        refold(state, voter.between(state.index, last), log=f"the log in {root}")
+        return state
 
 
 def _checkpoint(root: Path, voter: VoterFiles, last: int) -> SwarmSummary | None:

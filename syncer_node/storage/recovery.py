@@ -114,8 +114,6 @@ def scan(disk: VoterDisk, newest: Charter, signer: Signer) -> LogView:
                 ruling = charter if place.index <= disk.certified else ruling
             case records.VotersAdmitted(voters):
                 admissions.update({one.key: one for one in voters})
-            case _:
-                pass
     if place.index <= lowest:
         start = (place, charter, dict(admissions), is_adopted)
     if origin is not None and start[0].index == origin.index:

@@ -237,8 +237,6 @@ class VoterFiles:
                     charters.append(AdoptedCharter(record.index, envelope))
                 case VotersAdmitted(voters):
                     admissions.update({one.key: one for one in voters})
-                case _:
-                    pass
         blank = SwarmState(block_sequences=1).summary()
         return msgspec.structs.replace(
             blank,
