@@ -41,11 +41,6 @@ def state_manifests(theta: F32, momentum: F32, *, workers: Workers = ALONE) -> S
     )
 
 
-def state_digests(theta: F32, momentum: F32) -> StateDigests:
-    """The content hashes that a record certifies."""
-    return state_manifests(theta, momentum).digests
-
-
 def next_version(
     theta: F32,
     momentum: F32,

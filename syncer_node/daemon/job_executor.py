@@ -27,11 +27,10 @@ from protocol.machine import Failed, Job, JobResult
 from protocol.numerics import chunks
 from protocol.numerics.buffers import F32
 from protocol.numerics.warm_up import warm_up
-from syncer_node.daemon.log_jobs import keep_in_log
 from syncer_node.machine import jobs
-from syncer_node.storage.checkpoints import FIRST_WEIGHTS, CheckpointStore
+from syncer_node.storage.checkpoints import CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
-from syncer_node.storage.store import Checkpoint, Store
+from syncer_node.storage.store import Store
 from syncer_node.storage.tape_recorder import PayloadTape
 
 log = logging.getLogger("shoal.syncer")
@@ -106,7 +105,7 @@ class JobExecutor:
                 return self.disk.snapshots.write(snapshot)
             case jobs.KeepSnapshot():
                 return self.disk.snapshots.keep(job)
-        return keep_in_log(self.store.voter, job)
+        return self.store.voter.carry_out(job)
 
     def cut_snapshot(self, cut: jobs.CutSnapshot) -> None:
         """Hold on to the versions of now, for a snapshot."""
@@ -175,8 +174,7 @@ class JobExecutor:
             one, other = await self._fetch_state(sources, fragment, state)
             theta.append(one)
             momentum.append(other)
-        checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
-        await self._on_disk(self.store.write_checkpoint, checkpoint)
+        await self._on_disk(self.disk.keep_first, theta, momentum)
         return jobs.PayloadKept()
 
     async def _repair(self, job: jobs.RepairFragment) -> JobResult:

@@ -20,10 +20,8 @@ from host.runtime import software
 from host.transport import Transport
 from protocol import limits
 from protocol.ids import short
-from protocol.machine import Job, JobResult
 from protocol.signing import verify_ed25519
 from protocol.status import WitnessStatus
-from syncer_node.daemon.log_jobs import keep_in_log
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
 from syncer_node.daemon.voting_status import away_words, seat_status, waiting_words
 from syncer_node.machine.witness import WitnessMachine
@@ -110,13 +108,6 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
     def _close(self) -> None:
         self.disk_pool.shutdown(wait=True, cancel_futures=True)
         self.files.close()
-
-    # What the machine asks for.
-
-    async def run_job(self, job: Job) -> JobResult:
-        """Carry out one job, on the disk's own thread in the order it was asked for."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.disk_pool, keep_in_log, self.files, job)
 
     async def _look_after_disk(self) -> None:
         """Remember where the other voters are, and let go of old records."""

@@ -104,8 +104,7 @@ class Leadership:
             last_round=state.rounds,
             proposed_step=state.global_step,
         )
-        self.leasing = Leasing(state, self.members, charter.limits, propose)
-        self.leasing.listening_since_s = now_s
+        self.leasing = Leasing(state, self.members, charter.limits, propose, now_s)
         self.receipts = Receipts(effects, state, self.members)
         self.evaluating = Evaluating(
             state=state,

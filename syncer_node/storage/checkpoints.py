@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +65,10 @@ class CheckpointStore:
     def _keep_first_weights(self) -> None:
         """Their memory is free again before they are read."""
         theta = self._make_weights()
-        momentum = [np.zeros_like(values) for values in theta]
+        self.keep_first(theta, [np.zeros_like(values) for values in theta])
+
+    def keep_first(self, theta: list[F32], momentum: list[F32]) -> None:
+        """Keep version 0 of every fragment as the first checkpoint."""
         checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
         self.store.write_checkpoint(checkpoint)
 
@@ -272,10 +274,5 @@ class CheckpointStore:
         sizes = [fragment.numel for fragment in self.bank.layout.fragments]
         if [values.size for values in checkpoint.theta] != sizes:
             raise CorruptState("its fragments have other sizes than the project's")
-        parts: Iterator[tuple[int, tuple[F32, F32, int]]] = enumerate(
-            zip(checkpoint.theta, checkpoint.momentum, checkpoint.versions, strict=True)
-        )
-        return tuple(
-            self.bank.initialise(at, number, theta, momentum)
-            for at, (theta, momentum, number) in parts
-        )
+        parts = zip(checkpoint.versions, checkpoint.theta, checkpoint.momentum, strict=True)
+        return tuple(self.bank.initialise(at, *part) for at, part in enumerate(parts))

@@ -31,7 +31,6 @@ from protocol.errors import CorruptState, UserError
 from protocol.log.state import SwarmSummary
 from protocol.numerics.buffers import F32
 from syncer_node.storage.voter_files import VoterFiles
-from syncer_node.storage.write_ahead_log import WriteAheadLog
 
 CHECKPOINTS_KEPT = 3
 
@@ -65,10 +64,6 @@ class Store:
         for partial in (root / "checkpoints").glob(".*.partial"):
             shutil.rmtree(partial, ignore_errors=True)  # Half written when the syncer died.
         self.voter = VoterFiles(root)
-
-    @property
-    def log(self) -> WriteAheadLog:
-        return self.voter.log
 
     def require_space(self) -> None:
         """Raise DiskFull while the disk has less than the reserve free."""

@@ -17,7 +17,10 @@ from protocol import wire
 from protocol.errors import CorruptState, RemoteError, TransientError
 from protocol.log.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
 from protocol.log.state import AdoptedCharter, SwarmState, SwarmSummary
+from protocol.machine import Job, JobResult
 from protocol.messages import Certificate, CertifiedRecord, Envelope
+from syncer_node.machine.jobs import Installed, InstallState
+from syncer_node.raft import jobs
 from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
 from syncer_node.raft.log import Floor
 from syncer_node.storage.write_ahead_log import WriteAheadLog
@@ -49,6 +52,23 @@ class VoterFiles:
         self._open(self._read_floor())
         self._debt = (0, 0)
         """Records that this disk gave up since its ballot was read, and their epoch."""
+
+    def carry_out(self, job: Job) -> JobResult:
+        """What a voter's machine asks of its disk; when it returns, the disk has it."""
+        match job:
+            case jobs.SaveBallot(ballot):
+                self.save_ballot(ballot)
+                return jobs.BallotSaved(ballot)
+            case jobs.Append(after, records):
+                self.append(after, records)
+                return jobs.Appended(after + len(records))
+            case jobs.KeepProofs(certificates):
+                self.keep_proofs(certificates)
+                return jobs.ProofsKept()
+            case InstallState(entry, summary, origins):
+                self.begin_behind(entry, summary, origins)
+                return Installed()
+        raise AssertionError(f"nothing here carries out {type(job).__name__}")
 
     # The ballot.
 
