@@ -133,12 +133,8 @@ class VoterBase(ABC):
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.effects.finish(number)
         match job:
-            case SaveBallot():
-                self.raft.on_saved(job, result, self._now_s)
-            case Append():
-                self.raft.on_appended(job, result, self._now_s)
-            case KeepProofs():
-                self.raft.on_kept(job, result, self._now_s)
+            case SaveBallot() | Append() | KeepProofs():
+                self.raft.on_stored(job, result, self._now_s)
             case InstallState():
                 self._installed(job, result)
             case _:

@@ -118,18 +118,19 @@ class Raft:
         self.context.now_s = now_s
         self.voter_streams.on_down(peer)
 
-    def on_saved(self, job: SaveBallot, result: object, now_s: float) -> None:
+    def on_stored(
+        self, job: SaveBallot | Append | KeepProofs, result: object, now_s: float
+    ) -> None:
+        """The disk answered."""
         self.context.now_s = now_s
-        if self.context.on_saved(job, result):
-            self.election.on_saved()
-
-    def on_appended(self, job: Append, result: object, now_s: float) -> None:
-        self.context.now_s = now_s
-        self.replication.on_appended(job, result)
-
-    def on_kept(self, job: KeepProofs, result: object, now_s: float) -> None:
-        self.context.now_s = now_s
-        self.replication.on_kept(job, result)
+        match job:
+            case SaveBallot():
+                if self.context.on_saved(job, result):
+                    self.election.on_saved()
+            case Append():
+                self.replication.on_appended(job, result)
+            case KeepProofs():
+                self.replication.on_kept(job, result)
 
     def payload_here(self, index: int, now_s: float) -> None:
         self.context.now_s = now_s
