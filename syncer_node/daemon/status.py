@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from host.control.status_parts import (
-    bulk_rows,
-)
+from host.control.status_parts import bulk_rows
 from host.transport import Transport
 from protocol import limits, status
 from protocol.ids import short

@@ -12,20 +12,10 @@ from typing import Final
 import numpy as np
 
 from protocol.fragments import BLOCK
-from protocol.numerics.compiled import kernels
+from protocol.numerics.compiled import kernels, vectors
 from protocol.numerics.compiled.compiling import compiled
 from protocol.numerics.compiled.kernels import F32, F64, I64, U16, Codes
-from protocol.numerics.compiled.prefetch import LINE_BYTES, ahead
-from protocol.numerics.compiled.vectors import (
-    LANES,
-    Cell,
-    Row,
-    Vector,
-    spelt,
-    total_of_squares,
-    when,
-    zero_double,
-)
+from protocol.numerics.compiled.vectors import LANES, Cell, Row, Vector, spelt, when
 
 TOGETHER: Final = 8
 """Payloads that are added in one pass."""
@@ -93,7 +83,7 @@ def tally(codes: Codes, bits: U16, limbs: I64) -> None:
     counts, size = np.zeros(_EXPONENTS, np.int64), kernels.code_bytes(codes, 0)
     for block in range(bits.size):
         soon = block * size + kernels.SOON_CODES
-        ahead(codes, soon, soon + size)
+        kernels.ahead(codes, soon)
         _count(_squares_of(codes, block * size), bits[block], counts)
     _carry_counts(counts, limbs)
 
@@ -117,7 +107,7 @@ def add_exactly(sums: F64, limbs: I64) -> None:
 @spelt("float64")
 def _square_of(values: Row) -> Vector:
     """The sum of squares of one block, in the order that is fixed."""
-    return total_of_squares([values.load(at) for at in range(0, BLOCK, LANES)])
+    return vectors.total_of_squares([values.load(at) for at in range(0, BLOCK, LANES)])
 
 
 @compiled
@@ -128,7 +118,7 @@ def squares(values: F32, sums: F64) -> None:
     """
     for block in range(sums.size):
         base = block * BLOCK
-        ahead(values, base + kernels.SOON * BLOCK, base + (kernels.SOON + 1) * BLOCK)
+        kernels.ahead(values, base + kernels.SOON * BLOCK)
         sums[block] = _square_of(values, base)
 
 
@@ -157,9 +147,9 @@ def _ended(into: Row, cells: list[Cell], is_last: Vector) -> Vector:
     found = [cell.get() for cell in cells]
     for at, values in enumerate(found):
         into.store(at * LANES, values)
-    total = Cell(zero_double(is_last))
+    total = Cell(vectors.zero_double(is_last))
     with when(is_last.is_set(), is_last):
-        total.set(total_of_squares(found))
+        total.set(vectors.total_of_squares(found))
     return total.get()
 
 
@@ -171,8 +161,8 @@ def _add_block(
     cells = _begun(into, is_new)
     for number, codes in enumerate(planes):
         with when(count > number, count):
-            for line in range(0, BLOCK if codes.is_signed else kernels.HALF, LINE_BYTES):
-                codes.hint(kernels.SOON_CODES + line)
+            for at in codes.lines(BLOCK if codes.is_signed else kernels.HALF):
+                codes.hint(kernels.SOON_CODES + at)
             for at, product in kernels.products(codes, factors.one(number * _RUN)):
                 cell = cells[at // LANES]
                 cell.set(cell.get() + product)
@@ -205,7 +195,7 @@ def add(
             _factors(bits[at][first : first + many], shares[at], here)
         for block in range(first, first + many):
             soon = (block + kernels.SOON) * BLOCK
-            ahead(total, soon, soon + BLOCK)
+            kernels.ahead(total, soon)
             sums[block - first] = _add_block(
                 planes,
                 block * size,
@@ -226,7 +216,7 @@ def stretch(values: F32, factor: float, largest: float) -> None:
     """Multiplies float32 values by a float64 factor in place, within plus and minus `largest`;
     flushed."""
     for start in range(0, values.size, BLOCK):
-        ahead(values, start + kernels.SOON * BLOCK, start + (kernels.SOON + 1) * BLOCK)
+        kernels.ahead(values, start + kernels.SOON * BLOCK)
         here = values[start : start + BLOCK]
         for i in range(here.size):
             product = np.float64(here[i]) * factor

@@ -28,6 +28,9 @@ except ImportError:  # It comes with numba.
 LANES: Final = 16
 """Values in a vector; four times as many are half a block."""
 
+LINE_BYTES: Final = 64
+"""Of the caches of every CPU that we know of; with another one hints are only less good."""
+
 _EXPONENT: Final = 0x7F80_0000
 
 
@@ -143,6 +146,10 @@ class Row:
         )
         once = self._builder.module.add_metadata([ir.IntType(32)(1)])
         stored.set_metadata("nontemporal", once)
+
+    def lines(self, numel: int) -> range:
+        """Of so many elements, those with which lines of the caches begin."""
+        return range(0, numel, LINE_BYTES // self._width)
 
     def hint(self, at: int) -> None:
         """Begins to load the line of the caches with that element, which may be beyond the end."""
