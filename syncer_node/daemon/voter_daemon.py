@@ -14,14 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
 from host import addresses
 from host.control.event_log import EventLog
 from host.control.server import ControlServer, Verb
-from host.driver import Driver
+from host.driver import DrivenMachine, Driver
 from host.files import crash_marker, keystore
 from host.files.home import VoterRole
 from host.files.keystore import Identity
@@ -36,19 +36,23 @@ from host.runtime.lifecycle import Stopper, background, live, tidying
 from host.transport import Transport
 from protocol import wire
 from protocol.errors import RemoteError, TransientError, UserError
-from protocol.machine import Job, JobResult, StopAsked
+from protocol.machine import Effect, Job, JobResult, StopAsked
 from protocol.messages import Envelope
 from protocol.status import SyncerStatus, WitnessStatus
 from protocol.trace import Fact
 from syncer_node.machine.jobs import Keep, KeepCharter
-from syncer_node.machine.voter import VoterBase
 from syncer_node.raft.context import PeerVoter
 from syncer_node.raft.raft import RESTART_EXIT, Raft
-from syncer_node.storage.tape_recorder import RecordedMachine
 from syncer_node.storage.voter_files import VoterFiles, kept_addresses
 
 Options = TypeVar("Options", bound=SyncerOptions | WitnessOptions)
 Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class VoterMachine(DrivenMachine, Protocol):
+    """A machine of either role, or a tape in front of it."""
+
+    def offer_charter(self, envelope: Envelope, now_s: float) -> list[Effect]: ...
 
 
 class VoterDaemon(ABC, Generic[Options]):
@@ -74,10 +78,10 @@ class VoterDaemon(ABC, Generic[Options]):
         self.log = logging.getLogger(f"shoal.{self.role}")
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._kept_addresses: tuple[str, ...] = ()
-        self._front: VoterBase | RecordedMachine
+        self._front: VoterMachine
         self._raft: Raft
 
-    def _drive(self, front: VoterBase | RecordedMachine, raft: Raft) -> None:
+    def _drive(self, front: VoterMachine, raft: Raft) -> None:
         """Wire the machine to the network. front: what receives the events."""
         transport, self._front, self._raft = self.transport, front, raft
         self.driver = Driver(
