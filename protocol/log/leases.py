@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from protocol.errors import MalformedMessage
+from protocol.ids import SessionKey
 from protocol.log.records import Span
 from protocol.messages import Cursor
-
-SessionKey = tuple[bytes, int]
-"""(learner key, incarnation)."""
 
 
 class LeaseEntry(Struct, frozen=True, array_like=True):

@@ -15,14 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from protocol import limits, wire
-from protocol.errors import (
-    BadSignature,
-    FalseReceipt,
-    LimitExceeded,
-    MalformedMessage,
-    WrongProject,
-)
+from protocol import errors, limits, wire
 from protocol.ids import Count, Digest, NodeKey, Signature
 from protocol.log.accounts import Counts
 from protocol.messages import Envelope
@@ -129,14 +122,14 @@ def prove_credit(
     payload = open_envelope("receipt", project, receipt, verify, signer=receipt.signer)
     credit = wire.decode(payload, Credit)
     if credit.project != project:
-        raise WrongProject("receipt of another project")
+        raise errors.WrongProject("receipt of another project")
     if credit.learner != learner:
-        raise FalseReceipt("it is for another contributor")
+        raise errors.FalseReceipt("it is for another contributor")
     charter = charters.get(credit.revision)
     if charter is None:
-        raise FalseReceipt(f"it names charter {credit.revision}, which is not here")
+        raise errors.FalseReceipt(f"it names charter {credit.revision}, which is not here")
     if not any(v.key == receipt.signer and v.role == "syncer" for v in charter.voters):
-        raise BadSignature("receipt signed by a key that is no syncer of the charter")
+        raise errors.BadSignature("receipt signed by a key that is no syncer of the charter")
     return Proven(credit, receipt.signer, receipt)
 
 
@@ -149,11 +142,11 @@ def check_growth(former: Credit | None, credit: Credit) -> None:
         return
     first, second = sorted((former, credit), key=lambda one: one.place)
     if first.index == second.index and first.head != second.head:
-        raise FalseReceipt(f"two receipts name different records {first.index}")
+        raise errors.FalseReceipt(f"two receipts name different records {first.index}")
     for what in ("merges", "tokens", "clipped"):
         before, after = getattr(first, what), getattr(second, what)
         if after < before or (first.index == second.index and after != before):
-            raise FalseReceipt(
+            raise errors.FalseReceipt(
                 f"{what}: {before} up to record {first.index}, {after} up to {second.index}"
             )
 
@@ -196,19 +189,21 @@ def open_book(content: bytes, verify: Verify) -> OpenedBook:
     Raises MalformedMessage, LimitExceeded, BadSignature, WrongProject or FalseReceipt.
     """
     if len(content) > BOOK_BYTES_MAX:
-        raise LimitExceeded(f"{len(content)} bytes, at most {BOOK_BYTES_MAX}")
+        raise errors.LimitExceeded(f"{len(content)} bytes, at most {BOOK_BYTES_MAX}")
     book = _decoded(content)
     if project_id(book.genesis) != book.project:
-        raise WrongProject("the genesis is not that of the project")
+        raise errors.WrongProject("the genesis is not that of the project")
     if not verify(book.learner, _signed_part(book), book.signature):
-        raise BadSignature("it is not as its contributor signed it: something in it was changed")
+        raise errors.BadSignature(
+            "it is not as its contributor signed it: something in it was changed"
+        )
     genesis = wire.decode(book.genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
     charters: dict[int, Charter] = {}
     for envelope in book.charters:
         payload = open_envelope("charter", book.project, envelope, verify, signer=genesis.owner)
         charter = wire.decode(payload, Charter)
         if charter.project != book.project:
-            raise WrongProject("charter of another project")
+            raise errors.WrongProject("charter of another project")
         charters[charter.revision] = charter
     proven: list[Proven] = []
     for receipt in book.receipts:
@@ -217,7 +212,7 @@ def open_book(content: bytes, verify: Verify) -> OpenedBook:
         )
         former = proven[-1].credit if proven else None
         if former is not None and former.place >= one.credit.place:
-            raise FalseReceipt("receipts are not in order")
+            raise errors.FalseReceipt("receipts are not in order")
         check_growth(former, one.credit)
         proven.append(one)
     return OpenedBook(genesis, book, tuple(proven))
@@ -227,11 +222,13 @@ def _decoded(content: bytes) -> Book:
     try:
         book = msgspec.json.decode(content, type=Book)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"not a whole file of contributions: {str(error)[:160]}") from None
+        raise errors.MalformedMessage(
+            f"not a whole file of contributions: {str(error)[:160]}"
+        ) from None
     if book.version != FORMAT_VERSION:
-        raise MalformedMessage(f"format {book.version}; this Shoal reads {FORMAT_VERSION}")
+        raise errors.MalformedMessage(f"format {book.version}; this Shoal reads {FORMAT_VERSION}")
     if encode_book(book) != content:
-        raise MalformedMessage("it is not as Shoal writes it: something in it was changed")
+        raise errors.MalformedMessage("it is not as Shoal writes it: something in it was changed")
     return book
 
 

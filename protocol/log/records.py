@@ -207,8 +207,7 @@ def record_hash(record: bytes) -> bytes:
 
 def sign_record(record: Record, digest: bytes, signer: Signer) -> Vote:
     """A voter's signature that it stored this record at its place."""
-    statement = _statement(record.epoch, record.term, record.index, digest)
-    message = signed_digest("record", record.project, statement)
+    message = _vote_message(record, record.project, digest)
     return Vote(voter=signer.key, signature=signer.sign(message))
 
 
@@ -332,15 +331,13 @@ def _proven(
 
 def signers(certificate: Certificate, digest: bytes, project: bytes, verify: Verify) -> set[bytes]:
     """Keys whose signature in a certificate is theirs, voters or not."""
-    statement = _statement(certificate.epoch, certificate.term, certificate.index, digest)
-    message = signed_digest("record", project, statement)
+    message = _vote_message(certificate, project, digest)
     return {vote.voter for vote in certificate.votes if verify(vote.voter, message, vote.signature)}
 
 
 def verify_vote(record: Record, digest: bytes, vote: Vote, verify: Verify) -> bool:
     """Whether this is the voter's signature that it stored this record."""
-    statement = _statement(record.epoch, record.term, record.index, digest)
-    message = signed_digest("record", record.project, statement)
+    message = _vote_message(record, record.project, digest)
     return verify(vote.voter, message, vote.signature)
 
 
@@ -366,5 +363,8 @@ def is_elected(
     return is_syncer and Electorate.of(charter.voters).has_enough(given)
 
 
-def _statement(epoch: int, term: int, index: int, digest: bytes) -> bytes:
-    return b"".join(number.to_bytes(8, "big") for number in (epoch, term, index)) + digest
+def _vote_message(place: Record | Certificate, project: bytes, digest: bytes) -> bytes:
+    """The digest that a voter signs when it stored a record of this hash at this place."""
+    numbers = (place.epoch, place.term, place.index)
+    statement = b"".join(number.to_bytes(8, "big") for number in numbers) + digest
+    return signed_digest("record", project, statement)

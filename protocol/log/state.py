@@ -8,27 +8,9 @@ from msgspec import Struct
 
 from protocol import wire
 from protocol.errors import MalformedMessage
+from protocol.log import records
 from protocol.log.accounts import Account, copied, note
 from protocol.log.leases import LeaseBook, LeaseEntry
-from protocol.log.records import (
-    NO_RECORD,
-    AccountsNoted,
-    Admission,
-    BlocksLeased,
-    BlocksReturned,
-    CharterAdopted,
-    CheckpointEvaluated,
-    CheckpointMarked,
-    FragmentMerged,
-    Record,
-    RunEnded,
-    RunEnding,
-    SeatTaken,
-    Span,
-    StateDigests,
-    VotersAdmitted,
-    WeightsInitialised,
-)
 from protocol.messages import Envelope
 from protocol.project import Charter
 
@@ -41,7 +23,7 @@ class FragmentState(Struct, frozen=True, array_like=True):
     """Newest committed version of one fragment."""
 
     version: int
-    state: StateDigests
+    state: records.StateDigests
     record_index: int
     """Log index of the record that made it."""
 
@@ -80,7 +62,7 @@ class SwarmSummary(Struct, frozen=True, array_like=True):
     leader: bytes
     charters: tuple[AdoptedCharter, ...]
     """In force, and those under which fragments' newest records were made."""
-    admissions: tuple[Admission, ...]
+    admissions: tuple[records.Admission, ...]
     fragments: tuple[FragmentState, ...]
     global_step: int
     tokens_by_fragment: tuple[int, ...]
@@ -90,11 +72,11 @@ class SwarmSummary(Struct, frozen=True, array_like=True):
     curve: tuple[CurvePoint, ...]
     accounts: dict[bytes, Account]
     next_position: int
-    returned: tuple[Span, ...]
+    returned: tuple[records.Span, ...]
     held: tuple[LeaseEntry, ...]
     rounds: int
     is_ending: bool
-    ended: RunEnded | None
+    ended: records.RunEnded | None
 
 
 @dataclass(slots=True)
@@ -103,13 +85,13 @@ class SwarmState:
 
     block_sequences: int
     index: int = 0
-    head: bytes = NO_RECORD
+    head: bytes = records.NO_RECORD
     epoch: int = 0
     term: int = 0
     leader: bytes = b""
     charters: list[AdoptedCharter] = field(default_factory=list)
     """In force, and those under which fragments' newest records were made, oldest first."""
-    admissions: dict[bytes, Admission] = field(default_factory=dict)
+    admissions: dict[bytes, records.Admission] = field(default_factory=dict)
     """Whose votes count: the disk of each voter."""
     fragments: list[FragmentState] = field(default_factory=list)
     global_step: int = 0
@@ -125,7 +107,7 @@ class SwarmState:
     rounds: int = 0
     """Rounds opened as far as the log knows; the next round takes a higher number."""
     is_ending: bool = False
-    ended: RunEnded | None = None
+    ended: records.RunEnded | None = None
 
     @property
     def tokens(self) -> int:
@@ -158,7 +140,7 @@ class SwarmState:
     def has_weights(self) -> bool:
         return bool(self.fragments)
 
-    def apply(self, record: Record, digest: bytes) -> None:
+    def apply(self, record: records.Record, digest: bytes) -> None:
         """Take the next record into account. Raises MalformedMessage if it is not the next."""
         if record.index != self.index + 1 or record.previous != self.head:
             raise MalformedMessage(f"record {record.index} does not follow record {self.index}")
@@ -166,50 +148,52 @@ class SwarmState:
         self.index, self.head = record.index, digest
         self.epoch, self.term = record.epoch, record.term
 
-    def _apply_body(self, record: Record) -> None:
+    def _apply_body(self, record: records.Record) -> None:
         match record.body:
-            case SeatTaken() | VotersAdmitted() | CharterAdopted():
+            case records.SeatTaken() | records.VotersAdmitted() | records.CharterAdopted():
                 self._govern(record.body, record.index)
-            case WeightsInitialised(fragments):
+            case records.WeightsInitialised(fragments):
                 self._initialise(fragments, record.index)
-            case FragmentMerged() as merged:
+            case records.FragmentMerged() as merged:
                 self._merge(merged, record)
-            case AccountsNoted(names, refusals):
+            case records.AccountsNoted(names, refusals):
                 note(self.accounts, names, refusals)
-            case BlocksLeased(learner, incarnation, spans):
+            case records.BlocksLeased(learner, incarnation, spans):
                 self.leases.lease((learner, incarnation), spans, record.at_s)
-            case BlocksReturned(learner, incarnation):
+            case records.BlocksReturned(learner, incarnation):
                 self.leases.give_back((learner, incarnation))
-            case CheckpointMarked(global_step, _):
+            case records.CheckpointMarked(global_step, _):
                 self.checkpoint, self.checkpoint_step = record.index, global_step
                 self.marks[record.index] = (global_step, self.tokens)
                 while len(self.marks) > MARKS_MAX:
                     del self.marks[min(self.marks)]
-            case CheckpointEvaluated(checkpoint, global_step, tokens, _, loss):
+            case records.CheckpointEvaluated(checkpoint, global_step, tokens, _, loss):
                 self.marks.pop(checkpoint, None)
                 self.curve.append(CurvePoint(checkpoint, global_step, tokens, loss))
                 self._thin_curve()
-            case RunEnding():
+            case records.RunEnding():
                 self.is_ending = True
-            case RunEnded() as ended:
+            case records.RunEnded() as ended:
                 self.ended = ended
 
-    def _govern(self, body: SeatTaken | VotersAdmitted | CharterAdopted, index: int) -> None:
+    def _govern(
+        self, body: records.SeatTaken | records.VotersAdmitted | records.CharterAdopted, index: int
+    ) -> None:
         match body:
-            case SeatTaken(leader):
+            case records.SeatTaken(leader):
                 self.leader = leader
-            case VotersAdmitted(voters):
+            case records.VotersAdmitted(voters):
                 self.admissions.update({one.key: one for one in voters})
-            case CharterAdopted(envelope):
+            case records.CharterAdopted(envelope):
                 self.charters.append(AdoptedCharter(index, envelope))
 
-    def _initialise(self, fragments: tuple[StateDigests, ...], index: int) -> None:
+    def _initialise(self, fragments: tuple[records.StateDigests, ...], index: int) -> None:
         if self.fragments:
             raise MalformedMessage("weights are initialised once")
         self.fragments = [FragmentState(0, state, index) for state in fragments]
         self.tokens_by_fragment = [0] * len(fragments)
 
-    def _merge(self, merged: FragmentMerged, record: Record) -> None:
+    def _merge(self, merged: records.FragmentMerged, record: records.Record) -> None:
         if merged.fragment >= len(self.fragments):
             raise MalformedMessage(f"there is no fragment {merged.fragment}")
         if merged.version != self.fragments[merged.fragment].version + 1:
@@ -265,8 +249,10 @@ class SwarmState:
         )
 
     @classmethod
-    def restore(cls, summary: SwarmSummary, block_sequences: int) -> SwarmState:
-        """The state a summary was made from."""
+    def restore(cls, summary: SwarmSummary | None, block_sequences: int) -> SwarmState:
+        """The state a summary was made from; without one that of an empty log."""
+        if summary is None:
+            return cls(block_sequences)
         book = LeaseBook(
             summary.next_position,
             list(summary.returned),

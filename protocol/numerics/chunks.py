@@ -12,14 +12,12 @@ from collections.abc import Iterator
 
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.errors import InternalError
+from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import require_flat
 from protocol.numerics.workers import ALONE, Workers
-
-F32 = NDArray[np.float32]
 
 DIGEST_BYTES = 32
 

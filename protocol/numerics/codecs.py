@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,11 +123,9 @@ class Draft:
         Raises: NonFinite as `encode`.
         """
         codes, scales = self._places(start, values.size)
-        if kernels.IS_COMPILED and self._codec in _TELLERS:
-            tell, width = _TELLERS[self._codec]
-            bits = scales.view(np.uint16)
-            plane = codes.view(width)
-            if not tell(values, minus, residual, left, plane, bits, is_streamed):
+        if kernels.IS_COMPILED and self._codec in _CODES:
+            plane, bits = codes.view(_CODES[self._codec]), scales.view(np.uint16)
+            if not kernels.tell(values, minus, residual, left, plane, bits, is_streamed):
                 told = values if residual is None else wanted(values, minus, residual)
                 _require_finite(told)
                 raise NonFinite("a value is too large for the scale of a block")
@@ -210,12 +208,13 @@ def decode_into(
 ) -> None:
     """Fills `out` with the elements from `start` on; is_streamed: past the caches, into a part of
     an array that `buffers.is_streamed`. Raises: as `decode_range`."""
-    decode_chunk = _DECODERS[codec]
-    if is_streamed:
-        decode_chunk = _STREAMERS.get(codec, decode_chunk)
+    kind: type[np.generic] = np.uint8
+    decode_chunk = TWIN_DECODERS[codec]
+    if kernels.IS_COMPILED and codec in _CODES:
+        decode_chunk, kind = kernels.stream if is_streamed else kernels.decode, _CODES[codec]
     for begin, end in pieces(out.size, start, CHUNK):
         codes, scales = planes(codec, payload, numel, begin, end)
-        decode_chunk(codes, scales, out[begin - start : end - start])
+        decode_chunk(codes.view(kind), scales, out[begin - start : end - start])
 
 
 def code_planes(codec: CodecName, payload: Payload, numel: int) -> tuple[U8, U16]:
@@ -426,14 +425,6 @@ def _decode_int4(codes: U8, scales: F32, out: F32) -> None:
     out += np.float32(0)
 
 
-def _compiled_decode_int8(codes: U8, scales: F32, out: F32) -> None:
-    kernels.decode_int8(codes.view(np.int8), scales, out)
-
-
-def _stream_int8(codes: U8, scales: F32, out: F32) -> None:
-    kernels.stream_int8(codes.view(np.int8), scales, out)
-
-
 TWIN_ENCODERS: dict[CodecName, Callable[[F32], tuple[Payload, bytes]]] = {
     "f32": _encode_f32,
     "bf16": _encode_bf16,
@@ -451,14 +442,5 @@ TWIN_DECODERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {
     "int1": partial(_decode_coarse, bits=1),
 }
 
-_DECODERS = dict(TWIN_DECODERS)
-_STREAMERS: dict[CodecName, Callable[[U8, F32, F32], None]] = {}
-if kernels.IS_COMPILED:
-    _DECODERS |= {"int8": _compiled_decode_int8, "int4": kernels.decode_int4}
-    _STREAMERS |= {"int8": _stream_int8, "int4": kernels.stream_int4}
-
-_Teller: TypeAlias = Callable[[F32, F32 | None, F32 | None, F32 | None, Any, U16, bool], bool]
-_TELLERS: dict[CodecName, tuple[_Teller, type[np.generic]]] = {
-    "int8": (kernels.tell_int8, np.int8),
-    "int4": (kernels.tell_int4, np.uint8),
-}
+_CODES: dict[CodecName, type[np.generic]] = {"int8": np.int8, "int4": np.uint8}
+"""What kernels take the codes as."""

@@ -42,13 +42,13 @@ def quantise(blocks: F32, bits: Bits) -> tuple[U8, F32]:
     # One row per place in the block: each fold is then a long addition of whole rows.
     sizes = np.abs(blocks.T.astype(np.float64, order="C"))
     if bits == 1:
-        steps, fitted = np.ones_like(sizes), _sum(sizes)
+        steps, fitted = np.ones_like(sizes), folded(sizes)
         norms = lengths.astype(np.float64)
     else:
-        limit = THRESHOLD * np.sqrt(_sum(sizes * sizes) / np.maximum(lengths, 1))
+        limit = THRESHOLD * np.sqrt(folded(sizes * sizes) / np.maximum(lengths, 1))
         steps = np.where(sizes > limit, 3.0, 1.0)
         is_value = np.arange(BLOCK)[:, None] < lengths
-        fitted, norms = _sum(steps * sizes), _sum(steps * steps * is_value)
+        fitted, norms = folded(steps * sizes), folded(steps * steps * is_value)
     with np.errstate(over="ignore"):
         scales = (fitted / np.maximum(norms, 1.0)).astype(np.float32)
     scales[lengths < BLOCK] *= np.float32(-1)
@@ -102,12 +102,12 @@ def _lengths(blocks: F32) -> NDArray[np.int64]:
     return np.where(is_used.any(axis=1), BLOCK - is_used.argmax(axis=1), 0)
 
 
-def _sum(rows: F64) -> F64:
-    """The sum over the first axis, of BLOCK rows, halved until one is left."""
+def folded(rows: F64) -> F64:
+    """The sum over the first axis, of BLOCK rows: halves added to halves until one is left."""
     left = BLOCK // 2
-    folded = rows[:left] + rows[left:]
+    sums = rows[:left] + rows[left:]
     while left > 1:
         left //= 2
-        folded = folded[:left] + folded[left:]
-    total: F64 = folded[0]
+        sums = sums[:left] + sums[left:]
+    total: F64 = sums[0]
     return total

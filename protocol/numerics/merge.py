@@ -31,19 +31,9 @@ import numpy as np
 
 from protocol.errors import InternalError
 from protocol.fragments import Fragment, TensorSpan
-from protocol.numerics import buffers
+from protocol.numerics import buffers, summing
 from protocol.numerics.codecs import F32, Payload, flush, require_flat
 from protocol.numerics.compiled import kernels, sum_kernels
-from protocol.numerics.summing import (
-    LARGEST,
-    Source,
-    Squares,
-    block_sums,
-    joined,
-    root,
-    root_of,
-    weighted_sum,
-)
 from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName, WeightRule
 
@@ -85,7 +75,7 @@ class MergeResult:
 class _Part:
     """A contribution of positive weight, with what the first pass learned about it."""
 
-    source: Source
+    source: summing.Source
     share: float
     """Its weight over the sum of weights."""
     scale: float
@@ -99,8 +89,8 @@ def norm(values: F32, *, workers: Workers = ALONE) -> float:
     sum of the blocks is correctly rounded, so it has no order.
     """
     require_flat(values)
-    sums = workers.map(lambda part: block_sums(values[slice(*part)]), pieces(values.size))
-    return root(np.concatenate(sums)) if sums else 0.0
+    sums = workers.map(lambda part: summing.block_sums(values[slice(*part)]), pieces(values.size))
+    return summing.root(np.concatenate(sums)) if sums else 0.0
 
 
 def token_weight(tokens: int, steps: int) -> float:
@@ -142,7 +132,9 @@ def merge_fragment(
     Cost: each payload is decoded twice.
     """
     _require_sound(contributions)
-    sources = [Source(one.codec, one.payload, fragment.numel, one.key) for one in contributions]
+    sources = [
+        summing.Source(one.codec, one.payload, fragment.numel, one.key) for one in contributions
+    ]
     span_norms = _norms(sources, fragment, workers)
     norms = [whole for whole, _ in span_norms]
     scales = _clip_scales(norms, [c.weight for c in contributions], clip_to_median)
@@ -179,7 +171,7 @@ def _require_sound(contributions: Sequence[Contribution]) -> None:
 
 
 def _norms(
-    sources: Sequence[Source], fragment: Fragment, workers: Workers
+    sources: Sequence[summing.Source], fragment: Fragment, workers: Workers
 ) -> list[tuple[float, tuple[float, ...]]]:
     """Of each: the norm of the whole push, and of each tensor in it."""
     places = [
@@ -192,10 +184,11 @@ def _norms(
     norms, turn = [], iter(found)
     for _ in sources:
         by_span = [
-            joined([next(turn) for _ in pieces(span.padded, 0, READ)]) for span in fragment.spans
+            summing.joined([next(turn) for _ in pieces(span.padded, 0, READ)])
+            for span in fragment.spans
         ]
-        whole = root_of(joined(by_span)) if by_span else 0.0
-        norms.append((whole, tuple(root_of(squares) for squares in by_span)))
+        whole = summing.root_of(summing.joined(by_span)) if by_span else 0.0
+        norms.append((whole, tuple(summing.root_of(squares) for squares in by_span)))
     return norms
 
 
@@ -215,7 +208,7 @@ def _clip_scales(
     return scales
 
 
-def _copy(source: Source, span: TensorSpan, out: F32, workers: Workers) -> None:
+def _copy(source: summing.Source, span: TensorSpan, out: F32, workers: Workers) -> None:
     is_streamed = buffers.is_streamed(out)
 
     def work(part: tuple[int, int]) -> None:
@@ -229,14 +222,14 @@ def _mean(parts: Sequence[_Part], span: TensorSpan, out: F32, workers: Workers) 
 
 
 def _sum(
-    parts: Sequence[tuple[Source, float]], span: TensorSpan, out: F32, workers: Workers
+    parts: Sequence[tuple[summing.Source, float]], span: TensorSpan, out: F32, workers: Workers
 ) -> float:
     """Fills `out` with the weighted sum of the span; its norm."""
 
-    def work(part: tuple[int, int]) -> Squares:
-        return weighted_sum(parts, span, part[0], out[slice(*part)])
+    def work(part: tuple[int, int]) -> summing.Squares:
+        return summing.weighted_sum(parts, span, part[0], out[slice(*part)])
 
-    return root_of(joined(workers.map(work, pieces(span.padded))))
+    return summing.root_of(summing.joined(workers.map(work, pieces(span.padded))))
 
 
 def _radial(
@@ -259,11 +252,11 @@ def _radial(
 def _stretch(values: F32, factor: float) -> None:
     """Multiplies in place; flushed."""
     if kernels.IS_COMPILED:
-        sum_kernels.stretch(values, factor, LARGEST)
+        sum_kernels.stretch(values, factor, summing.LARGEST)
         return
     stretched = values.astype(np.float64)
     stretched *= factor
     # A radius is a norm and can exceed what one float32 element can hold.
-    np.clip(stretched, -LARGEST, LARGEST, out=stretched)
+    np.clip(stretched, -summing.LARGEST, summing.LARGEST, out=stretched)
     values[:] = stretched
     flush(values)

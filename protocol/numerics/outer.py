@@ -19,18 +19,9 @@ from blake3 import blake3
 
 from protocol import limits
 from protocol.errors import InternalError
-from protocol.numerics import buffers
+from protocol.numerics import buffers, codecs
 from protocol.numerics.chunks import content
-from protocol.numerics.codecs import (
-    CHUNK,
-    F32,
-    Draft,
-    NonFinite,
-    Payload,
-    decode_into,
-    flush,
-    require_flat,
-)
+from protocol.numerics.codecs import F32, Payload
 from protocol.numerics.compiled import kernels
 from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName
@@ -85,7 +76,7 @@ def outer_step_by(
     rates = np.float32(learning_rate), np.float32(momentum_coefficient), nesterov
 
     def decoded(start: int, stop: int, scratch: F32) -> F32:
-        decode_into(codec, payload, theta.size, start, scratch[: stop - start])
+        codecs.decode_into(codec, payload, theta.size, start, scratch[: stop - start])
         return scratch[: stop - start]
 
     return _stepped(theta, momentum, decoded, rates, workers, is_hashed=is_hashed)
@@ -106,13 +97,13 @@ def _stepped(
     is_streamed = not is_hashed and all(map(buffers.is_streamed, (theta_next, momentum_next)))
 
     def work(part: tuple[int, int]) -> tuple[bytes, bytes]:
-        scratch = np.empty(CHUNK, np.float32)
+        scratch = np.empty(codecs.CHUNK, np.float32)
         hashers = blake3(), blake3()
-        for start, stop in pieces(part[1] - part[0], part[0], CHUNK):
+        for start, stop in pieces(part[1] - part[0], part[0], codecs.CHUNK):
             here, g = slice(start, stop), g_of(start, stop, scratch)
             moved, buffer = theta_next[here], momentum_next[here]
             if not _step(theta[here], momentum[here], g, rates, (moved, buffer), is_streamed):
-                raise NonFinite("the outer step left the range of float32")
+                raise codecs.NonFinite("the outer step left the range of float32")
             if is_hashed:
                 hashers[0].update(content(moved))
                 hashers[1].update(content(buffer))
@@ -145,20 +136,20 @@ def _twin_step(
     """What the kernel does, in NumPy."""
     eta, mu, nesterov = rates
     np.multiply(momentum, mu, out=buffer)
-    flush(buffer)
+    codecs.flush(buffer)
     buffer += g
-    flush(buffer)
+    codecs.flush(buffer)
     if nesterov:
         np.multiply(buffer, mu, out=moved)
-        flush(moved)
+        codecs.flush(moved)
         moved += g
-        flush(moved)
+        codecs.flush(moved)
         moved *= eta
     else:
         np.multiply(buffer, eta, out=moved)
-    flush(moved)
+    codecs.flush(moved)
     np.subtract(theta, moved, out=moved)
-    flush(moved)
+    codecs.flush(moved)
 
 
 def encode_with_feedback(
@@ -176,7 +167,7 @@ def encode_with_feedback(
     Raises: NonFinite if the sum is not finite or too large for the codec.
     """
     _require_equal(values, residual, *(() if minus is None else (minus,)))
-    draft, left = Draft(codec, values.size), buffers.empty(values.size)
+    draft, left = codecs.Draft(codec, values.size), buffers.empty(values.size)
     is_streamed = buffers.is_streamed(left)
 
     def work(part: tuple[int, int]) -> None:
@@ -201,8 +192,8 @@ def digest(blob: F32 | Payload) -> bytes:
 
 
 def _require_equal(first: F32, *others: F32) -> None:
-    require_flat(first)
+    codecs.require_flat(first)
     for other in others:
-        require_flat(other)
+        codecs.require_flat(other)
         if other.size != first.size:
             raise InternalError(f"arrays of {first.size} and {other.size} elements do not match")

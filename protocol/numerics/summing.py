@@ -12,7 +12,7 @@ What the padding of a tensor holds in a payload never counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -20,18 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK, TensorSpan
-from protocol.numerics.codecs import (
-    CHUNK,
-    CODE_BITS,
-    F32,
-    TWIN_DECODERS,
-    Payload,
-    code_planes,
-    decode_into,
-    decode_range,
-    flush,
-    wide_scales,
-)
+from protocol.numerics import codecs, low_bit
+from protocol.numerics.codecs import F32, Payload
 from protocol.numerics.compiled import kernels, sum_kernels
 from protocol.numerics.compiled.sum_kernels import TOGETHER
 from protocol.numerics.workers import pieces
@@ -42,10 +32,6 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Squares: TypeAlias = NDArray[Any]
 """What is summed exactly: digits where loops are compiled, else float64 sums to be added."""
-
-_Adder: TypeAlias = Callable[
-    [tuple[Any, ...], tuple[Any, ...], F64, int, F32, bool, bool, I64], None
-]
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -66,7 +52,7 @@ class Source:
         self._numel = numel
         self._codes: Any = None
         if codec in _BLOCKWISE:
-            codes, self._bits = code_planes(codec, payload, numel)
+            codes, self._bits = codecs.code_planes(codec, payload, numel)
             self._codes = codes.view(np.int8) if codec == "int8" else codes
 
     def whole(self, span: TensorSpan) -> int:
@@ -75,7 +61,7 @@ class Source:
 
     def codes(self, start: int, stop: int) -> Any:
         """Codes of these elements of the fragment."""
-        bits = CODE_BITS[self.codec]
+        bits = codecs.CODE_BITS[self.codec]
         width = bits if self.codec == "int4" else 8
         return self._codes[start * width // 8 : stop * width // 8]
 
@@ -85,7 +71,7 @@ class Source:
 
     def decoded(self, span: TensorSpan, start: int, stop: int) -> F32:
         """Elements `start` to `stop` of the span, with zeros for whatever the padding holds."""
-        values = decode_range(
+        values = codecs.decode_range(
             self.codec, self._payload, self._numel, span.offset + start, span.offset + stop
         )
         values[max(span.numel - start, 0) :] = 0
@@ -94,18 +80,19 @@ class Source:
     def copy(self, span: TensorSpan, start: int, out: F32, is_streamed: bool) -> None:
         """Fills `out` with values of the span, from `start` on; is_streamed: past the caches."""
         begin = span.offset + start
-        decode_into(self.codec, self._payload, self._numel, begin, out, is_streamed=is_streamed)
+        codecs.decode_into(
+            self.codec, self._payload, self._numel, begin, out, is_streamed=is_streamed
+        )
         out[max(span.numel - start, 0) :] = 0
 
     def squares(self, span: TensorSpan, start: int, stop: int) -> Squares:
         """Of these elements of the span."""
         whole = min(self.whole(span), stop) if kernels.IS_COMPILED else 0
-        rest = pieces(stop - max(whole, start), max(whole, start), CHUNK)
+        rest = pieces(stop - max(whole, start), max(whole, start), codecs.CHUNK)
         found = [squares_of(self.decoded(span, at, end)) for at, end in rest]
         if whole > start:
-            tally = sum_kernels.tally_int8 if self.codec == "int8" else sum_kernels.tally_int4
             begin, end, limbs = span.offset + start, span.offset + whole, _nothing()
-            tally(self.codes(begin, end), self.bits(begin, end), limbs)
+            sum_kernels.tally(self.codes(begin, end), self.bits(begin, end), limbs)
             found.append(limbs)
         return joined(found)
 
@@ -155,18 +142,19 @@ def add_together(
     # One length for all, or the loop would be compiled for each.
     more = TOGETHER - len(parts)
     planes, scales = planes + planes[:1] * more, scales + scales[:1] * more
-    _ADDERS[codec](tuple(planes), tuple(scales), shares, len(parts), out, is_new, is_last, limbs)
+    told = (tuple(planes), tuple(scales), shares, len(parts))
+    sum_kernels.add(*told, out, is_new, is_last, limbs)
 
 
 def _add_decoded(source: Source, factor: float, span: TensorSpan, begin: int, out: F32) -> None:
     """Adds what no kernel reads: other codecs, and a last block that is not full."""
-    for start, stop in pieces(out.size, 0, CHUNK):
+    for start, stop in pieces(out.size, 0, codecs.CHUNK):
         term = source.decoded(span, begin + start, begin + stop).astype(np.float64)
         term *= factor
         term += out[start:stop]
         # A mean exceeds its largest term by rounding, which is enough to leave float32.
         np.clip(term, -LARGEST, LARGEST, out=out[start:stop], casting="unsafe")
-        flush(out[start:stop])
+        codecs.flush(out[start:stop])
 
 
 def _twin_add(
@@ -182,16 +170,10 @@ def _twin_add(
         total[:] = 0
     ones, codes = np.ones(total.size // BLOCK, np.float32), np.empty_like(total)
     for plane, bits, share in zip(planes, scales, shares, strict=True):
-        factors = (wide_scales(bits).astype(np.float64) * share).astype(np.float32)
+        factors = (codecs.wide_scales(bits).astype(np.float64) * share).astype(np.float32)
         factors[np.abs(factors) < _FACTOR_MIN] = 0
-        TWIN_DECODERS[codec](plane.view(np.uint8), ones, codes)
+        codecs.TWIN_DECODERS[codec](plane.view(np.uint8), ones, codes)
         total += (codes.reshape(-1, BLOCK) * factors[:, None]).reshape(-1)
-
-
-_ADDERS: dict[CodecName, _Adder] = {
-    "int4": sum_kernels.add_int4,
-    "int8": sum_kernels.add_int8,
-}
 
 
 def block_sums(values: F32) -> F64:
@@ -200,27 +182,18 @@ def block_sums(values: F32) -> F64:
     if kernels.IS_COMPILED:
         sum_kernels.squares(values, sums)
         return sums
-    for start in range(0, values.size, CHUNK):
-        blocks = values[start : start + CHUNK].reshape(-1, BLOCK)
+    for start in range(0, values.size, codecs.CHUNK):
+        blocks = values[start : start + codecs.CHUNK].reshape(-1, BLOCK)
         # One row per place in the block: each fold is then a long addition of whole rows.
         squares = blocks.T.astype(np.float64, order="C")
         squares *= squares
-        rows = BLOCK
-        while rows > 1:
-            rows //= 2
-            squares[:rows] += squares[rows : 2 * rows]
-        sums[start // BLOCK : start // BLOCK + len(blocks)] = squares[0]
+        sums[start // BLOCK : start // BLOCK + len(blocks)] = low_bit.folded(squares)
     return sums
 
 
 def squares_of(values: F32) -> Squares:
     """Of finite values, in whole blocks."""
-    sums = block_sums(values)
-    if not kernels.IS_COMPILED:
-        return sums
-    limbs = _nothing()
-    sum_kernels.add_exactly(sums, limbs)
-    return limbs
+    return _summed(block_sums(values))
 
 
 def joined(parts: Sequence[Squares]) -> Squares:
@@ -243,11 +216,16 @@ def root_of(squares: Squares) -> float:
 
 def root(sums: F64) -> float:
     """The same of sums of squares in float64, whatever they are."""
-    if not kernels.IS_COMPILED or not np.isfinite(sums).all():
-        return root_of(sums)
+    return root_of(_summed(sums) if np.isfinite(sums).all() else sums)
+
+
+def _summed(sums: F64) -> Squares:
+    """Finite sums of squares as one, where loops are compiled."""
+    if not kernels.IS_COMPILED:
+        return sums
     limbs = _nothing()
     sum_kernels.add_exactly(sums, limbs)
-    return root_of(limbs)
+    return limbs
 
 
 def _nothing() -> I64:

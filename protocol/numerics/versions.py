@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from protocol.errors import CorruptState
 from protocol.log.records import FragmentMerged, StateDigests
 from protocol.numerics import chunks
+from protocol.numerics.buffers import F32
 from protocol.numerics.outer import outer_step_by
 from protocol.numerics.workers import ALONE, Workers
 from protocol.project import CodecName
-
-F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +39,6 @@ def state_manifests(theta: F32, momentum: F32, *, workers: Workers = ALONE) -> S
     return StateManifests(
         chunks.manifest(theta, workers=workers), chunks.manifest(momentum, workers=workers)
     )
-
-
-def state_digests(theta: F32, momentum: F32) -> StateDigests:
-    """The content hashes that a record certifies."""
-    return state_manifests(theta, momentum).digests
 
 
 def next_version(

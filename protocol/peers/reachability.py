@@ -47,6 +47,9 @@ class Answer:
     relays: bool = False
 
 
+UNASKED = Answer()
+
+
 @dataclass
 class Reaching:
     """The verdict on one host, from what others say."""
@@ -59,8 +62,8 @@ class Reaching:
         """Whom to ask now, of those we are connected with."""
         if len(self._votes(now_s)) >= ANSWERS_WANTED and not self._wants_relays(connected, now_s):
             return []
-        due = [key for key in connected if self._is_due(key, now_s)]
-        due.sort(key=lambda key: (self._times(key), self.rng()))
+        due = [key for key in connected if now_s >= self.answers.get(key, UNASKED).again_s]
+        due.sort(key=lambda key: (self.answers.get(key, UNASKED).times, self.rng()))
         return due[:ASK_AT_ONCE_MAX]
 
     def told(
@@ -117,17 +120,8 @@ class Reaching:
         return [bool(answer.could_dial) for answer in (public or fresh)]
 
     def _wants_relays(self, connected: Collection[NodeKey], now_s: float) -> bool:
-        votes = self._votes(now_s)
-        is_direct = bool(votes) and 2 * sum(votes) >= len(votes)
+        is_direct = self.verdict(connected, now_s) == "direct"
         return not is_direct and len(self.relays(connected)) < RELAYS_MAX
-
-    def _times(self, peer: NodeKey) -> int:
-        answer = self.answers.get(peer)
-        return answer.times if answer is not None else 0
-
-    def _is_due(self, peer: NodeKey, now_s: float) -> bool:
-        answer = self.answers.get(peer)
-        return answer is None or now_s >= answer.again_s
 
     def _asked(self, peer: NodeKey, now_s: float) -> Answer:
         answer = self.answers.get(peer)

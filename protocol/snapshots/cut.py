@@ -19,10 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.ids import SessionKey
 from protocol.snapshots.manifest import PartBooks, PartEntry, PartKept, Skipped
 from protocol.snapshots.vector_clock import VectorClock
-
-SessionKey = tuple[bytes, int]
 
 
 class ChannelState(Enum):

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple, Unpack
 
 import numpy as np
 
@@ -23,36 +24,13 @@ from host.transport import Transport
 from protocol.errors import CorruptState, MalformedPayload, TransientError
 from protocol.log.records import StateDigests
 from protocol.machine import Failed, Job, JobResult
-from protocol.messages import Certificate
 from protocol.numerics import chunks
+from protocol.numerics.buffers import F32
 from protocol.numerics.warm_up import warm_up
-from syncer_node.daemon.log_jobs import keep_in_log, write_later
-from syncer_node.machine.jobs import (
-    CheckpointWritten,
-    CutSnapshot,
-    FetchPayload,
-    FetchPush,
-    FetchWeights,
-    InitialiseWeights,
-    KeepSnapshot,
-    LoadWeights,
-    Merge,
-    Merged,
-    PayloadKept,
-    PayloadNotWritten,
-    PushFetched,
-    PushRefused,
-    Repaired,
-    RepairFragment,
-    Replay,
-    Replayed,
-    WeightsMade,
-    WriteCheckpoint,
-    WriteSnapshot,
-)
-from syncer_node.storage.checkpoints import FIRST_WEIGHTS, CheckpointStore
+from syncer_node.machine import jobs
+from syncer_node.storage.checkpoints import CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
-from syncer_node.storage.store import F32, Checkpoint, Store
+from syncer_node.storage.store import Store
 from syncer_node.storage.tape_recorder import PayloadTape
 
 log = logging.getLogger("shoal.syncer")
@@ -60,38 +38,31 @@ log = logging.getLogger("shoal.syncer")
 MERGES_AT_ONCE = 2
 SOURCES_ASKED_MAX = 8
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
+@dataclass(slots=True, kw_only=True)
 class JobExecutor:
     """The hands of one syncer."""
 
-    def __init__(
-        self,
-        *,
-        transport: Transport,
-        store: Store,
-        bank: MergeBank,
-        disk: CheckpointStore,
-        cores: Cores,
-        project: bytes,
-        kept_marks: Callable[[], set[int]],
-        other_syncers: Callable[[], list[bytes]],
-        payloads: PayloadTape | None = None,
-    ) -> None:
-        self.transport = transport
-        self.store = store
-        self.bank = bank
-        self.disk = disk
-        self.cores = cores
-        self.project = project
-        self.kept_marks = kept_marks
-        self.other_syncers = other_syncers
-        self.payloads = payloads
+    transport: Transport
+    store: Store
+    bank: MergeBank
+    disk: CheckpointStore
+    disk_pool: Executor
+    """The disk's own thread."""
+    cores: Cores
+    project: bytes
+    kept_marks: Callable[[], set[int]]
+    other_syncers: Callable[[], list[bytes]]
+    payloads: PayloadTape | None = None
+    merge_pool: Executor = field(init=False)
+
+    def __post_init__(self) -> None:
         self.merge_pool = ThreadPoolExecutor(
             MERGES_AT_ONCE, thread_name_prefix="merge", initializer=give_way
         )
         self.merge_pool.submit(warm_up)
-        self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
 
     def close(self) -> None:
         """Wait for what is under way; nothing remains half done."""
@@ -103,60 +74,51 @@ class JobExecutor:
     async def run_job(self, job: Job) -> JobResult:
         """Carry out one job."""
         match job:
-            case FetchPush():
+            case jobs.FetchPush():
                 return await self._fetch_push(job)
-            case Merge():
+            case jobs.Merge():
                 return await self._merge(job)
-            case FetchPayload():
+            case jobs.FetchPayload():
                 return await self._fetch_payload(job)
-            case FetchWeights():
+            case jobs.FetchWeights():
                 return await self._fetch_weights(job)
-            case RepairFragment():
+            case jobs.RepairFragment():
                 return await self._repair(job)
-            case Replay(merged):
-                await self._on_disk(partial(self.disk.replay, merged))
-                return Replayed()
-            case WriteCheckpoint(index, summary):
+            case jobs.Replay(merged):
+                await self._on_disk(self.disk.replay, merged)
+                return jobs.Replayed()
+            case jobs.WriteCheckpoint(index, summary):
                 checkpoint = self.disk.capture(index, summary)
-                write = partial(self.disk.write_checkpoint, checkpoint, self.kept_marks())
-                await self._on_disk(write)
-                return CheckpointWritten(index)
-        return await self._on_disk(partial(self._keep, job))
+                await self._on_disk(self.disk.write_checkpoint, checkpoint, self.kept_marks())
+                return jobs.CheckpointWritten(index)
+        return await self._on_disk(self._keep, job)
 
     def _keep(self, job: Job) -> JobResult:
         """What only concerns the disk."""
         match job:
-            case InitialiseWeights():
-                return WeightsMade(self.disk.initialise())
-            case LoadWeights():
+            case jobs.InitialiseWeights():
+                return jobs.WeightsMade(self.disk.initialise())
+            case jobs.LoadWeights():
                 self.disk.initialise()
-                return Replayed()
-            case WriteSnapshot(snapshot):
+                return jobs.Replayed()
+            case jobs.WriteSnapshot(snapshot):
                 return self.disk.snapshots.write(snapshot)
-            case KeepSnapshot():
+            case jobs.KeepSnapshot():
                 return self.disk.snapshots.keep(job)
-        return keep_in_log(self.store.voter, job)
+        return self.store.voter.carry_out(job)
 
-    def keep_certificate(self, certificate: Certificate) -> None:
-        """Store a proof, some time soon."""
-        self.small(partial(self.store.voter.keep_certificate, certificate))
-
-    def cut_snapshot(self, cut: CutSnapshot) -> None:
+    def cut_snapshot(self, cut: jobs.CutSnapshot) -> None:
         """Hold on to the versions of now, for a snapshot."""
         checkpoint = self.disk.capture(cut.summary.index, cut.summary)
         self.disk.snapshots.cut(cut.snapshot, checkpoint)
 
-    def small(self, write: Callable[[], object]) -> None:
-        """A small write whose loss costs nothing: it is made again after a restart."""
-        write_later(self.disk_pool, write, log)
-
-    async def _on_disk(self, work: Callable[[], T]) -> T:
+    async def _on_disk(self, work: Callable[[Unpack[Ts]], T], *given: *Ts) -> T:
         """Run on the disk's own thread; work is done in the order it is handed over."""
-        return await asyncio.get_running_loop().run_in_executor(self.disk_pool, work)
+        return await asyncio.get_running_loop().run_in_executor(self.disk_pool, work, *given)
 
     # Merging.
 
-    async def _fetch_push(self, job: FetchPush) -> JobResult:
+    async def _fetch_push(self, job: jobs.FetchPush) -> JobResult:
         header = job.header
         push = (job.peer, header.incarnation, header.sequence)
         try:
@@ -164,12 +126,12 @@ class JobExecutor:
             keep = partial(self.bank.keep_push, push, header.fragment, payload, header.codec)
             await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
         except MalformedPayload as error:
-            return PushRefused(error.reason, str(error))
+            return jobs.PushRefused(error.reason, str(error))
         if self.payloads is not None:
             self.payloads.keep_push(job, payload)
-        return PushFetched()
+        return jobs.PushFetched()
 
-    async def _merge(self, job: Merge) -> JobResult:
+    async def _merge(self, job: jobs.Merge) -> JobResult:
         started_s = time.monotonic()
         if self.payloads is not None:
             self.payloads.keep_base(job.fragment, self.bank)
@@ -179,18 +141,11 @@ class JobExecutor:
             )
         except CorruptState as error:
             return Failed(str(error))
-        await self._on_disk(
-            partial(
-                self.store.write_payload,
-                job.fragment,
-                job.version,
-                outcome.payload_digest,
-                outcome.payload,
-            )
-        )
-        return Merged(
-            payload=outcome.payload_digest,
-            payload_bytes=len(outcome.payload),
+        name, payload = outcome.payload_digest, outcome.payload
+        await self._on_disk(self.store.write_payload, job.fragment, job.version, name, payload)
+        return jobs.Merged(
+            payload=name,
+            payload_bytes=len(payload),
             state=outcome.state,
             norms=outcome.norms,
             scales=outcome.scales,
@@ -199,24 +154,19 @@ class JobExecutor:
 
     # Keeping up, and getting back what was lost.
 
-    async def _fetch_payload(self, job: FetchPayload) -> JobResult:
+    async def _fetch_payload(self, job: jobs.FetchPayload) -> JobResult:
         merged = job.merged
         wanted = [(merged.payload, merged.payload_bytes)]
-        (payload,) = await self._fetch_from(await self._sources(job.leader), wanted)
-        write = partial(
-            self.store.write_payload,
-            merged.fragment,
-            merged.version,
-            merged.payload,
-            bytes(payload),
-        )
+        sources = await self._sources(job.leader)
+        (payload,) = await fetch_from(self.transport, sources, wanted)
+        place = (merged.fragment, merged.version, merged.payload)
         try:
-            await self._on_disk(write)
+            await self._on_disk(self.store.write_payload, *place, bytes(payload))
         except TransientError as error:
-            return PayloadNotWritten(str(error))
-        return PayloadKept()
+            return jobs.PayloadNotWritten(str(error))
+        return jobs.PayloadKept()
 
-    async def _fetch_weights(self, job: FetchWeights) -> JobResult:
+    async def _fetch_weights(self, job: jobs.FetchWeights) -> JobResult:
         """Version 0 of every fragment, kept as the first checkpoint."""
         sources = await self._sources(job.leader)
         theta, momentum = [], []
@@ -224,16 +174,15 @@ class JobExecutor:
             one, other = await self._fetch_state(sources, fragment, state)
             theta.append(one)
             momentum.append(other)
-        checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
-        await self._on_disk(partial(self.store.write_checkpoint, checkpoint))
-        return PayloadKept()
+        await self._on_disk(self.disk.keep_first, theta, momentum)
+        return jobs.PayloadKept()
 
-    async def _repair(self, job: RepairFragment) -> JobResult:
+    async def _repair(self, job: jobs.RepairFragment) -> JobResult:
         newest = job.newest
         sources = await self._sources(job.leader)
         theta, momentum = await self._fetch_state(sources, job.fragment, newest.state)
         self.bank.initialise(job.fragment, newest.version, theta, momentum)
-        return Repaired()
+        return jobs.Repaired()
 
     async def _fetch_state(
         self, sources: list[bytes], fragment: int, state: StateDigests
@@ -245,11 +194,12 @@ class JobExecutor:
 
     async def _fetch_array(self, sources: list[bytes], name: bytes, size: int) -> F32:
         """An array by its digest: the manifest, then each chunk, from whoever has it."""
-        (manifest,) = await self._fetch_from(sources, [(name, chunks.manifest_bytes(size))])
+        wanted = [(name, chunks.manifest_bytes(size))]
+        (manifest,) = await fetch_from(self.transport, sources, wanted)
         names = chunks.digests(manifest)
         whole = bytearray(size)
         for chunk, (start, end) in zip(names, chunks.spans(size), strict=True):
-            (part,) = await self._fetch_from(sources, [(chunk, end - start)])
+            (part,) = await fetch_from(self.transport, sources, [(chunk, end - start)])
             whole[start:end] = part
         return np.frombuffer(whole, "<f4").astype(np.float32, copy=False)
 
@@ -264,9 +214,3 @@ class JobExecutor:
             found = {}
         sources += [key for key in sorted(found) if key not in sources]
         return [key for key in sources if key != self.transport.key][:SOURCES_ASKED_MAX]
-
-    async def _fetch_from(
-        self, sources: list[bytes], wanted: list[tuple[bytes, int]]
-    ) -> list[memoryview]:
-        """All of what is wanted from the first source that has it. Raises TransientError."""
-        return await fetch_from(self.transport, sources, wanted)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from host.control.status_parts import (
-    bulk_rows,
-)
+from host.control.status_parts import bulk_rows
 from host.transport import Transport
-from protocol import limits
+from protocol import limits, status
 from protocol.ids import short
 from protocol.peers.membership import Session
 from protocol.snapshots.manifest import stamp
-from protocol.status import (
-    PeerRow,
-    RestoreRow,
-    RoundRow,
-    SnapshotRow,
-    SnapshotStatus,
-)
-from syncer_node.daemon.voting_status import seat_status, waiting_words
+from syncer_node.daemon.voting_status import away_words, waiting_words
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.syncer import SyncerMachine
-from syncer_node.raft.raft import Raft
 
 
 def sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -43,7 +33,7 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
         return "Creating the first weights."
     if leadership.phase is Phase.DRAINING:
         return "The token budget is reached; finishing and evaluating the last rounds."
-    return _training_sentence(leadership) + _voters_away(raft, now_s)
+    return _training_sentence(leadership) + away_words(raft, now_s)
 
 
 def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -105,21 +95,13 @@ def nobody_trains(learners: list[tuple[str, str]]) -> str:
     return f"Nobody trains: {'; '.join(parts)}."
 
 
-def _voters_away(raft: Raft, now_s: float) -> str:
-    """Whether the next failure of a voter could be borne."""
-    rows = seat_status(raft, now_s).voters
-    away = [row for row in rows if not row.is_here]
-    if not away:
-        return ""
-    names = ", ".join(f"{row.role} {row.key[:8]}" for row in away)
-    return f" Not here: {names}."
-
-
 def _learners(count: int) -> str:
     return f"{count} learner" if count == 1 else f"{count} learners"
 
 
-def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: float) -> PeerRow:
+def peer_row(
+    session: Session, newest: list[int], tokens_per_step: int, now_s: float
+) -> status.PeerRow:
     """One learner as the syncer sees it."""
     beat = session.beat
     state = beat.state if beat else "greeting"
@@ -132,7 +114,7 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
     lag = 0
     if beat is not None:
         lag = max((new - old for new, old in zip(newest, beat.versions, strict=False)), default=0)
-    return PeerRow(
+    return status.PeerRow(
         key=session.peer.hex(),
         name=session.name,
         device=session.device,
@@ -151,7 +133,7 @@ def peer_row(session: Session, newest: list[int], tokens_per_step: int, now_s: f
     )
 
 
-def add_links(rows: list[PeerRow], transport: Transport) -> None:
+def add_links(rows: list[status.PeerRow], transport: Transport) -> None:
     reached, ways = transport.paths(), {row.key: row for row in bulk_rows(transport)}
     for row in rows:
         if row.state in ("left", "gone"):
@@ -163,11 +145,11 @@ def add_links(rows: list[PeerRow], transport: Transport) -> None:
             row.bulk, row.bulk_detail = bulk.way, bulk.detail
 
 
-def round_rows(leadership: Leadership, now_s: float) -> list[RoundRow]:
+def round_rows(leadership: Leadership, now_s: float) -> list[status.RoundRow]:
     """The rounds in flight."""
     names = {peer: session.name for peer, session in leadership.members.sessions.items()}
     return [
-        RoundRow(
+        status.RoundRow(
             number=current.number,
             fragment=current.fragment,
             state=current.state.value,
@@ -181,12 +163,12 @@ def round_rows(leadership: Leadership, now_s: float) -> list[RoundRow]:
     ]
 
 
-def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
+def snapshot_status(machine: SyncerMachine, now_s: float) -> status.SnapshotStatus:
     """What is kept, what is being taken, and who went on from what."""
     origin = machine.setup.charter.origin
-    shown = SnapshotStatus(
+    shown = status.SnapshotStatus(
         kept=[
-            SnapshotRow(
+            status.SnapshotRow(
                 name=stamp(one.snapshot),
                 epoch=one.epoch,
                 log_index=one.index,
@@ -206,13 +188,5 @@ def snapshot_status(machine: SyncerMachine, now_s: float) -> SnapshotStatus:
         if snapshots.taking is not None:
             shown.taking = stamp(snapshots.taking.snapshot)
             shown.waiting_for = snapshots.taking.waiting_for()
-        shown.restores = [
-            RestoreRow(
-                name=one.name,
-                is_restored=one.is_restored,
-                local_step=one.local_step,
-                trouble=one.trouble,
-            )
-            for one in snapshots.restores.values()
-        ]
+        shown.restores = list(snapshots.restores.values())
     return shown

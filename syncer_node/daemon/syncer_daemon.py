@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -54,16 +54,7 @@ from syncer_node.daemon import status
 from syncer_node.daemon.job_executor import JobExecutor
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
 from syncer_node.daemon.voting_status import seat_status
-from syncer_node.machine.jobs import (
-    Adopt,
-    CutSnapshot,
-    DropSnapshot,
-    Forget,
-    Keep,
-    KeepCharter,
-    NameBest,
-    TellWatchers,
-)
+from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Phase
 from syncer_node.machine.merge_totals import MergeTotals
 from syncer_node.machine.setup import SyncerSetup
@@ -134,6 +125,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             store=self.store,
             bank=self.bank,
             disk=self.disk,
+            disk_pool=self.disk_pool,
             cores=cores,
             project=project.id,
             kept_marks=lambda: set(self.machine.state.marks),
@@ -241,29 +233,23 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
     def act(self, action: object) -> None:
         """Carry out a local action."""
         match action:
-            case Adopt(fragment, version, payload):
+            case jobs.Adopt(fragment, version, payload):
                 self.bank.adopt(fragment, version, payload)
-            case Forget(pushes):
+            case jobs.Forget(pushes):
                 for push in pushes:
                     self.bank.forget_push(push)
-            case Keep(entry, _):
-                self.executor.keep_certificate(entry.certificate)
-            case KeepCharter(envelope):
-                self._keep_charter(envelope)
-            case TellWatchers(peers):
+            case jobs.TellWatchers(peers):
                 report = Report(msgspec.msgpack.encode(self.public()))
                 for peer in peers:
                     self.driver.send(peer, report)
-            case CutSnapshot():
+            case jobs.CutSnapshot():
                 self.executor.cut_snapshot(action)
-            case DropSnapshot(snapshot):
-                self.executor.small(partial(self.disk.snapshots.drop, snapshot))
-            case NameBest(index):
-                self.executor.small(partial(self.disk.name_best, index))
-
-    def write_soon(self, write: Callable[[], object]) -> None:
-        """On the log's own thread."""
-        self.executor.small(write)
+            case jobs.DropSnapshot(snapshot):
+                self.write_soon(partial(self.disk.snapshots.drop, snapshot))
+            case jobs.NameBest(index):
+                self.write_soon(partial(self.disk.name_best, index))
+            case _:
+                super().act(action)
 
     def _offer_charter(self, envelope: Envelope) -> tuple[bytes, int]:
         encoded = wire.encode(envelope)

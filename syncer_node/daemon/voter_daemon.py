@@ -12,6 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -39,6 +40,7 @@ from protocol.machine import Effect, Job, JobResult, StopAsked
 from protocol.messages import Envelope
 from protocol.status import SyncerStatus, WitnessStatus
 from protocol.trace import Fact
+from syncer_node.machine.jobs import Keep, KeepCharter
 from syncer_node.raft.context import PeerVoter
 from syncer_node.raft.raft import RESTART_EXIT, Raft
 from syncer_node.storage.voter_files import VoterFiles, kept_addresses
@@ -74,6 +76,7 @@ class VoterDaemon(ABC, Generic[Options]):
         self.started_s = time.monotonic()
         self.feed = EventLog()
         self.log = logging.getLogger(f"shoal.{self.role}")
+        self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._kept_addresses: tuple[str, ...] = ()
         self._front: VoterMachine
         self._raft: Raft
@@ -92,21 +95,22 @@ class VoterDaemon(ABC, Generic[Options]):
 
     # What a role does by itself.
 
-    @abstractmethod
     async def run_job(self, job: Job) -> JobResult:
-        """Carry out one job."""
+        """Carry out one job, on the disk's own thread in the order it was asked for."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.disk_pool, self.files.carry_out, job)
 
-    @abstractmethod
     def act(self, action: object) -> None:
         """Carry out a local action."""
+        match action:
+            case Keep(entry, _):
+                self.write_soon(partial(self.files.keep_certificate, entry.certificate))
+            case KeepCharter(envelope):
+                self._keep_charter(envelope)
 
     @abstractmethod
     def snapshot(self) -> SyncerStatus | WitnessStatus:
         """How this voter is."""
-
-    @abstractmethod
-    def write_soon(self, write: Callable[[], object]) -> None:
-        """Make a small write whose loss costs nothing: it is made again, or asked for."""
 
     @abstractmethod
     def _greet(self) -> None:
@@ -156,6 +160,17 @@ class VoterDaemon(ABC, Generic[Options]):
         """Log it."""
         logs.tell(fact)
         self.feed.tell(fact)
+
+    def write_soon(self, write: Callable[[], object]) -> None:
+        """On the disk's thread, a small write whose loss costs nothing: it is made again."""
+
+        def keep() -> None:
+            try:
+                write()
+            except TransientError as error:
+                self.log.warning("%s", error)
+
+        self.disk_pool.submit(keep)
 
     def _keep_charter(self, envelope: Envelope) -> None:
         """The owner's newest word, for the next start of this host."""

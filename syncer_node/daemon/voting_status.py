@@ -62,6 +62,14 @@ def _row(raft: Raft, key: bytes, role: str, priority: int, now_s: float) -> Vote
     return row
 
 
+def away_words(raft: Raft, now_s: float) -> str:
+    """Who of those that do not lead is not here, as a sentence behind others; or nothing."""
+    rows = seat_status(raft, now_s).voters
+    away = [row for row in rows if not row.is_here and not row.is_leader]
+    names = ", ".join(f"{row.role} {row.key[:8]}" for row in away)
+    return f" Not here: {names}." if away else ""
+
+
 def waiting_words(raft: Raft, now_s: float) -> str:
     """What an election waits for, as the end of a sentence."""
     context = raft.context

@@ -10,8 +10,6 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from host.control.status_parts import all_faults, network_status, project_status
@@ -22,13 +20,10 @@ from host.runtime import software
 from host.transport import Transport
 from protocol import limits
 from protocol.ids import short
-from protocol.machine import Job, JobResult
 from protocol.signing import verify_ed25519
 from protocol.status import WitnessStatus
-from syncer_node.daemon.log_jobs import keep_in_log, write_later
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
-from syncer_node.daemon.voting_status import seat_status, waiting_words
-from syncer_node.machine.jobs import Keep, KeepCharter
+from syncer_node.daemon.voting_status import away_words, seat_status, waiting_words
 from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.context import RaftSetup
 from syncer_node.storage.recovery import enter_epoch, log_start, scan
@@ -73,7 +68,6 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
         files = VoterFiles(options.home.voter_store(project.id, "witness", options.instance))
         super().__init__(options, project, identity, transport, files)
         self.parameters = sum(tensor.numel for tensor in self.project.genesis.model.tensors)
-        self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self.machine = self._recovered()
         self._drive(self.machine, self.machine.raft)
 
@@ -115,25 +109,6 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
         self.disk_pool.shutdown(wait=True, cancel_futures=True)
         self.files.close()
 
-    # What the machine asks for.
-
-    async def run_job(self, job: Job) -> JobResult:
-        """Carry out one job, on the disk's own thread in the order it was asked for."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.disk_pool, keep_in_log, self.files, job)
-
-    def act(self, action: object) -> None:
-        """Carry out a local action."""
-        match action:
-            case Keep(entry, _):
-                self.write_soon(partial(self.files.keep_certificate, entry.certificate))
-            case KeepCharter(envelope):
-                self._keep_charter(envelope)
-
-    def write_soon(self, write: Callable[[], object]) -> None:
-        """On the disk's own thread."""
-        write_later(self.disk_pool, write, log)
-
     async def _look_after_disk(self) -> None:
         """Remember where the other voters are, and let go of old records."""
         while True:
@@ -174,7 +149,5 @@ def sentence(machine: WitnessMachine, now_s: float) -> str:
     if raft.leader is None:
         return f"No leader: {waiting_words(raft, now_s)}."
     heard_s = max(0.0, now_s - raft.context.leader_heard_s)
-    away = [row for row in seat_status(raft, now_s).voters if not row.is_here and not row.is_leader]
-    names = ", ".join(f"{row.role} {row.key[:8]}" for row in away)
-    tail = f" Not here: {names}." if away else ""
-    return f"All is well. Voting with {short(raft.leader)}, heard {heard_s:.0f} s ago.{tail}"
+    away = away_words(raft, now_s)
+    return f"All is well. Voting with {short(raft.leader)}, heard {heard_s:.0f} s ago.{away}"

@@ -11,14 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.log.accounts import (
-    KIND_CHARS_MAX,
-    NOTES_MAX,
-    ChosenName,
-    Refusal,
-    count_kind,
-    printable,
-)
+from protocol.log import accounts
 from protocol.log.records import AccountsNoted, Body, FragmentMerged
 from protocol.log.state import SwarmState
 from protocol.peers.membership import Membership
@@ -49,7 +42,7 @@ class ContributorNotes:
         """A push got a fate other than being merged. reason: without details of this one push."""
         kind = outcome if reason in ("", outcome) else f"{outcome}: {reason}"
         counts = self._refused.setdefault(learner, {})
-        count_kind(counts, printable(kind, KIND_CHARS_MAX), 1)
+        accounts.count_kind(counts, accounts.printable(kind, accounts.KIND_CHARS_MAX), 1)
 
     def on_merged(self, merged: FragmentMerged) -> None:
         """A merge is committed and applied to the state: do we know what its learners are called?
@@ -61,7 +54,7 @@ class ContributorNotes:
             account = self.state.accounts.get(part.learner)
             if session is None or account is None:
                 continue
-            name = printable(session.name)
+            name = accounts.printable(session.name)
             if name and name != account.name:
                 self._names[part.learner] = name
                 if not account.name:
@@ -78,16 +71,20 @@ class ContributorNotes:
 
     def flush(self) -> None:
         """Propose everything now: the log is about to end, or the seat to go to another."""
-        names = [ChosenName(key, name) for key, name in sorted(self._names.items())]
+        names = [accounts.ChosenName(key, name) for key, name in sorted(self._names.items())]
         refusals = [
-            Refusal(key, kind, pushes)
+            accounts.Refusal(key, kind, pushes)
             for key, counts in sorted(self._refused.items())
             for kind, pushes in sorted(counts.items())
         ]
         self._names, self._refused, self._since_s, self._wait_s = {}, {}, None, EVERY_S
         while names or refusals:
-            self.propose(AccountsNoted(tuple(names[:NOTES_MAX]), tuple(refusals[:NOTES_MAX])))
-            del names[:NOTES_MAX], refusals[:NOTES_MAX]
+            self.propose(
+                AccountsNoted(
+                    tuple(names[: accounts.NOTES_MAX]), tuple(refusals[: accounts.NOTES_MAX])
+                )
+            )
+            del names[: accounts.NOTES_MAX], refusals[: accounts.NOTES_MAX]
 
     def deadline_s(self) -> float | None:
         """When something is due."""

@@ -12,64 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from protocol import limits, wire
+from protocol import limits, messages, trace, wire
 from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError, UnexpectedMessage
+from protocol.log import records
 from protocol.log.batching import in_messages
-from protocol.log.records import (
-    BlocksLeased,
-    BlocksReturned,
-    Body,
-    CheckpointEvaluated,
-    CheckpointMarked,
-    FragmentMerged,
-    RunEnded,
-    RunEnding,
-    WeightsInitialised,
-)
 from protocol.log.state import SwarmState
 from protocol.machine import Disconnect, Failed, Stop
-from protocol.messages import (
-    Alive,
-    CertifiedRecord,
-    Committed,
-    Decline,
-    Envelope,
-    Evaluation,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    IndexPart,
-    LeaseRequest,
-    Message,
-    Push,
-    PushHeader,
-    Refused,
-    Watch,
-    Welcome,
-)
 from protocol.peers.membership import Membership, Session
 from protocol.quorum import GraceWindow
 from protocol.signing import open_envelope
 from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartRestored, SnapshotOutline
-from protocol.trace import (
-    CheckpointScored,
-    FragmentCommitted,
-    PhaseChanged,
-    SessionClosed,
-    SessionOpened,
-    SessionRefused,
-)
+from syncer_node.machine import jobs
 from syncer_node.machine.admission import refusal
 from syncer_node.machine.contributor_notes import ContributorNotes
 from syncer_node.machine.evaluating import Evaluating
-from syncer_node.machine.jobs import (
-    InitialiseWeights,
-    NameBest,
-    TellWatchers,
-    WeightsMade,
-    WriteCheckpoint,
-)
 from syncer_node.machine.leasing import Leasing
 from syncer_node.machine.pacing import Pace
 from syncer_node.machine.receipt_issuer import Receipts
@@ -107,7 +64,7 @@ class Leadership:
         state: SwarmState,
         recent: RecentEntries,
         faults: dict[str, int],
-        propose: Callable[[Body], None],
+        propose: Callable[[records.Body], None],
         snapshots: list[SnapshotOutline],
         now_s: float,
     ) -> None:
@@ -147,8 +104,7 @@ class Leadership:
             last_round=state.rounds,
             proposed_step=state.global_step,
         )
-        self.leasing = Leasing(state, self.members, charter.limits, propose)
-        self.leasing.listening_since_s = now_s
+        self.leasing = Leasing(state, self.members, charter.limits, propose, now_s)
         self.receipts = Receipts(effects, state, self.members)
         self.evaluating = Evaluating(
             state=state,
@@ -170,12 +126,12 @@ class Leadership:
         elif self.state.has_weights:
             self.phase = Phase.TRAINING
         else:
-            self.effects.start(InitialiseWeights())
-        self.effects.emit(PhaseChanged(self.phase.value, f"log at record {self.state.index}"))
+            self.effects.start(jobs.InitialiseWeights())
+        self.effects.emit(trace.PhaseChanged(self.phase.value, f"log at record {self.state.index}"))
 
     def _fire(self, trigger: str, detail: str) -> None:
         self.phase = PHASE_TRANSITIONS[self.phase, trigger]
-        self.effects.emit(PhaseChanged(self.phase.value, detail))
+        self.effects.emit(trace.PhaseChanged(self.phase.value, detail))
 
     def adopt(self, setup: SyncerSetup) -> None:
         """Go on under another charter."""
@@ -191,7 +147,7 @@ class Leadership:
         for session in list(self.members.live()):
             if session.peer in charter.banned:
                 words = "the project's owner has banned this key"
-                self.effects.send(session.peer, Refused("banned", words, None))
+                self.effects.send(session.peer, messages.Refused("banned", words, None))
                 self.effects.out.append(Disconnect(session.peer, "banned"))
                 self.lose(session.peer, "banned", self._now_s)
 
@@ -205,12 +161,12 @@ class Leadership:
             self._said_alive_s = now_s
             live = list(self.members.live())
             every_s = min(limits.HEARTBEAT_S, len(live) / limits.HEARTBEATS_PER_S)
-            alive = Alive(self.state.index, every_s)
+            alive = messages.Alive(self.state.index, every_s)
             for session in live:
                 self.effects.send(session.peer, alive)
         if self.watchers and now_s - self._reported_s >= limits.REPORT_EVERY_S:
             self._reported_s = now_s
-            self.effects.do(TellWatchers(tuple(self.watchers)))
+            self.effects.do(jobs.TellWatchers(tuple(self.watchers)))
         for session_key in self.leasing.take_back(now_s):
             self.rounds.last_sequence.pop(session_key, None)
         is_open = self.phase is Phase.TRAINING and not self.is_closing
@@ -234,13 +190,13 @@ class Leadership:
         budget = self.setup.charter.limits.tokens
         if self.state.tokens >= budget and not self._is_ending_proposed:
             self._is_ending_proposed = True
-            self._propose(RunEnding("token-budget"))
+            self._propose(records.RunEnding("token-budget"))
 
     def _end(self) -> None:
         self._is_end_proposed = True
         self.contributor_notes.flush()
         best = self.state.best
-        body = RunEnded(
+        body = records.RunEnded(
             global_step=self.state.global_step,
             tokens=self.state.tokens,
             best=best.checkpoint if best else self.state.checkpoint,
@@ -251,7 +207,7 @@ class Leadership:
     def close(self, reason: str) -> None:
         """Say goodbye; learners go on by themselves and come back when somebody leads again."""
         for session in self.members.live():
-            self.effects.send(session.peer, Goodbye(reason))
+            self.effects.send(session.peer, messages.Goodbye(reason))
             self.effects.out.append(Disconnect(session.peer, "goodbye"))
         for peer in self.watchers:
             self.effects.out.append(Disconnect(peer, "goodbye"))
@@ -265,48 +221,48 @@ class Leadership:
 
     # The log.
 
-    def on_committed(self, entry: CertifiedRecord, body: Body, index: int, now_s: float) -> None:
+    def on_committed(
+        self, entry: messages.CertifiedRecord, body: records.Body, index: int, now_s: float
+    ) -> None:
         """What a committed record sets in motion here; then everybody hears of it."""
         self._now_s = now_s
         match body:
-            case WeightsInitialised():
+            case records.WeightsInitialised():
                 self._fire("weights", f"{len(body.fragments)} fragments at version 0")
-            case FragmentMerged():
+            case records.FragmentMerged():
                 self._merged(body, index)
-            case BlocksLeased():
+            case records.BlocksLeased():
                 self.leasing.on_leased()
-            case BlocksReturned(learner, incarnation):
+            case records.BlocksReturned(learner, incarnation):
                 self.leasing.on_returned((learner, incarnation))
-            case CheckpointMarked(_, evaluator):
+            case records.CheckpointMarked(_, evaluator):
                 self.evaluating.on_marked(index, evaluator, now_s)
-                self.effects.start(WriteCheckpoint(index, self.state.summary()))
-            case CheckpointEvaluated():
+                self.effects.start(jobs.WriteCheckpoint(index, self.state.summary()))
+            case records.CheckpointEvaluated():
                 self._scored(body)
-            case RunEnding():
+            case records.RunEnding():
                 self._fire("budget", f"{self.state.tokens:,} tokens committed")
-            case RunEnded():
+            case records.RunEnded():
                 self.receipts.on_ended(self.setup, now_s)
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
-            case _:
-                pass
-        committed = Committed((entry,))
+        committed = messages.Committed((entry,))
         for session in self.members.live():
             self.effects.send(session.peer, committed)
 
-    def _scored(self, scored: CheckpointEvaluated) -> None:
+    def _scored(self, scored: records.CheckpointEvaluated) -> None:
         self.evaluating.on_scored()
         best = self.state.best
         if best is not None and best.checkpoint == scored.checkpoint:
-            self.effects.do(NameBest(scored.checkpoint))
-        self.effects.emit(CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
+            self.effects.do(jobs.NameBest(scored.checkpoint))
+        self.effects.emit(trace.CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
 
-    def _merged(self, merged: FragmentMerged, index: int) -> None:
+    def _merged(self, merged: records.FragmentMerged, index: int) -> None:
         parts = merged.contributions
         self.rounds.on_committed(merged, self._now_s)
         self.receipts.on_merged(merged, self.setup, self._now_s)
         self.contributor_notes.on_merged(merged)
         self.effects.emit(
-            FragmentCommitted(
+            trace.FragmentCommitted(
                 index=index,
                 global_step=merged.global_step,
                 fragment=merged.fragment,
@@ -319,13 +275,13 @@ class Leadership:
 
     # Sessions.
 
-    def receive(self, peer: bytes, message: Message, now_s: float) -> None:
+    def receive(self, peer: bytes, message: messages.Message, now_s: float) -> None:
         """What a learner or a watcher says. Raises RemoteError for what means nothing."""
         self._now_s = now_s
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Hello):
             self._hello(peer, message)
             return
-        if isinstance(message, Watch):
+        if isinstance(message, messages.Watch):
             self._watch(peer, message)
             return
         session = self.members.sessions.get(peer)
@@ -334,28 +290,28 @@ class Leadership:
         session.heard_s = now_s
         self._dispatch(session, message)
 
-    def _dispatch(self, session: Session, message: Message) -> None:
+    def _dispatch(self, session: Session, message: messages.Message) -> None:
         match message:
-            case Heartbeat():
+            case messages.Heartbeat():
                 session.hear(message, self._now_s)
-            case Push(envelope):
+            case messages.Push(envelope):
                 self._push(session, envelope)
-            case Decline():
+            case messages.Decline():
                 self.rounds.on_decline(session.peer, message)
-            case LeaseRequest(blocks):
+            case messages.LeaseRequest(blocks):
                 self.leasing.ask(session.peer, blocks)
-            case Evaluation():
+            case messages.Evaluation():
                 self.evaluating.on_evaluation(session.peer, message)
             case Marker() | PartKept() | PartRefused() | PartRestored():
                 self.snapshots.on_message(session, message, self._now_s)
-            case Goodbye(reason):
+            case messages.Goodbye(reason):
                 words = reason or "said goodbye"
                 self.lose(session.peer, words, self._now_s, has_left=True)
                 self.effects.out.append(Disconnect(session.peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} from a learner")
 
-    def _watch(self, peer: bytes, watch: Watch) -> None:
+    def _watch(self, peer: bytes, watch: messages.Watch) -> None:
         """Let somebody look on, if there is room and it looks for this project."""
         reason = ""
         if watch.wire_version != limits.WIRE_VERSION:
@@ -365,20 +321,20 @@ class Leadership:
         elif len(self.watchers) >= limits.WATCHERS_MAX and peer not in self.watchers:
             reason = "too many watchers are connected"
         if reason:
-            self.effects.send(peer, Refused("watch", reason, None))
+            self.effects.send(peer, messages.Refused("watch", reason, None))
             self.effects.out.append(Disconnect(peer, reason))
         else:
             self.watchers[peer] = None
             self._reported_s = -1e9
 
-    def _hello(self, peer: bytes, hello: Hello) -> None:
+    def _hello(self, peer: bytes, hello: messages.Hello) -> None:
         known = self.members.sessions.get(peer)
         is_lower = known is not None and known.incarnation > hello.incarnation
         if is_lower and self.snapshots.may_resume(peer, hello.incarnation):
             self.members.forget(peer)
         refused = refusal(self.setup, self.members, peer, hello, self.state)
         if refused is not None:
-            self.effects.emit(SessionRefused(peer, refused.reason, refused.text))
+            self.effects.emit(trace.SessionRefused(peer, refused.reason, refused.text))
             if refused.retry_after_s is None:
                 self.faults[refused.reason] = self.faults.get(refused.reason, 0) + 1
             self.effects.send(peer, refused)
@@ -394,27 +350,27 @@ class Leadership:
         assert session is not None, "checked by _refusal"
         self._welcome(peer, hello, session)
 
-    def _welcome(self, peer: bytes, hello: Hello, session: Session) -> None:
+    def _welcome(self, peer: bytes, hello: messages.Hello, session: Session) -> None:
         state = self.state
         entries = self.recent.continuation(hello)
         index = self.recent.index() if entries is None else None
-        formers: tuple[Envelope, ...] = ()
+        formers: tuple[messages.Envelope, ...] = ()
         if entries is None:
             formers = tuple(one.charter for one in state.charters[:-1])
             for piece in in_messages(self.recent.origins()):
-                self.effects.send(peer, IndexPart(piece))
+                self.effects.send(peer, messages.IndexPart(piece))
         charter = state.charter or self.setup.charter_envelope
-        self.effects.send(peer, Welcome(charter, state.epoch, state.term, formers, index))
+        self.effects.send(peer, messages.Welcome(charter, state.epoch, state.term, formers, index))
         for piece in in_messages(entries or []):
-            self.effects.send(peer, Committed(piece))
+            self.effects.send(peer, messages.Committed(piece))
         self.receipts.on_welcome(session, self.setup, self._now_s)
-        self.effects.emit(SessionOpened(peer, session.name, entries is not None))
+        self.effects.emit(trace.SessionOpened(peer, session.name, entries is not None))
 
-    def _push(self, session: Session, envelope: Envelope) -> None:
+    def _push(self, session: Session, envelope: messages.Envelope) -> None:
         payload = open_envelope(
             "push", self.setup.project, envelope, self.setup.verify, signer=session.peer
         )
-        header = wire.decode(payload, PushHeader)
+        header = wire.decode(payload, messages.PushHeader)
         if header.project != self.setup.project or header.incarnation != session.incarnation:
             raise UnexpectedMessage("push of another project or session")
         self.snapshots.on_push(session, header.sequence)
@@ -429,7 +385,7 @@ class Leadership:
             session.heard_s = now_s
             self.rounds.on_gone(peer)
             self.snapshots.on_gone(peer, reason, now_s)
-            self.effects.emit(SessionClosed(peer, session.name, reason, has_left))
+            self.effects.emit(trace.SessionClosed(peer, session.name, reason, has_left))
 
     def count_fault(self, peer: bytes, error: RemoteError) -> None:
         """Write an offence down against its session."""
@@ -439,8 +395,8 @@ class Leadership:
 
     def on_weights(self, result: object) -> None:
         """The first weights are made, or could not be."""
-        if isinstance(result, WeightsMade):
-            self._propose(WeightsInitialised(result.fragments))
+        if isinstance(result, jobs.WeightsMade):
+            self._propose(records.WeightsInitialised(result.fragments))
         else:
             reason = result.reason if isinstance(result, Failed) else "unknown"
             self.effects.out.append(Stop(f"the first weights could not be created: {reason}", 1))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.log.leases import SessionKey
+from protocol.ids import SessionKey
 from protocol.log.records import BlocksLeased, BlocksReturned, Body
 from protocol.log.state import SwarmState
 from protocol.peers.membership import Membership

@@ -18,18 +18,8 @@ from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.rounds import PullState, PullTicket, Round, RoundState, unsettled
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
+from syncer_node.machine import jobs
 from syncer_node.machine.contributor_notes import ContributorNotes
-from syncer_node.machine.jobs import (
-    Adopt,
-    FetchPush,
-    Forget,
-    Merge,
-    Merged,
-    MergePart,
-    PushFetched,
-    PushId,
-    PushRefused,
-)
 from syncer_node.machine.pacing import Pace, median_step_s
 from syncer_node.machine.uplinks import Uplinks
 
@@ -47,7 +37,7 @@ FATES_MAX = 4096
 """Outcomes kept for learners that ask again after their connection broke."""
 
 
-def push_id(peer: bytes, header: PushHeader) -> PushId:
+def push_id(peer: bytes, header: PushHeader) -> jobs.PushId:
     return (peer, header.incarnation, header.sequence)
 
 
@@ -113,7 +103,7 @@ class Rounds:
             self._settle(session.peer, header, *fate)
             return
         ticket.state = PullState.SENDING
-        self.effects.start(FetchPush(session.peer, header.round, header))
+        self.effects.start(jobs.FetchPush(session.peer, header.round, header))
 
     def _forget_sequences(self) -> None:
         """Of sessions that are over: their pulls are void, so nothing of theirs can count again."""
@@ -155,7 +145,7 @@ class Rounds:
         if ticket is not None and ticket.state is PullState.ASKED:
             ticket.state = PullState.FAILED
 
-    def on_fetched(self, job: FetchPush, result: object) -> None:
+    def on_fetched(self, job: jobs.FetchPush, result: object) -> None:
         """The payload arrived, or did not."""
         current, ticket = self._find(job.peer, job.round)
         is_awaited = (
@@ -164,7 +154,7 @@ class Rounds:
             and ticket.header == job.header
             and ticket.state is PullState.SENDING
         )
-        if isinstance(result, PushFetched):
+        if isinstance(result, jobs.PushFetched):
             if is_awaited and ticket is not None:
                 if current is not None:
                     current.arrive(ticket)
@@ -177,22 +167,22 @@ class Rounds:
                     newest=self.last_round,
                 )
             else:
-                self.effects.do(Forget((push_id(job.peer, job.header),)))
+                self.effects.do(jobs.Forget((push_id(job.peer, job.header),)))
             return
         if ticket is not None and is_awaited:
             ticket.state = PullState.FAILED
-            if isinstance(result, PushRefused):
+            if isinstance(result, jobs.PushRefused):
                 self._settle(job.peer, job.header, "rejected", result.reason, result.detail)
             else:
                 reason = result.reason if isinstance(result, Failed) else "fetch failed"
                 self._settle(job.peer, job.header, "abandoned", reason)
 
-    def on_merged(self, job: Merge, result: object, now_s: float) -> None:
+    def on_merged(self, job: jobs.Merge, result: object, now_s: float) -> None:
         """The merge is computed and its payload is on disk, or it failed."""
         current = self.rounds.get(job.round)
         if current is None:
             return
-        if not isinstance(result, Merged):
+        if not isinstance(result, jobs.Merged):
             reason = result.reason if isinstance(result, Failed) else "merge failed"
             self.stalled, self.stalled_until_s = reason, now_s + RETRY_AFTER_S
             self._abandon(current, reason)
@@ -236,8 +226,10 @@ class Rounds:
         """The new version counts: make it current and close the books of its round."""
         current = self.rounds.pop(merged.round)
         current.fire("committed")
-        self.effects.do(Adopt(merged.fragment, merged.version, merged.payload))
-        self.effects.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
+        self.effects.do(jobs.Adopt(merged.fragment, merged.version, merged.payload))
+        self.effects.do(
+            jobs.Forget(tuple(push_id(peer, header) for peer, header in current.arrived))
+        )
         self.merges_here += 1
         self.stalled = ""
         if current.closed_s is not None:
@@ -446,7 +438,7 @@ class Rounds:
         for peer, header in current.arrived:
             lag = current.version - 1 - header.base_version
             weight = push_weight(self.spec.weights, header.tokens, header.steps) / (1 + lag)
-            parts.append(MergePart(peer, header, weight))
+            parts.append(jobs.MergePart(peer, header, weight))
         current.fire("close")
         current.closed_s = now_s
         for peer, ticket in sorted(current.tickets.items()):
@@ -456,7 +448,7 @@ class Rounds:
             elif ticket.state is PullState.SENDING and ticket.header is not None:
                 self._settle(peer, ticket.header, "late", "the round closed before it arrived")
         self.effects.start(
-            Merge(
+            jobs.Merge(
                 round=current.number,
                 fragment=current.fragment,
                 version=current.version,
@@ -486,7 +478,7 @@ class Rounds:
                 current.take(peer, ticket)
 
     def _let_go(self, peer: bytes, header: PushHeader, outcome: Outcome, reason: str) -> None:
-        self.effects.do(Forget((push_id(peer, header),)))
+        self.effects.do(jobs.Forget((push_id(peer, header),)))
         self._settle(peer, header, outcome, reason)
 
     def _version_after(self, fragment: int) -> int:
@@ -507,7 +499,9 @@ class Rounds:
         self.rounds.pop(current.number)
         for peer, header in current.arrived:
             self._settle(peer, header, "abandoned", reason)
-        self.effects.do(Forget(tuple(push_id(peer, header) for peer, header in current.arrived)))
+        self.effects.do(
+            jobs.Forget(tuple(push_id(peer, header) for peer, header in current.arrived))
+        )
         current.fire("abandon")
         self.effects.emit(RoundAbandoned(current.number, current.fragment, reason))
 

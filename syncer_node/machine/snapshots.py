@@ -14,27 +14,12 @@ from protocol.effect_queue import EffectQueue
 from protocol.machine import Failed
 from protocol.messages import CertifiedRecord, PartMessage
 from protocol.peers.membership import Membership, Session
+from protocol.snapshots import manifest
 from protocol.snapshots.cut import Channel, Taking
-from protocol.snapshots.manifest import (
-    Manifest,
-    Marker,
-    PartKept,
-    PartOutline,
-    PartRefused,
-    PartRestored,
-    Skipped,
-    SnapshotOutline,
-    stamp,
-)
 from protocol.snapshots.vector_clock import VectorClock
+from protocol.status import RestoreRow
 from protocol.trace import LearnerRestored, SnapshotBegan, SnapshotEnded
-from syncer_node.machine.jobs import (
-    CutSnapshot,
-    DropSnapshot,
-    KeepSnapshot,
-    SnapshotKept,
-    WriteSnapshot,
-)
+from syncer_node.machine import jobs
 from syncer_node.machine.recent_entries import RecentEntries
 from syncer_node.machine.rounds import Rounds
 from syncer_node.machine.setup import SyncerSetup
@@ -48,16 +33,6 @@ RETRY_S = 60.0
 RESTORES_MAX = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a learner said it went on from."""
-
-    name: str
-    is_restored: bool
-    local_step: int
-    trouble: str
-
-
 @dataclass(slots=True)
 class Snapshots:
     """One seat's."""
@@ -67,13 +42,13 @@ class Snapshots:
     recent: RecentEntries
     members: Membership
     rounds: Rounds
-    book: list[SnapshotOutline]
+    book: list[manifest.SnapshotOutline]
     """Those on this host's disk, oldest first; shared by all seats of this machine."""
-    restores: dict[bytes, Restored] = field(default_factory=dict)
+    restores: dict[bytes, RestoreRow] = field(default_factory=dict)
     taking: Taking | None = None
     trouble: str = ""
     """Why the last one was not kept."""
-    _cut: Manifest | None = None
+    _cut: manifest.Manifest | None = None
     """Of the snapshot that is being taken, as known at the cut."""
     _proof: tuple[CertifiedRecord, tuple[CertifiedRecord, ...]] | None = None
     """The record at the cut, and those that made the newest versions."""
@@ -98,7 +73,7 @@ class Snapshots:
             snapshot, clock, now_s, {one.peer: self._channel(one) for one in live}, self._away()
         )
         self.trouble, self._is_written, self._is_keeping = "", False, False
-        self._cut = Manifest(
+        self._cut = manifest.Manifest(
             snapshot=snapshot,
             project=self.setup.project,
             epoch=state.epoch,
@@ -112,12 +87,12 @@ class Snapshots:
             seconds=0.0,
         )
         self._proof = (newest, tuple(self.recent.origins()))
-        self.effects.do(CutSnapshot(snapshot, state.summary()))
-        self.effects.start(WriteSnapshot(snapshot))
+        self.effects.do(jobs.CutSnapshot(snapshot, state.summary()))
+        self.effects.start(jobs.WriteSnapshot(snapshot))
         kept = tuple(sorted(self.kept()))
         for session in live:
-            self.effects.send(session.peer, Marker(snapshot, clock, kept))
-        self.effects.emit(SnapshotBegan(stamp(snapshot), state.index, len(live)))
+            self.effects.send(session.peer, manifest.Marker(snapshot, clock, kept))
+        self.effects.emit(SnapshotBegan(manifest.stamp(snapshot), state.index, len(live)))
         return snapshot
 
     def kept(self, *more: int) -> set[int]:
@@ -133,11 +108,12 @@ class Snapshots:
         in_hand = self.rounds.in_hand(session.key)
         return Channel(session.peer, session.incarnation, session.name, in_hand)
 
-    def _away(self) -> tuple[Skipped, ...]:
+    def _away(self) -> tuple[manifest.Skipped, ...]:
         """Learners that are known and not here."""
         gone = [one for _, one in sorted(self.members.sessions.items()) if not one.is_connected]
         return tuple(
-            Skipped(one.peer, one.name, f"disconnected: {one.lost_reason}"[:200]) for one in gone
+            manifest.Skipped(one.peer, one.name, f"disconnected: {one.lost_reason}"[:200])
+            for one in gone
         )
 
     # What comes in.
@@ -148,18 +124,18 @@ class Snapshots:
 
     def on_message(self, session: Session, message: PartMessage, now_s: float) -> None:
         """What a learner says of its part."""
-        if isinstance(message, PartRestored):
+        if isinstance(message, manifest.PartRestored):
             self._restored(session, message)
             return
         taking = self.taking
         if taking is None or message.snapshot != taking.snapshot:
             return  # Of a snapshot that was given up.
         match message:
-            case Marker():
+            case manifest.Marker():
                 taking.on_marker(session.key, message.clock)
-            case PartKept():
+            case manifest.PartKept():
                 taking.on_kept(session.key, message)
-            case PartRefused():
+            case manifest.PartRefused():
                 taking.skip(session.peer, f"{message.reason}: {message.text}"[:200])
         self._try_finish(now_s)
 
@@ -169,7 +145,7 @@ class Snapshots:
             self.taking.skip(peer, reason[:200])
             self._try_finish(now_s)
 
-    def on_written(self, job: WriteSnapshot, result: object, now_s: float) -> None:
+    def on_written(self, job: jobs.WriteSnapshot, result: object, now_s: float) -> None:
         """The weights of the cut are on the disk, or are not."""
         if self.taking is None or job.snapshot != self.taking.snapshot:
             return
@@ -179,25 +155,25 @@ class Snapshots:
         self._is_written = True
         self._try_finish(now_s)
 
-    def on_kept(self, job: KeepSnapshot, result: object, now_s: float) -> None:
+    def on_kept(self, job: jobs.KeepSnapshot, result: object, now_s: float) -> None:
         """The manifest is on the disk: the snapshot exists; or it does not."""
         taking = self.taking
         if taking is None or job.manifest.snapshot != taking.snapshot:
             return
-        if not isinstance(result, SnapshotKept):
+        if not isinstance(result, jobs.SnapshotKept):
             reason = result.reason if isinstance(result, Failed) else "not kept"
             self._give_up(reason, now_s)
             return
         skipped = tuple((one.name, one.reason) for one in job.manifest.skipped)
         parts = len(job.manifest.parts)
-        name, seconds = stamp(taking.snapshot), job.manifest.seconds
+        name, seconds = manifest.stamp(taking.snapshot), job.manifest.seconds
         self.taking = None
         self.effects.emit(SnapshotEnded(name, True, parts, skipped, "", seconds))
 
     def close(self) -> None:
         """The seat ends, and with it what is being taken."""
         if self.taking is not None and not self._is_keeping:
-            self.effects.do(DropSnapshot(self.taking.snapshot))
+            self.effects.do(jobs.DropSnapshot(self.taking.snapshot))
         self.taking = None
 
     # Time.
@@ -235,25 +211,27 @@ class Snapshots:
         if taking is None or cut is None or not taking.is_done or not is_ready:
             return
         assert self._proof is not None, "it was taken with the cut"
-        manifest = structs.replace(
+        whole = structs.replace(
             cut, parts=taking.parts(), skipped=taking.skipped(), seconds=now_s - taking.begun_s
         )
         self._is_keeping = True
         kept = tuple(sorted(self.kept(taking.snapshot)))
-        self.effects.start(KeepSnapshot(manifest, *self._proof, kept))
+        self.effects.start(jobs.KeepSnapshot(whole, *self._proof, kept))
 
     def _give_up(self, reason: str, now_s: float) -> None:
         taking, self.taking = self.taking, None
         assert taking is not None, "there is one to give up"
         self.trouble = reason
-        self.effects.do(DropSnapshot(taking.snapshot))
+        self.effects.do(jobs.DropSnapshot(taking.snapshot))
         if self.next_s is not None:
             self.next_s = min(self.next_s, now_s + RETRY_S)
         seconds = now_s - taking.begun_s
-        self.effects.emit(SnapshotEnded(stamp(taking.snapshot), False, 0, (), reason, seconds))
+        self.effects.emit(
+            SnapshotEnded(manifest.stamp(taking.snapshot), False, 0, (), reason, seconds)
+        )
 
     @property
-    def origin(self) -> SnapshotOutline | None:
+    def origin(self) -> manifest.SnapshotOutline | None:
         """The snapshot at which this epoch began, if there is one and it is here."""
         origin = self.setup.charter.origin
         wanted = origin.snapshot if origin is not None else 0
@@ -265,11 +243,11 @@ class Snapshots:
         part = self._part_of(peer)
         return part is not None and part.incarnation == incarnation and peer not in self.restores
 
-    def _part_of(self, peer: bytes) -> PartOutline | None:
+    def _part_of(self, peer: bytes) -> manifest.PartOutline | None:
         parts = self.origin.parts if self.origin is not None else ()
         return next((one for one in parts if one.learner == peer), None)
 
-    def _restored(self, session: Session, said: PartRestored) -> None:
+    def _restored(self, session: Session, said: manifest.PartRestored) -> None:
         origin = self.setup.charter.origin
         if origin is None or said.snapshot != origin.snapshot:
             return
@@ -278,7 +256,12 @@ class Snapshots:
         is_other = part is None or part.digest != said.digest
         if said.is_restored and outline is not None and is_other:
             trouble = "its part is not the one the snapshot names"
-        told = Restored(session.name, said.is_restored, said.local_step, trouble)
+        told = RestoreRow(
+            name=session.name,
+            is_restored=said.is_restored,
+            local_step=said.local_step,
+            trouble=trouble,
+        )
         if self.restores.get(session.peer) == told or len(self.restores) >= RESTORES_MAX:
             return
         self.restores[session.peer] = told

@@ -12,29 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.effect_queue import EffectQueue
-from protocol.log.records import (
-    CheckpointEvaluated,
-    CheckpointMarked,
-    FragmentMerged,
-    WeightsInitialised,
-)
+from protocol.log import records
 from protocol.log.state import SwarmState
 from protocol.machine import Failed, Job
 from protocol.messages import CertifiedRecord
 from protocol.trace import FragmentAdvanced, PhaseChanged
-from syncer_node.machine.jobs import (
-    FetchPayload,
-    FetchWeights,
-    LoadWeights,
-    NameBest,
-    PayloadKept,
-    PayloadNotWritten,
-    Repaired,
-    RepairFragment,
-    Replay,
-    Replayed,
-    WriteCheckpoint,
-)
+from syncer_node.machine import jobs
 from syncer_node.raft.log import Entry
 
 FETCH_RETRY_S = 0.5
@@ -100,7 +83,7 @@ class Standby:
 
     def fetch(self, entry: Entry) -> bool:
         """Whether this record needs bytes from elsewhere; they are being fetched then."""
-        if not isinstance(entry.record.body, FragmentMerged | WeightsInitialised):
+        if not isinstance(entry.record.body, records.FragmentMerged | records.WeightsInitialised):
             return False
         self._wanted[entry.record.index] = entry
         self._pump()
@@ -130,29 +113,29 @@ class Standby:
 
     def _fetch(self, index: int, entry: Entry) -> None:
         match entry.record.body:
-            case FragmentMerged() as merged:
-                self.effects.start(FetchPayload(index, self.leader(), merged))
-            case WeightsInitialised(fragments):
-                self.effects.start(FetchWeights(index, self.leader(), fragments))
+            case records.FragmentMerged() as merged:
+                self.effects.start(jobs.FetchPayload(index, self.leader(), merged))
+            case records.WeightsInitialised(fragments):
+                self.effects.start(jobs.FetchWeights(index, self.leader(), fragments))
             case _:
                 raise AssertionError("only records with bytes are fetched for")
 
-    def on_fetched(self, job: FetchPayload | FetchWeights, result: object) -> None:
+    def on_fetched(self, job: jobs.FetchPayload | jobs.FetchWeights, result: object) -> None:
         """The bytes of a record are on disk, or another try is due."""
         self._fetching.discard(job.index)
         entry = self._wanted.get(job.index)
         if entry is None:
             return
         body = entry.record.body
-        named = job.merged if isinstance(job, FetchPayload) else job.fragments
+        named = job.merged if isinstance(job, jobs.FetchPayload) else job.fragments
         is_same = body == named or getattr(body, "fragments", None) == named
-        if isinstance(result, PayloadKept) and is_same:
+        if isinstance(result, jobs.PayloadKept) and is_same:
             self.trouble = ""
             self.failures.pop(job.index, None)
             del self._wanted[job.index]
             self._retry_s.pop(job.index, None)
             self.on_payload(job.index)
-        elif isinstance(result, PayloadNotWritten):
+        elif isinstance(result, jobs.PayloadNotWritten):
             # A whole state would not fit on this disk either.
             self.trouble = result.reason
             self._retry_s[job.index] = self.now_s + WRITE_RETRY_S
@@ -167,16 +150,16 @@ class Standby:
     def on_certified(self, entry: CertifiedRecord, index: int, body: object) -> None:
         """The next record counts, and the state has it already."""
         match body:
-            case WeightsInitialised():
-                self._queue.append(LoadWeights())
-            case FragmentMerged():
-                self._queue.append(Replay(body))
-            case CheckpointMarked():
-                self._queue.append(WriteCheckpoint(index, self.state.summary()))
-            case CheckpointEvaluated(checkpoint):
+            case records.WeightsInitialised():
+                self._queue.append(jobs.LoadWeights())
+            case records.FragmentMerged():
+                self._queue.append(jobs.Replay(body))
+            case records.CheckpointMarked():
+                self._queue.append(jobs.WriteCheckpoint(index, self.state.summary()))
+            case records.CheckpointEvaluated(checkpoint):
                 best = self.state.best
                 if best is not None and best.checkpoint == checkpoint:
-                    self.effects.do(NameBest(checkpoint))
+                    self.effects.do(jobs.NameBest(checkpoint))
         self._replay()
 
     def on_replayed(self, job: Job, result: object) -> None:
@@ -184,15 +167,15 @@ class Standby:
         if job is not self._replaying:
             return  # A checkpoint of a seat that is closed.
         self._replaying = None
-        if isinstance(job, WriteCheckpoint):
+        if isinstance(job, jobs.WriteCheckpoint):
             if isinstance(result, Failed):
                 self.effects.emit(PhaseChanged("checkpoint failed", result.reason))
-        elif not isinstance(result, Replayed):
+        elif not isinstance(result, jobs.Replayed):
             self._fall_back(job, result.reason if isinstance(result, Failed) else "not replayed")
             return
-        if isinstance(job, LoadWeights):
+        if isinstance(job, jobs.LoadWeights):
             self.held = [0] * len(self.state.fragments)
-        if isinstance(job, Replay):
+        if isinstance(job, jobs.Replay):
             merged = job.merged
             self.held[merged.fragment] = merged.version
             self.effects.emit(
@@ -204,7 +187,7 @@ class Standby:
         """What was kept is lost or damaged: fetch the fragment as a whole, as certified."""
         self.trouble = reason
         self.effects.emit(PhaseChanged("repairing", reason))
-        if isinstance(job, Replay):
+        if isinstance(job, jobs.Replay):
             self.held[job.merged.fragment] = NONE
         else:
             self.held = [NONE] * len(self.state.fragments)
@@ -213,14 +196,17 @@ class Standby:
     def _replay(self) -> None:
         while self._queue and self._replaying is None and not self.missing:
             job = self._queue.popleft()
-            if isinstance(job, Replay) and job.merged.version <= self.held[job.merged.fragment]:
+            if (
+                isinstance(job, jobs.Replay)
+                and job.merged.version <= self.held[job.merged.fragment]
+            ):
                 continue  # It was fetched as a whole, in this version or a newer one.
             self._replaying = job
             self.effects.start(job)
         if self._was_missing and self.is_idle:
             # What was fetched is kept: a checkpoint of exactly this state.
             self._was_missing = False
-            self._replaying = WriteCheckpoint(self.state.index, self.state.summary())
+            self._replaying = jobs.WriteCheckpoint(self.state.index, self.state.summary())
             self.effects.start(self._replaying)
 
     # Fetching what this disk lost, or never had.
@@ -233,12 +219,12 @@ class Standby:
                 self._repairing.add(fragment)
                 self._was_missing = True
                 newest = self.state.fragments[fragment]
-                self.effects.start(RepairFragment(fragment, self.leader(), newest))
+                self.effects.start(jobs.RepairFragment(fragment, self.leader(), newest))
 
-    def on_repaired(self, job: RepairFragment, result: object) -> None:
+    def on_repaired(self, job: jobs.RepairFragment, result: object) -> None:
         """A fragment was fetched as a whole, or another try is due."""
         self._repairing.discard(job.fragment)
-        if isinstance(result, Repaired):
+        if isinstance(result, jobs.Repaired):
             self.held[job.fragment] = job.newest.version
             self.trouble = ""
         else:

@@ -13,54 +13,17 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from protocol import limits, wire
+from protocol import limits, messages, wire
 from protocol.errors import RemoteError
 from protocol.ids import short
 from protocol.log.accounts import Account
 from protocol.log.batching import accounts_in_messages, in_messages
 from protocol.log.records import CharterAdopted, SeatTaken
 from protocol.log.state import SwarmSummary
-from protocol.machine import (
-    Effect,
-    Event,
-    Failed,
-    JobDone,
-    Note,
-    PeerDown,
-    PeerUp,
-    Received,
-    Started,
-    Stop,
-    StopAsked,
-    WakeAt,
-    Woke,
-)
-from protocol.messages import (
-    AccountsPart,
-    CertifiedRecord,
-    Envelope,
-    IndexPart,
-    Message,
-    StateOffer,
-)
+from protocol.machine import Effect, Event, Failed, Stop, WakeAt
 from protocol.project import Charter
 from protocol.trace import PhaseChanged
-from syncer_node.machine.jobs import (
-    FetchPayload,
-    FetchPush,
-    FetchWeights,
-    InitialiseWeights,
-    InstallState,
-    KeepCharter,
-    KeepSnapshot,
-    LoadWeights,
-    Merge,
-    RepairFragment,
-    Replay,
-    SnapshotKept,
-    WriteCheckpoint,
-    WriteSnapshot,
-)
+from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Leadership
 from syncer_node.machine.look_throttle import look_s
 from syncer_node.machine.recent_entries import RecentEntries
@@ -129,29 +92,19 @@ class SyncerMachine(VoterBase):
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Effects of one event."""
-        self._now_s = self.standby.now_s = now_s
-        match event:
-            case Started():
-                self.raft.start(now_s)
-            case PeerUp(peer):
-                if self.raft.is_voter(peer):
-                    self.raft.on_up(peer, now_s)
-            case PeerDown(peer, reason):
-                self._peer_down(peer, reason)
-            case Received(peer, message):
-                self._receive(peer, message)
-            case JobDone(number, result):
-                self._job_done(number, result)
-            case StopAsked(reason):
-                self._stop = (reason, now_s + HAND_OVER_S_MAX)
-            case Woke() | Note():
-                pass
+        self.standby.now_s = now_s
+        return super().handle(event, now_s)
+
+    def _look_because(self, event: Event) -> None:
+        now_s = self._now_s
         due_s = look_s(event, self.leadership, looked_s=self._looked_s, now_s=now_s)
         if due_s <= now_s:
             self.look()
         elif due_s < self._wake_s:
             self._wake_at(due_s)
-        return self.effects.drain()
+
+    def _stop_asked(self, reason: str) -> None:
+        self._stop = (reason, self._now_s + HAND_OVER_S_MAX)
 
     def drain(self, now_s: float) -> list[Effect]:
         """Hand the seat over as soon as a standby has everything; do not stand again."""
@@ -300,7 +253,9 @@ class SyncerMachine(VoterBase):
         self.leadership.close(reason)
         self.leadership = None
         # Rounds are numbered anew by the next seat: late answers must not meet its rounds.
-        self.effects.forget((InitialiseWeights, FetchPush, Merge, WriteSnapshot))
+        self.effects.forget(
+            (jobs.InitialiseWeights, jobs.FetchPush, jobs.Merge, jobs.WriteSnapshot)
+        )
 
     def on_certified(self, entry: Entry) -> None:
         record, body = entry.record, entry.record.body
@@ -318,7 +273,7 @@ class SyncerMachine(VoterBase):
             self._seat_term = record.term
         self.standby.on_certified(certified, record.index, body)
 
-    def _adopt(self, envelope: Envelope) -> None:
+    def _adopt(self, envelope: messages.Envelope) -> None:
         charter = wire.decode(envelope.payload, Charter)
         self.setup = replace(self.setup, charter=charter, charter_envelope=envelope)
         self.raft.voter_streams.follow_charter()
@@ -344,17 +299,17 @@ class SyncerMachine(VoterBase):
         if newest is None:
             return
         for piece in in_messages(self.recent.origins()):
-            self.effects.send(peer, IndexPart(piece))
+            self.effects.send(peer, messages.IndexPart(piece))
         for some in accounts_in_messages(self.state.accounts):
-            self.effects.send(peer, AccountsPart(some))
+            self.effects.send(peer, messages.AccountsPart(some))
         context = self.raft.context
         summary = wire.encode(self.state.summary(with_accounts=False))
-        self.effects.send(peer, StateOffer(context.epoch, context.term, newest, summary))
+        self.effects.send(peer, messages.StateOffer(context.epoch, context.term, newest, summary))
 
     def on_state_offer(
         self,
-        offer: StateOffer,
-        origins: list[CertifiedRecord],
+        offer: messages.StateOffer,
+        origins: list[messages.CertifiedRecord],
         accounts: dict[bytes, Account],
     ) -> None:
         said = wire.decode(offer.summary, SwarmSummary)
@@ -362,10 +317,10 @@ class SyncerMachine(VoterBase):
         if self.is_installing or summary.index <= self.state.index:
             return
         self.is_installing = self.raft.replication.is_held = True
-        self.effects.start(InstallState(offer.entry, summary, tuple(origins)))
+        self.effects.start(jobs.InstallState(offer.entry, summary, tuple(origins)))
 
-    def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
-        self.effects.do(KeepCharter(envelope))
+    def on_newer_charter(self, envelope: messages.Envelope, charter: Charter) -> None:
+        self.effects.do(jobs.KeepCharter(envelope))
         if charter.epoch > self.raft.context.epoch:
             words = f"the owner began epoch {charter.epoch}"
             self._close_leadership(words)
@@ -375,12 +330,11 @@ class SyncerMachine(VoterBase):
     # Peers.
 
     def _peer_down(self, peer: bytes, reason: str) -> None:
-        if self.raft.is_voter(peer):
-            self.raft.on_down(peer, self._now_s)
-        elif self.leadership is not None:
+        super()._peer_down(peer, reason)
+        if self.leadership is not None and not self.raft.is_voter(peer):
             self.leadership.lose(peer, reason, self._now_s)
 
-    def _receive_other(self, peer: bytes, message: Message) -> None:
+    def _receive_other(self, peer: bytes, message: messages.Message) -> None:
         if self.leadership is not None:
             self.leadership.receive(peer, message, self._now_s)
         else:
@@ -395,36 +349,36 @@ class SyncerMachine(VoterBase):
 
     def _other_job_done(self, job: object, result: object) -> None:
         match job:
-            case FetchPayload() | FetchWeights():
+            case jobs.FetchPayload() | jobs.FetchWeights():
                 self.standby.on_fetched(job, result)
-            case RepairFragment():
+            case jobs.RepairFragment():
                 self.standby.on_repaired(job, result)
-            case Replay() | LoadWeights():
+            case jobs.Replay() | jobs.LoadWeights():
                 self.standby.on_replayed(job, result)
-            case WriteCheckpoint() if self.leadership is None:
+            case jobs.WriteCheckpoint() if self.leadership is None:
                 self.standby.on_replayed(job, result)
             case _:
                 self._leader_job_done(job, result)
 
     def _leader_job_done(self, job: object, result: object) -> None:
         """The answer to something a seat asked for; one of a former seat means nothing."""
-        if isinstance(job, WriteCheckpoint) and isinstance(result, Failed):
+        if isinstance(job, jobs.WriteCheckpoint) and isinstance(result, Failed):
             self.effects.emit(PhaseChanged("checkpoint failed", result.reason))
-        if isinstance(job, KeepSnapshot) and isinstance(result, SnapshotKept):
+        if isinstance(job, jobs.KeepSnapshot) and isinstance(result, jobs.SnapshotKept):
             self.snapshots.append(job.manifest.outline)
             self.snapshots[:] = [one for one in self.snapshots if one.snapshot in job.kept]
         if self.leadership is None:
             return
         match job:
-            case InitialiseWeights():
+            case jobs.InitialiseWeights():
                 self.leadership.on_weights(result)
-            case FetchPush():
+            case jobs.FetchPush():
                 self.leadership.rounds.on_fetched(job, result)
-            case Merge():
+            case jobs.Merge():
                 self.leadership.rounds.on_merged(job, result, self._now_s)
-            case WriteSnapshot():
+            case jobs.WriteSnapshot():
                 self.leadership.snapshots.on_written(job, result, self._now_s)
-            case KeepSnapshot():
+            case jobs.KeepSnapshot():
                 self.leadership.snapshots.on_kept(job, result, self._now_s)
             case _:
                 pass  # Answered before.

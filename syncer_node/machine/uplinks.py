@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-SessionKey = tuple[bytes, int]
+from protocol.ids import SessionKey
 
 
 @dataclass(slots=True)

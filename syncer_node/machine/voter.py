@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from protocol import machine
 from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
@@ -46,6 +47,36 @@ class VoterBase(ABC):
     def look(self) -> None:
         """Time passes: do what is due, and say when to look again."""
 
+    def handle(self, event: machine.Event, now_s: float) -> list[Effect]:
+        """Effects of one event."""
+        self._now_s = now_s
+        match event:
+            case machine.Started():
+                self.raft.start(now_s)
+            case machine.PeerUp(peer):
+                if self.raft.is_voter(peer):
+                    self.raft.on_up(peer, now_s)
+            case machine.PeerDown(peer, reason):
+                self._peer_down(peer, reason)
+            case machine.Received(peer, message):
+                self._receive(peer, message)
+            case machine.JobDone(number, result):
+                self._job_done(number, result)
+            case machine.StopAsked(reason):
+                self._stop_asked(reason)
+            case machine.Woke() | machine.Note():
+                pass
+        self._look_because(event)
+        return self.effects.drain()
+
+    def _look_because(self, event: machine.Event) -> None:
+        """Something happened: do what is due."""
+        self.look()
+
+    @abstractmethod
+    def _stop_asked(self, reason: str) -> None:
+        """Whoever runs this daemon wants it to stop."""
+
     def fault(self, peer: bytes, error: RemoteError) -> list[Effect]:
         """Count a peer's offence that was found while reading its bytes."""
         self._blame(peer, error)
@@ -66,6 +97,10 @@ class VoterBase(ABC):
         self.effects.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
 
     # Peers.
+
+    def _peer_down(self, peer: bytes, reason: str) -> None:
+        if self.raft.is_voter(peer):
+            self.raft.on_down(peer, self._now_s)
 
     def _receive(self, peer: bytes, message: Message) -> None:
         try:
@@ -98,12 +133,8 @@ class VoterBase(ABC):
     def _job_done(self, number: JobId, result: object) -> None:
         job = self.effects.finish(number)
         match job:
-            case SaveBallot():
-                self.raft.on_saved(job, result, self._now_s)
-            case Append():
-                self.raft.on_appended(job, result, self._now_s)
-            case KeepProofs():
-                self.raft.on_kept(job, result, self._now_s)
+            case SaveBallot() | Append() | KeepProofs():
+                self.raft.on_stored(job, result, self._now_s)
             case InstallState():
                 self._installed(job, result)
             case _:

@@ -5,29 +5,11 @@ following the log --Stop(RESTART_EXIT)--> built anew from the disk: another floo
 
 from __future__ import annotations
 
-from protocol import limits, wire
+from protocol import limits, messages, wire
 from protocol.log.accounts import Account
 from protocol.log.records import CharterAdopted
 from protocol.log.state import SwarmSummary
-from protocol.machine import (
-    Effect,
-    Event,
-    JobDone,
-    Note,
-    PeerDown,
-    PeerUp,
-    Received,
-    Started,
-    Stop,
-    StopAsked,
-    WakeAt,
-    Woke,
-)
-from protocol.messages import (
-    CertifiedRecord,
-    Envelope,
-    StateOffer,
-)
+from protocol.machine import Stop, WakeAt
 from protocol.project import Charter
 from protocol.trace import PhaseChanged
 from syncer_node.machine.jobs import InstallState, KeepCharter
@@ -50,7 +32,7 @@ class WitnessMachine(VoterBase):
         *,
         start: LogStart,
         ballot: Ballot,
-        charter_envelope: Envelope,
+        charter_envelope: messages.Envelope,
         charter: Charter,
     ) -> None:
         super().__init__()
@@ -65,28 +47,8 @@ class WitnessMachine(VoterBase):
         )
         self._trouble = ""
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """Effects of one event."""
-        self._now_s = now_s
-        match event:
-            case Started():
-                self.raft.start(now_s)
-            case PeerUp(peer):
-                if self.raft.is_voter(peer):
-                    self.raft.on_up(peer, now_s)
-            case PeerDown(peer, _):
-                if self.raft.is_voter(peer):
-                    self.raft.on_down(peer, now_s)
-            case Received(peer, message):
-                self._receive(peer, message)
-            case JobDone(number, result):
-                self._job_done(number, result)
-            case StopAsked(reason):
-                self.effects.out.append(Stop(reason))
-            case Woke() | Note():
-                pass
-        self.look()
-        return self.effects.drain()
+    def _stop_asked(self, reason: str) -> None:
+        self.effects.out.append(Stop(reason))
 
     def look(self) -> None:
         """Time passes."""
@@ -127,8 +89,8 @@ class WitnessMachine(VoterBase):
 
     def on_state_offer(
         self,
-        offer: StateOffer,
-        origins: list[CertifiedRecord],
+        offer: messages.StateOffer,
+        origins: list[messages.CertifiedRecord],
         accounts: dict[bytes, Account],
     ) -> None:
         """Begin behind the offered record; the tensors that go with it are for syncers."""
@@ -138,7 +100,7 @@ class WitnessMachine(VoterBase):
         self.is_installing = self.raft.replication.is_held = True
         self.effects.start(InstallState(offer.entry, summary, tuple(origins)))
 
-    def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
+    def on_newer_charter(self, envelope: messages.Envelope, charter: Charter) -> None:
         self.effects.do(KeepCharter(envelope))
         if charter.epoch > self.raft.context.epoch:
             self.effects.out.append(Stop(f"the owner began epoch {charter.epoch}", RESTART_EXIT))

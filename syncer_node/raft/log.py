@@ -15,19 +15,7 @@ from dataclasses import dataclass, field
 
 from protocol import limits, wire
 from protocol.errors import BadSignature, CorruptState, MalformedMessage, UnexpectedMessage
-from protocol.log.records import (
-    NO_RECORD,
-    Admission,
-    Body,
-    CharterAdopted,
-    Electorate,
-    Record,
-    VotersAdmitted,
-    certify,
-    electorate,
-    record_hash,
-    signers,
-)
+from protocol.log import records as log_records
 from protocol.messages import Certificate, CertifiedRecord, Vote
 from protocol.project import Charter, Voter
 from protocol.signing import Verify
@@ -42,7 +30,7 @@ BATCH_BYTES_MAX = limits.FRAME_BYTES_MAX // 2
 class Entry:
     """One record on its way, with the votes that its leader has for it."""
 
-    record: Record
+    record: log_records.Record
     encoded: bytes
     digest: bytes
     certificate: Certificate | None = None
@@ -56,7 +44,9 @@ class Entry:
     @classmethod
     def read(cls, encoded: bytes) -> Entry:
         """The entry of these bytes. Raises MalformedMessage."""
-        return cls(wire.decode(encoded, Record), encoded, record_hash(encoded))
+        return cls(
+            wire.decode(encoded, log_records.Record), encoded, log_records.record_hash(encoded)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +55,7 @@ class Floor:
 
     index: int = 0
     term: int = 0
-    head: bytes = NO_RECORD
+    head: bytes = log_records.NO_RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +65,7 @@ class LogStart:
     floor: Floor
     charter: Charter
     """In force behind the floor."""
-    admissions: dict[bytes, Admission]
+    admissions: dict[bytes, log_records.Admission]
     """As of the floor."""
     records: Sequence[bytes]
     """Stored records behind the floor."""
@@ -99,7 +89,7 @@ class RaftLog:
         self._told = start.charter
         self._is_adopted = start.is_adopted or bool(start.admissions)
         self._charters: list[tuple[int, Charter]] = [(start.floor.index, start.charter)]
-        self._admissions: list[tuple[int, dict[bytes, Admission]]] = [
+        self._admissions: list[tuple[int, dict[bytes, log_records.Admission]]] = [
             (start.floor.index, dict(start.admissions))
         ]
         for encoded in start.records:
@@ -168,21 +158,21 @@ class RaftLog:
         found = (charter.voter(key) for charter in self.charters_in_play())
         return next((voter for voter in found if voter is not None), None)
 
-    def electorates(self) -> list[Electorate]:
+    def electorates(self) -> list[log_records.Electorate]:
         """Who must agree to a leader: while the charter changes, those who must sign the change.
 
         Else those of before and those of now could each elect a leader of their own.
         """
         changes = [self.electorate(at) for at, _ in self._charters if at > self.committed]
-        return [Electorate.of(self.charter.voters), *changes]
+        return [log_records.Electorate.of(self.charter.voters), *changes]
 
     def charter_before(self, index: int) -> Charter:
         """The charter in force when this record was made."""
         return next(charter for at, charter in reversed(self._charters) if at < index)
 
-    def electorate(self, index: int) -> Electorate:
+    def electorate(self, index: int) -> log_records.Electorate:
         """Who must sign this record."""
-        return electorate(self.entry(index).record.body, self.charter_before(index))
+        return log_records.electorate(self.entry(index).record.body, self.charter_before(index))
 
     def is_admitted(self, key: bytes, disk: bytes) -> bool:
         """Whether votes of this voter's disk count."""
@@ -197,7 +187,7 @@ class RaftLog:
     def has_admission(self, key: bytes, generation: int, disk: bytes) -> bool:
         """Whether the log admits this disk under this generation."""
         admission = self._admissions[-1][1].get(key)
-        return admission is not None and admission == Admission(key, generation, disk)
+        return admission is not None and admission == log_records.Admission(key, generation, disk)
 
     def is_known_disk(self, key: bytes, generation: int, disk: bytes) -> bool:
         """Whether the log names no other disk for this generation of a voter."""
@@ -224,11 +214,11 @@ class RaftLog:
         self._told = charter
         self._charters = [(self.floor.index, charter)]
 
-    def propose(self, body: Body, *, epoch: int, term: int, at_s: float) -> Entry:
+    def propose(self, body: log_records.Body, *, epoch: int, term: int, at_s: float) -> Entry:
         """Put a new record behind the last."""
-        record = Record(self.project, epoch, term, self.last + 1, self.head, at_s, body)
+        record = log_records.Record(self.project, epoch, term, self.last + 1, self.head, at_s, body)
         encoded = wire.encode(record)
-        entry = Entry(record, encoded, record_hash(encoded))
+        entry = Entry(record, encoded, log_records.record_hash(encoded))
         self.add(entry)
         return entry
 
@@ -240,14 +230,12 @@ class RaftLog:
         if record.project != self.project or record.term < self.term_at(self.last):
             raise MalformedMessage(f"record {record.index} is of another log")
         match record.body:
-            case CharterAdopted(envelope):
+            case log_records.CharterAdopted(envelope):
                 self._adopt(record.index, wire.decode(envelope.payload, Charter))
-            case VotersAdmitted(voters):
+            case log_records.VotersAdmitted(voters):
                 former = self._admissions[-1][1]
                 now = {**former, **{one.key: one for one in voters}}
                 self._admissions.append((record.index, now))
-            case _:
-                pass
         self.entries.append(entry)
 
     def _adopt(self, index: int, charter: Charter) -> None:
@@ -324,7 +312,9 @@ class RaftLog:
             assert self._has_enough(index), f"record {index} lacks votes"
             needed = self.electorate(index).members
             votes = sorted(entry.votes.values(), key=lambda vote: vote.voter not in needed)
-            entry.certificate = certify(entry.record, entry.digest, votes[: limits.VOTES_MAX])
+            entry.certificate = log_records.certify(
+                entry.record, entry.digest, votes[: limits.VOTES_MAX]
+            )
         return entry.certificate
 
     def _commits(self, index: int) -> bool:
@@ -347,7 +337,7 @@ class RaftLog:
         if not self.holds(index) or self.entry(index).digest != certificate.record:
             raise UnexpectedMessage(f"a certificate for record {index}, which is not here")
         entry = self.entry(index)
-        given = signers(certificate, entry.digest, self.project, verify)
+        given = log_records.signers(certificate, entry.digest, self.project, verify)
         if not self.electorate(index).has_enough(given):
             raise BadSignature(f"{len(given)} valid votes under record {index} are not enough")
         entry.certificate = certificate
@@ -370,7 +360,7 @@ class RaftLog:
         Those who signed for a charter may be no voters under it: it could not be proven again.
         """
         body = self.entry(index).record.body
-        return index > self.proofs_kept and isinstance(body, CharterAdopted)
+        return index > self.proofs_kept and isinstance(body, log_records.CharterAdopted)
 
     def unkept_proofs(self) -> tuple[Certificate, ...]:
         """Certificates that are to be on disk before the next record is applied."""

@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-from protocol import limits
+from protocol import limits, messages
 from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, UnexpectedMessage
+from protocol.log import records
 from protocol.log.accounts import Account
-from protocol.log.records import (
-    Admission,
-    Body,
-    CharterAdopted,
-    Electorate,
-    SeatTaken,
-    VotersAdmitted,
-)
-from protocol.messages import (
-    AccountsPart,
-    Alive,
-    AskVote,
-    Certified,
-    CertifiedRecord,
-    CharterOffer,
-    Envelope,
-    GiveVote,
-    Goodbye,
-    HandOver,
-    IndexPart,
-    Message,
-    Refused,
-    Replicate,
-    Replicated,
-    StateOffer,
-    VoterHello,
-)
 from protocol.project import Charter
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import Context, PeerVoter, RaftApp, RaftSetup
@@ -60,7 +34,7 @@ class Raft:
         effects: EffectQueue,
         start: LogStart,
         ballot: Ballot,
-        charter_envelope: Envelope,
+        charter_envelope: messages.Envelope,
         newest_charter: Charter,
         app: RaftApp,
     ) -> None:
@@ -81,7 +55,7 @@ class Raft:
         self.voter_streams = VoterStreams(self.context)
         self.election = Election(self.context)
         self.replication = Replication(self.context)
-        self._origins: list[CertifiedRecord] = []
+        self._origins: list[messages.CertifiedRecord] = []
         self._accounts: dict[bytes, Account] = {}
         self._handed_s = -1e9
         self._leaving_s: float | None = None
@@ -144,39 +118,40 @@ class Raft:
         self.context.now_s = now_s
         self.voter_streams.on_down(peer)
 
-    def on_saved(self, job: SaveBallot, result: object, now_s: float) -> None:
+    def on_stored(
+        self, job: SaveBallot | Append | KeepProofs, result: object, now_s: float
+    ) -> None:
+        """The disk answered."""
         self.context.now_s = now_s
-        if self.context.on_saved(job, result):
-            self.election.on_saved()
-
-    def on_appended(self, job: Append, result: object, now_s: float) -> None:
-        self.context.now_s = now_s
-        self.replication.on_appended(job, result)
-
-    def on_kept(self, job: KeepProofs, result: object, now_s: float) -> None:
-        self.context.now_s = now_s
-        self.replication.on_kept(job, result)
+        match job:
+            case SaveBallot():
+                if self.context.on_saved(job, result):
+                    self.election.on_saved()
+            case Append():
+                self.replication.on_appended(job, result)
+            case KeepProofs():
+                self.replication.on_kept(job, result)
 
     def payload_here(self, index: int, now_s: float) -> None:
         self.context.now_s = now_s
         self.replication.payload_here(index)
 
-    def receive(self, key: bytes, message: Message, now_s: float) -> None:
+    def receive(self, key: bytes, message: messages.Message, now_s: float) -> None:
         """A voter's message. Raises RemoteError if it means nothing now."""
         context = self.context
         context.now_s = now_s
         peer = context.peers[key]
         peer.heard_s = now_s
         match message:
-            case VoterHello():
+            case messages.VoterHello():
                 if self.voter_streams.on_hello(key, message):
                     self._greeted(peer)
                 return
-            case Refused():
+            case messages.Refused():
                 if self.voter_streams.on_refused(key, message):
                     self._give_up_disk(message.text)
                 return
-            case Goodbye() | Alive():
+            case messages.Goodbye() | messages.Alive():
                 return  # That it was heard is all it says.
         if not peer.is_greeted:
             raise UnexpectedMessage(f"{type(message).__name__} before hello")
@@ -209,43 +184,43 @@ class Raft:
         self.context.rename_disk(generation)
         self.voter_streams.begin_anew(words)
 
-    def _dispatch(self, peer: PeerVoter, message: Message) -> None:
+    def _dispatch(self, peer: PeerVoter, message: messages.Message) -> None:
         match message:
-            case AskVote():
+            case messages.AskVote():
                 self.election.on_ask(peer, message)
-            case GiveVote():
+            case messages.GiveVote():
                 self.election.on_vote(peer, message)
-            case HandOver():
+            case messages.HandOver():
                 self.election.on_hand_over(peer, message)
-            case CharterOffer(envelope):
+            case messages.CharterOffer(envelope):
                 self.voter_streams.take_charter(envelope)
-            case IndexPart(entries):
+            case messages.IndexPart(entries):
                 self._origins.extend(entries)
                 if len(self._origins) > limits.INDEX_ENTRIES_MAX:
                     raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
-            case AccountsPart(accounts):
+            case messages.AccountsPart(accounts):
                 self._accounts |= accounts
                 if len(self._accounts) > limits.ACCOUNTS_MAX:
                     raise LimitExceeded(f"more than {limits.ACCOUNTS_MAX} accounts")
             case _:
                 self._replicate(peer, message)
 
-    def _replicate(self, peer: PeerVoter, message: Message) -> None:
+    def _replicate(self, peer: PeerVoter, message: messages.Message) -> None:
         match message:
-            case Replicate():
+            case messages.Replicate():
                 if self._follow(peer, message):
                     self.replication.on_replicate(peer, message)
-            case Certified():
+            case messages.Certified():
                 is_ours = (message.epoch, message.term) == (self.context.epoch, self.context.term)
                 if self._is_leader(peer, message.epoch, message.term) or (
                     is_ours and self.is_leading
                 ):
                     self.replication.on_certified(peer, message)
-            case Replicated():
+            case messages.Replicated():
                 if message.epoch == self.context.epoch:
                     self.election.on_term(message.term)
                     self.replication.on_replicated(peer, message)
-            case StateOffer():
+            case messages.StateOffer():
                 origins, self._origins = self._origins, []
                 accounts, self._accounts = self._accounts, {}
                 if self._is_leader(peer, message.epoch, message.term):
@@ -253,7 +228,7 @@ class Raft:
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} from a voter")
 
-    def _follow(self, peer: PeerVoter, message: Replicate) -> bool:
+    def _follow(self, peer: PeerVoter, message: messages.Replicate) -> bool:
         """Whether the sender leads the newest term; a former leader is told so."""
         context = self.context
         if message.epoch != context.epoch:
@@ -276,7 +251,7 @@ class Raft:
 
     # The leader's pen.
 
-    def propose(self, body: Body) -> None:
+    def propose(self, body: records.Body) -> None:
         """Put a record behind the last; it counts once `on_certified` names it."""
         context = self.context
         entry = context.log.propose(
@@ -292,12 +267,12 @@ class Raft:
         context = self.context
         is_forming = context.is_forming
         self.replication.lead()
-        self.propose(SeatTaken(context.key))
+        self.propose(records.SeatTaken(context.key))
         if is_forming:
-            self.propose(CharterAdopted(context.charter_envelope))
+            self.propose(records.CharterAdopted(context.charter_envelope))
             admissions = [self._admission(context.key, context.ballot.disk)]
             admissions += [self._admission(peer.key, peer.disk) for peer in context.greeted()]
-            self.propose(VotersAdmitted(tuple(sorted(admissions, key=lambda one: one.key))))
+            self.propose(records.VotersAdmitted(tuple(sorted(admissions, key=lambda one: one.key))))
 
     def _look_after_voters(self) -> None:
         """Admit voters that came, adopt a newer charter; one change at a time."""
@@ -313,15 +288,15 @@ class Raft:
             if not self.is_leading:
                 return
         fresh = [
-            Admission(peer.key, voter.disk, peer.disk)
+            records.Admission(peer.key, voter.disk, peer.disk)
             for peer in context.greeted()
             if (voter := voters.voter(peer.key)) is not None
             and not log.has_admission(peer.key, voter.disk, peer.disk)
         ]
         if fresh:
-            self.propose(VotersAdmitted(tuple(fresh)))
+            self.propose(records.VotersAdmitted(tuple(fresh)))
         elif is_newer and self._can_adopt(newest):
-            self.propose(CharterAdopted(context.charter_envelope))
+            self.propose(records.CharterAdopted(context.charter_envelope))
             self.voter_streams.follow_charter()
 
     def _leave(self) -> None:
@@ -350,12 +325,12 @@ class Raft:
             if (voter := newest.voter(peer.key)) is not None
             and log.has_admission(peer.key, voter.disk, peer.disk)
         }
-        can_sign = Electorate.change(log.charter, newest).has_enough(ready | {context.key})
-        return can_sign and Electorate.of(newest.voters).has_enough(here | {context.key})
+        can_sign = records.Electorate.change(log.charter, newest).has_enough(ready | {context.key})
+        return can_sign and records.Electorate.of(newest.voters).has_enough(here | {context.key})
 
-    def _admission(self, key: bytes, disk: bytes) -> Admission:
+    def _admission(self, key: bytes, disk: bytes) -> records.Admission:
         voter = self.log.voter(key)
-        return Admission(key, voter.disk if voter is not None else 0, disk)
+        return records.Admission(key, voter.disk if voter is not None else 0, disk)
 
     def hand_over(self, now_s: float) -> bytes | None:
         """Ask the best standby to take the seat, if there is one that has everything."""
@@ -380,7 +355,7 @@ class Raft:
         if best is None:
             return None
         self._handed_s = context.now_s
-        context.say(best.key, HandOver(context.epoch, context.term))
+        context.say(best.key, messages.HandOver(context.epoch, context.term))
         return best.key
 
 

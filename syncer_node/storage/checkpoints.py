@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -23,22 +20,15 @@ from protocol.errors import CorruptState, TransientError
 from protocol.log.records import FragmentMerged, Record, StateDigests
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import CertifiedRecord
+from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import flush
 from syncer_node.machine.recent_entries import RECENT_RECORDS
 from syncer_node.machine.setup import Recovered
 from syncer_node.machine.standby import NONE
+from syncer_node.storage import recovery
 from syncer_node.storage.merge_bank import MergeBank
-from syncer_node.storage.recovery import (
-    LogView,
-    enter_epoch,
-    is_sole_voter,
-    log_start,
-    recertify,
-    refold,
-    scan,
-)
 from syncer_node.storage.snapshot_store import SnapshotStore
-from syncer_node.storage.store import F32, Checkpoint, Store, read_checkpoint
+from syncer_node.storage.store import Checkpoint, Store, read_checkpoint, read_meta
 
 log = logging.getLogger("shoal.disk")
 
@@ -70,12 +60,15 @@ class CheckpointStore:
         """Version 0 of every fragment: from disk if it was made before, else made now."""
         if FIRST_WEIGHTS not in self.store.checkpoints():
             self._keep_first_weights()
-        return self._load(read_checkpoint(self._place(FIRST_WEIGHTS)))
+        return self._load(read_checkpoint(self.store.place(FIRST_WEIGHTS)))
 
     def _keep_first_weights(self) -> None:
         """Their memory is free again before they are read."""
         theta = self._make_weights()
-        momentum = [np.zeros_like(values) for values in theta]
+        self.keep_first(theta, [np.zeros_like(values) for values in theta])
+
+    def keep_first(self, theta: list[F32], momentum: list[F32]) -> None:
+        """Keep version 0 of every fragment as the first checkpoint."""
         checkpoint = Checkpoint(FIRST_WEIGHTS, theta, momentum, [0] * len(theta), None)
         self.store.write_checkpoint(checkpoint)
 
@@ -124,8 +117,8 @@ class CheckpointStore:
             )
         ballot = files.settle(files.boot(), self.project.charter.epoch)
         self._enter_epoch()
-        view = scan(files, self.project.charter, self.identity)
-        if is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:
+        view = recovery.scan(files, self.project.charter, self.identity)
+        if recovery.is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:
             raise CorruptState(
                 f"{files.log.path} is damaged: it ends at record {files.last}, but reached "
                 f"{ballot.owed} before, and no other voter has the rest. Restore {files.root} from "
@@ -134,7 +127,7 @@ class CheckpointStore:
             )
         self._certify_stored(view)
         state, held = self._recover_state(view)
-        recovered = Recovered(state, log_start(files, view), ballot, held)
+        recovered = Recovered(state, recovery.log_start(files, view), ballot, held)
         recovered.snapshots = self.snapshots.outlines()
         if state.index:
             self._collect_entries(recovered, view)
@@ -146,7 +139,7 @@ class CheckpointStore:
     def _enter_epoch(self) -> None:
         """Leave what the owner voided; where an epoch begins at a snapshot, go back to that."""
         files, charter = self.store.voter, self.project.charter
-        enter_epoch(files, charter)
+        recovery.enter_epoch(files, charter)
         origin = charter.origin
         if origin is None or files.last > origin.index:
             return  # The log is in the epoch.
@@ -159,15 +152,17 @@ class CheckpointStore:
         if meta is not None and files.last == 0:
             files.begin_behind(meta.entry, meta.summary, meta.origins)
 
-    def _certify_stored(self, view: LogView) -> None:
+    def _certify_stored(self, view: recovery.LogView) -> None:
         """What the sole voter stored is committed: make the certificates that were lost."""
         files = self.store.voter
         for index in range(files.certified + 1, view.certified + 1):
-            entry = recertify(files.record(index), None, self.identity, view.charter.voters)
+            entry = recovery.recertify(
+                files.record(index), None, self.identity, view.charter.voters
+            )
             if entry is not None:
                 files.keep_certificate(entry.certificate)
 
-    def _recover_state(self, view: LogView) -> tuple[SwarmState, list[int]]:
+    def _recover_state(self, view: recovery.LogView) -> tuple[SwarmState, list[int]]:
         """The folded log, and which version of each fragment the bank holds."""
         count = len(self.bank.layout.fragments)
         for index in self.store.checkpoints():
@@ -175,14 +170,15 @@ class CheckpointStore:
                 log.warning("checkpoint %d belongs to another log", index)
                 continue
             try:
-                checkpoint = read_checkpoint(self._place(index))
+                checkpoint = read_checkpoint(self.store.place(index))
                 state = self._restore(checkpoint)
             except CorruptState as error:
                 log.warning("set checkpoint %d aside: %s", index, error)
                 self.store.set_aside(index)
                 continue
             try:
-                self._refold(state, view.certified)
+                stored = self.store.voter.between(state.index, view.certified)
+                recovery.refold(state, stored, self.replay)
             except CorruptState as error:
                 log.warning("cannot replay the log from checkpoint %d: %s", index, error)
                 continue
@@ -199,16 +195,9 @@ class CheckpointStore:
     def _folded(self, certified: int) -> SwarmState:
         """The log without tensors."""
         files, block = self.store.voter, self.project.genesis.data.block_sequences
-        summary = files.floor.summary
-        state = SwarmState(block) if summary is None else SwarmState.restore(summary, block)
-        refold(state, self._records(state.index, certified), lambda _: None)
+        state = SwarmState.restore(files.floor.summary, block)
+        recovery.refold(state, files.between(state.index, certified))
         return state
-
-    def _records(self, after: int, certified: int) -> Iterator[bytes]:
-        files = self.store.voter
-        return itertools.islice(
-            files.log.frames(after - files.floor.index), max(0, certified - after)
-        )
 
     def _fits(self, state: SwarmState) -> bool:
         """Whether the loaded tensors are those that the log's newest records certify."""
@@ -220,26 +209,18 @@ class CheckpointStore:
     def _restore(self, checkpoint: Checkpoint) -> SwarmState:
         """Load the tensors, and the log folded so far."""
         found = self._load(checkpoint)
-        state = SwarmState(self.project.genesis.data.block_sequences)
-        if checkpoint.summary is None:
-            return state
-        state = SwarmState.restore(checkpoint.summary, state.block_sequences)
-        if [fragment.state for fragment in state.fragments] != list(found):
+        block, summary = self.project.genesis.data.block_sequences, checkpoint.summary
+        state = SwarmState.restore(summary, block)
+        if summary is not None and [fragment.state for fragment in state.fragments] != list(found):
             raise CorruptState("its tensors are not those the log names")
         return state
-
-    def _refold(self, state: SwarmState, certified: int) -> None:
-        def replay(merged: FragmentMerged) -> None:
-            self.replay(merged)
-
-        refold(state, self._records(state.index, certified), replay)
 
     def replay(self, merged: FragmentMerged) -> None:
         """Take a merge's outer step from its kept payload."""
         payload = self.store.read_payload(merged.fragment, merged.version, merged.payload)
         self.bank.replay(merged, payload)
 
-    def _collect_entries(self, recovered: Recovered, view: LogView) -> None:
+    def _collect_entries(self, recovered: Recovered, view: recovery.LogView) -> None:
         """Entries at hand for learners that come back or join."""
         floor, state = self.store.voter.floor, recovered.state
         for index in range(state.index, max(floor.index, state.index - RECENT_RECORDS), -1):
@@ -257,11 +238,10 @@ class CheckpointStore:
                 raise CorruptState(f"record {index} has no certificate")
             recovered.origins[index] = origin
 
-    def _entry(self, index: int, view: LogView) -> CertifiedRecord | None:
+    def _entry(self, index: int, view: recovery.LogView) -> CertifiedRecord | None:
         files = self.store.voter
         record, certificate = files.record(index), files.certificate(index)
-        entry = recertify(record, certificate, self.identity, view.charter.voters)
-        return entry
+        return recovery.recertify(record, certificate, self.identity, view.charter.voters)
 
     # Checkpoints.
 
@@ -282,7 +262,7 @@ class CheckpointStore:
         self.store.write_checkpoint(checkpoint)
         kept = {FIRST_WEIGHTS, *keep} | ({self._best} if self._best is not None else set())
         oldest = self.store.checkpoints()[:CHECKPOINTS_TO_RECOVER_FROM][-1]
-        versions = read_versions(self._place(oldest))
+        versions, _ = read_meta(self.store.place(oldest))
         self.store.prune(versions, kept)
 
     def name_best(self, index: int) -> None:
@@ -294,24 +274,5 @@ class CheckpointStore:
         sizes = [fragment.numel for fragment in self.bank.layout.fragments]
         if [values.size for values in checkpoint.theta] != sizes:
             raise CorruptState("its fragments have other sizes than the project's")
-        parts: Iterator[tuple[int, tuple[F32, F32, int]]] = enumerate(
-            zip(checkpoint.theta, checkpoint.momentum, checkpoint.versions, strict=True)
-        )
-        return tuple(
-            self.bank.initialise(at, number, theta, momentum)
-            for at, (theta, momentum, number) in parts
-        )
-
-    def _place(self, index: int) -> Path:
-        return self.store.root / "checkpoints" / str(index)
-
-
-def read_versions(place: Path) -> list[int]:
-    """Fragment versions of a checkpoint, without reading its tensors."""
-    try:
-        versions, _ = msgspec.msgpack.decode(
-            (place / "meta").read_bytes(), type=tuple[list[int], SwarmSummary | None]
-        )
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
-    return versions
+        parts = zip(checkpoint.versions, checkpoint.theta, checkpoint.momentum, strict=True)
+        return tuple(self.bank.initialise(at, *part) for at, part in enumerate(parts))

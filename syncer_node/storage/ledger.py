@@ -6,23 +6,22 @@ whoever leads. Without a running syncer it is folded from the log on the disk.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-import itertools
 from collections.abc import Collection
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from host.files.signed_project import OpenedProject, newest_of
-from protocol import wire
 from protocol.errors import CorruptState
 from protocol.ids import short
 from protocol.log.accounts import Account
-from protocol.log.records import Record, record_hash
+from protocol.log.records import record_hash
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.status import ContributorRow
-from syncer_node.storage.store import read_summary
+from syncer_node.storage.recovery import refold
+from syncer_node.storage.store import checkpoints_in, read_meta
 from syncer_node.storage.voter_files import VoterFiles
 
 SHOWN_MAX = 64
@@ -109,40 +108,24 @@ def read_state(root: Path, project: OpenedProject) -> SwarmState:
 
     Only reads. From the newest checkpoint on, if there is one that fits the log.
     """
-    voter = VoterFiles(root)
-    try:
-        return _fold(root, voter, project)
-    finally:
-        voter.close()
+    with contextlib.closing(VoterFiles(root)) as voter:
+        charter = newest_of(project, voter.charter()).charter
+        # What a sole voter stored is committed: nobody else has to sign for it.
+        last = voter.last if len(charter.voters) == 1 else voter.certified
+        summary = _checkpoint(root, voter, last) or voter.floor.summary
+        state = SwarmState.restore(summary, project.genesis.data.block_sequences)
+        refold(state, voter.between(state.index, last), log=f"the log in {root}")
+        return state
 
 
-def _fold(root: Path, voter: VoterFiles, project: OpenedProject) -> SwarmState:
-    charter = newest_of(project, voter.charter()).charter
-    # What a sole voter stored is committed: nobody else has to sign for it.
-    last = voter.last if len(charter.voters) == 1 else voter.certified
-    floor, summary = voter.floor_state()
-    summary = _checkpoint(root, voter, floor.index, last) or summary
-    block = project.genesis.data.block_sequences
-    state = SwarmState.restore(summary, block) if summary is not None else SwarmState(block)
-    behind = voter.log.frames(state.index - floor.index)
-    for encoded in itertools.islice(behind, max(0, last - state.index)):
-        record = wire.decode(encoded, Record)
-        if record.index != state.index + 1 or record.previous != state.head:
-            raise CorruptState(f"the log in {root} breaks at record {state.index + 1}")
-        state.apply(record, record_hash(encoded))
-    return state
-
-
-def _checkpoint(root: Path, voter: VoterFiles, floor: int, last: int) -> SwarmSummary | None:
+def _checkpoint(root: Path, voter: VoterFiles, last: int) -> SwarmSummary | None:
     """The state at the newest checkpoint that is of this very log."""
-    found = (path for path in (root / "checkpoints").glob("*") if path.name.isdigit())
-    for place in sorted(found, key=lambda path: -int(path.name)):
-        index = int(place.name)
-        if not floor < index <= last:
+    for index in checkpoints_in(root):
+        if not voter.floor.index < index <= last:
             continue
         try:
-            summary = read_summary(place)
-        except (OSError, msgspec.MsgspecError, ValueError):
+            _, summary = read_meta(root / "checkpoints" / str(index))
+        except CorruptState:
             continue  # Half written or damaged: an older one does, or the whole log.
         if summary is not None and summary.head == record_hash(voter.record(index)):
             return summary

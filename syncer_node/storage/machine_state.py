@@ -16,7 +16,7 @@ import msgspec
 
 from protocol import wire
 from protocol.errors import MalformedMessage
-from protocol.ids import JobId
+from protocol.ids import JobId, SessionKey
 from protocol.log.accounts import Account
 from protocol.log.records import Admission, Record, record_hash
 from protocol.log.state import SwarmState
@@ -29,18 +29,16 @@ from protocol.rounds import PullTicket, Round, RoundState
 from protocol.signing import Signer, Verify
 from protocol.snapshots.cut import Taking
 from protocol.snapshots.manifest import Manifest, SnapshotOutline
+from protocol.status import RestoreRow
 from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.setup import Recovered, SyncerSetup
-from syncer_node.machine.snapshots import Restored
 from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.machine.uplinks import Uplinks
 from syncer_node.raft import jobs as raft_jobs
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import PeerVoter, Role
 from syncer_node.raft.log import Entry, Floor, LogStart
-
-SessionKey = tuple[bytes, int]
 
 
 class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -307,7 +305,7 @@ class EvaluatingFields(_State):
 class SnapshotsFields(_State):
     """`Snapshots`."""
 
-    restores: dict[bytes, Restored]
+    restores: dict[bytes, RestoreRow]
     taking: Taking | None
     trouble: str
     _cut: Manifest | None

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from host.bulk.blob_store import BlobStore, Offer
 from protocol import limits
@@ -21,20 +20,15 @@ from protocol.errors import CorruptState
 from protocol.fragments import Fragment, Layout
 from protocol.ids import Digest
 from protocol.log.records import FragmentMerged, StateDigests
+from protocol.numerics import versions
+from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import check
 from protocol.numerics.merge import Contribution, MergeResult, merge_fragment
 from protocol.numerics.outer import digest, encode_with_feedback
-from protocol.numerics.versions import (
-    StateManifests,
-    certified_version,
-    next_version,
-    state_manifests,
-)
 from protocol.numerics.workers import ALONE, Workers
 from protocol.project import Charter, CodecName
 from syncer_node.machine.jobs import Merge, PushId
 
-F32 = NDArray[np.float32]
 MergeFunction = Callable[[Sequence[Contribution], Fragment, float], MergeResult]
 
 
@@ -48,7 +42,7 @@ class Version:
     residual: F32 | None
     state: StateDigests
     payload: bytes | memoryview | None
-    manifests: StateManifests
+    manifests: versions.StateManifests
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +97,7 @@ class MergeBank:
         residual: F32 | None = None,
     ) -> StateDigests:
         """Take this as the current version, and its digests."""
-        manifests = state_manifests(theta, momentum, workers=self._workers)
+        manifests = versions.state_manifests(theta, momentum, workers=self._workers)
         state = manifests.digests
         self._put(fragment, Version(number, theta, momentum, residual, state, None, manifests))
         return state
@@ -144,7 +138,7 @@ class MergeBank:
         payload, residual = encode_with_feedback(
             job.codec, merged.values, carried, workers=self._workers
         )
-        theta, momentum, manifests = next_version(
+        theta, momentum, manifests = versions.next_version(
             base.theta,
             base.momentum,
             payload,
@@ -182,7 +176,7 @@ class MergeBank:
         base = self.current(fragment)
         if base.number != number - 1:
             raise CorruptState(f"fragment {fragment} is at {base.number}, not {number - 1}")
-        theta, momentum, manifests = certified_version(
+        theta, momentum, manifests = versions.certified_version(
             base.theta, base.momentum, payload, merged, workers=self._workers
         )
         version = Version(number, theta, momentum, None, merged.state, payload, manifests)

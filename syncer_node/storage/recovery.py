@@ -13,17 +13,7 @@ from typing import Protocol
 
 from protocol import wire
 from protocol.errors import CorruptState
-from protocol.log.records import (
-    Admission,
-    CharterAdopted,
-    FragmentMerged,
-    Record,
-    VotersAdmitted,
-    certify,
-    electorate,
-    record_hash,
-    sign_record,
-)
+from protocol.log import records
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import Certificate, CertifiedRecord
 from protocol.project import Charter, Voter
@@ -62,7 +52,7 @@ class LogView:
     start: Floor
     """Where the part begins that is worth keeping in memory."""
     start_charter: Charter
-    start_admissions: dict[bytes, Admission]
+    start_admissions: dict[bytes, records.Admission]
     is_adopted: bool
     """Whether the start's charter is in the log before it, not only told by the owner."""
 
@@ -82,12 +72,12 @@ def enter_epoch(disk: VoterDisk, charter: Charter) -> None:
     previous, index = floor.head, floor.index
     is_ours = (index, previous) == (origin.index, origin.head)
     for encoded in disk.records(floor.index):
-        record = wire.decode(encoded, Record)
+        record = wire.decode(encoded, records.Record)
         if record.epoch == charter.epoch:
             return  # This log is in the epoch already.
         if record.index > origin.index:
             break
-        index, previous = record.index, record_hash(encoded)
+        index, previous = record.index, records.record_hash(encoded)
         is_ours = is_ours or (index, previous) == (origin.index, origin.head)
     if is_ours and disk.certified >= origin.index:
         disk.cut_for_epoch(origin.index, charter.epoch)
@@ -98,7 +88,7 @@ def enter_epoch(disk: VoterDisk, charter: Charter) -> None:
 def scan(disk: VoterDisk, newest: Charter, signer: Signer) -> LogView:
     """One pass over the stored log: charters, admissions, and where memory should begin."""
     floor, summary = disk.floor_state()
-    charter, admissions = newest, dict[bytes, Admission]()
+    charter, admissions = newest, dict[bytes, records.Admission]()
     ruling: Charter | None = None
     if summary is not None:
         found = [wire.decode(one.charter.payload, Charter) for one in summary.charters[-1:]]
@@ -115,17 +105,15 @@ def scan(disk: VoterDisk, newest: Charter, signer: Signer) -> LogView:
     for encoded in disk.records(floor.index):
         if place.index <= lowest:
             start = (place, charter, dict(admissions), is_adopted)
-        record = wire.decode(encoded, Record)
-        place = Floor(record.index, record.term, record_hash(encoded))
+        record = wire.decode(encoded, records.Record)
+        place = Floor(record.index, record.term, records.record_hash(encoded))
         match record.body:
-            case CharterAdopted(envelope):
+            case records.CharterAdopted(envelope):
                 charter = wire.decode(envelope.payload, Charter)
                 is_adopted = True
                 ruling = charter if place.index <= disk.certified else ruling
-            case VotersAdmitted(voters):
+            case records.VotersAdmitted(voters):
                 admissions.update({one.key: one for one in voters})
-            case _:
-                pass
     if place.index <= lowest:
         start = (place, charter, dict(admissions), is_adopted)
     if origin is not None and start[0].index == origin.index:
@@ -148,18 +136,18 @@ def _prove_alone(
     ruling: in force behind record `certified`; None before a log's first one, which holds from the
     log's start.
     """
-    records = [wire.decode(encoded, Record) for encoded in disk.records(certified)]
+    stored = [wire.decode(encoded, records.Record) for encoded in disk.records(certified)]
     adopted = [
         wire.decode(record.body.charter.payload, Charter)
-        for record in records
-        if isinstance(record.body, CharterAdopted)
+        for record in stored
+        if isinstance(record.body, records.CharterAdopted)
     ]
     charter = ruling or next(iter(adopted), newest)
-    for record in records:
-        if not electorate(record.body, charter).has_enough({signer.key}):
+    for record in stored:
+        if not records.electorate(record.body, charter).has_enough({signer.key}):
             break
         certified = record.index
-        if isinstance(record.body, CharterAdopted):
+        if isinstance(record.body, records.CharterAdopted):
             charter = adopted.pop(0)
     return charter, certified
 
@@ -197,24 +185,27 @@ def recertify(
     """
     if not is_sole_voter(signer, voters):
         return None if certificate is None else CertifiedRecord(encoded, certificate)
-    record = wire.decode(encoded, Record)
-    digest = record_hash(encoded)
-    return CertifiedRecord(encoded, certify(record, digest, [sign_record(record, digest, signer)]))
+    record = wire.decode(encoded, records.Record)
+    digest = records.record_hash(encoded)
+    return CertifiedRecord(
+        encoded, records.certify(record, digest, [records.sign_record(record, digest, signer)])
+    )
 
 
 def refold(
     state: SwarmState,
-    records: Iterable[bytes],
-    on_merge: Callable[[FragmentMerged], None],
+    stored: Iterable[bytes],
+    on_merge: Callable[[records.FragmentMerged], None] | None = None,
+    log: str = "the stored log",
 ) -> None:
     """Apply stored records to `state`, in order, and name each merge on the way.
 
-    Raises CorruptState if the chain is broken.
+    Raises CorruptState if the chain is broken; log: what is read, in words.
     """
-    for encoded in records:
-        record = wire.decode(encoded, Record)
+    for encoded in stored:
+        record = wire.decode(encoded, records.Record)
         if record.index != state.index + 1 or record.previous != state.head:
-            raise CorruptState(f"the stored log breaks at record {state.index + 1}")
-        state.apply(record, record_hash(encoded))
-        if isinstance(record.body, FragmentMerged):
+            raise CorruptState(f"{log} breaks at record {state.index + 1}")
+        state.apply(record, records.record_hash(encoded))
+        if on_merge is not None and isinstance(record.body, records.FragmentMerged):
             on_merge(record.body)

@@ -13,18 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 
 from host.files import snapshot_files as files
-from host.runtime.atomic_files import sync, write_atomically, writing
 from protocol.errors import CorruptState
 from protocol.log.state import SwarmSummary
 from protocol.messages import CertifiedRecord
 from protocol.project import Origin
 from protocol.snapshots.manifest import FileSum, Manifest, SnapshotOutline, stamp
 from syncer_node.machine.jobs import KeepSnapshot, SnapshotKept, SnapshotWritten
-from syncer_node.storage.store import Checkpoint, tensors_of
+from syncer_node.storage.store import Checkpoint, checkpoint_at, tensors_of
 
 log = logging.getLogger("shoal.snapshots")
 
@@ -148,14 +146,6 @@ class SnapshotStore:
         place = self.root / "checkpoints" / str(origin.index)
         if place.exists():
             return meta
-        partial = place.with_name(f".{origin.index}.partial")
-        source = self.folder / stamp(origin.snapshot) / files.ARRAYS
-        with writing(f"checkpoint {origin.index}"):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(mode=0o700)
-            os.link(source, partial / "state.safetensors")
-            encoded = msgspec.msgpack.encode((list(meta.versions), meta.summary))
-            write_atomically(partial / "meta", encoded)
-            partial.rename(place)
-            sync(place.parent)
+        with checkpoint_at(place, list(meta.versions), meta.summary) as state:
+            os.link(self.folder / stamp(origin.snapshot) / files.ARRAYS, state)
         return meta

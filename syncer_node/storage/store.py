@@ -17,24 +17,21 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from host.runtime.atomic_files import require_space, sync, write_atomically, writing
 from protocol.errors import CorruptState, UserError
 from protocol.log.state import SwarmSummary
+from protocol.numerics.buffers import F32
 from syncer_node.storage.voter_files import VoterFiles
-from syncer_node.storage.write_ahead_log import WriteAheadLog
 
-F32 = NDArray[np.float32]
 CHECKPOINTS_KEPT = 3
 
 
@@ -68,10 +65,6 @@ class Store:
             shutil.rmtree(partial, ignore_errors=True)  # Half written when the syncer died.
         self.voter = VoterFiles(root)
 
-    @property
-    def log(self) -> WriteAheadLog:
-        return self.voter.log
-
     def require_space(self) -> None:
         """Raise DiskFull while the disk has less than the reserve free."""
         require_space(self.root)
@@ -98,24 +91,19 @@ class Store:
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> Path:
         """Keep a checkpoint durably and whole, or not at all."""
-        place = self.root / "checkpoints" / str(checkpoint.index)
-        partial = place.with_name(f".{checkpoint.index}.partial")
-        with writing(f"checkpoint {checkpoint.index}"):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(mode=0o700)
-            save_file(tensors_of(checkpoint), partial / "state.safetensors")
-            sync(partial / "state.safetensors")
-            meta = msgspec.msgpack.encode((checkpoint.versions, checkpoint.summary))
-            write_atomically(partial / "meta", meta)
-            shutil.rmtree(place, ignore_errors=True)
-            partial.rename(place)
-            sync(place.parent)
+        place = self.place(checkpoint.index)
+        with checkpoint_at(place, checkpoint.versions, checkpoint.summary) as state:
+            save_file(tensors_of(checkpoint), state)
+            sync(state)
         return place
+
+    def place(self, index: int) -> Path:
+        """Where the checkpoint of this log index lies."""
+        return self.root / "checkpoints" / str(index)
 
     def checkpoints(self) -> list[int]:
         """Log indices of the checkpoints here, newest first."""
-        names = (path.name for path in (self.root / "checkpoints").iterdir())
-        return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+        return checkpoints_in(self.root)
 
     def name_best(self, index: int) -> None:
         """Remember which checkpoint had the lowest held-out loss."""
@@ -136,7 +124,7 @@ class Store:
         held = self.checkpoints()
         for index in held[CHECKPOINTS_KEPT:]:
             if index not in keep:
-                shutil.rmtree(self.root / "checkpoints" / str(index), ignore_errors=True)
+                shutil.rmtree(self.place(index), ignore_errors=True)
         for path in (self.root / "payloads").iterdir():
             if path.name.startswith("."):
                 path.unlink(missing_ok=True)  # Half written when the syncer died.
@@ -149,21 +137,20 @@ class Store:
 
     def set_aside(self, index: int) -> None:
         """Move a damaged checkpoint out of the way, for somebody to look at."""
-        place = self.root / "checkpoints" / str(index)
+        place = self.place(index)
         with contextlib.suppress(OSError):
             place.rename(place.with_name(f"{index}.corrupt"))
 
     def void_behind(self, index: int, epoch: int) -> None:
         """The owner voided what is behind this record: checkpoints of it are no checkpoints now."""
-        place = self.root / "checkpoints"
         for held in self.checkpoints():
             if held > index:
+                place = self.place(held)
                 with writing(f"checkpoint {held}"):
-                    (place / str(held)).rename(place / f"{held}.before-epoch-{epoch}")
-        best = place / "best"
-        named = best.read_text(errors="replace").strip() if best.is_file() else ""
-        if named.isdigit() and int(named) > index:
-            best.unlink()
+                    place.rename(place.with_name(f"{held}.before-epoch-{epoch}"))
+        best = _best(self.root)
+        if best is not None and best > index:
+            (self.root / "checkpoints" / "best").unlink()
 
     def close(self) -> None:
         self.voter.close()
@@ -172,42 +159,65 @@ class Store:
         return self.root / "payloads" / f"{fragment}-{version}-{name[:8].hex()}.bin"
 
 
+@contextlib.contextmanager
+def checkpoint_at(place: Path, versions: list[int], summary: SwarmSummary | None) -> Iterator[Path]:
+    """Where to put the tensors of a checkpoint; afterwards it is there, durably and whole."""
+    partial = place.with_name(f".{place.name}.partial")
+    with writing(f"checkpoint {place.name}"):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700)
+        yield partial / "state.safetensors"
+        write_atomically(partial / "meta", msgspec.msgpack.encode((versions, summary)))
+        shutil.rmtree(place, ignore_errors=True)
+        partial.rename(place)
+        sync(place.parent)
+
+
+def checkpoints_in(root: Path) -> list[int]:
+    """Log indices of the checkpoints of this store, newest first."""
+    names = (path.name for path in (root / "checkpoints").glob("*"))
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def _best(root: Path) -> int | None:
+    """The checkpoint that is named the best, whether it is here or not."""
+    path = root / "checkpoints" / "best"
+    named = path.read_text(errors="replace").strip() if path.is_file() else ""
+    return int(named) if named.isdigit() else None
+
+
 def read_checkpoint(place: Path) -> Checkpoint:
     """The checkpoint in this directory. Raises CorruptState if a part is missing or damaged."""
     try:
         tensors = load_file(place / "state.safetensors")
-        versions, summary = _read_meta(place)
+        versions, summary = read_meta(place)
         count = len(versions)
         theta = [tensors[f"theta.{at:04d}"] for at in range(count)]
         momentum = [tensors[f"momentum.{at:04d}"] for at in range(count)]
-    except (OSError, KeyError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
     return Checkpoint(int(place.name), theta, momentum, versions, summary)
 
 
-def _read_meta(place: Path) -> tuple[list[int], SwarmSummary | None]:
-    meta = (place / "meta").read_bytes()
-    return msgspec.msgpack.decode(meta, type=tuple[list[int], SwarmSummary | None])
-
-
-def read_summary(place: Path) -> SwarmSummary | None:
-    """The folded log of this checkpoint, without its tensors. OSError or MsgspecError."""
-    return _read_meta(place)[1]
+def read_meta(place: Path) -> tuple[list[int], SwarmSummary | None]:
+    """Fragment versions and folded log of a checkpoint, without its tensors. CorruptState."""
+    try:
+        meta = (place / "meta").read_bytes()
+        return msgspec.msgpack.decode(meta, type=tuple[list[int], SwarmSummary | None])
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
 
 
 def find_checkpoint(root: Path, which: str) -> Path:
     """The checkpoint called `best`, `latest`, or by its log index. UserError if there is none."""
-    place = root / "checkpoints"
-    held = sorted((int(path.name) for path in place.glob("*") if path.name.isdigit()), reverse=True)
+    place, held = root / "checkpoints", checkpoints_in(root)
     if not held:
         raise UserError(f"There is no checkpoint under {root} yet: run the syncer first.")
     if which == "latest":
         return place / str(held[0])
     if which == "best":
-        best = place / "best"
-        named = best.read_text(errors="replace").strip() if best.is_file() else ""
-        is_here = named.isdigit() and int(named) in held
-        return place / (named if is_here else str(held[0]))
+        best = _best(root)
+        return place / str(best if best in held else held[0])
     if which.isdigit() and int(which) in held:
         return place / which
     listed = ", ".join(str(index) for index in held)

@@ -13,12 +13,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from host.tape.tape_file import mib_for_payloads
 from protocol import machine as events
@@ -29,6 +27,7 @@ from protocol.log.records import Admission
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.machine import Do, Effect, Emit, Event, JobDone, Received, Send, Start
 from protocol.messages import Certificate, CertifiedRecord, Envelope
+from protocol.numerics.buffers import F32
 from protocol.project import Charter, Genesis, encode
 from protocol.signing import Signer, Verify
 from protocol.snapshots.manifest import SnapshotOutline
@@ -45,9 +44,9 @@ from syncer_node.storage.merge_bank import MergeBank
 
 log = logging.getLogger("shoal.tape")
 
-F32 = NDArray[np.float32]
 OUTCOME_BYTES: Final = 8
 FAULT, DRAIN, CHARTER, SNAPSHOT = "fault", "drain", "charter", "snapshot"
+T = TypeVar("T")
 DECISIONS: Final = ("Merge", "Keep")
 NEVER_BYTES: Final = 1 << 62
 STATE_BYTES_MAX: Final = 32 << 20
@@ -275,8 +274,7 @@ def seeds_of(setup: SyncerSetup, recovered: Recovered, rng_seed: bytes) -> bytes
 
 def read_seeds(encoded: bytes) -> Seeds:
     """Raises MalformedMessage."""
-    seeds: Seeds = _decoded(encoded, Seeds)
-    return seeds
+    return _decoded(encoded, Seeds)
 
 
 def built_from(
@@ -349,18 +347,14 @@ def read_event(kind: str, content: bytes) -> Event:
 
 def read_external(kind: str, content: bytes) -> tuple[bytes, str, str] | Envelope | None:
     """What the machine was told besides events. Raises MalformedMessage."""
-    told: tuple[bytes, str, str] | Envelope | None = None
     if kind == FAULT:
-        told = _decoded(content, tuple[bytes, str, str])
-    elif kind == CHARTER:
-        told = _decoded(content, Envelope)
-    return told
+        return _decoded(content, tuple[bytes, str, str])
+    return _decoded(content, Envelope) if kind == CHARTER else None
 
 
 def read_decision(kind: str, content: bytes) -> Merge | Keep:
     """Raises MalformedMessage."""
-    decision: Merge | Keep = _decoded(content, Merge if kind == "Merge" else Keep)
-    return decision
+    return _decoded(content, Merge) if kind == "Merge" else _decoded(content, Keep)
 
 
 def digest_of(made: list[Effect] | str) -> tuple[bytes, tuple[tuple[str, bytes], ...]]:
@@ -402,7 +396,7 @@ def _plain(value: object) -> object:
     return value
 
 
-def _decoded(content: bytes, kind: Any) -> Any:
+def _decoded(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

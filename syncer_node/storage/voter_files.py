@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,10 @@ from protocol import wire
 from protocol.errors import CorruptState, RemoteError, TransientError
 from protocol.log.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
 from protocol.log.state import AdoptedCharter, SwarmState, SwarmSummary
+from protocol.machine import Job, JobResult
 from protocol.messages import Certificate, CertifiedRecord, Envelope
+from syncer_node.machine.jobs import Installed, InstallState
+from syncer_node.raft import jobs
 from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
 from syncer_node.raft.log import Floor
 from syncer_node.storage.write_ahead_log import WriteAheadLog
@@ -39,14 +42,33 @@ class StoredFloor(Struct, frozen=True, array_like=True):
 class VoterFiles:
     """One voter's log and ballot. Not thread-safe: one thread writes."""
 
+    floor: StoredFloor
+    log: WriteAheadLog
+    certificates: WriteAheadLog
+
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.floor = self._read_floor()
-        self.log = WriteAheadLog(root / self.floor.log)
-        self.certificates = WriteAheadLog(root / f"{self.floor.log}.certificates")
+        self._open(self._read_floor())
         self._debt = (0, 0)
         """Records that this disk gave up since its ballot was read, and their epoch."""
+
+    def carry_out(self, job: Job) -> JobResult:
+        """What a voter's machine asks of its disk; when it returns, the disk has it."""
+        match job:
+            case jobs.SaveBallot(ballot):
+                self.save_ballot(ballot)
+                return jobs.BallotSaved(ballot)
+            case jobs.Append(after, records):
+                self.append(after, records)
+                return jobs.Appended(after + len(records))
+            case jobs.KeepProofs(certificates):
+                self.keep_proofs(certificates)
+                return jobs.ProofsKept()
+            case InstallState(entry, summary, origins):
+                self.begin_behind(entry, summary, origins)
+                return Installed()
+        raise AssertionError(f"nothing here carries out {type(job).__name__}")
 
     # The ballot.
 
@@ -127,6 +149,11 @@ class VoterFiles:
         """The stored records behind this one."""
         return list(self.log.frames(after - self.floor.index))
 
+    def between(self, after: int, up_to: int) -> Iterator[bytes]:
+        """The stored records behind the one and up to the other, read as they are asked for."""
+        frames = self.log.frames(after - self.floor.index)
+        return itertools.islice(frames, max(0, up_to - after))
+
     def keep_certificate(self, certificate: Certificate) -> None:
         """Store a proof beside the log, some time; one that is lost is made again or asked for."""
         if certificate.index == self.floor.index + len(self.certificates) + 1:
@@ -171,9 +198,8 @@ class VoterFiles:
         self._debt = (self.last, summary.epoch)
         self.save_ballot(self._ballot())
         name = f"log-{record.index}"
-        for path in (self.root / name, self.root / f"{name}.certificates"):
-            if path.exists():
-                set_aside(path)
+        for path in self._paths(name):
+            set_aside(path)
         with writing(name):
             (self.root / name).touch(mode=0o600)
             sync(self.root)
@@ -182,13 +208,10 @@ class VoterFiles:
         former = self.floor
         write_atomically(self.root / "floor", msgspec.msgpack.encode(stored))
         self.close()
-        self.floor = stored
-        self.log = WriteAheadLog(self.root / name)
-        self.certificates = WriteAheadLog(self.root / f"{name}.certificates")
+        self._open(stored)
         if former.log != name:
-            for old in (former.log, f"{former.log}.certificates"):
-                if (self.root / old).exists():
-                    set_aside(self.root / old)
+            for path in self._paths(former.log):
+                set_aside(path)
 
     def forget_old(self, keep: int) -> bool:
         """Let the log begin later, so that `keep` certified records remain; whether it does now.
@@ -205,7 +228,7 @@ class VoterFiles:
         entry = CertifiedRecord(encoded, certificate)
         summary = self._governing(floor, record, head)
         name = f"log-{floor}"
-        paths = (self.root / name, self.root / f"{name}.certificates")
+        paths = self._paths(name)
         for path in paths:
             path.unlink(missing_ok=True)  # Of a former try that was cut short.
         log, certificates = WriteAheadLog(paths[0]), WriteAheadLog(paths[1])
@@ -227,15 +250,13 @@ class VoterFiles:
         former = self.floor.summary
         charters = list(former.charters) if former is not None else []
         admissions = {one.key: one for one in former.admissions} if former is not None else {}
-        for encoded in itertools.islice(self.log.frames(), index - self.floor.index):
+        for encoded in self.between(self.floor.index, index):
             record = wire.decode(encoded, Record)
             match record.body:
                 case CharterAdopted(envelope):
                     charters.append(AdoptedCharter(record.index, envelope))
                 case VotersAdmitted(voters):
                     admissions.update({one.key: one for one in voters})
-                case _:
-                    pass
         blank = SwarmState(block_sequences=1).summary()
         return msgspec.structs.replace(
             blank,
@@ -258,9 +279,7 @@ class VoterFiles:
             if path.exists():
                 path.replace(path.with_name(f"{path.name}.before-epoch-{epoch}"))
         self.close()
-        self.floor = self._read_floor()
-        self.log = WriteAheadLog(self.root / self.floor.log)
-        self.certificates = WriteAheadLog(self.root / f"{self.floor.log}.certificates")
+        self._open(self._read_floor())
 
     def settle(self, ballot: Ballot, epoch: int = 0) -> Ballot:
         """Bring log and certificates together after a start; the ballot, saved if it changed.
@@ -291,6 +310,14 @@ class VoterFiles:
     def close(self) -> None:
         self.log.close()
         self.certificates.close()
+
+    def _open(self, floor: StoredFloor) -> None:
+        self.floor = floor
+        self.log, self.certificates = map(WriteAheadLog, self._paths(floor.log))
+
+    def _paths(self, name: str) -> tuple[Path, Path]:
+        """Of a log, and of its certificates."""
+        return self.root / name, self.root / f"{name}.certificates"
 
     def _read_floor(self) -> StoredFloor:
         path = self.root / "floor"

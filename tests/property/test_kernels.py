@@ -161,7 +161,6 @@ def test_a_merge_is_that_of_the_twin(data, count, codec):
     compiled = merge_fragment(parts, fragment, 2.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "IS_COMPILED", False)
-        patch.setattr(codecs, "_DECODERS", codecs.TWIN_DECODERS)
         twin = merge_fragment(parts, fragment, 2.0)
     assert compiled.values.tobytes() == twin.values.tobytes()
     assert (compiled.norms, compiled.scales) == (twin.norms, twin.scales)
@@ -187,7 +186,6 @@ def test_many_payloads_of_many_blocks_are_added_as_the_twin_does(count, codecs_u
     compiled = merge_fragment(parts, Fragment(0, spans, size), 2.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "IS_COMPILED", False)
-        patch.setattr(codecs, "_DECODERS", codecs.TWIN_DECODERS)
         twin = merge_fragment(parts, Fragment(0, spans, size), 2.0)
     assert compiled.values.tobytes() == twin.values.tobytes()
     assert (compiled.norms, compiled.scales) == (twin.norms, twin.scales)

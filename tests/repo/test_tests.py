@@ -40,7 +40,6 @@ PRIVATE = {
     "tests/unit/node/trainer/test_micro_batch.py": 1,
     "tests/unit/node/trainer/test_optimizers.py": 1,
     "tests/unit/node/trainer/test_session_moments.py": 1,
-    "tests/unit/protocol/test_sum_kernels.py": 1,
     "tests/unit/shoal/test_config_command.py": 1,
     "tests/unit/shoal/test_demo.py": 1,
     "tests/unit/shoal/test_diagnosis.py": 2,

@@ -13,7 +13,7 @@ Arrays are flat. `blocks` are 128 elements; codes and scales are those of the ch
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK
 from protocol.numerics.compiled.compiling import compiled, nb
-from protocol.numerics.compiled.prefetch import ahead
 from protocol.numerics.compiled.vectors import LANES, Row, Vector, settle, spelt, tabled, when
 
 F32: TypeAlias = NDArray[np.float32]
@@ -30,6 +29,8 @@ I8: TypeAlias = NDArray[np.int8]
 I64: TypeAlias = NDArray[np.int64]
 U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]
+Codes: TypeAlias = U8 | I8
+"""Two int4 codes in each byte, or int8 codes, which a kernel tells apart while it is compiled."""
 
 IS_COMPILED: Final = nb is not None and sys.byteorder == "little"
 HALF: Final = BLOCK // 2
@@ -43,7 +44,7 @@ _EXPONENT: Final = 0x7F80_0000
 _TOP: Final = 0x8000_0000
 _ROUNDER: Final = 12_582_912.0
 """1.5 * 2^23: adding it and taking it away rounds to the nearest integer, ties to even."""
-_ZERO = np.float32(0.0)
+ZERO = np.float32(0.0)
 _NORMAL_MIN = np.float32(2.0**-126)
 _ROUNDER_BITS: Final = 0x4B40_0000
 _UNIT = np.float32(1.0)
@@ -53,16 +54,34 @@ _FEW = 12
 """Blocks that are encoded together: what one loop reads, the next finds in the nearest cache."""
 _LEAD = 24
 """Blocks between those that are encoded and those that are loaded."""
-_SOON = 8
+SOON = 8
 """Blocks between the one at work and the one that is loaded."""
-_SOON_CODES = 32
-"""The same of int4 codes, which are fewer bytes."""
+SOON_CODES: Final = 2048
+"""Bytes between the codes at work and those that are loaded."""
+
+
+@spelt(None)
+def ahead(values: Row) -> None:
+    """A hint to the CPU: the block that begins there is needed soon. It changes no value, may be
+    beyond the array, and has nothing to do in a twin.
+
+    The processor's own prefetcher stops at each page of 4 KiB; kernels that stream through arrays
+    larger than any cache then wait for memory at every page.
+    """
+    for at in values.lines(BLOCK if values.is_signed else HALF):
+        values.hint(at)
+
+
+@spelt("int64")
+def code_bytes(codes: Row) -> Vector:
+    """What the codes of one block take: known when a kernel is compiled."""
+    return codes.constant(BLOCK if codes.is_signed else HALF)
 
 
 @compiled
 def flushed(value: np.float32) -> np.float32:
     """+0 for a subnormal and for -0, in every CPU mode: read as 0 it is below the limit too."""
-    return _ZERO if abs(value) < _NORMAL_MIN else value
+    return ZERO if abs(value) < _NORMAL_MIN else value
 
 
 @compiled
@@ -136,7 +155,7 @@ def _leave(left: Row, at: int, rest: Vector, is_streamed: Vector) -> None:
 
 
 @spelt(None)
-def _say_int4(
+def _say(
     told: Row,
     codes: Row,
     inverse: Vector,
@@ -146,117 +165,66 @@ def _say_int4(
 ) -> None:
     """The codes of one block, and what they do not say, flushed, where that is asked for."""
     inverses, scales = inverse.spread(), scale.spread()
-    for at in range(0, HALF, LANES):
-        halves = [told.load(at), told.load(HALF + at)]
-        said = [_rounded(half * inverses).least(7) for half in halves]
-        low, high = (code + 8 for code in said)
-        codes.store(at, (low | (high << 4)).narrow(8))
+    for at in range(0, BLOCK if codes.is_signed else HALF, LANES):
+        places = (at,) if codes.is_signed else (at, HALF + at)
+        values = [told.load(place) for place in places]
+        said = [_rounded(one * inverses) for one in values]
+        if codes.is_signed:
+            codes.store(at, said[0].narrow(8))
+        else:
+            said = [code.least(7) for code in said]
+            low, high = (code + 8 for code in said)
+            codes.store(at, (low | (high << 4)).narrow(8))
         if left is not None:
-            for place, half, code in zip((at, HALF + at), halves, said, strict=True):
-                rest = (half - code.floats() * scales).flushed()
+            for place, one, code in zip(places, values, said, strict=True):
+                rest = (one - code.floats() * scales).flushed()
                 _leave(left, place, rest, is_streamed)
 
 
-@spelt(None)
-def _say_int8(
-    told: Row,
-    codes: Row,
-    inverse: Vector,
-    scale: Vector,
-    left: Row | None,
-    is_streamed: Vector,
-) -> None:
-    inverses, scales = inverse.spread(), scale.spread()
-    for at in range(0, BLOCK, LANES):
-        values = told.load(at)
-        said = _rounded(values * inverses)
-        codes.store(at, said.narrow(8))
-        if left is not None:
-            rest = (values - said.floats() * scales).flushed()
-            _leave(left, at, rest, is_streamed)
-
-
 @compiled
-def tell_int4(
+def tell(
     values: F32,
     minus: F32 | None,
     residual: F32 | None,
     left: F32 | None,
-    codes: U8,
+    codes: Codes,
     scales: U16,
     is_streamed: bool,
 ) -> bool:
-    """Fills `codes` (half as many as values) and `scales` with what there is to say, and `left`
-    with what they do not say; whether every scale is sound. Without `residual`, and then without
-    `left`, it is the values that are said. is_streamed: whether `left` is written past the caches.
+    """Fills `codes` and `scales` with what there is to say, and `left` with what they do not say;
+    whether every scale is sound. Without `residual`, and then without `left`, it is the values
+    that are said. is_streamed: whether `left` is written past the caches.
 
     Each of the loops over a few blocks loads some of the arrays for later ones.
     """
     extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
-    found, is_sound = extremes.view(np.uint32), True
+    found, is_sound, size = extremes.view(np.uint32), True, code_bytes(codes, 0)
     told = np.empty(_FEW * BLOCK, np.float32)
     for first in range(0, scales.size, _FEW):
         stop = min(first + _FEW, scales.size)
         for block in range(first, stop):
             start, at = block * BLOCK, (block - first) * BLOCK
-            ahead(values, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
+            ahead(values, start + _LEAD * BLOCK)
             if residual is not None:
-                ahead(residual, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
+                ahead(residual, start + _LEAD * BLOCK)
             found[block - first] = _want(values, start, minus, start, residual, start, told, at)
-        is_sound &= _scales_of(extremes, -_INT4_OFFSET, scales[first:stop], inverses)
+        divisor = -_INT4_OFFSET
+        if size == BLOCK:
+            np.abs(extremes, extremes)
+            divisor = _INT8_MAX
+        is_sound &= _scales_of(extremes, divisor, scales[first:stop], inverses)
         for block in range(first, stop):
             start, at = block * BLOCK, (block - first) * BLOCK
             if minus is not None:
-                ahead(minus, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
-            inverse, scale, place = inverses[block - first], wide(scales[block]), block * HALF
-            ahead(codes, place + _LEAD * HALF, place + (_LEAD + 1) * HALF)
+                ahead(minus, start + _LEAD * BLOCK)
+            inverse, scale, place = inverses[block - first], wide(scales[block]), block * size
+            ahead(codes, place + _LEAD * size)
             if left is None:
-                _say_int4(values, start, codes, place, inverse, scale, left, start, is_streamed)
+                _say(values, start, codes, place, inverse, scale, left, start, is_streamed)
             else:
                 if not is_streamed:
-                    ahead(left, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
-                _say_int4(told, at, codes, place, inverse, scale, left, start, is_streamed)
-    if is_streamed:
-        settle(0)
-    return is_sound
-
-
-@compiled
-def tell_int8(
-    values: F32,
-    minus: F32 | None,
-    residual: F32 | None,
-    left: F32 | None,
-    codes: I8,
-    scales: U16,
-    is_streamed: bool,
-) -> bool:
-    """The same with a code for each value."""
-    extremes, inverses = np.empty(_FEW, np.float32), np.empty(_FEW, np.float32)
-    found, is_sound = extremes.view(np.uint32), True
-    told = np.empty(_FEW * BLOCK, np.float32)
-    for first in range(0, scales.size, _FEW):
-        stop = min(first + _FEW, scales.size)
-        for block in range(first, stop):
-            start, at = block * BLOCK, (block - first) * BLOCK
-            ahead(values, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
-            if residual is not None:
-                ahead(residual, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
-            found[block - first] = _want(values, start, minus, start, residual, start, told, at)
-        np.abs(extremes, extremes)
-        is_sound &= _scales_of(extremes, _INT8_MAX, scales[first:stop], inverses)
-        for block in range(first, stop):
-            start, at = block * BLOCK, (block - first) * BLOCK
-            if minus is not None:
-                ahead(minus, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
-            inverse, scale, place = inverses[block - first], wide(scales[block]), block * BLOCK
-            ahead(codes, place + _LEAD * BLOCK, place + (_LEAD + 1) * BLOCK)
-            if left is None:
-                _say_int8(values, start, codes, place, inverse, scale, left, start, is_streamed)
-            else:
-                if not is_streamed:
-                    ahead(left, start + _LEAD * BLOCK, start + (_LEAD + 1) * BLOCK)
-                _say_int8(told, at, codes, place, inverse, scale, left, start, is_streamed)
+                    ahead(left, start + _LEAD * BLOCK)
+                _say(told, at, codes, place, inverse, scale, left, start, is_streamed)
     if is_streamed:
         settle(0)
     return is_sound
@@ -273,91 +241,52 @@ def scales(bits: U16, out: F32) -> bool:
     return is_sound
 
 
-@spelt(None)
-def _decode_block_int4(codes: Row, scale: Vector, into: Row) -> None:
-    for at, values in _decoded_int4(codes, scale):
-        into.store(at, values)
-
-
-@spelt(None)
-def _stream_block_int4(codes: Row, scale: Vector, into: Row) -> None:
-    for at, values in _decoded_int4(codes, scale):
-        into.stream(at, values)
-
-
-def int4_products(factor: Vector) -> Callable[[Vector], tuple[Vector, Vector]]:
-    """What turns codes, two in each byte, into values times a factor, a scalar: those in the lower
-    halves of the bytes, and those in the upper halves."""
+def products(codes: Row, factor: Vector) -> Iterator[tuple[int, Vector]]:
+    """The codes of one block times a factor, a scalar: sixteen of them, and where they begin."""
     factors = factor.spread()
+    if codes.is_signed:
+        for at in range(0, BLOCK, LANES):
+            yield at, codes.load(at).wide_signed().floats() * factors
+        return
     value = tabled(lambda code: (code - 8).floats() * factors, factor)
-
-    def products(packed: Vector) -> tuple[Vector, Vector]:
-        codes = packed.wide()
-        return value(codes), value(codes >> 4)
-
-    return products
-
-
-def _decoded_int4(codes: Row, scale: Vector) -> Iterator[tuple[int, Vector]]:
-    products = int4_products(scale)
     for at in range(0, HALF, LANES):
-        low, high = products(codes.load(at))
-        yield at, low + 0.0
-        yield HALF + at, high + 0.0
+        packed = codes.load(at).wide()
+        low, high = value(packed), value(packed >> 4)
+        yield at, low
+        yield HALF + at, high
 
 
 @spelt(None)
-def _decode_block_int8(codes: Row, scale: Vector, into: Row) -> None:
-    scales = scale.spread()
-    for at in range(0, BLOCK, LANES):
-        into.store(at, codes.load(at).wide_signed().floats() * scales + 0.0)
+def _decode_block(codes: Row, scale: Vector, into: Row) -> None:
+    for at, values in products(codes, scale):
+        into.store(at, values + 0.0)
 
 
 @spelt(None)
-def _stream_block_int8(codes: Row, scale: Vector, into: Row) -> None:
-    scales = scale.spread()
-    for at in range(0, BLOCK, LANES):
-        into.stream(at, codes.load(at).wide_signed().floats() * scales + 0.0)
+def _stream_block(codes: Row, scale: Vector, into: Row) -> None:
+    for at, values in products(codes, scale):
+        into.stream(at, values + 0.0)
 
 
 @compiled
-def decode_int4(codes: U8, by_block: F32, out: F32) -> None:
+def decode(codes: Codes, by_block: F32, out: F32) -> None:
     """Fills `out` (float32) with code times scale; adding +0 makes -0 positive."""
+    size = code_bytes(codes, 0)
     for block in range(by_block.size):
-        later = block + _SOON_CODES
-        ahead(codes, later * HALF, later * HALF + HALF)
-        later = block + _SOON
-        ahead(out, later * BLOCK, later * BLOCK + BLOCK)
-        _decode_block_int4(codes, block * HALF, by_block[block], out, block * BLOCK)
+        at, soon = block * size, (block + SOON) * BLOCK
+        ahead(codes, at + SOON_CODES)
+        ahead(out, soon)
+        _decode_block(codes, at, by_block[block], out, block * BLOCK)
 
 
 @compiled
-def decode_int8(codes: I8, by_block: F32, out: F32) -> None:
-    """The same of int8 codes."""
+def stream(codes: Codes, by_block: F32, out: F32) -> None:
+    """`decode` past the caches, into an array that begins at a border of 64 bytes."""
+    size = code_bytes(codes, 0)
     for block in range(by_block.size):
-        soon = (block + _SOON) * BLOCK
-        ahead(codes, soon, soon + BLOCK)
-        ahead(out, soon, soon + BLOCK)
-        _decode_block_int8(codes, block * BLOCK, by_block[block], out, block * BLOCK)
-
-
-@compiled
-def stream_int4(codes: U8, by_block: F32, out: F32) -> None:
-    """`decode_int4` past the caches, into an array that begins at a border of 64 bytes."""
-    for block in range(by_block.size):
-        later = block + 2 * _SOON_CODES
-        ahead(codes, later * HALF, later * HALF + HALF)
-        _stream_block_int4(codes, block * HALF, by_block[block], out, block * BLOCK)
-    settle(0)
-
-
-@compiled
-def stream_int8(codes: I8, by_block: F32, out: F32) -> None:
-    """The same of int8 codes."""
-    for block in range(by_block.size):
-        later = block + _SOON_CODES
-        ahead(codes, later * BLOCK, later * BLOCK + BLOCK)
-        _stream_block_int8(codes, block * BLOCK, by_block[block], out, block * BLOCK)
+        at = block * size
+        ahead(codes, at + 2 * SOON_CODES)
+        _stream_block(codes, at, by_block[block], out, block * BLOCK)
     settle(0)
 
 
@@ -365,7 +294,7 @@ def stream_int8(codes: I8, by_block: F32, out: F32) -> None:
 def flush(values: F32) -> None:
     """Turns subnormals and negative zeros into +0, in place; float32."""
     for start in range(0, values.size, BLOCK):
-        ahead(values, start + _SOON * BLOCK, start + (_SOON + 1) * BLOCK)
+        ahead(values, start + SOON * BLOCK)
         here = values[start : start + BLOCK]
         for i in range(here.size):
             here[i] = flushed(here[i])
@@ -422,12 +351,12 @@ def outer(
     """
     worst = np.int32(0)
     for at in range(0, theta.size, BLOCK):
-        soon = at + _SOON * BLOCK
-        ahead(theta, soon, soon + BLOCK)
-        ahead(momentum, soon, soon + BLOCK)
+        soon = at + SOON * BLOCK
+        ahead(theta, soon)
+        ahead(momentum, soon)
         if not is_streamed:
-            ahead(moved, soon, soon + BLOCK)
-            ahead(kept, soon, soon + BLOCK)
+            ahead(moved, soon)
+            ahead(kept, soon)
         if nesterov:
             found = _outer_nesterov(
                 theta, at, momentum, at, g, at, moved, at, kept, at, eta, mu, is_streamed

@@ -12,30 +12,10 @@ from typing import Final
 import numpy as np
 
 from protocol.fragments import BLOCK
+from protocol.numerics.compiled import kernels, vectors
 from protocol.numerics.compiled.compiling import compiled
-from protocol.numerics.compiled.kernels import (
-    F32,
-    F64,
-    HALF,
-    I8,
-    I64,
-    U8,
-    U16,
-    flushed,
-    int4_products,
-    wide,
-)
-from protocol.numerics.compiled.prefetch import ahead
-from protocol.numerics.compiled.vectors import (
-    LANES,
-    Cell,
-    Row,
-    Vector,
-    spelt,
-    total_of_squares,
-    when,
-    zero_double,
-)
+from protocol.numerics.compiled.kernels import F32, F64, I64, U16, Codes
+from protocol.numerics.compiled.vectors import LANES, Cell, Row, Vector, spelt, when
 
 TOGETHER: Final = 8
 """Payloads that are added in one pass."""
@@ -48,34 +28,25 @@ LIMB_UNIT_BITS: Final = 1074
 
 _EXPONENTS = 256
 _FACTOR_MIN = np.float32(2.0**-100)
-_ZERO = np.float32(0.0)
-_SOON = 8
-"""Blocks of float32 between the one at work and the one that is loaded."""
-_SOON_CODES = 32
-"""The same of codes, which are fewer bytes."""
 _RUN = 64
 """Blocks whose factors are made at a time."""
 
 
 @spelt("int32")
-def _squares_of_int4(codes: Row) -> Vector:
-    """Of one block of codes: the sum of their squares, which is at most 128 times 64."""
+def _squares_of(codes: Row) -> Vector:
+    """Of one block of codes: the sum of their squares, of int4 at most 128 times 64."""
+    if codes.is_signed:
+        total = codes.zeros().wide(32)
+        for at in range(0, BLOCK, LANES):
+            code = codes.load(at).wide_signed(32)
+            total = total + code * code
+        return total.folded(Vector.__add__)
     total = codes.zeros().wide(16)
-    for at in range(0, HALF, LANES):
+    for at in range(0, kernels.HALF, LANES):
         packed = codes.load(at).wide(16)
         low, high = (packed & 15) - 8, (packed >> 4) - 8
         total = total + low * low + high * high
     return total.folded(Vector.__add__).wide(32)
-
-
-@spelt("int32")
-def _squares_of_int8(codes: Row) -> Vector:
-    """The same, at most 128 times 128^2."""
-    total = codes.zeros().wide(32)
-    for at in range(0, BLOCK, LANES):
-        code = codes.load(at).wide_signed(32)
-        total = total + code * code
-    return total.folded(Vector.__add__)
 
 
 @compiled
@@ -107,24 +78,13 @@ def _add_digits(value: np.uint64, place: int | np.int64, limbs: I64) -> None:
 
 
 @compiled
-def tally_int4(codes: U8, bits: U16, limbs: I64) -> None:
+def tally(codes: Codes, bits: U16, limbs: I64) -> None:
     """Adds the squares of the values of whole blocks to an exact sum."""
-    counts = np.zeros(_EXPONENTS, np.int64)
+    counts, size = np.zeros(_EXPONENTS, np.int64), kernels.code_bytes(codes, 0)
     for block in range(bits.size):
-        soon = (block + _SOON_CODES) * HALF
-        ahead(codes, soon, soon + HALF)
-        _count(_squares_of_int4(codes, block * HALF), bits[block], counts)
-    _carry_counts(counts, limbs)
-
-
-@compiled
-def tally_int8(codes: I8, bits: U16, limbs: I64) -> None:
-    """The same of int8 codes."""
-    counts = np.zeros(_EXPONENTS, np.int64)
-    for block in range(bits.size):
-        soon = (block + _SOON) * BLOCK
-        ahead(codes, soon, soon + BLOCK)
-        _count(_squares_of_int8(codes, block * BLOCK), bits[block], counts)
+        soon = block * size + kernels.SOON_CODES
+        kernels.ahead(codes, soon)
+        _count(_squares_of(codes, block * size), bits[block], counts)
     _carry_counts(counts, limbs)
 
 
@@ -147,7 +107,7 @@ def add_exactly(sums: F64, limbs: I64) -> None:
 @spelt("float64")
 def _square_of(values: Row) -> Vector:
     """The sum of squares of one block, in the order that is fixed."""
-    return total_of_squares([values.load(at) for at in range(0, BLOCK, LANES)])
+    return vectors.total_of_squares([values.load(at) for at in range(0, BLOCK, LANES)])
 
 
 @compiled
@@ -158,7 +118,7 @@ def squares(values: F32, sums: F64) -> None:
     """
     for block in range(sums.size):
         base = block * BLOCK
-        ahead(values, base + _SOON * BLOCK, base + (_SOON + 1) * BLOCK)
+        kernels.ahead(values, base + kernels.SOON * BLOCK)
         sums[block] = _square_of(values, base)
 
 
@@ -169,8 +129,8 @@ def _factors(bits: U16, factor: float, out: F32) -> None:
     So a code times it, and every sum of such products, is 0 or normal.
     """
     for block in range(bits.size):
-        product = np.float32(np.float64(wide(bits[block])) * factor)
-        out[block] = product if abs(product) >= _FACTOR_MIN else _ZERO
+        product = np.float32(np.float64(kernels.wide(bits[block])) * factor)
+        out[block] = product if abs(product) >= _FACTOR_MIN else kernels.ZERO
 
 
 def _begun(into: Row, is_new: Vector) -> list[Cell]:
@@ -187,46 +147,31 @@ def _ended(into: Row, cells: list[Cell], is_last: Vector) -> Vector:
     found = [cell.get() for cell in cells]
     for at, values in enumerate(found):
         into.store(at * LANES, values)
-    total = Cell(zero_double(is_last))
+    total = Cell(vectors.zero_double(is_last))
     with when(is_last.is_set(), is_last):
-        total.set(total_of_squares(found))
+        total.set(vectors.total_of_squares(found))
     return total.get()
 
 
 @spelt("float64")
-def _add_block_int4(
+def _add_block(
     planes: list[Row], factors: Row, into: Row, count: Vector, is_new: Vector, is_last: Vector
 ) -> Vector:
     """Adds one block of each payload to the accumulators. Factors are `_RUN` elements apart."""
     cells = _begun(into, is_new)
     for number, codes in enumerate(planes):
         with when(count > number, count):
-            codes.hint(_SOON_CODES * HALF)
-            products = int4_products(factors.one(number * _RUN))
-            for at in range(0, HALF, LANES):
-                low, high = cells[at // LANES], cells[(at + HALF) // LANES]
-                for cell, product in zip((low, high), products(codes.load(at)), strict=True):
-                    cell.set(cell.get() + product)
-    return _ended(into, cells, is_last)
-
-
-@spelt("float64")
-def _add_block_int8(
-    planes: list[Row], factors: Row, into: Row, count: Vector, is_new: Vector, is_last: Vector
-) -> Vector:
-    """The same of int8 codes."""
-    cells = _begun(into, is_new)
-    for number, codes in enumerate(planes):
-        with when(count > number, count):
-            factor = factors.one(number * _RUN).spread()
-            for at, cell in zip(range(0, BLOCK, LANES), cells, strict=True):
-                cell.set(cell.get() + codes.load(at).wide_signed().floats() * factor)
+            for at in codes.lines(BLOCK if codes.is_signed else kernels.HALF):
+                codes.hint(kernels.SOON_CODES + at)
+            for at, product in kernels.products(codes, factors.one(number * _RUN)):
+                cell = cells[at // LANES]
+                cell.set(cell.get() + product)
     return _ended(into, cells, is_last)
 
 
 @compiled
-def add_int4(
-    planes: tuple[U8, ...],
+def add(
+    planes: tuple[Codes, ...],
     bits: tuple[U16, ...],
     shares: F64,
     count: int,
@@ -241,7 +186,7 @@ def add_int4(
     is_new: whether it begins with +0, whatever is there; is_last: whether the squares of the total
     are added to an exact sum, `limbs`.
     """
-    blocks = total.size // BLOCK
+    blocks, size = total.size // BLOCK, kernels.code_bytes(planes[0], 0)
     factors, sums = np.empty(TOGETHER * _RUN, np.float32), np.empty(_RUN, np.float64)
     for first in range(0, blocks, _RUN):
         many = min(_RUN, blocks - first)
@@ -249,50 +194,11 @@ def add_int4(
             here = factors[at * _RUN : at * _RUN + many]
             _factors(bits[at][first : first + many], shares[at], here)
         for block in range(first, first + many):
-            soon = (block + _SOON) * BLOCK
-            ahead(total, soon, soon + BLOCK)
-            sums[block - first] = _add_block_int4(
+            soon = (block + kernels.SOON) * BLOCK
+            kernels.ahead(total, soon)
+            sums[block - first] = _add_block(
                 planes,
-                block * HALF,
-                factors,
-                block - first,
-                total,
-                block * BLOCK,
-                count,
-                is_new,
-                is_last,
-            )
-        if is_last:
-            add_exactly(sums[:many], limbs)
-
-
-@compiled
-def add_int8(
-    planes: tuple[I8, ...],
-    bits: tuple[U16, ...],
-    shares: F64,
-    count: int,
-    total: F32,
-    is_new: bool,
-    is_last: bool,
-    limbs: I64,
-) -> None:
-    """The same of int8 codes."""
-    blocks = total.size // BLOCK
-    factors, sums = np.empty(TOGETHER * _RUN, np.float32), np.empty(_RUN, np.float64)
-    for first in range(0, blocks, _RUN):
-        many = min(_RUN, blocks - first)
-        for at in range(count):
-            here = factors[at * _RUN : at * _RUN + many]
-            _factors(bits[at][first : first + many], shares[at], here)
-        for block in range(first, first + many):
-            soon = (block + _SOON) * BLOCK
-            for at in range(count):
-                ahead(planes[at], soon, soon + BLOCK)
-            ahead(total, soon, soon + BLOCK)
-            sums[block - first] = _add_block_int8(
-                planes,
-                block * BLOCK,
+                block * size,
                 factors,
                 block - first,
                 total,
@@ -310,8 +216,8 @@ def stretch(values: F32, factor: float, largest: float) -> None:
     """Multiplies float32 values by a float64 factor in place, within plus and minus `largest`;
     flushed."""
     for start in range(0, values.size, BLOCK):
-        ahead(values, start + _SOON * BLOCK, start + (_SOON + 1) * BLOCK)
+        kernels.ahead(values, start + kernels.SOON * BLOCK)
         here = values[start : start + BLOCK]
         for i in range(here.size):
             product = np.float64(here[i]) * factor
-            here[i] = flushed(np.float32(min(max(product, -largest), largest)))
+            here[i] = kernels.flushed(np.float32(min(max(product, -largest), largest)))

@@ -28,6 +28,9 @@ except ImportError:  # It comes with numba.
 LANES: Final = 16
 """Values in a vector; four times as many are half a block."""
 
+LINE_BYTES: Final = 64
+"""Of the caches of every CPU that we know of; with another one hints are only less good."""
+
 _EXPONENT: Final = 0x7F80_0000
 
 
@@ -97,7 +100,8 @@ def _arguments(context: Any, builder: Any, kinds: Any, values: Any) -> Iterator[
 
 def _row(context: Any, builder: Any, kind: Any, value: Any, start: Any) -> Row:
     array = context.make_array(kind)(context, builder, value)
-    return Row(builder, builder.gep(array.data, [start]), kind.dtype.bitwidth // 8)
+    is_signed = getattr(kind.dtype, "signed", True)
+    return Row(builder, builder.gep(array.data, [start]), kind.dtype.bitwidth // 8, is_signed)
 
 
 def load_line(builder: Any, place: Any) -> None:
@@ -112,8 +116,9 @@ def load_line(builder: Any, place: Any) -> None:
 class Row:
     """Elements of an array from some place on."""
 
-    def __init__(self, builder: Any, begin: Any, width: int) -> None:
+    def __init__(self, builder: Any, begin: Any, width: int, is_signed: bool) -> None:
         self._builder, self._begin, self._width = builder, begin, width
+        self.is_signed = is_signed
 
     def _place(self, at: int) -> Any:
         return self._builder.gep(self._begin, [ir.IntType(64)(at)])
@@ -142,6 +147,10 @@ class Row:
         once = self._builder.module.add_metadata([ir.IntType(32)(1)])
         stored.set_metadata("nontemporal", once)
 
+    def lines(self, numel: int) -> range:
+        """Of so many elements, those with which lines of the caches begin."""
+        return range(0, numel, LINE_BYTES // self._width)
+
     def hint(self, at: int) -> None:
         """Begins to load the line of the caches with that element, which may be beyond the end."""
         load_line(self._builder, self._place(at))
@@ -149,6 +158,10 @@ class Row:
     def one(self, at: int) -> Vector:
         """One element, as a scalar."""
         return Vector(self._builder, self._builder.load(self._place(at)))
+
+    def constant(self, value: int) -> Vector:
+        """An integer of 64 bits that is known now, a scalar."""
+        return Vector(self._builder, ir.IntType(64)(value))
 
     def zeros(self) -> Vector:
         """Sixteen of +0, of the kind of the elements."""

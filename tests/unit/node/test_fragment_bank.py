@@ -10,7 +10,7 @@ from protocol.errors import CorruptState, MalformedPayload
 from protocol.numerics.chunks import blobs, manifest, root
 from protocol.numerics.codecs import NonFinite, decode, encode
 from protocol.numerics.outer import digest
-from protocol.numerics.versions import next_version, state_digests
+from protocol.numerics.versions import next_version, state_manifests
 from simulator.stand_ins.tiny import tiny_weights
 from tests.support.builders import layout, merged, project, rounds
 
@@ -25,7 +25,7 @@ def a_bank(apply="overwrite", up_codec="int4", **changes):
     for fragment in LAYOUT.fragments:
         theta = tiny_weights(fragment.numel, fragment.index)
         momentum = np.zeros_like(theta)
-        bank.install(fragment.index, 0, state_digests(theta, momentum), theta, momentum)
+        bank.install(fragment.index, 0, state_manifests(theta, momentum).digests, theta, momentum)
     return bank
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_held_at_first():
 def test_a_fetched_state_is_held_only_if_it_is_the_certified_one():
     bank = FragmentBank(LAYOUT, BlobStore())
     theta = tiny_weights(NUMEL, 0)
-    state = state_digests(theta, np.zeros_like(theta))
+    state = state_manifests(theta, np.zeros_like(theta)).digests
     with pytest.raises(MalformedPayload, match="certified content"):
         bank.install(0, 0, state, theta + 1, np.zeros_like(theta))
     with pytest.raises(MalformedPayload, match="elements"):

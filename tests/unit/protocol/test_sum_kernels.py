@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protocol.fragments import BLOCK
-from protocol.numerics import codecs, summing
+from protocol.numerics import codecs
 from protocol.numerics.compiled import kernels, sum_kernels, vectors
 from protocol.numerics.summing import Source, add_together
 
@@ -35,7 +35,7 @@ def test_decoding_is_that_of_the_twin(with_lookup, monkeypatch):
     codes, bits = codecs.code_planes("int4", payload, SIZE)
     by_block, found = np.empty(SIZE // BLOCK, np.float32), np.empty(SIZE, np.float32)
     assert kernels.scales(bits, by_block)
-    again(kernels.decode_int4)(codes, by_block, found)
+    again(kernels.decode)(codes, by_block, found)
     monkeypatch.setattr(kernels, "IS_COMPILED", False)
     assert found.tobytes() == codecs.decode("int4", payload, SIZE).tobytes()
 
@@ -44,7 +44,7 @@ def test_adding_is_that_of_the_twin(with_lookup, monkeypatch):
     parts = [(Source("int4", drawn(seed), SIZE, (b"", 0, seed)), 0.3 - seed) for seed in range(5)]
     found, expected = np.ones((2, SIZE), np.float32)
     limbs = np.zeros(sum_kernels.LIMBS, np.int64)
-    monkeypatch.setitem(summing._ADDERS, "int4", again(sum_kernels.add_int4))
+    monkeypatch.setattr(sum_kernels, "add", again(sum_kernels.add))
     add_together("int4", parts, 0, found, False, False, limbs)
     monkeypatch.setattr(kernels, "IS_COMPILED", False)
     add_together("int4", parts, 0, expected, False, False, limbs)

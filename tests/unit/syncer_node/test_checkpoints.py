@@ -186,7 +186,7 @@ def test_a_checkpoint_of_other_weights_than_the_log_names_is_not_used(syncer):
 
 def test_a_torn_record_is_cut_and_the_rest_recovered(syncer):
     before = syncer.bits()
-    path = syncer.store.log.path
+    path = syncer.store.voter.log.path
     syncer.store.close()
     with path.open("ab") as handle:
         handle.write(b"\x00\x00\x01\x00half")
@@ -261,7 +261,7 @@ def test_damaged_first_weights_are_noticed_even_before_the_first_merge(tmp_path,
 
 
 def test_a_log_that_ends_before_the_checkpoint_is_told_as_corrupt(syncer):
-    path = syncer.store.log.path
+    path = syncer.store.voter.log.path
     syncer.store.close()
     flip(path, at=path.stat().st_size // 3)
     with pytest.raises(CorruptState, match="no other voter has the rest"):

@@ -68,7 +68,7 @@ class Bench:
         effects = self.raft.context.effects
         while jobs := [n for n, job in effects.jobs.items() if isinstance(job, SaveBallot)]:
             job = effects.finish(jobs[0])
-            self.raft.on_saved(job, result or BallotSaved(job.ballot), self.raft.context.now_s)
+            self.raft.on_stored(job, result or BallotSaved(job.ballot), self.raft.context.now_s)
 
     def greet(self, now_s: float) -> None:
         """The others were heard again."""

@@ -161,7 +161,7 @@ def test_records_are_appended_in_order_only(store):
     with pytest.raises(TransientError, match="record 3 waits for record 2"):
         store.voter.append(2, log.encoded[1:])
     store.voter.append(1, log.encoded[1:])
-    assert list(store.log.frames()) == log.encoded
+    assert list(store.voter.log.frames()) == log.encoded
 
 
 def test_certificates_may_lag_but_never_skip(store):
@@ -187,7 +187,7 @@ def test_a_disk_below_its_reserve_takes_no_record_and_no_payload(store, monkeypa
         store.voter.append(0, [b"record"])
     with pytest.raises(DiskFull):
         store.write_payload(0, 1, NAME, b"payload")
-    assert len(store.log) == 0
+    assert len(store.voter.log) == 0
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=DISK_FREE_BYTES_MIN))
     store.voter.append(0, [b"record"])
 
