@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Group, Parameter, validators
+from cyclopts import App, Group, Parameter, validators
 
-from host.files.home import Home
+from host.files.home import DaemonRole, Home
 from host.options import MonitorAt, TapeOptions
 from protocol.errors import UserError
-from shoal.common.exit_codes import ExitCode
 
 TAKE_PART = Group("Take part", sort_key=1)
 HOST = Group("Host a project", sort_key=2)
 THIS_MACHINE = Group("This machine", sort_key=3)
 TRY_OUT = Group("Try out and check", sort_key=4)
+
+
+def area(name: str) -> App:
+    """A verb that has verbs of its own."""
+    return App(name=name, group_commands=Group.create_default_commands())
 
 
 def switch(help: str, *, name: str | list[str] | None = None) -> Parameter:
@@ -36,6 +40,8 @@ CommandCheck = Annotated[Callable[[Sequence[str]], None], Parameter(parse=False)
 """Raises UserError for words that the command would not understand."""
 
 Instance = Annotated[str, Parameter(help="Name that tells daemons of one role in one home apart.")]
+OnlyInstance = Annotated[str | None, Parameter(help="Only daemons with this name.")]
+OnlyRole = Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")]
 Port = Annotated[
     int,
     Parameter(
@@ -102,12 +108,6 @@ class Files:
 
 
 TERMINAL_ONLY = Files()
-
-
-def say(lines: Sequence[str]) -> int:
-    """Prints the lines; the exit code of what went well."""
-    print("\n".join(lines))
-    return ExitCode.DONE
 
 
 def tape_options(tape: str, mib_max: int) -> TapeOptions:

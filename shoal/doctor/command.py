@@ -7,9 +7,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from cyclopts import Parameter, validators
 
 from host import addresses
 from host.files.home import Home
@@ -19,6 +20,7 @@ from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialWish
 from protocol.errors import UserError
 from shoal.common import settings_file, versions
+from shoal.common.choices import HomeHere, switch
 from shoal.common.exit_codes import ExitCode
 from shoal.doctor import diagnosis, findings, probes, requirements
 from shoal.doctor.findings import Finding, Topic, Verdict
@@ -42,26 +44,35 @@ INDENT: Final = " " * (TOPIC_CHARS + len(MARKS["good"]) + 1)
 
 
 def run(
-    home: Home,
-    project: str | None,
+    project: Annotated[
+        str | None,
+        Parameter(help="A join link, a signed project, or the name of one joined here."),
+    ] = None,
     *,
-    device: str | None,
-    port: int | None,
-    is_quick: bool,
-    as_json: bool,
+    device: Annotated[str | None, Parameter(help="Try this one: cpu, cuda, cuda:1 ...")] = None,
+    port: Annotated[
+        int | None,
+        Parameter(
+            help="Port to check; a syncer's by default.",
+            validator=validators.Number(gte=1, lte=65535),
+        ),
+    ] = None,
+    quick: Annotated[bool, switch("Skip network engine, swarm and training.")] = False,
+    json: Annotated[bool, switch("Print one JSON object.")] = False,
+    home: HomeHere,
 ) -> int:
     """Examines this machine and prints what it found; FAILED if something is in trouble."""
     settings = settings_file.load(flags={"learner.device": device}).values
     named = probes.named_project(project, home)
-    progress = _Progress(is_shown=sys.stderr.isatty() and not as_json)
+    progress = _Progress(is_shown=sys.stderr.isatty() and not json)
     found: list[Finding] = []
-    for finding in examine(home, named, settings, port=port, is_quick=is_quick, tell=progress.tell):
+    for finding in examine(home, named, settings, port=port, is_quick=quick, tell=progress.tell):
         found.append(finding)
-        if not as_json:
+        if not json:
             progress.clear()
             print("\n".join(shown(finding, has_colour=sys.stdout.isatty())), flush=True)
     verdict = findings.worst(found)
-    if as_json:
+    if json:
         print(msgspec.json.encode({"verdict": verdict, "findings": found}).decode())
     else:
         print("\n" + textwrap.fill(closing(found, named.name), WIDTH))

@@ -135,7 +135,7 @@ class LocalSwarm:
 
     def sign(self) -> None:
         """As `shoal project sign` does."""
-        file_commands.sign(self.project, self.home, instance=DEFAULT_INSTANCE)
+        file_commands.sign(self.project, home=self.home)
 
     @property
     def signed(self) -> Path:

@@ -10,16 +10,17 @@ import os
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import tomlkit
+from cyclopts import Parameter
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item
 
-from host.files.home import Home
 from protocol.errors import UserError
 from shoal.common import settings_file
+from shoal.common.choices import HomeHere, area, switch
 from shoal.common.settings_file import Key, LocalSettings
 from shoal.common.toml_tables import Place
 
@@ -43,16 +44,33 @@ AT_START: Final = ("learner.", "limits.nice", "limits.gpu_memory_percent")
 """Keys that a running learner does not read again."""
 
 
-def get(name: str) -> list[str]:
-    """The value in force, as `set` takes it."""
+config_app = area("config")
+Name = Annotated[str, Parameter(name="KEY", help="Such as limits.cpu_percent.")]
+AsJson = Annotated[bool, switch("Print JSON.")]
+
+
+@config_app.command
+def get(name: Name) -> list[str]:
+    """Print the value in force of a setting."""
     return [settings_file.as_text(name, settings_file.load().value(name))]
 
 
-def show(*, as_json: bool, is_brief: bool) -> list[str]:
-    """All keys with value and source; brief: only those that somebody decided."""
+@config_app.command
+def path() -> list[str]:
+    """Print where your settings file is, or would be."""
+    return [str(settings_file.settings_path())]
+
+
+@config_app.command(name="list")
+def show(
+    *,
+    set_only: Annotated[bool, switch("Only settings that differ from the default.")] = False,
+    json: AsJson = False,
+) -> list[str]:
+    """Print all settings in force, and where each comes from."""
     settings, every = settings_file.load(), settings_file.keys()
-    names = [name for name in every if not is_brief or settings.source(name).origin != "default"]
-    if as_json:
+    names = [name for name in every if not set_only or settings.source(name).origin != "default"]
+    if json:
         table = {
             name: {
                 "value": settings.value(name),
@@ -80,8 +98,9 @@ def _place(settings: LocalSettings) -> str:
     return f"file: {settings.path}{there}"
 
 
-def explain(name: str, *, as_json: bool) -> list[str]:
-    """Value, source, meaning and range of a key, and where it could be set."""
+@config_app.command
+def explain(name: Name, *, json: AsJson = False) -> list[str]:
+    """Print what a setting means, its value and origin, and what it may be."""
     key = settings_file.known(name)
     settings = settings_file.load()
     source = settings.source(name)
@@ -96,7 +115,7 @@ def explain(name: str, *, as_json: bool) -> list[str]:
         "file": f"{settings.path}, [{name.partition('.')[0]}] {name.partition('.')[2]}",
         "in force": "from the next start" if name.startswith(AT_START) else "within seconds",
     }
-    if as_json:
+    if json:
         told = {**facts, "name": name, "source": source.origin, "from": source.detail}
         return [msgspec.json.encode(told).decode()]
     lines = [name]
@@ -124,8 +143,19 @@ def _source_in_words(settings: LocalSettings, name: str) -> str:
     return str(source)
 
 
-def change(name: str, text: str) -> list[str]:
-    """Writes a value into the file and returns what to say. UserError if it is not allowed."""
+@config_app.command(name="set")
+def change(
+    name: Name,
+    text: Annotated[
+        str,
+        Parameter(
+            name="VALUE",
+            help="Lists as 'a; b', tables as 'a=x; b=y', bytes as '8 GiB'.",
+            allow_leading_hyphen=True,
+        ),
+    ],
+) -> list[str]:
+    """Write a setting into your file; comments in it are kept."""
     key = settings_file.known(name)
     path = settings_file.settings_path()
     value = settings_file.read_text(name, text, Place("shoal config set", name))
@@ -141,8 +171,9 @@ def change(name: str, text: str) -> list[str]:
     return [f"{name} = {settings_file.as_text(name, value)}", *_aftermath(name, path)]
 
 
-def drop(name: str) -> list[str]:
-    """Takes a key out of the file, so that the next source decides."""
+@config_app.command(name="unset")
+def drop(name: Name) -> list[str]:
+    """Remove a setting from your file, so that the default applies again."""
     settings_file.known(name)
     path = settings_file.settings_path()
     document = _document(path)
@@ -227,7 +258,7 @@ def _write_text(path: Path, text: str) -> None:
         ) from error
 
 
-def begin(home: Home) -> list[str]:
+def begin(*, home: HomeHere) -> list[str]:
     """Makes what is missing of home, key and settings file, and says what there is."""
     from host.files import keystore
 

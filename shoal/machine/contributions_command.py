@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from cyclopts import Parameter
 from msgspec import Struct
 
-from host.files.home import Home
 from host.files.receipts_file import read_book
 from protocol.errors import RemoteError
 from protocol.log.receipts import OpenedBook
 from shoal.common import failures
+from shoal.common.choices import HomeHere, area, switch
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _NOT_A_TERMINAL_CHARS = 100
+
+contributions_app = area("contributions")
 
 
 class FormerEpoch(Struct, kw_only=True):
@@ -109,8 +112,13 @@ def _former_words(one: Contribution) -> list[str]:
     ]
 
 
-def show(home: Home, *, as_json: bool) -> int:
-    """Prints what every key of this home gave; FAILED if a file is not what was written."""
+@contributions_app.default
+def show(
+    *,
+    json: Annotated[bool, switch("Print one JSON list.")] = False,
+    home: HomeHere,
+) -> int:
+    """Show what this machine contributed to each project, by its newest receipts."""
     found: list[Contribution] = []
     is_whole = True
     for path in home.contribution_files():
@@ -121,7 +129,7 @@ def show(home: Home, *, as_json: bool) -> int:
             continue
         found.append(contribution_of(opened, path, opened.proven[-1].signer))
     found.sort(key=lambda one: (-one.tokens, one.project, one.learner))
-    if as_json:
+    if json:
         print(msgspec.json.encode(found).decode())
     elif found:
         from rich.console import Console
@@ -163,8 +171,17 @@ def _table(found: Sequence[Contribution]) -> Table:
     return table
 
 
-def verify(home: Home, files: Iterable[Path]) -> int:
-    """Checks files of receipts, those of this home by default; FAILED if one proves nothing."""
+@contributions_app.command
+def verify(
+    *files: Annotated[
+        Path, Parameter(help="Files of receipts, from anybody; those of this machine by default.")
+    ],
+    home: HomeHere,
+) -> int:
+    """Verify files of receipts without a syncer or the network, and say who signed what.
+
+    Exit code 0: every byte is proven. 1: a file is altered, cut off or forged; the output says why.
+    """
     chosen = list(files) or home.contribution_files()
     if not chosen:
         failures.complain(

@@ -11,16 +11,18 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Annotated, Final, get_args
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cyclopts import Parameter
 
 from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE, Home, Role
 from protocol.errors import ShoalError, UserError
 from protocol.ids import NodeKey
+from shoal.common.choices import HomeHere, area, switch
 from shoal.common.writing import writing
 
 PASSPHRASE_VARIABLE: Final = "SHOAL_PASSPHRASE"
@@ -33,6 +35,12 @@ PURPOSES: Final[dict[Role, str]] = {
     "witness": "votes for projects",
     "learner": "counts a learner's merges",
 }
+
+identity_app = area("identity")
+PassphraseFile = Annotated[
+    Path | None,
+    Parameter(help="Its first line is the passphrase; SHOAL_PASSPHRASE otherwise."),
+]
 
 _HEADER = re.compile(r"^(role|instance|key): (\S+)$", re.MULTILINE)
 
@@ -62,8 +70,9 @@ def key_files(home: Home) -> list[KeyFile]:
     return found
 
 
-def show(home: Home) -> list[str]:
-    """What there is, in lines. UserError where there is no key yet."""
+@identity_app.command
+def show(*, home: HomeHere) -> list[str]:
+    """Print the public keys of this machine and where the private ones are."""
     found = key_files(home)
     if not found:
         raise UserError(
@@ -86,18 +95,16 @@ def show(home: Home) -> list[str]:
     return lines[1:]
 
 
+@identity_app.command
 def export(
-    home: Home,
-    to: Path,
+    to: Annotated[Path, Parameter(help="File to write; must not exist.")],
     *,
-    role: Role | None,
-    instance: str | None,
-    passphrase_file: Path | None,
+    role: Annotated[Role | None, Parameter(help="Which key, if there are several.")] = None,
+    instance: Annotated[str | None, Parameter(help="Which instance's.")] = None,
+    passphrase_file: PassphraseFile = None,
+    home: HomeHere,
 ) -> list[str]:
-    """Writes a back-up of a key, closed to other users (0600), and returns what to say.
-
-    UserError if the wishes do not name one key, or if the file exists or cannot be written.
-    """
+    """Back up a key, encrypted if a passphrase is given."""
     chosen = _chosen(home, role, instance)
     identity = keystore.load_or_create(chosen.path)
     secret = passphrase(passphrase_file)
@@ -123,18 +130,18 @@ def export(
     ]
 
 
+@identity_app.command(name="import")
 def bring_back(
-    home: Home,
-    source: Path,
+    source: Annotated[Path, Parameter(help="A file that `shoal identity export` wrote.")],
     *,
-    instance: str | None,
-    passphrase_file: Path | None,
-    is_replacing: bool,
+    instance: Annotated[
+        str | None, Parameter(help="For this instance instead of the one it was exported from.")
+    ] = None,
+    replace: Annotated[bool, switch("Move an existing key aside.")] = False,
+    passphrase_file: PassphraseFile = None,
+    home: HomeHere,
 ) -> list[str]:
-    """Puts a back-up into this home and returns what to say.
-
-    UserError if it is none, cannot be decrypted, or would replace another key unasked.
-    """
+    """Restore a key from its backup, on this machine or another."""
     role, named, private = _read(source, passphrase_file)
     key = private.public_key().public_bytes_raw()
     chosen = KeyFile(role, instance or named, home.identity(role, instance or named))
@@ -145,7 +152,7 @@ def bring_back(
             is_same = False  # damaged, which is a reason to bring one back
         if is_same:
             return [f"{chosen.called} has this key already: {key.hex()}"]
-        if not is_replacing:
+        if not replace:
             raise UserError(
                 f"{chosen.called} has another key in {chosen.path}. To use this one instead, and "
                 "move the other aside: shoal identity import --replace. To have both: --instance "

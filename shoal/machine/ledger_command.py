@@ -11,15 +11,17 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from host.control import client
-from host.files.home import Home
+from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.signed_project import read_signed
 from protocol.errors import RemoteError, ShoalError, UserError
 from protocol.status import ContributorRow
+from shoal.common.choices import HomeHere, Instance, switch
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import writing
 
@@ -38,17 +40,25 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings that spreadsheets take for more than text."""
 
 
-def ledger(home: Home, *, instance: str, as_json: bool, csv_path: Path | None) -> int:
+def ledger(
+    *,
+    json: Annotated[bool, switch("Print it as JSON.")] = False,
+    csv_path: Annotated[
+        Path | None, Parameter(name="--csv", help="Write it to this file as CSV.")
+    ] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
     """Shows every ledger of this instance; WRONG_INPUT if there is none."""
     ledgers = read_ledgers(home, instance)
     if csv_path is not None:
         _write_csv(csv_path, ledgers)
         told = sum(len(one.contributors) for one in ledgers)
         # With --json the answer on stdout is JSON and nothing else.
-        print(f"wrote {told} contributors to {csv_path}", file=sys.stderr if as_json else None)
-    if as_json:
+        print(f"wrote {told} contributors to {csv_path}", file=sys.stderr if json else None)
+    if json:
         print(msgspec.json.encode(ledgers).decode())
-    if not as_json and csv_path is None:
+    if not json and csv_path is None:
         _print(ledgers)
     return ExitCode.DONE
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from host.files.home import DaemonRole, Home
 from protocol.status import DaemonStatus
 from shoal.common import daemons, failures
+from shoal.common.choices import HomeHere, OnlyInstance, switch
 from shoal.common.exit_codes import ExitCode
 
 Look = Callable[[], tuple[list[DaemonStatus], list[str]]]
+
+AsJson = Annotated[bool, switch("Print one JSON list; with --watch one per line.")]
+Watch = Annotated[bool, switch("Look again every second.")]
 
 PERIOD_S = 1.0
 _NOT_A_TERMINAL_CHARS = 100
@@ -21,19 +27,19 @@ _NOT_A_TERMINAL_CHARS = 100
 
 
 def status(
-    home: Home,
     *,
-    instance: str | None,
-    as_json: bool,
-    is_watching: bool,
-    role: DaemonRole | None = None,
+    json: AsJson = False,
+    watch: Watch = False,
+    instance: OnlyInstance = None,
+    role: Annotated[DaemonRole | None, Parameter(parse=False)] = None,
+    home: HomeHere,
 ) -> int:
     """Prints what the daemons of this home say; NOT_REACHABLE if none of them answers."""
     found = daemons.find_daemons(home, role=role, instance=instance)
-    if is_watching:
-        return _watch(lambda: _look(home, role, instance), as_json=as_json)
+    if watch:
+        return _watch(lambda: _look(home, role, instance), as_json=json)
     statuses, silent = daemons.ask_all(found)
-    if as_json:
+    if json:
         print(_as_json(statuses))
     elif statuses:
         from rich.console import Console
@@ -46,6 +52,17 @@ def status(
     for line in silent:
         failures.complain(line)
     return ExitCode.DONE if statuses else ExitCode.NOT_REACHABLE
+
+
+def of_syncers(
+    *,
+    json: AsJson = False,
+    watch: Watch = False,
+    instance: Annotated[str | None, Parameter(help="Only the syncer with this name.")] = None,
+    home: HomeHere,
+) -> int:
+    """The same of its syncers alone."""
+    return status(json=json, watch=watch, instance=instance, role="syncer", home=home)
 
 
 def _look(

@@ -10,11 +10,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter, validators
 
 from host.files import keystore
-from host.files.home import Home
+from host.files.home import Home, VoterRole
 from host.files.keystore import Identity
 from host.files.signed_project import (
     SUFFIX,
@@ -31,8 +33,10 @@ from protocol.ids import NodeKey, short
 from protocol.log.records import majority
 from protocol.project import Charter, Voter
 from protocol.status import SeatStatus
+from shoal.common.choices import HomeHere, Key, ProjectPath, WholeKey
 from shoal.common.toml_tables import Place
 from shoal.project import charter_delivery, charters, file_commands
+from shoal.project.file_commands import project_app
 from shoal.project.project_file import check_together
 from shoal.project.template import toml_value
 
@@ -52,10 +56,47 @@ class Case:
 
 # The verbs.
 
+project_app.command(
+    "shoal.project.invite_command:invite",
+    help="Print the join link of the syncer that runs here, and nothing else.",
+)
+project_app.command(
+    "shoal.project.reset_seat_command:reset_seat",
+    help="Continue from this host's records after most voters are lost for good, in a new epoch.",
+)
+project_app.command(
+    "shoal.project.restore_command:restore",
+    name="restore-snapshot",
+    help="Go back to a snapshot of the whole swarm: a new epoch, in which learners go on from "
+    "theirs.\n\nA damaged snapshot gives way to the good one before it, which is named.",
+)
 
-def add_voter(path: Path, home: Home, *, key: str, role: str, priority: int) -> list[str]:
-    """One voter more."""
-    case = open_case(path, home)
+
+@project_app.command
+def add_syncer(
+    key: WholeKey,
+    project: ProjectPath,
+    *,
+    priority: Annotated[
+        int,
+        Parameter(
+            help="Of several syncers the highest leads when it can.",
+            validator=validators.Number(gte=0, lte=100),
+        ),
+    ] = 5,
+    home: HomeHere,
+) -> list[str]:
+    """Add a syncer that stands by, ready to lead; `shoal syncer key` prints its key there."""
+    return _add_voter(key, "syncer", priority, open_case(project, home))
+
+
+@project_app.command
+def add_witness(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> list[str]:
+    """Add a witness that votes; `shoal witness key` prints its key there."""
+    return _add_voter(key, "witness", 0, open_case(project, home))
+
+
+def _add_voter(key: str, role: VoterRole, priority: int, case: Case) -> list[str]:
     voter = msgspec.convert((charters.full_key(key), role, priority), Voter)
     known = case.project.charter.voter(voter.key)
     if known is not None:
@@ -73,18 +114,20 @@ def add_voter(path: Path, home: Home, *, key: str, role: str, priority: int) -> 
     ]
 
 
-def remove_voter(path: Path, home: Home, *, key: str) -> list[str]:
-    """One voter less."""
-    case = open_case(path, home)
+@project_app.command(name=["remove-voter", "remove-syncer", "remove-witness"])
+def remove_voter(key: Key, project: ProjectPath, *, home: HomeHere) -> list[str]:
+    """Take a syncer's or a witness's vote away."""
+    case = open_case(project, home)
     wanted = _voter_key(case, key)
     _check_enough_here(case, wanted)
     lines = _change_voters(case, lambda voters: tuple(one for one in voters if one.key != wanted))
     return [*lines, "its daemon can be stopped once that revision is in force"]
 
 
-def readmit(path: Path, home: Home, *, key: str) -> list[str]:
-    """Let a voter vote again whose disk was wiped, replaced or put back."""
-    case = open_case(path, home)
+@project_app.command
+def readmit(key: Key, project: ProjectPath, *, home: HomeHere) -> list[str]:
+    """Readmit a voter whose disk was wiped, replaced, or restored from a copy."""
+    case = open_case(project, home)
     wanted = _voter_key(case, key)
     if len(case.project.charter.voters) == 1:
         raise UserError(
@@ -107,9 +150,10 @@ def readmit(path: Path, home: Home, *, key: str) -> list[str]:
     return _change_voters(case, renewed, is_in_file=False, is_remedy=True)
 
 
-def ban(path: Path, home: Home, *, key: str) -> list[str]:
+@project_app.command
+def ban(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> list[str]:
     """Ban a learner from now on."""
-    case = open_case(path, home)
+    case = open_case(project, home)
     wanted = charters.full_key(key)
     if wanted in case.project.charter.banned:
         return [f"{short(wanted)} is banned already"]
@@ -121,9 +165,15 @@ def ban(path: Path, home: Home, *, key: str) -> list[str]:
     return _ban(case, (*case.project.charter.banned, wanted))
 
 
-def unban(path: Path, home: Home, *, key: str) -> list[str]:
-    """Let a learner take part again."""
-    case = open_case(path, home)
+@project_app.command
+def unban(
+    key: Annotated[str, Parameter(help="The learner's key; its first 8 digits are enough.")],
+    project: ProjectPath,
+    *,
+    home: HomeHere,
+) -> list[str]:
+    """Let a banned learner take part again."""
+    case = open_case(project, home)
     banned = case.project.charter.banned
     wanted = charters.find_key(key, list(banned), "Banned are")
     return _ban(case, tuple(one for one in banned if one != wanted))
@@ -135,9 +185,20 @@ def _ban(case: Case, banned: tuple[NodeKey, ...]) -> list[str]:
     return [*lines, *to_paste(case, ["[admission]", f"banned = [{listed}]"])]
 
 
-def set_values(path: Path, home: Home, *, settings: list[str]) -> list[str]:
-    """Other values of what a charter may change."""
-    case = open_case(path, home)
+@project_app.command(name="set")
+def set_values(
+    project: ProjectPath,
+    *settings: Annotated[
+        str,
+        Parameter(
+            help="NAME=VALUE as in the project file, such as rounds.quorum=2 or "
+            "seat.durability=majority."
+        ),
+    ],
+    home: HomeHere,
+) -> list[str]:
+    """Change rules of a project: [training], [outer], [rounds], [limits], [seat]."""
+    case = open_case(project, home)
     pairs: list[tuple[str, str]] = []
     for setting in settings:
         name, equals, text = setting.partition("=")

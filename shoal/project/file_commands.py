@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from host.files import keystore
-from host.files.home import Home
+from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.signed_project import (
     SUFFIX,
     OpenedProject,
@@ -19,15 +22,29 @@ from protocol.errors import ShoalError, UserError
 from protocol.fragments import build_layout
 from protocol.ids import short
 from protocol.project import encode, project_id
+from shoal.common.choices import HomeHere, Instance, area, switch
 from shoal.project import charter_delivery, charters, project_file
 from shoal.project.presets import PresetName, preset_of
 from shoal.project.template import create_text
 
 DEFAULT_FILE = "project.toml"
 
+project_app = area("project")
 
-def create(path: Path, name: str | None, preset: PresetName = "small") -> list[str]:
-    """Writes a new project file and returns what to say. UserError if there is one already."""
+
+@project_app.command
+def create(
+    path: Annotated[Path, Parameter(help="The file to write, or its directory.")] = Path(
+        DEFAULT_FILE
+    ),
+    *,
+    name: Annotated[str | None, Parameter(help="What the project is called.")] = None,
+    preset: Annotated[
+        PresetName,
+        Parameter(help="Values for a small model on few machines, or the published ones."),
+    ] = "small",
+) -> list[str]:
+    """Write a project file with every setting explained."""
     if path.is_dir():
         path = path / DEFAULT_FILE
     if path.suffix != ".toml":
@@ -50,11 +67,17 @@ def _name_for(path: Path) -> str:
     return stem[:64].strip() or "my-project"
 
 
-def sign(path: Path, home: Home, *, instance: str, changes_voter: bool = False) -> list[str]:
-    """Writes the signed project beside the project file and returns what to say.
-
-    changes_voter: the file decides about a voter that it has more, or less, than what was signed.
-    """
+@project_app.command
+def sign(
+    path: Annotated[Path, Parameter(help="The project file (.toml).")],
+    *,
+    change_voter: Annotated[
+        bool, switch("Accept a voter that the file adds to, or leaves out of, what is signed.")
+    ] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> list[str]:
+    """Check a project file against model and text, and sign it with the owner's key."""
     file = project_file.read_file(path)
     owner = keystore.load_or_create(home.identity("owner"))
     here = keystore.load_or_create(home.identity("syncer", instance))
@@ -64,7 +87,7 @@ def sign(path: Path, home: Home, *, instance: str, changes_voter: bool = False) 
     former = _former(target, home, project)
     old = former.charter if former is not None else None
     charter = project_file.make_charter(file, project=project, this_host=here.key, former=old)
-    if old is not None and charters.voter_changes(old, charter) and not changes_voter:
+    if old is not None and charters.voter_changes(old, charter) and not change_voter:
         raise UserError(
             f"{path.name}: its voters are not those of revision {old.revision}: by the file, "
             f"{'; '.join(charters.voter_changes(old, charter))}. If the file is behind, put the "
@@ -112,8 +135,11 @@ def _summary(project: OpenedProject, target: Path, word: str) -> list[str]:
     ]
 
 
-def show(path: Path) -> list[str]:
-    """What a signed project or a project file says, in lines."""
+@project_app.command
+def show(
+    path: Annotated[Path, Parameter(help="A signed project (.shoal) or a project file (.toml).")],
+) -> list[str]:
+    """Print what a project file says."""
     if path.suffix == ".toml":
         file = project_file.read_file(path)
         return [
