@@ -15,7 +15,6 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from host.files.home import HOME_VARIABLE, Home
 from host.runtime import kernel_cache
 from protocol.errors import UserError
-from shoal.cli.sim import sim_app
 from shoal.common import extras, failures, versions
 from shoal.common.choices import HOST, TAKE_PART, THIS_MACHINE, TRY_OUT
 from shoal.common.exit_codes import ExitCode, epilogue
@@ -70,6 +69,8 @@ VERBS: Final = (
      "Run a tape again, and say whether the result is the same.\n\n"
      "Exit code 0: all that was tried came out as recorded. 1: something did not; the first event "
      "is named. 2: the tape cannot be read, or is another project's."),
+    (TRY_OUT, "sim", "sim.verbs:sim_app",
+     "Simulate: clusters under failures, links, mixed speeds, borrowing."),
     (None, "contributions", "machine.contributions_command:contributions_app",
      "Show what this machine contributed."),
 )  # fmt: skip
@@ -84,7 +85,6 @@ app = App(
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
-app.command(sim_app)
 for group, verb, place, about in VERBS:
     app.command(f"shoal.{place}", name=verb, help=about, group=group)
 app.register_install_completion_command(help="Install completion for this shell.")

@@ -77,6 +77,9 @@ ProjectPath = Annotated[
     Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
 ]
 AtLeastOne = validators.Number(gte=1)
+Positive = validators.Number(gt=0)
+NotNegative = validators.Number(gte=0)
+Seed = Annotated[int, Parameter(help="Same seed, same rows.", validator=NotNegative)]
 
 TapeAt = Annotated[
     str,

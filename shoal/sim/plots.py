@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simulator.compare.results import Summary
-from simulator.scale.bandwidth import Need
-from simulator.scale.goodput import Cell
-from simulator.scale.heterogeneous import Setting
-from simulator.scale.scavenge import Speedup
+if TYPE_CHECKING:
+    from simulator.compare.results import Summary
+    from simulator.scale.bandwidth import Need
+    from simulator.scale.goodput import Cell
+    from simulator.scale.heterogeneous import Setting
+    from simulator.scale.scavenge import Speedup
 
 COLOURS = ("#7f7f7f", "#d1495b", "#edae49", "#66a182", "#2e7dab", "#30475e", "#8d6a9f", "#111111")
 

@@ -31,7 +31,7 @@ STATUS_OURS = {
     "host.runtime": "kernel_cache log_lines software",
     "protocol": "errors limits status",
     "shoal": "__main__",
-    "shoal.cli": "app sim",
+    "shoal.cli": "app",
     "shoal.common": "choices daemons exit_codes extras failures versions",
     "shoal.machine": "status_command",
     "tui.text": "election fmt node_view owner_limits snapshots status_rows status_view syncer_view "
