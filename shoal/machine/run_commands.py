@@ -17,23 +17,7 @@ from host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptio
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
-from shoal.common import daemons, durations, failures, settings_file
-from shoal.common.choices import (
-    AtLeastOne,
-    BulkPort,
-    HomeHere,
-    Instance,
-    Listen,
-    LogJson,
-    MonitorPlace,
-    OnlyInstance,
-    OnlyRole,
-    Port,
-    TapeAt,
-    monitor_at,
-    switch,
-    tape_options,
-)
+from shoal.common import choices, daemons, durations, failures, settings_file
 from shoal.common.exit_codes import ExitCode
 
 OnlyLearner = Annotated[str | None, Parameter(help="Only learners with this name.")]
@@ -48,12 +32,13 @@ class TrainerFlags:
     """What overrides the owner's settings of these names in [learner]."""
 
     threads: Annotated[
-        int | None, Parameter(help="CPU threads for training.", validator=AtLeastOne)
+        int | None, Parameter(help="CPU threads for training.", validator=choices.AtLeastOne)
     ] = None
     micro_batch: Annotated[
         int | None,
         Parameter(
-            help="Sequences at once on the device; measured by default.", validator=AtLeastOne
+            help="Sequences at once on the device; measured by default.",
+            validator=choices.AtLeastOne,
         ),
     ] = None
     evaluate: Annotated[
@@ -78,7 +63,7 @@ class TrainerFlags:
         ),
     ] = None
     compile: Annotated[
-        bool | None, switch("Let torch.compile speed up the model, where it can.")
+        bool | None, choices.switch("Let torch.compile speed up the model, where it can.")
     ] = None
 
 
@@ -92,10 +77,10 @@ def join(
         str | None,
         Parameter(help="The name that others see; part of your key by default."),
     ] = None,
-    instance: Instance = DEFAULT_INSTANCE,
-    port: Port = 0,
-    bulk_port: BulkPort = None,
-    listen: Listen = "0.0.0.0",
+    instance: choices.Instance = DEFAULT_INSTANCE,
+    port: choices.Port = 0,
+    bulk_port: choices.BulkPort = None,
+    listen: choices.Listen = "0.0.0.0",
     duty: Annotated[
         float,
         Parameter(
@@ -108,18 +93,20 @@ def join(
         float,
         Parameter(
             help="Megabits per second at which others may fetch weights here.",
-            validator=AtLeastOne,
+            validator=choices.AtLeastOne,
         ),
     ] = DONATE_MBPS,
     data: Annotated[
         str | None,
         Parameter(help="Where the project's text is on this machine, if you have it in files."),
     ] = None,
-    tape: TapeAt = "on",
-    monitor: MonitorPlace = None,
-    log_json: LogJson = None,
-    anyway: Annotated[bool, switch("Join even if this machine is too small or too slow.")] = False,
-    home: HomeHere,
+    tape: choices.TapeAt = "on",
+    monitor: choices.MonitorPlace = None,
+    log_json: choices.LogJson = None,
+    anyway: Annotated[
+        bool, choices.switch("Join even if this machine is too small or too slow.")
+    ] = False,
+    home: choices.HomeHere,
 ) -> int:
     """Runs a learner in the foreground and returns its exit code; `run` can repeat it later."""
     return _join(
@@ -136,8 +123,8 @@ def join(
         duty_frac=duty,
         donate_mbps=donate_mbps,
         data=data,
-        tape=tape_options(tape, LEARNER_TAPE_MIB_MAX),
-        monitor=monitor_at(monitor),
+        tape=choices.tape_options(tape, LEARNER_TAPE_MIB_MAX),
+        monitor=choices.monitor_at(monitor),
         log_json=log_json,
         anyway=anyway,
     )
@@ -150,7 +137,7 @@ def _join(
     instance: str,
     flags: Mapping[str, object],
     anyway: bool = False,
-    **choices: Any,
+    **wishes: Any,
 ) -> int:
     """Runs a learner, and remembers it with its options.
 
@@ -163,8 +150,8 @@ def _join(
 
     settings = settings_file.load(flags=flags).values
     learner = settings.learner
-    if choices.get("data") is not None:
-        choices["data"] = os.path.abspath(choices["data"])
+    if wishes.get("data") is not None:
+        wishes["data"] = os.path.abspath(wishes["data"])
     parsed = parse_link(link)
     options = NodeOptions(
         home=home,
@@ -180,9 +167,9 @@ def _join(
         bulk=bulk_at(learner.bulk_port),
         settings=lambda: settings_file.load(flags=flags).values,
         judge=None if anyway else judge_of(home, parsed.project, settings),
-        **choices,
+        **wishes,
     )
-    given = {**flags, **choices, "log_json": None, "tape": _tape_text(options.tape)}
+    given = {**flags, **wishes, "log_json": None, "tape": _tape_text(options.tape)}
     given["anyway"] = anyway or None
     given["monitor"] = _monitor_text(options.monitor)
     memberships.remember(home, memberships.now_joined(link, instance, given))
@@ -202,9 +189,9 @@ def run(
         ),
     ] = None,
     *,
-    instance: Instance = DEFAULT_INSTANCE,
-    log_json: LogJson = None,
-    home: HomeHere,
+    instance: choices.Instance = DEFAULT_INSTANCE,
+    log_json: choices.LogJson = None,
+    home: choices.HomeHere,
 ) -> int:
     """Joins again what this learner joined last, or the project that is named, as it was then.
 
@@ -216,8 +203,8 @@ def run(
     for one in others:
         print(f"joined earlier: {one.called}; shoal run {one.link.project.hex()[:8]}")
     options: dict[str, Any] = dict(chosen.joined.options)
-    options["tape"] = tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
-    options["monitor"] = monitor_at(options.get("monitor"))
+    options["tape"] = choices.tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
+    options["monitor"] = choices.monitor_at(options.get("monitor"))
     flags = {name: options.pop(name) for name in list(options) if "." in name}
     return _join(
         chosen.joined.link, home, instance=instance, flags=flags, log_json=log_json, **options
@@ -249,7 +236,9 @@ def _name(name: str | None, home: Home, instance: str) -> str:
     return name
 
 
-def stop(*, instance: OnlyInstance = None, role: OnlyRole = None, home: HomeHere) -> int:
+def stop(
+    *, instance: choices.OnlyInstance = None, role: choices.OnlyRole = None, home: choices.HomeHere
+) -> int:
     """Stops the daemons that fit; NOT_REACHABLE if one of them does not answer or stays."""
     code = ExitCode.DONE
     for daemon in daemons.find_daemons(home, role=role, instance=instance):
@@ -271,7 +260,7 @@ def pause(
     ] = None,
     *,
     instance: OnlyLearner = None,
-    home: HomeHere,
+    home: choices.HomeHere,
 ) -> int:
     """Asks learners to hold their local steps; NOT_REACHABLE if one does not answer."""
     seconds = None if length is None else durations.seconds(length)
@@ -279,12 +268,12 @@ def pause(
     return _tell_learners(home, instance, "pause", f"pauses {said}", seconds=seconds)
 
 
-def resume(*, instance: OnlyLearner = None, home: HomeHere) -> int:
+def resume(*, instance: OnlyLearner = None, home: choices.HomeHere) -> int:
     """Asks learners to go on."""
     return _tell_learners(home, instance, "resume", "goes on")
 
 
-def finish(*, instance: OnlyLearner = None, home: HomeHere) -> int:
+def finish(*, instance: OnlyLearner = None, home: choices.HomeHere) -> int:
     """Asks learners to hand in what they did and to stop."""
     return _tell_learners(home, instance, "finish", "pushes what it has and then stops")
 

@@ -26,16 +26,7 @@ from host.files.home import (
 )
 from host.files.memberships import Joined
 from protocol.errors import TransientError, UserError
-from shoal.common import settings_file
-from shoal.common.choices import (
-    CommandCheck,
-    HomeHere,
-    Instance,
-    OnlyInstance,
-    OnlyRole,
-    area,
-    switch,
-)
+from shoal.common import choices, settings_file
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import writing
 from shoal.machine import service_units
@@ -50,7 +41,7 @@ DEVICE_GROUPS: Final = ("video", "render")
 ID_CHARS: Final = 16
 """Of a project's id, in a command that people may read."""
 
-service_app = area("service")
+service_app = choices.area("service")
 
 SHOWN: Final = ("LoadState", "UnitFileState", "ActiveState", "SubState", "Result", "ExecMainStatus")
 
@@ -85,22 +76,22 @@ def install(
         ),
     ],
     role: Annotated[DaemonRole, Parameter(help="Which daemon.")] = "learner",
-    instance: Instance = DEFAULT_INSTANCE,
+    instance: choices.Instance = DEFAULT_INSTANCE,
     system: Annotated[
-        bool, switch("A hardened system service; a user service by default.")
+        bool, choices.switch("A hardened system service; a user service by default.")
     ] = False,
     run_as: Annotated[
         str | None,
         Parameter(help="With --system: run as this user; by default systemd makes one up."),
     ] = None,
     print_unit: Annotated[
-        bool, switch("Print the unit and change nothing.", name="--print")
+        bool, choices.switch("Print the unit and change nothing.", name="--print")
     ] = False,
     start: Annotated[
         bool, Parameter(help="Start it at once (--no-start: at the next boot or login).")
     ] = True,
-    home: HomeHere,
-    check: CommandCheck,
+    home: choices.HomeHere,
+    check: choices.CommandCheck,
 ) -> int:
     """Write a systemd unit for a daemon, enable and start it."""
     checked_instance(instance)
@@ -147,7 +138,7 @@ def install(
 @service_app.command
 def status(
     *,
-    json: Annotated[bool, switch("Print one JSON list.")] = False,
+    json: Annotated[bool, choices.switch("Print one JSON list.")] = False,
 ) -> int:
     """List the installed Shoal services and their state."""
     found = installed()
@@ -178,8 +169,8 @@ def status(
 @service_app.command
 def uninstall(
     *,
-    role: OnlyRole = None,
-    instance: OnlyInstance = None,
+    role: choices.OnlyRole = None,
+    instance: choices.OnlyInstance = None,
     system: Annotated[
         bool | None, Parameter(help="Only system services (--no-system: only user services).")
     ] = None,

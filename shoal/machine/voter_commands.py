@@ -17,31 +17,14 @@ from host.options import TAPE_MIB_MAX, bulk_at
 from protocol.errors import UserError
 from protocol.ids import short
 from protocol.status import SyncerStatus
-from shoal.common import daemons, failures, settings_file
-from shoal.common.choices import (
-    AtLeastOne,
-    BulkPort,
-    HomeHere,
-    Instance,
-    Listen,
-    LogJson,
-    MonitorPlace,
-    Port,
-    ProjectPath,
-    TapeAt,
-    TapeMib,
-    area,
-    monitor_at,
-    switch,
-    tape_options,
-)
+from shoal.common import choices, daemons, failures, settings_file
 from shoal.common.exit_codes import ExitCode
 from shoal.project import file_commands
 
 DRAIN_S = 60.0
 """The rounds in flight end within their patience, and a handover takes a second."""
 
-syncer_app, witness_app = area("syncer"), area("witness")
+syncer_app, witness_app = choices.area("syncer"), choices.area("witness")
 syncer_app.command(
     "shoal.machine.status_command:of_syncers",
     name="status",
@@ -69,7 +52,7 @@ syncer_app.command(
 class VoterNetwork:
     """How a voter is reached, and finds the others."""
 
-    bulk_port: BulkPort = None
+    bulk_port: choices.BulkPort = None
     announce: Annotated[
         tuple[str, ...],
         Parameter(
@@ -86,9 +69,9 @@ class VoterNetwork:
         tuple[str, ...],
         Parameter(help="Full address of a host already in the swarm; repeatable.", negative=""),
     ] = ()
-    listen: Listen = "0.0.0.0"
+    listen: choices.Listen = "0.0.0.0"
 
-    def choices(self) -> dict[str, Any]:
+    def wishes(self) -> dict[str, Any]:
         """As a voter's daemon takes them."""
         return {
             "bulk": bulk_at(self.bulk_port or "any"),
@@ -104,21 +87,25 @@ ANYWHERE = VoterNetwork()
 
 @syncer_app.command(name="run")
 def run_syncer(
-    project: ProjectPath,
+    project: choices.ProjectPath,
     *,
-    port: Port = 4100,
+    port: choices.Port = 4100,
     network: VoterNetwork = ANYWHERE,
-    instance: Instance = DEFAULT_INSTANCE,
+    instance: choices.Instance = DEFAULT_INSTANCE,
     threads: Annotated[
         int | None,
-        Parameter(help="CPU threads that merge; every core otherwise.", validator=AtLeastOne),
+        Parameter(
+            help="CPU threads that merge; every core otherwise.", validator=choices.AtLeastOne
+        ),
     ] = None,
-    exit_when_done: Annotated[bool, switch("End when the token budget is reached.")] = False,
-    tape: TapeAt = "on",
-    tape_mib_max: TapeMib = TAPE_MIB_MAX,
-    monitor: MonitorPlace = None,
-    log_json: LogJson = None,
-    home: HomeHere,
+    exit_when_done: Annotated[
+        bool, choices.switch("End when the token budget is reached.")
+    ] = False,
+    tape: choices.TapeAt = "on",
+    tape_mib_max: choices.TapeMib = TAPE_MIB_MAX,
+    monitor: choices.MonitorPlace = None,
+    log_json: choices.LogJson = None,
+    home: choices.HomeHere,
 ) -> int:
     """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
     return _run_voter(
@@ -127,23 +114,23 @@ def run_syncer(
         home,
         instance=instance,
         port=port,
-        **network.choices(),
+        **network.wishes(),
         threads=threads,
         exit_when_done=exit_when_done,
-        tape=tape_options(tape, tape_mib_max),
-        monitor=monitor_at(monitor),
+        tape=choices.tape_options(tape, tape_mib_max),
+        monitor=choices.monitor_at(monitor),
         log_json=log_json,
     )
 
 
 @syncer_app.command
-def key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> list[str]:
+def key(*, instance: choices.Instance = DEFAULT_INSTANCE, home: choices.HomeHere) -> list[str]:
     """Print the key of this machine's syncer, for [[voters]] in a project file."""
     return [keystore.load_or_create(home.identity("syncer", instance)).key.hex()]
 
 
 @syncer_app.command
-def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
+def drain(*, instance: choices.Instance = DEFAULT_INSTANCE, home: choices.HomeHere) -> int:
     """Hand the lead to a standby before taking this host down; wait until another one leads.
 
     Exit code 0: another syncer leads. 2: no standby is up to date. 3: not within a minute.
@@ -181,14 +168,14 @@ def drain(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> int:
 
 @witness_app.command(name="run")
 def run_witness(
-    project: ProjectPath,
+    project: choices.ProjectPath,
     *,
-    port: Port = 4101,
+    port: choices.Port = 4101,
     network: VoterNetwork = ANYWHERE,
-    instance: Instance = DEFAULT_INSTANCE,
-    monitor: MonitorPlace = None,
-    log_json: LogJson = None,
-    home: HomeHere,
+    instance: choices.Instance = DEFAULT_INSTANCE,
+    monitor: choices.MonitorPlace = None,
+    log_json: choices.LogJson = None,
+    home: choices.HomeHere,
 ) -> int:
     """Run a witness of a project, until Ctrl-C or `shoal stop`: it votes and keeps the log."""
     return _run_voter(
@@ -197,14 +184,16 @@ def run_witness(
         home,
         instance=instance,
         port=port,
-        **network.choices(),
-        monitor=monitor_at(monitor),
+        **network.wishes(),
+        monitor=choices.monitor_at(monitor),
         log_json=log_json,
     )
 
 
 @witness_app.command(name="key")
-def witness_key(*, instance: Instance = DEFAULT_INSTANCE, home: HomeHere) -> list[str]:
+def witness_key(
+    *, instance: choices.Instance = DEFAULT_INSTANCE, home: choices.HomeHere
+) -> list[str]:
     """Print the key of this machine's witness, for `shoal project add-witness`."""
     return [keystore.load_or_create(home.identity("witness", instance)).key.hex()]
 
@@ -216,12 +205,12 @@ def _run_voter(
     *,
     instance: str,
     link: str | None = None,
-    **choices: Any,
+    **wishes: Any,
 ) -> int:
     """Runs a syncer or a witness in the foreground and returns its exit code."""
     from host.options import SyncerOptions, WitnessOptions
 
-    known = _entrance(path, home, role, instance, link, choices)
+    known = _entrance(path, home, role, instance, link, wishes)
     try:
         if role == "syncer":
             from syncer_node.daemon import syncer_daemon
@@ -240,7 +229,7 @@ def _entrance(
     role: VoterRole,
     instance: str,
     link: str | None,
-    choices: dict[str, Any],
+    wishes: dict[str, Any],
 ) -> dict[str, Any]:
     """A voter's choices, checked, with a join link's addresses among them; keeps a copy.
 
@@ -250,12 +239,12 @@ def _entrance(
     from host import addresses
 
     signed = file_commands.signed_path(path).absolute()
-    for address in choices["announce"]:
+    for address in wishes["announce"]:
         addresses.check_listen(address)
-    for address in choices["bootstrap"]:
+    for address in wishes["bootstrap"]:
         addresses.parse_peer(address)
     project = file_commands.keep_copy(signed, home)
-    known = {**choices, "project_path": signed, "instance": checked_instance(instance)}
+    known = {**wishes, "project_path": signed, "instance": checked_instance(instance)}
     known["network"] = settings_file.load().values.network
     if link is None:
         return known

@@ -15,18 +15,9 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter, validators
 
-from host.files import keystore
+from host.files import keystore, signed_project
 from host.files.home import Home, VoterRole
 from host.files.keystore import Identity
-from host.files.signed_project import (
-    SUFFIX,
-    OpenedProject,
-    newest_of,
-    open_project,
-    read_signed,
-    seal_project,
-    write_signed,
-)
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import NodeKey, short
@@ -49,7 +40,7 @@ class Case:
     """The signed file."""
     home: Home
     owner: Identity
-    project: OpenedProject
+    project: signed_project.OpenedProject
     """Under the newest charter that this machine knows."""
     file_revision: int
 
@@ -244,20 +235,14 @@ def open_case(path: Path, home: Home) -> Case:
 
     UserError if it is not signed, or the owner's key is not in this home.
     """
-    target = path.with_suffix(SUFFIX)
-    if path.suffix not in (".toml", SUFFIX):
-        raise UserError(
-            f"{path} is neither a signed project ({SUFFIX}) nor a project file (.toml)."
-        )
-    if path.suffix == ".toml" and not target.is_file():
-        raise UserError(f"{path} is not signed yet. Sign it with: shoal project sign {path}")
-    project = read_signed(target)
+    target = file_commands.signed_beside(path)
+    project = signed_project.read_signed(target)
     owner = _owner(home, project)
-    newest = newest_of(project, *charter_delivery.kept_charters(home, project))
+    newest = signed_project.newest_of(project, *charter_delivery.kept_charters(home, project))
     return Case(target, home, owner, newest, project.charter.revision)
 
 
-def _owner(home: Home, project: OpenedProject) -> Identity:
+def _owner(home: Home, project: signed_project.OpenedProject) -> Identity:
     path = home.identity("owner")
     remedy = "Run this with the owner's --home, or put the owner's key file back."
     if not path.is_file():
@@ -289,17 +274,17 @@ def revise(case: Case, charter: Charter) -> list[str]:
     return [*lines, *charter_delivery.hand_over(case.home, project, case.target)]
 
 
-def _write(case: Case, charter: Charter) -> OpenedProject:
+def _write(case: Case, charter: Charter) -> signed_project.OpenedProject:
     """The signed project in its place; edits of the project file still count as unsigned."""
-    sealed = seal_project(case.project.genesis, charter, case.owner)
+    sealed = signed_project.seal_project(case.project.genesis, charter, case.owner)
     source = case.target.with_suffix(".toml")
     stamp = case.target.stat()
     is_edited = source.is_file() and source.stat().st_mtime > stamp.st_mtime
-    write_signed(case.target, sealed)
+    signed_project.write_signed(case.target, sealed)
     if is_edited:
         os.utime(case.target, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     file_commands.keep_copy(case.target, case.home)
-    return open_project(sealed.genesis, sealed.charter)
+    return signed_project.open_project(sealed.genesis, sealed.charter)
 
 
 def seats(case: Case) -> list[SeatStatus]:

@@ -8,16 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from host.files import keystore
+from host.files import keystore, signed_project
 from host.files.home import DEFAULT_INSTANCE, Home
-from host.files.signed_project import (
-    SUFFIX,
-    OpenedProject,
-    newest_of,
-    read_signed,
-    seal_project,
-    write_signed,
-)
 from protocol.errors import ShoalError, UserError
 from protocol.fragments import build_layout
 from protocol.ids import short
@@ -81,7 +73,7 @@ def sign(
     file = project_file.read_file(path)
     owner = keystore.load_or_create(home.identity("owner"))
     here = keystore.load_or_create(home.identity("syncer", instance))
-    target = path.with_suffix(SUFFIX)
+    target = path.with_suffix(signed_project.SUFFIX)
     genesis = project_file.make_genesis(file, owner=owner.key, data_cache=home.data_cache())
     project = project_id(encode(genesis))
     former = _former(target, home, project)
@@ -97,10 +89,10 @@ def sign(
     if former is not None and charter == old:
         made = former.stored()
     else:
-        made = seal_project(genesis, charter, owner)
+        made = signed_project.seal_project(genesis, charter, owner)
     # Written even so: a signed file must not be older than the project file it was made from.
-    write_signed(target, made)
-    signed = read_signed(target)
+    signed_project.write_signed(target, made)
+    signed = signed_project.read_signed(target)
     word = "unchanged, still signed as" if charter == old else "signed as"
     lines = _summary(signed, target, word)
     if old is None or (charter == old and not charter_delivery.voters_here(home, signed, [])):
@@ -109,17 +101,17 @@ def sign(
     return [*lines, *charter_delivery.hand_over(home, signed, target)]
 
 
-def _former(target: Path, home: Home, project: bytes) -> OpenedProject | None:
+def _former(target: Path, home: Home, project: bytes) -> signed_project.OpenedProject | None:
     """The newest revision of this project that is known here; None where there is none."""
     for place in (target, home.root / "projects" / project.hex() / "project.shoal"):
         with contextlib.suppress(UserError):
-            found = read_signed(place)
+            found = signed_project.read_signed(place)
             if found.id == project:
-                return newest_of(found, *charter_delivery.kept_charters(home, found))
+                return signed_project.newest_of(found, *charter_delivery.kept_charters(home, found))
     return None
 
 
-def _summary(project: OpenedProject, target: Path, word: str) -> list[str]:
+def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> list[str]:
     layout = build_layout(
         project.genesis.model.tensors, project.genesis.strategy, project.genesis.fragments
     )
@@ -151,7 +143,7 @@ def show(
             f"data        {file.data.source} {file.data.location}".rstrip(),
             f"tokens      {file.limits.tokens:,}",
         ]
-    project = read_signed(path)
+    project = signed_project.read_signed(path)
     genesis, charter = project.genesis, project.charter
     data, rounds, outer = genesis.data, charter.rounds, charter.outer
     parameters = sum(tensor.numel for tensor in genesis.model.tensors)
@@ -189,43 +181,50 @@ def signed_path(path: Path) -> Path:
 
     UserError if it is not there, not readable as such, or older than the project file.
     """
-    target = path.with_suffix(SUFFIX)
-    remedy = f"Sign it with: shoal project sign {path.with_suffix('.toml')}"
-    if path.suffix == ".toml":
-        if not path.is_file():
-            raise UserError(f"There is no file {path}. Make one with: shoal project create {path}")
-        if not target.is_file():
-            raise UserError(f"{path} is not signed yet. {remedy}")
-        if target.stat().st_mtime < path.stat().st_mtime:
-            raise UserError(f"{path} has changed since it was signed. {remedy}")
-    elif path.suffix != SUFFIX:
+    if path.suffix == ".toml" and not path.is_file():
+        raise UserError(f"There is no file {path}. Make one with: shoal project create {path}")
+    target = signed_beside(path)
+    if path.suffix == ".toml" and target.stat().st_mtime < path.stat().st_mtime:
         raise UserError(
-            f"{path} is neither a signed project ({SUFFIX}) nor a project file (.toml)."
+            f"{path} has changed since it was signed. Sign it with: shoal project sign {path}"
         )
-    read_signed(target)
+    signed_project.read_signed(target)
     return target
 
 
-def keep_copy(path: Path, home: Home) -> OpenedProject:
+def signed_beside(path: Path) -> Path:
+    """The same, whatever its age; a signed file is not looked for."""
+    if path.suffix not in (".toml", signed_project.SUFFIX):
+        raise UserError(
+            f"{path} is neither a signed project ({signed_project.SUFFIX}) nor a project file "
+            "(.toml)."
+        )
+    target = path.with_suffix(signed_project.SUFFIX)
+    if path.suffix == ".toml" and not target.is_file():
+        raise UserError(f"{path} is not signed yet. Sign it with: shoal project sign {path}")
+    return target
+
+
+def keep_copy(path: Path, home: Home) -> signed_project.OpenedProject:
     """The project at `path`, which from now on this home knows by its id."""
-    project = read_signed(path)
+    project = signed_project.read_signed(path)
     copy = home.project_file(project.id)
     try:
-        known = read_signed(copy).charter.revision
+        known = signed_project.read_signed(copy).charter.revision
     except ShoalError:
         known = -1
     if project.charter.revision > known:
-        write_signed(copy, project.stored())
+        signed_project.write_signed(copy, project.stored())
     return project
 
 
-def to_export(path: Path | None, home: Home, *, instance: str) -> OpenedProject:
+def to_export(path: Path | None, home: Home, *, instance: str) -> signed_project.OpenedProject:
     """The project to export: the one at `path`, or the only one that this home's syncer knows."""
     if path is not None:
-        return read_signed(signed_path(path))
+        return signed_project.read_signed(signed_path(path))
     known = home.hosted_projects(instance)
     if len(known) == 1:
-        return read_signed(known[0])
+        return signed_project.read_signed(known[0])
     if not known:
         raise UserError(
             f"No syncer {instance} has run in {home.root}. Run `shoal export` on the syncer's "

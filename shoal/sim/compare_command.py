@@ -19,14 +19,7 @@ from rich.table import Table
 from host.files.home import Home
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, encode, project_id
-from shoal.common.choices import (
-    TERMINAL_ONLY,
-    AtLeastOne,
-    Files,
-    HomeHere,
-    NotNegative,
-    Positive,
-)
+from shoal.common import choices
 from shoal.project import project_file
 from shoal.project.project_file import ProjectFile
 from shoal.project.template import Value, create_text
@@ -61,23 +54,25 @@ class Cluster:
         int, Parameter(help="Learners, or devices.", validator=validators.Number(gte=1, lte=64))
     ] = 4
     steps: Annotated[
-        int, Parameter(help="Local steps of each learner: the budget.", validator=AtLeastOne)
+        int,
+        Parameter(help="Local steps of each learner: the budget.", validator=choices.AtLeastOne),
     ] = 600
     link_mbps: Annotated[
-        float, Parameter(help="Megabits per second of every link.", validator=Positive)
+        float, Parameter(help="Megabits per second of every link.", validator=choices.Positive)
     ] = 1000.0
     latency_ms: Annotated[
-        float, Parameter(help="Milliseconds, one way, between any two.", validator=NotNegative)
+        float,
+        Parameter(help="Milliseconds, one way, between any two.", validator=choices.NotNegative),
     ] = 30.0
     step_s: Annotated[
-        float, Parameter(help="Virtual seconds of a local step.", validator=Positive)
+        float, Parameter(help="Virtual seconds of a local step.", validator=choices.Positive)
     ] = 1.0
     clock_parameters: Annotated[
         float,
         Parameter(
             help="Parameters of the model that the virtual clock sends; the one that is trained is "
             "far smaller.",
-            validator=AtLeastOne,
+            validator=choices.AtLeastOne,
         ),
     ] = 1e8
     mtbi: Annotated[
@@ -85,10 +80,12 @@ class Cluster:
         Parameter(
             help="Seconds between two interruptions of a learner, for algorithms that fail; "
             "0: none.",
-            validator=NotNegative,
+            validator=choices.NotNegative,
         ),
     ] = 600.0
-    away: Annotated[float, Parameter(help="Seconds until it is back.", validator=Positive)] = 60.0
+    away: Annotated[
+        float, Parameter(help="Seconds until it is back.", validator=choices.Positive)
+    ] = 60.0
 
     def setting(self, seed: int) -> Setting:
         """As the simulator takes it."""
@@ -114,8 +111,8 @@ def run(
         Parameter(help="Which ones; all by default. A wrong name lists them.", negative=""),
     ] = (),
     *,
-    seeds: Annotated[int, Parameter(help="Paired seeds.", validator=AtLeastOne)] = 3,
-    seed: Annotated[int, Parameter(help="The first of them.", validator=NotNegative)] = 1,
+    seeds: Annotated[int, Parameter(help="Paired seeds.", validator=choices.AtLeastOne)] = 3,
+    seed: Annotated[int, Parameter(help="The first of them.", validator=choices.NotNegative)] = 1,
     cluster: Cluster = AS_USUAL,
     project: Annotated[
         Path | None, Parameter(help="A project file to compare on, instead of the built-in one.")
@@ -130,8 +127,8 @@ def run(
     results: Annotated[
         Path, Parameter(help="Folder of finished runs; those in it are not done again.")
     ] = Path("comparison"),
-    files: Files = TERMINAL_ONLY,
-    home: HomeHere,
+    files: choices.Files = choices.TERMINAL_ONLY,
+    home: choices.HomeHere,
 ) -> int:
     """Does the runs that the folder of results lacks, then shows all of them."""
     from simulator.compare.algorithms import chosen

@@ -16,15 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.errors import UserError
-from shoal.common.choices import (
-    TERMINAL_ONLY,
-    AtLeastOne,
-    Files,
-    NotNegative,
-    Positive,
-    Seed,
-    several,
-)
+from shoal.common import choices
 from shoal.common.exit_codes import ExitCode
 from shoal.sim import plots
 from simulator.scale import bandwidth as links
@@ -45,31 +37,35 @@ class CostFlags:
 
     slices: Annotated[
         int | None,
-        Parameter(help="Groups of chips per learner that fail as one.", validator=AtLeastOne),
+        Parameter(
+            help="Groups of chips per learner that fail as one.", validator=choices.AtLeastOne
+        ),
     ] = None
     notice_s: Annotated[
-        float | None, Parameter(help="From a failure to the stop.", validator=NotNegative)
+        float | None, Parameter(help="From a failure to the stop.", validator=choices.NotNegative)
     ] = None
     shrink_s: Annotated[
-        float | None, Parameter(help="Stop to go on with fewer slices.", validator=NotNegative)
+        float | None,
+        Parameter(help="Stop to go on with fewer slices.", validator=choices.NotNegative),
     ] = None
     grow_s: Annotated[
-        float | None, Parameter(help="Stop to take slices back in.", validator=NotNegative)
+        float | None, Parameter(help="Stop to take slices back in.", validator=choices.NotNegative)
     ] = None
     return_s: Annotated[
-        float | None, Parameter(help="Until a failed slice is back.", validator=NotNegative)
+        float | None, Parameter(help="Until a failed slice is back.", validator=choices.NotNegative)
     ] = None
     admit_s: Annotated[
-        float | None, Parameter(help="Wait for more slices to come back.", validator=NotNegative)
+        float | None,
+        Parameter(help="Wait for more slices to come back.", validator=choices.NotNegative),
     ] = None
     restart_s: Annotated[
-        float | None, Parameter(help="Restart without elasticity.", validator=NotNegative)
+        float | None, Parameter(help="Restart without elasticity.", validator=choices.NotNegative)
     ] = None
     checkpoint_s: Annotated[
         float | None,
         Parameter(
             help="Between checkpoints; work since is lost without elasticity.",
-            validator=NotNegative,
+            validator=choices.NotNegative,
         ),
     ] = None
 
@@ -81,21 +77,21 @@ def goodput(
     *,
     chips: Annotated[
         tuple[int, ...],
-        several("Cluster sizes.", AtLeastOne),
+        choices.several("Cluster sizes.", choices.AtLeastOne),
     ] = (150_000, 300_000, 600_000, 1_200_000, 2_400_000),
     learners: Annotated[
         tuple[int, ...],
-        several("Numbers of learners.", AtLeastOne),
+        choices.several("Numbers of learners.", choices.AtLeastOne),
     ] = (1, 2, 4, 8, 16),
     mtbi_days: Annotated[
-        float, Parameter(help="Mean days between failures of one chip.", validator=Positive)
+        float, Parameter(help="Mean days between failures of one chip.", validator=choices.Positive)
     ] = 365.25,
     costs: CostFlags = FITTED_COSTS,
     quorum: Annotated[
-        int, Parameter(help="Learners that must step to count as up.", validator=AtLeastOne)
+        int, Parameter(help="Learners that must step to count as up.", validator=choices.AtLeastOne)
     ] = 1,
-    seed: Seed = 0,
-    files: Files = TERMINAL_ONLY,
+    seed: choices.Seed = 0,
+    files: choices.Files = choices.TERMINAL_ONLY,
 ) -> int:
     """Prints goodput and uptime, the paper's value after the stroke; the exit code."""
     given = {name: value for name, value in asdict(costs).items() if value is not None}
@@ -134,31 +130,37 @@ def goodput(
 def bandwidth(
     *,
     parameters: Annotated[
-        float, Parameter(help="Parameters of the model.", validator=Positive)
+        float, Parameter(help="Parameters of the model.", validator=choices.Positive)
     ] = 5.05e9,
     learners: Annotated[
         int, Parameter(help="How many learners.", validator=validators.Number(gte=2))
     ] = 2,
-    step_s: Annotated[float, Parameter(help="Seconds per local step.", validator=Positive)] = 1.0,
+    step_s: Annotated[
+        float, Parameter(help="Seconds per local step.", validator=choices.Positive)
+    ] = 1.0,
     sync_every: Annotated[
-        int, Parameter(help="Local steps between merges of a fragment (H).", validator=AtLeastOne)
+        int,
+        Parameter(
+            help="Local steps between merges of a fragment (H).", validator=choices.AtLeastOne
+        ),
     ] = 24,
-    fragments: Annotated[int, Parameter(help="Fragments (P).", validator=AtLeastOne)] = 24,
+    fragments: Annotated[int, Parameter(help="Fragments (P).", validator=choices.AtLeastOne)] = 24,
     overlap: Annotated[
-        int, Parameter(help="Steps in which a fragment may travel (tau).", validator=AtLeastOne)
+        int,
+        Parameter(help="Steps in which a fragment may travel (tau).", validator=choices.AtLeastOne),
     ] = 2,
     codecs: Annotated[
         tuple[Codec, ...],
-        several("Formats on the wire."),
+        choices.several("Formats on the wire."),
     ] = ("bf16", "int8", "int4"),
     utilisation: Annotated[
         tuple[float, ...],
-        several("Shares of time that must be work.", validators.Number(gt=0, lt=1)),
+        choices.several("Shares of time that must be work.", validators.Number(gt=0, lt=1)),
     ] = (0.5, 0.75, 0.9, 0.95, 0.99),
     link_gbps: Annotated[
-        float | None, Parameter(help="Your link: what fits is marked.", validator=Positive)
+        float | None, Parameter(help="Your link: what fits is marked.", validator=choices.Positive)
     ] = None,
-    files: Files = TERMINAL_ONLY,
+    files: choices.Files = choices.TERMINAL_ONLY,
 ) -> int:
     """Prints Gb/s per method, codec and utilisation; the exit code."""
     link = links.Link(parameters, learners, step_s, sync_every, fragments, overlap)
@@ -181,20 +183,20 @@ def bandwidth(
 
 def heterogeneous(
     *,
-    fast: Annotated[int, Parameter(help="Fast learners.", validator=AtLeastOne)] = 4,
-    slow: Annotated[int, Parameter(help="Slow learners.", validator=NotNegative)] = 4,
+    fast: Annotated[int, Parameter(help="Fast learners.", validator=choices.AtLeastOne)] = 4,
+    slow: Annotated[int, Parameter(help="Slow learners.", validator=choices.NotNegative)] = 4,
     gap: Annotated[
-        float, Parameter(help="How much longer a slow step takes.", validator=NotNegative)
+        float, Parameter(help="How much longer a slow step takes.", validator=choices.NotNegative)
     ] = 0.18,
     variance: Annotated[
         float,
         Parameter(help="Relative deviation of a step.", validator=validators.Number(gte=0, lte=1)),
     ] = 0.10,
     grace: Annotated[
-        float, Parameter(help="Steps that a merge waits for more.", validator=NotNegative)
+        float, Parameter(help="Steps that a merge waits for more.", validator=choices.NotNegative)
     ] = 0.9,
-    seed: Seed = 0,
-    files: Files = TERMINAL_ONLY,
+    seed: choices.Seed = 0,
+    files: choices.Files = choices.TERMINAL_ONLY,
 ) -> int:
     """Prints the three settings; the exit code."""
     rows = speeds.settings(speeds.Mix(fast, slow, gap, variance, grace), seed)
@@ -218,7 +220,7 @@ def scavenge(
     *,
     extra: Annotated[
         tuple[float, ...],
-        several("Extra machines; 1 is as many again.", NotNegative),
+        choices.several("Extra machines; 1 is as many again.", choices.NotNegative),
     ] = (0.0, 0.25, 0.5, 1.0, 3.0),
     share: Annotated[
         float,
@@ -228,15 +230,17 @@ def scavenge(
     ] = 0.5,
     change_s: Annotated[
         float,
-        Parameter(help="Seconds between changes, with as many again borrowed.", validator=Positive),
+        Parameter(
+            help="Seconds between changes, with as many again borrowed.", validator=choices.Positive
+        ),
     ] = 7.5,
     stop_s: Annotated[
-        float, Parameter(help="Stop of data parallel at a change.", validator=NotNegative)
+        float, Parameter(help="Stop of data parallel at a change.", validator=choices.NotNegative)
     ] = 18.4,
     notice_s: Annotated[
-        float, Parameter(help="Changes this close share a stop.", validator=NotNegative)
+        float, Parameter(help="Changes this close share a stop.", validator=choices.NotNegative)
     ] = 10.0,
-    files: Files = TERMINAL_ONLY,
+    files: choices.Files = choices.TERMINAL_ONLY,
 ) -> int:
     """Prints relative training times; the exit code."""
     lent = borrowing.Borrowing(share, change_s, stop_s, notice_s)
@@ -281,7 +285,7 @@ def _need(row: links.Need, link_gbps: float | None) -> str:
     return f"[green]{text}[/green]" if link_gbps is not None and row.gbps <= link_gbps else text
 
 
-def write_rows(files: Files, rows: Sequence[Any], draw: Callable[[Path], None]) -> int:
+def write_rows(files: choices.Files, rows: Sequence[Any], draw: Callable[[Path], None]) -> int:
     """Writes the rows wherever that was asked for; the exit code. UserError if a file cannot be."""
     lines = [msgspec.to_builtins(row) for row in rows]
     for path, option, save in (
