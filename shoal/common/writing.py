@@ -1,14 +1,30 @@
-"""Writing a file that somebody asked for, and saying so plainly where that is impossible."""
+"""Writing what somebody asked for, and saying so plainly where that is impossible."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+FILE_CHARS: Final = 100
+"""Width of output that goes to a file."""
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, if there is one."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else FILE_CHARS)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,6 @@ Nothing here asks a daemon or the network: receipts are in files, and each file 
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,14 +16,13 @@ from msgspec import Struct
 from host.files.receipts_file import read_book
 from protocol.errors import RemoteError
 from protocol.log.receipts import OpenedBook
-from shoal.common import failures
+from shoal.common import failures, writing
 from shoal.common.choices import HomeHere, area, switch
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_NOT_A_TERMINAL_CHARS = 100
 
 contributions_app = area("contributions")
 
@@ -102,11 +99,11 @@ def _former(opened: OpenedBook) -> list[FormerEpoch]:
 
 def _former_words(one: Contribution) -> list[str]:
     """A line for each epoch that the owner ended."""
-    from tui.text.fmt import clean, plural
+    from tui.text import fmt
 
     return [
-        f"{clean(one.project_name)} {one.project[:8]}: {former.tokens:,} tokens in "
-        f"{plural(former.merges, 'merge')} up to record {former.log_index:,} of epoch "
+        f"{fmt.clean(one.project_name)} {one.project[:8]}: {former.tokens:,} tokens in "
+        f"{fmt.plural(former.merges, 'merge')} up to record {former.log_index:,} of epoch "
         f"{former.epoch}, which the owner ended by going back"
         for former in one.former
     ]
@@ -132,9 +129,7 @@ def show(
     if json:
         print(msgspec.json.encode(found).decode())
     elif found:
-        from rich.console import Console
-
-        console = Console(width=None if sys.stdout.isatty() else _NOT_A_TERMINAL_CHARS)
+        console = writing.console()
         console.print(_table(found))
         for line in (line for one in found for line in _former_words(one)):
             console.print(line, highlight=False, markup=False, style="dim")
@@ -165,7 +160,7 @@ def _table(found: Sequence[Contribution]) -> Table:
             f"{one.tokens:,}",
             f"{one.merges:,}",
             f"{one.clipped:,}",
-            _date(one.at_s),
+            fmt.date(one.at_s),
         )
         table.add_row(*(Text(cell) for cell in cells))
     return table
@@ -201,21 +196,22 @@ def verify(
 
 
 def _checked(path: Path, opened: OpenedBook) -> list[str]:
-    from tui.text.fmt import clean, plural
+    from tui.text import fmt
 
     one = contribution_of(opened, path, opened.proven[-1].signer)
     signers = sorted({proven.signer.hex()[:8] for proven in opened.proven})
     owner = opened.genesis.owner.hex()[:8]
-    charters = plural(len(opened.book.charters), "charter")
+    charters = fmt.plural(len(opened.book.charters), "charter")
     return [
         f"{path}: every byte is proven",
-        f"  {clean(one.name)} (key {one.learner[:8]}) gave {clean(one.project_name)} "
-        f"{one.tokens:,} tokens in {plural(one.merges, 'merge')}, {one.clipped:,} of them clipped,",
-        f"  up to record {one.log_index:,}, by the receipt of {_date(one.at_s)}",
+        f"  {fmt.clean(one.name)} (key {one.learner[:8]}) gave {fmt.clean(one.project_name)} "
+        f"{one.tokens:,} tokens in {fmt.plural(one.merges, 'merge')}, {one.clipped:,} of them "
+        "clipped,",
+        f"  up to record {one.log_index:,}, by the receipt of {fmt.date(one.at_s)}",
         f"  project    {one.project}: the hash of the genesis",
         f"  owner      {owner} of the genesis signed {charters}",
         f"  syncer     {', '.join(signers)} of the charter signed "
-        f"{plural(one.receipts, 'receipt')}; no count ever decreases",
+        f"{fmt.plural(one.receipts, 'receipt')}; no count ever decreases",
         f"  you        {one.learner[:8]} signed the file",
         *(f"  before     {line}" for line in _former_words(one)),
     ]
@@ -229,7 +225,3 @@ def _opened(path: Path) -> OpenedBook | str:
         return f"it cannot be read ({error.strerror})"
     except RemoteError as error:
         return str(error)
-
-
-def _date(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at_s)) + " UTC"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Annotated
@@ -12,7 +11,7 @@ from cyclopts import Parameter
 
 from host.files.home import DaemonRole, Home
 from protocol.status import DaemonStatus
-from shoal.common import daemons, failures
+from shoal.common import daemons, failures, writing
 from shoal.common.choices import HomeHere, OnlyInstance, switch
 from shoal.common.exit_codes import ExitCode
 
@@ -22,8 +21,6 @@ AsJson = Annotated[bool, switch("Print one JSON list; with --watch one per line.
 Watch = Annotated[bool, switch("Look again every second.")]
 
 PERIOD_S = 1.0
-_NOT_A_TERMINAL_CHARS = 100
-"""Width of output that goes to a file."""
 
 
 def status(
@@ -42,11 +39,9 @@ def status(
     if json:
         print(_as_json(statuses))
     elif statuses:
-        from rich.console import Console
-
         from tui.text.status_view import invitations, render
 
-        console = Console(width=None if sys.stdout.isatty() else _NOT_A_TERMINAL_CHARS)
+        console = writing.console()
         console.print(render(statuses, width=console.width))
         print("".join(f"\nothers join with:\n{line}\n" for line in invitations(statuses)), end="")
     for line in silent:

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +28,7 @@ from shoal.common.choices import HomeHere, switch
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from tui.sources.live import DaemonEndpoint, Source
+    from tui.sources.live import Endpoint, Source
 
 OBSERVER_STOP_S = 10.0
 WEB_DRIVER = "TEXTUAL_DRIVER"
@@ -109,46 +110,38 @@ def _serve(home: Home, options: TuiOptions) -> int:
 
 
 def _source(home: Home, options: TuiOptions, stack: contextlib.ExitStack) -> Source:
-    from tui.sources.live import LiveSource, RecordingSource
+    from tui.sources.live import Endpoint, LiveSource, RecordingSource
     from tui.sources.playback import PlaybackSource
 
     if options.replay is not None:
         return PlaybackSource(options.replay)
     if options.link is not None:
-        find = _observed(stack.enter_context(_observer(options.link)))
-    elif options.host:
-        find = _named(home, options.host)
+        socket = stack.enter_context(_observer(options.link))
+        find = partial(list[Endpoint], [Endpoint("syncer", "by link", socket)])
     else:
-        find = home.daemons
+        find = partial(_daemons, home, options.host)
     source: Source = LiveSource(find, client.Connection)
     return source if options.record is None else RecordingSource(source, options.record)
 
 
-def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndpoint]]:
-    """Daemons given as sockets, or as instances of this home."""
+def _daemons(home: Home, hosts: Sequence[str]) -> list[Endpoint]:
+    """The daemons of this home, or those given as sockets or as instances."""
     from tui.sources.live import Endpoint
 
-    def find() -> list[DaemonEndpoint]:
-        here = home.daemons()
-        found: list[DaemonEndpoint] = []
-        for host in hosts:
-            if host.endswith(".sock"):
-                path = Path(host).expanduser()
-                role, _, instance = path.stem.partition("-")
-                found.append(Endpoint(role, instance or path.stem, path))
-                continue
-            fitting: list[DaemonEndpoint] = [one for one in here if one.instance == host]
-            # One that does not run yet is asked all the same, and shown as not answering.
-            found += fitting or [Endpoint("learner", host, home.socket("learner", host))]
-        return found
-
-    return find
-
-
-def _observed(socket: Path) -> Callable[[], Sequence[DaemonEndpoint]]:
-    from tui.sources.live import Endpoint
-
-    return lambda: [Endpoint("syncer", "by link", socket)]
+    here = [Endpoint(*daemon) for daemon in home.daemons()]
+    if not hosts:
+        return here
+    found = []
+    for host in hosts:
+        if host.endswith(".sock"):
+            path = Path(host).expanduser()
+            role, _, instance = path.stem.partition("-")
+            found.append(Endpoint(role, instance or path.stem, path))
+            continue
+        fitting = [one for one in here if one.instance == host]
+        # One that does not run yet is asked all the same, and shown as not answering.
+        found += fitting or [Endpoint("learner", host, home.socket("learner", host))]
+    return found
 
 
 @contextlib.contextmanager

@@ -82,8 +82,7 @@ def _absent(scene: Scene) -> str:
 
 
 def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
-    body = layout.pairs(pairs, width - 4, scene.paint, label=12)
-    return layout.panel(title, body, width, scene.paint)
+    return layout.box(title, pairs, width, scene.paint, label=12)
 
 
 def seat_pairs(scene: Scene, seat: SeatStatus) -> list[Pair]:
