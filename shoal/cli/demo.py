@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter, validators
+from cyclopts import validators
 
 from protocol.errors import UserError
-from shoal.common.choices import switch
+from shoal.common.choices import option, switch
 
 Chaos = Literal[
     "kill-leader",
@@ -25,22 +25,19 @@ Chaos = Literal[
 
 def demo(
     *,
-    report: Annotated[Path | None, Parameter(help="Write what was measured to this file.")] = None,
+    report: Annotated[Path | None, option("Write what was measured to this file.")] = None,
     chaos: Annotated[
-        Chaos | None,
-        Parameter(help="Three syncers instead of one, and this fault; a verdict at the end."),
+        Chaos | None, option("Three syncers instead of one, and this fault; a verdict at the end.")
     ] = None,
-    json: Annotated[
-        Path | None, Parameter(help="With --chaos: write the verdict to this file.")
-    ] = None,
+    json: Annotated[Path | None, option("With --chaos: write the verdict to this file.")] = None,
     minutes: Annotated[
         float | None,
-        Parameter(
-            help="End after this long at the latest; a storm lasts nearly until then.",
-            validator=validators.Number(gt=0),
+        option(
+            "End after this long at the latest; a storm lasts nearly until then.",
+            validators.Number(gt=0),
         ),
     ] = None,
-    seed: Annotated[int, Parameter(help="Seed of a storm: the same faults in the same order.")] = 0,
+    seed: Annotated[int, option("Seed of a storm: the same faults in the same order.")] = 0,
     keep: Annotated[bool, switch("Keep the temporary directory.")] = False,
 ) -> int:
     """Plays the demo, or with `chaos` disturbs a swarm and judges how it recovers."""

@@ -25,6 +25,11 @@ def area(name: str) -> App:
     return App(name=name, group_commands=Group.create_default_commands())
 
 
+def option(help: str, validator: validators.Number | None = None) -> Parameter:
+    """An option or argument with a value."""
+    return Parameter(help=help, validator=validator)
+
+
 def switch(help: str, *, name: str | list[str] | None = None) -> Parameter:
     """An option that is off unless it is given, and has no opposite."""
     return Parameter(name=name, help=help, negative="")
@@ -39,17 +44,13 @@ HomeHere = Annotated[Home, Parameter(parse=False)]
 CommandCheck = Annotated[Callable[[Sequence[str]], None], Parameter(parse=False)]
 """Raises UserError for words that the command would not understand."""
 
-Instance = Annotated[str, Parameter(help="Name that tells daemons of one role in one home apart.")]
-OnlyInstance = Annotated[str | None, Parameter(help="Only daemons with this name.")]
-OnlyRole = Annotated[DaemonRole | None, Parameter(help="Only daemons of this role.")]
+Instance = Annotated[str, option("Name that tells daemons of one role in one home apart.")]
+OnlyInstance = Annotated[str | None, option("Only daemons with this name.")]
+OnlyRole = Annotated[DaemonRole | None, option("Only daemons of this role.")]
 Port = Annotated[
-    int,
-    Parameter(
-        help="TCP port to listen on; 0 takes any free one.",
-        validator=validators.Number(gte=0, lte=65535),
-    ),
+    int, option("TCP port to listen on; 0 takes any free one.", validators.Number(gte=0, lte=65535))
 ]
-Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
+Listen = Annotated[str, option("Address of this machine to listen on.")]
 BulkPort = Annotated[
     str | None,
     Parameter(
@@ -74,12 +75,12 @@ MonitorPlace = Annotated[
     ),
 ]
 ProjectPath = Annotated[
-    Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
+    Path, option("A signed project (.shoal), or the .toml beside which it lies.")
 ]
 AtLeastOne = validators.Number(gte=1)
 Positive = validators.Number(gt=0)
 NotNegative = validators.Number(gte=0)
-Seed = Annotated[int, Parameter(help="Same seed, same rows.", validator=NotNegative)]
+Seed = Annotated[int, option("Same seed, same rows.", NotNegative)]
 
 TapeAt = Annotated[
     str,
@@ -96,8 +97,8 @@ TapeMib = Annotated[
         validator=validators.Number(gte=4),
     ),
 ]
-Key = Annotated[str, Parameter(help="The voter's key; its first 8 digits are enough.")]
-WholeKey = Annotated[str, Parameter(help="The whole key, 64 hex digits.")]
+Key = Annotated[str, option("The voter's key; its first 8 digits are enough.")]
+WholeKey = Annotated[str, option("The whole key, 64 hex digits.")]
 
 
 @Parameter(name="*")
@@ -105,9 +106,9 @@ WholeKey = Annotated[str, Parameter(help="The whole key, 64 hex digits.")]
 class Files:
     """Where rows go besides the terminal."""
 
-    json: Annotated[Path | None, Parameter(help="Also write the rows as JSON.")] = None
-    csv: Annotated[Path | None, Parameter(help="Also write the rows as CSV.")] = None
-    plot: Annotated[Path | None, Parameter(help="Also draw them, as a PNG.")] = None
+    json: Annotated[Path | None, option("Also write the rows as JSON.")] = None
+    csv: Annotated[Path | None, option("Also write the rows as CSV.")] = None
+    plot: Annotated[Path | None, option("Also draw them, as a PNG.")] = None
 
 
 TERMINAL_ONLY = Files()

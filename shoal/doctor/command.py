@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
-from cyclopts import Parameter, validators
+from cyclopts import validators
 
 from host import addresses
 from host.files.home import Home
@@ -20,7 +20,7 @@ from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialWish
 from protocol.errors import UserError
 from shoal.common import settings_file, versions
-from shoal.common.choices import HomeHere, switch
+from shoal.common.choices import HomeHere, option, switch
 from shoal.common.exit_codes import ExitCode
 from shoal.doctor import diagnosis, findings, probes, requirements
 from shoal.doctor.findings import Finding, Topic, Verdict
@@ -45,17 +45,13 @@ INDENT: Final = " " * (TOPIC_CHARS + len(MARKS["good"]) + 1)
 
 def run(
     project: Annotated[
-        str | None,
-        Parameter(help="A join link, a signed project, or the name of one joined here."),
+        str | None, option("A join link, a signed project, or the name of one joined here.")
     ] = None,
     *,
-    device: Annotated[str | None, Parameter(help="Try this one: cpu, cuda, cuda:1 ...")] = None,
+    device: Annotated[str | None, option("Try this one: cpu, cuda, cuda:1 ...")] = None,
     port: Annotated[
         int | None,
-        Parameter(
-            help="Port to check; a syncer's by default.",
-            validator=validators.Number(gte=1, lte=65535),
-        ),
+        option("Port to check; a syncer's by default.", validators.Number(gte=1, lte=65535)),
     ] = None,
     quick: Annotated[bool, switch("Skip network engine, swarm and training.")] = False,
     json: Annotated[bool, switch("Print one JSON object.")] = False,

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from cyclopts import Parameter
 from msgspec import Struct
 
 from host.files.receipts_file import read_book
 from protocol.errors import RemoteError
 from protocol.log.receipts import OpenedBook
 from shoal.common import failures, writing
-from shoal.common.choices import HomeHere, area, switch
+from shoal.common.choices import HomeHere, area, option, switch
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ def _table(found: Sequence[Contribution]) -> Table:
 @contributions_app.command
 def verify(
     *files: Annotated[
-        Path, Parameter(help="Files of receipts, from anybody; those of this machine by default.")
+        Path, option("Files of receipts, from anybody; those of this machine by default.")
     ],
     home: HomeHere,
 ) -> int:

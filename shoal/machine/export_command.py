@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from host.files.home import DEFAULT_INSTANCE
 from protocol.errors import UserError
-from shoal.common.choices import HomeHere, Instance
+from shoal.common.choices import HomeHere, Instance, option
 from shoal.project import file_commands
 
 WHICH = ("best", "latest")
@@ -17,14 +15,11 @@ WHICH = ("best", "latest")
 
 def export(
     project: Annotated[
-        Path | None,
-        Parameter(help="A signed project; not needed where the syncer has served only one."),
+        Path | None, option("A signed project; not needed where the syncer has served only one.")
     ] = None,
     *,
-    to: Annotated[Path, Parameter(help="Directory for the model; must not hold one yet.")],
-    checkpoint: Annotated[
-        str, Parameter(help="best, latest, or the log index of a checkpoint.")
-    ] = "best",
+    to: Annotated[Path, option("Directory for the model; must not hold one yet.")],
+    checkpoint: Annotated[str, option("best, latest, or the log index of a checkpoint.")] = "best",
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
 ) -> list[str]:

@@ -16,13 +16,12 @@ from typing import Annotated, Final, get_args
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cyclopts import Parameter
 
 from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE, Home, Role
 from protocol.errors import ShoalError, UserError
 from protocol.ids import NodeKey
-from shoal.common.choices import HomeHere, area, switch
+from shoal.common.choices import HomeHere, area, option, switch
 from shoal.common.writing import writing
 
 PASSPHRASE_VARIABLE: Final = "SHOAL_PASSPHRASE"
@@ -38,8 +37,7 @@ PURPOSES: Final[dict[Role, str]] = {
 
 identity_app = area("identity")
 PassphraseFile = Annotated[
-    Path | None,
-    Parameter(help="Its first line is the passphrase; SHOAL_PASSPHRASE otherwise."),
+    Path | None, option("Its first line is the passphrase; SHOAL_PASSPHRASE otherwise.")
 ]
 
 _HEADER = re.compile(r"^(role|instance|key): (\S+)$", re.MULTILINE)
@@ -97,10 +95,10 @@ def show(*, home: HomeHere) -> list[str]:
 
 @identity_app.command
 def export(
-    to: Annotated[Path, Parameter(help="File to write; must not exist.")],
+    to: Annotated[Path, option("File to write; must not exist.")],
     *,
-    role: Annotated[Role | None, Parameter(help="Which key, if there are several.")] = None,
-    instance: Annotated[str | None, Parameter(help="Which instance's.")] = None,
+    role: Annotated[Role | None, option("Which key, if there are several.")] = None,
+    instance: Annotated[str | None, option("Which instance's.")] = None,
     passphrase_file: PassphraseFile = None,
     home: HomeHere,
 ) -> list[str]:
@@ -132,10 +130,10 @@ def export(
 
 @identity_app.command(name="import")
 def bring_back(
-    source: Annotated[Path, Parameter(help="A file that `shoal identity export` wrote.")],
+    source: Annotated[Path, option("A file that `shoal identity export` wrote.")],
     *,
     instance: Annotated[
-        str | None, Parameter(help="For this instance instead of the one it was exported from.")
+        str | None, option("For this instance instead of the one it was exported from.")
     ] = None,
     replace: Annotated[bool, switch("Move an existing key aside.")] = False,
     passphrase_file: PassphraseFile = None,

@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from host.control import client
 from host.files import keystore, memberships
 from host.files.home import DEFAULT_INSTANCE, TAPES, Daemon, Home
@@ -17,7 +15,7 @@ from host.files.memberships import Membership
 from protocol.errors import TransientError, UserError
 from protocol.status import NodeStatus
 from shoal.common import daemons
-from shoal.common.choices import HomeHere, Instance, switch
+from shoal.common.choices import HomeHere, Instance, option, switch
 from shoal.common.exit_codes import ExitCode
 from shoal.machine import service_command
 
@@ -28,8 +26,7 @@ HAND_IN_S = 90.0
 
 def leave(
     project: Annotated[
-        str | None,
-        Parameter(help="Name of a project joined here, or how its id begins."),
+        str | None, option("Name of a project joined here, or how its id begins.")
     ] = None,
     *,
     purge: Annotated[bool, switch("Also remove its text, tape and logs; never the key.")] = False,

@@ -16,7 +16,7 @@ from cyclopts import Parameter, validators
 from host.files.home import DaemonRole, Home, LogFile
 from host.runtime.log_lines import FILES_KEPT, LEVELS, Level, LogLine, parse
 from protocol.errors import TransientError
-from shoal.common.choices import HomeHere, OnlyInstance, OnlyRole, switch
+from shoal.common.choices import HomeHere, OnlyInstance, OnlyRole, option, switch
 from shoal.common.exit_codes import ExitCode
 
 LOOK_EVERY_S = 0.25
@@ -129,7 +129,7 @@ def show(
             validator=validators.Number(gte=0),
         ),
     ] = 50,
-    level: Annotated[Level, Parameter(help="Skip less important lines.")] = "info",
+    level: Annotated[Level, option("Skip less important lines.")] = "info",
     role: OnlyRole = None,
     instance: OnlyInstance = None,
     json: Annotated[

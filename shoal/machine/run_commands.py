@@ -20,7 +20,7 @@ from protocol.ids import short
 from shoal.common import choices, daemons, durations, failures, settings_file
 from shoal.common.exit_codes import ExitCode
 
-OnlyLearner = Annotated[str | None, Parameter(help="Only learners with this name.")]
+OnlyLearner = Annotated[str | None, choices.option("Only learners with this name.")]
 
 STOP_S = 30.0
 """Every kind of daemon says goodbye and frees everything well before."""
@@ -32,34 +32,31 @@ class TrainerFlags:
     """What overrides the owner's settings of these names in [learner]."""
 
     threads: Annotated[
-        int | None, Parameter(help="CPU threads for training.", validator=choices.AtLeastOne)
+        int | None, choices.option("CPU threads for training.", choices.AtLeastOne)
     ] = None
     micro_batch: Annotated[
         int | None,
-        Parameter(
-            help="Sequences at once on the device; measured by default.",
-            validator=choices.AtLeastOne,
-        ),
+        choices.option("Sequences at once on the device; measured by default.", choices.AtLeastOne),
     ] = None
     evaluate: Annotated[
-        bool | None, Parameter(help="Measure held-out loss when asked (--no-evaluate: never).")
+        bool | None, choices.option("Measure held-out loss when asked (--no-evaluate: never).")
     ] = None
     moments: Annotated[
         bool | None,
-        Parameter(
-            help="Share optimizer state with other learners where the project wants it "
+        choices.option(
+            "Share optimizer state with other learners where the project wants it "
             "(--no-moments: neither take nor give)."
         ),
     ] = None
     device: Annotated[
         str | None,
-        Parameter(help="cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best by default."),
+        choices.option("cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best by default."),
     ] = None
     ranks: Annotated[
         int | None,
-        Parameter(
-            help="Devices that train as one, a process each; as many as --device names.",
-            validator=validators.Number(gte=1, lte=64),
+        choices.option(
+            "Devices that train as one, a process each; as many as --device names.",
+            validators.Number(gte=1, lte=64),
         ),
     ] = None
     compile: Annotated[
@@ -71,11 +68,10 @@ AS_SET = TrainerFlags()
 
 
 def join(
-    link: Annotated[str, Parameter(help="The join link, from `shoal:` to its end.")],
+    link: Annotated[str, choices.option("The join link, from `shoal:` to its end.")],
     *,
     name: Annotated[
-        str | None,
-        Parameter(help="The name that others see; part of your key by default."),
+        str | None, choices.option("The name that others see; part of your key by default.")
     ] = None,
     instance: choices.Instance = DEFAULT_INSTANCE,
     port: choices.Port = 0,
@@ -83,22 +79,20 @@ def join(
     listen: choices.Listen = "0.0.0.0",
     duty: Annotated[
         float,
-        Parameter(
-            help="Share of the time in which training may run.",
-            validator=validators.Number(gt=0, lte=1),
+        choices.option(
+            "Share of the time in which training may run.", validators.Number(gt=0, lte=1)
         ),
     ] = 1.0,
     trainer: TrainerFlags = AS_SET,
     donate_mbps: Annotated[
         float,
-        Parameter(
-            help="Megabits per second at which others may fetch weights here.",
-            validator=choices.AtLeastOne,
+        choices.option(
+            "Megabits per second at which others may fetch weights here.", choices.AtLeastOne
         ),
     ] = DONATE_MBPS,
     data: Annotated[
         str | None,
-        Parameter(help="Where the project's text is on this machine, if you have it in files."),
+        choices.option("Where the project's text is on this machine, if you have it in files."),
     ] = None,
     tape: choices.TapeAt = "on",
     monitor: choices.MonitorPlace = None,
@@ -184,8 +178,8 @@ def _join(
 def run(
     project: Annotated[
         str | None,
-        Parameter(
-            help="Name of a project joined here, or how its id begins; the last one by default."
+        choices.option(
+            "Name of a project joined here, or how its id begins; the last one by default."
         ),
     ] = None,
     *,
@@ -256,7 +250,7 @@ def stop(
 
 def pause(
     length: Annotated[
-        str | None, Parameter(help="How long: 90s, 15m, 2h, 1d; until resumed by default.")
+        str | None, choices.option("How long: 90s, 15m, 2h, 1d; until resumed by default.")
     ] = None,
     *,
     instance: OnlyLearner = None,

@@ -63,8 +63,8 @@ class Installed:
 def install(
     work: Annotated[
         str | None,
-        Parameter(
-            help="For a learner a join link or a joined project, the last one otherwise; for a "
+        choices.option(
+            "For a learner a join link or a joined project, the last one otherwise; for a "
             "syncer or witness its signed project."
         ),
     ] = None,
@@ -75,20 +75,20 @@ def install(
             allow_leading_hyphen=True,
         ),
     ],
-    role: Annotated[DaemonRole, Parameter(help="Which daemon.")] = "learner",
+    role: Annotated[DaemonRole, choices.option("Which daemon.")] = "learner",
     instance: choices.Instance = DEFAULT_INSTANCE,
     system: Annotated[
         bool, choices.switch("A hardened system service; a user service by default.")
     ] = False,
     run_as: Annotated[
         str | None,
-        Parameter(help="With --system: run as this user; by default systemd makes one up."),
+        choices.option("With --system: run as this user; by default systemd makes one up."),
     ] = None,
     print_unit: Annotated[
         bool, choices.switch("Print the unit and change nothing.", name="--print")
     ] = False,
     start: Annotated[
-        bool, Parameter(help="Start it at once (--no-start: at the next boot or login).")
+        bool, choices.option("Start it at once (--no-start: at the next boot or login).")
     ] = True,
     home: choices.HomeHere,
     check: choices.CommandCheck,
@@ -172,7 +172,7 @@ def uninstall(
     role: choices.OnlyRole = None,
     instance: choices.OnlyInstance = None,
     system: Annotated[
-        bool | None, Parameter(help="Only system services (--no-system: only user services).")
+        bool | None, choices.option("Only system services (--no-system: only user services).")
     ] = None,
 ) -> int:
     """Stop services of Shoal and remove their units; keys and data stay."""

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from host.files.home import DaemonRole, Home
 from protocol.status import DaemonStatus
 from shoal.common import daemons, failures, writing
-from shoal.common.choices import HomeHere, OnlyInstance, switch
+from shoal.common.choices import HomeHere, OnlyInstance, option, switch
 from shoal.common.exit_codes import ExitCode
 
 Look = Callable[[], tuple[list[DaemonStatus], list[str]]]
@@ -53,7 +53,7 @@ def of_syncers(
     *,
     json: AsJson = False,
     watch: Watch = False,
-    instance: Annotated[str | None, Parameter(help="Only the syncer with this name.")] = None,
+    instance: Annotated[str | None, option("Only the syncer with this name.")] = None,
     home: HomeHere,
 ) -> int:
     """The same of its syncers alone."""

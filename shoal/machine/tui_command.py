@@ -24,7 +24,7 @@ from host.join_link import parse_link
 from host.runtime.parent_death import end_with_parent
 from host.runtime.python_path import python_path
 from protocol.errors import UserError
-from shoal.common.choices import HomeHere, switch
+from shoal.common.choices import HomeHere, option, switch
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -40,17 +40,12 @@ WEB_DRIVER = "TEXTUAL_DRIVER"
 class TuiOptions:
     """What to show, and how."""
 
-    host: Annotated[
-        tuple[str, ...],
-        Parameter(help="An instance or a control socket; repeatable."),
-    ] = ()
-    link: Annotated[str | None, Parameter(help="Watch a swarm by its join link.")] = None
-    replay: Annotated[Path | None, Parameter(help="Show a recording.")] = None
-    record: Annotated[Path | None, Parameter(help="Also write what is shown to a recording.")] = (
-        None
-    )
+    host: Annotated[tuple[str, ...], option("An instance or a control socket; repeatable.")] = ()
+    link: Annotated[str | None, option("Watch a swarm by its join link.")] = None
+    replay: Annotated[Path | None, option("Show a recording.")] = None
+    record: Annotated[Path | None, option("Also write what is shown to a recording.")] = None
     serve: Annotated[bool, switch("Show it in a browser on this machine, read-only.")] = False
-    port: Annotated[int, Parameter(help="Port for --serve.")] = 8000
+    port: Annotated[int, option("Port for --serve.")] = 8000
     once: Annotated[bool, switch("Print one screen as text.")] = False
     readonly: Annotated[bool, switch("Refuse commands to daemons.")] = False
     ascii: Annotated[bool, switch("Use plain characters only.")] = False

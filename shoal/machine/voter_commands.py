@@ -63,7 +63,7 @@ class VoterNetwork:
         ),
     ] = ()
     join: Annotated[
-        str | None, Parameter(help="The project's join link, if other hosts already run.")
+        str | None, choices.option("The project's join link, if other hosts already run.")
     ] = None
     bootstrap: Annotated[
         tuple[str, ...],
@@ -94,9 +94,7 @@ def run_syncer(
     instance: choices.Instance = DEFAULT_INSTANCE,
     threads: Annotated[
         int | None,
-        Parameter(
-            help="CPU threads that merge; every core otherwise.", validator=choices.AtLeastOne
-        ),
+        choices.option("CPU threads that merge; every core otherwise.", choices.AtLeastOne),
     ] = None,
     exit_when_done: Annotated[
         bool, choices.switch("End when the token budget is reached.")

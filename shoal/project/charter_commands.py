@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter, validators
+from cyclopts import validators
 
 from host.files import keystore, signed_project
 from host.files.home import Home, VoterRole
@@ -24,7 +24,7 @@ from protocol.ids import NodeKey, short
 from protocol.log.records import majority
 from protocol.project import Charter, Voter
 from protocol.status import SeatStatus
-from shoal.common.choices import HomeHere, Key, ProjectPath, WholeKey
+from shoal.common.choices import HomeHere, Key, ProjectPath, WholeKey, option
 from shoal.common.toml_tables import Place
 from shoal.project import charter_delivery, charters, file_commands
 from shoal.project.file_commands import project_app
@@ -70,9 +70,8 @@ def add_syncer(
     *,
     priority: Annotated[
         int,
-        Parameter(
-            help="Of several syncers the highest leads when it can.",
-            validator=validators.Number(gte=0, lte=100),
+        option(
+            "Of several syncers the highest leads when it can.", validators.Number(gte=0, lte=100)
         ),
     ] = 5,
     home: HomeHere,
@@ -158,7 +157,7 @@ def ban(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> list[str]:
 
 @project_app.command
 def unban(
-    key: Annotated[str, Parameter(help="The learner's key; its first 8 digits are enough.")],
+    key: Annotated[str, option("The learner's key; its first 8 digits are enough.")],
     project: ProjectPath,
     *,
     home: HomeHere,
@@ -181,8 +180,8 @@ def set_values(
     project: ProjectPath,
     *settings: Annotated[
         str,
-        Parameter(
-            help="NAME=VALUE as in the project file, such as rounds.quorum=2 or "
+        option(
+            "NAME=VALUE as in the project file, such as rounds.quorum=2 or "
             "seat.durability=majority."
         ),
     ],

@@ -6,15 +6,13 @@ import contextlib
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from host.files import keystore, signed_project
 from host.files.home import DEFAULT_INSTANCE, Home
 from protocol.errors import ShoalError, UserError
 from protocol.fragments import build_layout
 from protocol.ids import short
 from protocol.project import encode, project_id
-from shoal.common.choices import HomeHere, Instance, area, switch
+from shoal.common.choices import HomeHere, Instance, area, option, switch
 from shoal.project import charter_delivery, charters, project_file
 from shoal.project.presets import PresetName, preset_of
 from shoal.project.template import create_text
@@ -26,14 +24,11 @@ project_app = area("project")
 
 @project_app.command
 def create(
-    path: Annotated[Path, Parameter(help="The file to write, or its directory.")] = Path(
-        DEFAULT_FILE
-    ),
+    path: Annotated[Path, option("The file to write, or its directory.")] = Path(DEFAULT_FILE),
     *,
-    name: Annotated[str | None, Parameter(help="What the project is called.")] = None,
+    name: Annotated[str | None, option("What the project is called.")] = None,
     preset: Annotated[
-        PresetName,
-        Parameter(help="Values for a small model on few machines, or the published ones."),
+        PresetName, option("Values for a small model on few machines, or the published ones.")
     ] = "small",
 ) -> list[str]:
     """Write a project file with every setting explained."""
@@ -61,7 +56,7 @@ def _name_for(path: Path) -> str:
 
 @project_app.command
 def sign(
-    path: Annotated[Path, Parameter(help="The project file (.toml).")],
+    path: Annotated[Path, option("The project file (.toml).")],
     *,
     change_voter: Annotated[
         bool, switch("Accept a voter that the file adds to, or leaves out of, what is signed.")
@@ -129,7 +124,7 @@ def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> 
 
 @project_app.command
 def show(
-    path: Annotated[Path, Parameter(help="A signed project (.shoal) or a project file (.toml).")],
+    path: Annotated[Path, option("A signed project (.shoal) or a project file (.toml).")],
 ) -> list[str]:
     """Print what a project file says."""
     if path.suffix == ".toml":

@@ -6,26 +6,23 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.signed_project import read_signed
 from protocol.errors import TransientError
 from protocol.status import SyncerStatus
 from shoal.common import daemons, durations
-from shoal.common.choices import HomeHere, Instance
+from shoal.common.choices import HomeHere, Instance, option
 from shoal.common.exit_codes import ExitCode
 from shoal.project import file_commands
 
 
 def invite(
     project: Annotated[
-        Path | None,
-        Parameter(help="Only this signed project; otherwise whatever the syncer here serves."),
+        Path | None, option("Only this signed project; otherwise whatever the syncer here serves.")
     ] = None,
     *,
     wait: Annotated[
-        str | None, Parameter(help="How long to wait for a syncer: 30s, 5m; not at all by default.")
+        str | None, option("How long to wait for a syncer: 30s, 5m; not at all by default.")
     ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,

@@ -18,7 +18,7 @@ from protocol.errors import UserError
 from protocol.ids import NodeKey, short
 from protocol.log.records import majority, record_hash
 from protocol.project import Origin, Voter
-from shoal.common.choices import HomeHere, Instance, ProjectPath, switch
+from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
 from shoal.project import charter_commands, charters
 from shoal.project.charter_commands import Case
 
@@ -40,8 +40,8 @@ def reset_seat(
     force: Annotated[bool, switch("Even if a majority of the voters is here.")] = False,
     from_learners: Annotated[
         str | None,
-        Parameter(
-            help="A join link that still leads into the swarm: go on from what learners can "
+        option(
+            "A join link that still leads into the swarm: go on from what learners can "
             "prove, where no syncer's disk is left."
         ),
     ] = None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from cyclopts import Parameter
 from msgspec import structs
 
 from host.files.home import DEFAULT_INSTANCE, Daemon
@@ -18,7 +17,7 @@ from protocol.project import Origin
 from protocol.snapshots.manifest import Manifest, stamp
 from protocol.status import RestoreRow, SyncerStatus
 from shoal.common import daemons
-from shoal.common.choices import HomeHere, Instance, ProjectPath, switch
+from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
 from shoal.project import charter_commands, charters
 from shoal.project.charter_commands import Case
 from shoal.project.snapshot_command import checked
@@ -31,9 +30,7 @@ def restore(
     project: ProjectPath,
     snapshot: Annotated[
         str | None,
-        Parameter(
-            help="Which one, by its name in `shoal syncer snapshot --list`; the newest by default."
-        ),
+        option("Which one, by its name in `shoal syncer snapshot --list`; the newest by default."),
     ] = None,
     *,
     yes: Annotated[bool, switch("Do it; by default only say what would happen.")] = False,

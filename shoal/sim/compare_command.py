@@ -51,41 +51,36 @@ class Cluster:
     """The learners and links of a comparison, and its budget."""
 
     learners: Annotated[
-        int, Parameter(help="Learners, or devices.", validator=validators.Number(gte=1, lte=64))
+        int, choices.option("Learners, or devices.", validators.Number(gte=1, lte=64))
     ] = 4
     steps: Annotated[
-        int,
-        Parameter(help="Local steps of each learner: the budget.", validator=choices.AtLeastOne),
+        int, choices.option("Local steps of each learner: the budget.", choices.AtLeastOne)
     ] = 600
     link_mbps: Annotated[
-        float, Parameter(help="Megabits per second of every link.", validator=choices.Positive)
+        float, choices.option("Megabits per second of every link.", choices.Positive)
     ] = 1000.0
     latency_ms: Annotated[
-        float,
-        Parameter(help="Milliseconds, one way, between any two.", validator=choices.NotNegative),
+        float, choices.option("Milliseconds, one way, between any two.", choices.NotNegative)
     ] = 30.0
     step_s: Annotated[
-        float, Parameter(help="Virtual seconds of a local step.", validator=choices.Positive)
+        float, choices.option("Virtual seconds of a local step.", choices.Positive)
     ] = 1.0
     clock_parameters: Annotated[
         float,
-        Parameter(
-            help="Parameters of the model that the virtual clock sends; the one that is trained is "
+        choices.option(
+            "Parameters of the model that the virtual clock sends; the one that is trained is "
             "far smaller.",
-            validator=choices.AtLeastOne,
+            choices.AtLeastOne,
         ),
     ] = 1e8
     mtbi: Annotated[
         float,
-        Parameter(
-            help="Seconds between two interruptions of a learner, for algorithms that fail; "
-            "0: none.",
-            validator=choices.NotNegative,
+        choices.option(
+            "Seconds between two interruptions of a learner, for algorithms that fail; 0: none.",
+            choices.NotNegative,
         ),
     ] = 600.0
-    away: Annotated[
-        float, Parameter(help="Seconds until it is back.", validator=choices.Positive)
-    ] = 60.0
+    away: Annotated[float, choices.option("Seconds until it is back.", choices.Positive)] = 60.0
 
     def setting(self, seed: int) -> Setting:
         """As the simulator takes it."""
@@ -111,11 +106,11 @@ def run(
         Parameter(help="Which ones; all by default. A wrong name lists them.", negative=""),
     ] = (),
     *,
-    seeds: Annotated[int, Parameter(help="Paired seeds.", validator=choices.AtLeastOne)] = 3,
-    seed: Annotated[int, Parameter(help="The first of them.", validator=choices.NotNegative)] = 1,
+    seeds: Annotated[int, choices.option("Paired seeds.", choices.AtLeastOne)] = 3,
+    seed: Annotated[int, choices.option("The first of them.", choices.NotNegative)] = 1,
     cluster: Cluster = AS_USUAL,
     project: Annotated[
-        Path | None, Parameter(help="A project file to compare on, instead of the built-in one.")
+        Path | None, choices.option("A project file to compare on, instead of the built-in one.")
     ] = None,
     set: Annotated[
         tuple[str, ...],
@@ -125,7 +120,7 @@ def run(
         ),
     ] = (),
     results: Annotated[
-        Path, Parameter(help="Folder of finished runs; those in it are not done again.")
+        Path, choices.option("Folder of finished runs; those in it are not done again.")
     ] = Path("comparison"),
     files: choices.Files = choices.TERMINAL_ONLY,
     home: choices.HomeHere,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +12,7 @@ from host.files.signed_project import read_signed
 from protocol.errors import UserError
 from protocol.tape import TapeDamaged
 from shoal.common import failures
-from shoal.common.choices import AtLeastOne, HomeHere
+from shoal.common.choices import AtLeastOne, HomeHere, option
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import write_json
 from shoal.project import file_commands
@@ -33,23 +32,21 @@ AHEAD: Final = 64
 
 
 def run(
-    tape: Annotated[Path, Parameter(help="A tape, or a directory with those of several daemons.")],
+    tape: Annotated[Path, option("A tape, or a directory with those of several daemons.")],
     *,
-    until: Annotated[
-        int | None, Parameter(help="Ignore everything after this round.", validator=AtLeastOne)
-    ] = None,
+    until: Annotated[int | None, option("Ignore everything after this round.", AtLeastOne)] = None,
     explain: Annotated[
         int | None,
-        Parameter(
-            help="Explain this round: who took part, with which weight, who was late and why.",
-            validator=AtLeastOne,
+        option(
+            "Explain this round: who took part, with which weight, who was late and why.",
+            AtLeastOne,
         ),
     ] = None,
-    level: Annotated[Level, Parameter(help="Go up to this level.")] = "retrain",
+    level: Annotated[Level, option("Go up to this level.")] = "retrain",
     project: Annotated[
-        Path | None, Parameter(help="A signed project that the tapes must belong to.")
+        Path | None, option("A signed project that the tapes must belong to.")
     ] = None,
-    json: Annotated[Path | None, Parameter(help="Write the figures to this file.")] = None,
+    json: Annotated[Path | None, option("Write the figures to this file.")] = None,
     home: HomeHere,
 ) -> int:
     """Replays; DONE if everything came out as recorded, FAILED if something did not."""

@@ -16,7 +16,7 @@ from rich.table import Table
 from protocol.errors import UserError
 from protocol.trace import CheckpointScored, SessionOpened, TrainerChanged
 from shoal.common import durations
-from shoal.common.choices import AtLeastOne, NotNegative, switch
+from shoal.common.choices import AtLeastOne, NotNegative, option, switch
 from shoal.common.exit_codes import ExitCode
 from simulator.checkers.ledger import Ledger
 from simulator.hosts.tape import SwarmTape
@@ -46,20 +46,18 @@ def run(
         ),
     ],
     *,
-    seed: Annotated[int, Parameter(help="Same seed, same run.", validator=NotNegative)] = 0,
+    seed: Annotated[int, option("Same seed, same run.", NotNegative)] = 0,
     until: Annotated[
         str | None,
-        Parameter(
-            help="Virtual length, such as 1h, of `voters` how long faults come; else the "
-            "scenario's own."
+        option(
+            "Virtual length, such as 1h, of `voters` how long faults come; else the scenario's own."
         ),
     ] = None,
     trace: Annotated[
-        Path | None, Parameter(help="Also write every fact, routine ones too, to this file.")
+        Path | None, option("Also write every fact, routine ones too, to this file.")
     ] = None,
     tape: Annotated[
-        Path | None,
-        Parameter(help="Also record every daemon in this new folder, for `shoal replay`."),
+        Path | None, option("Also record every daemon in this new folder, for `shoal replay`.")
     ] = None,
     quiet: Annotated[bool, switch("Only the summary.")] = False,
 ) -> int:
@@ -159,14 +157,12 @@ def _mean_participants(ledger: Ledger) -> float:
 
 def sweep(
     *,
-    seeds: Annotated[int, Parameter(help="How many.", validator=AtLeastOne)] = 100,
-    first: Annotated[int, Parameter(help="The first of them.", validator=NotNegative)] = 0,
-    jobs: Annotated[int, Parameter(help="Processes at a time.", validator=AtLeastOne)] = 2,
+    seeds: Annotated[int, option("How many.", AtLeastOne)] = 100,
+    first: Annotated[int, option("The first of them.", NotNegative)] = 0,
+    jobs: Annotated[int, option("Processes at a time.", AtLeastOne)] = 2,
     scenario: Annotated[
         str | None,
-        Parameter(
-            help="Only this one; by default random swarms, and voters alone every fourth seed."
-        ),
+        option("Only this one; by default random swarms, and voters alone every fourth seed."),
     ] = None,
 ) -> int:
     """Run many seeds with progress; 1 if any of them breaks a promise. Raises UserError."""

@@ -37,35 +37,30 @@ class CostFlags:
 
     slices: Annotated[
         int | None,
-        Parameter(
-            help="Groups of chips per learner that fail as one.", validator=choices.AtLeastOne
-        ),
+        choices.option("Groups of chips per learner that fail as one.", choices.AtLeastOne),
     ] = None
     notice_s: Annotated[
-        float | None, Parameter(help="From a failure to the stop.", validator=choices.NotNegative)
+        float | None, choices.option("From a failure to the stop.", choices.NotNegative)
     ] = None
     shrink_s: Annotated[
-        float | None,
-        Parameter(help="Stop to go on with fewer slices.", validator=choices.NotNegative),
+        float | None, choices.option("Stop to go on with fewer slices.", choices.NotNegative)
     ] = None
     grow_s: Annotated[
-        float | None, Parameter(help="Stop to take slices back in.", validator=choices.NotNegative)
+        float | None, choices.option("Stop to take slices back in.", choices.NotNegative)
     ] = None
     return_s: Annotated[
-        float | None, Parameter(help="Until a failed slice is back.", validator=choices.NotNegative)
+        float | None, choices.option("Until a failed slice is back.", choices.NotNegative)
     ] = None
     admit_s: Annotated[
-        float | None,
-        Parameter(help="Wait for more slices to come back.", validator=choices.NotNegative),
+        float | None, choices.option("Wait for more slices to come back.", choices.NotNegative)
     ] = None
     restart_s: Annotated[
-        float | None, Parameter(help="Restart without elasticity.", validator=choices.NotNegative)
+        float | None, choices.option("Restart without elasticity.", choices.NotNegative)
     ] = None
     checkpoint_s: Annotated[
         float | None,
-        Parameter(
-            help="Between checkpoints; work since is lost without elasticity.",
-            validator=choices.NotNegative,
+        choices.option(
+            "Between checkpoints; work since is lost without elasticity.", choices.NotNegative
         ),
     ] = None
 
@@ -75,20 +70,22 @@ FITTED_COSTS = CostFlags()
 
 def goodput(
     *,
-    chips: Annotated[
-        tuple[int, ...],
-        choices.several("Cluster sizes.", choices.AtLeastOne),
-    ] = (150_000, 300_000, 600_000, 1_200_000, 2_400_000),
+    chips: Annotated[tuple[int, ...], choices.several("Cluster sizes.", choices.AtLeastOne)] = (
+        150_000,
+        300_000,
+        600_000,
+        1_200_000,
+        2_400_000,
+    ),
     learners: Annotated[
-        tuple[int, ...],
-        choices.several("Numbers of learners.", choices.AtLeastOne),
+        tuple[int, ...], choices.several("Numbers of learners.", choices.AtLeastOne)
     ] = (1, 2, 4, 8, 16),
     mtbi_days: Annotated[
-        float, Parameter(help="Mean days between failures of one chip.", validator=choices.Positive)
+        float, choices.option("Mean days between failures of one chip.", choices.Positive)
     ] = 365.25,
     costs: CostFlags = FITTED_COSTS,
     quorum: Annotated[
-        int, Parameter(help="Learners that must step to count as up.", validator=choices.AtLeastOne)
+        int, choices.option("Learners that must step to count as up.", choices.AtLeastOne)
     ] = 1,
     seed: choices.Seed = 0,
     files: choices.Files = choices.TERMINAL_ONLY,
@@ -130,35 +127,28 @@ def goodput(
 def bandwidth(
     *,
     parameters: Annotated[
-        float, Parameter(help="Parameters of the model.", validator=choices.Positive)
+        float, choices.option("Parameters of the model.", choices.Positive)
     ] = 5.05e9,
-    learners: Annotated[
-        int, Parameter(help="How many learners.", validator=validators.Number(gte=2))
-    ] = 2,
-    step_s: Annotated[
-        float, Parameter(help="Seconds per local step.", validator=choices.Positive)
-    ] = 1.0,
+    learners: Annotated[int, choices.option("How many learners.", validators.Number(gte=2))] = 2,
+    step_s: Annotated[float, choices.option("Seconds per local step.", choices.Positive)] = 1.0,
     sync_every: Annotated[
-        int,
-        Parameter(
-            help="Local steps between merges of a fragment (H).", validator=choices.AtLeastOne
-        ),
+        int, choices.option("Local steps between merges of a fragment (H).", choices.AtLeastOne)
     ] = 24,
-    fragments: Annotated[int, Parameter(help="Fragments (P).", validator=choices.AtLeastOne)] = 24,
+    fragments: Annotated[int, choices.option("Fragments (P).", choices.AtLeastOne)] = 24,
     overlap: Annotated[
-        int,
-        Parameter(help="Steps in which a fragment may travel (tau).", validator=choices.AtLeastOne),
+        int, choices.option("Steps in which a fragment may travel (tau).", choices.AtLeastOne)
     ] = 2,
-    codecs: Annotated[
-        tuple[Codec, ...],
-        choices.several("Formats on the wire."),
-    ] = ("bf16", "int8", "int4"),
+    codecs: Annotated[tuple[Codec, ...], choices.several("Formats on the wire.")] = (
+        "bf16",
+        "int8",
+        "int4",
+    ),
     utilisation: Annotated[
         tuple[float, ...],
         choices.several("Shares of time that must be work.", validators.Number(gt=0, lt=1)),
     ] = (0.5, 0.75, 0.9, 0.95, 0.99),
     link_gbps: Annotated[
-        float | None, Parameter(help="Your link: what fits is marked.", validator=choices.Positive)
+        float | None, choices.option("Your link: what fits is marked.", choices.Positive)
     ] = None,
     files: choices.Files = choices.TERMINAL_ONLY,
 ) -> int:
@@ -183,17 +173,16 @@ def bandwidth(
 
 def heterogeneous(
     *,
-    fast: Annotated[int, Parameter(help="Fast learners.", validator=choices.AtLeastOne)] = 4,
-    slow: Annotated[int, Parameter(help="Slow learners.", validator=choices.NotNegative)] = 4,
+    fast: Annotated[int, choices.option("Fast learners.", choices.AtLeastOne)] = 4,
+    slow: Annotated[int, choices.option("Slow learners.", choices.NotNegative)] = 4,
     gap: Annotated[
-        float, Parameter(help="How much longer a slow step takes.", validator=choices.NotNegative)
+        float, choices.option("How much longer a slow step takes.", choices.NotNegative)
     ] = 0.18,
     variance: Annotated[
-        float,
-        Parameter(help="Relative deviation of a step.", validator=validators.Number(gte=0, lte=1)),
+        float, choices.option("Relative deviation of a step.", validators.Number(gte=0, lte=1))
     ] = 0.10,
     grace: Annotated[
-        float, Parameter(help="Steps that a merge waits for more.", validator=choices.NotNegative)
+        float, choices.option("Steps that a merge waits for more.", choices.NotNegative)
     ] = 0.9,
     seed: choices.Seed = 0,
     files: choices.Files = choices.TERMINAL_ONLY,
@@ -224,21 +213,17 @@ def scavenge(
     ] = (0.0, 0.25, 0.5, 1.0, 3.0),
     share: Annotated[
         float,
-        Parameter(
-            help="Share of the tokens trained with them.", validator=validators.Number(gte=0, lte=1)
-        ),
+        choices.option("Share of the tokens trained with them.", validators.Number(gte=0, lte=1)),
     ] = 0.5,
     change_s: Annotated[
         float,
-        Parameter(
-            help="Seconds between changes, with as many again borrowed.", validator=choices.Positive
-        ),
+        choices.option("Seconds between changes, with as many again borrowed.", choices.Positive),
     ] = 7.5,
     stop_s: Annotated[
-        float, Parameter(help="Stop of data parallel at a change.", validator=choices.NotNegative)
+        float, choices.option("Stop of data parallel at a change.", choices.NotNegative)
     ] = 18.4,
     notice_s: Annotated[
-        float, Parameter(help="Changes this close share a stop.", validator=choices.NotNegative)
+        float, choices.option("Changes this close share a stop.", choices.NotNegative)
     ] = 10.0,
     files: choices.Files = choices.TERMINAL_ONLY,
 ) -> int:
