@@ -138,12 +138,7 @@ def _training(
     yield diagnosis.accelerator(trial, probes.accelerators_present())
     yield diagnosis.speed(trial, "the project's model" if needs else "a small model")
     if needs is not None:
-        yield requirements.fit(trial, needs, available)
-        yield requirements.pace(trial, needs)
-        limits = settings.limits
-        yield requirements.bandwidth(
-            trial, swarm, needs, up_max=limits.up_bytes_per_s, down_max=limits.down_bytes_per_s
-        )
+        yield from requirements.against(trial, swarm, needs, available, settings.limits)
     elif named.name:
         yield Topic("project").unknown(
             f"{named.name} cannot be checked: no syncer sent its rules",

@@ -21,7 +21,7 @@ from protocol.project import (
     RoundSpec,
     Voter,
 )
-from shoal.common.toml_tables import Place, read_value, shown
+from shoal.common.toml_tables import Place, read_fields, read_value, shown
 from shoal.project.template import toml_value
 
 SECTIONS: dict[str, tuple[str, type[Struct]]] = {
@@ -164,10 +164,8 @@ def with_setting(charter: Charter, name: str, text: str, file: str) -> Charter:
         return msgspec.structs.replace(charter, durability=read_value(value, Durability, place))
     section, _, key = name.partition(".")
     at, kind = SECTIONS[section]
-    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    changed = msgspec.structs.replace(
-        getattr(charter, at), **{key: read_value(value, types[key], place)}
-    )
+    read = read_fields({key: value}, kind, Place(file, section), key)
+    changed = msgspec.structs.replace(getattr(charter, at), **read)
     return msgspec.structs.replace(charter, **{at: changed})
 
 

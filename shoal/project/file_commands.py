@@ -14,7 +14,7 @@ from protocol.ids import short
 from protocol.project import encode, project_id
 from shoal.common.choices import HomeHere, Instance, area, option, switch
 from shoal.project import charter_delivery, charters, project_file
-from shoal.project.presets import PresetName, preset_of
+from shoal.project.presets import PRESETS, PresetName
 from shoal.project.template import create_text
 
 DEFAULT_FILE = "project.toml"
@@ -36,7 +36,7 @@ def create(
         path = path / DEFAULT_FILE
     if path.suffix != ".toml":
         raise UserError(f"{path} does not end in .toml. Call it {path.with_suffix('.toml')}.")
-    chosen = preset_of(preset)
+    chosen = PRESETS[preset]
     text = create_text(name or _name_for(path), changes=chosen.values, comments=chosen.comments)
     project_file.parse(text, path)  # a name that cannot be used must not reach the file
     try:

@@ -32,15 +32,21 @@ from protocol.project import (
     RoundSpec,
     Voter,
 )
-from shoal.common.toml_tables import Place, as_table, check_keys, read_table, read_value, shown
+from shoal.common.toml_tables import (
+    Place,
+    as_table,
+    check_keys,
+    read_fields,
+    read_table,
+    read_value,
+    shown,
+)
 from shoal.project.charters import check_one_voter
 
 THIS_HOST = "this host"
 FILE_BYTES_MAX = 1 << 20
 
 _SECTIONS = ("project", "model", "data", "training", "outer", "rounds", "limits", "voters")
-_GENESIS = {field.name: field.type for field in msgspec.structs.fields(Genesis)}
-_VOTER = {field.name: field.type for field in msgspec.structs.fields(Voter)}
 
 
 class VoterLine(Struct, frozen=True):
@@ -101,12 +107,9 @@ def parse(text: str, path: Path) -> ProjectFile:
     except tomllib.TOMLDecodeError as error:
         raise place.error(f"is not TOML: {error}") from error
     check_keys(tables, _SECTIONS, place, optional=("seat", "admission"))
-    project = as_table(tables["project"], place.below("project"))
-    check_keys(project, ("name", "seed"), place.below("project"))
     file = ProjectFile(
         path=path,
-        name=_name(project["name"], place.below("project.name")),
-        seed=read_value(project["seed"], _GENESIS["seed"], place.below("project.seed")),
+        **_project(tables["project"], place.below("project")),
         **_model(tables["model"], place.below("model")),
         data=_data(tables["data"], place.below("data"), path),
         inner=InnerSpec(**read_table(tables["training"], InnerSpec, place.below("training"))),
@@ -128,31 +131,27 @@ def parse(text: str, path: Path) -> ProjectFile:
     return file
 
 
-def _name(value: object, place: Place) -> str:
-    name: str = read_value(value, _GENESIS["name"], place)
-    if not name.isprintable() or name != name.strip():
-        raise place.error("must be printable text without blanks at its ends")
-    return name
+def _project(value: object, place: Place) -> dict[str, Any]:
+    table = as_table(value, place)
+    check_keys(table, ("name", "seed"), place)
+    read = read_fields(table, Genesis, place, "name", "seed")
+    if not read["name"].isprintable() or read["name"] != read["name"].strip():
+        raise place.below("name").error("must be printable text without blanks at its ends")
+    return read
 
 
 def _model(value: object, place: Place) -> dict[str, Any]:
     table = as_table(value, place)
     check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
-    architecture = {field.name: field.type for field in msgspec.structs.fields(ModelSpec)}
     config = as_table(table["config"], place.below("config"))
     return {
-        "architecture": read_value(
-            table["architecture"], architecture["architecture"], place.below("architecture")
-        ),
+        **read_fields(table, ModelSpec, place, "architecture"),
         "config": {
             key: read_value(setting, ConfigValue, place.below("config").below(key))
             for key, setting in config.items()
         },
         "rules": MergeRules(**read_table(table["merge"], MergeRules, place.below("merge"))),
-        "fragments": read_value(
-            table["fragments"], _GENESIS["fragments"], place.below("fragments")
-        ),
-        "strategy": read_value(table["strategy"], _GENESIS["strategy"], place.below("strategy")),
+        **read_fields(table, Genesis, place, "fragments", "strategy"),
     }
 
 
@@ -222,9 +221,8 @@ def _voter(value: object, place: Place) -> VoterLine:
     key = None
     if table["key"] != THIS_HOST:
         key = _key(table["key"], place.below("key"), also=f'"{THIS_HOST}" or ')
-    role = read_value(table["role"], _VOTER["role"], place.below("role"))
-    priority = read_value(table["priority"], _VOTER["priority"], place.below("priority"))
-    return VoterLine(key, Voter(key or bytes(32), role, priority))
+    rest = read_fields(table, Voter, place, "role", "priority")
+    return VoterLine(key, Voter(key or bytes(32), **rest))
 
 
 def check_together(

@@ -16,7 +16,16 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.errors import UserError
-from shoal.common import choices
+from shoal.common.choices import (
+    TERMINAL_ONLY,
+    AtLeastOne,
+    Files,
+    NotNegative,
+    Positive,
+    Seed,
+    option,
+    several,
+)
 from shoal.common.exit_codes import ExitCode
 from shoal.sim import plots
 from simulator.scale import bandwidth as links
@@ -27,6 +36,8 @@ from simulator.scale.failures import FITTED
 
 WIDTH = 80
 BESIDE = " (model / paper)"
+CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
+LEARNERS = (1, 2, 4, 8, 16)
 Codec = Literal["bf16", "int8", "int4", "int2", "int1"]
 
 
@@ -36,32 +47,21 @@ class CostFlags:
     """What a failure costs; what is not given is as it was fitted to the paper."""
 
     slices: Annotated[
-        int | None,
-        choices.option("Groups of chips per learner that fail as one.", choices.AtLeastOne),
+        int | None, option("Groups of chips per learner that fail as one.", AtLeastOne)
     ] = None
-    notice_s: Annotated[
-        float | None, choices.option("From a failure to the stop.", choices.NotNegative)
-    ] = None
-    shrink_s: Annotated[
-        float | None, choices.option("Stop to go on with fewer slices.", choices.NotNegative)
-    ] = None
-    grow_s: Annotated[
-        float | None, choices.option("Stop to take slices back in.", choices.NotNegative)
-    ] = None
-    return_s: Annotated[
-        float | None, choices.option("Until a failed slice is back.", choices.NotNegative)
-    ] = None
-    admit_s: Annotated[
-        float | None, choices.option("Wait for more slices to come back.", choices.NotNegative)
-    ] = None
-    restart_s: Annotated[
-        float | None, choices.option("Restart without elasticity.", choices.NotNegative)
-    ] = None
+    notice_s: Annotated[float | None, option("From a failure to the stop.", NotNegative)] = None
+    shrink_s: Annotated[float | None, option("Stop to go on with fewer slices.", NotNegative)] = (
+        None
+    )
+    grow_s: Annotated[float | None, option("Stop to take slices back in.", NotNegative)] = None
+    return_s: Annotated[float | None, option("Until a failed slice is back.", NotNegative)] = None
+    admit_s: Annotated[float | None, option("Wait for more slices to come back.", NotNegative)] = (
+        None
+    )
+    restart_s: Annotated[float | None, option("Restart without elasticity.", NotNegative)] = None
     checkpoint_s: Annotated[
         float | None,
-        choices.option(
-            "Between checkpoints; work since is lost without elasticity.", choices.NotNegative
-        ),
+        option("Between checkpoints; work since is lost without elasticity.", NotNegative),
     ] = None
 
 
@@ -70,25 +70,15 @@ FITTED_COSTS = CostFlags()
 
 def goodput(
     *,
-    chips: Annotated[tuple[int, ...], choices.several("Cluster sizes.", choices.AtLeastOne)] = (
-        150_000,
-        300_000,
-        600_000,
-        1_200_000,
-        2_400_000,
-    ),
-    learners: Annotated[
-        tuple[int, ...], choices.several("Numbers of learners.", choices.AtLeastOne)
-    ] = (1, 2, 4, 8, 16),
+    chips: Annotated[tuple[int, ...], several("Cluster sizes.", AtLeastOne)] = CHIPS,
+    learners: Annotated[tuple[int, ...], several("Numbers of learners.", AtLeastOne)] = LEARNERS,
     mtbi_days: Annotated[
-        float, choices.option("Mean days between failures of one chip.", choices.Positive)
+        float, option("Mean days between failures of one chip.", Positive)
     ] = 365.25,
     costs: CostFlags = FITTED_COSTS,
-    quorum: Annotated[
-        int, choices.option("Learners that must step to count as up.", choices.AtLeastOne)
-    ] = 1,
-    seed: choices.Seed = 0,
-    files: choices.Files = choices.TERMINAL_ONLY,
+    quorum: Annotated[int, option("Learners that must step to count as up.", AtLeastOne)] = 1,
+    seed: Seed = 0,
+    files: Files = TERMINAL_ONLY,
 ) -> int:
     """Prints goodput and uptime, the paper's value after the stroke; the exit code."""
     given = {name: value for name, value in asdict(costs).items() if value is not None}
@@ -126,31 +116,25 @@ def goodput(
 
 def bandwidth(
     *,
-    parameters: Annotated[
-        float, choices.option("Parameters of the model.", choices.Positive)
-    ] = 5.05e9,
-    learners: Annotated[int, choices.option("How many learners.", validators.Number(gte=2))] = 2,
-    step_s: Annotated[float, choices.option("Seconds per local step.", choices.Positive)] = 1.0,
+    parameters: Annotated[float, option("Parameters of the model.", Positive)] = 5.05e9,
+    learners: Annotated[int, option("How many learners.", validators.Number(gte=2))] = 2,
+    step_s: Annotated[float, option("Seconds per local step.", Positive)] = 1.0,
     sync_every: Annotated[
-        int, choices.option("Local steps between merges of a fragment (H).", choices.AtLeastOne)
+        int, option("Local steps between merges of a fragment (H).", AtLeastOne)
     ] = 24,
-    fragments: Annotated[int, choices.option("Fragments (P).", choices.AtLeastOne)] = 24,
-    overlap: Annotated[
-        int, choices.option("Steps in which a fragment may travel (tau).", choices.AtLeastOne)
-    ] = 2,
-    codecs: Annotated[tuple[Codec, ...], choices.several("Formats on the wire.")] = (
+    fragments: Annotated[int, option("Fragments (P).", AtLeastOne)] = 24,
+    overlap: Annotated[int, option("Steps in which a fragment may travel (tau).", AtLeastOne)] = 2,
+    codecs: Annotated[tuple[Codec, ...], several("Formats on the wire.")] = (
         "bf16",
         "int8",
         "int4",
     ),
     utilisation: Annotated[
         tuple[float, ...],
-        choices.several("Shares of time that must be work.", validators.Number(gt=0, lt=1)),
+        several("Shares of time that must be work.", validators.Number(gt=0, lt=1)),
     ] = (0.5, 0.75, 0.9, 0.95, 0.99),
-    link_gbps: Annotated[
-        float | None, choices.option("Your link: what fits is marked.", choices.Positive)
-    ] = None,
-    files: choices.Files = choices.TERMINAL_ONLY,
+    link_gbps: Annotated[float | None, option("Your link: what fits is marked.", Positive)] = None,
+    files: Files = TERMINAL_ONLY,
 ) -> int:
     """Prints Gb/s per method, codec and utilisation; the exit code."""
     link = links.Link(parameters, learners, step_s, sync_every, fragments, overlap)
@@ -173,19 +157,15 @@ def bandwidth(
 
 def heterogeneous(
     *,
-    fast: Annotated[int, choices.option("Fast learners.", choices.AtLeastOne)] = 4,
-    slow: Annotated[int, choices.option("Slow learners.", choices.NotNegative)] = 4,
-    gap: Annotated[
-        float, choices.option("How much longer a slow step takes.", choices.NotNegative)
-    ] = 0.18,
+    fast: Annotated[int, option("Fast learners.", AtLeastOne)] = 4,
+    slow: Annotated[int, option("Slow learners.", NotNegative)] = 4,
+    gap: Annotated[float, option("How much longer a slow step takes.", NotNegative)] = 0.18,
     variance: Annotated[
-        float, choices.option("Relative deviation of a step.", validators.Number(gte=0, lte=1))
+        float, option("Relative deviation of a step.", validators.Number(gte=0, lte=1))
     ] = 0.10,
-    grace: Annotated[
-        float, choices.option("Steps that a merge waits for more.", choices.NotNegative)
-    ] = 0.9,
-    seed: choices.Seed = 0,
-    files: choices.Files = choices.TERMINAL_ONLY,
+    grace: Annotated[float, option("Steps that a merge waits for more.", NotNegative)] = 0.9,
+    seed: Seed = 0,
+    files: Files = TERMINAL_ONLY,
 ) -> int:
     """Prints the three settings; the exit code."""
     rows = speeds.settings(speeds.Mix(fast, slow, gap, variance, grace), seed)
@@ -208,24 +188,17 @@ def heterogeneous(
 def scavenge(
     *,
     extra: Annotated[
-        tuple[float, ...],
-        choices.several("Extra machines; 1 is as many again.", choices.NotNegative),
+        tuple[float, ...], several("Extra machines; 1 is as many again.", NotNegative)
     ] = (0.0, 0.25, 0.5, 1.0, 3.0),
     share: Annotated[
-        float,
-        choices.option("Share of the tokens trained with them.", validators.Number(gte=0, lte=1)),
+        float, option("Share of the tokens trained with them.", validators.Number(gte=0, lte=1))
     ] = 0.5,
     change_s: Annotated[
-        float,
-        choices.option("Seconds between changes, with as many again borrowed.", choices.Positive),
+        float, option("Seconds between changes, with as many again borrowed.", Positive)
     ] = 7.5,
-    stop_s: Annotated[
-        float, choices.option("Stop of data parallel at a change.", choices.NotNegative)
-    ] = 18.4,
-    notice_s: Annotated[
-        float, choices.option("Changes this close share a stop.", choices.NotNegative)
-    ] = 10.0,
-    files: choices.Files = choices.TERMINAL_ONLY,
+    stop_s: Annotated[float, option("Stop of data parallel at a change.", NotNegative)] = 18.4,
+    notice_s: Annotated[float, option("Changes this close share a stop.", NotNegative)] = 10.0,
+    files: Files = TERMINAL_ONLY,
 ) -> int:
     """Prints relative training times; the exit code."""
     lent = borrowing.Borrowing(share, change_s, stop_s, notice_s)
@@ -270,10 +243,10 @@ def _need(row: links.Need, link_gbps: float | None) -> str:
     return f"[green]{text}[/green]" if link_gbps is not None and row.gbps <= link_gbps else text
 
 
-def write_rows(files: choices.Files, rows: Sequence[Any], draw: Callable[[Path], None]) -> int:
+def write_rows(files: Files, rows: Sequence[Any], draw: Callable[[Path], None]) -> int:
     """Writes the rows wherever that was asked for; the exit code. UserError if a file cannot be."""
     lines = [msgspec.to_builtins(row) for row in rows]
-    for path, option, save in (
+    for path, flag, save in (
         (
             files.json,
             "--json",
@@ -288,7 +261,7 @@ def write_rows(files: choices.Files, rows: Sequence[Any], draw: Callable[[Path],
             save(path)
         except OSError as error:
             raise UserError(
-                f"Cannot write {path}: {error.strerror or error}. Give {option} another file."
+                f"Cannot write {path}: {error.strerror or error}. Give {flag} another file."
             ) from error
         print(f"Wrote {path}")
     return ExitCode.DONE

@@ -31,7 +31,7 @@ from protocol.project import (
 )
 from protocol.signing import seal
 from shoal.project import charter_commands, file_commands
-from shoal.project.presets import preset_of
+from shoal.project.presets import PRESETS
 from shoal.project.project_file import ProjectFile, make_charter, make_genesis, parse, read_file
 from shoal.project.template import SECTIONS, create_text
 from tests.support.tiny_project import write_text
@@ -87,7 +87,7 @@ def test_every_field_of_the_charter_can_be_written(section, kind):
 
 
 def test_the_paper_preset_is_sound_says_what_was_not_published_and_every_note_has_a_line():
-    paper = preset_of("paper")
+    paper = PRESETS["paper"]
     text = create_text("paper", changes=paper.values, comments=paper.comments)
     assert max(map(len, text.splitlines())) <= 100
     file = parse(text, PATH)
@@ -106,7 +106,7 @@ def test_the_paper_preset_is_sound_says_what_was_not_published_and_every_note_ha
 
 
 def test_the_small_preset_is_the_text_as_it_is():
-    small = preset_of("small")
+    small = PRESETS["small"]
     assert create_text("harbour", changes=small.values, comments=small.comments) == TEXT
 
 
