@@ -12,6 +12,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
@@ -72,7 +73,7 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
 
 
 def _show(swarm: DemoSwarm, screen: Screen, path: Path | None) -> int:
-    with screen:
+    with screen.showing():
         try:
             made = Demo(swarm, screen).play()
         except SwarmFailed as error:
@@ -107,12 +108,12 @@ def _offer_replay(screen: Screen, folder: Path) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Demo:
     """One demo from the first command to the last."""
 
-    def __init__(self, swarm: DemoSwarm, screen: Screen) -> None:
-        self._swarm = swarm
-        self._screen = screen
+    _swarm: DemoSwarm
+    _screen: Screen
 
     def play(self) -> Report:
         """Everything, in order. SwarmFailed if something fails on the way."""

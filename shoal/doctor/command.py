@@ -60,12 +60,18 @@ def run(
     """Examines this machine and prints what it found; FAILED if something is in trouble."""
     settings = settings_file.load(flags={"learner.device": device}).values
     named = probes.named_project(project, home)
-    progress = _Progress(is_shown=sys.stderr.isatty() and not json)
+    is_progress_shown = sys.stderr.isatty() and not json
+
+    def tell(text: str) -> None:
+        """Says on a terminal what is being tried, in place of what was said before."""
+        if is_progress_shown:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
     found: list[Finding] = []
-    for finding in examine(home, named, settings, port=port, is_quick=quick, tell=progress.tell):
+    for finding in examine(home, named, settings, port=port, is_quick=quick, tell=tell):
         found.append(finding)
         if not json:
-            progress.clear()
+            tell("")
             print("\n".join(shown(finding, has_colour=sys.stdout.isatty())), flush=True)
     verdict = findings.worst(found)
     if json:
@@ -73,21 +79,6 @@ def run(
     else:
         print("\n" + textwrap.fill(closing(found, named.name), WIDTH))
     return ExitCode.FAILED if verdict == "trouble" else ExitCode.DONE
-
-
-class _Progress:
-    """Says on a terminal what is being tried, and takes it back."""
-
-    def __init__(self, *, is_shown: bool) -> None:
-        self._is_shown = is_shown
-
-    def tell(self, text: str) -> None:
-        if self._is_shown:
-            print(f"\r\x1b[K{text} ...", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def examine(
@@ -109,7 +100,7 @@ def examine(
     yield diagnosis.port(port or SYNCER_PORT, _port_trouble(home, port or SYNCER_PORT))
     swarm = None
     if not is_quick:
-        tell("joining the swarm" if named.link else "starting the network engine")
+        tell("joining the swarm ..." if named.link else "starting the network engine ...")
         swarm = probes.try_swarm(named.link, port=0)
     yield diagnosis.engine(swarm)
     yield diagnosis.clock(swarm, *probes.kept_clock())
@@ -133,7 +124,7 @@ def _training(
     )
     trial = None
     if not is_quick and not is_hopeless:
-        tell("training a little")
+        tell("training a little ...")
         trial = probes.try_training(_wish(named, settings))
     yield diagnosis.accelerator(trial, probes.accelerators_present())
     yield diagnosis.speed(trial, "the project's model" if needs else "a small model")

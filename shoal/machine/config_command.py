@@ -5,9 +5,7 @@ A change keeps what its owner wrote around it: comments, order, spacing.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import textwrap
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,6 +16,7 @@ from cyclopts import Parameter
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item
 
+from host.runtime import atomic_files
 from protocol.errors import UserError
 from shoal.common import settings_file
 from shoal.common.choices import HomeHere, area, switch
@@ -167,7 +166,7 @@ def change(
     if table is None:
         table = document[section] = tomlkit.table()
     table[word] = _item(key, text, value)
-    _write(path, document)
+    _write(path, tomlkit.dumps(document))
     return [f"{name} = {settings_file.as_text(name, value)}", *_aftermath(name, path)]
 
 
@@ -182,7 +181,7 @@ def drop(name: Name) -> list[str]:
     if table is None or word not in table:
         return [f"{path} does not set {name}", *_overruling(name)]
     del table[word]
-    _write(path, document)
+    _write(path, tomlkit.dumps(document))
     now = settings_file.as_text(name, settings_file.load().value(name)) or "(none)"
     return [f"{name} = {now}, as {settings_file.load().source(name)}", *_aftermath(name, path)]
 
@@ -230,27 +229,14 @@ def _document(path: Path) -> tomlkit.TOMLDocument:
         raise UserError(f"The settings {path} cannot be read ({error}).") from error
 
 
-def _write(path: Path, document: tomlkit.TOMLDocument) -> None:
+def _write(path: Path, text: str) -> None:
     """Replaces the file in one step."""
-    _write_text(path, tomlkit.dumps(document))
-
-
-def _write_text(path: Path, text: str) -> None:
     target = path.resolve()  # A link to a file elsewhere stays a link.
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(OSError):
-                os.chmod(name, target.stat().st_mode & 0o777)
-            os.replace(name, target)
-        except OSError:
-            os.unlink(name)
-            raise
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+        atomic_files.replace_file(target, text.encode())
+        target.chmod(mode)
     except OSError as error:
         raise UserError(
             f"The settings {path} cannot be written ({error.strerror}). Name another file with "
@@ -271,7 +257,7 @@ def begin(*, home: HomeHere) -> list[str]:
         settings_file.load(path)
         lines.append(f"settings  {path}, there already")
     else:
-        _write_text(path, template())
+        _write(path, template())
         lines.append(f"settings  {path}, created; every setting has its default")
     return [
         *lines,

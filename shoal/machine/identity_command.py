@@ -22,7 +22,7 @@ from host.files.home import DEFAULT_INSTANCE, Home, Role
 from protocol.errors import ShoalError, UserError
 from protocol.ids import NodeKey
 from shoal.common.choices import HomeHere, area, option, switch
-from shoal.common.writing import writing
+from shoal.common.writing import write_new, writing
 
 PASSPHRASE_VARIABLE: Final = "SHOAL_PASSPHRASE"
 PASSPHRASE_CHARS_MIN: Final = 8
@@ -111,16 +111,7 @@ def export(
             f"The passphrase has {len(secret)} characters. Use at least {PASSPHRASE_CHARS_MIN}."
         )
     text = _as_text(chosen, identity.key, identity.pem(secret))
-    try:
-        handle = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError as error:
-        raise UserError(f"{to} exists and is not overwritten. Choose another name.") from error
-    except OSError as error:
-        raise UserError(f"{to} cannot be written ({error.strerror}).") from error
+    write_new(to, text, mode=0o600)
     how = "encrypted with the passphrase" if secret else "not encrypted: keep it private"
     return [
         f"wrote {to}: the key of {chosen.called}, {how}",

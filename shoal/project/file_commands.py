@@ -13,6 +13,7 @@ from protocol.fragments import build_layout
 from protocol.ids import short
 from protocol.project import encode, project_id
 from shoal.common.choices import HomeHere, Instance, area, option, switch
+from shoal.common.writing import write_new
 from shoal.project import charter_delivery, charters, project_file
 from shoal.project.presets import PRESETS, PresetName
 from shoal.project.template import create_text
@@ -39,13 +40,7 @@ def create(
     chosen = PRESETS[preset]
     text = create_text(name or _name_for(path), changes=chosen.values, comments=chosen.comments)
     project_file.parse(text, path)  # a name that cannot be used must not reach the file
-    try:
-        with path.open("x", encoding="utf-8") as handle:
-            handle.write(text)
-    except FileExistsError as error:
-        raise UserError(f"{path} exists and is not overwritten. Choose another name.") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
+    write_new(path, text.encode())
     return [f"wrote {path}", f"next: edit it, then `shoal project sign {path}`"]
 
 

@@ -32,7 +32,7 @@ STATUS_OURS = {
     "protocol": "errors limits status",
     "shoal": "__main__",
     "shoal.cli": "app",
-    "shoal.common": "choices daemons exit_codes extras failures versions",
+    "shoal.common": "choices daemons exit_codes extras failures versions writing",
     "shoal.machine": "status_command",
     "tui.text": "election fmt node_view owner_limits snapshots status_rows status_view syncer_view "
     "witness_view",

@@ -61,4 +61,4 @@ class Prompt(Horizontal):
     def action_cancel(self) -> None:
         """Takes nothing."""
         self.close()
-        self.post_message(Entered(self._kind, "", is_final=True, is_cancelled=True))
+        self.post_message(Entered(self._kind, "", is_final=True))

@@ -63,13 +63,12 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
         Binding("o", "reverse", "Reverse the order", show=False, id="roster.reverse"),
     ]
 
+    @dataclass
     class Chosen(Message):
         """The viewer wants to know more about a row."""
 
-        def __init__(self, roster: Roster[Any], key: str) -> None:
-            super().__init__()
-            self.roster = roster
-            self.key = key
+        roster: Roster[Any]
+        key: str
 
     def __init__(
         self,
