@@ -139,15 +139,15 @@ def _training(
 
 def _wish(named: Named, settings: Settings) -> TrialWish:
     """A trial of the project's model, or of the one that `shoal project create` writes."""
-    if named.genesis is not None and named.charter is not None:
-        return probes.wish_of(named.genesis, named.charter, settings)
+    genesis, charter = named.genesis, named.charter
+    if genesis is not None and charter is not None:
+        tokens = genesis.data.sequence_tokens
+        return probes.wish_for(genesis.model, charter.inner, tokens, settings)
     from shoal.project import project_file
     from shoal.project.template import create_text
 
     file = project_file.parse(create_text("trial"), Path("trial.toml"))
-    return probes.wish_for(
-        file.architecture, dict(file.config), file.inner, file.data.sequence_tokens, settings
-    )
+    return probes.wish_for(file, file.inner, file.data.sequence_tokens, settings)
 
 
 def _port_trouble(home: Home, port: int) -> str:

@@ -64,8 +64,9 @@ def examined(genesis: Genesis, charter: Charter, settings: Settings) -> list[Fin
     trial = None
     if wants_trial(needs, available, probes.most_memory(available)):
         log.info("trying the project's model once on this machine before joining")
-        trial = probes.try_training(probes.wish_of(genesis, charter, settings))
-        trial = _told(trial)
+        tokens = genesis.data.sequence_tokens
+        wish = probes.wish_for(genesis.model, charter.inner, tokens, settings)
+        trial = _told(probes.try_training(wish))
     return requirements.against(trial, None, needs, available, settings.limits)
 
 

@@ -60,7 +60,7 @@ class Contribution(Struct, kw_only=True):
     """Epochs before this one, oldest first."""
 
 
-def contribution_of(opened: OpenedBook, path: Path, signer: bytes) -> Contribution:
+def contribution_of(opened: OpenedBook, path: Path) -> Contribution:
     """The newest receipt of a book, in words and numbers for people."""
     newest, genesis = opened.newest, opened.genesis
     return Contribution(
@@ -74,7 +74,7 @@ def contribution_of(opened: OpenedBook, path: Path, signer: bytes) -> Contributi
         epoch=newest.epoch,
         log_index=newest.index,
         at_s=newest.at_s,
-        signer=signer.hex(),
+        signer=opened.proven[-1].signer.hex(),
         receipts=len(opened.proven),
         file=str(path),
         former=_former(opened),
@@ -123,7 +123,7 @@ def show(
             failures.complain(f"{path} proves nothing: {opened}")
             is_whole = False
             continue
-        found.append(contribution_of(opened, path, opened.proven[-1].signer))
+        found.append(contribution_of(opened, path))
     found.sort(key=lambda one: (-one.tokens, one.project, one.learner))
     if json:
         print(msgspec.json.encode(found).decode())
@@ -197,7 +197,7 @@ def verify(
 def _checked(path: Path, opened: OpenedBook) -> list[str]:
     from tui.text import fmt
 
-    one = contribution_of(opened, path, opened.proven[-1].signer)
+    one = contribution_of(opened, path)
     signers = sorted({proven.signer.hex()[:8] for proven in opened.proven})
     owner = opened.genesis.owner.hex()[:8]
     charters = fmt.plural(len(opened.book.charters), "charter")

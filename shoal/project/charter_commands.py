@@ -200,9 +200,7 @@ def set_values(
         charter = charters.with_setting(charter, name, text, case.target.name)
     genesis = case.project.genesis
     check_together(
-        charter.inner,
-        charter.rounds,
-        charter.limits,
+        charter,
         fragments=genesis.fragments,
         sequence_tokens=genesis.data.sequence_tokens,
         place=Place(case.target.name),

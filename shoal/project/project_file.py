@@ -15,23 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from protocol import limits
+from protocol import project as specs
 from protocol.errors import UserError
 from protocol.ids import NodeKey
-from protocol.project import (
-    Charter,
-    ConfigValue,
-    DataSpec,
-    Durability,
-    FragmentStrategy,
-    Genesis,
-    InnerSpec,
-    LimitSpec,
-    MergeRules,
-    ModelSpec,
-    OuterSpec,
-    RoundSpec,
-    Voter,
-)
 from shoal.common.toml_tables import (
     Place,
     as_table,
@@ -53,7 +39,7 @@ class VoterLine(Struct, frozen=True):
     """One [[voters]] table; `key` is None for the host that signs."""
 
     key: NodeKey | None
-    voter: Voter
+    voter: specs.Voter
     """With a blank key where `key` is None."""
 
 
@@ -64,17 +50,17 @@ class ProjectFile(Struct, frozen=True):
     name: str
     seed: int
     architecture: str
-    config: dict[str, ConfigValue]
-    rules: MergeRules
+    config: dict[str, specs.ConfigValue]
+    rules: specs.MergeRules
     fragments: int
-    strategy: FragmentStrategy
-    data: DataSpec
+    strategy: specs.FragmentStrategy
+    data: specs.DataSpec
     """Not counted yet: `blocks` and `digest` are blank."""
-    inner: InnerSpec
-    outer: OuterSpec
-    rounds: RoundSpec
-    limits: LimitSpec
-    durability: Durability
+    inner: specs.InnerSpec
+    outer: specs.OuterSpec
+    rounds: specs.RoundSpec
+    limits: specs.LimitSpec
+    durability: specs.Durability
     banned: tuple[NodeKey, ...]
     voters: tuple[VoterLine, ...]
 
@@ -112,29 +98,29 @@ def parse(text: str, path: Path) -> ProjectFile:
         **_project(tables["project"], place.below("project")),
         **_model(tables["model"], place.below("model")),
         data=_data(tables["data"], place.below("data"), path),
-        inner=InnerSpec(**read_table(tables["training"], InnerSpec, place.below("training"))),
-        outer=OuterSpec(**read_table(tables["outer"], OuterSpec, place.below("outer"))),
-        rounds=RoundSpec(**read_table(tables["rounds"], RoundSpec, place.below("rounds"))),
-        limits=LimitSpec(**read_table(tables["limits"], LimitSpec, place.below("limits"))),
+        inner=specs.InnerSpec(
+            **read_table(tables["training"], specs.InnerSpec, place.below("training"))
+        ),
+        outer=specs.OuterSpec(**read_table(tables["outer"], specs.OuterSpec, place.below("outer"))),
+        rounds=specs.RoundSpec(
+            **read_table(tables["rounds"], specs.RoundSpec, place.below("rounds"))
+        ),
+        limits=specs.LimitSpec(
+            **read_table(tables["limits"], specs.LimitSpec, place.below("limits"))
+        ),
         durability=_durability(tables.get("seat"), place.below("seat")),
         banned=_banned(tables.get("admission", {"banned": []}), place.below("admission")),
         voters=_voters(tables["voters"], place.below("voters")),
     )
-    check_together(
-        file.inner,
-        file.rounds,
-        file.limits,
-        fragments=file.fragments,
-        sequence_tokens=file.data.sequence_tokens,
-        place=place,
-    )
+    tokens = file.data.sequence_tokens
+    check_together(file, fragments=file.fragments, sequence_tokens=tokens, place=place)
     return file
 
 
 def _project(value: object, place: Place) -> dict[str, Any]:
     table = as_table(value, place)
     check_keys(table, ("name", "seed"), place)
-    read = read_fields(table, Genesis, place, "name", "seed")
+    read = read_fields(table, specs.Genesis, place, "name", "seed")
     if not read["name"].isprintable() or read["name"] != read["name"].strip():
         raise place.below("name").error("must be printable text without blanks at its ends")
     return read
@@ -145,18 +131,20 @@ def _model(value: object, place: Place) -> dict[str, Any]:
     check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
     config = as_table(table["config"], place.below("config"))
     return {
-        **read_fields(table, ModelSpec, place, "architecture"),
+        **read_fields(table, specs.ModelSpec, place, "architecture"),
         "config": {
-            key: read_value(setting, ConfigValue, place.below("config").below(key))
+            key: read_value(setting, specs.ConfigValue, place.below("config").below(key))
             for key, setting in config.items()
         },
-        "rules": MergeRules(**read_table(table["merge"], MergeRules, place.below("merge"))),
-        **read_fields(table, Genesis, place, "fragments", "strategy"),
+        "rules": specs.MergeRules(
+            **read_table(table["merge"], specs.MergeRules, place.below("merge"))
+        ),
+        **read_fields(table, specs.Genesis, place, "fragments", "strategy"),
     }
 
 
-def _data(value: object, place: Place, path: Path) -> DataSpec:
-    values = read_table(value, DataSpec, place, omit=("blocks", "digest"))
+def _data(value: object, place: Place, path: Path) -> specs.DataSpec:
+    values = read_table(value, specs.DataSpec, place, omit=("blocks", "digest"))
     source, location = values["source"], values["location"]
     if source == "python-stdlib" and location:
         at = place.below("location")
@@ -168,15 +156,17 @@ def _data(value: object, place: Place, path: Path) -> DataSpec:
         values["location"] = str(beside / location)
     if (beside / values["tokenizer"]).is_file():
         values["tokenizer"] = str(beside / values["tokenizer"])
-    return DataSpec(**values, blocks=1, digest=bytes(32))
+    return specs.DataSpec(**values, blocks=1, digest=bytes(32))
 
 
-def _durability(value: object, place: Place) -> Durability:
+def _durability(value: object, place: Place) -> specs.Durability:
     if value is None:
         return "standby"  # Files from before there were several voters do not say.
     table = as_table(value, place)
     check_keys(table, ("durability",), place)
-    read: Durability = read_value(table["durability"], Durability, place.below("durability"))
+    read: specs.Durability = read_value(
+        table["durability"], specs.Durability, place.below("durability")
+    )
     return read
 
 
@@ -221,20 +211,15 @@ def _voter(value: object, place: Place) -> VoterLine:
     key = None
     if table["key"] != THIS_HOST:
         key = _key(table["key"], place.below("key"), also=f'"{THIS_HOST}" or ')
-    rest = read_fields(table, Voter, place, "role", "priority")
-    return VoterLine(key, Voter(key or bytes(32), **rest))
+    rest = read_fields(table, specs.Voter, place, "role", "priority")
+    return VoterLine(key, specs.Voter(key or bytes(32), **rest))
 
 
 def check_together(
-    inner: InnerSpec,
-    rounds: RoundSpec,
-    bounds: LimitSpec,
-    *,
-    fragments: int,
-    sequence_tokens: int,
-    place: Place,
+    rules: ProjectFile | specs.Charter, *, fragments: int, sequence_tokens: int, place: Place
 ) -> None:
     """UserError for values that are allowed each, but not with each other."""
+    inner, rounds, bounds = rules.inner, rules.rounds, rules.limits
     if rounds.quorum > bounds.learners:
         raise place.below("rounds.quorum").error(
             f"must be at most limits.learners ({bounds.learners}), not {rounds.quorum}"
@@ -262,7 +247,7 @@ def check_together(
         )
 
 
-def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Genesis:
+def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> specs.Genesis:
     """What the file says of the project that never changes.
 
     UserError if the model cannot be built or cut, the text cannot be read, or they do not fit each
@@ -280,7 +265,7 @@ def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Gene
         counted = describe_corpus(file.data, cache=data_cache)
     except UserError as error:
         raise UserError(f"{file.path.name}: {error}") from error
-    return Genesis(
+    return specs.Genesis(
         wire_version=limits.WIRE_VERSION,
         name=file.name,
         owner=owner,
@@ -293,14 +278,14 @@ def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Gene
 
 
 def make_charter(
-    file: ProjectFile, *, project: bytes, this_host: NodeKey, former: Charter | None
-) -> Charter:
+    file: ProjectFile, *, project: bytes, this_host: NodeKey, former: specs.Charter | None
+) -> specs.Charter:
     """What the file says of the rules: the revision behind the former one, or the first.
 
     The former revision itself where nothing changed. Epoch and admitted disks are no matter of the
     file and stay. UserError if more than one voter differs.
     """
-    charter = Charter(
+    charter = specs.Charter(
         project=project,
         revision=1,
         voters=_named_voters(file, this_host),
@@ -337,7 +322,7 @@ def _rank(key: bytes, known: list[bytes]) -> int:
     return known.index(key) if key in known else len(known)
 
 
-def _named_voters(file: ProjectFile, this_host: NodeKey) -> tuple[Voter, ...]:
+def _named_voters(file: ProjectFile, this_host: NodeKey) -> tuple[specs.Voter, ...]:
     keys = [line.key or this_host for line in file.voters]
     if len(set(keys)) < len(keys):
         raise UserError(

@@ -192,14 +192,6 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
 """All of them; where there is no room, the least important are left out."""
 
 
-def fitting(width: int) -> list[Column[PeerLine]]:
-    """The most important columns for which there is room."""
-    chosen = list(COLUMNS)
-    while len(chosen) > 1 and sum(one.width + 1 for one in chosen) - 1 > width:
-        chosen.remove(min(chosen, key=lambda one: one.importance))
-    return chosen
-
-
 def heading(column: Column[PeerLine]) -> str:
     """The column's title, as wide as its cells."""
     return layout.fit_plain(column.title, column.width, is_right=column.is_right)
