@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
-from host.files.home import DaemonRole, Home
+from host.files.home import Daemon, DaemonRole
 from protocol.status import DaemonStatus
 from shoal.common import daemons, failures, writing
 from shoal.common.choices import HomeHere, OnlyInstance, option, switch
 from shoal.common.exit_codes import ExitCode
 
-Look = Callable[[], tuple[list[DaemonStatus], list[str]]]
+Look = Callable[[], list[Daemon]]
 
 AsJson = Annotated[bool, switch("Print one JSON list; with --watch one per line.")]
 Watch = Annotated[bool, switch("Look again every second.")]
@@ -34,7 +35,8 @@ def status(
     """Prints what the daemons of this home say; NOT_REACHABLE if none of them answers."""
     found = daemons.find_daemons(home, role=role, instance=instance)
     if watch:
-        return _watch(lambda: _look(home, role, instance), as_json=json)
+        look = partial(daemons.fitting, home, role, instance)
+        return _watch(look, as_json=json)
     statuses, silent = daemons.ask_all(found)
     if json:
         print(_as_json(statuses))
@@ -60,18 +62,6 @@ def of_syncers(
     return status(json=json, watch=watch, instance=instance, role="syncer", home=home)
 
 
-def _look(
-    home: Home, role: DaemonRole | None, instance: str | None
-) -> tuple[list[DaemonStatus], list[str]]:
-    """The daemons of this moment: some may have come and others gone since the last look."""
-    found = [
-        one
-        for one in home.daemons()
-        if instance in (None, one.instance) and role in (None, one.role)
-    ]
-    return daemons.ask_all(found)
-
-
 def pause() -> None:
     """Waits until it is time to look again."""
     time.sleep(PERIOD_S)
@@ -81,7 +71,7 @@ def _watch(look: Look, *, as_json: bool) -> int:
     try:
         if as_json:
             while True:
-                print(_as_json(look()[0]), flush=True)
+                print(_as_json(daemons.ask_all(look())[0]), flush=True)
                 pause()
         _watch_screen(look)
     except KeyboardInterrupt:
@@ -101,7 +91,7 @@ def _watch_screen(look: Look) -> None:
     rates = Rates()
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
-            statuses, silent = look()
+            statuses, silent = daemons.ask_all(look())
             rates.observe(statuses, time.monotonic())
             lines = (
                 silent if statuses or silent else ["No daemon runs here any more; still looking."]

@@ -18,15 +18,7 @@ from protocol import limits
 from protocol import project as specs
 from protocol.errors import UserError
 from protocol.ids import NodeKey
-from shoal.common.toml_tables import (
-    Place,
-    as_table,
-    check_keys,
-    read_fields,
-    read_table,
-    read_value,
-    shown,
-)
+from shoal.common import toml_tables as toml
 from shoal.project.charters import check_one_voter
 
 THIS_HOST = "this host"
@@ -87,26 +79,28 @@ def read_file(path: Path) -> ProjectFile:
 
 def parse(text: str, path: Path) -> ProjectFile:
     """What the text of a project file says. UserError, in one line, for the first thing wrong."""
-    place = Place(path.name)
+    place = toml.Place(path.name)
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise place.error(f"is not TOML: {error}") from error
-    check_keys(tables, _SECTIONS, place, optional=("seat", "admission"))
+    toml.check_keys(tables, _SECTIONS, place, optional=("seat", "admission"))
     file = ProjectFile(
         path=path,
         **_project(tables["project"], place.below("project")),
         **_model(tables["model"], place.below("model")),
         data=_data(tables["data"], place.below("data"), path),
         inner=specs.InnerSpec(
-            **read_table(tables["training"], specs.InnerSpec, place.below("training"))
+            **toml.read_table(tables["training"], specs.InnerSpec, place.below("training"))
         ),
-        outer=specs.OuterSpec(**read_table(tables["outer"], specs.OuterSpec, place.below("outer"))),
+        outer=specs.OuterSpec(
+            **toml.read_table(tables["outer"], specs.OuterSpec, place.below("outer"))
+        ),
         rounds=specs.RoundSpec(
-            **read_table(tables["rounds"], specs.RoundSpec, place.below("rounds"))
+            **toml.read_table(tables["rounds"], specs.RoundSpec, place.below("rounds"))
         ),
         limits=specs.LimitSpec(
-            **read_table(tables["limits"], specs.LimitSpec, place.below("limits"))
+            **toml.read_table(tables["limits"], specs.LimitSpec, place.below("limits"))
         ),
         durability=_durability(tables.get("seat"), place.below("seat")),
         banned=_banned(tables.get("admission", {"banned": []}), place.below("admission")),
@@ -117,38 +111,38 @@ def parse(text: str, path: Path) -> ProjectFile:
     return file
 
 
-def _project(value: object, place: Place) -> dict[str, Any]:
-    table = as_table(value, place)
-    check_keys(table, ("name", "seed"), place)
-    read = read_fields(table, specs.Genesis, place, "name", "seed")
+def _project(value: object, place: toml.Place) -> dict[str, Any]:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("name", "seed"), place)
+    read = toml.read_fields(table, specs.Genesis, place, "name", "seed")
     if not read["name"].isprintable() or read["name"] != read["name"].strip():
         raise place.below("name").error("must be printable text without blanks at its ends")
     return read
 
 
-def _model(value: object, place: Place) -> dict[str, Any]:
-    table = as_table(value, place)
-    check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
-    config = as_table(table["config"], place.below("config"))
+def _model(value: object, place: toml.Place) -> dict[str, Any]:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
+    config = toml.as_table(table["config"], place.below("config"))
     return {
-        **read_fields(table, specs.ModelSpec, place, "architecture"),
+        **toml.read_fields(table, specs.ModelSpec, place, "architecture"),
         "config": {
-            key: read_value(setting, specs.ConfigValue, place.below("config").below(key))
+            key: toml.read_value(setting, specs.ConfigValue, place.below("config").below(key))
             for key, setting in config.items()
         },
         "rules": specs.MergeRules(
-            **read_table(table["merge"], specs.MergeRules, place.below("merge"))
+            **toml.read_table(table["merge"], specs.MergeRules, place.below("merge"))
         ),
-        **read_fields(table, specs.Genesis, place, "fragments", "strategy"),
+        **toml.read_fields(table, specs.Genesis, place, "fragments", "strategy"),
     }
 
 
-def _data(value: object, place: Place, path: Path) -> specs.DataSpec:
-    values = read_table(value, specs.DataSpec, place, omit=("blocks", "digest"))
+def _data(value: object, place: toml.Place, path: Path) -> specs.DataSpec:
+    values = toml.read_table(value, specs.DataSpec, place, omit=("blocks", "digest"))
     source, location = values["source"], values["location"]
     if source == "python-stdlib" and location:
         at = place.below("location")
-        raise at.error(f'must be "" for the source python-stdlib, not {shown(location)}')
+        raise at.error(f'must be "" for the source python-stdlib, not {toml.shown(location)}')
     if source != "python-stdlib" and not location:
         raise place.below("location").error(f"must not be empty: name what {source} is to read")
     beside = path.absolute().parent
@@ -159,36 +153,36 @@ def _data(value: object, place: Place, path: Path) -> specs.DataSpec:
     return specs.DataSpec(**values, blocks=1, digest=bytes(32))
 
 
-def _durability(value: object, place: Place) -> specs.Durability:
+def _durability(value: object, place: toml.Place) -> specs.Durability:
     if value is None:
         return "standby"  # Files from before there were several voters do not say.
-    table = as_table(value, place)
-    check_keys(table, ("durability",), place)
-    read: specs.Durability = read_value(
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("durability",), place)
+    read: specs.Durability = toml.read_value(
         table["durability"], specs.Durability, place.below("durability")
     )
     return read
 
 
-def _banned(value: object, place: Place) -> tuple[NodeKey, ...]:
-    table = as_table(value, place)
-    check_keys(table, ("banned",), place)
+def _banned(value: object, place: toml.Place) -> tuple[NodeKey, ...]:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("banned",), place)
     at, keys = place.below("banned"), table["banned"]
     if not isinstance(keys, list):
-        raise at.error(f"must be a list of keys, not {shown(keys)}")
+        raise at.error(f"must be a list of keys, not {toml.shown(keys)}")
     return tuple(_key(key, at) for key in keys)
 
 
-def _key(value: object, place: Place, *, also: str = "") -> NodeKey:
+def _key(value: object, place: toml.Place, *, also: str = "") -> NodeKey:
     if isinstance(value, str) and len(value) == 64:
         try:
             return bytes.fromhex(value)
         except ValueError:
             pass
-    raise place.error(f"must be {also}a key of 64 hex digits, not {shown(value)}")
+    raise place.error(f"must be {also}a key of 64 hex digits, not {toml.shown(value)}")
 
 
-def _voters(value: object, place: Place) -> tuple[VoterLine, ...]:
+def _voters(value: object, place: toml.Place) -> tuple[VoterLine, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= limits.VOTERS_MAX:
         raise place.error(f"must be 1 to {limits.VOTERS_MAX} tables, each written as [[voters]]")
     lines = tuple(_voter(one, place.below(str(i + 1))) for i, one in enumerate(value))
@@ -205,18 +199,18 @@ def _voters(value: object, place: Place) -> tuple[VoterLine, ...]:
     return lines
 
 
-def _voter(value: object, place: Place) -> VoterLine:
-    table = as_table(value, place)
-    check_keys(table, ("key", "role", "priority"), place)
+def _voter(value: object, place: toml.Place) -> VoterLine:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("key", "role", "priority"), place)
     key = None
     if table["key"] != THIS_HOST:
         key = _key(table["key"], place.below("key"), also=f'"{THIS_HOST}" or ')
-    rest = read_fields(table, specs.Voter, place, "role", "priority")
+    rest = toml.read_fields(table, specs.Voter, place, "role", "priority")
     return VoterLine(key, specs.Voter(key or bytes(32), **rest))
 
 
 def check_together(
-    rules: ProjectFile | specs.Charter, *, fragments: int, sequence_tokens: int, place: Place
+    rules: ProjectFile | specs.Charter, *, fragments: int, sequence_tokens: int, place: toml.Place
 ) -> None:
     """UserError for values that are allowed each, but not with each other."""
     inner, rounds, bounds = rules.inner, rules.rounds, rules.limits

@@ -70,7 +70,6 @@ def _counted(row: ContributorRow, line: PeerLine | None) -> PeerRow:
 
 
 def key_of(place: Place) -> str:
-    """The learner's key."""
     return place.line.peer.key
 
 

@@ -52,7 +52,6 @@ class PeerLine:
 
 
 def key_of(line: PeerLine) -> str:
-    """The learner's key."""
     return line.peer.key
 
 

@@ -26,7 +26,6 @@ class Prompt(Horizontal):
         self._kind = "filter"
 
     def compose(self) -> ComposeResult:
-        """A label and the input."""
         yield Label("/", id="prompt-label")
         yield Input(id="prompt-input", compact=True)
 

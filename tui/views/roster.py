@@ -290,7 +290,6 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
         self._arrange()
 
     def action_move(self, rows: int) -> None:
-        """Moves the cursor."""
         if not self.rows:
             return
         place = self.cursor
@@ -319,6 +318,5 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
             self._arrange()
 
     def action_reverse(self) -> None:
-        """Turns the order round."""
         self.is_reversed = not self.is_reversed
         self._arrange()

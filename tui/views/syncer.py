@@ -27,7 +27,6 @@ VOTER_COLUMNS = (
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
-    """The view."""
     voter = scene.voter
     if voter is None:
         return layout.wrap(Text(_absent(scene), style=scene.paint.quiet), width)

@@ -16,7 +16,6 @@ EVENTS_SHOWN_MIN = 6
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
-    """The view."""
     node, paint = scene.node, scene.paint
     if node is None:
         return layout.wrap(
