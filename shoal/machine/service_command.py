@@ -115,24 +115,28 @@ def install(
         groups=_groups(),
         is_program_in_home=_is_in_home(command[0]),
     )
-    text = service_units.text_of(wish)
     if print_unit:
-        print(text, end="")
-        return ExitCode.DONE
-    if membership is not None:
-        memberships.remember(Home(place), membership)
-    path = _units(is_system=system) / wish.name
-    _write(path, text)
-    print(f"wrote {path}")
-    _systemctl("daemon-reload", is_system=system)
-    verb = ("enable", "--now") if start else ("enable",)
-    _systemctl(*verb, wish.name, is_system=system)
-    print(f"{wish.name} is enabled{' and started' if start else ''}")
-    scope = "" if system else "--user "
-    print(f"its log: journalctl {scope}-u {wish.name} -f, or shoal logs -f{_home_flag(place)}")
-    if not system and not _lingers():
-        print("it runs while you are logged in; to keep it running without: loginctl enable-linger")
+        print(service_units.text_of(wish), end="")
+    else:
+        _enable(wish, Home(place), membership, is_starting=start)
     return ExitCode.DONE
+
+
+def _enable(wish: UnitWish, home: Home, membership: Joined | None, *, is_starting: bool) -> None:
+    """Writes the unit, and has systemd run it at every start."""
+    if membership is not None:
+        memberships.remember(home, membership)
+    path = _units(is_system=wish.is_system) / wish.name
+    _write(path, service_units.text_of(wish))
+    print(f"wrote {path}")
+    _systemctl("daemon-reload", is_system=wish.is_system)
+    verb = ("enable", "--now") if is_starting else ("enable",)
+    _systemctl(*verb, wish.name, is_system=wish.is_system)
+    print(f"{wish.name} is enabled{' and started' if is_starting else ''}")
+    scope = "" if wish.is_system else "--user "
+    print(f"its log: journalctl {scope}-u {wish.name} -f, or shoal logs -f{_home_flag(home.root)}")
+    if not wish.is_system and not _lingers():
+        print("it runs while you are logged in; to keep it running without: loginctl enable-linger")
 
 
 @service_app.command
