@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
-
-import msgspec
 
 from host.control import client
 from host.files import signed_project
@@ -86,7 +85,7 @@ def show(home: Home, *, instance: str, as_json: bool) -> list[str]:
             rows.append(_row(project.genesis.name, snapshot, found))
             lines += _listed(snapshot, found)
     if as_json:
-        return [msgspec.json.encode(rows).decode()]
+        return [json.dumps(rows)]
     return lines or ["no snapshot yet: shoal syncer snapshot"]
 
 
