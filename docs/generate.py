@@ -39,7 +39,7 @@ from shoal.__main__ import PACKAGES  # noqa: E402
 from shoal.common import settings_file  # noqa: E402
 from shoal.common.exit_codes import MEANINGS  # noqa: E402
 from shoal.common.toml_tables import allowed  # noqa: E402
-from shoal.project.presets import NOT_PUBLISHED, preset_of  # noqa: E402
+from shoal.project.presets import NOT_PUBLISHED, PRESETS  # noqa: E402
 from shoal.project.template import SECTIONS, toml_value  # noqa: E402
 from syncer_node.machine.leadership import PHASE_TRANSITIONS, Phase  # noqa: E402
 from syncer_node.raft.context import ROLE_TRANSITIONS, Role  # noqa: E402
@@ -241,7 +241,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 
 def settings_text() -> str:
     """Every key of a project file: its range, its values, its meaning."""
-    paper = preset_of("paper")
+    paper = PRESETS["paper"]
     parts = []
     for section in SECTIONS:
         kind = KINDS.get(section.name)

@@ -289,7 +289,6 @@ class ShoalApp(App[int]):
         return True
 
     def action_view(self, name: str) -> None:
-        """Shows a view."""
         self.view = name
         self.query_one("#body", ContentSwitcher).current = name
         inner = {"overview": "overview-sheet", "contribution": "leaders"}.get(name, name)
@@ -319,7 +318,6 @@ class ShoalApp(App[int]):
         self._open_prompt("filter", self.filters.get(self.view, ""))
 
     def action_command(self) -> None:
-        """Asks for a command."""
         self._open_prompt("command")
 
     def _open_prompt(self, kind: str, text: str = "") -> None:
@@ -360,7 +358,6 @@ class ShoalApp(App[int]):
         self.theme = names[(place + 1) % len(names)]
 
     def action_help(self) -> None:
-        """All keys."""
         groups: list[help_page.Group] = [("Everywhere", self.BINDINGS)]
         if self.source.playback is not None:
             groups.append(("Recording", RECORDING_BINDINGS))

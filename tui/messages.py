@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from textual.message import Message
 
 
@@ -13,29 +15,25 @@ class FrameCame(Message):
         return isinstance(message, FrameCame)
 
 
+@dataclass
 class ViewWanted(Message):
     """Another view was asked for, with the mouse."""
 
-    def __init__(self, view: str) -> None:
-        super().__init__()
-        self.view = view
+    view: str
 
 
+@dataclass
 class Sought(Message):
     """A place of the recording was asked for, with the mouse."""
 
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self.share = share
+    share: float
 
 
+@dataclass
 class Entered(Message):
     """The line at the bottom changed, was accepted, or was given up."""
 
-    def __init__(self, kind: str, text: str, *, is_final: bool, is_cancelled: bool = False) -> None:
-        super().__init__()
-        self.kind = kind
-        """filter or command."""
-        self.text = text
-        self.is_final = is_final
-        self.is_cancelled = is_cancelled
+    kind: str
+    """filter or command."""
+    text: str
+    is_final: bool

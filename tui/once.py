@@ -14,7 +14,7 @@ from tui.frames.history import History, sample
 from tui.frames.scene import Scene
 from tui.sources.live import Source
 from tui.text import fmt, theme
-from tui.views import banner, facts, overview, peers, syncer, this_node
+from tui.views import banner, facts, overview, peers, roster, syncer, this_node
 
 WAIT_S = 3.0
 PEERS_SHOWN = 40
@@ -51,7 +51,7 @@ def text(frame: Frame, width: int, *, is_ascii: bool = False) -> str:
 def _peers(now: Scene, width: int) -> list[Text]:
     """A line for each learner, the columns that fit."""
     found = sorted(peers.peer_lines(now), key=lambda one: one.peer.name)
-    columns = peers.fitting(width)
+    columns = roster.fitting(peers.COLUMNS, width)
     made = [Text(" ".join(peers.heading(one) for one in columns))]
     made += [
         Text(" ".join(peers.cell(one, line) for one in columns)) for line in found[:PEERS_SHOWN]

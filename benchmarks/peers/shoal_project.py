@@ -50,7 +50,7 @@ def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -
     }
     path = folder / "bench.toml"
     path.write_text(create_text("bench", changes=changes))
-    file_commands.sign(path, Home(folder / "home"), instance="default")
+    file_commands.sign(path, home=Home(folder / "home"))
     return path.with_suffix(".shoal")
 
 

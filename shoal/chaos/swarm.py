@@ -94,7 +94,6 @@ class ChaosSwarm(LocalSwarm):
         return super().start(role, name, *arguments)
 
     def kill(self, name: str) -> Child:
-        """SIGKILL."""
         pid = self.running[name].pid
         self.screen.tell(f"$ kill -9 {pid}    ({self.called(name)})", style="bold red")
         child = super().kill(name)

@@ -1,3 +1,3 @@
-"""The verbs of the `shoal` command: names, options, help. What a verb does lives elsewhere.
-Heavy libraries are imported inside the verbs, so that `shoal --help` starts at once.
+"""The `shoal` command: a table of its verbs, and those that span several rooms.
+A verb, its options and its help lie where its work is done; it is imported once it is asked for.
 """

@@ -8,17 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Group, Parameter, validators
+from cyclopts import App, Group, Parameter, validators
 
-from host.files.home import Home
+from host.files.home import DaemonRole, Home
 from host.options import MonitorAt, TapeOptions
 from protocol.errors import UserError
-from shoal.common.exit_codes import ExitCode
 
 TAKE_PART = Group("Take part", sort_key=1)
 HOST = Group("Host a project", sort_key=2)
 THIS_MACHINE = Group("This machine", sort_key=3)
 TRY_OUT = Group("Try out and check", sort_key=4)
+
+
+def area(name: str) -> App:
+    """A verb that has verbs of its own."""
+    return App(name=name, group_commands=Group.create_default_commands())
+
+
+def option(help: str, validator: validators.Number | None = None) -> Parameter:
+    """An option or argument with a value."""
+    return Parameter(help=help, validator=validator)
 
 
 def switch(help: str, *, name: str | list[str] | None = None) -> Parameter:
@@ -35,15 +44,13 @@ HomeHere = Annotated[Home, Parameter(parse=False)]
 CommandCheck = Annotated[Callable[[Sequence[str]], None], Parameter(parse=False)]
 """Raises UserError for words that the command would not understand."""
 
-Instance = Annotated[str, Parameter(help="Name that tells daemons of one role in one home apart.")]
+Instance = Annotated[str, option("Name that tells daemons of one role in one home apart.")]
+OnlyInstance = Annotated[str | None, option("Only daemons with this name.")]
+OnlyRole = Annotated[DaemonRole | None, option("Only daemons of this role.")]
 Port = Annotated[
-    int,
-    Parameter(
-        help="TCP port to listen on; 0 takes any free one.",
-        validator=validators.Number(gte=0, lte=65535),
-    ),
+    int, option("TCP port to listen on; 0 takes any free one.", validators.Number(gte=0, lte=65535))
 ]
-Listen = Annotated[str, Parameter(help="Address of this machine to listen on.")]
+Listen = Annotated[str, option("Address of this machine to listen on.")]
 BulkPort = Annotated[
     str | None,
     Parameter(
@@ -68,9 +75,12 @@ MonitorPlace = Annotated[
     ),
 ]
 ProjectPath = Annotated[
-    Path, Parameter(help="A signed project (.shoal), or the .toml beside which it lies.")
+    Path, option("A signed project (.shoal), or the .toml beside which it lies.")
 ]
 AtLeastOne = validators.Number(gte=1)
+Positive = validators.Number(gt=0)
+NotNegative = validators.Number(gte=0)
+Seed = Annotated[int, option("Same seed, same rows.", NotNegative)]
 
 TapeAt = Annotated[
     str,
@@ -87,8 +97,8 @@ TapeMib = Annotated[
         validator=validators.Number(gte=4),
     ),
 ]
-Key = Annotated[str, Parameter(help="The voter's key; its first 8 digits are enough.")]
-WholeKey = Annotated[str, Parameter(help="The whole key, 64 hex digits.")]
+Key = Annotated[str, option("The voter's key; its first 8 digits are enough.")]
+WholeKey = Annotated[str, option("The whole key, 64 hex digits.")]
 
 
 @Parameter(name="*")
@@ -96,18 +106,12 @@ WholeKey = Annotated[str, Parameter(help="The whole key, 64 hex digits.")]
 class Files:
     """Where rows go besides the terminal."""
 
-    json: Annotated[Path | None, Parameter(help="Also write the rows as JSON.")] = None
-    csv: Annotated[Path | None, Parameter(help="Also write the rows as CSV.")] = None
-    plot: Annotated[Path | None, Parameter(help="Also draw them, as a PNG.")] = None
+    json: Annotated[Path | None, option("Also write the rows as JSON.")] = None
+    csv: Annotated[Path | None, option("Also write the rows as CSV.")] = None
+    plot: Annotated[Path | None, option("Also draw them, as a PNG.")] = None
 
 
 TERMINAL_ONLY = Files()
-
-
-def say(lines: Sequence[str]) -> int:
-    """Prints the lines; the exit code of what went well."""
-    print("\n".join(lines))
-    return ExitCode.DONE
 
 
 def tape_options(tape: str, mib_max: int) -> TapeOptions:

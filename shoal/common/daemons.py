@@ -29,12 +29,8 @@ def find_daemons(
     home: Home, *, role: DaemonRole | None = None, instance: str | None = None
 ) -> list[Daemon]:
     """The daemons of this home that fit. Raises TransientError when there are none."""
-    fitting = [
-        daemon
-        for daemon in home.daemons()
-        if role in (None, daemon.role) and instance in (None, daemon.instance)
-    ]
-    if not fitting:
+    found = fitting(home, role, instance)
+    if not found:
         wanted = " ".join(word for word in (role or "Shoal", "daemon") if word)
         called = f" called {instance}" if instance is not None else ""
         start = STARTS[role]
@@ -42,7 +38,16 @@ def find_daemons(
             f"No {wanted}{called} runs in {home.root}. Start one with {start}, or name another "
             "place with --home."
         )
-    return fitting
+    return found
+
+
+def fitting(home: Home, role: DaemonRole | None, instance: str | None) -> list[Daemon]:
+    """The same of this moment, which may be none: some may have come and others gone."""
+    return [
+        daemon
+        for daemon in home.daemons()
+        if role in (None, daemon.role) and instance in (None, daemon.instance)
+    ]
 
 
 def ask_status(daemon: Daemon, *, timeout_s: float = 2.0) -> DaemonStatus:
@@ -85,11 +90,9 @@ def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
 
 def statuses_of(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:
     """What the daemon says about itself, again and again until the time is over."""
-    ends_s = time.monotonic() + timeout_s
-    while time.monotonic() < ends_s:
+    for _ in again(timeout_s):
         with contextlib.suppress(TransientError):
             yield ask_status(daemon)
-        time.sleep(POLL_S)
 
 
 def again(timeout_s: float) -> Iterator[None]:
@@ -111,15 +114,13 @@ def stop_and_wait(daemon: Daemon, *, timeout_s: float) -> bool:
 
 def wait_until_gone(daemon: Daemon, *, timeout_s: float) -> bool:
     """Whether the daemon, asked to end, was gone within `timeout_s`."""
-    ends_s = time.monotonic() + timeout_s
-    while time.monotonic() < ends_s:
+    for _ in again(timeout_s):
         try:
             client.call(daemon.socket, "status", timeout_s=POLL_S)
         except TransientError:
             # Busy with stopping, or gone: the socket file is removed at the very end.
             if not daemon.socket.exists() or is_dead(daemon):
                 return True
-        time.sleep(POLL_S)
     return False
 
 

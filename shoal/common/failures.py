@@ -8,14 +8,7 @@ import time
 from pathlib import Path
 
 from host.files.home import Home
-from protocol.errors import (
-    InternalError,
-    RoleFailed,
-    ShoalError,
-    TransientError,
-    UserError,
-    sole,
-)
+from protocol import errors
 from shoal.common.exit_codes import ExitCode
 
 _home: Home | None = None
@@ -42,22 +35,22 @@ def report(error: Exception, what_next: str = "") -> int:
     """Says what went wrong, and after a bug what comes next; returns the exit code for it."""
     from shoal.common import causes  # Nothing here is wanted while all is well.
 
-    error = sole(error)
+    error = errors.sole(error)
     match error:
-        case UserError():
+        case errors.UserError():
             complain(str(error))
             return ExitCode.WRONG_INPUT
-        case TransientError():
+        case errors.TransientError():
             complain(str(error))
             return ExitCode.NOT_REACHABLE
-        case ShoalError() if not isinstance(error, InternalError):
+        case errors.ShoalError() if not isinstance(error, errors.InternalError):
             complain(str(error))
             return ExitCode.FAILED
     cause = causes.of_this_machine(error)
     what = cause or f"{_what_happened(error)} This is a bug in Shoal."
     try:
         where = f"The report is in {_store(what, error)}"
-    except (OSError, ShoalError):
+    except (OSError, errors.ShoalError):
         print(_trace(error), file=sys.stderr)
         where = "Its trace is above"
     complain(f"{what} {where}. {what_next}" if what_next else f"{what} {where}")
@@ -65,14 +58,14 @@ def report(error: Exception, what_next: str = "") -> int:
 
 
 def _what_happened(error: Exception) -> str:
-    if isinstance(error, RoleFailed) and isinstance(error.__cause__, Exception):
-        return f"The {error.role} stopped. {_what_happened(sole(error.__cause__))}"
+    if isinstance(error, errors.RoleFailed) and isinstance(error.__cause__, Exception):
+        return f"The {error.role} stopped. {_what_happened(errors.sole(error.__cause__))}"
     return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0][:200].rstrip(".")
-    if isinstance(error, InternalError) and text:
+    if isinstance(error, errors.InternalError) and text:
         return f"{text}."
     return f"{type(error).__name__}: {text}." if text else f"{type(error).__name__}."
 

@@ -46,13 +46,17 @@ def read_table(
     UserError for a missing, unknown or wrong key.
     """
     table = as_table(value, place)
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    wanted = {name: annotation for name, annotation in fields.items() if name not in omit}
+    wanted = [name for name in kind.__struct_fields__ if name not in omit]
     check_keys(table, wanted, place)
-    return {
-        name: read_value(table[name], annotation, place.below(name))
-        for name, annotation in wanted.items()
-    }
+    return read_fields(table, kind, place, *wanted)
+
+
+def read_fields(
+    table: Mapping[str, object], kind: type[Struct], place: Place, *names: str
+) -> dict[str, Any]:
+    """The values of these fields of `kind`, converted strictly. UserError for a wrong one."""
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    return {name: read_value(table[name], types[name], place.below(name)) for name in names}
 
 
 def as_table(value: object, place: Place) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from host.runtime import software
 from protocol.limits import WIRE_VERSION
+from shoal.common.choices import switch
 
 ENGINE = "hivemind"
 TRAINING = ("torch", "transformers", "accelerate", "datasets")
@@ -30,9 +33,9 @@ def table() -> list[tuple[str, str]]:
     ]
 
 
-def shown(*, as_json: bool) -> list[str]:
+def shown(*, json: Annotated[bool, switch("Print one JSON object.")] = False) -> list[str]:
     """The lines of the verb."""
-    if as_json:
+    if json:
         import msgspec
 
         return [msgspec.json.encode(dict(table())).decode()]

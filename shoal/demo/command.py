@@ -12,6 +12,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
@@ -25,19 +26,8 @@ from protocol.project import encode
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import check_folder, write_json
+from shoal.demo import report as reports
 from shoal.demo.project import CAST, HELDOUT_SEQUENCES, NAME, SETTINGS
-from shoal.demo.report import (
-    Alone,
-    Evidence,
-    Report,
-    Scored,
-    busiest,
-    held_out_note,
-    local_steps,
-    make_report,
-    rows,
-)
-from shoal.demo.report import failures as missed
 from shoal.demo.screen import Screen
 from shoal.demo.swarm import DemoSwarm
 from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
@@ -50,7 +40,7 @@ SAMPLE_TOKENS: Final = 200
 ALONE_THREADS: Final = 2
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-S = TypeVar("S", Scored, Alone)
+S = TypeVar("S", reports.Scored, reports.Alone)
 
 
 def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> int:
@@ -72,20 +62,20 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
 
 
 def _show(swarm: DemoSwarm, screen: Screen, path: Path | None) -> int:
-    with screen:
+    with screen.showing():
         try:
             made = Demo(swarm, screen).play()
         except SwarmFailed as error:
             screen.quote(error.lines)
             raise
-    note = held_out_note()
+    note = reports.held_out_note()
     screen.console.print()
-    screen.console.print(results(rows(made), sample=made.sample, note=note))
+    screen.console.print(results(reports.rows(made), sample=made.sample, note=note))
     if path is not None:
         write_json(path, made)
         screen.console.print(f"\nwrote {path}")
     _offer_replay(screen, swarm.folder)
-    wrong = missed(made)
+    wrong = reports.failures(made)
     for sentence in wrong:
         failures.complain(sentence)
     return ExitCode.FAILED if wrong else ExitCode.DONE
@@ -107,14 +97,14 @@ def _offer_replay(screen: Screen, folder: Path) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Demo:
     """One demo from the first command to the last."""
 
-    def __init__(self, swarm: DemoSwarm, screen: Screen) -> None:
-        self._swarm = swarm
-        self._screen = screen
+    _swarm: DemoSwarm
+    _screen: Screen
 
-    def play(self) -> Report:
+    def play(self) -> reports.Report:
         """Everything, in order. SwarmFailed if something fails on the way."""
         self._screen.tell(f"all files are in {self._swarm.folder} and are removed at the end")
         self._prepare()
@@ -128,8 +118,8 @@ class Demo:
         assert syncer is not None
         if not syncer.swarm.curve:
             raise SwarmFailed("No held-out loss was measured during the run.")
-        return make_report(
-            Evidence(
+        return reports.make_report(
+            reports.Evidence(
                 syncer=syncer,
                 learners={one.name: self._swarm.nodes[one.name] for one in CAST},
                 comeback=self._swarm.comeback,
@@ -153,7 +143,7 @@ class Demo:
         (self._swarm.folder / "genesis").write_bytes(signed.genesis_bytes)
         (self._swarm.folder / "charter").write_bytes(encode(signed.charter))
 
-    def _export_and_score(self) -> Scored:
+    def _export_and_score(self) -> reports.Scored:
         """The held-out loss of the model as others get it."""
         self._shoal("export", "export", "--to", "model")
         arguments = ["--genesis", "genesis", "--model", "model", "--json", "score.json"]
@@ -164,17 +154,17 @@ class Demo:
         self._finish(
             "score", "node.trainer.tools.score", arguments, "Evaluating the exported model."
         )
-        return self._result("score.json", Scored)
+        return self._result("score.json", reports.Scored)
 
-    def _train_alone(self) -> Alone:
+    def _train_alone(self) -> reports.Alone:
         """The baseline: the same project without a swarm."""
-        name, steps = busiest(local_steps(self._swarm.nodes, self._swarm.comeback))
+        name, steps = reports.busiest(reports.local_steps(self._swarm.nodes, self._swarm.comeback))
         self._screen.tell(f"training alone, {steps:,} local steps: as many as {name} did")
         arguments = ["--genesis", "genesis", "--charter", "charter", "--json", "alone.json"]
         arguments += ["--steps", str(steps), "--threads", str(ALONE_THREADS), "--device", "cpu"]
         arguments += ["--data-cache", str(self._swarm.home.data_cache())]
         self._finish("alone", "node.trainer.tools.alone", arguments, "One learner trains alone.")
-        return self._result("alone.json", Alone)
+        return self._result("alone.json", reports.Alone)
 
     def _shoal(self, name: str, *arguments: str) -> None:
         self._screen.tell(f"$ {shown('shoal', *arguments)}")

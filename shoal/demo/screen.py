@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -19,7 +19,7 @@ PLAIN_COLUMNS = 100
 
 
 class Screen:
-    """A context in which things are told and shown."""
+    """Tells and shows things."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
@@ -29,19 +29,9 @@ class Screen:
         self._live = Live(console=self.console, auto_refresh=False)
         self._shown_s = -LINE_EVERY_S
 
-    def __enter__(self) -> Screen:
-        if self.console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
+    def showing(self) -> contextlib.AbstractContextManager[object]:
+        """Inside, a terminal has a live view."""
+        return self._live if self.console.is_terminal else contextlib.nullcontext()
 
     @property
     def elapsed_s(self) -> float:

@@ -7,9 +7,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from cyclopts import validators
 
 from host import addresses
 from host.files.home import Home
@@ -19,6 +20,7 @@ from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialWish
 from protocol.errors import UserError
 from shoal.common import settings_file, versions
+from shoal.common.choices import HomeHere, option, switch
 from shoal.common.exit_codes import ExitCode
 from shoal.doctor import diagnosis, findings, probes, requirements
 from shoal.doctor.findings import Finding, Topic, Verdict
@@ -42,45 +44,41 @@ INDENT: Final = " " * (TOPIC_CHARS + len(MARKS["good"]) + 1)
 
 
 def run(
-    home: Home,
-    project: str | None,
+    project: Annotated[
+        str | None, option("A join link, a signed project, or the name of one joined here.")
+    ] = None,
     *,
-    device: str | None,
-    port: int | None,
-    is_quick: bool,
-    as_json: bool,
+    device: Annotated[str | None, option("Try this one: cpu, cuda, cuda:1 ...")] = None,
+    port: Annotated[
+        int | None,
+        option("Port to check; a syncer's by default.", validators.Number(gte=1, lte=65535)),
+    ] = None,
+    quick: Annotated[bool, switch("Skip network engine, swarm and training.")] = False,
+    json: Annotated[bool, switch("Print one JSON object.")] = False,
+    home: HomeHere,
 ) -> int:
     """Examines this machine and prints what it found; FAILED if something is in trouble."""
     settings = settings_file.load(flags={"learner.device": device}).values
     named = probes.named_project(project, home)
-    progress = _Progress(is_shown=sys.stderr.isatty() and not as_json)
+    is_progress_shown = sys.stderr.isatty() and not json
+
+    def tell(text: str) -> None:
+        """Says on a terminal what is being tried, in place of what was said before."""
+        if is_progress_shown:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
     found: list[Finding] = []
-    for finding in examine(home, named, settings, port=port, is_quick=is_quick, tell=progress.tell):
+    for finding in examine(home, named, settings, port=port, is_quick=quick, tell=tell):
         found.append(finding)
-        if not as_json:
-            progress.clear()
+        if not json:
+            tell("")
             print("\n".join(shown(finding, has_colour=sys.stdout.isatty())), flush=True)
     verdict = findings.worst(found)
-    if as_json:
+    if json:
         print(msgspec.json.encode({"verdict": verdict, "findings": found}).decode())
     else:
         print("\n" + textwrap.fill(closing(found, named.name), WIDTH))
     return ExitCode.FAILED if verdict == "trouble" else ExitCode.DONE
-
-
-class _Progress:
-    """Says on a terminal what is being tried, and takes it back."""
-
-    def __init__(self, *, is_shown: bool) -> None:
-        self._is_shown = is_shown
-
-    def tell(self, text: str) -> None:
-        if self._is_shown:
-            print(f"\r\x1b[K{text} ...", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def examine(
@@ -102,7 +100,7 @@ def examine(
     yield diagnosis.port(port or SYNCER_PORT, _port_trouble(home, port or SYNCER_PORT))
     swarm = None
     if not is_quick:
-        tell("joining the swarm" if named.link else "starting the network engine")
+        tell("joining the swarm ..." if named.link else "starting the network engine ...")
         swarm = probes.try_swarm(named.link, port=0)
     yield diagnosis.engine(swarm)
     yield diagnosis.clock(swarm, *probes.kept_clock())
@@ -126,17 +124,12 @@ def _training(
     )
     trial = None
     if not is_quick and not is_hopeless:
-        tell("training a little")
+        tell("training a little ...")
         trial = probes.try_training(_wish(named, settings))
     yield diagnosis.accelerator(trial, probes.accelerators_present())
     yield diagnosis.speed(trial, "the project's model" if needs else "a small model")
     if needs is not None:
-        yield requirements.fit(trial, needs, available)
-        yield requirements.pace(trial, needs)
-        limits = settings.limits
-        yield requirements.bandwidth(
-            trial, swarm, needs, up_max=limits.up_bytes_per_s, down_max=limits.down_bytes_per_s
-        )
+        yield from requirements.against(trial, swarm, needs, available, settings.limits)
     elif named.name:
         yield Topic("project").unknown(
             f"{named.name} cannot be checked: no syncer sent its rules",
@@ -146,15 +139,15 @@ def _training(
 
 def _wish(named: Named, settings: Settings) -> TrialWish:
     """A trial of the project's model, or of the one that `shoal project create` writes."""
-    if named.genesis is not None and named.charter is not None:
-        return probes.wish_of(named.genesis, named.charter, settings)
+    genesis, charter = named.genesis, named.charter
+    if genesis is not None and charter is not None:
+        tokens = genesis.data.sequence_tokens
+        return probes.wish_for(genesis.model, charter.inner, tokens, settings)
     from shoal.project import project_file
     from shoal.project.template import create_text
 
     file = project_file.parse(create_text("trial"), Path("trial.toml"))
-    return probes.wish_for(
-        file.architecture, dict(file.config), file.inner, file.data.sequence_tokens, settings
-    )
+    return probes.wish_for(file, file.inner, file.data.sequence_tokens, settings)
 
 
 def _port_trouble(home: Home, port: int) -> str:

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -21,7 +21,10 @@ from host.runtime.python_path import python_path
 from node.daemon.swarm_trial_facts import SwarmAnswer, SwarmWish
 from node.trainer.tools.trial_facts import TrialAnswer, TrialWish
 from protocol.errors import UserError
-from protocol.project import Charter, ConfigValue, Genesis, InnerSpec
+from protocol.project import Charter, Genesis, InnerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from shoal.project.project_file import ProjectFile
 
 TRIAL_S: Final = 75.0
 SWARM_S: Final = 80.0
@@ -198,32 +201,16 @@ def most_memory(available: int) -> int:
     return max([available, *(one.memory_bytes or 0 for one in devices)])
 
 
-def wish_of(genesis: Genesis, charter: Charter, settings: Settings) -> TrialWish:
-    """A trial of a project's model."""
-    model = genesis.model
-    return wish_for(
-        model.architecture,
-        dict(model.config),
-        charter.inner,
-        genesis.data.sequence_tokens,
-        settings,
-    )
-
-
 def wish_for(
-    architecture: str,
-    config: dict[str, ConfigValue],
-    inner: InnerSpec,
-    sequence_tokens: int,
-    settings: Settings,
+    model: ModelSpec | ProjectFile, inner: InnerSpec, sequence_tokens: int, settings: Settings
 ) -> TrialWish:
     """A trial of a model with what the owner of this machine allows."""
     from node.governor.budget import threads_for
     from node.trainer.devices import named_devices
 
     return TrialWish(
-        architecture=architecture,
-        config=config,
+        architecture=model.architecture,
+        config=dict(model.config),
         inner=inner,
         sequence_tokens=sequence_tokens,
         # Of several devices that train as one the first is tried.

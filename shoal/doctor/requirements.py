@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from host.files.local_settings import LimitSettings
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import Charter, Genesis
@@ -58,6 +59,23 @@ def needs_of(genesis: Genesis, charter: Charter) -> Needs:
         pull_timeout_s=float(rounds.pull_timeout_s),
         token_budget=charter.limits.tokens,
     )
+
+
+def against(
+    trial: TrialAnswer | None,
+    swarm: SwarmAnswer | None,
+    needs: Needs,
+    available_bytes: int,
+    limits: LimitSettings,
+) -> list[Finding]:
+    """Fit, pace and bandwidth, within what the owner allows."""
+    return [
+        fit(trial, needs, available_bytes),
+        pace(trial, needs),
+        bandwidth(
+            trial, swarm, needs, up_max=limits.up_bytes_per_s, down_max=limits.down_bytes_per_s
+        ),
+    ]
 
 
 def fit(trial: TrialAnswer | None, needs: Needs, available_bytes: int) -> Finding:

@@ -60,20 +60,14 @@ def judge_of(home: Home, project: bytes, settings: Settings) -> Judge | None:
 def examined(genesis: Genesis, charter: Charter, settings: Settings) -> list[Finding]:
     """What is found of fit, pace and bandwidth. Takes a trial's time where one is needed."""
     needs = requirements.needs_of(genesis, charter)
-    limits = settings.limits
-    available, _, _ = probes.memory(limits.ram_bytes_max)
+    available, _, _ = probes.memory(settings.limits.ram_bytes_max)
     trial = None
     if wants_trial(needs, available, probes.most_memory(available)):
         log.info("trying the project's model once on this machine before joining")
-        trial = probes.try_training(probes.wish_of(genesis, charter, settings))
-        trial = _told(trial)
-    return [
-        requirements.fit(trial, needs, available),
-        requirements.pace(trial, needs),
-        requirements.bandwidth(
-            trial, None, needs, up_max=limits.up_bytes_per_s, down_max=limits.down_bytes_per_s
-        ),
-    ]
+        tokens = genesis.data.sequence_tokens
+        wish = probes.wish_for(genesis.model, charter.inner, tokens, settings)
+        trial = _told(probes.try_training(wish))
+    return requirements.against(trial, None, needs, available, settings.limits)
 
 
 def wants_trial(needs: Needs, available: int, most: int) -> bool:

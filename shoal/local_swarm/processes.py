@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Final
 
 import psutil
 
@@ -65,12 +65,8 @@ class Deadline:
             raise SwarmFailed(f"Still waiting for {what} after {self.after_s / 60:.3g} minutes.")
 
 
-class Spawn(Protocol):
-    """How the program of this name is started."""
-
-    def __call__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
-    ) -> subprocess.Popen[bytes]: ...
+Spawn = Callable[[str, Sequence[str], Mapping[str, str], IO[bytes]], subprocess.Popen[bytes]]
+"""How a program is started: by its name, with this command, environment and output."""
 
 
 def spawn(

@@ -20,16 +20,7 @@ from protocol.log.records import FragmentMerged, Record, record_hash
 from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, VoterRow
 from protocol.wire import decode
 from shoal.common import daemons
-from shoal.local_swarm.processes import (
-    POLL_S,
-    TAIL_LINES,
-    Child,
-    Deadline,
-    Processes,
-    Spawn,
-    SwarmFailed,
-    spawn,
-)
+from shoal.local_swarm import processes
 from shoal.project import file_commands
 from shoal.project.template import Value, create_text
 from syncer_node.storage.voter_files import VoterFiles
@@ -71,18 +62,18 @@ class LocalSwarm:
         self,
         folder: Path,
         *,
-        deadline: Deadline | None = None,
-        spawn: Spawn = spawn,
-        poll_s: float = POLL_S,
+        deadline: processes.Deadline | None = None,
+        spawn: processes.Spawn = processes.spawn,
+        poll_s: float = processes.POLL_S,
     ) -> None:
         self.folder = folder
         self.home = Home(folder / "home")
-        self.processes = Processes(folder, deadline, spawn=spawn)
+        self.processes = processes.Processes(folder, deadline, spawn=spawn)
         self.project = Path()
         """The project file, once it is written."""
         self.link = ""
         """How learners and further voters join, once somebody has said it."""
-        self.running: dict[str, Child] = {}
+        self.running: dict[str, processes.Child] = {}
         """Daemons that were started and not killed."""
         self._poll_s = poll_s
         self._voters: Mapping[str, VoterRole] = {}
@@ -135,7 +126,7 @@ class LocalSwarm:
 
     def sign(self) -> None:
         """As `shoal project sign` does."""
-        file_commands.sign(self.project, self.home, instance=DEFAULT_INSTANCE)
+        file_commands.sign(self.project, home=self.home)
 
     @property
     def signed(self) -> Path:
@@ -168,15 +159,15 @@ class LocalSwarm:
 
         self.link = self.until(link, f"the join link of {first}")
 
-    def start_syncer(self, name: str = "syncer", *options: str) -> Child:
+    def start_syncer(self, name: str = "syncer", *options: str) -> processes.Child:
         """A syncer, for the first time or again, with the same key, disk and port."""
         return self._start_voter("syncer", name, *options)
 
-    def start_witness(self, name: str = "witness", *options: str) -> Child:
+    def start_witness(self, name: str = "witness", *options: str) -> processes.Child:
         """The same for a witness."""
         return self._start_voter("witness", name, *options)
 
-    def _start_voter(self, role: VoterRole, name: str, *options: str) -> Child:
+    def _start_voter(self, role: VoterRole, name: str, *options: str) -> processes.Child:
         address, port = self.address(name), self.port(name)
         arguments = [role, "run", self.project.name, *self._named(role, name)]
         arguments += ["--listen", address, "--port", str(port)]
@@ -185,7 +176,9 @@ class LocalSwarm:
             arguments += ["--join", self.link]
         return self.start(role, name, *arguments, *options)
 
-    def start_learner(self, name: str = "learner", *options: str, threads: int | None = 1) -> Child:
+    def start_learner(
+        self, name: str = "learner", *options: str, threads: int | None = 1
+    ) -> processes.Child:
         """A learner on the processor, for the first time or again. threads: None for all cores."""
         arguments = ["join", self.link, *self._named("learner", name), "--name", name]
         arguments += ["--listen", self.address(name), "--device", "cpu", "--log-text"]
@@ -193,7 +186,7 @@ class LocalSwarm:
             arguments += ["--threads", str(threads)]
         return self.start("learner", name, *arguments, *options)
 
-    def start(self, role: DaemonRole, name: str, *arguments: str) -> Child:
+    def start(self, role: DaemonRole, name: str, *arguments: str) -> processes.Child:
         """A daemon by its whole command line."""
         self._roles[name] = role
         self.running[name] = self.processes.start(name, "shoal", *arguments)
@@ -221,7 +214,7 @@ class LocalSwarm:
         """Of a daemon that was started, or is to be started as a voter."""
         return self._roles[name]
 
-    def kill(self, name: str) -> Child:
+    def kill(self, name: str) -> processes.Child:
         """SIGKILL for the daemon alone; what is below it must end by itself."""
         child = self.running.pop(name)
         self.processes.kill(child)
@@ -247,7 +240,7 @@ class LocalSwarm:
         blocks = []
         for name in self._roles:
             with contextlib.suppress(OSError):
-                lines = self.output(name).splitlines()[-TAIL_LINES:]
+                lines = self.output(name).splitlines()[-processes.TAIL_LINES :]
                 blocks.append("\n".join([f"--- {name}", *lines]))
         return "\n".join(blocks)
 
@@ -313,7 +306,7 @@ class LocalSwarm:
         """The first result of `look` that is true. SwarmFailed after the limit, or on a failure."""
         found = self.within(limit_s, look, what)
         if not found:
-            raise SwarmFailed(
+            raise processes.SwarmFailed(
                 f"Still waiting for {what} after {limit_s:g} s.", self.tails().splitlines()
             )
         return found
@@ -334,7 +327,8 @@ class LocalSwarm:
             lines = report.read_text(errors="replace").splitlines()
             if lines and BUG not in lines[0]:
                 continue  # A full disk, for one: no fault of the daemon.
-            raise SwarmFailed(f"A daemon met a bug in Shoal: {report.name}.", lines[-TAIL_LINES:])
+            tail = lines[-processes.TAIL_LINES :]
+            raise processes.SwarmFailed(f"A daemon met a bug in Shoal: {report.name}.", tail)
 
     def on_wait(self) -> None:
         """Called all the while, whatever is waited for."""

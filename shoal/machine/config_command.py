@@ -5,21 +5,21 @@ A change keeps what its owner wrote around it: comments, order, spacing.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import textwrap
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import tomlkit
+from cyclopts import Parameter
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item
 
-from host.files.home import Home
+from host.runtime import atomic_files
 from protocol.errors import UserError
 from shoal.common import settings_file
+from shoal.common.choices import HomeHere, area, switch
 from shoal.common.settings_file import Key, LocalSettings
 from shoal.common.toml_tables import Place
 
@@ -43,16 +43,33 @@ AT_START: Final = ("learner.", "limits.nice", "limits.gpu_memory_percent")
 """Keys that a running learner does not read again."""
 
 
-def get(name: str) -> list[str]:
-    """The value in force, as `set` takes it."""
+config_app = area("config")
+Name = Annotated[str, Parameter(name="KEY", help="Such as limits.cpu_percent.")]
+AsJson = Annotated[bool, switch("Print JSON.")]
+
+
+@config_app.command
+def get(name: Name) -> list[str]:
+    """Print the value in force of a setting."""
     return [settings_file.as_text(name, settings_file.load().value(name))]
 
 
-def show(*, as_json: bool, is_brief: bool) -> list[str]:
-    """All keys with value and source; brief: only those that somebody decided."""
+@config_app.command
+def path() -> list[str]:
+    """Print where your settings file is, or would be."""
+    return [str(settings_file.settings_path())]
+
+
+@config_app.command(name="list")
+def show(
+    *,
+    set_only: Annotated[bool, switch("Only settings that differ from the default.")] = False,
+    json: AsJson = False,
+) -> list[str]:
+    """Print all settings in force, and where each comes from."""
     settings, every = settings_file.load(), settings_file.keys()
-    names = [name for name in every if not is_brief or settings.source(name).origin != "default"]
-    if as_json:
+    names = [name for name in every if not set_only or settings.source(name).origin != "default"]
+    if json:
         table = {
             name: {
                 "value": settings.value(name),
@@ -80,8 +97,9 @@ def _place(settings: LocalSettings) -> str:
     return f"file: {settings.path}{there}"
 
 
-def explain(name: str, *, as_json: bool) -> list[str]:
-    """Value, source, meaning and range of a key, and where it could be set."""
+@config_app.command
+def explain(name: Name, *, json: AsJson = False) -> list[str]:
+    """Print what a setting means, its value and origin, and what it may be."""
     key = settings_file.known(name)
     settings = settings_file.load()
     source = settings.source(name)
@@ -96,7 +114,7 @@ def explain(name: str, *, as_json: bool) -> list[str]:
         "file": f"{settings.path}, [{name.partition('.')[0]}] {name.partition('.')[2]}",
         "in force": "from the next start" if name.startswith(AT_START) else "within seconds",
     }
-    if as_json:
+    if json:
         told = {**facts, "name": name, "source": source.origin, "from": source.detail}
         return [msgspec.json.encode(told).decode()]
     lines = [name]
@@ -124,8 +142,19 @@ def _source_in_words(settings: LocalSettings, name: str) -> str:
     return str(source)
 
 
-def change(name: str, text: str) -> list[str]:
-    """Writes a value into the file and returns what to say. UserError if it is not allowed."""
+@config_app.command(name="set")
+def change(
+    name: Name,
+    text: Annotated[
+        str,
+        Parameter(
+            name="VALUE",
+            help="Lists as 'a; b', tables as 'a=x; b=y', bytes as '8 GiB'.",
+            allow_leading_hyphen=True,
+        ),
+    ],
+) -> list[str]:
+    """Write a setting into your file; comments in it are kept."""
     key = settings_file.known(name)
     path = settings_file.settings_path()
     value = settings_file.read_text(name, text, Place("shoal config set", name))
@@ -137,12 +166,13 @@ def change(name: str, text: str) -> list[str]:
     if table is None:
         table = document[section] = tomlkit.table()
     table[word] = _item(key, text, value)
-    _write(path, document)
+    _write(path, tomlkit.dumps(document))
     return [f"{name} = {settings_file.as_text(name, value)}", *_aftermath(name, path)]
 
 
-def drop(name: str) -> list[str]:
-    """Takes a key out of the file, so that the next source decides."""
+@config_app.command(name="unset")
+def drop(name: Name) -> list[str]:
+    """Remove a setting from your file, so that the default applies again."""
     settings_file.known(name)
     path = settings_file.settings_path()
     document = _document(path)
@@ -151,7 +181,7 @@ def drop(name: str) -> list[str]:
     if table is None or word not in table:
         return [f"{path} does not set {name}", *_overruling(name)]
     del table[word]
-    _write(path, document)
+    _write(path, tomlkit.dumps(document))
     now = settings_file.as_text(name, settings_file.load().value(name)) or "(none)"
     return [f"{name} = {now}, as {settings_file.load().source(name)}", *_aftermath(name, path)]
 
@@ -199,27 +229,14 @@ def _document(path: Path) -> tomlkit.TOMLDocument:
         raise UserError(f"The settings {path} cannot be read ({error}).") from error
 
 
-def _write(path: Path, document: tomlkit.TOMLDocument) -> None:
+def _write(path: Path, text: str) -> None:
     """Replaces the file in one step."""
-    _write_text(path, tomlkit.dumps(document))
-
-
-def _write_text(path: Path, text: str) -> None:
     target = path.resolve()  # A link to a file elsewhere stays a link.
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(OSError):
-                os.chmod(name, target.stat().st_mode & 0o777)
-            os.replace(name, target)
-        except OSError:
-            os.unlink(name)
-            raise
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+        atomic_files.replace_file(target, text.encode())
+        target.chmod(mode)
     except OSError as error:
         raise UserError(
             f"The settings {path} cannot be written ({error.strerror}). Name another file with "
@@ -227,7 +244,7 @@ def _write_text(path: Path, text: str) -> None:
         ) from error
 
 
-def begin(home: Home) -> list[str]:
+def begin(*, home: HomeHere) -> list[str]:
     """Makes what is missing of home, key and settings file, and says what there is."""
     from host.files import keystore
 
@@ -240,7 +257,7 @@ def begin(home: Home) -> list[str]:
         settings_file.load(path)
         lines.append(f"settings  {path}, there already")
     else:
-        _write_text(path, template())
+        _write(path, template())
         lines.append(f"settings  {path}, created; every setting has its default")
     return [
         *lines,

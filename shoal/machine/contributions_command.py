@@ -5,26 +5,25 @@ Nothing here asks a daemon or the network: receipts are in files, and each file 
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Struct
 
-from host.files.home import Home
 from host.files.receipts_file import read_book
 from protocol.errors import RemoteError
 from protocol.log.receipts import OpenedBook
-from shoal.common import failures
+from shoal.common import failures, writing
+from shoal.common.choices import HomeHere, area, option, switch
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_NOT_A_TERMINAL_CHARS = 100
+
+contributions_app = area("contributions")
 
 
 class FormerEpoch(Struct, kw_only=True):
@@ -61,7 +60,7 @@ class Contribution(Struct, kw_only=True):
     """Epochs before this one, oldest first."""
 
 
-def contribution_of(opened: OpenedBook, path: Path, signer: bytes) -> Contribution:
+def contribution_of(opened: OpenedBook, path: Path) -> Contribution:
     """The newest receipt of a book, in words and numbers for people."""
     newest, genesis = opened.newest, opened.genesis
     return Contribution(
@@ -75,7 +74,7 @@ def contribution_of(opened: OpenedBook, path: Path, signer: bytes) -> Contributi
         epoch=newest.epoch,
         log_index=newest.index,
         at_s=newest.at_s,
-        signer=signer.hex(),
+        signer=opened.proven[-1].signer.hex(),
         receipts=len(opened.proven),
         file=str(path),
         former=_former(opened),
@@ -99,18 +98,23 @@ def _former(opened: OpenedBook) -> list[FormerEpoch]:
 
 def _former_words(one: Contribution) -> list[str]:
     """A line for each epoch that the owner ended."""
-    from tui.text.fmt import clean, plural
+    from tui.text import fmt
 
     return [
-        f"{clean(one.project_name)} {one.project[:8]}: {former.tokens:,} tokens in "
-        f"{plural(former.merges, 'merge')} up to record {former.log_index:,} of epoch "
+        f"{fmt.clean(one.project_name)} {one.project[:8]}: {former.tokens:,} tokens in "
+        f"{fmt.plural(former.merges, 'merge')} up to record {former.log_index:,} of epoch "
         f"{former.epoch}, which the owner ended by going back"
         for former in one.former
     ]
 
 
-def show(home: Home, *, as_json: bool) -> int:
-    """Prints what every key of this home gave; FAILED if a file is not what was written."""
+@contributions_app.default
+def show(
+    *,
+    json: Annotated[bool, switch("Print one JSON list.")] = False,
+    home: HomeHere,
+) -> int:
+    """Show what this machine contributed to each project, by its newest receipts."""
     found: list[Contribution] = []
     is_whole = True
     for path in home.contribution_files():
@@ -119,14 +123,12 @@ def show(home: Home, *, as_json: bool) -> int:
             failures.complain(f"{path} proves nothing: {opened}")
             is_whole = False
             continue
-        found.append(contribution_of(opened, path, opened.proven[-1].signer))
+        found.append(contribution_of(opened, path))
     found.sort(key=lambda one: (-one.tokens, one.project, one.learner))
-    if as_json:
+    if json:
         print(msgspec.json.encode(found).decode())
     elif found:
-        from rich.console import Console
-
-        console = Console(width=None if sys.stdout.isatty() else _NOT_A_TERMINAL_CHARS)
+        console = writing.console()
         console.print(_table(found))
         for line in (line for one in found for line in _former_words(one)):
             console.print(line, highlight=False, markup=False, style="dim")
@@ -157,14 +159,23 @@ def _table(found: Sequence[Contribution]) -> Table:
             f"{one.tokens:,}",
             f"{one.merges:,}",
             f"{one.clipped:,}",
-            _date(one.at_s),
+            fmt.date(one.at_s),
         )
         table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
-def verify(home: Home, files: Iterable[Path]) -> int:
-    """Checks files of receipts, those of this home by default; FAILED if one proves nothing."""
+@contributions_app.command
+def verify(
+    *files: Annotated[
+        Path, option("Files of receipts, from anybody; those of this machine by default.")
+    ],
+    home: HomeHere,
+) -> int:
+    """Verify files of receipts without a syncer or the network, and say who signed what.
+
+    Exit code 0: every byte is proven. 1: a file is altered, cut off or forged; the output says why.
+    """
     chosen = list(files) or home.contribution_files()
     if not chosen:
         failures.complain(
@@ -184,21 +195,22 @@ def verify(home: Home, files: Iterable[Path]) -> int:
 
 
 def _checked(path: Path, opened: OpenedBook) -> list[str]:
-    from tui.text.fmt import clean, plural
+    from tui.text import fmt
 
-    one = contribution_of(opened, path, opened.proven[-1].signer)
+    one = contribution_of(opened, path)
     signers = sorted({proven.signer.hex()[:8] for proven in opened.proven})
     owner = opened.genesis.owner.hex()[:8]
-    charters = plural(len(opened.book.charters), "charter")
+    charters = fmt.plural(len(opened.book.charters), "charter")
     return [
         f"{path}: every byte is proven",
-        f"  {clean(one.name)} (key {one.learner[:8]}) gave {clean(one.project_name)} "
-        f"{one.tokens:,} tokens in {plural(one.merges, 'merge')}, {one.clipped:,} of them clipped,",
-        f"  up to record {one.log_index:,}, by the receipt of {_date(one.at_s)}",
+        f"  {fmt.clean(one.name)} (key {one.learner[:8]}) gave {fmt.clean(one.project_name)} "
+        f"{one.tokens:,} tokens in {fmt.plural(one.merges, 'merge')}, {one.clipped:,} of them "
+        "clipped,",
+        f"  up to record {one.log_index:,}, by the receipt of {fmt.date(one.at_s)}",
         f"  project    {one.project}: the hash of the genesis",
         f"  owner      {owner} of the genesis signed {charters}",
         f"  syncer     {', '.join(signers)} of the charter signed "
-        f"{plural(one.receipts, 'receipt')}; no count ever decreases",
+        f"{fmt.plural(one.receipts, 'receipt')}; no count ever decreases",
         f"  you        {one.learner[:8]} signed the file",
         *(f"  before     {line}" for line in _former_words(one)),
     ]
@@ -212,7 +224,3 @@ def _opened(path: Path) -> OpenedBook | str:
         return f"it cannot be read ({error.strerror})"
     except RemoteError as error:
         return str(error)
-
-
-def _date(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at_s)) + " UTC"

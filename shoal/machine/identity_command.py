@@ -11,7 +11,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Annotated, Final, get_args
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,7 +21,8 @@ from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE, Home, Role
 from protocol.errors import ShoalError, UserError
 from protocol.ids import NodeKey
-from shoal.common.writing import writing
+from shoal.common.choices import HomeHere, area, option, switch
+from shoal.common.writing import write_new, writing
 
 PASSPHRASE_VARIABLE: Final = "SHOAL_PASSPHRASE"
 PASSPHRASE_CHARS_MIN: Final = 8
@@ -33,6 +34,11 @@ PURPOSES: Final[dict[Role, str]] = {
     "witness": "votes for projects",
     "learner": "counts a learner's merges",
 }
+
+identity_app = area("identity")
+PassphraseFile = Annotated[
+    Path | None, option("Its first line is the passphrase; SHOAL_PASSPHRASE otherwise.")
+]
 
 _HEADER = re.compile(r"^(role|instance|key): (\S+)$", re.MULTILINE)
 
@@ -62,8 +68,9 @@ def key_files(home: Home) -> list[KeyFile]:
     return found
 
 
-def show(home: Home) -> list[str]:
-    """What there is, in lines. UserError where there is no key yet."""
+@identity_app.command
+def show(*, home: HomeHere) -> list[str]:
+    """Print the public keys of this machine and where the private ones are."""
     found = key_files(home)
     if not found:
         raise UserError(
@@ -86,18 +93,16 @@ def show(home: Home) -> list[str]:
     return lines[1:]
 
 
+@identity_app.command
 def export(
-    home: Home,
-    to: Path,
+    to: Annotated[Path, option("File to write; must not exist.")],
     *,
-    role: Role | None,
-    instance: str | None,
-    passphrase_file: Path | None,
+    role: Annotated[Role | None, option("Which key, if there are several.")] = None,
+    instance: Annotated[str | None, option("Which instance's.")] = None,
+    passphrase_file: PassphraseFile = None,
+    home: HomeHere,
 ) -> list[str]:
-    """Writes a back-up of a key, closed to other users (0600), and returns what to say.
-
-    UserError if the wishes do not name one key, or if the file exists or cannot be written.
-    """
+    """Back up a key, encrypted if a passphrase is given."""
     chosen = _chosen(home, role, instance)
     identity = keystore.load_or_create(chosen.path)
     secret = passphrase(passphrase_file)
@@ -106,16 +111,7 @@ def export(
             f"The passphrase has {len(secret)} characters. Use at least {PASSPHRASE_CHARS_MIN}."
         )
     text = _as_text(chosen, identity.key, identity.pem(secret))
-    try:
-        handle = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError as error:
-        raise UserError(f"{to} exists and is not overwritten. Choose another name.") from error
-    except OSError as error:
-        raise UserError(f"{to} cannot be written ({error.strerror}).") from error
+    write_new(to, text, mode=0o600)
     how = "encrypted with the passphrase" if secret else "not encrypted: keep it private"
     return [
         f"wrote {to}: the key of {chosen.called}, {how}",
@@ -123,18 +119,18 @@ def export(
     ]
 
 
+@identity_app.command(name="import")
 def bring_back(
-    home: Home,
-    source: Path,
+    source: Annotated[Path, option("A file that `shoal identity export` wrote.")],
     *,
-    instance: str | None,
-    passphrase_file: Path | None,
-    is_replacing: bool,
+    instance: Annotated[
+        str | None, option("For this instance instead of the one it was exported from.")
+    ] = None,
+    replace: Annotated[bool, switch("Move an existing key aside.")] = False,
+    passphrase_file: PassphraseFile = None,
+    home: HomeHere,
 ) -> list[str]:
-    """Puts a back-up into this home and returns what to say.
-
-    UserError if it is none, cannot be decrypted, or would replace another key unasked.
-    """
+    """Restore a key from its backup, on this machine or another."""
     role, named, private = _read(source, passphrase_file)
     key = private.public_key().public_bytes_raw()
     chosen = KeyFile(role, instance or named, home.identity(role, instance or named))
@@ -145,7 +141,7 @@ def bring_back(
             is_same = False  # damaged, which is a reason to bring one back
         if is_same:
             return [f"{chosen.called} has this key already: {key.hex()}"]
-        if not is_replacing:
+        if not replace:
             raise UserError(
                 f"{chosen.called} has another key in {chosen.path}. To use this one instead, and "
                 "move the other aside: shoal identity import --replace. To have both: --instance "

@@ -6,14 +6,16 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import Annotated
 
 from host.control import client
 from host.files import keystore, memberships
-from host.files.home import TAPES, Daemon, Home
+from host.files.home import DEFAULT_INSTANCE, TAPES, Daemon, Home
 from host.files.memberships import Membership
 from protocol.errors import TransientError, UserError
 from protocol.status import NodeStatus
 from shoal.common import daemons
+from shoal.common.choices import HomeHere, Instance, option, switch
 from shoal.common.exit_codes import ExitCode
 from shoal.machine import service_command
 
@@ -22,7 +24,15 @@ HAND_IN_S = 90.0
 """`finish` promises a minute; stopping takes seconds more."""
 
 
-def leave(home: Home, project: str | None, *, instance: str, is_purging: bool) -> int:
+def leave(
+    project: Annotated[
+        str | None, option("Name of a project joined here, or how its id begins.")
+    ] = None,
+    *,
+    purge: Annotated[bool, switch("Also remove its text, tape and logs; never the key.")] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
     """Leaves a project for good; NOT_REACHABLE if its learner would not stop.
 
     UserError where nothing was joined, or where several projects were and none is named.
@@ -46,7 +56,7 @@ def leave(home: Home, project: str | None, *, instance: str, is_purging: bool) -
                 f"{unit.name} would start it for nothing: "
                 f"shoal service uninstall --instance {instance}"
             )
-    if is_purging:
+    if purge:
         print(_purge(home, membership))
     else:
         print("its data stays in place; `shoal leave --purge` would have removed it")

@@ -11,24 +11,25 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from host.control import client
-from host.files.home import Home
+from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.signed_project import read_signed
 from protocol.errors import RemoteError, ShoalError, UserError
 from protocol.status import ContributorRow
+from shoal.common import writing
+from shoal.common.choices import HomeHere, Instance, switch
 from shoal.common.exit_codes import ExitCode
-from shoal.common.writing import writing
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from syncer_node.storage.ledger import Ledger
 
-_NOT_A_TERMINAL_CHARS = 100
 ANSWER_S = 10.0
 COLUMNS = (
     "project", "epoch", "record", "key", "name", "tokens", "fragment tokens", "merges", "clipped",
@@ -38,17 +39,25 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings that spreadsheets take for more than text."""
 
 
-def ledger(home: Home, *, instance: str, as_json: bool, csv_path: Path | None) -> int:
+def ledger(
+    *,
+    json: Annotated[bool, switch("Print it as JSON.")] = False,
+    csv_path: Annotated[
+        Path | None, Parameter(name="--csv", help="Write it to this file as CSV.")
+    ] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
     """Shows every ledger of this instance; WRONG_INPUT if there is none."""
     ledgers = read_ledgers(home, instance)
     if csv_path is not None:
         _write_csv(csv_path, ledgers)
         told = sum(len(one.contributors) for one in ledgers)
         # With --json the answer on stdout is JSON and nothing else.
-        print(f"wrote {told} contributors to {csv_path}", file=sys.stderr if as_json else None)
-    if as_json:
+        print(f"wrote {told} contributors to {csv_path}", file=sys.stderr if json else None)
+    if json:
         print(msgspec.json.encode(ledgers).decode())
-    if not as_json and csv_path is None:
+    if not json and csv_path is None:
         _print(ledgers)
     return ExitCode.DONE
 
@@ -96,21 +105,21 @@ def _ask(home: Home, instance: str) -> Ledger | None:
 
 
 def _print(ledgers: Sequence[Ledger]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    from tui.text.fmt import clean, plural
+    from tui.text import fmt
 
-    console = Console(width=None if sys.stdout.isatty() else _NOT_A_TERMINAL_CHARS)
+    console = writing.console()
     for one in ledgers:
-        heading = f"{clean(one.project_name)} {one.project[:8]}"
+        heading = f"{fmt.clean(one.project_name)} {one.project[:8]}"
         console.print(Text(heading, style="bold"))
         tokens = one.fragment_tokens // max(1, one.fragments)
         told = (
-            f"{plural(len(one.contributors), 'contributor')}: {tokens:,} tokens in "
-            f"{plural(one.merges, 'merge')}, {plural(one.refused, 'push', 'pushes')} not counted",
+            f"{fmt.plural(len(one.contributors), 'contributor')}: {tokens:,} tokens in "
+            f"{fmt.plural(one.merges, 'merge')}, {fmt.plural(one.refused, 'push', 'pushes')} "
+            "not counted",
             f"epoch {one.epoch}, up to record {one.log_index:,} ({one.head[:8]}), "
-            f"read {_date(one.at_s)}",
+            f"read {fmt.date(one.at_s)}",
         )
         console.print("\n".join(told), highlight=False)
         if one.contributors:
@@ -145,7 +154,7 @@ def _table(rows: Sequence[ContributorRow]) -> Table:
 
 
 def _write_csv(path: Path, ledgers: Sequence[Ledger]) -> None:
-    with writing(path), path.open("w", newline="", encoding="utf-8") as handle:
+    with writing.writing(path), path.open("w", newline="", encoding="utf-8") as handle:
         rows = csv.writer(handle)
         rows.writerow(COLUMNS)
         for one in ledgers:
@@ -157,11 +166,7 @@ def _cells(row: ContributorRow) -> tuple[str | int, ...]:
     from tui.text import fmt
 
     name = f"'{row.name}" if row.name.startswith(FORMULA) else row.name
-    merged = _date(row.merged_at_s) if row.merged_at_s else ""
+    merged = fmt.date(row.merged_at_s) if row.merged_at_s else ""
     counts = (row.tokens, row.fragment_tokens, row.merges, row.clipped)
     refused = (sum(row.refused.values()), fmt.tally(row.refused))
     return (row.key, name, *counts, *refused, merged)
-
-
-def _date(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at_s)) + " UTC"

@@ -9,11 +9,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
+
+from cyclopts import Parameter, validators
 
 from host.files.home import DaemonRole, Home, LogFile
 from host.runtime.log_lines import FILES_KEPT, LEVELS, Level, LogLine, parse
 from protocol.errors import TransientError
+from shoal.common.choices import HomeHere, OnlyInstance, OnlyRole, option, switch
 from shoal.common.exit_codes import ExitCode
 
 LOOK_EVERY_S = 0.25
@@ -116,16 +119,29 @@ class LogView:
 
 
 def show(
-    home: Home,
     *,
-    role: DaemonRole | None,
-    instance: str | None,
-    level: Level,
-    lines: int,
-    is_following: bool,
-    is_json: bool | None,
+    follow: Annotated[bool, switch("Keep printing new lines.", name=["--follow", "-f"])] = False,
+    lines: Annotated[
+        int,
+        Parameter(
+            name=["--lines", "-n"],
+            help="How many of the newest lines.",
+            validator=validators.Number(gte=0),
+        ),
+    ] = 50,
+    level: Annotated[Level, option("Skip less important lines.")] = "info",
+    role: OnlyRole = None,
+    instance: OnlyInstance = None,
+    json: Annotated[
+        bool | None,
+        Parameter(
+            help="Print JSON lines, or text; text on a terminal, JSON otherwise.",
+            negative="--text",
+        ),
+    ] = None,
+    home: HomeHere,
 ) -> int:
-    """Prints the newest lines of the logs of this home, and with `is_following` what comes.
+    """Prints the newest lines of the logs of this home, and with `follow` what comes.
 
     TransientError where no daemon that fits has written one.
     """
@@ -139,12 +155,12 @@ def show(
     view = LogView(
         level=level,
         lines=lines,
-        is_json=not sys.stdout.isatty() if is_json is None else is_json,
+        is_json=not sys.stdout.isatty() if json is None else json,
         names_daemons=len(kept) > 1,
     )
     tails = {log.path: LogTail(_called(log), log.path) for log in kept}
     view.show(_past(tails.values(), view))
-    if is_following:
+    if follow:
         _follow(home, role, instance, tails, view)
     return ExitCode.DONE
 

@@ -1,142 +1,139 @@
-"""The verbs that start and stop daemons; the daemons themselves are elsewhere."""
+"""The verbs that start learners and stop daemons; the daemons themselves are elsewhere."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter, validators
 
 from host.control import client
 from host.files import memberships
-from host.files.home import DaemonRole, Home, VoterRole, checked_instance
+from host.files.home import DEFAULT_INSTANCE, Home, checked_instance
 from host.join_link import parse_link
-from host.options import LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions, bulk_at
+from host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions, bulk_at
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
-from protocol.status import SyncerStatus
-from shoal.common import daemons, durations, failures, settings_file
-from shoal.common.choices import monitor_at, tape_options
+from shoal.common import choices, daemons, durations, failures, settings_file
 from shoal.common.exit_codes import ExitCode
-from shoal.project import file_commands
+
+OnlyLearner = Annotated[str | None, choices.option("Only learners with this name.")]
 
 STOP_S = 30.0
 """Every kind of daemon says goodbye and frees everything well before."""
 
-DRAIN_S = 60.0
-"""The rounds in flight end within their patience, and a handover takes a second."""
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TrainerFlags:
+    """What overrides the owner's settings of these names in [learner]."""
+
+    threads: Annotated[
+        int | None, choices.option("CPU threads for training.", choices.AtLeastOne)
+    ] = None
+    micro_batch: Annotated[
+        int | None,
+        choices.option("Sequences at once on the device; measured by default.", choices.AtLeastOne),
+    ] = None
+    evaluate: Annotated[
+        bool | None, choices.option("Measure held-out loss when asked (--no-evaluate: never).")
+    ] = None
+    moments: Annotated[
+        bool | None,
+        choices.option(
+            "Share optimizer state with other learners where the project wants it "
+            "(--no-moments: neither take nor give)."
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        choices.option("cpu, cuda, cuda:1 ..., or several: cuda:0,cuda:1; the best by default."),
+    ] = None
+    ranks: Annotated[
+        int | None,
+        choices.option(
+            "Devices that train as one, a process each; as many as --device names.",
+            validators.Number(gte=1, lte=64),
+        ),
+    ] = None
+    compile: Annotated[
+        bool | None, choices.switch("Let torch.compile speed up the model, where it can.")
+    ] = None
 
 
-def run_voter(
-    role: VoterRole,
-    path: Path,
-    home: Home,
-    *,
-    instance: str,
-    link: str | None = None,
-    **choices: Any,
-) -> int:
-    """Runs a syncer or a witness in the foreground and returns its exit code."""
-    from host.options import SyncerOptions, WitnessOptions
-
-    known = _entrance(path, home, role, instance, link, choices)
-    try:
-        if role == "syncer":
-            from syncer_node.daemon import syncer_daemon
-
-            return syncer_daemon.run(SyncerOptions(home=home, **known))
-        from syncer_node.daemon import witness_daemon
-
-        return witness_daemon.run(WitnessOptions(home=home, **known))
-    except KeyboardInterrupt:
-        return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
-
-
-def _entrance(
-    path: Path,
-    home: Home,
-    role: VoterRole,
-    instance: str,
-    link: str | None,
-    choices: dict[str, Any],
-) -> dict[str, Any]:
-    """A voter's choices, checked, with a join link's addresses among them; keeps a copy.
-
-    Before this host has a store one of the addresses must answer. Later it may begin alone: all
-    voters may be starting at once, and the one that the link names may be gone for good.
-    """
-    from host import addresses
-
-    signed = file_commands.signed_path(path).absolute()
-    for address in choices["announce"]:
-        addresses.check_listen(address)
-    for address in choices["bootstrap"]:
-        addresses.parse_peer(address)
-    project = file_commands.keep_copy(signed, home)
-    known = {**choices, "project_path": signed, "instance": checked_instance(instance)}
-    known["network"] = settings_file.load().values.network
-    if link is None:
-        return known
-    found = parse_link(link)
-    if found.project != project.id:
-        raise UserError(
-            f"This link leads to the project {found.name} ({short(found.project)}), but {signed} "
-            f"is {project.genesis.name} ({short(project.id)}). Ask for the link of this one."
-        )
-    has_store = (home.voter_store(project.id, role, instance) / "ballot").exists()
-    at = "hints" if has_store else "bootstrap"
-    known[at] = (*known.get(at, ()), *found.addresses)
-    return known
-
-
-def drain(home: Home, *, instance: str) -> int:
-    """Asks a syncer to give the seat away, and waits until another one leads.
-
-    NOT_REACHABLE if none does in time. UserError if there is no standby that could.
-    """
-    (daemon,) = daemons.find_daemons(home, role="syncer", instance=instance)
-    called = f"syncer {instance}"
-    answer = client.call(daemon.socket, "drain")
-    if not answer.get("was_leading"):
-        print(f"{called} does not lead. It will not stand for election until it is restarted.")
-        return ExitCode.DONE
-    others = ", ".join(str(key)[:8] for key in answer.get("standbys", []))
-    print(
-        f"{called} ends the rounds in flight and hands over the lead; ready: {others}", flush=True
-    )
-    said, began_s = "", time.monotonic()
-    for status in daemons.statuses_of(daemon, timeout_s=DRAIN_S):
-        seat = status.seat if isinstance(status, SyncerStatus) else None
-        if seat is not None and seat.leader not in ("", status.key):
-            took_s = time.monotonic() - began_s
-            print(
-                f"syncer {seat.leader[:8]} leads in term {seat.term}, after {took_s:.1f} s. "
-                f"{called} stands by and does not stand for election until it is restarted."
-            )
-            return ExitCode.DONE
-        if isinstance(status, SyncerStatus) and status.sentence != said:
-            said = status.sentence
-            print(said, flush=True)
-    failures.complain(
-        f"No other syncer leads after {DRAIN_S:g} s. {called} goes on trying; `shoal status` says "
-        "what it waits for. A standby that was drained itself leads only after a restart. "
-        f"To take the request back, restart {called}."
-    )
-    return ExitCode.NOT_REACHABLE
+AS_SET = TrainerFlags()
 
 
 def join(
+    link: Annotated[str, choices.option("The join link, from `shoal:` to its end.")],
+    *,
+    name: Annotated[
+        str | None, choices.option("The name that others see; part of your key by default.")
+    ] = None,
+    instance: choices.Instance = DEFAULT_INSTANCE,
+    port: choices.Port = 0,
+    bulk_port: choices.BulkPort = None,
+    listen: choices.Listen = "0.0.0.0",
+    duty: Annotated[
+        float,
+        choices.option(
+            "Share of the time in which training may run.", validators.Number(gt=0, lte=1)
+        ),
+    ] = 1.0,
+    trainer: TrainerFlags = AS_SET,
+    donate_mbps: Annotated[
+        float,
+        choices.option(
+            "Megabits per second at which others may fetch weights here.", choices.AtLeastOne
+        ),
+    ] = DONATE_MBPS,
+    data: Annotated[
+        str | None,
+        choices.option("Where the project's text is on this machine, if you have it in files."),
+    ] = None,
+    tape: choices.TapeAt = "on",
+    monitor: choices.MonitorPlace = None,
+    log_json: choices.LogJson = None,
+    anyway: Annotated[
+        bool, choices.switch("Join even if this machine is too small or too slow.")
+    ] = False,
+    home: choices.HomeHere,
+) -> int:
+    """Runs a learner in the foreground and returns its exit code; `run` can repeat it later."""
+    return _join(
+        link,
+        home,
+        instance=instance,
+        flags={
+            "learner.name": name,
+            "learner.bulk_port": bulk_port,
+            **{f"learner.{key}": value for key, value in asdict(trainer).items()},
+        },
+        port=port,
+        listen_host=listen,
+        duty_frac=duty,
+        donate_mbps=donate_mbps,
+        data=data,
+        tape=choices.tape_options(tape, LEARNER_TAPE_MIB_MAX),
+        monitor=choices.monitor_at(monitor),
+        log_json=log_json,
+        anyway=anyway,
+    )
+
+
+def _join(
     link: str,
     home: Home,
     *,
     instance: str,
     flags: Mapping[str, object],
     anyway: bool = False,
-    **choices: Any,
+    **wishes: Any,
 ) -> int:
-    """Runs a learner in the foreground and returns its exit code; `run` can repeat it later.
+    """Runs a learner, and remembers it with its options.
 
     flags: what the command line says of the owner's settings, by key; None where it says nothing.
     anyway: also where this machine is too small or too slow for the project.
@@ -147,8 +144,8 @@ def join(
 
     settings = settings_file.load(flags=flags).values
     learner = settings.learner
-    if choices.get("data") is not None:
-        choices["data"] = os.path.abspath(choices["data"])
+    if wishes.get("data") is not None:
+        wishes["data"] = os.path.abspath(wishes["data"])
     parsed = parse_link(link)
     options = NodeOptions(
         home=home,
@@ -164,9 +161,9 @@ def join(
         bulk=bulk_at(learner.bulk_port),
         settings=lambda: settings_file.load(flags=flags).values,
         judge=None if anyway else judge_of(home, parsed.project, settings),
-        **choices,
+        **wishes,
     )
-    given = {**flags, **choices, "log_json": None, "tape": _tape_text(options.tape)}
+    given = {**flags, **wishes, "log_json": None, "tape": _tape_text(options.tape)}
     given["anyway"] = anyway or None
     given["monitor"] = _monitor_text(options.monitor)
     memberships.remember(home, memberships.now_joined(link, instance, given))
@@ -178,7 +175,18 @@ def join(
         return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
 
 
-def run(home: Home, project: str | None, *, instance: str, log_json: bool | None) -> int:
+def run(
+    project: Annotated[
+        str | None,
+        choices.option(
+            "Name of a project joined here, or how its id begins; the last one by default."
+        ),
+    ] = None,
+    *,
+    instance: choices.Instance = DEFAULT_INSTANCE,
+    log_json: choices.LogJson = None,
+    home: choices.HomeHere,
+) -> int:
     """Joins again what this learner joined last, or the project that is named, as it was then.
 
     UserError where nothing fits.
@@ -189,10 +197,10 @@ def run(home: Home, project: str | None, *, instance: str, log_json: bool | None
     for one in others:
         print(f"joined earlier: {one.called}; shoal run {one.link.project.hex()[:8]}")
     options: dict[str, Any] = dict(chosen.joined.options)
-    options["tape"] = tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
-    options["monitor"] = monitor_at(options.get("monitor"))
+    options["tape"] = choices.tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
+    options["monitor"] = choices.monitor_at(options.get("monitor"))
     flags = {name: options.pop(name) for name in list(options) if "." in name}
-    return join(
+    return _join(
         chosen.joined.link, home, instance=instance, flags=flags, log_json=log_json, **options
     )
 
@@ -222,7 +230,9 @@ def _name(name: str | None, home: Home, instance: str) -> str:
     return name
 
 
-def stop(home: Home, *, role: DaemonRole | None, instance: str | None) -> int:
+def stop(
+    *, instance: choices.OnlyInstance = None, role: choices.OnlyRole = None, home: choices.HomeHere
+) -> int:
     """Stops the daemons that fit; NOT_REACHABLE if one of them does not answer or stays."""
     code = ExitCode.DONE
     for daemon in daemons.find_daemons(home, role=role, instance=instance):
@@ -238,19 +248,26 @@ def stop(home: Home, *, role: DaemonRole | None, instance: str | None) -> int:
     return code
 
 
-def pause(home: Home, length: str | None, *, instance: str | None) -> int:
+def pause(
+    length: Annotated[
+        str | None, choices.option("How long: 90s, 15m, 2h, 1d; until resumed by default.")
+    ] = None,
+    *,
+    instance: OnlyLearner = None,
+    home: choices.HomeHere,
+) -> int:
     """Asks learners to hold their local steps; NOT_REACHABLE if one does not answer."""
     seconds = None if length is None else durations.seconds(length)
     said = "until `shoal resume`" if length is None else f"for {length}"
     return _tell_learners(home, instance, "pause", f"pauses {said}", seconds=seconds)
 
 
-def resume(home: Home, *, instance: str | None) -> int:
+def resume(*, instance: OnlyLearner = None, home: choices.HomeHere) -> int:
     """Asks learners to go on."""
     return _tell_learners(home, instance, "resume", "goes on")
 
 
-def finish(home: Home, *, instance: str | None) -> int:
+def finish(*, instance: OnlyLearner = None, home: choices.HomeHere) -> int:
     """Asks learners to hand in what they did and to stop."""
     return _tell_learners(home, instance, "finish", "pushes what it has and then stops")
 

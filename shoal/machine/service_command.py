@@ -9,10 +9,11 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from cyclopts import Parameter
 
 from host.files import memberships
 from host.files.home import (
@@ -25,7 +26,7 @@ from host.files.home import (
 )
 from host.files.memberships import Joined
 from protocol.errors import TransientError, UserError
-from shoal.common import settings_file
+from shoal.common import choices, settings_file
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import writing
 from shoal.machine import service_units
@@ -39,6 +40,8 @@ HOMES: Final = ("/home/", "/root/", "/run/user/")
 DEVICE_GROUPS: Final = ("video", "render")
 ID_CHARS: Final = 16
 """Of a project's id, in a command that people may read."""
+
+service_app = choices.area("service")
 
 SHOWN: Final = ("LoadState", "UnitFileState", "ActiveState", "SubState", "Result", "ExecMainStatus")
 
@@ -56,68 +59,92 @@ class Installed:
         return self.path.name
 
 
+@service_app.command
 def install(
-    home: Home,
-    work: str | None,
-    options: tuple[str, ...],
-    *,
-    role: DaemonRole,
-    instance: str,
-    is_system: bool,
-    run_as: str | None,
-    is_only_printing: bool,
-    is_starting: bool,
-    check: Callable[[Sequence[str]], None],
+    work: Annotated[
+        str | None,
+        choices.option(
+            "For a learner a join link or a joined project, the last one otherwise; for a "
+            "syncer or witness its signed project."
+        ),
+    ] = None,
+    *options: Annotated[
+        str,
+        Parameter(
+            help="After `--`: options of the daemon, such as -- --port 4200.",
+            allow_leading_hyphen=True,
+        ),
+    ],
+    role: Annotated[DaemonRole, choices.option("Which daemon.")] = "learner",
+    instance: choices.Instance = DEFAULT_INSTANCE,
+    system: Annotated[
+        bool, choices.switch("A hardened system service; a user service by default.")
+    ] = False,
+    run_as: Annotated[
+        str | None,
+        choices.option("With --system: run as this user; by default systemd makes one up."),
+    ] = None,
+    print_unit: Annotated[
+        bool, choices.switch("Print the unit and change nothing.", name="--print")
+    ] = False,
+    start: Annotated[
+        bool, choices.option("Start it at once (--no-start: at the next boot or login).")
+    ] = True,
+    home: choices.HomeHere,
+    check: choices.CommandCheck,
 ) -> int:
-    """Writes a unit, and has systemd run it now and at every start.
-
-    work: a join link or a joined project for a learner, a signed project otherwise. UserError if
-    it is neither, if systemd does not run here, or if a system unit is wanted and we are not root.
-    check: raises UserError for words that the command would not understand.
-    """
+    """Write a systemd unit for a daemon, enable and start it."""
     checked_instance(instance)
     if role != "learner" and work is None:
         raise UserError(f"Name the signed project for the {role}.")
-    if not is_only_printing:
-        _require_systemd(is_system=is_system)
-    place = _home_of_unit(home, is_system=is_system)
+    if not print_unit:
+        _require_systemd(is_system=system)
+    place = _home_of_unit(home, is_system=system)
     command, membership = _command(
-        Home(place), work, options, role=role, instance=instance, is_system=is_system
+        Home(place), work, options, role=role, instance=instance, is_system=system
     )
     check(command[len(PROGRAM) :])
     wish = UnitWish(
         role=role,
         instance=instance,
         command=command,
-        environment=_environment(place, is_system=is_system),
-        is_system=is_system,
-        run_as=_checked_user(run_as, command[0], is_system=is_system),
+        environment=_environment(place, is_system=system),
+        is_system=system,
+        run_as=_checked_user(run_as, command[0], is_system=system),
         has_accelerators=role == "learner" and _has_accelerators(),
         groups=_groups(),
         is_program_in_home=_is_in_home(command[0]),
     )
-    text = service_units.text_of(wish)
-    if is_only_printing:
-        print(text, end="")
-        return ExitCode.DONE
-    if membership is not None:
-        memberships.remember(Home(place), membership)
-    path = _units(is_system=is_system) / wish.name
-    _write(path, text)
-    print(f"wrote {path}")
-    _systemctl("daemon-reload", is_system=is_system)
-    verb = ("enable", "--now") if is_starting else ("enable",)
-    _systemctl(*verb, wish.name, is_system=is_system)
-    print(f"{wish.name} is enabled{' and started' if is_starting else ''}")
-    scope = "" if is_system else "--user "
-    print(f"its log: journalctl {scope}-u {wish.name} -f, or shoal logs -f{_home_flag(place)}")
-    if not is_system and not _lingers():
-        print("it runs while you are logged in; to keep it running without: loginctl enable-linger")
+    if print_unit:
+        print(service_units.text_of(wish), end="")
+    else:
+        _enable(wish, Home(place), membership, is_starting=start)
     return ExitCode.DONE
 
 
-def status(*, as_json: bool) -> int:
-    """Prints the units of ours and how they are; NOT_REACHABLE where there is none."""
+def _enable(wish: UnitWish, home: Home, membership: Joined | None, *, is_starting: bool) -> None:
+    """Writes the unit, and has systemd run it at every start."""
+    if membership is not None:
+        memberships.remember(home, membership)
+    path = _units(is_system=wish.is_system) / wish.name
+    _write(path, service_units.text_of(wish))
+    print(f"wrote {path}")
+    _systemctl("daemon-reload", is_system=wish.is_system)
+    verb = ("enable", "--now") if is_starting else ("enable",)
+    _systemctl(*verb, wish.name, is_system=wish.is_system)
+    print(f"{wish.name} is enabled{' and started' if is_starting else ''}")
+    scope = "" if wish.is_system else "--user "
+    print(f"its log: journalctl {scope}-u {wish.name} -f, or shoal logs -f{_home_flag(home.root)}")
+    if not wish.is_system and not _lingers():
+        print("it runs while you are logged in; to keep it running without: loginctl enable-linger")
+
+
+@service_app.command
+def status(
+    *,
+    json: Annotated[bool, choices.switch("Print one JSON list.")] = False,
+) -> int:
+    """List the installed Shoal services and their state."""
     found = installed()
     if not found:
         raise TransientError(
@@ -127,7 +154,7 @@ def status(*, as_json: bool) -> int:
     for unit in found:
         state = _state(unit)
         rows.append({"unit": unit.name, "file": str(unit.path), **state})
-    if as_json:
+    if json:
         import msgspec
 
         print(msgspec.json.encode(rows).decode())
@@ -143,12 +170,20 @@ def status(*, as_json: bool) -> int:
     return ExitCode.DONE
 
 
-def uninstall(*, role: DaemonRole | None, instance: str | None, is_system: bool | None) -> int:
-    """Stops and removes units of ours that fit; keys and data stay. UserError where none fits."""
+@service_app.command
+def uninstall(
+    *,
+    role: choices.OnlyRole = None,
+    instance: choices.OnlyInstance = None,
+    system: Annotated[
+        bool | None, choices.option("Only system services (--no-system: only user services).")
+    ] = None,
+) -> int:
+    """Stop services of Shoal and remove their units; keys and data stay."""
     fitting = [
         unit
         for unit in installed()
-        if is_system in (None, unit.is_system)
+        if system in (None, unit.is_system)
         and (role is None or unit.name.startswith(f"shoal-{role}-"))
         and (instance is None or unit.name.removesuffix(".service").endswith(f"-{instance}"))
     ]

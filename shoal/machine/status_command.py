@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
-from host.files.home import DaemonRole, Home
+from host.files.home import Daemon, DaemonRole
 from protocol.status import DaemonStatus
-from shoal.common import daemons, failures
+from shoal.common import daemons, failures, writing
+from shoal.common.choices import HomeHere, OnlyInstance, option, switch
 from shoal.common.exit_codes import ExitCode
 
-Look = Callable[[], tuple[list[DaemonStatus], list[str]]]
+Look = Callable[[], list[Daemon]]
+
+AsJson = Annotated[bool, switch("Print one JSON list; with --watch one per line.")]
+Watch = Annotated[bool, switch("Look again every second.")]
 
 PERIOD_S = 1.0
-_NOT_A_TERMINAL_CHARS = 100
-"""Width of output that goes to a file."""
 
 
 def status(
-    home: Home,
     *,
-    instance: str | None,
-    as_json: bool,
-    is_watching: bool,
-    role: DaemonRole | None = None,
+    json: AsJson = False,
+    watch: Watch = False,
+    instance: OnlyInstance = None,
+    role: Annotated[DaemonRole | None, Parameter(parse=False)] = None,
+    home: HomeHere,
 ) -> int:
     """Prints what the daemons of this home say; NOT_REACHABLE if none of them answers."""
     found = daemons.find_daemons(home, role=role, instance=instance)
-    if is_watching:
-        return _watch(lambda: _look(home, role, instance), as_json=as_json)
+    if watch:
+        look = partial(daemons.fitting, home, role, instance)
+        return _watch(look, as_json=json)
     statuses, silent = daemons.ask_all(found)
-    if as_json:
+    if json:
         print(_as_json(statuses))
     elif statuses:
-        from rich.console import Console
-
         from tui.text.status_view import invitations, render
 
-        console = Console(width=None if sys.stdout.isatty() else _NOT_A_TERMINAL_CHARS)
+        console = writing.console()
         console.print(render(statuses, width=console.width))
         print("".join(f"\nothers join with:\n{line}\n" for line in invitations(statuses)), end="")
     for line in silent:
@@ -48,16 +51,15 @@ def status(
     return ExitCode.DONE if statuses else ExitCode.NOT_REACHABLE
 
 
-def _look(
-    home: Home, role: DaemonRole | None, instance: str | None
-) -> tuple[list[DaemonStatus], list[str]]:
-    """The daemons of this moment: some may have come and others gone since the last look."""
-    found = [
-        one
-        for one in home.daemons()
-        if instance in (None, one.instance) and role in (None, one.role)
-    ]
-    return daemons.ask_all(found)
+def of_syncers(
+    *,
+    json: AsJson = False,
+    watch: Watch = False,
+    instance: Annotated[str | None, option("Only the syncer with this name.")] = None,
+    home: HomeHere,
+) -> int:
+    """The same of its syncers alone."""
+    return status(json=json, watch=watch, instance=instance, role="syncer", home=home)
 
 
 def pause() -> None:
@@ -69,7 +71,7 @@ def _watch(look: Look, *, as_json: bool) -> int:
     try:
         if as_json:
             while True:
-                print(_as_json(look()[0]), flush=True)
+                print(_as_json(daemons.ask_all(look())[0]), flush=True)
                 pause()
         _watch_screen(look)
     except KeyboardInterrupt:
@@ -89,7 +91,7 @@ def _watch_screen(look: Look) -> None:
     rates = Rates()
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
-            statuses, silent = look()
+            statuses, silent = daemons.ask_all(look())
             rates.observe(statuses, time.monotonic())
             lines = (
                 silent if statuses or silent else ["No daemon runs here any more; still looking."]

@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from host.control import client
 from host.files.home import Home
@@ -21,41 +24,53 @@ from host.join_link import parse_link
 from host.runtime.parent_death import end_with_parent
 from host.runtime.python_path import python_path
 from protocol.errors import UserError
+from shoal.common.choices import HomeHere, option, switch
 from shoal.common.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from tui.sources.live import DaemonEndpoint, Source
+    from tui.sources.live import Endpoint, Source
 
 OBSERVER_STOP_S = 10.0
 WEB_DRIVER = "TEXTUAL_DRIVER"
 """Set by the server of `--serve` for the processes that it starts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class TuiOptions:
     """What to show, and how."""
 
-    hosts: tuple[str, ...] = ()
-    link: str | None = None
-    replay: Path | None = None
-    record: Path | None = None
-    is_once: bool = False
-    is_readonly: bool = False
-    is_ascii: bool = False
+    host: Annotated[tuple[str, ...], option("An instance or a control socket; repeatable.")] = ()
+    link: Annotated[str | None, option("Watch a swarm by its join link.")] = None
+    replay: Annotated[Path | None, option("Show a recording.")] = None
+    record: Annotated[Path | None, option("Also write what is shown to a recording.")] = None
+    serve: Annotated[bool, switch("Show it in a browser on this machine, read-only.")] = False
+    port: Annotated[int, option("Port for --serve.")] = 8000
+    once: Annotated[bool, switch("Print one screen as text.")] = False
+    readonly: Annotated[bool, switch("Refuse commands to daemons.")] = False
+    ascii: Annotated[bool, switch("Use plain characters only.")] = False
 
 
-def look(home: Home, options: TuiOptions) -> int:
-    """Shows the swarm until the viewer leaves, or once; the exit code."""
-    if sum(bool(one) for one in (options.hosts, options.link, options.replay)) > 1:
+AS_USUAL = TuiOptions()
+
+
+def show(*, options: TuiOptions = AS_USUAL, home: HomeHere) -> int:
+    """Shows the swarm in this terminal or in a browser; the exit code."""
+    return _serve(home, options) if options.serve else _look(home, options)
+
+
+def _look(home: Home, options: TuiOptions) -> int:
+    """Shows the swarm until the viewer leaves, or once."""
+    if sum(bool(one) for one in (options.host, options.link, options.replay)) > 1:
         raise UserError("Use only one of --host, --link and --replay.")
     with contextlib.ExitStack() as stack:
         source = _source(home, options, stack)
-        if options.is_once:
+        if options.once:
             from tui import once
 
             width = shutil.get_terminal_size((100, 40)).columns
             frame = once.frame_of(source)
-            print(once.text(frame, width, is_ascii=options.is_ascii))
+            print(once.text(frame, width, is_ascii=options.ascii))
             return ExitCode.DONE if frame.statuses else ExitCode.NOT_REACHABLE
         # In a browser the page is the terminal, and this process only has pipes.
         if not sys.stdout.isatty() and WEB_DRIVER not in os.environ:
@@ -67,69 +82,61 @@ def look(home: Home, options: TuiOptions) -> int:
             end_with_parent(signal.SIGTERM)
         from tui import app
 
-        is_readonly = options.is_readonly or options.link is not None
-        return app.run(source, is_readonly=is_readonly, is_ascii=options.is_ascii)
+        is_readonly = options.readonly or options.link is not None
+        return app.run(source, is_readonly=is_readonly, is_ascii=options.ascii)
 
 
-def serve(home: Home, options: TuiOptions, *, port: int) -> int:
+def _serve(home: Home, options: TuiOptions) -> int:
     """Shows the same in a browser on this machine, read-only, until Ctrl-C."""
     from textual_serve.server import Server
 
     words = [sys.executable, "-m", "shoal", "--home", str(home.root), "tui", "--readonly"]
-    for host in options.hosts:
+    for host in options.host:
         words += ["--host", host]
     if options.link:
         words += ["--link", options.link]
     if options.replay:
         words += ["--replay", str(options.replay)]
-    print(f"open http://localhost:{port} in a browser; Ctrl-C ends it")
+    print(f"open http://localhost:{options.port} in a browser; Ctrl-C ends it")
     # It starts a shell for each browser: ours must be the server's own child, to end with it.
     command = f"exec {shlex.join(words)}"
-    Server(command, host="localhost", port=port, title="Shoal").serve()
+    Server(command, host="localhost", port=options.port, title="Shoal").serve()
     return ExitCode.DONE
 
 
 def _source(home: Home, options: TuiOptions, stack: contextlib.ExitStack) -> Source:
-    from tui.sources.live import LiveSource, RecordingSource
+    from tui.sources.live import Endpoint, LiveSource, RecordingSource
     from tui.sources.playback import PlaybackSource
 
     if options.replay is not None:
         return PlaybackSource(options.replay)
     if options.link is not None:
-        find = _observed(stack.enter_context(_observer(options.link)))
-    elif options.hosts:
-        find = _named(home, options.hosts)
+        socket = stack.enter_context(_observer(options.link))
+        find = partial(list[Endpoint], [Endpoint("syncer", "by link", socket)])
     else:
-        find = home.daemons
+        find = partial(_daemons, home, options.host)
     source: Source = LiveSource(find, client.Connection)
     return source if options.record is None else RecordingSource(source, options.record)
 
 
-def _named(home: Home, hosts: Sequence[str]) -> Callable[[], Sequence[DaemonEndpoint]]:
-    """Daemons given as sockets, or as instances of this home."""
+def _daemons(home: Home, hosts: Sequence[str]) -> list[Endpoint]:
+    """The daemons of this home, or those given as sockets or as instances."""
     from tui.sources.live import Endpoint
 
-    def find() -> list[DaemonEndpoint]:
-        here = home.daemons()
-        found: list[DaemonEndpoint] = []
-        for host in hosts:
-            if host.endswith(".sock"):
-                path = Path(host).expanduser()
-                role, _, instance = path.stem.partition("-")
-                found.append(Endpoint(role, instance or path.stem, path))
-                continue
-            fitting: list[DaemonEndpoint] = [one for one in here if one.instance == host]
-            # One that does not run yet is asked all the same, and shown as not answering.
-            found += fitting or [Endpoint("learner", host, home.socket("learner", host))]
-        return found
-
-    return find
-
-
-def _observed(socket: Path) -> Callable[[], Sequence[DaemonEndpoint]]:
-    from tui.sources.live import Endpoint
-
-    return lambda: [Endpoint("syncer", "by link", socket)]
+    here = [Endpoint(*daemon) for daemon in home.daemons()]
+    if not hosts:
+        return here
+    found = []
+    for host in hosts:
+        if host.endswith(".sock"):
+            path = Path(host).expanduser()
+            role, _, instance = path.stem.partition("-")
+            found.append(Endpoint(role, instance or path.stem, path))
+            continue
+        fitting = [one for one in here if one.instance == host]
+        # One that does not run yet is asked all the same, and shown as not answering.
+        found += fitting or [Endpoint("learner", host, home.socket("learner", host))]
+    return found
 
 
 @contextlib.contextmanager

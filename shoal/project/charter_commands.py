@@ -10,29 +10,24 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from cyclopts import validators
 
-from host.files import keystore
-from host.files.home import Home
+from host.files import keystore, signed_project
+from host.files.home import Home, VoterRole
 from host.files.keystore import Identity
-from host.files.signed_project import (
-    SUFFIX,
-    OpenedProject,
-    newest_of,
-    open_project,
-    read_signed,
-    seal_project,
-    write_signed,
-)
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import NodeKey, short
 from protocol.log.records import majority
 from protocol.project import Charter, Voter
 from protocol.status import SeatStatus
+from shoal.common.choices import HomeHere, Key, ProjectPath, WholeKey, option
 from shoal.common.toml_tables import Place
 from shoal.project import charter_delivery, charters, file_commands
+from shoal.project.file_commands import project_app
 from shoal.project.project_file import check_together
 from shoal.project.template import toml_value
 
@@ -45,17 +40,53 @@ class Case:
     """The signed file."""
     home: Home
     owner: Identity
-    project: OpenedProject
+    project: signed_project.OpenedProject
     """Under the newest charter that this machine knows."""
     file_revision: int
 
 
 # The verbs.
 
+project_app.command(
+    "shoal.project.invite_command:invite",
+    help="Print the join link of the syncer that runs here, and nothing else.",
+)
+project_app.command(
+    "shoal.project.reset_seat_command:reset_seat",
+    help="Continue from this host's records after most voters are lost for good, in a new epoch.",
+)
+project_app.command(
+    "shoal.project.restore_command:restore",
+    name="restore-snapshot",
+    help="Go back to a snapshot of the whole swarm: a new epoch, in which learners go on from "
+    "theirs.\n\nA damaged snapshot gives way to the good one before it, which is named.",
+)
 
-def add_voter(path: Path, home: Home, *, key: str, role: str, priority: int) -> list[str]:
-    """One voter more."""
-    case = open_case(path, home)
+
+@project_app.command
+def add_syncer(
+    key: WholeKey,
+    project: ProjectPath,
+    *,
+    priority: Annotated[
+        int,
+        option(
+            "Of several syncers the highest leads when it can.", validators.Number(gte=0, lte=100)
+        ),
+    ] = 5,
+    home: HomeHere,
+) -> list[str]:
+    """Add a syncer that stands by, ready to lead; `shoal syncer key` prints its key there."""
+    return _add_voter(key, "syncer", priority, open_case(project, home))
+
+
+@project_app.command
+def add_witness(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> list[str]:
+    """Add a witness that votes; `shoal witness key` prints its key there."""
+    return _add_voter(key, "witness", 0, open_case(project, home))
+
+
+def _add_voter(key: str, role: VoterRole, priority: int, case: Case) -> list[str]:
     voter = msgspec.convert((charters.full_key(key), role, priority), Voter)
     known = case.project.charter.voter(voter.key)
     if known is not None:
@@ -73,18 +104,20 @@ def add_voter(path: Path, home: Home, *, key: str, role: str, priority: int) -> 
     ]
 
 
-def remove_voter(path: Path, home: Home, *, key: str) -> list[str]:
-    """One voter less."""
-    case = open_case(path, home)
+@project_app.command(name=["remove-voter", "remove-syncer", "remove-witness"])
+def remove_voter(key: Key, project: ProjectPath, *, home: HomeHere) -> list[str]:
+    """Take a syncer's or a witness's vote away."""
+    case = open_case(project, home)
     wanted = _voter_key(case, key)
     _check_enough_here(case, wanted)
     lines = _change_voters(case, lambda voters: tuple(one for one in voters if one.key != wanted))
     return [*lines, "its daemon can be stopped once that revision is in force"]
 
 
-def readmit(path: Path, home: Home, *, key: str) -> list[str]:
-    """Let a voter vote again whose disk was wiped, replaced or put back."""
-    case = open_case(path, home)
+@project_app.command
+def readmit(key: Key, project: ProjectPath, *, home: HomeHere) -> list[str]:
+    """Readmit a voter whose disk was wiped, replaced, or restored from a copy."""
+    case = open_case(project, home)
     wanted = _voter_key(case, key)
     if len(case.project.charter.voters) == 1:
         raise UserError(
@@ -107,9 +140,10 @@ def readmit(path: Path, home: Home, *, key: str) -> list[str]:
     return _change_voters(case, renewed, is_in_file=False, is_remedy=True)
 
 
-def ban(path: Path, home: Home, *, key: str) -> list[str]:
+@project_app.command
+def ban(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> list[str]:
     """Ban a learner from now on."""
-    case = open_case(path, home)
+    case = open_case(project, home)
     wanted = charters.full_key(key)
     if wanted in case.project.charter.banned:
         return [f"{short(wanted)} is banned already"]
@@ -121,9 +155,15 @@ def ban(path: Path, home: Home, *, key: str) -> list[str]:
     return _ban(case, (*case.project.charter.banned, wanted))
 
 
-def unban(path: Path, home: Home, *, key: str) -> list[str]:
-    """Let a learner take part again."""
-    case = open_case(path, home)
+@project_app.command
+def unban(
+    key: Annotated[str, option("The learner's key; its first 8 digits are enough.")],
+    project: ProjectPath,
+    *,
+    home: HomeHere,
+) -> list[str]:
+    """Let a banned learner take part again."""
+    case = open_case(project, home)
     banned = case.project.charter.banned
     wanted = charters.find_key(key, list(banned), "Banned are")
     return _ban(case, tuple(one for one in banned if one != wanted))
@@ -135,9 +175,20 @@ def _ban(case: Case, banned: tuple[NodeKey, ...]) -> list[str]:
     return [*lines, *to_paste(case, ["[admission]", f"banned = [{listed}]"])]
 
 
-def set_values(path: Path, home: Home, *, settings: list[str]) -> list[str]:
-    """Other values of what a charter may change."""
-    case = open_case(path, home)
+@project_app.command(name="set")
+def set_values(
+    project: ProjectPath,
+    *settings: Annotated[
+        str,
+        option(
+            "NAME=VALUE as in the project file, such as rounds.quorum=2 or "
+            "seat.durability=majority."
+        ),
+    ],
+    home: HomeHere,
+) -> list[str]:
+    """Change rules of a project: [training], [outer], [rounds], [limits], [seat]."""
+    case = open_case(project, home)
     pairs: list[tuple[str, str]] = []
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -149,9 +200,7 @@ def set_values(path: Path, home: Home, *, settings: list[str]) -> list[str]:
         charter = charters.with_setting(charter, name, text, case.target.name)
     genesis = case.project.genesis
     check_together(
-        charter.inner,
-        charter.rounds,
-        charter.limits,
+        charter,
         fragments=genesis.fragments,
         sequence_tokens=genesis.data.sequence_tokens,
         place=Place(case.target.name),
@@ -183,20 +232,14 @@ def open_case(path: Path, home: Home) -> Case:
 
     UserError if it is not signed, or the owner's key is not in this home.
     """
-    target = path.with_suffix(SUFFIX)
-    if path.suffix not in (".toml", SUFFIX):
-        raise UserError(
-            f"{path} is neither a signed project ({SUFFIX}) nor a project file (.toml)."
-        )
-    if path.suffix == ".toml" and not target.is_file():
-        raise UserError(f"{path} is not signed yet. Sign it with: shoal project sign {path}")
-    project = read_signed(target)
+    target = file_commands.signed_beside(path)
+    project = signed_project.read_signed(target)
     owner = _owner(home, project)
-    newest = newest_of(project, *charter_delivery.kept_charters(home, project))
+    newest = signed_project.newest_of(project, *charter_delivery.kept_charters(home, project))
     return Case(target, home, owner, newest, project.charter.revision)
 
 
-def _owner(home: Home, project: OpenedProject) -> Identity:
+def _owner(home: Home, project: signed_project.OpenedProject) -> Identity:
     path = home.identity("owner")
     remedy = "Run this with the owner's --home, or put the owner's key file back."
     if not path.is_file():
@@ -228,17 +271,17 @@ def revise(case: Case, charter: Charter) -> list[str]:
     return [*lines, *charter_delivery.hand_over(case.home, project, case.target)]
 
 
-def _write(case: Case, charter: Charter) -> OpenedProject:
+def _write(case: Case, charter: Charter) -> signed_project.OpenedProject:
     """The signed project in its place; edits of the project file still count as unsigned."""
-    sealed = seal_project(case.project.genesis, charter, case.owner)
+    sealed = signed_project.seal_project(case.project.genesis, charter, case.owner)
     source = case.target.with_suffix(".toml")
     stamp = case.target.stat()
     is_edited = source.is_file() and source.stat().st_mtime > stamp.st_mtime
-    write_signed(case.target, sealed)
+    signed_project.write_signed(case.target, sealed)
     if is_edited:
         os.utime(case.target, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     file_commands.keep_copy(case.target, case.home)
-    return open_project(sealed.genesis, sealed.charter)
+    return signed_project.open_project(sealed.genesis, sealed.charter)
 
 
 def seats(case: Case) -> list[SeatStatus]:

@@ -10,25 +10,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from protocol import project as specs
 from protocol.errors import UserError
 from protocol.ids import NodeKey, short
-from protocol.project import (
-    Charter,
-    Durability,
-    InnerSpec,
-    LimitSpec,
-    OuterSpec,
-    RoundSpec,
-    Voter,
-)
-from shoal.common.toml_tables import Place, read_value, shown
+from shoal.common.toml_tables import Place, read_fields, read_value, shown
 from shoal.project.template import toml_value
 
 SECTIONS: dict[str, tuple[str, type[Struct]]] = {
-    "training": ("inner", InnerSpec),
-    "outer": ("outer", OuterSpec),
-    "rounds": ("rounds", RoundSpec),
-    "limits": ("limits", LimitSpec),
+    "training": ("inner", specs.InnerSpec),
+    "outer": ("outer", specs.OuterSpec),
+    "rounds": ("rounds", specs.RoundSpec),
+    "limits": ("limits", specs.LimitSpec),
 }
 """Sections of a project file: the charter's field, and its type."""
 
@@ -69,12 +61,12 @@ def find_key(text: str, known: list[NodeKey], what: str) -> NodeKey:
 # Voters.
 
 
-def named(voter: Voter) -> str:
+def named(voter: specs.Voter) -> str:
     """The voter as people see it on every screen."""
     return f"{voter.role} {short(voter.key)}"
 
 
-def voter_changes(former: Charter, charter: Charter) -> list[str]:
+def voter_changes(former: specs.Charter, charter: specs.Charter) -> list[str]:
     """Who was added, removed or readmitted, in words."""
     before = {voter.key: voter for voter in former.voters}
     after = {voter.key: voter for voter in charter.voters}
@@ -89,7 +81,7 @@ def voter_changes(former: Charter, charter: Charter) -> list[str]:
     ]
 
 
-def check_one_voter(former: Charter, charter: Charter, file: str) -> None:
+def check_one_voter(former: specs.Charter, charter: specs.Charter, file: str) -> None:
     """UserError if more than one voter differs: their majorities might not meet."""
     changes = voter_changes(former, charter)
     if former.epoch != charter.epoch or len(changes) <= 1:
@@ -104,7 +96,7 @@ def check_one_voter(former: Charter, charter: Charter, file: str) -> None:
     )
 
 
-def check_enough_votes(voters: tuple[Voter, ...]) -> str:
+def check_enough_votes(voters: tuple[specs.Voter, ...]) -> str:
     """What is to be said about this number of voters. UserError if it has no syncer."""
     if all(voter.role != "syncer" for voter in voters):
         raise UserError(
@@ -121,7 +113,7 @@ def check_enough_votes(voters: tuple[Voter, ...]) -> str:
     return ""
 
 
-def voter_tables(charter: Charter) -> list[str]:
+def voter_tables(charter: specs.Charter) -> list[str]:
     """The voters as a project file writes them."""
     lines: list[str] = []
     for voter in charter.voters:
@@ -137,7 +129,7 @@ def voter_tables(charter: Charter) -> list[str]:
 # Settings.
 
 
-def settings(charter: Charter) -> dict[str, Any]:
+def settings(charter: specs.Charter) -> dict[str, Any]:
     """Every value that the owner may change, by its name in the project file."""
     found: dict[str, Any] = {
         f"{section}.{name}": getattr(getattr(charter, at), name)
@@ -148,7 +140,7 @@ def settings(charter: Charter) -> dict[str, Any]:
     return found
 
 
-def with_setting(charter: Charter, name: str, text: str, file: str) -> Charter:
+def with_setting(charter: specs.Charter, name: str, text: str, file: str) -> specs.Charter:
     """The charter with another value, written as in the project file; bare words are texts.
 
     UserError for a name that is none, and for a value that is not allowed.
@@ -161,13 +153,13 @@ def with_setting(charter: Charter, name: str, text: str, file: str) -> Charter:
     place = Place(file, name)
     value = read_setting(text)
     if name == DURABILITY:
-        return msgspec.structs.replace(charter, durability=read_value(value, Durability, place))
+        return msgspec.structs.replace(
+            charter, durability=read_value(value, specs.Durability, place)
+        )
     section, _, key = name.partition(".")
     at, kind = SECTIONS[section]
-    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    changed = msgspec.structs.replace(
-        getattr(charter, at), **{key: read_value(value, types[key], place)}
-    )
+    read = read_fields({key: value}, kind, Place(file, section), key)
+    changed = msgspec.structs.replace(getattr(charter, at), **read)
     return msgspec.structs.replace(charter, **{at: changed})
 
 
@@ -195,7 +187,7 @@ def read_setting(text: str) -> object:
     return text
 
 
-def differences(former: Charter, charter: Charter) -> Iterator[str]:
+def differences(former: specs.Charter, charter: specs.Charter) -> Iterator[str]:
     """What is new in a charter, one line each."""
     yield from voter_changes(former, charter)
     before = {voter.key: voter for voter in former.voters}

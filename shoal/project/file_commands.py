@@ -4,44 +4,43 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Annotated
 
-from host.files import keystore
-from host.files.home import Home
-from host.files.signed_project import (
-    SUFFIX,
-    OpenedProject,
-    newest_of,
-    read_signed,
-    seal_project,
-    write_signed,
-)
+from host.files import keystore, signed_project
+from host.files.home import DEFAULT_INSTANCE, Home
 from protocol.errors import ShoalError, UserError
 from protocol.fragments import build_layout
 from protocol.ids import short
 from protocol.project import encode, project_id
+from shoal.common.choices import HomeHere, Instance, area, option, switch
+from shoal.common.writing import write_new
 from shoal.project import charter_delivery, charters, project_file
-from shoal.project.presets import PresetName, preset_of
+from shoal.project.presets import PRESETS, PresetName
 from shoal.project.template import create_text
 
 DEFAULT_FILE = "project.toml"
 
+project_app = area("project")
 
-def create(path: Path, name: str | None, preset: PresetName = "small") -> list[str]:
-    """Writes a new project file and returns what to say. UserError if there is one already."""
+
+@project_app.command
+def create(
+    path: Annotated[Path, option("The file to write, or its directory.")] = Path(DEFAULT_FILE),
+    *,
+    name: Annotated[str | None, option("What the project is called.")] = None,
+    preset: Annotated[
+        PresetName, option("Values for a small model on few machines, or the published ones.")
+    ] = "small",
+) -> list[str]:
+    """Write a project file with every setting explained."""
     if path.is_dir():
         path = path / DEFAULT_FILE
     if path.suffix != ".toml":
         raise UserError(f"{path} does not end in .toml. Call it {path.with_suffix('.toml')}.")
-    chosen = preset_of(preset)
+    chosen = PRESETS[preset]
     text = create_text(name or _name_for(path), changes=chosen.values, comments=chosen.comments)
     project_file.parse(text, path)  # a name that cannot be used must not reach the file
-    try:
-        with path.open("x", encoding="utf-8") as handle:
-            handle.write(text)
-    except FileExistsError as error:
-        raise UserError(f"{path} exists and is not overwritten. Choose another name.") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from error
+    write_new(path, text.encode())
     return [f"wrote {path}", f"next: edit it, then `shoal project sign {path}`"]
 
 
@@ -50,21 +49,27 @@ def _name_for(path: Path) -> str:
     return stem[:64].strip() or "my-project"
 
 
-def sign(path: Path, home: Home, *, instance: str, changes_voter: bool = False) -> list[str]:
-    """Writes the signed project beside the project file and returns what to say.
-
-    changes_voter: the file decides about a voter that it has more, or less, than what was signed.
-    """
+@project_app.command
+def sign(
+    path: Annotated[Path, option("The project file (.toml).")],
+    *,
+    change_voter: Annotated[
+        bool, switch("Accept a voter that the file adds to, or leaves out of, what is signed.")
+    ] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> list[str]:
+    """Check a project file against model and text, and sign it with the owner's key."""
     file = project_file.read_file(path)
     owner = keystore.load_or_create(home.identity("owner"))
     here = keystore.load_or_create(home.identity("syncer", instance))
-    target = path.with_suffix(SUFFIX)
+    target = path.with_suffix(signed_project.SUFFIX)
     genesis = project_file.make_genesis(file, owner=owner.key, data_cache=home.data_cache())
     project = project_id(encode(genesis))
     former = _former(target, home, project)
     old = former.charter if former is not None else None
     charter = project_file.make_charter(file, project=project, this_host=here.key, former=old)
-    if old is not None and charters.voter_changes(old, charter) and not changes_voter:
+    if old is not None and charters.voter_changes(old, charter) and not change_voter:
         raise UserError(
             f"{path.name}: its voters are not those of revision {old.revision}: by the file, "
             f"{'; '.join(charters.voter_changes(old, charter))}. If the file is behind, put the "
@@ -74,10 +79,10 @@ def sign(path: Path, home: Home, *, instance: str, changes_voter: bool = False) 
     if former is not None and charter == old:
         made = former.stored()
     else:
-        made = seal_project(genesis, charter, owner)
+        made = signed_project.seal_project(genesis, charter, owner)
     # Written even so: a signed file must not be older than the project file it was made from.
-    write_signed(target, made)
-    signed = read_signed(target)
+    signed_project.write_signed(target, made)
+    signed = signed_project.read_signed(target)
     word = "unchanged, still signed as" if charter == old else "signed as"
     lines = _summary(signed, target, word)
     if old is None or (charter == old and not charter_delivery.voters_here(home, signed, [])):
@@ -86,17 +91,17 @@ def sign(path: Path, home: Home, *, instance: str, changes_voter: bool = False) 
     return [*lines, *charter_delivery.hand_over(home, signed, target)]
 
 
-def _former(target: Path, home: Home, project: bytes) -> OpenedProject | None:
+def _former(target: Path, home: Home, project: bytes) -> signed_project.OpenedProject | None:
     """The newest revision of this project that is known here; None where there is none."""
     for place in (target, home.root / "projects" / project.hex() / "project.shoal"):
         with contextlib.suppress(UserError):
-            found = read_signed(place)
+            found = signed_project.read_signed(place)
             if found.id == project:
-                return newest_of(found, *charter_delivery.kept_charters(home, found))
+                return signed_project.newest_of(found, *charter_delivery.kept_charters(home, found))
     return None
 
 
-def _summary(project: OpenedProject, target: Path, word: str) -> list[str]:
+def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> list[str]:
     layout = build_layout(
         project.genesis.model.tensors, project.genesis.strategy, project.genesis.fragments
     )
@@ -112,8 +117,11 @@ def _summary(project: OpenedProject, target: Path, word: str) -> list[str]:
     ]
 
 
-def show(path: Path) -> list[str]:
-    """What a signed project or a project file says, in lines."""
+@project_app.command
+def show(
+    path: Annotated[Path, option("A signed project (.shoal) or a project file (.toml).")],
+) -> list[str]:
+    """Print what a project file says."""
     if path.suffix == ".toml":
         file = project_file.read_file(path)
         return [
@@ -125,7 +133,7 @@ def show(path: Path) -> list[str]:
             f"data        {file.data.source} {file.data.location}".rstrip(),
             f"tokens      {file.limits.tokens:,}",
         ]
-    project = read_signed(path)
+    project = signed_project.read_signed(path)
     genesis, charter = project.genesis, project.charter
     data, rounds, outer = genesis.data, charter.rounds, charter.outer
     parameters = sum(tensor.numel for tensor in genesis.model.tensors)
@@ -163,43 +171,50 @@ def signed_path(path: Path) -> Path:
 
     UserError if it is not there, not readable as such, or older than the project file.
     """
-    target = path.with_suffix(SUFFIX)
-    remedy = f"Sign it with: shoal project sign {path.with_suffix('.toml')}"
-    if path.suffix == ".toml":
-        if not path.is_file():
-            raise UserError(f"There is no file {path}. Make one with: shoal project create {path}")
-        if not target.is_file():
-            raise UserError(f"{path} is not signed yet. {remedy}")
-        if target.stat().st_mtime < path.stat().st_mtime:
-            raise UserError(f"{path} has changed since it was signed. {remedy}")
-    elif path.suffix != SUFFIX:
+    if path.suffix == ".toml" and not path.is_file():
+        raise UserError(f"There is no file {path}. Make one with: shoal project create {path}")
+    target = signed_beside(path)
+    if path.suffix == ".toml" and target.stat().st_mtime < path.stat().st_mtime:
         raise UserError(
-            f"{path} is neither a signed project ({SUFFIX}) nor a project file (.toml)."
+            f"{path} has changed since it was signed. Sign it with: shoal project sign {path}"
         )
-    read_signed(target)
+    signed_project.read_signed(target)
     return target
 
 
-def keep_copy(path: Path, home: Home) -> OpenedProject:
+def signed_beside(path: Path) -> Path:
+    """The same, whatever its age; a signed file is not looked for."""
+    if path.suffix not in (".toml", signed_project.SUFFIX):
+        raise UserError(
+            f"{path} is neither a signed project ({signed_project.SUFFIX}) nor a project file "
+            "(.toml)."
+        )
+    target = path.with_suffix(signed_project.SUFFIX)
+    if path.suffix == ".toml" and not target.is_file():
+        raise UserError(f"{path} is not signed yet. Sign it with: shoal project sign {path}")
+    return target
+
+
+def keep_copy(path: Path, home: Home) -> signed_project.OpenedProject:
     """The project at `path`, which from now on this home knows by its id."""
-    project = read_signed(path)
+    project = signed_project.read_signed(path)
     copy = home.project_file(project.id)
     try:
-        known = read_signed(copy).charter.revision
+        known = signed_project.read_signed(copy).charter.revision
     except ShoalError:
         known = -1
     if project.charter.revision > known:
-        write_signed(copy, project.stored())
+        signed_project.write_signed(copy, project.stored())
     return project
 
 
-def to_export(path: Path | None, home: Home, *, instance: str) -> OpenedProject:
+def to_export(path: Path | None, home: Home, *, instance: str) -> signed_project.OpenedProject:
     """The project to export: the one at `path`, or the only one that this home's syncer knows."""
     if path is not None:
-        return read_signed(signed_path(path))
+        return signed_project.read_signed(signed_path(path))
     known = home.hosted_projects(instance)
     if len(known) == 1:
-        return read_signed(known[0])
+        return signed_project.read_signed(known[0])
     if not known:
         raise UserError(
             f"No syncer {instance} has run in {home.root}. Run `shoal export` on the syncer's "

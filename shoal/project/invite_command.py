@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from host.files.home import Home
+from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.signed_project import read_signed
 from protocol.errors import TransientError
 from protocol.status import SyncerStatus
 from shoal.common import daemons, durations
+from shoal.common.choices import HomeHere, Instance, option
 from shoal.common.exit_codes import ExitCode
 from shoal.project import file_commands
 
 
-def invite(home: Home, path: Path | None, *, instance: str, wait: str | None) -> int:
-    """Prints the link alone, so that scripts can use it.
-
-    wait: how long to wait for a syncer that is still starting. TransientError if there is none.
-    """
-    project = read_signed(file_commands.signed_path(path)).id.hex() if path is not None else None
-    link = _link(home, project, instance)
+def invite(
+    project: Annotated[
+        Path | None, option("Only this signed project; otherwise whatever the syncer here serves.")
+    ] = None,
+    *,
+    wait: Annotated[
+        str | None, option("How long to wait for a syncer: 30s, 5m; not at all by default.")
+    ] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int:
+    """Prints the link alone, so that scripts can use it. TransientError if there is none."""
+    wanted = read_signed(file_commands.signed_path(project)).id.hex() if project else None
+    link = _link(home, wanted, instance)
     if link is None and wait is not None:
         for _ in daemons.again(durations.seconds(wait)):
-            link = _link(home, project, instance)
+            link = _link(home, wanted, instance)
             if link is not None:
                 break
     if link is None:
         raise TransientError(
-            f"No syncer {instance} of {'this' if project else 'a'} project answers in {home.root}, "
+            f"No syncer {instance} of {'this' if wanted else 'a'} project answers in {home.root}, "
             "or it has no address yet. Start one with `shoal syncer run PROJECT`, or name another "
             "place with --home."
         )

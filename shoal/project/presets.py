@@ -10,7 +10,6 @@ known to us, the line says so and holds a value of ours, or of DiLoCo (arXiv 231
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from shoal.project.template import Value
@@ -27,78 +26,70 @@ class Preset(NamedTuple):
 
 NOT_PUBLISHED: Final = "no published value known"
 
-PAPER_VALUES: Final[Mapping[str, Value]] = MappingProxyType(
-    {
-        "model.fragments": 24,
-        "model.strategy": "balanced",
-        "model.merge.embeddings": "mean",
-        "model.merge.matrices": "rda",
-        "model.merge.vectors": "rda",
-        "model.config.initializer_range": 0.02,
-        "training.optimizer": "adamw",
-        "training.beta1": 0.9,
-        "training.moments": "peer",
-        "outer.learning_rate": 0.7,
-        "outer.momentum": 0.9,
-        "outer.clip_to_median": 1e6,
-        "outer.nesterov": True,
-        "rounds.local_steps": 24,
-        "rounds.overlap_steps": 2,
-        "rounds.quorum": 1,
-        "rounds.grace_safety": 0.9,
-        "rounds.pace_share": 0.0,
-        "rounds.apply": "overwrite",
-        "rounds.up_codec": "bf16",
-        "rounds.down_codec": "bf16",
-        "rounds.weights": "quality",
-        "rounds.eligible": "step",
-    }
-)
+PAPER_VALUES: Final[Mapping[str, Value]] = {
+    "model.fragments": 24,
+    "model.strategy": "balanced",
+    "model.merge.embeddings": "mean",
+    "model.merge.matrices": "rda",
+    "model.merge.vectors": "rda",
+    "model.config.initializer_range": 0.02,
+    "training.optimizer": "adamw",
+    "training.beta1": 0.9,
+    "training.moments": "peer",
+    "outer.learning_rate": 0.7,
+    "outer.momentum": 0.9,
+    "outer.clip_to_median": 1e6,
+    "outer.nesterov": True,
+    "rounds.local_steps": 24,
+    "rounds.overlap_steps": 2,
+    "rounds.quorum": 1,
+    "rounds.grace_safety": 0.9,
+    "rounds.pace_share": 0.0,
+    "rounds.apply": "overwrite",
+    "rounds.up_codec": "bf16",
+    "rounds.down_codec": "bf16",
+    "rounds.weights": "quality",
+    "rounds.eligible": "step",
+}
 
-PAPER_COMMENTS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "model.fragments": "P of the paper; as many as local steps, so each merges one fragment",
-        "model.strategy": "the paper's choice; also tensor or layer",
-        "model.merge.vectors": "all but embeddings are merged by rda in the paper",
-        "model.config.initializer_range": "spread of the first weights; what `transformers` has",
-        "training.optimizer": "as in the paper; muon takes the hidden matrices",
-        "training.learning_rate": f"at its peak; {NOT_PUBLISHED}",
-        "training.weight_decay": f"0 switches it off; {NOT_PUBLISHED}",
-        "training.beta1": f"memory of the mean gradient; {NOT_PUBLISHED}",
-        "training.beta2": f"memory of the mean squared gradient; {NOT_PUBLISHED}",
-        "training.grad_norm_max": f"a longer gradient is scaled down; {NOT_PUBLISHED}",
-        "training.batch_sequences": f"sequences in one local step; {NOT_PUBLISHED}",
-        "training.warmup_frac": f"share of the budget in which the rate rises; {NOT_PUBLISHED}",
-        "training.final_learning_rate_frac": f"rate at the end, of the peak; {NOT_PUBLISHED}",
-        "training.fresh_moment_steps": "local steps in which a new learner eases in; ours",
-        "training.moments": "a learner that comes (back) copies a healthy one; the paper copies a "
-        f"checkpoint; whether optimizer state is in it: {NOT_PUBLISHED}",
-        "outer.learning_rate": f"{NOT_PUBLISHED}; 0.7 is DiLoCo's",
-        "outer.momentum": f"{NOT_PUBLISHED}; 0.9 is DiLoCo's. Small models on few tokens do better "
-        "with 0.7, as `--preset small` has it",
-        "outer.clip_to_median": "the paper is not known to clip pushes; this never does",
-        "outer.nesterov": "as in the paper; false: plain momentum",
-        "rounds.local_steps": "H of the paper",
-        "rounds.overlap_steps": "tau of the paper: two rounds in flight",
-        "rounds.quorum": "K of the paper: the first push is enough, grace brings the others",
-        "rounds.grace_safety": f"gamma, below 1; {NOT_PUBLISHED}",
-        "rounds.pace_share": "the paper waits for K learners only, whatever their speed",
-        "rounds.patience_s": "seconds before a round settles for those who are alive; ours",
-        "rounds.pull_timeout_s": "seconds after which a learner is late for its round; ours",
-        "rounds.up_codec": "bf16 is the paper's baseline; int4 it found almost free",
-        "rounds.down_codec": "bf16 is the paper's baseline; whether int4 went down is not known",
-        "rounds.weights": "tokens x tokens per local step, as in the paper",
-        "rounds.eligible": "a learner with one local step on a fragment is ready, as in the paper",
-        "limits.tokens": "the run ends after this many trained tokens; the paper's smallest model "
-        "saw 26 billion",
-    }
-)
+PAPER_COMMENTS: Final[Mapping[str, str]] = {
+    "model.fragments": "P of the paper; as many as local steps, so each merges one fragment",
+    "model.strategy": "the paper's choice; also tensor or layer",
+    "model.merge.vectors": "all but embeddings are merged by rda in the paper",
+    "model.config.initializer_range": "spread of the first weights; what `transformers` has",
+    "training.optimizer": "as in the paper; muon takes the hidden matrices",
+    "training.learning_rate": f"at its peak; {NOT_PUBLISHED}",
+    "training.weight_decay": f"0 switches it off; {NOT_PUBLISHED}",
+    "training.beta1": f"memory of the mean gradient; {NOT_PUBLISHED}",
+    "training.beta2": f"memory of the mean squared gradient; {NOT_PUBLISHED}",
+    "training.grad_norm_max": f"a longer gradient is scaled down; {NOT_PUBLISHED}",
+    "training.batch_sequences": f"sequences in one local step; {NOT_PUBLISHED}",
+    "training.warmup_frac": f"share of the budget in which the rate rises; {NOT_PUBLISHED}",
+    "training.final_learning_rate_frac": f"rate at the end, of the peak; {NOT_PUBLISHED}",
+    "training.fresh_moment_steps": "local steps in which a new learner eases in; ours",
+    "training.moments": "a learner that comes (back) copies a healthy one; the paper copies a "
+    f"checkpoint; whether optimizer state is in it: {NOT_PUBLISHED}",
+    "outer.learning_rate": f"{NOT_PUBLISHED}; 0.7 is DiLoCo's",
+    "outer.momentum": f"{NOT_PUBLISHED}; 0.9 is DiLoCo's. Small models on few tokens do better "
+    "with 0.7, as `--preset small` has it",
+    "outer.clip_to_median": "the paper is not known to clip pushes; this never does",
+    "outer.nesterov": "as in the paper; false: plain momentum",
+    "rounds.local_steps": "H of the paper",
+    "rounds.overlap_steps": "tau of the paper: two rounds in flight",
+    "rounds.quorum": "K of the paper: the first push is enough, grace brings the others",
+    "rounds.grace_safety": f"gamma, below 1; {NOT_PUBLISHED}",
+    "rounds.pace_share": "the paper waits for K learners only, whatever their speed",
+    "rounds.patience_s": "seconds before a round settles for those who are alive; ours",
+    "rounds.pull_timeout_s": "seconds after which a learner is late for its round; ours",
+    "rounds.up_codec": "bf16 is the paper's baseline; int4 it found almost free",
+    "rounds.down_codec": "bf16 is the paper's baseline; whether int4 went down is not known",
+    "rounds.weights": "tokens x tokens per local step, as in the paper",
+    "rounds.eligible": "a learner with one local step on a fragment is ready, as in the paper",
+    "limits.tokens": "the run ends after this many trained tokens; the paper's smallest model "
+    "saw 26 billion",
+}
 
-_PRESETS: Final[Mapping[PresetName, Preset]] = MappingProxyType(
-    {"small": Preset({}, {}), "paper": Preset(PAPER_VALUES, PAPER_COMMENTS)}
-)
-
-
-def preset_of(name: PresetName) -> Preset:
-    """The preset of this name."""
-    return _PRESETS[name]
+PRESETS: Final[Mapping[PresetName, Preset]] = {
+    "small": Preset({}, {}),
+    "paper": Preset(PAPER_VALUES, PAPER_COMMENTS),
+}

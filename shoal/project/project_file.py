@@ -15,39 +15,23 @@ import msgspec
 from msgspec import Struct
 
 from protocol import limits
+from protocol import project as specs
 from protocol.errors import UserError
 from protocol.ids import NodeKey
-from protocol.project import (
-    Charter,
-    ConfigValue,
-    DataSpec,
-    Durability,
-    FragmentStrategy,
-    Genesis,
-    InnerSpec,
-    LimitSpec,
-    MergeRules,
-    ModelSpec,
-    OuterSpec,
-    RoundSpec,
-    Voter,
-)
-from shoal.common.toml_tables import Place, as_table, check_keys, read_table, read_value, shown
+from shoal.common import toml_tables as toml
 from shoal.project.charters import check_one_voter
 
 THIS_HOST = "this host"
 FILE_BYTES_MAX = 1 << 20
 
 _SECTIONS = ("project", "model", "data", "training", "outer", "rounds", "limits", "voters")
-_GENESIS = {field.name: field.type for field in msgspec.structs.fields(Genesis)}
-_VOTER = {field.name: field.type for field in msgspec.structs.fields(Voter)}
 
 
 class VoterLine(Struct, frozen=True):
     """One [[voters]] table; `key` is None for the host that signs."""
 
     key: NodeKey | None
-    voter: Voter
+    voter: specs.Voter
     """With a blank key where `key` is None."""
 
 
@@ -58,17 +42,17 @@ class ProjectFile(Struct, frozen=True):
     name: str
     seed: int
     architecture: str
-    config: dict[str, ConfigValue]
-    rules: MergeRules
+    config: dict[str, specs.ConfigValue]
+    rules: specs.MergeRules
     fragments: int
-    strategy: FragmentStrategy
-    data: DataSpec
+    strategy: specs.FragmentStrategy
+    data: specs.DataSpec
     """Not counted yet: `blocks` and `digest` are blank."""
-    inner: InnerSpec
-    outer: OuterSpec
-    rounds: RoundSpec
-    limits: LimitSpec
-    durability: Durability
+    inner: specs.InnerSpec
+    outer: specs.OuterSpec
+    rounds: specs.RoundSpec
+    limits: specs.LimitSpec
+    durability: specs.Durability
     banned: tuple[NodeKey, ...]
     voters: tuple[VoterLine, ...]
 
@@ -95,73 +79,70 @@ def read_file(path: Path) -> ProjectFile:
 
 def parse(text: str, path: Path) -> ProjectFile:
     """What the text of a project file says. UserError, in one line, for the first thing wrong."""
-    place = Place(path.name)
+    place = toml.Place(path.name)
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise place.error(f"is not TOML: {error}") from error
-    check_keys(tables, _SECTIONS, place, optional=("seat", "admission"))
-    project = as_table(tables["project"], place.below("project"))
-    check_keys(project, ("name", "seed"), place.below("project"))
+    toml.check_keys(tables, _SECTIONS, place, optional=("seat", "admission"))
     file = ProjectFile(
         path=path,
-        name=_name(project["name"], place.below("project.name")),
-        seed=read_value(project["seed"], _GENESIS["seed"], place.below("project.seed")),
+        **_project(tables["project"], place.below("project")),
         **_model(tables["model"], place.below("model")),
         data=_data(tables["data"], place.below("data"), path),
-        inner=InnerSpec(**read_table(tables["training"], InnerSpec, place.below("training"))),
-        outer=OuterSpec(**read_table(tables["outer"], OuterSpec, place.below("outer"))),
-        rounds=RoundSpec(**read_table(tables["rounds"], RoundSpec, place.below("rounds"))),
-        limits=LimitSpec(**read_table(tables["limits"], LimitSpec, place.below("limits"))),
+        inner=specs.InnerSpec(
+            **toml.read_table(tables["training"], specs.InnerSpec, place.below("training"))
+        ),
+        outer=specs.OuterSpec(
+            **toml.read_table(tables["outer"], specs.OuterSpec, place.below("outer"))
+        ),
+        rounds=specs.RoundSpec(
+            **toml.read_table(tables["rounds"], specs.RoundSpec, place.below("rounds"))
+        ),
+        limits=specs.LimitSpec(
+            **toml.read_table(tables["limits"], specs.LimitSpec, place.below("limits"))
+        ),
         durability=_durability(tables.get("seat"), place.below("seat")),
         banned=_banned(tables.get("admission", {"banned": []}), place.below("admission")),
         voters=_voters(tables["voters"], place.below("voters")),
     )
-    check_together(
-        file.inner,
-        file.rounds,
-        file.limits,
-        fragments=file.fragments,
-        sequence_tokens=file.data.sequence_tokens,
-        place=place,
-    )
+    tokens = file.data.sequence_tokens
+    check_together(file, fragments=file.fragments, sequence_tokens=tokens, place=place)
     return file
 
 
-def _name(value: object, place: Place) -> str:
-    name: str = read_value(value, _GENESIS["name"], place)
-    if not name.isprintable() or name != name.strip():
-        raise place.error("must be printable text without blanks at its ends")
-    return name
+def _project(value: object, place: toml.Place) -> dict[str, Any]:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("name", "seed"), place)
+    read = toml.read_fields(table, specs.Genesis, place, "name", "seed")
+    if not read["name"].isprintable() or read["name"] != read["name"].strip():
+        raise place.below("name").error("must be printable text without blanks at its ends")
+    return read
 
 
-def _model(value: object, place: Place) -> dict[str, Any]:
-    table = as_table(value, place)
-    check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
-    architecture = {field.name: field.type for field in msgspec.structs.fields(ModelSpec)}
-    config = as_table(table["config"], place.below("config"))
+def _model(value: object, place: toml.Place) -> dict[str, Any]:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
+    config = toml.as_table(table["config"], place.below("config"))
     return {
-        "architecture": read_value(
-            table["architecture"], architecture["architecture"], place.below("architecture")
-        ),
+        **toml.read_fields(table, specs.ModelSpec, place, "architecture"),
         "config": {
-            key: read_value(setting, ConfigValue, place.below("config").below(key))
+            key: toml.read_value(setting, specs.ConfigValue, place.below("config").below(key))
             for key, setting in config.items()
         },
-        "rules": MergeRules(**read_table(table["merge"], MergeRules, place.below("merge"))),
-        "fragments": read_value(
-            table["fragments"], _GENESIS["fragments"], place.below("fragments")
+        "rules": specs.MergeRules(
+            **toml.read_table(table["merge"], specs.MergeRules, place.below("merge"))
         ),
-        "strategy": read_value(table["strategy"], _GENESIS["strategy"], place.below("strategy")),
+        **toml.read_fields(table, specs.Genesis, place, "fragments", "strategy"),
     }
 
 
-def _data(value: object, place: Place, path: Path) -> DataSpec:
-    values = read_table(value, DataSpec, place, omit=("blocks", "digest"))
+def _data(value: object, place: toml.Place, path: Path) -> specs.DataSpec:
+    values = toml.read_table(value, specs.DataSpec, place, omit=("blocks", "digest"))
     source, location = values["source"], values["location"]
     if source == "python-stdlib" and location:
         at = place.below("location")
-        raise at.error(f'must be "" for the source python-stdlib, not {shown(location)}')
+        raise at.error(f'must be "" for the source python-stdlib, not {toml.shown(location)}')
     if source != "python-stdlib" and not location:
         raise place.below("location").error(f"must not be empty: name what {source} is to read")
     beside = path.absolute().parent
@@ -169,37 +150,39 @@ def _data(value: object, place: Place, path: Path) -> DataSpec:
         values["location"] = str(beside / location)
     if (beside / values["tokenizer"]).is_file():
         values["tokenizer"] = str(beside / values["tokenizer"])
-    return DataSpec(**values, blocks=1, digest=bytes(32))
+    return specs.DataSpec(**values, blocks=1, digest=bytes(32))
 
 
-def _durability(value: object, place: Place) -> Durability:
+def _durability(value: object, place: toml.Place) -> specs.Durability:
     if value is None:
         return "standby"  # Files from before there were several voters do not say.
-    table = as_table(value, place)
-    check_keys(table, ("durability",), place)
-    read: Durability = read_value(table["durability"], Durability, place.below("durability"))
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("durability",), place)
+    read: specs.Durability = toml.read_value(
+        table["durability"], specs.Durability, place.below("durability")
+    )
     return read
 
 
-def _banned(value: object, place: Place) -> tuple[NodeKey, ...]:
-    table = as_table(value, place)
-    check_keys(table, ("banned",), place)
+def _banned(value: object, place: toml.Place) -> tuple[NodeKey, ...]:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("banned",), place)
     at, keys = place.below("banned"), table["banned"]
     if not isinstance(keys, list):
-        raise at.error(f"must be a list of keys, not {shown(keys)}")
+        raise at.error(f"must be a list of keys, not {toml.shown(keys)}")
     return tuple(_key(key, at) for key in keys)
 
 
-def _key(value: object, place: Place, *, also: str = "") -> NodeKey:
+def _key(value: object, place: toml.Place, *, also: str = "") -> NodeKey:
     if isinstance(value, str) and len(value) == 64:
         try:
             return bytes.fromhex(value)
         except ValueError:
             pass
-    raise place.error(f"must be {also}a key of 64 hex digits, not {shown(value)}")
+    raise place.error(f"must be {also}a key of 64 hex digits, not {toml.shown(value)}")
 
 
-def _voters(value: object, place: Place) -> tuple[VoterLine, ...]:
+def _voters(value: object, place: toml.Place) -> tuple[VoterLine, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= limits.VOTERS_MAX:
         raise place.error(f"must be 1 to {limits.VOTERS_MAX} tables, each written as [[voters]]")
     lines = tuple(_voter(one, place.below(str(i + 1))) for i, one in enumerate(value))
@@ -216,27 +199,21 @@ def _voters(value: object, place: Place) -> tuple[VoterLine, ...]:
     return lines
 
 
-def _voter(value: object, place: Place) -> VoterLine:
-    table = as_table(value, place)
-    check_keys(table, ("key", "role", "priority"), place)
+def _voter(value: object, place: toml.Place) -> VoterLine:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("key", "role", "priority"), place)
     key = None
     if table["key"] != THIS_HOST:
         key = _key(table["key"], place.below("key"), also=f'"{THIS_HOST}" or ')
-    role = read_value(table["role"], _VOTER["role"], place.below("role"))
-    priority = read_value(table["priority"], _VOTER["priority"], place.below("priority"))
-    return VoterLine(key, Voter(key or bytes(32), role, priority))
+    rest = toml.read_fields(table, specs.Voter, place, "role", "priority")
+    return VoterLine(key, specs.Voter(key or bytes(32), **rest))
 
 
 def check_together(
-    inner: InnerSpec,
-    rounds: RoundSpec,
-    bounds: LimitSpec,
-    *,
-    fragments: int,
-    sequence_tokens: int,
-    place: Place,
+    rules: ProjectFile | specs.Charter, *, fragments: int, sequence_tokens: int, place: toml.Place
 ) -> None:
     """UserError for values that are allowed each, but not with each other."""
+    inner, rounds, bounds = rules.inner, rules.rounds, rules.limits
     if rounds.quorum > bounds.learners:
         raise place.below("rounds.quorum").error(
             f"must be at most limits.learners ({bounds.learners}), not {rounds.quorum}"
@@ -264,7 +241,7 @@ def check_together(
         )
 
 
-def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Genesis:
+def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> specs.Genesis:
     """What the file says of the project that never changes.
 
     UserError if the model cannot be built or cut, the text cannot be read, or they do not fit each
@@ -282,7 +259,7 @@ def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Gene
         counted = describe_corpus(file.data, cache=data_cache)
     except UserError as error:
         raise UserError(f"{file.path.name}: {error}") from error
-    return Genesis(
+    return specs.Genesis(
         wire_version=limits.WIRE_VERSION,
         name=file.name,
         owner=owner,
@@ -295,14 +272,14 @@ def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> Gene
 
 
 def make_charter(
-    file: ProjectFile, *, project: bytes, this_host: NodeKey, former: Charter | None
-) -> Charter:
+    file: ProjectFile, *, project: bytes, this_host: NodeKey, former: specs.Charter | None
+) -> specs.Charter:
     """What the file says of the rules: the revision behind the former one, or the first.
 
     The former revision itself where nothing changed. Epoch and admitted disks are no matter of the
     file and stay. UserError if more than one voter differs.
     """
-    charter = Charter(
+    charter = specs.Charter(
         project=project,
         revision=1,
         voters=_named_voters(file, this_host),
@@ -339,7 +316,7 @@ def _rank(key: bytes, known: list[bytes]) -> int:
     return known.index(key) if key in known else len(known)
 
 
-def _named_voters(file: ProjectFile, this_host: NodeKey) -> tuple[Voter, ...]:
+def _named_voters(file: ProjectFile, this_host: NodeKey) -> tuple[specs.Voter, ...]:
     keys = [line.key or this_host for line in file.voters]
     if len(set(keys)) < len(keys):
         raise UserError(

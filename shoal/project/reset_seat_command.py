@@ -5,19 +5,20 @@ The owner says which record is the last that counts, and who votes from now on: 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from host.files import keystore
-from host.files.home import Home
+from host.files.home import DEFAULT_INSTANCE
 from host.files.keystore import Identity
 from host.join_link import parse_link
 from protocol.errors import UserError
 from protocol.ids import NodeKey, short
 from protocol.log.records import majority, record_hash
 from protocol.project import Origin, Voter
+from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
 from shoal.project import charter_commands, charters
 from shoal.project.charter_commands import Case
 
@@ -26,35 +27,45 @@ if TYPE_CHECKING:
 
 
 def reset_seat(
-    path: Path,
-    home: Home,
+    project: ProjectPath,
     *,
-    keep: tuple[str, ...],
-    instance: str,
-    is_confirmed: bool,
-    is_forced: bool,
-    link: str | None = None,
+    keep: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Key of a voter that stays; repeatable. This host's syncer alone otherwise.",
+            negative="",
+        ),
+    ] = (),
+    yes: Annotated[bool, switch("Do it; by default only say what would happen.")] = False,
+    force: Annotated[bool, switch("Even if a majority of the voters is here.")] = False,
+    from_learners: Annotated[
+        str | None,
+        option(
+            "A join link that still leads into the swarm: go on from what learners can "
+            "prove, where no syncer's disk is left."
+        ),
+    ] = None,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
 ) -> list[str]:
     """Begin a new epoch behind the last certified record of this host's syncer.
-
-    link: leads to learners whose newest proven state is taken instead of this host's.
 
     UserError if a majority is here, if this host has no records, or without a confirmation: then
     the warning is in its text.
     """
-    case = charter_commands.open_case(path, home)
+    case = charter_commands.open_case(project, home)
     own = _identity(case, instance)
     voters = _voters(case, own.key, keep)
     note = charters.check_enough_votes(voters)
-    if not is_forced:
+    if not force:
         _refuse_while_alive(case)
     rescued = None
-    if link is not None:
-        rescued = _rescued(case, link)
+    if from_learners is not None:
+        rescued = _rescued(case, from_learners)
         origin = Origin(rescued.record.index, rescued.summary.head)
     else:
         origin = last_certified(case, own, instance)
-    if not is_confirmed:
+    if not yes:
         print("\n".join(_warning(case, voters, origin)))
         raise UserError("Nothing was changed. To do it, repeat the command with --yes.")
     if rescued is not None:

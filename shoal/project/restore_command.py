@@ -7,16 +7,17 @@ their part go on from that; the others begin as joiners.
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from typing import Annotated
 
 from msgspec import structs
 
-from host.files.home import Daemon, Home
+from host.files.home import DEFAULT_INSTANCE, Daemon
 from protocol.errors import CorruptState, UserError
 from protocol.project import Origin
 from protocol.snapshots.manifest import Manifest, stamp
 from protocol.status import RestoreRow, SyncerStatus
 from shoal.common import daemons
+from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
 from shoal.project import charter_commands, charters
 from shoal.project.charter_commands import Case
 from shoal.project.snapshot_command import checked
@@ -26,18 +27,25 @@ WAIT_S = 120.0
 
 
 def restore(
-    path: Path, home: Home, *, snapshot: str | None, instance: str, is_confirmed: bool
+    project: ProjectPath,
+    snapshot: Annotated[
+        str | None,
+        option("Which one, by its name in `shoal syncer snapshot --list`; the newest by default."),
+    ] = None,
+    *,
+    yes: Annotated[bool, switch("Do it; by default only say what would happen.")] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
 ) -> int:
     """Begin a new epoch at a snapshot, and tell who goes on from what.
 
-    snapshot: None for the newest. A damaged one gives way to the one before it, which is said.
     UserError if there is none, or without a confirmation.
     """
-    case = charter_commands.open_case(path, home)
+    case = charter_commands.open_case(project, home)
     manifest, notes = _choose(case, instance, snapshot)
     for note in notes:
         print(note)
-    if not is_confirmed:
+    if not yes:
         print("\n".join(_warning(case, manifest)))
         raise UserError("Nothing was changed. To do it, repeat the command with --yes.")
     origin = Origin(manifest.index, manifest.head, manifest.snapshot)

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from host.control import client
 from host.files import signed_project
 from host.files import snapshot_files as files
-from host.files.home import Home
+from host.files.home import DEFAULT_INSTANCE, Home
 from protocol.errors import CorruptState, UserError
 from protocol.ids import short
 from protocol.snapshots.manifest import Manifest, stamp
 from protocol.status import SnapshotRow, SyncerStatus
 from shoal.common import daemons, failures
+from shoal.common.choices import HomeHere, Instance, switch
 from shoal.common.exit_codes import ExitCode
 
 TAKE_S = 660.0
 """The syncer itself gives late parts up after ten minutes."""
+
+
+def snapshot(
+    *,
+    list_kept: Annotated[
+        bool, switch("Take none; check and list those on this disk.", name="--list")
+    ] = False,
+    json: Annotated[bool, switch("With --list: as one JSON list.")] = False,
+    instance: Instance = DEFAULT_INSTANCE,
+    home: HomeHere,
+) -> int | list[str]:
+    """Takes a snapshot, or says which are here."""
+    if list_kept or json:
+        return show(home, instance=instance, as_json=json)
+    return take(home, instance=instance)
 
 
 def take(home: Home, *, instance: str) -> int:

@@ -6,11 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
+from cyclopts import Parameter, validators
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -18,16 +19,17 @@ from rich.table import Table
 from host.files.home import Home
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, encode, project_id
-from shoal.common.choices import Files
+from shoal.common import choices
 from shoal.project import project_file
+from shoal.project.project_file import ProjectFile
 from shoal.project.template import Value, create_text
 from shoal.sim import plots
 from shoal.sim.scale import write_rows
-from simulator.compare.results import Folder, Summary, fingerprint, rows_of, summaries
 from simulator.compare.setting import Setting
 
 if TYPE_CHECKING:
     from simulator.compare.algorithms import Algorithm
+    from simulator.compare.results import Folder, Summary
 
 NAME = "comparison"
 CHANGES: Mapping[str, Value] = {
@@ -43,38 +45,107 @@ NEVER = 1_000_000
 """Evaluations within a run would only cost time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What was asked for."""
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Cluster:
+    """The learners and links of a comparison, and its budget."""
 
-    algorithms: tuple[str, ...]
-    seeds: int
-    setting: Setting
-    project: Path | None
-    changes: tuple[str, ...]
-    results: Path
-    files: Files
+    learners: Annotated[
+        int, choices.option("Learners, or devices.", validators.Number(gte=1, lte=64))
+    ] = 4
+    steps: Annotated[
+        int, choices.option("Local steps of each learner: the budget.", choices.AtLeastOne)
+    ] = 600
+    link_mbps: Annotated[
+        float, choices.option("Megabits per second of every link.", choices.Positive)
+    ] = 1000.0
+    latency_ms: Annotated[
+        float, choices.option("Milliseconds, one way, between any two.", choices.NotNegative)
+    ] = 30.0
+    step_s: Annotated[
+        float, choices.option("Virtual seconds of a local step.", choices.Positive)
+    ] = 1.0
+    clock_parameters: Annotated[
+        float,
+        choices.option(
+            "Parameters of the model that the virtual clock sends; the one that is trained is "
+            "far smaller.",
+            choices.AtLeastOne,
+        ),
+    ] = 1e8
+    mtbi: Annotated[
+        float,
+        choices.option(
+            "Seconds between two interruptions of a learner, for algorithms that fail; 0: none.",
+            choices.NotNegative,
+        ),
+    ] = 600.0
+    away: Annotated[float, choices.option("Seconds until it is back.", choices.Positive)] = 60.0
+
+    def setting(self, seed: int) -> Setting:
+        """As the simulator takes it."""
+        return Setting(
+            seed=seed,
+            learners=self.learners,
+            steps=self.steps,
+            step_s=self.step_s,
+            link_mbps=self.link_mbps,
+            latency_s=self.latency_ms / 1000,
+            clock_parameters=round(self.clock_parameters),
+            mtbi_s=self.mtbi,
+            away_s=self.away,
+        )
 
 
-def run(asked: Comparison, home: Home) -> int:
+AS_USUAL = Cluster()
+
+
+def run(
+    algorithms: Annotated[
+        tuple[str, ...],
+        Parameter(help="Which ones; all by default. A wrong name lists them.", negative=""),
+    ] = (),
+    *,
+    seeds: Annotated[int, choices.option("Paired seeds.", choices.AtLeastOne)] = 3,
+    seed: Annotated[int, choices.option("The first of them.", choices.NotNegative)] = 1,
+    cluster: Cluster = AS_USUAL,
+    project: Annotated[
+        Path | None, choices.option("A project file to compare on, instead of the built-in one.")
+    ] = None,
+    set: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="KEY=VALUE: change the built-in project, as in rounds.local_steps=8; repeatable.",
+            negative="",
+        ),
+    ] = (),
+    results: Annotated[
+        Path, choices.option("Folder of finished runs; those in it are not done again.")
+    ] = Path("comparison"),
+    files: choices.Files = choices.TERMINAL_ONLY,
+    home: choices.HomeHere,
+) -> int:
     """Does the runs that the folder of results lacks, then shows all of them."""
     from simulator.compare.algorithms import chosen
+    from simulator.compare.results import Folder, rows_of, summaries
 
-    algorithms = chosen(asked.algorithms)
-    _check_parents(asked.files.json, asked.files.csv, asked.files.plot)
-    folder = Folder(asked.results)
+    wanted = chosen(algorithms)
+    _check_parents(files.json, files.csv, files.plot)
+    folder = Folder(results)
     console = Console()
-    plan = list(_plan(asked, algorithms, home))
+    file = _file(project, set)
+    settings = [cluster.setting(one) for one in range(seed, seed + seeds)]
+    plan = list(_plan(wanted, settings, file, home))
     missing = [one for one in plan if one.key not in folder.runs]
     if len(missing) < len(plan):
-        console.print(f"{len(plan) - len(missing)} of {len(plan)} runs are in {asked.results}")
+        console.print(f"{len(plan) - len(missing)} of {len(plan)} runs are in {results}")
     with _progress(console, len(missing)) as watch:
         for one in missing:
             _do(one, folder, home, watch(f"{one.algorithm.name}, seed {one.setting.seed}"))
     rows = rows_of(folder.runs[one.key] for one in plan)
     lines = summaries(rows)
     _show(console, lines)
-    return write_rows(asked.files, rows, lambda path: plots.compare(lines, path))
+    return write_rows(files, rows, lambda path: plots.compare(lines, path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +159,30 @@ class _Planned:
     key: str
 
 
-def _plan(asked: Comparison, algorithms: Sequence[Algorithm], home: Home) -> Iterator[_Planned]:
+def _plan(
+    algorithms: Sequence[Algorithm], settings: Sequence[Setting], file: ProjectFile, home: Home
+) -> Iterator[_Planned]:
     """Seed by seed, so that a comparison that is cut short has whole seeds."""
-    for seed in range(asked.setting.seed, asked.setting.seed + asked.seeds):
-        setting = replace(asked.setting, seed=seed)
-        genesis, charter = _project(asked, setting, home)
+    from simulator.compare.results import fingerprint
+
+    for setting in settings:
+        genesis, charter = _project(file, setting, home)
         for algorithm in algorithms:
             key = fingerprint(algorithm, genesis, charter, setting)
             yield _Planned(algorithm, setting, genesis, charter, key)
 
 
-def _project(asked: Comparison, setting: Setting, home: Home) -> tuple[Genesis, Charter]:
-    if asked.project is not None:
-        if asked.changes:
-            raise UserError("--set is for the built-in project; with --project, edit the file.")
-        file = project_file.read_file(asked.project)
-    else:
-        changes = {**CHANGES, **_changes(asked.changes)}
-        text = create_text(NAME, changes=changes)
-        file = project_file.parse(text, Path(f"{NAME}.toml"))
+def _file(path: Path | None, changes: Sequence[str]) -> ProjectFile:
+    """The project to compare on. UserError if it cannot be used."""
+    if path is None:
+        text = create_text(NAME, changes={**CHANGES, **_changes(changes)})
+        return project_file.parse(text, Path(f"{NAME}.toml"))
+    if changes:
+        raise UserError("--set is for the built-in project; with --project, edit the file.")
+    return project_file.read_file(path)
+
+
+def _project(file: ProjectFile, setting: Setting, home: Home) -> tuple[Genesis, Charter]:
     file = msgspec.structs.replace(file, seed=setting.seed)
     genesis = project_file.make_genesis(file, owner=bytes(32), data_cache=home.data_cache())
     budget = (

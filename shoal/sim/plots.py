@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simulator.compare.results import Summary
-from simulator.scale.bandwidth import Need
-from simulator.scale.goodput import Cell
-from simulator.scale.heterogeneous import Setting
-from simulator.scale.scavenge import Speedup
+if TYPE_CHECKING:
+    from simulator.compare.results import Summary
+    from simulator.scale.bandwidth import Need
+    from simulator.scale.goodput import Cell
+    from simulator.scale.heterogeneous import Setting
+    from simulator.scale.scavenge import Speedup
 
 COLOURS = ("#7f7f7f", "#d1495b", "#edae49", "#66a182", "#2e7dab", "#30475e", "#8d6a9f", "#111111")
 
@@ -43,9 +44,7 @@ def goodput(rows: Sequence[Cell], path: Path) -> None:
         panel.set(xscale="log", xlabel="Chips", ylabel=f"{name} (%)", ylim=(0, 103), title=name)
         panel.set_xticks(sizes, [short(size) for size in sizes])
         panel.minorticks_off()
-    panels[0].plot([], [], "o", mfc="none", color="black", label="paper")
-    panels[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, format="png")
+    _save(figure, panels[0], path)
 
 
 def bandwidth(rows: Sequence[Need], link_gbps: float | None, path: Path) -> None:
@@ -67,10 +66,8 @@ def bandwidth(rows: Sequence[Need], link_gbps: float | None, path: Path) -> None
         _rings(panel, [(100 * row.utilisation, row.paper_gbps) for row in line], colour)
     if link_gbps is not None:
         panel.axhline(link_gbps, color="black", lw=1, label=f"your link, {link_gbps:g} Gb/s")
-    panel.plot([], [], "o", mfc="none", color="black", label="paper")
     panel.set(yscale="log", xlabel="Utilisation (%)", ylabel="Needed per learner (Gb/s)")
-    panel.legend(frameon=False, fontsize=8, bbox_to_anchor=(1.02, 1), loc="upper left")
-    figure.savefig(path, format="png")
+    _save(figure, panel, path, is_beside=True)
 
 
 def heterogeneous(rows: Sequence[Setting], path: Path) -> None:
@@ -83,11 +80,9 @@ def heterogeneous(rows: Sequence[Setting], path: Path) -> None:
     ):
         panel.bar([at + left for at in places], shares, 0.38, color=colour, label=label)
     _rings(panel, [(at - 0.2, row.paper_goodput) for at, row in enumerate(rows)], "black")
-    panel.plot([], [], "o", mfc="none", color="black", label="paper's goodput")
     panel.set_xticks(list(places), [row.setting for row in rows])
     panel.set(ylabel="Share (%)", ylim=(0, 110))
-    panel.legend(frameon=False, fontsize=8, bbox_to_anchor=(1.02, 1), loc="upper left")
-    figure.savefig(path, format="png")
+    _save(figure, panel, path, is_beside=True, paper="paper's goodput")
 
 
 def scavenge(rows: Sequence[Speedup], path: Path) -> None:
@@ -99,10 +94,18 @@ def scavenge(rows: Sequence[Speedup], path: Path) -> None:
     panel.plot(extra, [row.decoupled for row in ordered], ".-", color="#2e7dab", label="Decoupled")
     _rings(panel, [(100 * row.extra, row.paper_dp) for row in ordered], "#d1495b")
     _rings(panel, [(100 * row.extra, row.paper_decoupled) for row in ordered], "#2e7dab")
-    panel.plot([], [], "o", mfc="none", color="black", label="paper")
     panel.set(xlabel="Extra machines (%)", ylabel="Training time (1 = none extra)")
     panel.set_ylim(bottom=0)
-    panel.legend(frameon=False, fontsize=8)
+    _save(figure, panel, path)
+
+
+def _save(
+    figure: Any, panel: Any, path: Path, *, is_beside: bool = False, paper: str = "paper"
+) -> None:
+    """Writes the picture, with the names of its curves and rings in the panel or beside it."""
+    panel.plot([], [], "o", mfc="none", color="black", label=paper)
+    place = {"bbox_to_anchor": (1.02, 1), "loc": "upper left"} if is_beside else {}
+    panel.legend(frameon=False, fontsize=8, **place)
     figure.savefig(path, format="png")
 
 

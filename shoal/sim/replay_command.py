@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from host.files.home import Home
 from host.files.signed_project import read_signed
 from protocol.errors import UserError
 from protocol.tape import TapeDamaged
 from shoal.common import failures
+from shoal.common.choices import AtLeastOne, HomeHere, option
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import write_json
 from shoal.project import file_commands
@@ -32,14 +32,22 @@ AHEAD: Final = 64
 
 
 def run(
-    tape: Path,
-    home: Home,
+    tape: Annotated[Path, option("A tape, or a directory with those of several daemons.")],
     *,
-    project: Path | None = None,
-    until: int | None = None,
-    explain: int | None = None,
-    level: Literal["audit", "merge", "retrain"] = "retrain",
-    json: Path | None = None,
+    until: Annotated[int | None, option("Ignore everything after this round.", AtLeastOne)] = None,
+    explain: Annotated[
+        int | None,
+        option(
+            "Explain this round: who took part, with which weight, who was late and why.",
+            AtLeastOne,
+        ),
+    ] = None,
+    level: Annotated[Level, option("Go up to this level.")] = "retrain",
+    project: Annotated[
+        Path | None, option("A signed project that the tapes must belong to.")
+    ] = None,
+    json: Annotated[Path | None, option("Write the figures to this file.")] = None,
+    home: HomeHere,
 ) -> int:
     """Replays; DONE if everything came out as recorded, FAILED if something did not."""
     wanted = None

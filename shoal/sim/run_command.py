@@ -6,14 +6,17 @@ import contextlib
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from protocol.errors import UserError
 from protocol.trace import CheckpointScored, SessionOpened, TrainerChanged
+from shoal.common import durations
+from shoal.common.choices import AtLeastOne, NotNegative, option, switch
 from shoal.common.exit_codes import ExitCode
 from simulator.checkers.ledger import Ledger
 from simulator.hosts.tape import SwarmTape
@@ -36,15 +39,30 @@ def list_scenarios() -> int:
 
 
 def run(
-    name: str,
+    name: Annotated[
+        str,
+        Parameter(
+            name="--scenario", help="A name that `shoal sim scenarios` lists, or a TOML file."
+        ),
+    ],
     *,
-    seed: int,
-    until_s: float | None,
-    trace: Path | None,
-    is_quiet: bool,
-    tape: Path | None = None,
+    seed: Annotated[int, option("Same seed, same run.", NotNegative)] = 0,
+    until: Annotated[
+        str | None,
+        option(
+            "Virtual length, such as 1h, of `voters` how long faults come; else the scenario's own."
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None, option("Also write every fact, routine ones too, to this file.")
+    ] = None,
+    tape: Annotated[
+        Path | None, option("Also record every daemon in this new folder, for `shoal replay`.")
+    ] = None,
+    quiet: Annotated[bool, switch("Only the summary.")] = False,
 ) -> int:
     """One run on the screen; 1 if a checker fires. Raises UserError."""
+    until_s = None if until is None else durations.seconds(until)
     scenario = None if name == "voters" else scenarios.find(name, seed)
     began_s = time.perf_counter()
     with contextlib.ExitStack() as stack:
@@ -56,7 +74,7 @@ def run(
         def line(text: str, is_routine: bool) -> None:
             if file is not None:
                 file.write(f"{text}\n")
-            if not is_routine and not is_quiet:
+            if not is_routine and not quiet:
                 print(text)
 
         if scenario is None:
@@ -137,7 +155,16 @@ def _mean_participants(ledger: Ledger) -> float:
     return sum(counts) / max(1, len(counts))
 
 
-def sweep(*, seeds: int, first: int, jobs: int, scenario: str | None) -> int:
+def sweep(
+    *,
+    seeds: Annotated[int, option("How many.", AtLeastOne)] = 100,
+    first: Annotated[int, option("The first of them.", NotNegative)] = 0,
+    jobs: Annotated[int, option("Processes at a time.", AtLeastOne)] = 2,
+    scenario: Annotated[
+        str | None,
+        option("Only this one; by default random swarms, and voters alone every fourth seed."),
+    ] = None,
+) -> int:
     """Run many seeds with progress; 1 if any of them breaks a promise. Raises UserError."""
     if scenario is not None and scenario != "voters":
         scenarios.find(scenario, first)

@@ -5,44 +5,89 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from cyclopts import Parameter, validators
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from protocol.errors import UserError
-from shoal.common.choices import Files
+from shoal.common.choices import (
+    TERMINAL_ONLY,
+    AtLeastOne,
+    Files,
+    NotNegative,
+    Positive,
+    Seed,
+    option,
+    several,
+)
 from shoal.common.exit_codes import ExitCode
 from shoal.sim import plots
 from simulator.scale import bandwidth as links
 from simulator.scale import goodput as failures
 from simulator.scale import heterogeneous as speeds
 from simulator.scale import scavenge as borrowing
-from simulator.scale.failures import FITTED, Costs
+from simulator.scale.failures import FITTED
 
 WIDTH = 80
-
-
 BESIDE = " (model / paper)"
+CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
+LEARNERS = (1, 2, 4, 8, 16)
+Codec = Literal["bf16", "int8", "int4", "int2", "int1"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CostFlags:
+    """What a failure costs; what is not given is as it was fitted to the paper."""
+
+    slices: Annotated[
+        int | None, option("Groups of chips per learner that fail as one.", AtLeastOne)
+    ] = None
+    notice_s: Annotated[float | None, option("From a failure to the stop.", NotNegative)] = None
+    shrink_s: Annotated[float | None, option("Stop to go on with fewer slices.", NotNegative)] = (
+        None
+    )
+    grow_s: Annotated[float | None, option("Stop to take slices back in.", NotNegative)] = None
+    return_s: Annotated[float | None, option("Until a failed slice is back.", NotNegative)] = None
+    admit_s: Annotated[float | None, option("Wait for more slices to come back.", NotNegative)] = (
+        None
+    )
+    restart_s: Annotated[float | None, option("Restart without elasticity.", NotNegative)] = None
+    checkpoint_s: Annotated[
+        float | None,
+        option("Between checkpoints; work since is lost without elasticity.", NotNegative),
+    ] = None
+
+
+FITTED_COSTS = CostFlags()
 
 
 def goodput(
-    chips: Sequence[int],
-    learners: Sequence[int],
-    mtbi_s: float,
-    costs: Costs,
-    quorum: int,
-    seed: int,
-    files: Files,
+    *,
+    chips: Annotated[tuple[int, ...], several("Cluster sizes.", AtLeastOne)] = CHIPS,
+    learners: Annotated[tuple[int, ...], several("Numbers of learners.", AtLeastOne)] = LEARNERS,
+    mtbi_days: Annotated[
+        float, option("Mean days between failures of one chip.", Positive)
+    ] = 365.25,
+    costs: CostFlags = FITTED_COSTS,
+    quorum: Annotated[int, option("Learners that must step to count as up.", AtLeastOne)] = 1,
+    seed: Seed = 0,
+    files: Files = TERMINAL_ONLY,
 ) -> int:
     """Prints goodput and uptime, the paper's value after the stroke; the exit code."""
+    given = {name: value for name, value in asdict(costs).items() if value is not None}
+    charged = replace(FITTED, **given)
     if len(chips) * len(learners) > 400:
         raise UserError("That is more than 400 cells. Ask for fewer --chips or --learners.")
-    rows = failures.cells(chips, learners, mtbi_s=mtbi_s, costs=costs, seed=seed, quorum=quorum)
+    rows = failures.cells(
+        chips, learners, mtbi_s=mtbi_days * 86_400, costs=charged, seed=seed, quorum=quorum
+    )
     console = _console()
     shown: tuple[tuple[str, int, Callable[[failures.Cell], tuple[float, float | None]]], ...] = (
         ("Goodput, %", 1, lambda row: (100 * row.goodput, row.paper_goodput)),
@@ -56,8 +101,8 @@ def goodput(
             name = line[0].method + (f" M={line[0].learners}" if line[0].learners > 1 else "")
             table.add_row(name, *(_beside(*pair(row), digits) for row in line))
         console.print(table)
-    fitted = "fitted" if costs == FITTED else "fitted, except what you set"
-    told = ", ".join(f"{name} {value:g}" for name, value in asdict(costs).items())
+    fitted = "fitted" if charged == FITTED else "fitted, except what you set"
+    told = ", ".join(f"{name} {value:g}" for name, value in asdict(charged).items())
     console.print(
         f"Parameters ({fitted}; return_s, slices and checkpoint_s are set; the paper gives "
         f"none): {told}.",
@@ -70,19 +115,35 @@ def goodput(
 
 
 def bandwidth(
-    link: links.Link,
-    codecs: Sequence[str],
-    utilisations: Sequence[float],
-    link_gbps: float | None,
-    files: Files,
+    *,
+    parameters: Annotated[float, option("Parameters of the model.", Positive)] = 5.05e9,
+    learners: Annotated[int, option("How many learners.", validators.Number(gte=2))] = 2,
+    step_s: Annotated[float, option("Seconds per local step.", Positive)] = 1.0,
+    sync_every: Annotated[
+        int, option("Local steps between merges of a fragment (H).", AtLeastOne)
+    ] = 24,
+    fragments: Annotated[int, option("Fragments (P).", AtLeastOne)] = 24,
+    overlap: Annotated[int, option("Steps in which a fragment may travel (tau).", AtLeastOne)] = 2,
+    codecs: Annotated[tuple[Codec, ...], several("Formats on the wire.")] = (
+        "bf16",
+        "int8",
+        "int4",
+    ),
+    utilisation: Annotated[
+        tuple[float, ...],
+        several("Shares of time that must be work.", validators.Number(gt=0, lt=1)),
+    ] = (0.5, 0.75, 0.9, 0.95, 0.99),
+    link_gbps: Annotated[float | None, option("Your link: what fits is marked.", Positive)] = None,
+    files: Files = TERMINAL_ONLY,
 ) -> int:
     """Prints Gb/s per method, codec and utilisation; the exit code."""
-    rows = links.needs(link, codecs, utilisations)
+    link = links.Link(parameters, learners, step_s, sync_every, fragments, overlap)
+    rows = links.needs(link, codecs, utilisation)
     console = _console()
-    shares = (f"{100 * share:g} %" for share in utilisations)
+    shares = (f"{100 * share:g} %" for share in utilisation)
     table = _table("Gb/s per learner by utilisation (model / paper)", ["method", "codec"], shares)
-    for at in range(0, len(rows), len(utilisations)):
-        line = rows[at : at + len(utilisations)]
+    for at in range(0, len(rows), len(utilisation)):
+        line = rows[at : at + len(utilisation)]
         table.add_row(line[0].method, line[0].codec, *(_need(row, link_gbps) for row in line))
     console.print(table)
     if link_gbps is not None:
@@ -94,9 +155,20 @@ def bandwidth(
     return write_rows(files, rows, lambda path: plots.bandwidth(rows, link_gbps, path))
 
 
-def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
+def heterogeneous(
+    *,
+    fast: Annotated[int, option("Fast learners.", AtLeastOne)] = 4,
+    slow: Annotated[int, option("Slow learners.", NotNegative)] = 4,
+    gap: Annotated[float, option("How much longer a slow step takes.", NotNegative)] = 0.18,
+    variance: Annotated[
+        float, option("Relative deviation of a step.", validators.Number(gte=0, lte=1))
+    ] = 0.10,
+    grace: Annotated[float, option("Steps that a merge waits for more.", NotNegative)] = 0.9,
+    seed: Seed = 0,
+    files: Files = TERMINAL_ONLY,
+) -> int:
     """Prints the three settings; the exit code."""
-    rows = speeds.settings(mix, seed)
+    rows = speeds.settings(speeds.Mix(fast, slow, gap, variance, grace), seed)
     console = _console()
     table = _table(
         None,
@@ -113,9 +185,24 @@ def heterogeneous(mix: speeds.Mix, seed: int, files: Files) -> int:
     return write_rows(files, rows, lambda path: plots.heterogeneous(rows, path))
 
 
-def scavenge(lent: borrowing.Borrowing, extras: Sequence[float], files: Files) -> int:
+def scavenge(
+    *,
+    extra: Annotated[
+        tuple[float, ...], several("Extra machines; 1 is as many again.", NotNegative)
+    ] = (0.0, 0.25, 0.5, 1.0, 3.0),
+    share: Annotated[
+        float, option("Share of the tokens trained with them.", validators.Number(gte=0, lte=1))
+    ] = 0.5,
+    change_s: Annotated[
+        float, option("Seconds between changes, with as many again borrowed.", Positive)
+    ] = 7.5,
+    stop_s: Annotated[float, option("Stop of data parallel at a change.", NotNegative)] = 18.4,
+    notice_s: Annotated[float, option("Changes this close share a stop.", NotNegative)] = 10.0,
+    files: Files = TERMINAL_ONLY,
+) -> int:
     """Prints relative training times; the exit code."""
-    rows = borrowing.speedups(lent, extras)
+    lent = borrowing.Borrowing(share, change_s, stop_s, notice_s)
+    rows = borrowing.speedups(lent, extra)
     console = _console()
     table = _table("Training time (model / paper)", [], ["extra machines", "DP", "Decoupled"])
     for row in rows:
@@ -159,7 +246,7 @@ def _need(row: links.Need, link_gbps: float | None) -> str:
 def write_rows(files: Files, rows: Sequence[Any], draw: Callable[[Path], None]) -> int:
     """Writes the rows wherever that was asked for; the exit code. UserError if a file cannot be."""
     lines = [msgspec.to_builtins(row) for row in rows]
-    for path, option, save in (
+    for path, flag, save in (
         (
             files.json,
             "--json",
@@ -174,7 +261,7 @@ def write_rows(files: Files, rows: Sequence[Any], draw: Callable[[Path], None]) 
             save(path)
         except OSError as error:
             raise UserError(
-                f"Cannot write {path}: {error.strerror or error}. Give {option} another file."
+                f"Cannot write {path}: {error.strerror or error}. Give {flag} another file."
             ) from error
         print(f"Wrote {path}")
     return ExitCode.DONE

@@ -80,9 +80,7 @@ def go_through_it(seen, swarm):
     seen.before = past(swarm, seen.cut.global_step + 30, points=5)
 
     seen.restored = printed(
-        lambda: restore_command.restore(
-            swarm.project, swarm.home, snapshot=None, instance="default", is_confirmed=True
-        )
+        lambda: restore_command.restore(swarm.project, yes=True, home=swarm.home)
     )
     seen.back = swarm.syncer()
     swarm.start_learner(VICTIM, "--duty", "0.5")

@@ -31,10 +31,9 @@ STATUS_OURS = {
     "host.runtime": "kernel_cache log_lines software",
     "protocol": "errors limits status",
     "shoal": "__main__",
-    "shoal.cli": "app config contributions hosting identity project service sim",
-    "shoal.common": "choices daemons exit_codes extras failures versions",
+    "shoal.cli": "app",
+    "shoal.common": "choices daemons exit_codes extras failures versions writing",
     "shoal.machine": "status_command",
-    "shoal.project": "presets template",
     "tui.text": "election fmt node_view owner_limits snapshots status_rows status_view syncer_view "
     "witness_view",
     "node": "", "simulator": "", "syncer_node": "", "tui": "",

@@ -183,7 +183,7 @@ def test_the_same_seed_gives_the_same_trace_byte_for_byte(tmp_path, name, seed):
 
 def test_a_run_of_voters_is_told_like_any_other(capsys, tmp_path):
     path = tmp_path / "voters.txt"
-    assert run_command.run("voters", seed=3, until_s=30.0, trace=path, is_quiet=False) == 0
+    assert run_command.run("voters", seed=3, until="30s", trace=path) == 0
     told, whole = capsys.readouterr().out, path.read_text()
     assert re.search(r"^ +\d+\.\d{3}  syncer-\d +leading in term \d+: with", told, re.M)
     assert "  (fault)      every fault is over" in told
@@ -197,7 +197,7 @@ def test_what_voters_broke_is_in_their_trace(capsys, monkeypatch):
         raise Violation("twice")
 
     monkeypatch.setattr("simulator.council.faults.Unrest.heal", broken)
-    assert run_command.run("voters", seed=3, until_s=5.0, trace=None, is_quiet=False) == 1
+    assert run_command.run("voters", seed=3, until="5s") == 1
     told = capsys.readouterr().out
     assert "     5.000  (checker)    twice" in told
     assert "Seed 3: twice\nReplay: shoal sim run voters --seed 3 --until 5s" in told
@@ -206,7 +206,7 @@ def test_what_voters_broke_is_in_their_trace(capsys, monkeypatch):
 @pytest.mark.parametrize("name", ["failover", "provenance"])
 def test_a_run_on_tape_is_replayed_to_the_same(capsys, tmp_path, name):
     tape = tmp_path / "tapes"
-    how = {"until_s": 60.0, "trace": None, "is_quiet": True}
+    how = {"until": "60s", "quiet": True}
     assert run_command.run(name, seed=2, tape=tape, **how) == 0
     assert f"Run them again: shoal replay {tape}" in capsys.readouterr().out
     whole = replay(tape, tmp_path)
@@ -220,6 +220,6 @@ def test_a_run_on_tape_is_replayed_to_the_same(capsys, tmp_path, name):
 
 
 def test_voters_alone_keep_no_tape(tmp_path):
-    how = {"until_s": 5.0, "trace": None, "is_quiet": True}
+    how = {"until": "5s", "quiet": True}
     with pytest.raises(UserError, match="Leave --tape out"):
         run_command.run("voters", seed=2, tape=tmp_path / "tapes", **how)

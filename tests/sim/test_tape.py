@@ -250,7 +250,7 @@ def test_until_looks_at_nothing_behind_a_round(recorded: tuple[Path, Ledger]) ->
 def test_a_round_is_explained(
     recorded: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code = replay_command.run(recorded[0], Home(tmp_path), explain=9)
+    code = replay_command.run(recorded[0], home=Home(tmp_path), explain=9)
     assert code == 0
     told = capsys.readouterr().out
     assert told.startswith("round 9: fragment ")
@@ -300,7 +300,7 @@ def test_a_learner_that_was_late_is_explained_in_both_rounds(
         (first.round, f"late: counted in round {later_number}"),
         (later_number, f"asked for in round {first.round}, which"),
     ):
-        assert replay_command.run(recorded[0], Home(tmp_path), explain=number) == 0
+        assert replay_command.run(recorded[0], home=Home(tmp_path), explain=number) == 0
         told = " ".join(capsys.readouterr().out.split())
         assert words in told, told
 
@@ -331,7 +331,7 @@ def test_a_tape_that_lost_its_beginning_is_replayed_from_a_state_on_it(
     assert whole.audited == whole.rounds.keys()
     assert len(whole.merged) > 50
     figures = tmp_path / "figures.json"
-    assert replay_command.run(folder, Home(tmp_path), level="audit", json=figures) == 0
+    assert replay_command.run(folder, home=Home(tmp_path), level="audit", json=figures) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert f"audit {len(whole.rounds)} of {total}" in told
     assert f"The first {whole.rounds_before} of {total} rounds were dropped by rotation" in told
@@ -342,10 +342,10 @@ def test_a_round_behind_the_state_is_explained_and_one_before_it_is_not(
     rotated: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     rounds = sorted(merged.round for merged in again(rotated[0], levels=("audit",)).rounds.values())
-    assert replay_command.run(rotated[0], Home(tmp_path), explain=rounds[20]) == 0
+    assert replay_command.run(rotated[0], home=Home(tmp_path), explain=rounds[20]) == 0
     assert "learner-0" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"begins with round \d+"):
-        replay_command.run(rotated[0], Home(tmp_path), explain=3)
+        replay_command.run(rotated[0], home=Home(tmp_path), explain=3)
 
 
 def with_field(name: str, value: object) -> Callable[[bytes], bytes]:
@@ -455,7 +455,7 @@ def test_the_verb_says_how_many_rounds_reached_which_level(
     recorded: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     figures = tmp_path / "figures.json"
-    assert replay_command.run(recorded[0], Home(tmp_path), json=figures) == 0
+    assert replay_command.run(recorded[0], home=Home(tmp_path), json=figures) == 0
     count = len(recorded[1].merges)
     told = capsys.readouterr().out
     words = [line.split()[:4] for line in told.splitlines()[1:4]]
@@ -474,7 +474,7 @@ def test_the_verb_fails_where_a_tape_diverges(
         return frames[:200] + frames[250:]  # One alone may have changed nothing.
 
     alter(events(tape), lose)
-    assert replay_command.run(tape, Home(tmp_path)) == 1
+    assert replay_command.run(tape, home=Home(tmp_path)) == 1
     assert "error: diverged at event" in capsys.readouterr().err
 
 
@@ -482,7 +482,7 @@ def test_the_verb_refuses_a_damaged_tape_as_wrong_input(tape: Path, tmp_path: Pa
     path = events(tape)
     path.write_bytes(path.read_bytes()[:200] + b"x" + path.read_bytes()[201:])
     with pytest.raises(UserError, match=r"The tape cannot be read: .*at byte"):
-        replay_command.run(tape, Home(tmp_path))
+        replay_command.run(tape, home=Home(tmp_path))
 
 
 def test_the_terminal_view_says_what_a_tape_is(tape: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -580,7 +581,7 @@ RECORDINGS = {
 
 def write(path: Path, frames: list[Frame]) -> Path:
     """The frames as a recording."""
-    with RecordingWriter(path) as writer:
+    with contextlib.closing(RecordingWriter(path)) as writer:
         for one in frames:
             writer.write(one)
     return path

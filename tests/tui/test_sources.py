@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def test_a_recording_gives_back_what_was_written(tmp_path):
 
 def test_a_recording_is_written_once_a_second_and_loses_no_event(tmp_path):
     path = tmp_path / "recording"
-    with RecordingWriter(path) as writer:
+    with contextlib.closing(RecordingWriter(path)) as writer:
         for number, frame in enumerate(recordings.healthy(10)):
             frame.at_s = recordings.START_S + number / 2
             writer.write(frame)
@@ -49,7 +50,7 @@ def test_a_torn_end_is_cut_and_the_recording_goes_on(tmp_path, cut):
     last = Recording(path).offsets[-2]
     path.write_bytes(whole[: last + cut])
     assert len(Recording(path)) == 2
-    with RecordingWriter(path) as writer:
+    with contextlib.closing(RecordingWriter(path)) as writer:
         writer.write(recordings.frame(7))
     recording = Recording(path)
     assert [recording.frame(i).at_s - recordings.START_S for i in range(len(recording))] == [

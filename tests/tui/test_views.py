@@ -279,7 +279,7 @@ def test_time_left_is_told_only_where_it_is_known():
     assert re.search(r"ETA \d h", banner.title(scene_of("healthy"), 120).plain)
     short = scene_of("quorum-short")
     assert "ETA stalled" in banner.title(short, 120).plain
-    short.swarm.tokens = 0
+    short.status.swarm.tokens = 0
     assert "ETA not known" in banner.title(short, 120).plain
     assert "ETA done" in banner.title(scene_of("ended"), 120).plain
 

@@ -8,16 +8,14 @@ from protocol.status import (
     DaemonStatus,
     NodeStatus,
     PeerRow,
-    ProjectStatus,
     Status,
-    SwarmStatus,
     SyncerStatus,
     WitnessStatus,
 )
 from tui.frames.frame import Attached, Frame
 from tui.frames.history import History
 from tui.text import fmt
-from tui.text.election import AWAY, LOST, leads
+from tui.text.election import LOST, alive, leads
 from tui.text.theme import Paint
 
 STANDSTILL_S_MIN = 12.0
@@ -61,12 +59,12 @@ class Scene:
         told = self.told
         if not isinstance(told, WitnessStatus):
             return told
-        others = [
-            other
-            for other in self.frame.statuses
-            if not isinstance(other, WitnessStatus) and other.project.id == told.project.id
-        ]
-        return others[0] if others else None
+        others = (one for one in self._fellows(told) if not isinstance(one, WitnessStatus))
+        return next(others, None)
+
+    def _fellows(self, status: DaemonStatus) -> list[DaemonStatus]:
+        """Whoever of its project has ever said something."""
+        return [one for one in self.frame.statuses if one.project.id == status.project.id]
 
     @property
     def names(self) -> dict[str, str]:
@@ -85,10 +83,8 @@ class Scene:
         status = self.status
         if status is None or isinstance(status, SyncerStatus):
             return status
-        for other in self.frame.statuses:
-            if isinstance(other, SyncerStatus) and other.project.id == status.project.id:
-                return other
-        return None
+        fellows = self._fellows(status)
+        return next((one for one in fellows if isinstance(one, SyncerStatus)), None)
 
     @property
     def leader(self) -> SyncerStatus | None:
@@ -96,10 +92,8 @@ class Scene:
         syncer = self.syncer
         if syncer is None or leads(syncer):
             return syncer
-        for other in self.frame.statuses:
-            if not isinstance(other, SyncerStatus) or other.project.id != syncer.project.id:
-                continue
-            if leads(other) and self.silent_s(other) is None:
+        for other in self._fellows(syncer):
+            if isinstance(other, SyncerStatus) and leads(other) and self.silent_s(other) is None:
                 return other
         return syncer
 
@@ -115,32 +109,13 @@ class Scene:
         status = self.status
         if status is None or isinstance(status, NodeStatus):
             return status
-        for other in self.frame.statuses:
-            if isinstance(other, NodeStatus) and other.project.id == status.project.id:
-                return other
-        return None
+        return next(iter(self.nodes_here), None)
 
     @property
     def nodes_here(self) -> list[NodeStatus]:
         """All learners of this machine that work for the project in focus."""
-        status = self.status
-        return [
-            other
-            for other in self.frame.statuses
-            if isinstance(other, NodeStatus)
-            and status is not None
-            and other.project.id == status.project.id
-        ]
-
-    @property
-    def project(self) -> ProjectStatus | None:
-        """The project in focus."""
-        return self.told.project if self.told else None
-
-    @property
-    def swarm(self) -> SwarmStatus | None:
-        """The committed state as the daemon in focus knows it."""
-        return self.status.swarm if self.status else None
+        fellows = [] if self.status is None else self._fellows(self.status)
+        return [one for one in fellows if isinstance(one, NodeStatus)]
 
     def is_stalled(self, status: Status) -> bool:
         """Whether global steps fail to come that should have come."""
@@ -166,11 +141,6 @@ class Scene:
         return f"From {fmt.whole(quiet_s)} ago: {label} does not answer."
 
 
-def alive(status: SyncerStatus) -> list[PeerRow]:
-    """Learners that the syncer hears."""
-    return [peer for peer in status.peers if peer.state not in AWAY]
-
-
 def lost(status: SyncerStatus) -> list[PeerRow]:
     """Learners that it does not, the latest loss first."""
     return sorted((one for one in status.peers if one.state in LOST), key=lambda one: one.heard_s)
@@ -184,23 +154,23 @@ def goodput(status: SyncerStatus) -> float | None:
 
 def eta(scene: Scene) -> str:
     """The time left, in words."""
-    swarm, project = scene.swarm, scene.project
-    if swarm is None or project is None or project.token_budget <= 0:
+    status = scene.status
+    if status is None or status.project.token_budget <= 0:
         return "not known"
+    swarm, budget = status.swarm, status.project.token_budget
     if swarm.is_ended:
         return "done"
-    if swarm.is_ending or swarm.tokens >= project.token_budget:
+    if swarm.is_ending or swarm.tokens >= budget:
         return "finishing"
     if swarm.tokens == 0:
         return "not known"  # Nobody has begun, so nothing stands still.
-    assert scene.status is not None  # the swarm came from it
-    rate = scene.history.committed_per_s(scene.status.key, scene.now_s)
-    if isinstance(scene.status, NodeStatus) and scene.status.state == "adrift":
+    rate = scene.history.committed_per_s(status.key, scene.now_s)
+    if isinstance(status, NodeStatus) and status.state == "adrift":
         return "not known"
-    if scene.is_stalled(scene.status):
+    if scene.is_stalled(status):
         return "stalled"
     if rate is None:
         return "not known"
     if rate <= 0:
         return "stalled"
-    return fmt.duration((project.token_budget - swarm.tokens) / rate)
+    return fmt.duration((budget - swarm.tokens) / rate)

@@ -16,9 +16,9 @@ from protocol.status import (
     WitnessStatus,
 )
 from tui.frames.frame import Attached
-from tui.frames.scene import Scene, alive, lost
+from tui.frames.scene import Scene, lost
 from tui.text import election, fmt
-from tui.text.election import leads
+from tui.text.election import alive, leads
 
 Level = Literal["WELL", "CARE", "TROUBLE", "START", "PAUSED", "DONE"]
 

@@ -36,7 +36,6 @@ class Confirm(ModalScreen[bool]):
         self._yes = yes
 
     def compose(self) -> ComposeResult:
-        """The question and two buttons."""
         with Vertical(classes="dialog"):
             yield Label(Text(self._question), classes="dialog-text")
             with Horizontal(classes="dialog-buttons"):
@@ -48,11 +47,9 @@ class Confirm(ModalScreen[bool]):
         self.query_one("#no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Answers with the button."""
         self.dismiss(event.button.id == "yes")
 
     def action_answer(self, is_yes: bool) -> None:
-        """Answers with a key."""
         self.dismiss(is_yes)
 
     def action_other(self) -> None:
@@ -76,7 +73,6 @@ class PauseMenu(ModalScreen[tuple[float | None] | None]):
         self._who = who
 
     def compose(self) -> ComposeResult:
-        """One line for each duration."""
         with Vertical(classes="dialog"):
             yield Label(Text(f"Pause {self._who} for how long?"), classes="dialog-text")
             yield OptionList(
@@ -114,7 +110,6 @@ class Page(ModalScreen[None]):
         self._made = made
 
     def compose(self) -> ComposeResult:
-        """Title, lines, and how to leave."""
         with Vertical(classes="dialog page"):
             yield Label(Text(self._title, style="bold"), classes="dialog-text")
             with VerticalScroll(classes="page-body"):
@@ -126,9 +121,7 @@ class Page(ModalScreen[None]):
         self.query_one("#page-text", Static).update(Text("\n").join(self._made()))
 
     def action_leave(self) -> None:
-        """Closes."""
         self.dismiss(None)
 
     def action_scroll(self, rows: int) -> None:
-        """Moves the text."""
         self.query_one(VerticalScroll).scroll_relative(y=rows, animate=False)

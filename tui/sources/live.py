@@ -42,27 +42,13 @@ COMMANDS = {
 """What a daemon may be told, and the words that confirm it."""
 
 
-class DaemonEndpoint(Protocol):
+class Endpoint(NamedTuple):
     """A daemon that left a control socket; whether it answers is another question."""
 
-    @property
-    def role(self) -> str:
-        """syncer, witness or learner."""
-
-    @property
-    def instance(self) -> str:
-        """Its name on this machine."""
-
-    @property
-    def socket(self) -> Path:
-        """Its control socket."""
-
-
-class Endpoint(NamedTuple):
-    """The plain form of `DaemonEndpoint`."""
-
     role: str
+    """syncer, witness or learner."""
     instance: str
+    """Its name on this machine."""
     socket: Path
 
 
@@ -106,7 +92,7 @@ class LiveSource:
 
     playback: Playback | None = None
 
-    def __init__(self, find: Callable[[], Sequence[DaemonEndpoint]], connect: Connect) -> None:
+    def __init__(self, find: Callable[[], Sequence[Endpoint]], connect: Connect) -> None:
         self._find = find
         self._connect = connect
         self._lock = threading.Lock()
@@ -158,7 +144,7 @@ class LiveSource:
                 self._trouble = "" if self._watches else trouble
             self._ends.wait(PERIOD_S)
 
-    def _attach(self, endpoint: DaemonEndpoint) -> None:
+    def _attach(self, endpoint: Endpoint) -> None:
         label = _label(endpoint)
         with self._lock:
             known = self._watches.get(label)
@@ -237,7 +223,7 @@ class LiveSource:
         )
 
 
-def _label(endpoint: DaemonEndpoint) -> str:
+def _label(endpoint: Endpoint) -> str:
     return f"{endpoint.role} {endpoint.instance}"
 
 
@@ -249,7 +235,7 @@ def _rank(label: str) -> tuple[bool, str]:
 class _Watch:
     """What is known of one daemon. Shared between threads, under the source's lock."""
 
-    def __init__(self, label: str, endpoint: DaemonEndpoint) -> None:
+    def __init__(self, label: str, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.status: DaemonStatus | None = None
         self.events: list[Told] = []

@@ -14,7 +14,7 @@ import struct
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -204,12 +204,6 @@ class RecordingWriter:
     def close(self) -> None:
         """Nothing is written after this."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @contextlib.contextmanager

@@ -166,12 +166,7 @@ def results(table: Sequence[tuple[str, str]], *, sample: str, note: str) -> Rend
         parts += [Text("what the exported model writes", style="bold"), Text()]
         parts += [Text(f"  {fmt.clean(text, 200)}", style="italic") for text in _lines(sample)]
         parts.append(Text())
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, value in table:
-        grid.add_row(label, Text(value))
-    return Group(*parts, grid, Text(), Text(note, style="dim"))
+    return Group(*parts, status_rows.grid(table), Text(), Text(note, style="dim"))
 
 
 def _lines(sample: str) -> list[str]:

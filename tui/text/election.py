@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol import limits
-from protocol.status import SeatStatus, SyncerStatus, VoterRow
+from protocol.status import PeerRow, SeatStatus, SyncerStatus, VoterRow
 from tui.text import fmt
 
 LOST = ("gone", "silent")
@@ -185,6 +185,11 @@ def voter_line(row: VoterRow, names: Names) -> str:
     heard = "" if row.heard_s is None else f", last heard {fmt.whole(row.heard_s)} ago"
     text = f"{voter_name(row, names)}, priority {row.priority}: {voter_state(row)}{heard}"
     return f"{text}; {fmt.clean(row.trouble, 300)}" if row.trouble else text
+
+
+def alive(status: SyncerStatus) -> list[PeerRow]:
+    """Learners that the syncer hears."""
+    return [peer for peer in status.peers if peer.state not in AWAY]
 
 
 def leads(status: SyncerStatus) -> bool:

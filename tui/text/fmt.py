@@ -132,6 +132,11 @@ def clock(at_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
+def date(at_s: float) -> str:
+    """2026-01-31 14:03 UTC, of a Unix time."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
+
+
 def bulk_way(way: str, detail: str) -> str:
     """How bulk data goes to a host: directly or over streams, and why not directly."""
     if way == "direct":

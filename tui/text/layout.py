@@ -113,6 +113,13 @@ def panel(
     return framed
 
 
+def box(
+    title: Piece, rows: Iterable[Pair], width: int, paint: Paint, *, label: int = LABEL_CELLS
+) -> list[Text]:
+    """A panel of pairs."""
+    return panel(title, pairs(rows, width - 4, paint, label=label), width, paint)
+
+
 def beside(
     left: Sequence[Text], right: Sequence[Text], left_width: int, gap: int = 1
 ) -> list[Text]:

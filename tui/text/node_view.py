@@ -10,7 +10,6 @@ from tui.text import fmt, owner_limits, status_rows
 
 
 def render(status: NodeStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
-    """The whole view."""
     sentence = status.sentence or f"This learner's state is {status.state}."
     return Group(
         status_rows.heading(status.project, "learner", status.name, pid=status.pid, width=width),

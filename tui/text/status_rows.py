@@ -14,6 +14,7 @@ from protocol.status import (
     NetworkStatus,
     NodeStatus,
     ProjectStatus,
+    Status,
     SwarmStatus,
     SyncerStatus,
     WitnessStatus,
@@ -34,6 +35,8 @@ STATE_STYLES = {
     "left": "dim",
 }
 OTHER_STATE = "yellow"
+CELL = {"newest": "■", "due": "□", "in flight": "▶", "stale": "!"}
+"""Of a fragment, by its state."""
 
 
 def label_of(status: DaemonStatus) -> str:
@@ -160,6 +163,29 @@ def wire(status: NodeStatus | SyncerStatus) -> str:
         for way, size, parameters in ways
         if parameters > 0
     )
+
+
+def fragment_versions(status: Status) -> list[int]:
+    """The version of each fragment."""
+    return status.fragments if isinstance(status, SyncerStatus) else status.versions
+
+
+def fragment_states(status: Status) -> list[str]:
+    """A word for each fragment: newest, due, in flight, or stale."""
+    versions = fragment_versions(status)
+    newest = max(versions, default=0)
+    rounds = status.rounds if isinstance(status, SyncerStatus) else ()
+    busy = {one.fragment for one in rounds}
+    return [
+        "in flight" if number in busy else {0: "newest", 1: "due"}.get(newest - version, "stale")
+        for number, version in enumerate(versions)
+    ]
+
+
+def versions(status: Status) -> str:
+    """Which versions of fragments there are, where there is any."""
+    low, high = min(fragment_versions(status)), max(fragment_versions(status))
+    return f"version {high}" if low == high else f"versions {low} to {high}"
 
 
 def link(status: NodeStatus) -> str:

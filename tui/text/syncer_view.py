@@ -10,7 +10,7 @@ from rich.text import Text
 
 from protocol.status import PeerRow, RoundRow, SyncerStatus
 from tui.text import election, fmt, snapshots, status_rows
-from tui.text.election import AWAY, leads
+from tui.text.election import alive, leads
 
 PEERS_SHOWN_MAX = 24
 WIDE = 110
@@ -24,7 +24,7 @@ def render(
 ) -> RenderableType:
     """The whole view. names: what daemons of this machine are called, by key."""
     if tokens_per_s is None:
-        reported = sum(peer.tokens_per_s for peer in _alive(status))
+        reported = sum(peer.tokens_per_s for peer in alive(status))
         tokens_per_s = reported or None
     parts: list[RenderableType] = [
         status_rows.heading(status.project, "syncer", status.name, pid=status.pid, width=width),
@@ -44,15 +44,11 @@ def render(
     return Group(*parts)
 
 
-def _alive(status: SyncerStatus) -> list[PeerRow]:
-    return [peer for peer in status.peers if peer.state not in AWAY]
-
-
 def _sentence(status: SyncerStatus) -> str:
     """The daemon's own sentence, or the least that is true without it."""
     if status.sentence:
         return fmt.clean(status.sentence, 500)
-    return f"{fmt.plural(len(_alive(status)), 'learner')} here; phase {status.phase}."
+    return f"{fmt.plural(len(alive(status)), 'learner')} here; phase {status.phase}."
 
 
 def _seat(status: SyncerStatus, names: election.Names) -> list[status_rows.Row]:
@@ -99,12 +95,12 @@ def _facts(
 
 
 def _quorum(status: SyncerStatus) -> str:
-    wanted, alive = status.project.quorum, len(_alive(status))
+    wanted, here = status.project.quorum, len(alive(status))
     needs = f"a round needs {fmt.plural(wanted, 'push', 'pushes')}"
-    if alive < wanted:
-        there = "none is alive" if not alive else f"{alive} alive"
+    if here < wanted:
+        there = "none is alive" if not here else f"{here} alive"
         return f"{needs}; {there}, so it will settle for fewer"
-    return f"{needs}; {fmt.plural(alive, 'learner is', 'learners are')} alive"
+    return f"{needs}; {fmt.plural(here, 'learner is', 'learners are')} alive"
 
 
 def _round(one: RoundRow) -> str:
@@ -130,18 +126,8 @@ def _strip(status: SyncerStatus) -> Text:
     """One cell per fragment: where its version is, and whether a round is under way."""
     if not status.fragments:
         return Text()
-    newest, oldest = max(status.fragments), min(status.fragments)
-    in_flight = {one.fragment for one in status.rounds}
-    cells = "".join(
-        "▶" if index in in_flight else _cell(newest - version)
-        for index, version in enumerate(status.fragments)
-    )
-    versions = f"version {newest}" if newest == oldest else f"versions {oldest} to {newest}"
-    return Text(f"0 {cells} {len(cells) - 1}  {versions}")
-
-
-def _cell(lag: int) -> str:
-    return "■" if lag == 0 else "□" if lag == 1 else "!"
+    cells = "".join(status_rows.CELL[state] for state in status_rows.fragment_states(status))
+    return Text(f"0 {cells} {len(cells) - 1}  {status_rows.versions(status)}")
 
 
 def _peers(peers: Sequence[PeerRow], *, is_wide: bool) -> Table:

@@ -111,7 +111,6 @@ class ScrubBar(Widget):
         self.refresh()
 
     def render(self) -> Text:
-        """One line."""
         text, start, end = scrub(self._playback, self.size.width, self._paint)
         self._track = (start, end)
         return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from typing import NamedTuple
 
 import msgspec
 from rich.text import Text
@@ -18,15 +18,12 @@ from tui.views.roster import Column
 BAR_CELLS = 20
 
 
-class Place:
+class Place(NamedTuple):
     """A learner's place among all, by merged pushes."""
 
-    __slots__ = ("is_you", "line", "number")
-
-    def __init__(self, number: int, line: PeerLine, *, is_you: bool) -> None:
-        self.number = number
-        self.line = line
-        self.is_you = is_you
+    number: int
+    line: PeerLine
+    is_you: bool
 
 
 def places(scene: Scene) -> list[Place]:
@@ -73,7 +70,6 @@ def _counted(row: ContributorRow, line: PeerLine | None) -> PeerRow:
 
 
 def key_of(place: Place) -> str:
-    """The learner's key."""
     return place.line.peer.key
 
 
@@ -116,7 +112,6 @@ def details(scene: Scene, key: str, width: int) -> list[Text]:
     if row is None:
         return [Text("The log has nothing from this learner yet.")]
     place = next(one for one in places(scene) if key_of(one) == key)
-    merged = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.merged_at_s)) + " UTC"
     refused, paint = fmt.tally(row.refused), scene.paint
     return layout.pairs(
         [
@@ -126,7 +121,7 @@ def details(scene: Scene, key: str, width: int) -> list[Text]:
             ("place", f"{place.number}, with {fmt.percent(place.line.share)} of all merges"),
             ("tokens", f"{row.tokens:,} read and merged"),
             ("merges", f"{row.merges:,}, {row.clipped:,} of them clipped to the group"),
-            ("newest", merged if row.merged_at_s else ""),
+            ("newest", fmt.date(row.merged_at_s) if row.merged_at_s else ""),
             ("not counted", Text(refused or "nothing", style=paint.warn if refused else "")),
         ],
         width,

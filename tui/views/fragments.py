@@ -4,32 +4,14 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from protocol.status import NodeStatus, Status, SyncerStatus
+from protocol.status import Status, SyncerStatus
 from tui.frames.scene import Scene
-from tui.text import fmt, layout
+from tui.text import fmt, layout, status_rows
 from tui.text.theme import Paint
 from tui.views import facts
 
 MERGES_SHOWN = 40
 LEGEND = "■ newest  □ one behind  ▶ in flight  ! two or more behind"
-CELL = {"newest": "■", "due": "□", "in flight": "▶", "stale": "!"}
-
-
-def states(status: Status) -> list[str]:
-    """A word for each fragment: newest, due, in flight, or stale."""
-    match status:
-        case SyncerStatus():
-            newest = max(status.fragments, default=0)
-            busy = {one.fragment for one in status.rounds}
-            lags = [newest - version for version in status.fragments]
-        case NodeStatus():
-            newest = max(status.versions, default=0)
-            busy = set()
-            lags = [newest - version for version in status.versions]
-    return [
-        "in flight" if number in busy else "newest" if lag <= 0 else "due" if lag == 1 else "stale"
-        for number, lag in enumerate(lags)
-    ]
 
 
 def _style(state: str, paint: Paint) -> str:
@@ -40,19 +22,17 @@ def _style(state: str, paint: Paint) -> str:
 
 def strip(status: Status, paint: Paint, width: int) -> Text:
     """All fragments in one line of cells, wrapped by whoever shows it."""
-    found = states(status)
+    found = status_rows.fragment_states(status)
     if not found:
         return Text("no weights yet", style=paint.quiet)
     text = Text()
     shown = found[: max(width - 16, 8)]
     for state in shown:
-        text.append(CELL[state], style=_style(state, paint))
+        text.append(status_rows.CELL[state], style=_style(state, paint))
     left = len(found) - len(shown)
     if left:
         text.append(f" and {left:,} more", style=paint.quiet)
-    versions = status.fragments if isinstance(status, SyncerStatus) else status.versions
-    low, high = min(versions), max(versions)
-    word = f"version {high}" if low == high else f"versions {low} to {high}"
+    word = status_rows.versions(status)
     if text.cell_len + len(word) + 2 <= width:
         text.append(f"  {word}", style=paint.quiet)
     return text
@@ -84,8 +64,8 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
 
 def _map(status: Status, width: int, paint: Paint) -> list[Text]:
     """Cells with number and version: number, mark, version."""
-    found = states(status)
-    versions = status.fragments if isinstance(status, SyncerStatus) else status.versions
+    found = status_rows.fragment_states(status)
+    versions = status_rows.fragment_versions(status)
     digits = len(str(max(len(found) - 1, 0)))
     wide = max((len(str(one)) for one in versions), default=1)
     cell = digits + wide + 4
@@ -95,7 +75,7 @@ def _map(status: Status, width: int, paint: Paint) -> list[Text]:
         line = Text()
         for number in range(start, min(start + across, len(found))):
             line.append(f"{number:>{digits}} ", style=paint.quiet)
-            line.append(CELL[found[number]], style=_style(found[number], paint))
+            line.append(status_rows.CELL[found[number]], style=_style(found[number], paint))
             line.append(f"{versions[number]:<{wide}}  ")
         made.append(line)
     if not made:

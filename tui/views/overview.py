@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.text import Text
 
 from protocol.status import NodeStatus, SeatStatus, Status, SyncerStatus
-from tui.frames.scene import Scene, alive, goodput
+from tui.frames.scene import Scene, goodput
 from tui.text import fmt, layout, status_rows
-from tui.text.election import leads
+from tui.text.election import alive, leads
 from tui.text.layout import Pair
 from tui.text.theme import Paint
 from tui.views import charts, facts, syncer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
@@ -15,16 +16,14 @@ from tui.text.theme import Paint
 from tui.views.roster import Column
 
 
+@dataclass(slots=True, eq=False)
 class PeerLine:
     """A learner and what its share is measured against. Light: there may be a thousand."""
 
-    __slots__ = ("age_s", "merges_all", "peer")
-
-    def __init__(self, peer: PeerRow, merges_all: int, age_s: float | None = None) -> None:
-        """age_s: how old the syncer's word on it is, if the syncer does not answer."""
-        self.peer = peer
-        self.merges_all = merges_all
-        self.age_s = age_s
+    peer: PeerRow
+    merges_all: int
+    age_s: float | None = None
+    """How old the syncer's word on it is, if the syncer does not answer."""
 
     @property
     def heard_s(self) -> float:
@@ -53,7 +52,6 @@ class PeerLine:
 
 
 def key_of(line: PeerLine) -> str:
-    """The learner's key."""
     return line.peer.key
 
 
@@ -191,14 +189,6 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
     ),
 )  # fmt: skip
 """All of them; where there is no room, the least important are left out."""
-
-
-def fitting(width: int) -> list[Column[PeerLine]]:
-    """The most important columns for which there is room."""
-    chosen = list(COLUMNS)
-    while len(chosen) > 1 and sum(one.width + 1 for one in chosen) - 1 > width:
-        chosen.remove(min(chosen, key=lambda one: one.importance))
-    return chosen
 
 
 def heading(column: Column[PeerLine]) -> str:

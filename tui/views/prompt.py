@@ -26,7 +26,6 @@ class Prompt(Horizontal):
         self._kind = "filter"
 
     def compose(self) -> ComposeResult:
-        """A label and the input."""
         yield Label("/", id="prompt-label")
         yield Input(id="prompt-input", compact=True)
 
@@ -61,4 +60,4 @@ class Prompt(Horizontal):
     def action_cancel(self) -> None:
         """Takes nothing."""
         self.close()
-        self.post_message(Entered(self._kind, "", is_final=True, is_cancelled=True))
+        self.post_message(Entered(self._kind, "", is_final=True))

@@ -46,6 +46,18 @@ class Column(Generic[Row]):
     """Columns of the least importance are left out first where there is no room."""
 
 
+def fitting(columns: Sequence[Column[Row]], room: int) -> list[Column[Row]]:
+    """The most important columns for which there is room."""
+    chosen = list(columns)
+    while len(chosen) > 1 and _taken(chosen) > room:
+        chosen.remove(min(chosen, key=lambda one: one.importance))
+    return chosen
+
+
+def _taken(columns: Sequence[Column[Row]]) -> int:
+    return sum(one.width + GAP_CELLS for one in columns) - GAP_CELLS
+
+
 class Roster(ScrollView, Generic[Row], can_focus=True):
     """The table."""
 
@@ -63,13 +75,12 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
         Binding("o", "reverse", "Reverse the order", show=False, id="roster.reverse"),
     ]
 
+    @dataclass
     class Chosen(Message):
         """The viewer wants to know more about a row."""
 
-        def __init__(self, roster: Roster[Any], key: str) -> None:
-            super().__init__()
-            self.roster = roster
-            self.key = key
+        roster: Roster[Any]
+        key: str
 
     def __init__(
         self,
@@ -191,17 +202,12 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
         room = self.scrollable_content_region.width
         if room == self._widths_for:
             return self._widths
-        chosen = list(self.columns)
-        while len(chosen) > 1 and self._taken(chosen) > room:
-            chosen.remove(min(chosen, key=lambda one: one.importance))
-        left = min(max(room - self._taken(chosen), 0), FLEX_CELLS_MAX)
+        chosen = fitting(self.columns, room)
+        left = min(max(room - _taken(chosen), 0), FLEX_CELLS_MAX)
         flexible = [one for one in chosen if one.is_flexible][-1:]
         self._widths = [(one, one.width + (left if one in flexible else 0)) for one in chosen]
         self._widths_for = room
         return self._widths
-
-    def _taken(self, columns: Sequence[Column[Row]]) -> int:
-        return sum(one.width + GAP_CELLS for one in columns) - GAP_CELLS
 
     def on_resize(self, event: events.Resize) -> None:
         """Other columns may fit now."""
@@ -284,7 +290,6 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
         self._arrange()
 
     def action_move(self, rows: int) -> None:
-        """Moves the cursor."""
         if not self.rows:
             return
         place = self.cursor
@@ -313,6 +318,5 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
             self._arrange()
 
     def action_reverse(self) -> None:
-        """Turns the order round."""
         self.is_reversed = not self.is_reversed
         self._arrange()

@@ -65,7 +65,6 @@ class Sheet(ScrollView, can_focus=True):
                 self.refresh_line(number)
 
     def render_line(self, y: int) -> Strip:
-        """One line of the visible part."""
         number = self.scroll_offset.y + y
         base = self._base
         width = self.size.width

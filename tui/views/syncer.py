@@ -27,7 +27,6 @@ VOTER_COLUMNS = (
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
-    """The view."""
     voter = scene.voter
     if voter is None:
         return layout.wrap(Text(_absent(scene), style=scene.paint.quiet), width)
@@ -82,8 +81,7 @@ def _absent(scene: Scene) -> str:
 
 
 def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
-    body = layout.pairs(pairs, width - 4, scene.paint, label=12)
-    return layout.panel(title, body, width, scene.paint)
+    return layout.box(title, pairs, width, scene.paint, label=12)
 
 
 def seat_pairs(scene: Scene, seat: SeatStatus) -> list[Pair]:

@@ -16,7 +16,6 @@ EVENTS_SHOWN_MIN = 6
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
-    """The view."""
     node, paint = scene.node, scene.paint
     if node is None:
         return layout.wrap(
@@ -29,17 +28,17 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
         )
     if width >= TWO_COLUMNS:
         half = (width - 1) // 2
-        left = _box("work", _work(scene, node), half, scene)
-        left += _box("trainer", _trainer(node), half, scene)
-        left += _box("syncer and weights", _weights(node), half, scene)
+        left = layout.box("work", _work(scene, node), half, paint)
+        left += layout.box("trainer", _trainer(node), half, paint)
+        left += layout.box("syncer and weights", _weights(node), half, paint)
         rest = width - half - 1
         right = _machine(scene, node, rest)
-        right += _box("wire", _wire(node), rest, scene)
+        right += layout.box("wire", _wire(node), rest, paint)
         body = layout.beside(left, right, half)
     else:
-        body = _box(fmt.clean(label_of(node), 40), _work(scene, node), width, scene)
+        body = layout.box(fmt.clean(label_of(node), 40), _work(scene, node), width, paint)
         body += _machine(scene, node, width)
-        body += _box("trainer", _trainer(node) + _weights(node) + _wire(node), width, scene)
+        body += layout.box("trainer", _trainer(node) + _weights(node) + _wire(node), width, paint)
     notices = [
         part
         for notice in node.notices
@@ -61,10 +60,6 @@ def _machine(scene: Scene, node: NodeStatus, width: int) -> list[Text]:
     held = machine.limits(node.guest, width - 4, scene.paint)
     made = layout.panel("this machine", told, width, scene.paint)
     return made + layout.panel("limits", held, width, scene.paint) if held else made
-
-
-def _box(title: str, pairs: list[Pair], width: int, scene: Scene) -> list[Text]:
-    return layout.panel(title, layout.pairs(pairs, width - 4, scene.paint), width, scene.paint)
 
 
 def _work(scene: Scene, node: NodeStatus) -> list[Pair]:

@@ -33,7 +33,7 @@ from shoal.chaos.project import EVALUATOR, LEARNERS, SETTINGS, SYNCERS
 from shoal.chaos.report import Losses, Outcome, as_json, compare, reasons, sentences, table
 from shoal.chaos.scenarios import NAMES, SCENARIOS, STORM
 from shoal.chaos.storm import BLOWS, TARGETS, damageable
-from shoal.cli import app
+from shoal.cli import demo
 from shoal.local_swarm.swarm import LocalSwarm
 from shoal.project import project_file
 
@@ -265,7 +265,7 @@ def test_the_learner_that_measures_is_never_touched():
 
 
 def test_the_verb_offers_every_scenario(capsys):
-    assert set(typing.get_args(app.Chaos)) == {*NAMES, STORM, command.ALL}
+    assert set(typing.get_args(demo.Chaos)) == {*NAMES, STORM, command.ALL}
     assert main(["demo", "--help"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in NAMES)

@@ -326,7 +326,8 @@ def test_the_tapes_outlive_the_demo_and_the_command_is_told(tmp_path, monkeypatc
     former = tmp_path / "own" / "demo" / "newest" / "former.tape"
     former.parent.mkdir(parents=True)
     former.touch()
-    with Screen() as screen:
+    screen = Screen()
+    with screen.showing():
         command._offer_replay(screen, tmp_path / "demo")
     kept = tmp_path / "own" / "demo" / "newest"
     assert (kept / "project" / "syncer-default" / "one.tape").read_bytes() == b"content"

@@ -30,7 +30,7 @@ from protocol.status import (
     SyncerStatus,
 )
 from shoal.__main__ import main
-from shoal.machine import run_commands
+from shoal.machine import voter_commands
 from simulator.stand_ins.tiny import tiny_project
 from syncer_node.daemon import syncer_daemon, witness_daemon
 from syncer_node.raft.ballot import Ballot
@@ -147,9 +147,9 @@ def drained(home, monkeypatch):
             return dict(answer)
 
         found = [Daemon("syncer", "default", home.root / "socket")]
-        monkeypatch.setattr(run_commands.daemons, "find_daemons", lambda *_, **__: found)
-        monkeypatch.setattr(run_commands.client, "call", call)
-        monkeypatch.setattr(run_commands.daemons, "statuses_of", lambda *_, **__: iter(statuses))
+        monkeypatch.setattr(voter_commands.daemons, "find_daemons", lambda *_, **__: found)
+        monkeypatch.setattr(voter_commands.client, "call", call)
+        monkeypatch.setattr(voter_commands.daemons, "statuses_of", lambda *_, **__: iter(statuses))
 
     return stage
 

@@ -29,14 +29,11 @@ def other(tmp_path) -> Home:
 
 
 def export(home, to, **wishes):
-    return identity_command.export(
-        home, to, **{"role": None, "instance": None, "passphrase_file": None, **wishes}
-    )
+    return identity_command.export(to, home=home, **wishes)
 
 
 def bring_back(home, source, **wishes):
-    default = {"instance": None, "passphrase_file": None, "is_replacing": False}
-    return identity_command.bring_back(home, source, **{**default, **wishes})
+    return identity_command.bring_back(source, home=home, **wishes)
 
 
 def test_a_key_comes_back_on_another_machine(home, other, tmp_path):
@@ -93,7 +90,7 @@ def test_another_key_is_replaced_only_when_asked_and_then_kept(home, other, tmp_
     export(home, tmp_path / "backup")
     with pytest.raises(UserError, match="has another key"):
         bring_back(other, tmp_path / "backup")
-    said = bring_back(other, tmp_path / "backup", is_replacing=True)
+    said = bring_back(other, tmp_path / "backup", replace=True)
     assert keystore.load_or_create(other.identity("learner")).key == key
     aside = Path(said[0].removeprefix("moved the former key to "))
     aside.rename(other.identity("learner", "old"))
@@ -108,7 +105,7 @@ def test_a_key_in_use_is_not_replaced(home, other, tmp_path):
         keystore.lock(other.identity("learner"), remedy=""),
         pytest.raises(UserError, match="is already running"),
     ):
-        bring_back(other, tmp_path / "backup", is_replacing=True)
+        bring_back(other, tmp_path / "backup", replace=True)
 
 
 def test_the_same_key_again_changes_nothing(home, tmp_path):
@@ -151,12 +148,12 @@ def test_what_is_no_back_up_is_refused(home, other, tmp_path, change, words):
 def test_showing_names_what_is_wrong_with_a_key_and_shows_the_others(home):
     key = keystore.load_or_create(home.identity("owner")).key
     keystore.load_or_create(home.identity("syncer")).path.chmod(0o644)
-    text = "\n".join(identity_command.show(home))
+    text = "\n".join(identity_command.show(home=home))
     assert key.hex() in text
     assert "can be read by other users" in text
 
 
 def test_a_home_without_keys_says_how_to_get_one(home):
     with pytest.raises(UserError, match="no key"):
-        identity_command.show(home)
+        identity_command.show(home=home)
     assert not home.root.exists()

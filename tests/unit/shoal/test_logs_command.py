@@ -40,10 +40,7 @@ def line(at: float, text: str, level: str = "info") -> bytes:
 
 
 def show(home, **changes) -> int:
-    wishes = dict(
-        role=None, instance=None, level="info", lines=50, is_following=False, is_json=False
-    )
-    return logs_command.show(home, **{**wishes, **changes})
+    return logs_command.show(home=home, **{"json": False, **changes})
 
 
 def texts(capsys) -> list[str]:
@@ -122,7 +119,7 @@ def test_what_is_not_ours_is_passed_over(home, capsys):
 
 def test_json_is_passed_on_as_it_was_written(home, capsys):
     home.log("learner").write_bytes(line(1.0, "sound"))
-    show(home, is_json=True)
+    show(home, json=True)
     assert json.loads(capsys.readouterr().out)["text"] == "sound"
 
 
@@ -170,7 +167,7 @@ def test_following_shows_what_comes_and_who_comes(home, capsys, monkeypatch):
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(logs_command.time, "sleep", pass_time)
-    assert show(home, is_following=True) == 0
+    assert show(home, follow=True) == 0
     assert texts(capsys) == ["before", "during", "syncer default  a syncer"]
 
 

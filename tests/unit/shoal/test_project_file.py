@@ -31,7 +31,7 @@ from protocol.project import (
 )
 from protocol.signing import seal
 from shoal.project import charter_commands, file_commands
-from shoal.project.presets import preset_of
+from shoal.project.presets import PRESETS
 from shoal.project.project_file import ProjectFile, make_charter, make_genesis, parse, read_file
 from shoal.project.template import SECTIONS, create_text
 from tests.support.tiny_project import write_text
@@ -87,7 +87,7 @@ def test_every_field_of_the_charter_can_be_written(section, kind):
 
 
 def test_the_paper_preset_is_sound_says_what_was_not_published_and_every_note_has_a_line():
-    paper = preset_of("paper")
+    paper = PRESETS["paper"]
     text = create_text("paper", changes=paper.values, comments=paper.comments)
     assert max(map(len, text.splitlines())) <= 100
     file = parse(text, PATH)
@@ -106,7 +106,7 @@ def test_the_paper_preset_is_sound_says_what_was_not_published_and_every_note_ha
 
 
 def test_the_small_preset_is_the_text_as_it_is():
-    small = preset_of("small")
+    small = PRESETS["small"]
     assert create_text("harbour", changes=small.values, comments=small.comments) == TEXT
 
 
@@ -384,18 +384,16 @@ def test_signing_does_not_silently_undo_what_a_verb_changed(place, tmp_path):
     home = Home(tmp_path / "home")
     path = place / "undone.toml"
     path.write_text(small_text())
-    assert file_commands.sign(path, home, instance="default")[-1].startswith(
-        "next: shoal syncer run"
-    )
-    charter_commands.add_voter(path, home, key=OTHER_KEY, role="syncer", priority=1)
+    assert file_commands.sign(path, home=home)[-1].startswith("next: shoal syncer run")
+    charter_commands.add_syncer(OTHER_KEY, path, priority=1, home=home)
     with pytest.raises(UserError, match="removed syncer abababab") as caught:
-        file_commands.sign(path, home, instance="default")
+        file_commands.sign(path, home=home)
     assert "shoal project sign --change-voter" in str(caught.value)
     assert len(read_signed(path.with_suffix(".shoal")).charter.voters) == 2
-    said = file_commands.sign(path, home, instance="default", changes_voter=True)
+    said = file_commands.sign(path, home=home, change_voter=True)
     assert "changed     removed syncer abababab" in said
-    charter_commands.set_values(path, home, settings=["rounds.quorum=2"])
-    said = file_commands.sign(path, home, instance="default")
+    charter_commands.set_values(path, "rounds.quorum=2", home=home)
+    said = file_commands.sign(path, home=home)
     assert "changed     rounds.quorum = 1, was 2" in said
     assert read_signed(path.with_suffix(".shoal")).charter.revision == 5
 
@@ -404,10 +402,10 @@ def test_a_lost_signed_file_does_not_begin_the_revisions_anew(place, tmp_path):
     home = Home(tmp_path / "home")
     path = place / "lost.toml"
     path.write_text(small_text(**{"project.seed": 7}))
-    file_commands.sign(path, home, instance="default")
-    charter_commands.ban(path, home, key=OTHER_KEY)
+    file_commands.sign(path, home=home)
+    charter_commands.ban(OTHER_KEY, path, home=home)
     path.with_suffix(".shoal").unlink()
-    file_commands.sign(path, home, instance="default")
+    file_commands.sign(path, home=home)
     assert read_signed(path.with_suffix(".shoal")).charter.revision == 3
 
 

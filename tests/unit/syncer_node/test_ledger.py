@@ -323,7 +323,7 @@ def test_a_log_that_breaks_is_said_to_be_broken(hosted):
 
 def test_the_table_tells_everything_without_a_daemon(hosted, capsys):
     home, _, opened, log = hosted
-    code = ledger_command.ledger(home, instance="default", as_json=False, csv_path=None)
+    code = ledger_command.ledger(home=home, instance="default")
     told = capsys.readouterr().out
     assert code == ExitCode.DONE
     assert f"{opened.genesis.name} {opened.id.hex()[:8]}" in told
@@ -336,14 +336,14 @@ def test_the_table_tells_everything_without_a_daemon(hosted, capsys):
 def test_json_and_csv_hold_every_contributor(hosted, tmp_path, capsys):
     home = hosted[0]
     path = tmp_path / "ledger.csv"
-    ledger_command.ledger(home, instance="default", as_json=False, csv_path=path)
+    ledger_command.ledger(home=home, instance="default", csv_path=path)
     assert capsys.readouterr().out.startswith("wrote 2 contributors to")
     with path.open(newline="") as handle:
         first, second = csv.DictReader(handle)
     assert first["name"] == "'=cmd()"
     assert (first["tokens"], first["fragment tokens"], first["record"]) == ("128", "512", "5")
     assert (second["refused"], second["last merged"]) == ("3", "2023-11-14 22:13 UTC")
-    ledger_command.ledger(home, instance="default", as_json=True, csv_path=path)
+    ledger_command.ledger(home=home, instance="default", json=True, csv_path=path)
     (told,) = json.loads(capsys.readouterr().out)
     assert [row["merges"] for row in told["contributors"]] == [2, 1]
 
@@ -351,6 +351,6 @@ def test_json_and_csv_hold_every_contributor(hosted, tmp_path, capsys):
 def test_without_a_log_or_where_a_file_cannot_be_written_it_says_so(hosted, tmp_path):
     home = hosted[0]
     with pytest.raises(UserError, match="No syncer called 'other'"):
-        ledger_command.ledger(home, instance="other", as_json=False, csv_path=None)
+        ledger_command.ledger(home=home, instance="other")
     with pytest.raises(UserError, match="cannot be written"):
-        ledger_command.ledger(home, instance="default", as_json=False, csv_path=tmp_path)
+        ledger_command.ledger(home=home, instance="default", csv_path=tmp_path)
