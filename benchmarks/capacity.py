@@ -35,17 +35,14 @@ from typing import IO, Any
 import numpy as np
 import psutil
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from host.control import client  # noqa: E402
-from host.files.home import Home  # noqa: E402
-from host.files.signed_project import read_signed  # noqa: E402
-from protocol.fragments import build_layout  # noqa: E402
-from protocol.numerics import codecs  # noqa: E402
-from protocol.status import SyncerStatus  # noqa: E402
-from shoal.local_swarm.swarm import LocalSwarm  # noqa: E402
-from shoal.project.template import Value  # noqa: E402
+from host.control import client
+from host.files.home import Home
+from host.files.signed_project import read_signed
+from protocol.fragments import build_layout
+from protocol.numerics import codecs
+from protocol.status import SyncerStatus
+from shoal.local_swarm.swarm import LocalSwarm
+from shoal.project.template import Value
 
 MLP_TIMES = 4
 STOP_S = 60.0
@@ -299,7 +296,7 @@ class Learners:
             words += ["--observe"] if first == 0 else []
             words += ["--light"] if case.is_light else []
             process = subprocess.Popen(
-                [sys.executable, str(ROOT / "benchmarks" / "synthetic.py"), *words],
+                [sys.executable, "-m", "benchmarks.synthetic", *words],
                 env=syncer.processes.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

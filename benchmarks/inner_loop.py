@@ -35,15 +35,12 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.small_swarm import SmallSwarm, small_swarm  # noqa: E402
-from host.files.home import Home  # noqa: E402
-from host.files.signed_project import read_signed  # noqa: E402
-from node.trainer.link import messages  # noqa: E402
-from node.trainer_client.process import TrainerProcess  # noqa: E402
-from protocol.project import Charter, Genesis, encode  # noqa: E402
+from benchmarks.small_swarm import SmallSwarm, small_swarm
+from host.files.home import Home
+from host.files.signed_project import read_signed
+from node.trainer.link import messages
+from node.trainer_client.process import TrainerProcess
+from protocol.project import Charter, Genesis, encode
 
 SETTLE_S = 0.15
 """After a change of turns, so that what was under way has been told."""

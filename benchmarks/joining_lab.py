@@ -25,11 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from tests.net.lab_swarm import LabSwarm  # noqa: E402
-from tests.netlab import Lab, Link, missing  # noqa: E402
+from tests.net.lab_swarm import LabSwarm
+from tests.netlab import Lab, Link, missing
 
 SYNCER, JOINER = "syncer", "joiner"
 DONORS = ("ada", "bob", "cyd")

@@ -39,20 +39,17 @@ from typing import Any
 import uvloop
 from blake3 import blake3
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from host.addresses import parse_peer  # noqa: E402
-from host.driver import Driver  # noqa: E402
-from host.files import keystore  # noqa: E402
-from host.join_link import JoinLink, parse_link  # noqa: E402
-from host.network import engine  # noqa: E402
-from host.network.leader_discovery import learners_topic, seat_topic  # noqa: E402
-from host.runtime.lifecycle import background, quiet_about_peers  # noqa: E402
-from host.transport import Transport  # noqa: E402
-from node.download.locator import Locator, fetch_genesis  # noqa: E402
-from node.machine.context import LearnerSetup  # noqa: E402
-from node.machine.jobs import (  # noqa: E402
+from host.addresses import parse_peer
+from host.driver import Driver
+from host.files import keystore
+from host.join_link import JoinLink, parse_link
+from host.network import engine
+from host.network.leader_discovery import learners_topic, seat_topic
+from host.runtime.lifecycle import background, quiet_about_peers
+from host.transport import Transport
+from node.download.locator import Locator, fetch_genesis
+from node.machine.context import LearnerSetup
+from node.machine.jobs import (
     Advance,
     Advanced,
     BeginSteps,
@@ -70,16 +67,16 @@ from node.machine.jobs import (  # noqa: E402
     Stepped,
     TrainerReady,
 )
-from node.machine.learner import LearnerMachine  # noqa: E402
-from protocol import limits, wire  # noqa: E402
-from protocol.errors import RemoteError  # noqa: E402
-from protocol.fragments import Layout, build_layout  # noqa: E402
-from protocol.ids import short  # noqa: E402
-from protocol.log.records import FragmentMerged, Span  # noqa: E402
-from protocol.machine import Failed, Job, JobResult, Note, StopAsked  # noqa: E402
-from protocol.messages import Cursor  # noqa: E402
-from protocol.project import Genesis  # noqa: E402
-from protocol.signing import verify_ed25519  # noqa: E402
+from node.machine.learner import LearnerMachine
+from protocol import limits, wire
+from protocol.errors import RemoteError
+from protocol.fragments import Layout, build_layout
+from protocol.ids import short
+from protocol.log.records import FragmentMerged, Span
+from protocol.machine import Failed, Job, JobResult, Note, StopAsked
+from protocol.messages import Cursor
+from protocol.project import Genesis
+from protocol.signing import verify_ed25519
 
 STARTS_AT_ONCE = 2
 CLOSES_AT_ONCE = 4

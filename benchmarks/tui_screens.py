@@ -23,9 +23,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
 BARE = """
 import sys
 from tui import app
@@ -48,7 +45,7 @@ class Terminal:
         self.started_s = time.monotonic()
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", PYTHONPATH=str(ROOT))
+            os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
             os.execv(sys.executable, [sys.executable, *words])
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 

@@ -37,12 +37,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.peers.arena import Member  # noqa: E402
-from benchmarks.wire_peer import PARAMETERS, PAYLOAD, WAYS  # noqa: E402
-from tests.netlab import Lab, Link, missing  # noqa: E402
+from benchmarks.peers.arena import Member
+from benchmarks.wire_peer import PARAMETERS, PAYLOAD, WAYS
+from tests.netlab import Lab, Link, missing
 
 LINE = Link(latency_s=0.025, loss_frac=0.005, rate_bytes_per_s=100e6 / 8)
 SIZES = {"loopback": 256 << 20, "line": 24 << 20}
@@ -100,7 +97,7 @@ def on_loopback() -> Iterator[tuple[Start, Callable[[str], str], Lab | None]]:
     running: list[subprocess.Popen[str]] = []
 
     def start(_: str, arguments: list[str]) -> subprocess.Popen[str]:
-        running.append(subprocess.Popen([*PROGRAM, *arguments], cwd=ROOT, **PIPES))
+        running.append(subprocess.Popen([*PROGRAM, *arguments], **PIPES))
         return running[-1]
 
     try:
@@ -121,7 +118,7 @@ def on_line(congestion: str) -> Iterator[tuple[Start, Callable[[str], str], Lab 
                 lab.inside(node, lambda: setting.write_text(congestion))
 
         def start(node: str, arguments: list[str]) -> subprocess.Popen[str]:
-            return lab.run(node, [*PROGRAM, *arguments], cwd=ROOT, **PIPES)
+            return lab.run(node, [*PROGRAM, *arguments], **PIPES)
 
         yield start, lab.address, lab
 

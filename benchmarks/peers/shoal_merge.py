@@ -25,18 +25,15 @@ from typing import Any
 import numpy as np
 import uvloop
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.peers.work import Floats, Process, Task, serve  # noqa: E402
-from benchmarks.synthetic import Learner, Manner, Payloads  # noqa: E402
-from host.bulk.blob_store import BlobStore  # noqa: E402
-from host.files.home import Home  # noqa: E402
-from host.join_link import parse_link  # noqa: E402
-from host.runtime.lifecycle import quiet_about_peers  # noqa: E402
-from node.download.fetcher import StateFetcher  # noqa: E402
-from node.download.locator import fetch_genesis  # noqa: E402
-from node.machine.jobs import (  # noqa: E402
+from benchmarks.peers.work import Floats, Process, Task, serve
+from benchmarks.synthetic import Learner, Manner, Payloads
+from host.bulk.blob_store import BlobStore
+from host.files.home import Home
+from host.join_link import parse_link
+from host.runtime.lifecycle import quiet_about_peers
+from node.download.fetcher import StateFetcher
+from node.download.locator import fetch_genesis
+from node.machine.jobs import (
     Advanced,
     Capture,
     Captured,
@@ -46,14 +43,14 @@ from node.machine.jobs import (  # noqa: E402
     Settle,
     StateFetched,
 )
-from node.trainer_client.fragment_bank import FragmentBank  # noqa: E402
-from protocol import limits, wire  # noqa: E402
-from protocol.errors import TransientError  # noqa: E402
-from protocol.fragments import Layout, build_layout  # noqa: E402
-from protocol.machine import Job, JobResult  # noqa: E402
-from protocol.project import Genesis  # noqa: E402
-from protocol.status import SyncerStatus  # noqa: E402
-from shoal.common import daemons  # noqa: E402
+from node.trainer_client.fragment_bank import FragmentBank
+from protocol import limits, wire
+from protocol.errors import TransientError
+from protocol.fragments import Layout, build_layout
+from protocol.machine import Job, JobResult
+from protocol.project import Genesis
+from protocol.status import SyncerStatus
+from shoal.common import daemons
 
 UP_S = 150.0
 ROUND_S = 150.0
@@ -74,7 +71,7 @@ class Syncer(Process):
         words = ["--home", str(self.home.root), "syncer", "run", task.project]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shoal", *words, "--listen", "127.0.0.1", "--port", "0"],
-            env={**os.environ, "SHOAL_CONFIG": os.devnull, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "SHOAL_CONFIG": os.devnull},
             stdin=subprocess.DEVNULL,
             stdout=2,
         )
