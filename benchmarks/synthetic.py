@@ -48,25 +48,8 @@ from host.network.leader_discovery import learners_topic, seat_topic
 from host.runtime.lifecycle import background, quiet_about_peers
 from host.transport import Transport
 from node.download.locator import Locator, fetch_genesis
+from node.machine import jobs
 from node.machine.context import LearnerSetup
-from node.machine.jobs import (
-    Advance,
-    Advanced,
-    BeginSteps,
-    Capture,
-    Captured,
-    Deliver,
-    Delivered,
-    DropFed,
-    Feed,
-    FetchState,
-    FindSeat,
-    StartTrainer,
-    Starved,
-    StateFetched,
-    Stepped,
-    TrainerReady,
-)
 from node.machine.learner import LearnerMachine
 from protocol import limits, wire
 from protocol.errors import RemoteError
@@ -255,12 +238,12 @@ class Learner:
     def _step(self, step_s: float) -> None:
         clock = self.clock
         if not clock.step(step_s):
-            self.driver.take(Note(Starved()))
+            self.driver.take(Note(jobs.Starved()))
             return
         alive_s = time.monotonic() - self._begun_s
         self.driver.take(
             Note(
-                Stepped(
+                jobs.Stepped(
                     local_step=clock.local_step,
                     tokens=clock.tokens,
                     loss=None,
@@ -276,22 +259,22 @@ class Learner:
 
     async def _run_job(self, job: Job) -> JobResult:
         match job:
-            case FindSeat(after, charter):
+            case jobs.FindSeat(after, charter):
                 return await self.locator.find_seat(charter, after)
-            case FetchState():
-                return StateFetched(())
-            case Advance(merged):
+            case jobs.FetchState():
+                return jobs.StateFetched(())
+            case jobs.Advance(merged):
                 return await self._advance(merged)
-            case StartTrainer():
-                return TrainerReady("synthetic", 1)
-            case Deliver(fragment, version):
+            case jobs.StartTrainer():
+                return jobs.TrainerReady("synthetic", 1)
+            case jobs.Deliver(fragment, version):
                 self._based[fragment] = version
-                return Delivered(version, self.clock.local_step, self.clock.tokens)
-            case Capture(fragment):
+                return jobs.Delivered(version, self.clock.local_step, self.clock.tokens)
+            case jobs.Capture(fragment):
                 return self._capture(fragment)
         return Failed(f"a synthetic learner cannot carry out {type(job).__name__}")
 
-    async def _advance(self, merged: FragmentMerged) -> Advanced:
+    async def _advance(self, merged: FragmentMerged) -> jobs.Advanced:
         if self.is_observer:
             participants = len(merged.contributions)
             tell(
@@ -306,27 +289,27 @@ class Learner:
             wanted = [(merged.payload, merged.payload_bytes)]
             await self.locator.fetch_from(sources, wanted, self._fault)
             self.counts["downloaded_bytes"] += merged.payload_bytes
-        return Advanced()
+        return jobs.Advanced()
 
     def _fault(self, peer: bytes, error: RemoteError) -> None:
         self._trouble(f"{short(peer)}: {error}")
 
-    def _capture(self, fragment: int) -> Captured:
+    def _capture(self, fragment: int) -> jobs.Captured:
         digest = self.payloads.digests[fragment]
         size = len(self.payloads.by_digest[digest])
         self.counts["pushes"] += 1
         clock = self.clock
-        return Captured(
+        return jobs.Captured(
             self._based[fragment], digest, size, clock.local_step, clock.tokens, clock.cursor
         )
 
     def _act(self, action: object) -> None:
         match action:
-            case Feed(spans):
+            case jobs.Feed(spans):
                 self.clock.spans.extend(spans)
-            case DropFed():
+            case jobs.DropFed():
                 self.clock.spans.clear()
-            case BeginSteps():
+            case jobs.BeginSteps():
                 self._begun.set()
 
 

@@ -33,16 +33,7 @@ from host.join_link import parse_link
 from host.runtime.lifecycle import quiet_about_peers
 from node.download.fetcher import StateFetcher
 from node.download.locator import fetch_genesis
-from node.machine.jobs import (
-    Advanced,
-    Capture,
-    Captured,
-    Deliver,
-    Delivered,
-    FetchState,
-    Settle,
-    StateFetched,
-)
+from node.machine import jobs
 from node.trainer_client.fragment_bank import FragmentBank
 from protocol import limits, wire
 from protocol.errors import TransientError
@@ -165,22 +156,22 @@ class Hands(Learner):
         if self.bank.charter is None:
             self.bank.charter = self.machine.context.charter
         match job:
-            case FetchState(fragment, version, state):
+            case jobs.FetchState(fragment, version, state):
                 numel = self.bank.layout.fragments[fragment].numel
                 arrays = (await self.fetcher.fetch(job, numel)).arrays()
                 await self._in_pool(partial(self.bank.install, fragment, version, state, *arrays))
-                return StateFetched(())
-            case Deliver(fragment):
+                return jobs.StateFetched(())
+            case jobs.Deliver(fragment):
                 self.bank.deliver(
                     fragment, is_assign=job.is_assign, merged_sequence=job.merged_sequence
                 )
                 self._based[fragment] = job.version
-                return Delivered(job.version, self.clock.local_step, self.clock.tokens)
-            case Capture(fragment):
+                return jobs.Delivered(job.version, self.clock.local_step, self.clock.tokens)
+            case jobs.Capture(fragment):
                 return await self._capture_real(job)
         return await super()._run_job(job)
 
-    async def _capture_real(self, job: Capture) -> Captured:
+    async def _capture_real(self, job: jobs.Capture) -> jobs.Captured:
         clock, at = self.clock, job.fragment
 
         def encode() -> Any:
@@ -188,7 +179,7 @@ class Hands(Learner):
             return self.bank.push(at, job.sequence, local)
 
         push = await self._in_pool(encode)
-        captured = Captured(
+        captured = jobs.Captured(
             push.base_version,
             push.digest,
             push.payload_bytes,
@@ -201,20 +192,20 @@ class Hands(Learner):
             await self._step_if_due()
         return captured
 
-    async def _advance(self, merged: Any) -> Advanced:
+    async def _advance(self, merged: Any) -> jobs.Advanced:
         leader = self.machine.context.leader
         sources = [leader] if leader is not None else []
         wanted = [(merged.payload, merged.payload_bytes)]
         _, parts = await self.locator.fetch_from(sources, wanted, self._fault)
         await self._in_pool(partial(self.bank.advance, merged, bytes(parts[0])))
         self.newer.set()
-        return Advanced()
+        return jobs.Advanced()
 
     async def _in_pool(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def _act(self, action: object) -> None:
-        if isinstance(action, Settle):
+        if isinstance(action, jobs.Settle):
             is_merged = action.outcome == "merged"
             self.bank.settle(action.fragment, action.sequence, is_merged=is_merged)
         super()._act(action)
