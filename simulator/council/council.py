@@ -22,12 +22,7 @@ from protocol.signing import seal
 from simulator.checkers.council import CouncilChecker
 from simulator.hosts.voter_disk import VoterDisk
 from simulator.hosts.witness import SimWitness
-from simulator.stand_ins.tiny import (
-    SimSigner,
-    TinyProject,
-    charter_envelope,
-    tiny_project,
-)
+from simulator.stand_ins.tiny import SimSigner, TinyProject, charter_envelope, tiny_project
 from simulator.virtual.world import World
 from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.ballot import Ballot
