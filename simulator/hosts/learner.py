@@ -100,16 +100,7 @@ class SimLearner(Host):
         if self.tape is not None:
             self.recorder = TrainerTape(self.tape(self), self.life)
         self.moments = SimMoments(self, stall_s=self.moments.stall_s)
-        life = self.life
-        self.fetcher = SimFetcher(
-            self.world,
-            self.key,
-            random.Random(f"donors {self.name} {self.world.seed} {life}"),
-            is_alive=lambda: self.life == life,
-            donors=self._announced,
-            reach=self.reach,
-            newest=lambda fragment: self.learner.context.state.fragments[fragment].version,
-        )
+        self.fetcher = SimFetcher(self)
         start = self.parts.begin_life()
         self.incarnation = self.life
         if start is not None and start.part is not None:
@@ -296,7 +287,7 @@ class SimLearner(Host):
         syncers = [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
         return [*self._reachable(), *syncers]
 
-    def _announced(self) -> tuple[list[bytes], bytes | None]:
+    def announced(self) -> tuple[list[bytes], bytes | None]:
         """Learners that say they hold weights, and the leader."""
         others = self._others()
         holders = [one.key for one in others if one.is_up and one.learner.fragment_sync.is_held]
