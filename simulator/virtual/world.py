@@ -65,7 +65,6 @@ class World:
         self.cut: set[frozenset[bytes]] = set()
         self.cut_ways: set[tuple[bytes, bytes]] = set()
         """(sender, receiver) of links that are cut in one direction only."""
-        self.slow_s = self.wires.slow_s
         self.facts: list[tuple[float, bytes, Fact]] = []
         self.watchers: list[Callable[[float, Host, Fact], None]] = []
         self.taps: list[Callable[[str, Host, bytes, Message], None]] = []
@@ -140,6 +139,21 @@ class World:
         if stream is not None:
             stream.muted.add(sender)
         self.after(for_s, lambda: self.cut_ways.discard(way))
+
+    def slow_down(self, one: bytes, other: bytes, by_s: float, *, for_s: float) -> None:
+        """Let everything between two hosts take so much longer for a while."""
+        slow_s, pair = self.wires.slow_s, frozenset((one, other))
+        slow_s[pair] = by_s
+
+        def speed_up() -> None:
+            slow_s.pop(pair, None)
+
+        self.after(for_s, speed_up)
+
+    def heal(self) -> None:
+        """Nothing is the matter with any link any more."""
+        for faults in (self.cut, self.cut_ways, self.wires.slow_s, self.wires.clogged_until_s):
+            faults.clear()
 
     def can_dial(self, one: Host, other: Host) -> bool:
         """Whether a stream can be opened: that takes both directions."""
