@@ -23,11 +23,12 @@ from node.trainer.text.reader import BlockReader, Sequences
 from protocol import wire
 from protocol.errors import InternalError
 from protocol.messages import Message
+from protocol.numerics.codecs import F32
 from protocol.numerics.merge import merge_fragment
 from protocol.project import Voter, encode, project_id
 from protocol.trace import FragmentCommitted
 from simulator.checkers.ledger import Ledger
-from simulator.compare.bench import F32, Bench
+from simulator.compare.bench import Bench
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting, failures_until
 from simulator.hosts.learner import SimLearner

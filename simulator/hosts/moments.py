@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from node.machine import jobs
 from node.machine.moments import check_moments, steps_of
 from protocol.errors import MalformedPayload
 from protocol.machine import Failed, Job
+from protocol.numerics.codecs import F32
 from protocol.numerics.outer import digest
 from simulator.stand_ins.tiny import TinyTrainer
 
 if TYPE_CHECKING:
     from simulator.hosts.learner import SimLearner
 
-F32 = NDArray[np.float32]
 Answer = Callable[[object], None]
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from node.machine import jobs
 from node.machine.context import EpochStart
@@ -19,13 +17,13 @@ from node.trainer_client.fragment_bank import Standing
 from protocol.log.records import Span
 from protocol.machine import Failed, Job
 from protocol.messages import Cursor
+from protocol.numerics.codecs import F32
 from simulator.stand_ins.provenance import ProvenanceTrainer
 from simulator.stand_ins.tiny import TinyTrainer
 
 if TYPE_CHECKING:
     from simulator.hosts.learner import SimLearner
 
-F32 = NDArray[np.float32]
 WRITE_S = 0.5
 
 

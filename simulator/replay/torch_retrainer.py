@@ -19,7 +19,8 @@ from node.trainer.link import messages
 from node.trainer.setup import TrainerSetup, limit_resources
 from node.trainer_client.tape import replay_class
 from protocol import tape
-from simulator.replay.retrainer import F32, Retrainer, Unreplayable, require_class
+from protocol.numerics.codecs import F32
+from simulator.replay.retrainer import Retrainer, Unreplayable, require_class
 
 
 class TorchRetrainer(Retrainer):
@@ -72,8 +73,6 @@ class TorchRetrainer(Retrainer):
                 self.copies[fragment] = values
             case tape.Inexact(reason):
                 raise Unreplayable(reason)
-            case _:
-                pass
 
     def values(self, fragment: int) -> F32 | None:
         return self.copies.get(fragment)

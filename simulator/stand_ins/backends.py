@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from protocol.numerics.codecs import F32
 from protocol.numerics.merge import merge_fragment
 from simulator.stand_ins.tiny import TinyTrainer, tiny_target, tiny_weights
 from syncer_node.storage.merge_bank import MergeFunction
-
-F32 = NDArray[np.float32]
 
 
 class Backend(Protocol):
