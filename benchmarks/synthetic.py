@@ -178,8 +178,12 @@ class Learner:
         self._begun = asyncio.Event()
         self._begun_s = 0.0
 
-    def build(self, genesis: Genesis, encoded: bytes, layout: Layout) -> None:
-        """The machine and what is around it."""
+    async def meet(self) -> Layout:
+        """Finds the project and builds the machine and what is around it; how its model is cut."""
+        await self.transport.start_with_retry(lambda reason, _: self._trouble(reason))
+        encoded = await fetch_genesis(self.transport, self.link, lambda *_: None)
+        genesis = wire.decode(encoded, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+        layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
         data = genesis.data
         rng = random.Random(os.urandom(8))
         named = frozenset(parse_peer(text).key for text in self.link.addresses)
@@ -209,6 +213,7 @@ class Learner:
             act=self._act,
             on_fact=lambda fact: self.counts.update([type(fact).__name__]),
         )
+        return layout
 
     def _trouble(self, words: str) -> None:
         print(f"{self.name}: {words}", file=sys.stderr, flush=True)
@@ -320,22 +325,18 @@ async def serve(chosen: argparse.Namespace) -> None:
     manner = Manner(step_s=chosen.step_s, downloads=chosen.download)
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     learners: list[Learner] = []
-    started = asyncio.Semaphore(STARTS_AT_ONCE)
-    running: list[asyncio.Task[None]] = []
-    payloads: Payloads | None = None
+    started, closed = asyncio.Semaphore(STARTS_AT_ONCE), asyncio.Semaphore(CLOSES_AT_ONCE)
 
     async def begin(learner: Learner) -> None:
-        assert payloads is not None
         async with started:
-            await learner.transport.start_with_retry(lambda reason, _: learner._trouble(reason))
-            encoded = await fetch_genesis(learner.transport, link, lambda *_: None)
-        genesis = wire.decode(encoded, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
-        layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-        learner.build(genesis, encoded, layout)
+            await learner.meet()
         await learner.run()
 
-    count = len(list(chosen.payloads.glob("*.bin")))
-    payloads = Payloads(chosen.payloads, count)
+    async def close(learner: Learner) -> None:
+        async with closed:
+            await learner.transport.close()
+
+    payloads = Payloads(chosen.payloads, len(list(chosen.payloads.glob("*.bin"))))
     for at in range(chosen.count):
         home = chosen.home / f"{chosen.first + at}"
         home.mkdir(parents=True, exist_ok=True)
@@ -351,12 +352,6 @@ async def serve(chosen: argparse.Namespace) -> None:
     for error in errors:
         if isinstance(error, Exception):
             print(f"a learner failed: {error!r}", file=sys.stderr, flush=True)
-    closed = asyncio.Semaphore(CLOSES_AT_ONCE)
-
-    async def close(learner: Learner) -> None:
-        async with closed:
-            await learner.transport.close()
-
     await asyncio.gather(*map(close, learners))
     total: Counter[str] = Counter()
     for learner in learners:

@@ -41,10 +41,13 @@ class Late(RuntimeError):
 class Member:
     """A process of a contender, its lines read by a thread."""
 
-    def __init__(self, popen: subprocess.Popen[str], role: str) -> None:
+    def __init__(
+        self, popen: subprocess.Popen[str], role: str, lines: queue.Queue[str | None] | None = None
+    ) -> None:
+        """lines: where they go, if not into a queue of its own."""
         self.popen = popen
         self.role = role
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._lines = queue.Queue[str | None]() if lines is None else lines
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:

@@ -94,8 +94,7 @@ class Worker(Process):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        sizes = [task.size(fragment) for fragment in range(task.fragments)]
-        self.own = [np.zeros(size, np.float32) for size in sizes]
+        self.own = [np.zeros(size, np.float32) for size in task.sizes]
         self.mean: list[Floats] = []
         self.came: queue.Queue[list[Floats]] = queue.Queue()
 

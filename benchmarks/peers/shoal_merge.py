@@ -32,14 +32,11 @@ from host.files.home import Home
 from host.join_link import parse_link
 from host.runtime.lifecycle import quiet_about_peers
 from node.download.fetcher import StateFetcher
-from node.download.locator import fetch_genesis
 from node.machine import jobs
 from node.trainer_client.fragment_bank import FragmentBank
-from protocol import limits, wire
 from protocol.errors import TransientError
-from protocol.fragments import Layout, build_layout
+from protocol.fragments import Layout
 from protocol.machine import Job, JobResult
-from protocol.project import Genesis
 from protocol.status import SyncerStatus
 from shoal.common import daemons
 
@@ -86,9 +83,9 @@ class Hands(Learner):
     fetcher: StateFetcher
     moved: list[Floats]
 
-    def attach(self, genesis: Genesis, encoded: bytes, layout: Layout) -> None:
-        """What the daemon has beside its machine."""
-        self.build(genesis, encoded, layout)
+    async def meet(self) -> Layout:
+        """Also what the daemon has beside its machine."""
+        layout = await super().meet()
         self.blob_store = BlobStore(clock=time.monotonic)
         self.bank = FragmentBank(layout, self.blob_store)
         self.pool = ThreadPoolExecutor(POOL_THREADS)
@@ -105,6 +102,7 @@ class Hands(Learner):
         self.newer = asyncio.Event()
         self.captured = 0
         self.wanted = 0
+        return layout
 
     async def _train(self) -> None:
         """No steps but those that a round asks for."""
@@ -235,11 +233,7 @@ class Worker(Process):
         link = parse_link(text)
         nothing = Payloads(home, 0)
         self.learner = Hands(home, link, nothing, Manner(step_s=STEP_S, downloads=True), False)
-        await self.learner.transport.start_with_retry(lambda reason, _: print(reason))
-        encoded = await fetch_genesis(self.learner.transport, link, lambda *_: None)
-        genesis = wire.decode(encoded, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
-        layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-        self.learner.attach(genesis, encoded, layout)
+        await self.learner.meet()
         self.fetching = asyncio.create_task(self.learner.fetcher.run())
         self.running = asyncio.create_task(self.learner.run())
         while not self.learner.is_ready:

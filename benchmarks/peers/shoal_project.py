@@ -11,8 +11,7 @@ from pathlib import Path
 
 from host.files.home import Home
 from host.files.signed_project import read_signed
-from protocol.fragments import Layout, build_layout
-from protocol.project import Genesis
+from protocol.fragments import build_layout
 from shoal.project import file_commands
 from shoal.project.template import Value, create_text
 
@@ -54,11 +53,8 @@ def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -
     return path.with_suffix(".shoal")
 
 
-def layout_of(genesis: Genesis) -> Layout:
-    """Which parameters are in which fragment."""
-    return build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-
-
 def sizes(path: Path) -> list[int]:
     """Parameters of each fragment."""
-    return [fragment.numel for fragment in layout_of(read_signed(path).genesis).fragments]
+    genesis = read_signed(path).genesis
+    layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+    return [fragment.numel for fragment in layout.fragments]
