@@ -35,6 +35,7 @@ import numpy as np
 import psutil
 
 from benchmarks.peers.arena import Member
+from benchmarks.peers.shoal_project import model_of
 from host.control import client
 from host.files.home import Home
 from host.files.signed_project import read_signed
@@ -44,7 +45,6 @@ from protocol.status import SyncerStatus
 from shoal.local_swarm.swarm import LocalSwarm
 from shoal.project.template import Value
 
-MLP_TIMES = 4
 STOP_S = 60.0
 QUIET_S = 1800.0
 """For making weights of any size."""
@@ -151,25 +151,15 @@ def heading() -> str:
 
 def settings(case: Case, *, quorum: int) -> dict[str, Value]:
     """Of the project file: this size and an eager pace."""
-    hidden, layers = SIZES[case.parameters]
     return {
-        "model.fragments": case.fragments,
-        "model.config.hidden_size": hidden,
-        "model.config.intermediate_size": MLP_TIMES * hidden,
-        "model.config.num_hidden_layers": layers,
-        "model.config.num_attention_heads": hidden // 64,
-        "model.config.num_key_value_heads": hidden // 64,
+        **model_of(*SIZES[case.parameters], case.fragments),
         "data.block_sequences": 256,
-        "training.batch_sequences": 1,
         "rounds.local_steps": 1,
         "rounds.overlap_steps": case.overlap,
         "rounds.quorum": quorum,
         "rounds.patience_s": 600.0,
         "rounds.pull_timeout_s": 600.0,
-        "rounds.eligible": "step",
-        "limits.tokens": 1 << 40,
         "limits.learners": 1024,
-        "limits.evaluate_every": 1_000_000,
     }
 
 

@@ -194,8 +194,6 @@ async def measure_copies(path: Path, home: Home) -> dict[str, object]:
     genesis, charter = signed.genesis, signed.charter
     from node.trainer.model import layout_of
 
-    numel = max(one.numel for one in layout_of(genesis).fragments)
-    count = genesis.fragments
     one = Trainer(home.root / "copies.log")
     await one.process.start(
         messages.Configure(
@@ -208,6 +206,7 @@ async def measure_copies(path: Path, home: Home) -> dict[str, object]:
     )
     await one.next(messages.Ready)
     sizes = [fragment.numel for fragment in layout_of(genesis).fragments]
+    numel = max(sizes)
     slots = {size: one.process.slot(size) for size in sizes}
     for fragment, size in enumerate(sizes):
         one.process.send(messages.Assign(fragment, fragment, slots[size].identity, size))
@@ -229,7 +228,7 @@ async def measure_copies(path: Path, home: Home) -> dict[str, object]:
         "step_s": step_s,
         "capture_of_a_step": copies[0] / step_s,
         "delivery_of_a_step": copies[1] / step_s,
-        "amortised": sum(copies) * count / charter.rounds.local_steps / step_s,
+        "amortised": sum(copies) * len(sizes) / charter.rounds.local_steps / step_s,
     }
 
 

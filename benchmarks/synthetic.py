@@ -281,20 +281,20 @@ class Learner:
 
     async def _advance(self, merged: FragmentMerged) -> jobs.Advanced:
         if self.is_observer:
-            participants = len(merged.contributions)
-            tell(
-                "merge",
-                fragment=merged.fragment,
-                version=merged.version,
-                participants=participants,
-            )
-        leader = self.machine.context.leader
+            many = len(merged.contributions)
+            tell("merge", fragment=merged.fragment, version=merged.version, participants=many)
         if self.manner.downloads:
-            sources = [leader] if leader is not None else []
-            wanted = [(merged.payload, merged.payload_bytes)]
-            await self.locator.fetch_from(sources, wanted, self._fault)
+            await self.download(merged)
             self.counts["downloaded_bytes"] += merged.payload_bytes
         return jobs.Advanced()
+
+    async def download(self, merged: FragmentMerged) -> memoryview:
+        """The merged payload, from the leader or whoever has it."""
+        leader = self.machine.context.leader
+        sources = [leader] if leader is not None else []
+        wanted = [(merged.payload, merged.payload_bytes)]
+        _, parts = await self.locator.fetch_from(sources, wanted, self._fault)
+        return parts[0]
 
     def _fault(self, peer: bytes, error: RemoteError) -> None:
         self._trouble(f"{short(peer)}: {error}")

@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 BARE = """
 import sys
 from tui import app
@@ -69,8 +71,8 @@ class Terminal:
 
     def cpu_s(self) -> float:
         """Processor seconds of the child so far, all threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
 
     def close(self) -> int:
         """Quits the screen; its exit status."""

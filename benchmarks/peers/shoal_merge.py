@@ -191,11 +191,8 @@ class Hands(Learner):
         return captured
 
     async def _advance(self, merged: Any) -> jobs.Advanced:
-        leader = self.machine.context.leader
-        sources = [leader] if leader is not None else []
-        wanted = [(merged.payload, merged.payload_bytes)]
-        _, parts = await self.locator.fetch_from(sources, wanted, self._fault)
-        await self._in_pool(partial(self.bank.advance, merged, bytes(parts[0])))
+        payload = await self.download(merged)
+        await self._in_pool(partial(self.bank.advance, merged, bytes(payload)))
         self.newer.set()
         return jobs.Advanced()
 
