@@ -24,7 +24,6 @@ from protocol import wire
 from protocol.errors import InternalError
 from protocol.messages import Message
 from protocol.numerics.codecs import F32
-from protocol.numerics.merge import merge_fragment
 from protocol.project import Voter, encode, project_id
 from protocol.trace import FragmentCommitted
 from simulator.checkers.ledger import Ledger
@@ -33,10 +32,10 @@ from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting, failures_until
 from simulator.hosts.learner import SimLearner
 from simulator.hosts.syncer import SimSyncer
+from simulator.stand_ins.backends import Backend
 from simulator.stand_ins.tiny import SimSigner, TinyProject, TinyTrainer
 from simulator.virtual.network import NetworkModel
 from simulator.virtual.world import Host, World
-from syncer_node.storage.merge_bank import MergeFunction
 
 LEARNERS_START_S = 1.0
 
@@ -184,10 +183,8 @@ class RealTrainer(TinyTrainer):
     moments = property(get_moments, set_moments)
 
 
-class RealBackend:
+class RealBackend(Backend):
     """The simulator's port for a real model."""
-
-    merge: MergeFunction = staticmethod(merge_fragment)
 
     def __init__(self, bench: Bench, learners: dict[bytes, RealLearner]) -> None:
         self._bench, self._learners = bench, learners

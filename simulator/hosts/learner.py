@@ -24,7 +24,7 @@ from protocol.messages import Envelope
 from protocol.numerics.codecs import NonFinite
 from protocol.project import Charter
 from simulator.hosts.fetcher import SimFetcher
-from simulator.hosts.moments import SimMoments
+from simulator.hosts.moments import Answer, SimMoments
 from simulator.hosts.parts import SimParts
 from simulator.hosts.syncer import SimSyncer
 from simulator.stand_ins.backends import Backend
@@ -249,7 +249,7 @@ class SimLearner(Host):
 
     def _find_seat(self) -> object:
         """The newest proven leader that the table names, as the daemon's locator finds it."""
-        best: jobs.SeatFound | None = None
+        seats = []
         for notice in self.syncer_hosts[0].notices.values():
             charter = wire.decode(notice.charter.payload, Charter)
             is_proven = is_elected(
@@ -260,11 +260,11 @@ class SimLearner(Host):
                 charter=charter,
                 verify=sim_verify,
             )
-            if not is_proven or notice.until_s < self.world.now_s:
-                continue
-            if best is None or (notice.epoch, notice.term) > (best.epoch, best.term):
-                best = jobs.SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
-        return best or Failed("no syncer of this project has announced itself yet")
+            if is_proven and notice.until_s >= self.world.now_s:
+                seats.append(jobs.SeatFound(notice.key, notice.charter, notice.epoch, notice.term))
+        if not seats:
+            return Failed("no syncer of this project has announced itself yet")
+        return max(seats, key=lambda one: (one.epoch, one.term))
 
     def _others(self) -> list[SimLearner]:
         hosts = self.world.hosts.values()
@@ -349,9 +349,7 @@ class SimLearner(Host):
         self.trainer_number = self.trainers
         return self.parts.restore(self.trainer, jobs.TrainerReady(VIRTUAL, inner.batch_sequences))
 
-    def command(
-        self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
-    ) -> None:
+    def command(self, action: Callable[[TinyTrainer], None], answer: Answer) -> None:
         """Have the trainer do this at its next boundary."""
         trainer = self.trainer
         if trainer is None:

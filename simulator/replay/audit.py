@@ -101,11 +101,6 @@ class Audit:
     """The rounds behind `--until` were not looked at."""
 
 
-def verifier(preface: Preface) -> Verify:
-    """How signatures on this tape are checked."""
-    return verify_ed25519 if preface.scheme == "ed25519" else sim_verify
-
-
 def audit(
     life: TapeLife,
     *,
@@ -124,7 +119,7 @@ class _Auditor:
         self.life = life
         self.until = until
         self.on_event = on_event
-        self.verify = verifier(life.preface)
+        self.verify = verify_ed25519 if life.preface.scheme == "ed25519" else sim_verify
         self.found = Audit(life.preface)
         self.signer = ReplaySigner(life.preface.key, self.verify)
         self.machine: SyncerMachine

@@ -11,7 +11,6 @@ from msgspec import structs
 
 from protocol import project
 from protocol.numerics.merge import merge_fragment
-from protocol.signing import seal
 from protocol.snapshots.manifest import Manifest
 from simulator.checkers.credit import check_accounts
 from simulator.checkers.ledger import Ledger
@@ -22,8 +21,14 @@ from simulator.hosts.learner import SimLearner
 from simulator.hosts.syncer import Notice, SimSyncer
 from simulator.hosts.tape import Direct
 from simulator.hosts.witness import SimWitness
-from simulator.stand_ins.backends import Backend, TinyBackend
-from simulator.stand_ins.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
+from simulator.stand_ins.backends import Backend
+from simulator.stand_ins.tiny import (
+    TENSOR_ELEMENTS,
+    TENSORS,
+    SimSigner,
+    charter_envelope,
+    tiny_project,
+)
 from simulator.virtual.network import NetworkModel
 from simulator.virtual.nodes import SpeedModel
 from simulator.virtual.world import Host, World
@@ -92,7 +97,7 @@ class Swarm:
             part = learner.parts.disk.get(manifest.snapshot)
             reads = part.trainer.reads if part is not None else cut.reads[learner.key]
             del learner.reads[reads:]
-        envelope = seal("charter", tiny.project, project.encode(charter), tiny.owner)
+        envelope = charter_envelope(tiny, charter)
         for syncer in self.syncers:
             if syncer.is_up:
                 syncer.take_charter(envelope)
@@ -141,7 +146,7 @@ def build_swarm(
         tensors_of=tensors_of,
         strategy=strategy,
     )
-    tensors = backend or TinyBackend()
+    tensors = backend or Backend()
     ledger, notices = Ledger(tiny.charter), dict[bytes, Notice]()
     make = partial(SimSyncer, world, tiny, observer=ledger.add, notices=notices, backend=tensors)
     hosts = [make(one, name=name) for one, name in zip(signers, names, strict=True)]

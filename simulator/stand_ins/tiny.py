@@ -74,9 +74,9 @@ class TinyProject:
     owner: SimSigner
 
 
-def charter_envelope(tiny: TinyProject) -> Envelope:
-    """The charter as its owner signed it."""
-    return seal("charter", tiny.project, encode(tiny.charter), tiny.owner)
+def charter_envelope(tiny: TinyProject, charter: Charter | None = None) -> Envelope:
+    """The project's first charter, or a newer one, as its owner signed it."""
+    return seal("charter", tiny.project, encode(charter or tiny.charter), tiny.owner)
 
 
 LIMITS = LimitSpec(10**9, 256, 20, 8, 60.0, 64)
