@@ -272,6 +272,7 @@ class Decoupled:
 
     def __init__(self, bench: Bench, setting: Setting, *, fails: bool) -> None:
         self.bench, self.setting = bench, setting
+        self.limit_s = PATIENCE_FACTOR * setting.steps * setting.step_s
         self.world = CountingWorld(setting, bench.layout.parameters)
         self.allowance = Allowance(*[setting.learners * setting.steps] * 2)
         signer = SimSigner("syncer")
@@ -301,13 +302,12 @@ class Decoupled:
         run ends.
         """
         world, allowance = self.world, self.allowance
-        limit_s = PATIENCE_FACTOR * self.setting.steps * self.setting.step_s
 
         def is_over() -> bool:
             tell(1.0 - allowance.left / allowance.steps)
             return not allowance.left and not any(one.is_stepping for one in self.learners)
 
-        world.run(limit_s, stop=is_over)
+        world.run(self.limit_s, stop=is_over)
         if not is_over():
             raise InternalError(
                 f"after {world.now_s:.0f} virtual seconds {allowance.left} of {allowance.steps}"
@@ -331,8 +331,7 @@ class Decoupled:
         self.world.begin()
         if not self._fails:
             return
-        horizon_s = PATIENCE_FACTOR * self.setting.steps * self.setting.step_s
-        for at_s, number in failures_until(self.setting, horizon_s):
+        for at_s, number in failures_until(self.setting, self.limit_s):
             self.world.at(time_s + at_s, partial(self._interrupt, self.learners[number]))
 
     def resume_others(self) -> None:

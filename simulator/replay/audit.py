@@ -80,7 +80,6 @@ class Audit:
 
     preface: Preface
     genesis: Genesis | None = None
-    genesis_bytes: bytes = b""
     charter: Charter | None = None
     """In force where the replay began."""
     events: int = 0
@@ -222,7 +221,7 @@ class _Auditor:
                 f"{place}: the tape says it is of project {short(preface.project)}, but what it "
                 "was recorded of is another project."
             )
-        self.found.genesis, self.found.genesis_bytes = genesis, encoded
+        self.found.genesis = genesis
         return genesis
 
     def _input(self, place: str, one: Input) -> None:

@@ -79,9 +79,6 @@ class RoundHistories:
             return one
         return None
 
-    def numbers(self) -> list[int]:
-        return sorted({one.round for one in self.all})
-
     def note(
         self, at_s: float, event: Event | None, effects: list[Effect], machine: SyncerMachine
     ) -> None:

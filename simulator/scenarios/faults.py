@@ -44,7 +44,7 @@ class FaultSchedule:
             "kill-witness": self._crash_witness,
             "kill-trainer": lambda s: self._lose_trainer(is_out_of_memory=False),
             "out-of-memory": lambda s: self._lose_trainer(is_out_of_memory=True),
-            "leave": self._leave,
+            "leave": lambda s: self._leaving(self._learner(), s),
             "cut": self._cut,
             "cut-voters": self._cut_voters,
             "isolate": self._isolate,
@@ -168,9 +168,6 @@ class FaultSchedule:
         learner.lose_trainer(is_out_of_memory=is_out_of_memory)
         how = "runs out of memory" if is_out_of_memory else "dies"
         return f"the trainer of {learner.name} {how}"
-
-    def _leave(self, for_s: float) -> str:
-        return self._leaving(self._learner(), for_s)
 
     def _leaving(self, learner: SimLearner, for_s: float) -> str:
         if not learner.is_up:
