@@ -24,30 +24,27 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import psutil
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks.peers.arena import Member
+from benchmarks.peers.shoal_project import model_of
+from host.control import client
+from host.files.home import Home
+from host.files.signed_project import read_signed
+from protocol.fragments import build_layout
+from protocol.numerics import codecs
+from protocol.status import SyncerStatus
+from shoal.local_swarm.swarm import LocalSwarm
+from shoal.project.template import Value
 
-from host.control import client  # noqa: E402
-from host.files.home import Home  # noqa: E402
-from host.files.signed_project import read_signed  # noqa: E402
-from protocol.fragments import build_layout  # noqa: E402
-from protocol.numerics import codecs  # noqa: E402
-from protocol.status import SyncerStatus  # noqa: E402
-from shoal.local_swarm.swarm import LocalSwarm  # noqa: E402
-from shoal.project.template import Value  # noqa: E402
-
-MLP_TIMES = 4
 STOP_S = 60.0
 QUIET_S = 1800.0
 """For making weights of any size."""
@@ -154,25 +151,15 @@ def heading() -> str:
 
 def settings(case: Case, *, quorum: int) -> dict[str, Value]:
     """Of the project file: this size and an eager pace."""
-    hidden, layers = SIZES[case.parameters]
     return {
-        "model.fragments": case.fragments,
-        "model.config.hidden_size": hidden,
-        "model.config.intermediate_size": MLP_TIMES * hidden,
-        "model.config.num_hidden_layers": layers,
-        "model.config.num_attention_heads": hidden // 64,
-        "model.config.num_key_value_heads": hidden // 64,
+        **model_of(*SIZES[case.parameters], case.fragments),
         "data.block_sequences": 256,
-        "training.batch_sequences": 1,
         "rounds.local_steps": 1,
         "rounds.overlap_steps": case.overlap,
         "rounds.quorum": quorum,
         "rounds.patience_s": 600.0,
         "rounds.pull_timeout_s": 600.0,
-        "rounds.eligible": "step",
-        "limits.tokens": 1 << 40,
         "limits.learners": 1024,
-        "limits.evaluate_every": 1_000_000,
     }
 
 
@@ -285,9 +272,14 @@ class Learners:
     """The processes of the synthetic learners, and what they tell."""
 
     def __init__(self, case: Case, syncer: Syncer, payloads: Path) -> None:
-        self.told: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.processes: list[subprocess.Popen[str]] = []
-        self._threads: list[threading.Thread] = []
+        self.fragments = case.fragments
+        self.merges = 0
+        """As the first learner hears of them."""
+        self.participants = 0
+        """Learners in the newest of them."""
+        self.up = 0
+        self.members: list[Member] = []
+        lines = queue.Queue[str | None]()
         folder = syncer.folder / "learners"
         processes = math.ceil(case.learners / LEARNERS_PER_PROCESS)
         share = math.ceil(case.learners / processes)
@@ -299,36 +291,51 @@ class Learners:
             words += ["--observe"] if first == 0 else []
             words += ["--light"] if case.is_light else []
             process = subprocess.Popen(
-                [sys.executable, str(ROOT / "benchmarks" / "synthetic.py"), *words],
+                [sys.executable, "-m", "benchmarks.synthetic", *words],
                 env=syncer.processes.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            assert process.stdout is not None
-            self.processes.append(process)
-            thread = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self.members.append(Member(process, "learners", lines))
 
-    def _read(self, lines: IO[str]) -> None:
-        for line in lines:
-            self.told.put(json.loads(line))
+    def hear(self) -> None:
+        """The next line of any learner."""
+        told = self.members[0].hear(time.monotonic() + QUIET_S)
+        match told["kind"]:
+            case "up":
+                self.up += 1
+            case "merge":
+                self.merges += 1
+                self.participants = told["participants"]
+            case "end":
+                raise RuntimeError("learners ended before the measurement did")
 
-    def hear(self, timeout_s: float = QUIET_S) -> dict[str, Any]:
-        """The next thing that any of them tells."""
-        try:
-            return self.told.get(timeout=timeout_s)
-        except queue.Empty:
-            raise RuntimeError(f"learners told nothing for {timeout_s:.0f} s") from None
+    def until_up(self, count: int) -> None:
+        begun_s, told = time.monotonic(), 0
+        while self.up < count:
+            self.hear()
+            if self.up % 16 == 0 and self.up > told:
+                told = self.up
+                seconds = time.monotonic() - begun_s
+                print(f"{told} of {count} learners after {seconds:.0f} s", file=sys.stderr)
+
+    def until_whole(self, syncs: int, participants: int) -> None:
+        """So many full model syncs, each merge with so many learners."""
+        done = 0
+        while done < syncs * self.fragments:
+            former = self.merges
+            self.hear()
+            if self.merges > former:
+                done = done + 1 if self.participants >= participants else 0
 
     def close(self) -> None:
         """Ends all of them, in order."""
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.processes:
-            end(process)
+        for member in self.members:
+            assert member.popen.stdin is not None
+            member.popen.stdin.close()
+        for member in self.members:
+            end(member.popen)
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -366,7 +373,7 @@ class Moment:
 def look(syncer: Syncer, learners: Learners) -> Moment:
     """Now. Asking costs the syncer a status, which is part of what is measured."""
     engines = syncer.process.children(recursive=True)
-    wholes = [psutil.Process(one.pid) for one in learners.processes]
+    wholes = [psutil.Process(one.popen.pid) for one in learners.members]
     their_engines = [one for whole in wholes for one in whole.children(recursive=True)]
     times = psutil.cpu_times()
     now = syncer.status()
@@ -385,48 +392,6 @@ def look(syncer: Syncer, learners: Learners) -> Moment:
     )
 
 
-class Progress:
-    """Which merges there were, as the first learner hears of them."""
-
-    def __init__(self, learners: Learners, fragments: int) -> None:
-        self.learners = learners
-        self.versions = [0] * fragments
-        self.merges = 0
-        self.participants = 0
-        self.up = 0
-
-    def hear(self) -> None:
-        """The next line of any learner."""
-        told = self.learners.hear()
-        match told["kind"]:
-            case "up":
-                self.up += 1
-            case "merge":
-                self.versions[told["fragment"]] = told["version"]
-                self.merges += 1
-                self.participants = told["participants"]
-            case "end":
-                raise RuntimeError("learners ended before the measurement did")
-
-    def until_up(self, count: int) -> None:
-        begun_s, told = time.monotonic(), 0
-        while self.up < count:
-            self.hear()
-            if self.up % 16 == 0 and self.up > told:
-                told = self.up
-                seconds = time.monotonic() - begun_s
-                print(f"{told} of {count} learners after {seconds:.0f} s", file=sys.stderr)
-
-    def until_whole(self, syncs: int, participants: int) -> None:
-        """So many full model syncs, each merge with so many learners."""
-        done = 0
-        while done < syncs * len(self.versions):
-            former = self.merges
-            self.hear()
-            if self.merges > former:
-                done = done + 1 if self.participants >= participants else 0
-
-
 def measure(case: Case, cache: Path) -> Row:
     """Starts everything, waits until all learners take part, and measures."""
     prepared = Prepared(case, cache)
@@ -439,22 +404,21 @@ def measure(case: Case, cache: Path) -> Row:
         begun_s = time.monotonic()
         learners = Learners(case, syncer, prepared.payloads)
         try:
-            progress = Progress(learners, case.fragments)
-            progress.until_up(case.learners)
+            learners.until_up(case.learners)
             start_s = time.monotonic() - begun_s
-            progress.until_whole(case.warm, case.learners)
-            row = _window(case, syncer, learners, progress)
+            learners.until_whole(case.warm, case.learners)
+            row = _window(case, syncer, learners)
         finally:
             learners.close()
         row.rss_before_gb, row.start_s = before / 1e9, start_s
         return row
 
 
-def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) -> Row:
+def _window(case: Case, syncer: Syncer, learners: Learners) -> Row:
     """The measurement itself."""
     syncer.forget_peak()
     with profiled(case, syncer, learners):
-        spent, merges, participants = _load(case, syncer, learners, progress)
+        spent, merges, participants = _load(case, syncer, learners)
     lag, now = syncer.lag(spent.at_s), syncer.status()
     syncs = merges / case.fragments
     ours_s = spent.syncer_s + spent.engine_s + spent.learners_s
@@ -488,17 +452,15 @@ def _window(case: Case, syncer: Syncer, learners: Learners, progress: Progress) 
     )
 
 
-def _load(
-    case: Case, syncer: Syncer, learners: Learners, progress: Progress
-) -> tuple[Moment, int, int]:
+def _load(case: Case, syncer: Syncer, learners: Learners) -> tuple[Moment, int, int]:
     """What so many merges took; how many they were, and with how many learners."""
     first, merges, participants = look(syncer, learners), 0, 0
-    former = progress.merges
+    former = learners.merges
     while merges < case.syncs * case.fragments and time.monotonic() - first.at_s < case.seconds:
-        progress.hear()
-        if progress.merges > former:
-            former, merges = progress.merges, merges + 1
-            participants += progress.participants
+        learners.hear()
+        if learners.merges > former:
+            former, merges = learners.merges, merges + 1
+            participants += learners.participants
     return look(syncer, learners).since(first), merges, participants
 
 
@@ -511,7 +473,7 @@ def profiled(case: Case, syncer: Syncer, learners: Learners) -> Iterator[None]:
     if case.profile is None:
         yield
         return
-    who = {"syncer": syncer.process.pid, "learners": learners.processes[0].pid}
+    who = {"syncer": syncer.process.pid, "learners": learners.members[0].popen.pid}
     recorders = []
     for name, pid in who.items():
         place = case.profile / f"{case.parameters}-{case.learners}-{name}.txt"

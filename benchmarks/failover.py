@@ -13,17 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from protocol.status import SyncerStatus  # noqa: E402
-from shoal.local_swarm.swarm import LocalSwarm  # noqa: E402
+from protocol.status import SyncerStatus
+from shoal.local_swarm.swarm import LocalSwarm
 
 SYNCERS = ("s0", "s1", "s2")
 LEARNERS = ("ada", "bob")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,10 +22,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.small_swarm import small_swarm  # noqa: E402
+from benchmarks.small_swarm import small_swarm
 
 SETTLE_S = 20.0
 MODULES = {"syncer": "syncer_node.daemon.syncer_daemon", "learner": "node.daemon.learner_daemon"}
@@ -84,7 +80,6 @@ def bare(module: str) -> Iterator[psutil.Process]:
     """An interpreter that imported what a daemon imports, and waits."""
     process = subprocess.Popen(
         [sys.executable, "-c", BARE, module],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

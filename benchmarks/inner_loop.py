@@ -35,15 +35,12 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.small_swarm import SmallSwarm, small_swarm  # noqa: E402
-from host.files.home import Home  # noqa: E402
-from host.files.signed_project import read_signed  # noqa: E402
-from node.trainer.link import messages  # noqa: E402
-from node.trainer_client.process import TrainerProcess  # noqa: E402
-from protocol.project import Charter, Genesis, encode  # noqa: E402
+from benchmarks.small_swarm import SmallSwarm, small_swarm
+from host.files.home import Home
+from host.files.signed_project import read_signed
+from node.trainer.link import messages
+from node.trainer_client.process import TrainerProcess
+from protocol.project import Charter, Genesis, encode
 
 SETTLE_S = 0.15
 """After a change of turns, so that what was under way has been told."""
@@ -197,8 +194,6 @@ async def measure_copies(path: Path, home: Home) -> dict[str, object]:
     genesis, charter = signed.genesis, signed.charter
     from node.trainer.model import layout_of
 
-    numel = max(one.numel for one in layout_of(genesis).fragments)
-    count = genesis.fragments
     one = Trainer(home.root / "copies.log")
     await one.process.start(
         messages.Configure(
@@ -211,6 +206,7 @@ async def measure_copies(path: Path, home: Home) -> dict[str, object]:
     )
     await one.next(messages.Ready)
     sizes = [fragment.numel for fragment in layout_of(genesis).fragments]
+    numel = max(sizes)
     slots = {size: one.process.slot(size) for size in sizes}
     for fragment, size in enumerate(sizes):
         one.process.send(messages.Assign(fragment, fragment, slots[size].identity, size))
@@ -232,7 +228,7 @@ async def measure_copies(path: Path, home: Home) -> dict[str, object]:
         "step_s": step_s,
         "capture_of_a_step": copies[0] / step_s,
         "delivery_of_a_step": copies[1] / step_s,
-        "amortised": sum(copies) * count / charter.rounds.local_steps / step_s,
+        "amortised": sum(copies) * len(sizes) / charter.rounds.local_steps / step_s,
     }
 
 

@@ -25,12 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.bootstrap_lab import options  # noqa: E402
-from tests.net.lab_swarm import LabSwarm  # noqa: E402
-from tests.netlab import Lab, Link, missing  # noqa: E402
+from tests.net.lab_swarm import LabSwarm
+from tests.netlab import Lab, Link, missing
 
 SYNCER, JOINER = "syncer", "joiner"
 DONORS = ("ada", "bob", "cyd")
@@ -162,7 +158,18 @@ def run(megabytes: int, chosen: argparse.Namespace) -> list[Joined]:
 
 def main() -> int:
     """Prints the medians of each size and writes everything as JSON."""
-    chosen = options((__doc__ or "").split("\n\n")[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [int(one) for one in text.split(",") if one],
+        default=[10, 100, 500],
+        help="megabytes",
+    )
+    parser.add_argument("--mbps", type=float, default=100.0, help="of each donor's line")
+    parser.add_argument("--rtt-ms", type=float, default=50.0)
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
     if (lacking := missing()) is not None:
         print(lacking)
         return 1

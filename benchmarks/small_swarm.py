@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from protocol.status import NodeStatus
+from shoal.local_swarm.swarm import LocalSwarm
+from shoal.project.template import Value
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from protocol.status import NodeStatus  # noqa: E402
-from shoal.local_swarm.swarm import LocalSwarm  # noqa: E402
-from shoal.project.template import Value  # noqa: E402
-
 POLL_S = 0.02
 ROOMS = ("protocol", "host", "node")
 """What is trained on is their source."""

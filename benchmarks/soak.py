@@ -18,10 +18,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from simulator.scenarios.soak import Hour, Soak, grown  # noqa: E402
+from simulator.scenarios.soak import Hour, Soak, grown
 
 
 def told(hour: Hour, seconds: float) -> str:

@@ -39,47 +39,27 @@ from typing import Any
 import uvloop
 from blake3 import blake3
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from host.addresses import parse_peer  # noqa: E402
-from host.driver import Driver  # noqa: E402
-from host.files import keystore  # noqa: E402
-from host.join_link import JoinLink, parse_link  # noqa: E402
-from host.network import engine  # noqa: E402
-from host.network.leader_discovery import learners_topic, seat_topic  # noqa: E402
-from host.runtime.lifecycle import background, quiet_about_peers  # noqa: E402
-from host.transport import Transport  # noqa: E402
-from node.download.locator import Locator, fetch_genesis  # noqa: E402
-from node.machine.context import LearnerSetup  # noqa: E402
-from node.machine.jobs import (  # noqa: E402
-    Advance,
-    Advanced,
-    BeginSteps,
-    Capture,
-    Captured,
-    Deliver,
-    Delivered,
-    DropFed,
-    Feed,
-    FetchState,
-    FindSeat,
-    StartTrainer,
-    Starved,
-    StateFetched,
-    Stepped,
-    TrainerReady,
-)
-from node.machine.learner import LearnerMachine  # noqa: E402
-from protocol import limits, wire  # noqa: E402
-from protocol.errors import RemoteError  # noqa: E402
-from protocol.fragments import Layout, build_layout  # noqa: E402
-from protocol.ids import short  # noqa: E402
-from protocol.log.records import FragmentMerged, Span  # noqa: E402
-from protocol.machine import Failed, Job, JobResult, Note, StopAsked  # noqa: E402
-from protocol.messages import Cursor  # noqa: E402
-from protocol.project import Genesis  # noqa: E402
-from protocol.signing import verify_ed25519  # noqa: E402
+from host.addresses import parse_peer
+from host.driver import Driver
+from host.files import keystore
+from host.join_link import JoinLink, parse_link
+from host.network import engine
+from host.network.leader_discovery import learners_topic, seat_topic
+from host.runtime.lifecycle import background, quiet_about_peers
+from host.transport import Transport
+from node.download.locator import Locator, fetch_genesis
+from node.machine import jobs
+from node.machine.context import LearnerSetup
+from node.machine.learner import LearnerMachine
+from protocol import limits, wire
+from protocol.errors import RemoteError
+from protocol.fragments import Layout, build_layout
+from protocol.ids import short
+from protocol.log.records import FragmentMerged, Span
+from protocol.machine import Failed, Job, JobResult, Note, StopAsked
+from protocol.messages import Cursor
+from protocol.project import Genesis
+from protocol.signing import verify_ed25519
 
 STARTS_AT_ONCE = 2
 CLOSES_AT_ONCE = 4
@@ -198,8 +178,12 @@ class Learner:
         self._begun = asyncio.Event()
         self._begun_s = 0.0
 
-    def build(self, genesis: Genesis, encoded: bytes, layout: Layout) -> None:
-        """The machine and what is around it."""
+    async def meet(self) -> Layout:
+        """Finds the project and builds the machine and what is around it; how its model is cut."""
+        await self.transport.start_with_retry(lambda reason, _: self._trouble(reason))
+        encoded = await fetch_genesis(self.transport, self.link, lambda *_: None)
+        genesis = wire.decode(encoded, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+        layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
         data = genesis.data
         rng = random.Random(os.urandom(8))
         named = frozenset(parse_peer(text).key for text in self.link.addresses)
@@ -229,6 +213,7 @@ class Learner:
             act=self._act,
             on_fact=lambda fact: self.counts.update([type(fact).__name__]),
         )
+        return layout
 
     def _trouble(self, words: str) -> None:
         print(f"{self.name}: {words}", file=sys.stderr, flush=True)
@@ -258,12 +243,12 @@ class Learner:
     def _step(self, step_s: float) -> None:
         clock = self.clock
         if not clock.step(step_s):
-            self.driver.take(Note(Starved()))
+            self.driver.take(Note(jobs.Starved()))
             return
         alive_s = time.monotonic() - self._begun_s
         self.driver.take(
             Note(
-                Stepped(
+                jobs.Stepped(
                     local_step=clock.local_step,
                     tokens=clock.tokens,
                     loss=None,
@@ -279,57 +264,57 @@ class Learner:
 
     async def _run_job(self, job: Job) -> JobResult:
         match job:
-            case FindSeat(after, charter):
+            case jobs.FindSeat(after, charter):
                 return await self.locator.find_seat(charter, after)
-            case FetchState():
-                return StateFetched(())
-            case Advance(merged):
+            case jobs.FetchState():
+                return jobs.StateFetched(())
+            case jobs.Advance(merged):
                 return await self._advance(merged)
-            case StartTrainer():
-                return TrainerReady("synthetic", 1)
-            case Deliver(fragment, version):
+            case jobs.StartTrainer():
+                return jobs.TrainerReady("synthetic", 1)
+            case jobs.Deliver(fragment, version):
                 self._based[fragment] = version
-                return Delivered(version, self.clock.local_step, self.clock.tokens)
-            case Capture(fragment):
+                return jobs.Delivered(version, self.clock.local_step, self.clock.tokens)
+            case jobs.Capture(fragment):
                 return self._capture(fragment)
         return Failed(f"a synthetic learner cannot carry out {type(job).__name__}")
 
-    async def _advance(self, merged: FragmentMerged) -> Advanced:
+    async def _advance(self, merged: FragmentMerged) -> jobs.Advanced:
         if self.is_observer:
-            participants = len(merged.contributions)
-            tell(
-                "merge",
-                fragment=merged.fragment,
-                version=merged.version,
-                participants=participants,
-            )
-        leader = self.machine.context.leader
+            many = len(merged.contributions)
+            tell("merge", fragment=merged.fragment, version=merged.version, participants=many)
         if self.manner.downloads:
-            sources = [leader] if leader is not None else []
-            wanted = [(merged.payload, merged.payload_bytes)]
-            await self.locator.fetch_from(sources, wanted, self._fault)
+            await self.download(merged)
             self.counts["downloaded_bytes"] += merged.payload_bytes
-        return Advanced()
+        return jobs.Advanced()
+
+    async def download(self, merged: FragmentMerged) -> memoryview:
+        """The merged payload, from the leader or whoever has it."""
+        leader = self.machine.context.leader
+        sources = [leader] if leader is not None else []
+        wanted = [(merged.payload, merged.payload_bytes)]
+        _, parts = await self.locator.fetch_from(sources, wanted, self._fault)
+        return parts[0]
 
     def _fault(self, peer: bytes, error: RemoteError) -> None:
         self._trouble(f"{short(peer)}: {error}")
 
-    def _capture(self, fragment: int) -> Captured:
+    def _capture(self, fragment: int) -> jobs.Captured:
         digest = self.payloads.digests[fragment]
         size = len(self.payloads.by_digest[digest])
         self.counts["pushes"] += 1
         clock = self.clock
-        return Captured(
+        return jobs.Captured(
             self._based[fragment], digest, size, clock.local_step, clock.tokens, clock.cursor
         )
 
     def _act(self, action: object) -> None:
         match action:
-            case Feed(spans):
+            case jobs.Feed(spans):
                 self.clock.spans.extend(spans)
-            case DropFed():
+            case jobs.DropFed():
                 self.clock.spans.clear()
-            case BeginSteps():
+            case jobs.BeginSteps():
                 self._begun.set()
 
 
@@ -340,22 +325,18 @@ async def serve(chosen: argparse.Namespace) -> None:
     manner = Manner(step_s=chosen.step_s, downloads=chosen.download)
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     learners: list[Learner] = []
-    started = asyncio.Semaphore(STARTS_AT_ONCE)
-    running: list[asyncio.Task[None]] = []
-    payloads: Payloads | None = None
+    started, closed = asyncio.Semaphore(STARTS_AT_ONCE), asyncio.Semaphore(CLOSES_AT_ONCE)
 
     async def begin(learner: Learner) -> None:
-        assert payloads is not None
         async with started:
-            await learner.transport.start_with_retry(lambda reason, _: learner._trouble(reason))
-            encoded = await fetch_genesis(learner.transport, link, lambda *_: None)
-        genesis = wire.decode(encoded, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
-        layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-        learner.build(genesis, encoded, layout)
+            await learner.meet()
         await learner.run()
 
-    count = len(list(chosen.payloads.glob("*.bin")))
-    payloads = Payloads(chosen.payloads, count)
+    async def close(learner: Learner) -> None:
+        async with closed:
+            await learner.transport.close()
+
+    payloads = Payloads(chosen.payloads, len(list(chosen.payloads.glob("*.bin"))))
     for at in range(chosen.count):
         home = chosen.home / f"{chosen.first + at}"
         home.mkdir(parents=True, exist_ok=True)
@@ -371,12 +352,6 @@ async def serve(chosen: argparse.Namespace) -> None:
     for error in errors:
         if isinstance(error, Exception):
             print(f"a learner failed: {error!r}", file=sys.stderr, flush=True)
-    closed = asyncio.Semaphore(CLOSES_AT_ONCE)
-
-    async def close(learner: Learner) -> None:
-        async with closed:
-            await learner.transport.close()
-
     await asyncio.gather(*map(close, learners))
     total: Counter[str] = Counter()
     for learner in learners:

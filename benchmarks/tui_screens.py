@@ -23,8 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+import psutil
 
 BARE = """
 import sys
@@ -48,7 +47,7 @@ class Terminal:
         self.started_s = time.monotonic()
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", PYTHONPATH=str(ROOT))
+            os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
             os.execv(sys.executable, [sys.executable, *words])
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -72,8 +71,8 @@ class Terminal:
 
     def cpu_s(self) -> float:
         """Processor seconds of the child so far, all threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
 
     def close(self) -> int:
         """Quits the screen; its exit status."""

@@ -32,17 +32,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.peers.arena import Member  # noqa: E402
-from benchmarks.wire_peer import PARAMETERS, PAYLOAD, WAYS  # noqa: E402
-from tests.netlab import Lab, Link, missing  # noqa: E402
+from benchmarks.peers.arena import Member
+from benchmarks.wire_peer import PARAMETERS, PAYLOAD, WAYS
+from tests.netlab import Lab, Link, missing
 
 LINE = Link(latency_s=0.025, loss_frac=0.005, rate_bytes_per_s=100e6 / 8)
 SIZES = {"loopback": 256 << 20, "line": 24 << 20}
@@ -89,41 +87,18 @@ class Pair:
         return SIZES[self.kind]
 
 
-Start = Callable[[str, list[str]], "subprocess.Popen[str]"]
 PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-PROGRAM = [sys.executable, "-m", "benchmarks.wire_peer"]
 
 
 @contextlib.contextmanager
-def on_loopback() -> Iterator[tuple[Start, Callable[[str], str], Lab | None]]:
-    """Both processes on this machine."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(_: str, arguments: list[str]) -> subprocess.Popen[str]:
-        running.append(subprocess.Popen([*PROGRAM, *arguments], cwd=ROOT, **PIPES))
-        return running[-1]
-
-    try:
-        yield start, lambda _: "127.0.0.1", None
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def on_line(congestion: str) -> Iterator[tuple[Start, Callable[[str], str], Lab | None]]:
-    """Each in a network of its own, with the emulated line between."""
+def emulated(congestion: str) -> Iterator[Lab]:
+    """Two networks with the line between them."""
     with Lab(["a", "b"], link=LINE, seed=1) as lab:
         if congestion:
             setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
             for node in lab.nodes:
                 lab.inside(node, lambda: setting.write_text(congestion))
-
-        def start(node: str, arguments: list[str]) -> subprocess.Popen[str]:
-            return lab.run(node, [*PROGRAM, *arguments], cwd=ROOT, **PIPES)
-
-        yield start, lab.address, lab
+        yield lab
 
 
 # Parts.
@@ -263,10 +238,20 @@ def jain(had: list[float]) -> float:
 
 def measure(kind: str, parts: list[str], given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The wanted parts on one kind of link."""
-    place = on_loopback() if kind == "loopback" else on_line(given.congestion)
-    with place as (start, address, lab):
-        one = Process(start("a", [str(folder), "a", address("a"), "{}"]))
-        two = Process(start("b", [str(folder), "b", address("b"), json.dumps(one.told)]))
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(emulated(given.congestion)) if kind == "line" else None
+
+        def start(node: str, other: dict[str, Any]) -> Process:
+            address = lab.address(node) if lab else "127.0.0.1"
+            words = [str(folder), node, address, json.dumps(other)]
+            command = [sys.executable, "-m", "benchmarks.wire_peer", *words]
+            spawn = partial(lab.run, node) if lab else subprocess.Popen
+            process = Process(spawn(command, **PIPES))
+            stack.callback(process.kill)
+            return process
+
+        one = start("a", {})
+        two = start("b", one.told)
         one.ask("meet", told=two.told)
         pair = Pair(kind, one, two, lab, given.rounds)
         wanted = [pair.size, PACED_BYTES, PAYLOAD]

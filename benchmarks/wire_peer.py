@@ -145,9 +145,8 @@ class Peer:
             )
             for way in WAYS
         }
-        self.blobs: dict[int, bytes] = {}
         self.names: dict[int, bytes] = {}
-        self.by_name: dict[bytes, bytes] = {}
+        self.blobs: dict[bytes, memoryview] = {}
         self.tls = Contexts(self.hosts["channel"].identity)
         self.raw = Raw(self.tls, address, memoryview(b""))
         self.streams: dict[str, Any] = {}
@@ -173,10 +172,10 @@ class Peer:
     async def hold(self, sizes: list[int]) -> dict[str, Any]:
         """From now on this side serves and fetches blobs of these sizes."""
         for size in sizes:
-            self.blobs[size] = blob = content(size)
+            blob = content(size)
             self.names[size] = blake3(blob).digest()
-            self.by_name[self.names[size]] = blob
-        self.raw.blob = memoryview(max(self.blobs.values(), key=len))
+            self.blobs[self.names[size]] = memoryview(blob)
+        self.raw.blob = max(self.blobs.values(), key=len)
         return {}
 
     async def warm(self, size: int) -> dict[str, Any]:
@@ -293,8 +292,8 @@ class Peer:
     # Inside.
 
     async def fetch(self, way: str, size: int) -> None:
-        host = self.hosts[way].transport
-        await host.fetch(self._key(way), self.names[size], len(self.blobs[size]))
+        host, name = self.hosts[way].transport, self.names[size]
+        await host.fetch(self._key(way), name, len(self.blobs[name]))
 
     def _key(self, way: str) -> NodeKey:
         return bytes.fromhex(self.theirs["keys"][way])
@@ -310,17 +309,13 @@ class Peer:
     async def serve(self) -> None:
         for host in self.hosts.values():
             host.transport.serve_control(echo)
-            host.transport.serve_blobs(lambda _, name: _view(self.by_name.get(name)))
+            host.transport.serve_blobs(lambda _, name: self.blobs.get(name))
             await host.transport.start()
         print(json.dumps(self.told()), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(await self.answer(json.loads(line))), flush=True)
         for host in self.hosts.values():
             await host.transport.close()
-
-
-def _view(blob: bytes | None) -> memoryview | None:
-    return None if blob is None else memoryview(blob)
 
 
 async def main(folder: str, name: str, address: str, other: str) -> None:

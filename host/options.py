@@ -22,8 +22,8 @@ WITNESS_PORT = 4101
 EVERY_ADDRESS = "0.0.0.0"
 
 DONATE_MBPS = 50.0
-"""Megabits per second given to joiners: about 0.03 of a core (`benchmarks/donating.py`), so that
-even two cores that both train lose at most 2 %. Many uplinks are slower than this anyway."""
+"""Megabits per second given to joiners: about 0.03 of a core (`docs/benchmarks.md`), so that even
+two cores that both train lose at most 2 %. Many uplinks are slower than this anyway."""
 
 
 TAPE_MIB_MAX = 1024

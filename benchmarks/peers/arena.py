@@ -41,10 +41,13 @@ class Late(RuntimeError):
 class Member:
     """A process of a contender, its lines read by a thread."""
 
-    def __init__(self, popen: subprocess.Popen[str], role: str) -> None:
+    def __init__(
+        self, popen: subprocess.Popen[str], role: str, lines: queue.Queue[str | None] | None = None
+    ) -> None:
+        """lines: where they go, if not into a queue of its own."""
         self.popen = popen
         self.role = role
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._lines = queue.Queue[str | None]() if lines is None else lines
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -69,13 +72,18 @@ class Member:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def kill(self) -> None:
-        """With what it started, as a power cut would."""
+    def family(self) -> list[psutil.Process]:
+        """The process and what it started; nobody once it has gone."""
         with contextlib.suppress(psutil.NoSuchProcess):
             whole = psutil.Process(self.popen.pid)
-            for process in [whole, *whole.children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            return [whole, *whole.children(recursive=True)]
+        return []
+
+    def kill(self) -> None:
+        """With what it started, as a power cut would."""
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.popen.wait()
 
 
@@ -158,12 +166,7 @@ class Contestant:
         if self._network is not None:
             inode = os.fstat(self._network).st_ino
             return [pid for pid in namespaces.processes_in({inode}) if pid != os.getpid()]
-        found = []
-        for member in self.members:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                whole = psutil.Process(member.popen.pid)
-                found += [one.pid for one in [whole, *whole.children(recursive=True)]]
-        return found
+        return [one.pid for member in self.members for one in member.family()]
 
     def cpu_s(self) -> float:
         """Processor seconds so far of all its processes, those that ended and were reaped too."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from flwr.client import NumPyClient
-from flwr.common import EvaluateIns, FitIns, Parameters
+from flwr.common import FitIns, Parameters
 from flwr.compat.client.app import start_client
 from flwr.compat.server.app import start_server
 from flwr.server import ServerConfig
@@ -52,11 +52,6 @@ class OnDemand(FedAvg):
         self.go.get()
         empty = Parameters(tensors=[], tensor_type="numpy.ndarray")
         return super().configure_fit(server_round, empty, client_manager)
-
-    def configure_evaluate(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        return super().configure_evaluate(server_round, parameters, client_manager)
 
     def aggregate_evaluate(self, *given: Any) -> Any:
         self.done.put(len(given[1]))
@@ -94,8 +89,7 @@ class Worker(Process):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        sizes = [task.size(fragment) for fragment in range(task.fragments)]
-        self.own = [np.zeros(size, np.float32) for size in sizes]
+        self.own = [np.zeros(size, np.float32) for size in task.sizes]
         self.mean: list[Floats] = []
         self.came: queue.Queue[list[Floats]] = queue.Queue()
 

@@ -17,9 +17,8 @@ class Worker(Process):
         super().__init__(task)
         torch.set_num_threads(1)
         self.is_half = task.variant == "bf16"
-        sizes = [task.size(fragment) for fragment in range(task.fragments)]
-        self.buffers = [torch.zeros(size) for size in sizes]
-        self.halves = [torch.zeros(size, dtype=torch.bfloat16) for size in sizes * self.is_half]
+        self.buffers = [torch.zeros(size) for size in task.sizes]
+        self.halves = [one.bfloat16() for one in self.buffers] if self.is_half else []
 
     def place(self) -> Any:
         with socket.create_server(("127.0.0.1", 0)) as found:

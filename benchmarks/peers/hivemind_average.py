@@ -48,9 +48,8 @@ class Worker(Process):
         if self.task.rank:
             maddrs = ["/ip4/127.0.0.1/tcp/0"]
             self.dht = DHT(initial_peers=places[0], start=True, host_maddrs=maddrs)
-        sizes = [self.task.size(fragment) for fragment in range(self.task.fragments)]
         self.averager = DecentralizedAverager(
-            [torch.zeros(size) for size in sizes],
+            [torch.zeros(size) for size in self.task.sizes],
             self.dht,
             prefix="bench",
             target_group_size=self.task.workers,

@@ -26,14 +26,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import report, shoal_project
+from benchmarks.peers.arena import ANSWER_S, Contestant, Late
+from benchmarks.peers.contenders import CONTENDERS, Contender
+from benchmarks.peers.work import write_displacements
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.peers import report, shoal_project  # noqa: E402
-from benchmarks.peers.arena import ANSWER_S, Contestant, Late  # noqa: E402
-from benchmarks.peers.contenders import CONTENDERS, Contender  # noqa: E402
-from benchmarks.peers.work import write_displacements  # noqa: E402
-
 DIES_AFTER = 0.5
 """Of a round: when a worker is killed in it."""
 

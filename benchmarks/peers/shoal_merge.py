@@ -25,35 +25,20 @@ from typing import Any
 import numpy as np
 import uvloop
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.peers.work import Floats, Process, Task, serve  # noqa: E402
-from benchmarks.synthetic import Learner, Manner, Payloads  # noqa: E402
-from host.bulk.blob_store import BlobStore  # noqa: E402
-from host.files.home import Home  # noqa: E402
-from host.join_link import parse_link  # noqa: E402
-from host.runtime.lifecycle import quiet_about_peers  # noqa: E402
-from node.download.fetcher import StateFetcher  # noqa: E402
-from node.download.locator import fetch_genesis  # noqa: E402
-from node.machine.jobs import (  # noqa: E402
-    Advanced,
-    Capture,
-    Captured,
-    Deliver,
-    Delivered,
-    FetchState,
-    Settle,
-    StateFetched,
-)
-from node.trainer_client.fragment_bank import FragmentBank  # noqa: E402
-from protocol import limits, wire  # noqa: E402
-from protocol.errors import TransientError  # noqa: E402
-from protocol.fragments import Layout, build_layout  # noqa: E402
-from protocol.machine import Job, JobResult  # noqa: E402
-from protocol.project import Genesis  # noqa: E402
-from protocol.status import SyncerStatus  # noqa: E402
-from shoal.common import daemons  # noqa: E402
+from benchmarks.peers.work import Floats, Process, Task, serve
+from benchmarks.synthetic import Learner, Manner, Payloads
+from host.bulk.blob_store import BlobStore
+from host.files.home import Home
+from host.join_link import parse_link
+from host.runtime.lifecycle import quiet_about_peers
+from node.download.fetcher import StateFetcher
+from node.machine import jobs
+from node.trainer_client.fragment_bank import FragmentBank
+from protocol.errors import TransientError
+from protocol.fragments import Layout
+from protocol.machine import Job, JobResult
+from protocol.status import SyncerStatus
+from shoal.common import daemons
 
 UP_S = 150.0
 ROUND_S = 150.0
@@ -74,7 +59,7 @@ class Syncer(Process):
         words = ["--home", str(self.home.root), "syncer", "run", task.project]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shoal", *words, "--listen", "127.0.0.1", "--port", "0"],
-            env={**os.environ, "SHOAL_CONFIG": os.devnull, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "SHOAL_CONFIG": os.devnull},
             stdin=subprocess.DEVNULL,
             stdout=2,
         )
@@ -98,9 +83,9 @@ class Hands(Learner):
     fetcher: StateFetcher
     moved: list[Floats]
 
-    def attach(self, genesis: Genesis, encoded: bytes, layout: Layout) -> None:
-        """What the daemon has beside its machine."""
-        self.build(genesis, encoded, layout)
+    async def meet(self) -> Layout:
+        """Also what the daemon has beside its machine."""
+        layout = await super().meet()
         self.blob_store = BlobStore(clock=time.monotonic)
         self.bank = FragmentBank(layout, self.blob_store)
         self.pool = ThreadPoolExecutor(POOL_THREADS)
@@ -117,6 +102,7 @@ class Hands(Learner):
         self.newer = asyncio.Event()
         self.captured = 0
         self.wanted = 0
+        return layout
 
     async def _train(self) -> None:
         """No steps but those that a round asks for."""
@@ -168,22 +154,22 @@ class Hands(Learner):
         if self.bank.charter is None:
             self.bank.charter = self.machine.context.charter
         match job:
-            case FetchState(fragment, version, state):
+            case jobs.FetchState(fragment, version, state):
                 numel = self.bank.layout.fragments[fragment].numel
                 arrays = (await self.fetcher.fetch(job, numel)).arrays()
                 await self._in_pool(partial(self.bank.install, fragment, version, state, *arrays))
-                return StateFetched(())
-            case Deliver(fragment):
+                return jobs.StateFetched(())
+            case jobs.Deliver(fragment):
                 self.bank.deliver(
                     fragment, is_assign=job.is_assign, merged_sequence=job.merged_sequence
                 )
                 self._based[fragment] = job.version
-                return Delivered(job.version, self.clock.local_step, self.clock.tokens)
-            case Capture(fragment):
+                return jobs.Delivered(job.version, self.clock.local_step, self.clock.tokens)
+            case jobs.Capture(fragment):
                 return await self._capture_real(job)
         return await super()._run_job(job)
 
-    async def _capture_real(self, job: Capture) -> Captured:
+    async def _capture_real(self, job: jobs.Capture) -> jobs.Captured:
         clock, at = self.clock, job.fragment
 
         def encode() -> Any:
@@ -191,7 +177,7 @@ class Hands(Learner):
             return self.bank.push(at, job.sequence, local)
 
         push = await self._in_pool(encode)
-        captured = Captured(
+        captured = jobs.Captured(
             push.base_version,
             push.digest,
             push.payload_bytes,
@@ -204,20 +190,17 @@ class Hands(Learner):
             await self._step_if_due()
         return captured
 
-    async def _advance(self, merged: Any) -> Advanced:
-        leader = self.machine.context.leader
-        sources = [leader] if leader is not None else []
-        wanted = [(merged.payload, merged.payload_bytes)]
-        _, parts = await self.locator.fetch_from(sources, wanted, self._fault)
-        await self._in_pool(partial(self.bank.advance, merged, bytes(parts[0])))
+    async def _advance(self, merged: Any) -> jobs.Advanced:
+        payload = await self.download(merged)
+        await self._in_pool(partial(self.bank.advance, merged, bytes(payload)))
         self.newer.set()
-        return Advanced()
+        return jobs.Advanced()
 
     async def _in_pool(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def _act(self, action: object) -> None:
-        if isinstance(action, Settle):
+        if isinstance(action, jobs.Settle):
             is_merged = action.outcome == "merged"
             self.bank.settle(action.fragment, action.sequence, is_merged=is_merged)
         super()._act(action)
@@ -247,11 +230,7 @@ class Worker(Process):
         link = parse_link(text)
         nothing = Payloads(home, 0)
         self.learner = Hands(home, link, nothing, Manner(step_s=STEP_S, downloads=True), False)
-        await self.learner.transport.start_with_retry(lambda reason, _: print(reason))
-        encoded = await fetch_genesis(self.learner.transport, link, lambda *_: None)
-        genesis = wire.decode(encoded, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
-        layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-        self.learner.attach(genesis, encoded, layout)
+        await self.learner.meet()
         self.fetching = asyncio.create_task(self.learner.fetcher.run())
         self.running = asyncio.create_task(self.learner.run())
         while not self.learner.is_ready:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from host.files.home import Home
 from host.files.signed_project import read_signed
-from protocol.fragments import Layout, build_layout
-from protocol.project import Genesis
+from protocol.fragments import build_layout
 from shoal.project import file_commands
 from shoal.project.template import Value, create_text
 
@@ -20,33 +19,39 @@ MODELS = {"4m": (256, 4), "16m": (512, 4), "40m": (640, 6)}
 """Width and depth of Llama models of about so many parameters, over a vocabulary of bytes."""
 
 
-def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -> Path:
-    """The signed project file, its home in `folder`/home."""
-    width, depth = MODELS[model]
-    changes: dict[str, Value] = {
+def model_of(width: int, depth: int, fragments: int) -> dict[str, Value]:
+    """Settings of a Llama that is merged without end and never judged."""
+    return {
         "model.fragments": fragments,
         "model.config.hidden_size": width,
         "model.config.intermediate_size": 4 * width,
         "model.config.num_hidden_layers": depth,
         "model.config.num_attention_heads": width // 64,
         "model.config.num_key_value_heads": width // 64,
+        "training.batch_sequences": 1,
+        "rounds.eligible": "step",
+        "limits.tokens": 1 << 40,
+        "limits.evaluate_every": 1_000_000,
+    }
+
+
+def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -> Path:
+    """The signed project file, its home in `folder`/home."""
+    changes: dict[str, Value] = {
+        **model_of(*MODELS[model], fragments),
         "model.merge.embeddings": "mean",
         "model.merge.matrices": "mean",
         "model.merge.vectors": "mean",
-        "training.batch_sequences": 1,
         "outer.learning_rate": 1.0,
         "outer.momentum": 0.0,
         "outer.nesterov": False,
         "rounds.local_steps": max(1, fragments // 2),
         "rounds.overlap_steps": fragments,
-        "rounds.eligible": "step",
         "rounds.quorum": workers,
         "rounds.patience_s": 1.0,
         "rounds.weights": "equal",
         "rounds.up_codec": codec,
         "rounds.down_codec": codec,
-        "limits.tokens": 1 << 40,
-        "limits.evaluate_every": 1_000_000,
     }
     path = folder / "bench.toml"
     path.write_text(create_text("bench", changes=changes))
@@ -54,11 +59,8 @@ def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -
     return path.with_suffix(".shoal")
 
 
-def layout_of(genesis: Genesis) -> Layout:
-    """Which parameters are in which fragment."""
-    return build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-
-
 def sizes(path: Path) -> list[int]:
     """Parameters of each fragment."""
-    return [fragment.numel for fragment in layout_of(read_signed(path).genesis).fragments]
+    genesis = read_signed(path).genesis
+    layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
+    return [fragment.numel for fragment in layout.fragments]

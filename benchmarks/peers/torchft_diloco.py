@@ -54,10 +54,9 @@ class Worker(Process):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         torch.set_num_threads(1)
-        sizes = [task.size(fragment) for fragment in range(task.fragments)]
-        self.parts = nn.ModuleList(Fragment(size) for size in sizes)
-        self.moved = [torch.zeros(size) for size in sizes]
-        self.starts = [torch.zeros(size) for size in sizes]
+        self.parts = nn.ModuleList(Fragment(size) for size in task.sizes)
+        self.moved = [torch.zeros(size) for size in task.sizes]
+        self.starts = [torch.zeros(size) for size in task.sizes]
         self.stack = contextlib.ExitStack()
         self.tries = 0
 

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -51,10 +51,6 @@ class Task:
     def fragments(self) -> int:
         return len(self.sizes)
 
-    def size(self, fragment: int) -> int:
-        """How many parameters a fragment has."""
-        return self.sizes[fragment]
-
     def displacement(self, fragment: int, rank: int | None = None) -> Floats:
         """Of a worker, ours by default."""
         own = self.rank if rank is None else rank
@@ -62,7 +58,7 @@ class Task:
 
     def mean(self, fragment: int, ranks: list[int]) -> NDArray[np.float64]:
         """The exact one of these workers."""
-        total = np.zeros(self.size(fragment))
+        total = np.zeros(self.sizes[fragment])
         for rank in ranks:
             total += self.displacement(fragment, rank)
         return total / len(ranks)
@@ -166,9 +162,9 @@ def serve(made: Callable[[Task], Process]) -> None:
     os.dup2(2, 1)
     process = made(Task(**json.loads(sys.argv[1])))
     _say(out, {"place": process.place()})
-    for asked in _lines(sys.stdin):
+    for line in sys.stdin:
         try:
-            _say(out, process.answer(asked))
+            _say(out, process.answer(json.loads(line)))
         except Exception as error:  # The runner decides what a failed round means.
             traceback.print_exc()
             what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -176,11 +172,6 @@ def serve(made: Callable[[Task], Process]) -> None:
     process.close()
     sys.stderr.flush()
     os._exit(0)  # Some contenders leave threads behind that never end.
-
-
-def _lines(source: TextIO) -> Iterator[dict[str, Any]]:
-    while line := source.readline():
-        yield json.loads(line)
 
 
 def _say(out: TextIO, what: dict[str, Any]) -> None:

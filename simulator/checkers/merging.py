@@ -109,8 +109,6 @@ def check_leases_do_not_overlap(ledger: Ledger, learners: list[SimLearner]) -> N
             case BlocksReturned(learner, incarnation):
                 gone = (learner, incarnation)
                 holders = {at: holder for at, holder in holders.items() if holder != gone}
-            case _:
-                pass
     for host in learners:
         for life, position, _ in host.reads:
             if position not in ever.get((host.key, life), set()):

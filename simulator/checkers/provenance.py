@@ -6,28 +6,22 @@ See `simulator.stand_ins.provenance` for the sets themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protocol.log.records import FragmentMerged
-from protocol.numerics.codecs import decode, encode
+from protocol.numerics.codecs import F32, decode, encode
 from simulator.checkers.ledger import Ledger, Violation
 from simulator.hosts.learner import SimLearner
 from simulator.stand_ins.provenance import UNIT, ProvenanceBackend, ProvenanceTrainer
 
-F32 = NDArray[np.float32]
 Push = tuple[bytes, int, int]
 """(learner, incarnation, sequence)."""
 
 
-@dataclass(slots=True)
-class Books:
-    """What one trainer's local steps of one fragment came to."""
-
-    discarded: set[int] = field(default_factory=set)
-    """Steps whose displacement an assignment overwrote."""
+def _trainer(host: SimLearner) -> ProvenanceTrainer:
+    assert isinstance(host.trainer, ProvenanceTrainer)
+    return host.trainer
 
 
 class ProvenanceChecker:
@@ -47,7 +41,8 @@ class ProvenanceChecker:
         ]
         self._merged: list[dict[int, int]] = [{} for _ in range(fragments)]
         """Step -> version of the fragment that contains it."""
-        self._books: dict[tuple[bytes, int, int], Books] = {}
+        self._discarded: dict[tuple[bytes, int, int], set[int]] = {}
+        """Learner, trainer and fragment -> steps whose displacement an assignment overwrote."""
         ledger.on_merge.append(self._on_merge)
         for learner in learners:
             learner.on_capture.append(self._on_capture)
@@ -57,22 +52,17 @@ class ProvenanceChecker:
 
     def _on_assign(self, host: SimLearner, fragment: int) -> None:
         """The inner loop starts over from the global value: what was not handed in is gone."""
-        trainer = host.trainer
-        assert isinstance(trainer, ProvenanceTrainer)
-        if host.is_void:
-            return
-        self._book(host, fragment).discarded.update(trainer.slots)
+        if not host.is_void:
+            self._overwritten(host, fragment).update(_trainer(host).slots)
 
     def _on_capture(
         self, host: SimLearner, fragment: int, sequence: int, base: int, payload: bytes
     ) -> None:
         """A push was encoded: it is what this trainer did since it last handed in."""
-        trainer = host.trainer
-        assert isinstance(trainer, ProvenanceTrainer)
-        local = trainer.theta[fragment]
-        assert local is not None
         if host.is_void:
             return
+        local = _trainer(host).theta[fragment]
+        assert local is not None
         who = f"{host.name}: push {sequence} of fragment {fragment}"
         if base >= len(self._values[fragment]):
             raise Violation(f"{who} is based on version {base}, which was never committed")
@@ -92,9 +82,7 @@ class ProvenanceChecker:
     def _compare(
         self, host: SimLearner, fragment: int, base: int, who: str, steps: frozenset[int]
     ) -> None:
-        trainer = host.trainer
-        assert isinstance(trainer, ProvenanceTrainer)
-        mine = set(trainer.slots)
+        mine = set(_trainer(host).slots)
         strange = steps - mine
         if strange:
             whose = {self.backend.takers[slot] for slot in strange}
@@ -104,7 +92,7 @@ class ProvenanceChecker:
         twice = steps & merged
         if twice:
             raise Violation(f"{who} contains {len(twice)} local steps that were merged before")
-        missing = mine - steps - merged - self._book(host, fragment).discarded
+        missing = mine - steps - merged - self._overwritten(host, fragment)
         if missing:
             raise Violation(f"{who} lacks {len(missing)} local steps that were never merged")
 
@@ -115,14 +103,12 @@ class ProvenanceChecker:
             )
         return frozenset(np.flatnonzero(values).tolist())
 
-    def _book(self, host: SimLearner, fragment: int) -> Books:
-        return self._books.setdefault((host.key, host.trainer_number, fragment), Books())
+    def _overwritten(self, host: SimLearner, fragment: int) -> set[int]:
+        return self._discarded.setdefault((host.key, host.trainer_number, fragment), set())
 
     def check_cut(self, host: SimLearner, fragment: int) -> None:
         """A part was cut: what is not handed in is what this trainer did since it last did."""
-        trainer = host.trainer
-        assert isinstance(trainer, ProvenanceTrainer)
-        local = trainer.theta[fragment]
+        local = _trainer(host).theta[fragment]
         assert local is not None
         standing = host.bank.standing()[fragment]
         base = standing.base.version
@@ -142,7 +128,7 @@ class ProvenanceChecker:
 
     def discarded(self, host: SimLearner) -> list[set[int]]:
         """Of its trainer, by fragment: what assignments overwrote so far."""
-        return [set(self._book(host, at).discarded) for at in range(len(self._values))]
+        return [set(self._overwritten(host, at)) for at in range(len(self._values))]
 
     def merged_of(self, learner: bytes) -> int:
         """Local steps of this learner that are in the global value, summed over fragments."""
@@ -159,7 +145,7 @@ class ProvenanceChecker:
     def go_on(self, host: SimLearner, discarded: list[set[int]]) -> None:
         """A trainer went on from a part: whatever was overwritten behind the cut never was."""
         for at, slots in enumerate(discarded):
-            self._book(host, at).discarded = set(slots)
+            self._discarded[host.key, host.trainer_number, at] = set(slots)
 
     # What the log says.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from protocol.errors import UserError
-from protocol.project import Charter, Genesis, InnerSpec, MergeRule, OuterSpec, RoundSpec
+from protocol.project import Charter, Genesis, MergeRule
 from simulator.compare.bench import Bench
 from simulator.compare.data_parallel import DataParallel
 from simulator.compare.decoupled import Decoupled
@@ -18,7 +18,6 @@ from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting
 
 Value = int | float | str
-Spec = TypeVar("Spec", InnerSpec, OuterSpec, RoundSpec)
 BASELINE = "dp"
 
 
@@ -42,9 +41,9 @@ class Algorithm:
         """The project's rules with this algorithm's changes."""
         return msgspec.structs.replace(
             charter,
-            inner=_changed(charter.inner, self.inner),
-            outer=_changed(charter.outer, self.outer),
-            rounds=_changed(charter.rounds, self.rounds),
+            inner=msgspec.structs.replace(charter.inner, **self.inner),
+            outer=msgspec.structs.replace(charter.outer, **self.outer),
+            rounds=msgspec.structs.replace(charter.rounds, **self.rounds),
         )
 
     def genesis(self, genesis: Genesis) -> Genesis:
@@ -67,10 +66,6 @@ class Algorithm:
             return Lockstep(bench, setting, self.lockstep).run(tell)
         elastic = self.kind == "elastic"
         return DataParallel(bench, setting, fails=self.fails, is_elastic=elastic).run(tell)
-
-
-def _changed(spec: Spec, changes: Mapping[str, Value]) -> Spec:
-    return msgspec.structs.replace(spec, **changes)
 
 
 _LARGE_BATCH = {"learning_rate": 0.004}

@@ -13,17 +13,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
 from node.trainer.text.corpus import Corpus, open_corpus
 from node.trainer.text.reader import BlockReader, Sequences
 from protocol.fragments import Layout
-from protocol.numerics.codecs import flush
+from protocol.numerics.codecs import F32, flush
 from protocol.project import Charter, Genesis, InnerSpec, ModelSpec
-
-F32 = NDArray[np.float32]
 
 
 @dataclass(slots=True)

@@ -23,19 +23,19 @@ from node.trainer.text.reader import BlockReader, Sequences
 from protocol import wire
 from protocol.errors import InternalError
 from protocol.messages import Message
-from protocol.numerics.merge import merge_fragment
+from protocol.numerics.codecs import F32
 from protocol.project import Voter, encode, project_id
 from protocol.trace import FragmentCommitted
 from simulator.checkers.ledger import Ledger
-from simulator.compare.bench import F32, Bench
+from simulator.compare.bench import Bench
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting, failures_until
 from simulator.hosts.learner import SimLearner
 from simulator.hosts.syncer import SimSyncer
+from simulator.stand_ins.backends import Backend
 from simulator.stand_ins.tiny import SimSigner, TinyProject, TinyTrainer
 from simulator.virtual.network import NetworkModel
 from simulator.virtual.world import Host, World
-from syncer_node.storage.merge_bank import MergeFunction
 
 LEARNERS_START_S = 1.0
 
@@ -183,10 +183,8 @@ class RealTrainer(TinyTrainer):
     moments = property(get_moments, set_moments)
 
 
-class RealBackend:
+class RealBackend(Backend):
     """The simulator's port for a real model."""
-
-    merge: MergeFunction = staticmethod(merge_fragment)
 
     def __init__(self, bench: Bench, learners: dict[bytes, RealLearner]) -> None:
         self._bench, self._learners = bench, learners
@@ -274,6 +272,7 @@ class Decoupled:
 
     def __init__(self, bench: Bench, setting: Setting, *, fails: bool) -> None:
         self.bench, self.setting = bench, setting
+        self.limit_s = PATIENCE_FACTOR * setting.steps * setting.step_s
         self.world = CountingWorld(setting, bench.layout.parameters)
         self.allowance = Allowance(*[setting.learners * setting.steps] * 2)
         signer = SimSigner("syncer")
@@ -303,13 +302,12 @@ class Decoupled:
         run ends.
         """
         world, allowance = self.world, self.allowance
-        limit_s = PATIENCE_FACTOR * self.setting.steps * self.setting.step_s
 
         def is_over() -> bool:
             tell(1.0 - allowance.left / allowance.steps)
             return not allowance.left and not any(one.is_stepping for one in self.learners)
 
-        world.run(limit_s, stop=is_over)
+        world.run(self.limit_s, stop=is_over)
         if not is_over():
             raise InternalError(
                 f"after {world.now_s:.0f} virtual seconds {allowance.left} of {allowance.steps}"
@@ -333,8 +331,7 @@ class Decoupled:
         self.world.begin()
         if not self._fails:
             return
-        horizon_s = PATIENCE_FACTOR * self.setting.steps * self.setting.step_s
-        for at_s, number in failures_until(self.setting, horizon_s):
+        for at_s, number in failures_until(self.setting, self.limit_s):
             self.world.at(time_s + at_s, partial(self._interrupt, self.learners[number]))
 
     def resume_others(self) -> None:

@@ -16,11 +16,11 @@ import numpy as np
 
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
-from protocol.numerics.codecs import payload_bytes
+from protocol.numerics.codecs import F32, payload_bytes
 from protocol.numerics.merge import Contribution, merge_fragment
 from protocol.numerics.outer import encode_with_feedback, outer_step
 from protocol.project import CodecName, InnerSpec
-from simulator.compare.bench import F32, Bench
+from simulator.compare.bench import Bench
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting, StepClock, ring_bytes
 

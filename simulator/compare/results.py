@@ -45,7 +45,7 @@ class Row(Struct, frozen=True, kw_only=True):
     algorithm: str
     seed: int
     eval_loss: float
-    ratio_to_dp: float | None
+    ratio_to_dp: float | None = None
     """To data parallelism with the same seed; None where that was not run."""
     tokens: int
     bytes: int
@@ -141,18 +141,12 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
     """The runs as rows, each compared with data parallelism of its seed."""
     runs = list(runs)
     base = {run.seed: run.eval_loss for run in runs if run.algorithm == BASELINE}
+    rows = msgspec.convert(runs, list[Row], from_attributes=True)
     return [
-        Row(
-            algorithm=run.algorithm,
-            seed=run.seed,
-            eval_loss=run.eval_loss,
-            ratio_to_dp=run.eval_loss / base[run.seed] if run.seed in base else None,
-            tokens=run.tokens,
-            bytes=run.bytes,
-            virtual_wall_s=run.virtual_wall_s,
-            goodput=run.goodput,
-        )
-        for run in runs
+        msgspec.structs.replace(row, ratio_to_dp=row.eval_loss / base[row.seed])
+        if row.seed in base
+        else row
+        for row in rows
     ]
 
 

@@ -17,17 +17,11 @@ from protocol.log import records
 from protocol.log.state import AdoptedCharter, SwarmState
 from protocol.machine import Effect, Event, Failed, Send, Start
 from protocol.messages import Certificate, Certified, CertifiedRecord, Cursor, GiveVote, StateOffer
-from protocol.project import Charter, Durability, Origin, Voter, encode
-from protocol.signing import seal
+from protocol.project import Charter, Durability, Origin, Voter
 from simulator.checkers.council import CouncilChecker
 from simulator.hosts.voter_disk import VoterDisk
 from simulator.hosts.witness import SimWitness
-from simulator.stand_ins.tiny import (
-    SimSigner,
-    TinyProject,
-    charter_envelope,
-    tiny_project,
-)
+from simulator.stand_ins.tiny import SimSigner, TinyProject, charter_envelope, tiny_project
 from simulator.virtual.world import World
 from syncer_node.machine.witness import WitnessMachine
 from syncer_node.raft.ballot import Ballot
@@ -351,7 +345,7 @@ class Council:
             self.charter, revision=self.charter.revision + 1, voters=voters
         )
         self.charter = charter
-        self.envelope = seal("charter", self.tiny.project, encode(charter), self.tiny.owner)
+        self.envelope = charter_envelope(self.tiny, charter)
         self.bring_charter()
 
     @property

@@ -1,14 +1,10 @@
-"""Voters under every kind of fault at once: `python -m simulator.council.faults --seeds 1000`."""
+"""Voters under every kind of fault at once: `shoal sim sweep --scenario voters --seeds 1000`."""
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-import time
 from collections.abc import Callable
 
-from protocol.errors import ShoalError
 from protocol.project import Durability
 from simulator.checkers.ledger import Violation
 from simulator.council.council import FSYNC_S, Council, CouncilVoter
@@ -33,28 +29,26 @@ class Unrest:
         self.is_over = False
         self.owner = Owner(council, self.chance)
         self._kinds: list[tuple[int, Callable[[], None]]] = [
-            (6, self._crash),
-            (3, self._pause),
+            (6, self._to_somebody(self._crash)),
+            (3, self._to_somebody(self._pause)),
             (4, self._partition),
-            (3, self._isolate),
+            (3, self._to_somebody(self._isolate)),
             (3, self._one_way),
             (2, self._slow_link),
-            (2, self._slow_disk),
-            (2, self._full_disk),
-            (1, self._clock),
-            (1, self._leap),
+            (2, self._to_somebody(self._slow_disk)),
+            (2, self._to_somebody(self._full_disk)),
+            (1, self._to_somebody(self._clock)),
+            (1, self._to_somebody(self._leap)),
             (2, self._hand_over),
             (2, self.owner.revise),
-            (2, lambda: self.owner.wipe(self._host())),
-            (2, lambda: self.owner.restore(self._host())),
-            (1, lambda: self.owner.double(self._host())),
+            (2, self._to_somebody(self.owner.wipe)),
+            (2, self._to_somebody(self.owner.restore)),
+            (1, self._to_somebody(self.owner.double)),
             (1, self.owner.reset_seat),
         ]
 
     def start(self) -> None:
-        self._again()
-
-    def _again(self) -> None:
+        """Another fault after a while, and so on."""
         self.world.after(self.chance.expovariate(0.5), self._strike)
 
     def _strike(self) -> None:
@@ -64,69 +58,61 @@ class Unrest:
         ((_, kind),) = self.chance.choices(self._kinds, weights)
         self.council.checker.disturb()
         kind()
-        self._again()
+        self.start()
 
     def _tell(self, words: str) -> None:
         self.council.tell(words)
 
-    def _host(self, *, is_up: bool = True) -> CouncilVoter | None:
-        """Somebody who is up; often the leader."""
-        leaders = self.council.leaders()
-        if leaders and self.chance.random() < 0.4:
-            return self.chance.choice(leaders)
-        hosts = [host for host in self.council.voters.values() if host.is_up == is_up]
-        return self.chance.choice(hosts) if hosts else None
+    def _to_somebody(self, kind: Callable[[CouncilVoter], None]) -> Callable[[], None]:
+        """It happens to somebody who is up; often to the leader."""
+
+        def strike() -> None:
+            hosts = self.council.leaders()
+            if not hosts or self.chance.random() >= 0.4:
+                hosts = [host for host in self.council.voters.values() if host.is_up]
+            if hosts:
+                kind(self.chance.choice(hosts))
+
+        return strike
 
     # Hosts.
 
-    def _crash(self) -> None:
-        host = self._host()
-        if host is not None:
-            self._tell(f"{host.name} dies")
-            host.crash()
-            self.owner.later(lambda: self._boot(host))
+    def _crash(self, host: CouncilVoter) -> None:
+        self._tell(f"{host.name} dies")
+        host.crash()
+        self.owner.later(lambda: self._boot(host))
 
     def _boot(self, host: CouncilVoter) -> None:
         if not host.is_up:
             self._tell(f"{host.name} starts again")
             host.boot()
 
-    def _pause(self) -> None:
-        host = self._host()
-        if host is not None:
-            self._tell(f"{host.name} stands still for a while")
-            host.pause()
-            self.owner.later(host.resume)
+    def _pause(self, host: CouncilVoter) -> None:
+        self._tell(f"{host.name} stands still for a while")
+        host.pause()
+        self.owner.later(host.resume)
 
-    def _slow_disk(self) -> None:
-        host = self._host()
-        if host is not None:
-            host.fsync_s = self.chance.choice((0.1, 0.5, 2.0))
-            self._tell(f"the disk of {host.name} takes {host.fsync_s:g} s for each write")
-            self.owner.later(lambda: setattr(host, "fsync_s", FSYNC_S))
+    def _slow_disk(self, host: CouncilVoter) -> None:
+        host.fsync_s = self.chance.choice((0.1, 0.5, 2.0))
+        self._tell(f"the disk of {host.name} takes {host.fsync_s:g} s for each write")
+        self.owner.later(lambda: setattr(host, "fsync_s", FSYNC_S))
 
-    def _full_disk(self) -> None:
-        host = self._host()
-        if host is not None:
-            disk = host.disk
-            disk.is_full = True
-            self._tell(f"the disk of {host.name} is full for a while")
-            self.owner.later(lambda: setattr(disk, "is_full", False))
+    def _full_disk(self, host: CouncilVoter) -> None:
+        disk = host.disk
+        disk.is_full = True
+        self._tell(f"the disk of {host.name} is full for a while")
+        self.owner.later(lambda: setattr(disk, "is_full", False))
 
-    def _clock(self) -> None:
-        host = self._host()
-        if host is not None:
-            shift_s = self.chance.uniform(-1e6, 1e6)
-            host.wall_offset_s += shift_s
-            self._tell(f"the wall clock of {host.name} is set by {shift_s:+.0f} s")
+    def _clock(self, host: CouncilVoter) -> None:
+        shift_s = self.chance.uniform(-1e6, 1e6)
+        host.wall_offset_s += shift_s
+        self._tell(f"the wall clock of {host.name} is set by {shift_s:+.0f} s")
 
-    def _leap(self) -> None:
+    def _leap(self, host: CouncilVoter) -> None:
         """The clock by which a host waits runs ahead: every one of its deadlines has passed."""
-        host = self._host()
-        if host is not None:
-            leap_s = self.chance.choice((1.0, 5.0, 60.0, 1e5))
-            host.clock_ahead_s += leap_s
-            self._tell(f"the monotonic clock of {host.name} jumps ahead by {leap_s:g} s")
+        leap_s = self.chance.choice((1.0, 5.0, 60.0, 1e5))
+        host.clock_ahead_s += leap_s
+        self._tell(f"the monotonic clock of {host.name} jumps ahead by {leap_s:g} s")
 
     def _hand_over(self) -> None:
         leaders = self.council.leaders()
@@ -156,12 +142,10 @@ class Unrest:
         self._tell(f"{one.name} and {other.name} are cut off from each other for {for_s:.1f} s")
         self.world.partition(one.key, other.key, for_s=for_s)
 
-    def _isolate(self) -> None:
-        host = self._host()
-        if host is not None:
-            self._tell(f"{host.name} is cut off from everybody")
+    def _isolate(self, host: CouncilVoter) -> None:
+        self._tell(f"{host.name} is cut off from everybody")
         for other in self.council.voters.values():
-            if host is not None and other is not host:
+            if other is not host:
                 self.world.partition(host.key, other.key, for_s=self.owner.some_s())
 
     def _one_way(self) -> None:
@@ -172,25 +156,19 @@ class Unrest:
 
     def _slow_link(self) -> None:
         one, other = self._pair()
-        pair = frozenset((one.key, other.key))
-        slow_s = self.world.slow_s[pair] = self.chance.choice((0.3, 1.0, 3.0))
+        slow_s = self.chance.choice((0.3, 1.0, 3.0))
         self._tell(f"everything between {one.name} and {other.name} takes {slow_s:g} s longer")
-        self.owner.later(lambda: self._unslow(pair))
-
-    def _unslow(self, pair: frozenset[bytes]) -> None:
-        self.world.slow_s.pop(pair, None)
+        self.world.slow_down(one.key, other.key, slow_s, for_s=self.owner.some_s())
 
     # The end.
 
     def heal(self) -> None:
         """Every fault is over."""
-        world, council = self.world, self.council
+        council = self.council
         self.is_over = True
         self._tell("every fault is over")
         self.owner.end()
-        world.cut.clear()
-        world.cut_ways.clear()
-        world.slow_s.clear()
+        council.world.heal()
         for host in council.voters.values():
             host.resume()
             host.fsync_s, host.disk.is_full, host.is_draining = FSYNC_S, False, False
@@ -250,24 +228,3 @@ def check_calm(council: Council) -> None:
     council.run(CALM_S)
     if len(council.checker.elections) != elections:
         raise Violation("the seat moved without a fault")
-
-
-def main() -> int:
-    """Run many seeds and say which ones break a promise."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
-    began_s, broken = time.monotonic(), 0
-    for seed in range(options.first, options.first + options.seeds):
-        try:
-            run_seed(seed)
-        except (AssertionError, ShoalError) as error:
-            broken += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
-    print(f"{options.seeds} seeds, {broken} broken, {time.monotonic() - began_s:.1f} s")
-    return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

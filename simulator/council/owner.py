@@ -125,7 +125,7 @@ class Owner:
 
     # Disks and keys.
 
-    def wipe(self, host: CouncilVoter | None) -> None:
+    def wipe(self, host: CouncilVoter) -> None:
         """A disk is lost; the owner readmits the host a little later."""
 
         def lose(lost: CouncilVoter) -> None:
@@ -134,10 +134,8 @@ class Owner:
 
         self._strike(host, lose)
 
-    def restore(self, host: CouncilVoter | None) -> None:
+    def restore(self, host: CouncilVoter) -> None:
         """A disk is put back to a copy of before its last starts; readmitted a little later."""
-        if host is None or not host.is_up:
-            return
         kept = copy.deepcopy(host.disk)
 
         def put_back(lost: CouncilVoter) -> None:
@@ -158,8 +156,8 @@ class Owner:
         pins = [other.disk.ballot.pin(host.key) for other in self._others(host)]
         return all(pin is not None and pin.disk == disk and pin.boot > boot for pin in pins)
 
-    def _strike(self, host: CouncilVoter | None, lose: Callable[[CouncilVoter], None]) -> None:
-        if host is None or not self.is_settled():
+    def _strike(self, host: CouncilVoter, lose: Callable[[CouncilVoter], None]) -> None:
+        if not self.is_settled():
             return
         self._is_busy = True
         self.council.tell(f"{host.name} will be switched off, for its disk")
@@ -204,9 +202,9 @@ class Owner:
         is_near = min(last for _, last in ends) > max(last for _, last in ends) - 20
         return bool(stored) and max(stored) == max(ends) and is_near
 
-    def double(self, host: CouncilVoter | None) -> None:
+    def double(self, host: CouncilVoter) -> None:
         """The disk and key of a host run on a second one too, which is started again and again."""
-        if host is None or not host.is_up or not self.is_settled() or self.twins:
+        if not self.is_settled() or self.twins:
             return
         # Of a sole voter nobody could tell.
         if not self._others(host) or not self._is_known(host, host.disk.ballot.boot - 1):

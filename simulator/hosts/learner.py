@@ -24,7 +24,7 @@ from protocol.messages import Envelope
 from protocol.numerics.codecs import NonFinite
 from protocol.project import Charter
 from simulator.hosts.fetcher import SimFetcher
-from simulator.hosts.moments import SimMoments
+from simulator.hosts.moments import Answer, SimMoments
 from simulator.hosts.parts import SimParts
 from simulator.hosts.syncer import SimSyncer
 from simulator.stand_ins.backends import Backend
@@ -100,16 +100,7 @@ class SimLearner(Host):
         if self.tape is not None:
             self.recorder = TrainerTape(self.tape(self), self.life)
         self.moments = SimMoments(self, stall_s=self.moments.stall_s)
-        life = self.life
-        self.fetcher = SimFetcher(
-            self.world,
-            self.key,
-            random.Random(f"donors {self.name} {self.world.seed} {life}"),
-            is_alive=lambda: self.life == life,
-            donors=self._announced,
-            reach=self.reach,
-            newest=lambda fragment: self.learner.context.state.fragments[fragment].version,
-        )
+        self.fetcher = SimFetcher(self)
         start = self.parts.begin_life()
         self.incarnation = self.life
         if start is not None and start.part is not None:
@@ -258,7 +249,7 @@ class SimLearner(Host):
 
     def _find_seat(self) -> object:
         """The newest proven leader that the table names, as the daemon's locator finds it."""
-        best: jobs.SeatFound | None = None
+        seats = []
         for notice in self.syncer_hosts[0].notices.values():
             charter = wire.decode(notice.charter.payload, Charter)
             is_proven = is_elected(
@@ -269,11 +260,11 @@ class SimLearner(Host):
                 charter=charter,
                 verify=sim_verify,
             )
-            if not is_proven or notice.until_s < self.world.now_s:
-                continue
-            if best is None or (notice.epoch, notice.term) > (best.epoch, best.term):
-                best = jobs.SeatFound(notice.key, notice.charter, notice.epoch, notice.term)
-        return best or Failed("no syncer of this project has announced itself yet")
+            if is_proven and notice.until_s >= self.world.now_s:
+                seats.append(jobs.SeatFound(notice.key, notice.charter, notice.epoch, notice.term))
+        if not seats:
+            return Failed("no syncer of this project has announced itself yet")
+        return max(seats, key=lambda one: (one.epoch, one.term))
 
     def _others(self) -> list[SimLearner]:
         hosts = self.world.hosts.values()
@@ -296,7 +287,7 @@ class SimLearner(Host):
         syncers = [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
         return [*self._reachable(), *syncers]
 
-    def _announced(self) -> tuple[list[bytes], bytes | None]:
+    def announced(self) -> tuple[list[bytes], bytes | None]:
         """Learners that say they hold weights, and the leader."""
         others = self._others()
         holders = [one.key for one in others if one.is_up and one.learner.fragment_sync.is_held]
@@ -358,9 +349,7 @@ class SimLearner(Host):
         self.trainer_number = self.trainers
         return self.parts.restore(self.trainer, jobs.TrainerReady(VIRTUAL, inner.batch_sequences))
 
-    def command(
-        self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
-    ) -> None:
+    def command(self, action: Callable[[TinyTrainer], None], answer: Answer) -> None:
         """Have the trainer do this at its next boundary."""
         trainer = self.trainer
         if trainer is None:

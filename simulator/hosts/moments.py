@@ -7,56 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from host.bulk.blob_store import BlobStore
 from node.machine import jobs
 from node.machine.moments import check_moments, steps_of
 from protocol.errors import MalformedPayload
-from protocol.fragments import Layout
 from protocol.machine import Failed, Job
+from protocol.numerics.codecs import F32
 from protocol.numerics.outer import digest
-from simulator.stand_ins.tiny import TinyProject, TinyTrainer
-from simulator.virtual.world import World
+from simulator.stand_ins.tiny import TinyTrainer
 
-F32 = NDArray[np.float32]
+if TYPE_CHECKING:
+    from simulator.hosts.learner import SimLearner
+
 Answer = Callable[[object], None]
-
-
-class Participant(Protocol):
-    """A learner, as far as moments go to it or come from it."""
-
-    key: bytes
-    world: World
-    tiny: TinyProject
-    layout: Layout
-    blob_store: BlobStore
-    trainer: TinyTrainer | None
-
-    def command(self, action: Callable[[TinyTrainer], None], answer: Answer) -> None:
-        """Have the trainer do this at its next boundary."""
-
-    def reachable(self) -> list[bytes]:
-        """Other learners, in random order."""
-        ...
-
-    def reach(self, key: bytes) -> BlobStore | None:
-        """What this host offers, if it can be reached."""
-        ...
-
-    def stall_of(self, key: bytes) -> float:
-        """`SimMoments.stall_s` of this host."""
-        ...
 
 
 @dataclass(slots=True)
 class SimMoments:
     """Both directions of one learner."""
 
-    host: Participant
+    host: SimLearner
     stall_s: float = 0.0
     """How much longer a transfer from here takes than its bytes explain."""
     held: list[F32] = field(default_factory=list)

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from node.machine import jobs
 from node.machine.context import EpochStart
-from node.machine.learner import LearnerMachine
 from node.machine.snapshot_part import PartState
-from node.trainer_client.fragment_bank import FragmentBank, Standing
+from node.trainer_client.fragment_bank import Standing
 from protocol.log.records import Span
 from protocol.machine import Failed, Job
 from protocol.messages import Cursor
+from protocol.numerics.codecs import F32
 from simulator.stand_ins.provenance import ProvenanceTrainer
 from simulator.stand_ins.tiny import TinyTrainer
-from simulator.virtual.world import World
 
-F32 = NDArray[np.float32]
+if TYPE_CHECKING:
+    from simulator.hosts.learner import SimLearner
+
 WRITE_S = 0.5
 
 
@@ -85,26 +84,11 @@ class SimPart:
     """The last epoch in which it was gone on from."""
 
 
-class PartHolder(Protocol):
-    """A learner, as far as its parts come from it and go back to it."""
-
-    world: World
-    learner: LearnerMachine
-    bank: FragmentBank
-    trainer_number: int
-    reads: list[tuple[int, int, int]]
-
-    def command(
-        self, action: Callable[[TinyTrainer], None], answer: Callable[[object], None]
-    ) -> None:
-        """Have the trainer do this at its next boundary."""
-
-
 @dataclass(slots=True)
 class SimParts:
     """One learner's; the parts survive its crashes."""
 
-    host: PartHolder
+    host: SimLearner
     disk: dict[int, SimPart] = field(default_factory=dict)
     is_full: bool = False
     loaded: SimPart | None = None

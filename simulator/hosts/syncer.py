@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from host.bulk.blob_store import BlobStore
 from protocol import wire
@@ -17,6 +16,7 @@ from protocol.log.state import SwarmState
 from protocol.machine import Effect, Failed, Start
 from protocol.messages import Envelope, Vote
 from protocol.numerics import chunks
+from protocol.numerics.codecs import F32
 from protocol.numerics.merge import merge_fragment
 from protocol.project import Charter
 from simulator.hosts.syncer_disk import SyncerDisk
@@ -308,7 +308,7 @@ class SimSyncer(SimVoter):
                 self.bank.initialise(job.fragment, job.newest.version, theta, momentum)
                 return jobs.Repaired()
 
-    def _assemble(self, root: bytes) -> NDArray[np.float32] | None:
+    def _assemble(self, root: bytes) -> F32 | None:
         """A state by its digest: the manifest, then the chunks that it names."""
         manifest = self._find(root)
         if manifest is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from host.tape.tape_file import TapeLabel, TapeWriter
@@ -11,12 +12,12 @@ from simulator.hosts.learner import SimLearner
 from simulator.hosts.syncer import SimSyncer
 
 
+@dataclass(slots=True)
 class Direct:
     """Writes at once."""
 
-    def __init__(self, writer: TapeWriter) -> None:
-        self.writer = writer
-        self.stopped = ""
+    writer: TapeWriter
+    stopped: str = ""
 
     @property
     def is_running(self) -> bool:

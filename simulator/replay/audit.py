@@ -39,30 +39,19 @@ class ReplayedFault(RemoteError):
     """An offence that was found while reading a peer's bytes, before it came to the machine."""
 
 
+@dataclass(slots=True)
 class ReplaySigner:
     """Gives out recorded signatures, each only for what it really signs."""
 
-    def __init__(self, key: bytes, verify: Verify) -> None:
-        self._key = key
-        self._verify = verify
-        self._left: list[bytes] = []
-
-    @property
-    def key(self) -> bytes:
-        return self._key
-
-    def hand(self, signatures: tuple[bytes, ...]) -> None:
-        """What was signed while the next input was handled."""
-        self._left = list(signatures)
-
-    @property
-    def left(self) -> int:
-        return len(self._left)
+    key: bytes
+    verify: Verify
+    left: list[bytes] = field(default_factory=list)
+    """What was signed while the input at hand was handled, and is not signed again yet."""
 
     def sign(self, message: bytes) -> bytes:
-        if not self._left or not self._verify(self._key, message, self._left[0]):
+        if not self.left or not self.verify(self.key, message, self.left[0]):
             raise NotSigned
-        return self._left.pop(0)
+        return self.left.pop(0)
 
 
 class NothingToBeginFrom(Exception):
@@ -91,7 +80,6 @@ class Audit:
 
     preface: Preface
     genesis: Genesis | None = None
-    genesis_bytes: bytes = b""
     charter: Charter | None = None
     """In force where the replay began."""
     events: int = 0
@@ -112,11 +100,6 @@ class Audit:
     """The rounds behind `--until` were not looked at."""
 
 
-def verifier(preface: Preface) -> Verify:
-    """How signatures on this tape are checked."""
-    return verify_ed25519 if preface.scheme == "ed25519" else sim_verify
-
-
 def audit(
     life: TapeLife,
     *,
@@ -135,7 +118,7 @@ class _Auditor:
         self.life = life
         self.until = until
         self.on_event = on_event
-        self.verify = verifier(life.preface)
+        self.verify = verify_ed25519 if life.preface.scheme == "ed25519" else sim_verify
         self.found = Audit(life.preface)
         self.signer = ReplaySigner(life.preface.key, self.verify)
         self.machine: SyncerMachine
@@ -176,7 +159,7 @@ class _Auditor:
         except MalformedMessage as error:
             raise TapeDamaged(f"{place}: its beginning cannot be read: {error}") from error
         genesis = self._genesis(place, frame.genesis, seeds.project)
-        self.signer.hand(frame.signatures)
+        self.signer.left = list(frame.signatures)
         self._prove_charter(place, genesis, seeds.charter)
         setup, recovered = tape_recorder.built_from(seeds, genesis, self.signer, self.verify)
         charters = seeds.summary.charters
@@ -238,7 +221,7 @@ class _Auditor:
                 f"{place}: the tape says it is of project {short(preface.project)}, but what it "
                 "was recorded of is another project."
             )
-        self.found.genesis, self.found.genesis_bytes = genesis, encoded
+        self.found.genesis = genesis
         return genesis
 
     def _input(self, place: str, one: Input) -> None:
@@ -248,7 +231,7 @@ class _Auditor:
         for kind, content in one.decided:
             if kind == "Keep":
                 self._prove(name, place, content)
-        self.signer.hand(one.signatures)
+        self.signer.left = list(one.signatures)
         try:
             made = self._handle(one)
         except NotSigned:
@@ -263,7 +246,7 @@ class _Auditor:
             words = made if isinstance(made, str) else f"{len(made)} effects"
             told = f"what it set in motion is not what was recorded (the replay: {words})"
         if not told and self.signer.left:
-            told = f"{self.signer.left} recorded signatures were not made"
+            told = f"{len(self.signer.left)} recorded signatures were not made"
         if told:
             raise Diverged(name, place, told)
         if not isinstance(made, str):
@@ -285,8 +268,7 @@ class _Auditor:
                 return machine.take_snapshot(one.at_s)
             if one.kind == tape_recorder.CHARTER:
                 envelope = tape_recorder.read_external(one.kind, one.content)
-                assert not isinstance(envelope, tuple)
-                assert envelope is not None
+                assert isinstance(envelope, Envelope)
                 return self._offer(machine, envelope, one.at_s)
             event = tape_recorder.read_event(one.kind, one.content)
         except msgspec.MsgspecError as error:
@@ -297,9 +279,9 @@ class _Auditor:
             # The recorded machine may have failed in just this way: the digests tell.
             return type(error).__name__
 
-    def _offer(self, machine: SyncerMachine, envelope: object, at_s: float) -> list[Effect] | str:
+    def _offer(self, machine: SyncerMachine, envelope: Envelope, at_s: float) -> list[Effect] | str:
         try:
-            return machine.offer_charter(envelope, at_s)  # type: ignore[arg-type]
+            return machine.offer_charter(envelope, at_s)
         except RemoteError as error:
             return type(error).__name__
 

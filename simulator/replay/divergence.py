@@ -31,11 +31,9 @@ class Diverged(Exception):
 def name_of(number: int, one: Input) -> str:
     """An input in words, for people."""
     what = one.kind
-    if what in ("Received", "PeerUp", "PeerDown"):
-        who = one.content[:32] if what == "Received" else b""
-        if what == "Received":
-            tag = msgspec.msgpack.decode(one.content[32:])[0]
-            what = f"message {tag!r} from {short(who)}"
+    if what == "Received":
+        tag = msgspec.msgpack.decode(one.content[32:])[0]
+        what = f"message {tag!r} from {short(one.content[:32])}"
     return f"event {number} ({what}, at {one.at_s:.3f} s)"
 
 

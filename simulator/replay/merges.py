@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from host.bulk.blob_store import BlobStore
 from host.tape.tape_file import TapeLife
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
 from protocol.ids import short
+from protocol.numerics.codecs import F32
 from protocol.numerics.outer import digest
 from protocol.tape import Base, Frame, PushPayload, TapeDamaged
 from simulator.replay.audit import Audit, AuditedMerge
@@ -26,7 +26,6 @@ from simulator.replay.divergence import Diverged
 from syncer_node.machine.jobs import PushId
 from syncer_node.storage.merge_bank import MergeBank, Version
 
-F32 = NDArray[np.float32]
 Place = tuple[int, int]
 """Fragment and version."""
 

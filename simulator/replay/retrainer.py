@@ -10,17 +10,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from host.bulk.blob_store import BlobStore
 from host.tape.tape_file import TapeLife
 from node.trainer_client.fragment_bank import Delivery, FragmentBank
 from protocol import tape
 from protocol.fragments import build_layout
+from protocol.numerics.codecs import F32
 from protocol.numerics.versions import state_manifests
 from protocol.project import Charter, Genesis
 
-F32 = NDArray[np.float32]
 Kind = Literal["push", "untried", "diverged", "done"]
 
 

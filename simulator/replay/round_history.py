@@ -60,16 +60,16 @@ class RoundHistory:
     parts: dict[bytes, Part] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class RoundHistories:
     """All rounds of one host's terms, newest of each number last."""
 
-    def __init__(self) -> None:
-        self.all: list[RoundHistory] = []
-        self.names: dict[bytes, str] = {}
-        self._open: dict[int, RoundHistory] = {}
-        self._fetches: dict[int, tuple[int, bytes]] = {}
-        self._taken: dict[jobs.PushId, Part] = {}
-        """Parts in a later round than the one that asked, until their fate is told."""
+    all: list[RoundHistory] = field(default_factory=list)
+    names: dict[bytes, str] = field(default_factory=dict)
+    _open: dict[int, RoundHistory] = field(default_factory=dict)
+    _fetches: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    _taken: dict[jobs.PushId, Part] = field(default_factory=dict)
+    """Parts in a later round than the one that asked, until their fate is told."""
 
     def find(self, number: int) -> RoundHistory | None:
         """The round with this number that was committed, else the newest that had it."""
@@ -78,9 +78,6 @@ class RoundHistories:
         for one in reversed(committed or found):
             return one
         return None
-
-    def numbers(self) -> list[int]:
-        return sorted({one.round for one in self.all})
 
     def note(
         self, at_s: float, event: Event | None, effects: list[Effect], machine: SyncerMachine
@@ -113,8 +110,6 @@ class RoundHistories:
                     part.handed_s, part.fate, part.why = at_s, "declined", reason
             case JobDone(id=number, result=result):
                 self._fetched(at_s, number, result)
-            case _:
-                pass
 
     def _fetched(self, at_s: float, number: int, result: object) -> None:
         where = self._fetches.pop(number, None)
@@ -147,9 +142,9 @@ class RoundHistories:
             case Emit(fact):
                 self._fact(at_s, fact)
             case Do(jobs.Adopt(fragment, version, _)):
-                self._adopted(at_s, fragment, version)
-            case _:
-                pass
+                history = self._of_version(fragment, version)
+                if history is not None:
+                    history.ended_s, history.end = at_s, "committed"
 
     def _merging(self, at_s: float, job: jobs.Merge) -> None:
         history = self._open.get(job.round)
@@ -196,18 +191,16 @@ class RoundHistories:
                 if history is not None:
                     history.ended_s, history.end = at_s, f"abandoned: {reason}"
             case trace.FragmentCommitted():
-                for history in reversed(self.all):
-                    if (history.fragment, history.version) == (fact.fragment, fact.version):
-                        history.global_step = fact.global_step
-                        break
-            case _:
-                pass
+                history = self._of_version(fact.fragment, fact.version)
+                if history is not None:
+                    history.global_step = fact.global_step
 
-    def _adopted(self, at_s: float, fragment: int, version: int) -> None:
-        for history in reversed(self.all):
-            if (history.fragment, history.version) == (fragment, version):
-                history.ended_s, history.end = at_s, "committed"
-                return
+    def _of_version(self, fragment: int, version: int) -> RoundHistory | None:
+        """The newest round that was to make this version."""
+        for one in reversed(self.all):
+            if (one.fragment, one.version) == (fragment, version):
+                return one
+        return None
 
     def _part(self, number: int, peer: bytes) -> Part | None:
         history = self._open.get(number)

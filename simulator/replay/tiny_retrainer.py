@@ -7,9 +7,10 @@ import random
 import msgspec
 
 from node.trainer_client.tape import replay_class
+from protocol.numerics.codecs import F32
 from protocol.project import Genesis
 from protocol.tape import Frame, StepsDone, TrainerBegan, VersionApplied
-from simulator.replay.retrainer import F32, Retrainer, require_class
+from simulator.replay.retrainer import Retrainer, require_class
 from simulator.stand_ins.tiny import VIRTUAL, TinyTrainer
 from simulator.virtual.nodes import Speed, SpeedModel
 
@@ -41,8 +42,6 @@ class TinyRetrainer(Retrainer):
                     self.steps += 1
             case VersionApplied():
                 trainer.apply(frame.fragment, self.deliver(frame))
-            case _:
-                pass
 
     def values(self, fragment: int) -> F32 | None:
         return self.trainer.theta[fragment]

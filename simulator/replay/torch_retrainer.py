@@ -18,16 +18,9 @@ from node.trainer.failures import TrainerFailure
 from node.trainer.link import messages
 from node.trainer.setup import TrainerSetup, limit_resources
 from node.trainer_client.tape import replay_class
-from protocol.tape import (
-    Fed,
-    Frame,
-    Inexact,
-    SnapshotTaken,
-    StepsDone,
-    TrainerBegan,
-    VersionApplied,
-)
-from simulator.replay.retrainer import F32, Retrainer, Unreplayable, require_class
+from protocol import tape
+from protocol.numerics.codecs import F32
+from simulator.replay.retrainer import Retrainer, Unreplayable, require_class
 
 
 class TorchRetrainer(Retrainer):
@@ -41,7 +34,7 @@ class TorchRetrainer(Retrainer):
         self.copies: dict[int, F32] = {}
         """The newest copy of each fragment of the inner loop."""
 
-    def begin(self, frame: TrainerBegan) -> None:
+    def begin(self, frame: tape.TrainerBegan) -> None:
         recorded = frame.replay_class
         self.copies = {}
         if recorded.device != "cpu":
@@ -64,24 +57,22 @@ class TorchRetrainer(Retrainer):
         if self.shop.corpus.facts.digest != recorded.corpus:
             raise Unreplayable("the training text here differs from the recorded one")
 
-    def train(self, place: str, frame: Frame) -> None:
+    def train(self, place: str, frame: tape.Frame) -> None:
         match frame:
-            case Fed(start, stop, skip):
+            case tape.Fed(start, stop, skip):
                 self.shop.loop.reader.append(((start, stop),), skip)
-            case StepsDone(local_step, progress):
+            case tape.StepsDone(local_step, progress):
                 self._step(local_step, progress)
-            case VersionApplied():
+            case tape.VersionApplied():
                 self._expect(place, frame.local_step)
                 self._apply(frame)
-            case SnapshotTaken(fragment, local_step):
+            case tape.SnapshotTaken(fragment, local_step):
                 self._expect(place, local_step)
                 values = np.empty(self.shop.layout.fragments[fragment].numel, np.float32)
                 self.shop.view.read(fragment, values)
                 self.copies[fragment] = values
-            case Inexact(reason):
+            case tape.Inexact(reason):
                 raise Unreplayable(reason)
-            case _:
-                pass
 
     def values(self, fragment: int) -> F32 | None:
         return self.copies.get(fragment)
@@ -100,7 +91,7 @@ class TorchRetrainer(Retrainer):
         if self.shop.loop.local_step != local_step:
             raise Unreplayable(f"local step {local_step} is not where {place} has it")
 
-    def _apply(self, frame: VersionApplied) -> None:
+    def _apply(self, frame: tape.VersionApplied) -> None:
         delivery = self.deliver(frame)
         if delivery.is_assign:
             self.shop.view.blend(frame.fragment, delivery.values, delivery.kept_frac)
@@ -109,8 +100,8 @@ class TorchRetrainer(Retrainer):
 
 
 def main() -> int:
-    tape, spool, cache = (Path(argument) for argument in sys.argv[1:4])
-    for outcome in TorchRetrainer(find_tapes(tape)[0], spool, cache).outcomes():
+    place, spool, cache = (Path(argument) for argument in sys.argv[1:4])
+    for outcome in TorchRetrainer(find_tapes(place)[0], spool, cache).outcomes():
         sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
         sys.stdout.buffer.flush()
     return 0

@@ -36,7 +36,12 @@ BANDWIDTH_GBPS: Final = {
 HETEROGENEOUS_GOODPUT: Final = {"K = M": 84, "K = 1": 100, "K = 1 + grace": 100}
 """Four fast and four slow learners, 18 % apart, with 10 % variance."""
 
-SCAVENGE_EXTRA: Final = (0.0, 0.25, 0.5, 1.0, 3.0)
-SCAVENGE_DP: Final = (1.00, 1.07, 1.09, 1.02, 0.80)
-SCAVENGE_DECOUPLED: Final = (1.00, 0.90, 0.83, 0.75, 0.62)
-"""Relative training time when half of the token budget meets extra machines."""
+SCAVENGE: Final = {
+    0.0: (1.00, 1.00),
+    0.25: (1.07, 0.90),
+    0.5: (1.09, 0.83),
+    1.0: (1.02, 0.75),
+    3.0: (0.80, 0.62),
+}
+"""By extra machines, which half of the token budget meets: relative training time of data parallel
+and of decoupled."""

@@ -44,18 +44,7 @@ def speedups(borrowing: Borrowing, extras: Sequence[float]) -> list[Speedup]:
         ideal = borrowing.share / (1 + extra)
         changes = extra / borrowing.change_s
         stopped = changes * borrowing.stop_s / (1 + changes * borrowing.notice_s)
-        at = (
-            published.SCAVENGE_EXTRA.index(extra)
-            if known and extra in published.SCAVENGE_EXTRA
-            else None
-        )
-        rows.append(
-            Speedup(
-                extra,
-                1 - borrowing.share + ideal * (1 + stopped),
-                1 - borrowing.share + ideal,
-                None if at is None else published.SCAVENGE_DP[at],
-                None if at is None else published.SCAVENGE_DECOUPLED[at],
-            )
-        )
+        rest = 1 - borrowing.share
+        paper = published.SCAVENGE.get(extra, (None, None)) if known else (None, None)
+        rows.append(Speedup(extra, rest + ideal * (1 + stopped), rest + ideal, *paper))
     return rows

@@ -44,7 +44,7 @@ class FaultSchedule:
             "kill-witness": self._crash_witness,
             "kill-trainer": lambda s: self._lose_trainer(is_out_of_memory=False),
             "out-of-memory": lambda s: self._lose_trainer(is_out_of_memory=True),
-            "leave": self._leave,
+            "leave": lambda s: self._leaving(self._learner(), s),
             "cut": self._cut,
             "cut-voters": self._cut_voters,
             "isolate": self._isolate,
@@ -111,10 +111,7 @@ class FaultSchedule:
         """Every fault is over, everybody is back."""
         world, swarm = self.swarm.world, self.swarm
         self.is_over = True
-        world.cut.clear()
-        world.cut_ways.clear()
-        world.slow_s.clear()
-        world.wires.clogged_until_s.clear()
+        world.heal()
         for syncer in swarm.syncers:
             syncer.disk.is_full = False
         for host in self._hosts():
@@ -172,9 +169,6 @@ class FaultSchedule:
         how = "runs out of memory" if is_out_of_memory else "dies"
         return f"the trainer of {learner.name} {how}"
 
-    def _leave(self, for_s: float) -> str:
-        return self._leaving(self._learner(), for_s)
-
     def _leaving(self, learner: SimLearner, for_s: float) -> str:
         if not learner.is_up:
             return ""
@@ -218,14 +212,9 @@ class FaultSchedule:
 
     def _slow_link(self, for_s: float) -> str:
         one, other = self._pair()
-        world, pair = self.swarm.world, frozenset((one.key, other.key))
-        world.slow_s[pair] = self.chance.choice((0.3, 1.0, 3.0))
-        world.after(for_s, lambda: self._unslow(pair))
-        slow_s = world.slow_s[pair]
+        slow_s = self.chance.choice((0.3, 1.0, 3.0))
+        self.swarm.world.slow_down(one.key, other.key, slow_s, for_s=for_s)
         return f"{slow_s:.1f} s more between {one.name} and {other.name} for {for_s:.1f} s"
-
-    def _unslow(self, pair: frozenset[bytes]) -> None:
-        self.swarm.world.slow_s.pop(pair, None)
 
     def _disk_full(self, for_s: float) -> str:
         syncer = self._leader()

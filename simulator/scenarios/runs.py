@@ -86,6 +86,11 @@ class Narrator:
         self.line(f"{now_s:10.3f}  {'(fault)':<12} {words}", False)
 
 
+def in_words(error: Exception) -> str:
+    """What was broken: a promise, or else the code."""
+    return str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+
+
 def build(scenario: Scenario, seed: int, tape: SwarmTape | None = None) -> Swarm:
     """The swarm of a scenario, booted."""
     hosts, net, rounds = scenario.hosts, scenario.network, scenario.rounds
@@ -179,8 +184,7 @@ def run(
             world.run(end_s)
         swarm.check()
     except (AssertionError, ShoalError, ArithmeticError, LookupError, TypeError) as error:
-        kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
-        outcome.violation = f"{kind}{error}"
+        outcome.violation = in_words(error)
         line(f"{world.now_s:10.3f}  {'(checker)':<12} {outcome.violation}", False)
     outcome.virtual_s = world.now_s
     outcome.handed = swarm.sets.compared if swarm.sets else 0

@@ -9,19 +9,8 @@ from typing import Literal
 
 from msgspec import structs
 
+from protocol import project
 from protocol.numerics.merge import merge_fragment
-from protocol.project import (
-    Charter,
-    Durability,
-    FragmentStrategy,
-    LimitSpec,
-    Origin,
-    OuterSpec,
-    RoundSpec,
-    Voter,
-    encode,
-)
-from protocol.signing import seal
 from protocol.snapshots.manifest import Manifest
 from simulator.checkers.credit import check_accounts
 from simulator.checkers.ledger import Ledger
@@ -32,8 +21,14 @@ from simulator.hosts.learner import SimLearner
 from simulator.hosts.syncer import Notice, SimSyncer
 from simulator.hosts.tape import Direct
 from simulator.hosts.witness import SimWitness
-from simulator.stand_ins.backends import Backend, TinyBackend
-from simulator.stand_ins.tiny import TENSOR_ELEMENTS, TENSORS, SimSigner, tiny_project
+from simulator.stand_ins.backends import Backend
+from simulator.stand_ins.tiny import (
+    TENSOR_ELEMENTS,
+    TENSORS,
+    SimSigner,
+    charter_envelope,
+    tiny_project,
+)
 from simulator.virtual.network import NetworkModel
 from simulator.virtual.nodes import SpeedModel
 from simulator.virtual.world import Host, World
@@ -81,7 +76,7 @@ class Swarm:
         if self.syncer.is_up:
             self.syncer.take_snapshot()
 
-    def restore(self, manifest: Manifest) -> Charter:
+    def restore(self, manifest: Manifest) -> project.Charter:
         """The owner goes back to a snapshot: a new epoch behind its record. The charter signed."""
         assert self.cuts is not None, "snapshots are judged"
         host, tiny = self.syncer, self.syncer.tiny
@@ -90,7 +85,7 @@ class Swarm:
             former,
             revision=former.revision + 1,
             epoch=former.epoch + 1,
-            origin=Origin(manifest.index, manifest.head, manifest.snapshot),
+            origin=project.Origin(manifest.index, manifest.head, manifest.snapshot),
         )
         self.world.owner_epoch = charter.epoch
         self.ledger.void_behind(manifest.index, charter)
@@ -102,7 +97,7 @@ class Swarm:
             part = learner.parts.disk.get(manifest.snapshot)
             reads = part.trainer.reads if part is not None else cut.reads[learner.key]
             del learner.reads[reads:]
-        envelope = seal("charter", tiny.project, encode(charter), tiny.owner)
+        envelope = charter_envelope(tiny, charter)
         for syncer in self.syncers:
             if syncer.is_up:
                 syncer.take_charter(envelope)
@@ -116,11 +111,11 @@ def build_swarm(
     *,
     syncers: int = 1,
     steps_s: tuple[float, ...] = (0.3, 0.3, 0.9),
-    rounds: RoundSpec | None = None,
-    outer: OuterSpec | None = None,
-    limits: LimitSpec | None = None,
+    rounds: project.RoundSpec | None = None,
+    outer: project.OuterSpec | None = None,
+    limits: project.LimitSpec | None = None,
     network: NetworkModel | None = None,
-    durability: Durability = "standby",
+    durability: project.Durability = "standby",
     moments: Literal["fresh", "peer"] = "fresh",
     speeds: tuple[SpeedModel, ...] | None = None,
     backend: Backend | None = None,
@@ -129,7 +124,7 @@ def build_swarm(
     join_s: float | None = None,
     witnesses: int = 0,
     tape: Callable[[SimSyncer | SimLearner], Direct] | None = None,
-    strategy: FragmentStrategy = "balanced",
+    strategy: project.FragmentStrategy = "balanced",
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
@@ -151,7 +146,7 @@ def build_swarm(
         tensors_of=tensors_of,
         strategy=strategy,
     )
-    tensors = backend or TinyBackend()
+    tensors = backend or Backend()
     ledger, notices = Ledger(tiny.charter), dict[bytes, Notice]()
     make = partial(SimSyncer, world, tiny, observer=ledger.add, notices=notices, backend=tensors)
     hosts = [make(one, name=name) for one, name in zip(signers, names, strict=True)]
@@ -181,10 +176,10 @@ def _record(
         learner.tape = tape if tensors.merge is merge_fragment else None
 
 
-def _voters(syncers: list[SimSigner], witnesses: list[SimSigner]) -> tuple[Voter, ...]:
+def _voters(syncers: list[SimSigner], witnesses: list[SimSigner]) -> tuple[project.Voter, ...]:
     return (
-        *(Voter(signer.key, "syncer", 50 - number) for number, signer in enumerate(syncers)),
-        *(Voter(signer.key, "witness", 0) for signer in witnesses),
+        *(project.Voter(signer.key, "syncer", 50 - at) for at, signer in enumerate(syncers)),
+        *(project.Voter(signer.key, "witness", 0) for signer in witnesses),
     )
 
 

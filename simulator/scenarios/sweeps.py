@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from protocol.errors import ShoalError
-from simulator.checkers.ledger import Violation
 from simulator.council import faults
 from simulator.council.council import Council
 from simulator.scenarios import runs, scenarios
@@ -65,8 +64,7 @@ def run_voters(
     try:
         faults.run_seed(seed, faults_s=faults_s, watch=watch)
     except (AssertionError, ShoalError) as error:
-        kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
-        violation = f"{kind}{error}"
+        violation = runs.in_words(error)
     (council,) = councils
     if violation and line is not None:
         line(f"{council.world.now_s:10.3f}  {'(checker)':<12} {violation}", False)

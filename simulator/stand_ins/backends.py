@@ -6,50 +6,29 @@ what the first weights are, what a local step does to a value, and how pushes ar
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
-from numpy.typing import NDArray
 
+from protocol.numerics.codecs import F32
 from protocol.numerics.merge import merge_fragment
 from simulator.stand_ins.tiny import TinyTrainer, tiny_target, tiny_weights
 from syncer_node.storage.merge_bank import MergeFunction
 
-F32 = NDArray[np.float32]
 
+class Backend:
+    """One for a whole swarm; here, a few dozen floats that approach a target."""
 
-class Backend(Protocol):
-    """One for a whole swarm."""
-
-    @property
-    def merge(self) -> MergeFunction:
-        """How the pushes of a round become one displacement."""
-        ...
+    merge: MergeFunction = staticmethod(merge_fragment)
+    """How the pushes of a round become one displacement."""
 
     def weights(self, numel: int, fragment: int) -> F32:
         """Version 0 of a fragment."""
-        ...
-
-    def adopt(self, trainer: TinyTrainer, learner: bytes) -> TinyTrainer:
-        """The trainer that this learner gets."""
-        ...
-
-    def loss(self, fragments: list[F32]) -> float:
-        """Held-out loss of a model."""
-        ...
-
-
-class TinyBackend:
-    """A few dozen floats that approach a target."""
-
-    merge: MergeFunction = staticmethod(merge_fragment)
-
-    def weights(self, numel: int, fragment: int) -> F32:
         return tiny_weights(numel, fragment)
 
     def adopt(self, trainer: TinyTrainer, learner: bytes) -> TinyTrainer:
+        """The trainer that this learner gets."""
         return trainer
 
     def loss(self, fragments: list[F32]) -> float:
+        """Held-out loss of a model."""
         errors = [np.mean((v - tiny_target(v.size, at)) ** 2) for at, v in enumerate(fragments)]
         return float(np.mean(errors))

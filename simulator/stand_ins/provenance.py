@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protocol.fragments import Fragment
-from protocol.numerics.codecs import decode
+from protocol.numerics.codecs import F32, decode
 from protocol.numerics.merge import Contribution, MergeResult, norm
 from protocol.project import OuterSpec
+from simulator.stand_ins.backends import Backend
 from simulator.stand_ins.tiny import TinyTrainer
 
-F32 = NDArray[np.float32]
 OUTER = OuterSpec(1.0, 0.0, 3.0)
 """The outer step that makes the global value the sum of all merged pushes."""
 
@@ -56,7 +55,7 @@ class ProvenanceTrainer(TinyTrainer):
         return 1.0 / len(self.slots)
 
 
-class ProvenanceBackend:
+class ProvenanceBackend(Backend):
     """Numbers for local steps, and a merge that adds."""
 
     def __init__(self, capacity: int, *, is_uneven: bool = False) -> None:

@@ -14,14 +14,13 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from node.trainer_client.fragment_bank import Delivery
 from protocol.fragments import BLOCK
 from protocol.limits import WIRE_VERSION
 from protocol.log.records import Span
 from protocol.messages import Cursor, Envelope
-from protocol.numerics.codecs import flush
+from protocol.numerics.codecs import F32, flush
 from protocol.project import (
     Charter,
     DataSpec,
@@ -41,7 +40,6 @@ from protocol.project import (
 from protocol.signing import seal
 from simulator.virtual.nodes import Speed
 
-F32 = NDArray[np.float32]
 START = Cursor(0, 0)
 TENSORS = 8
 TENSOR_ELEMENTS = 64
@@ -76,9 +74,9 @@ class TinyProject:
     owner: SimSigner
 
 
-def charter_envelope(tiny: TinyProject) -> Envelope:
-    """The charter as its owner signed it."""
-    return seal("charter", tiny.project, encode(tiny.charter), tiny.owner)
+def charter_envelope(tiny: TinyProject, charter: Charter | None = None) -> Envelope:
+    """The project's first charter, or a newer one, as its owner signed it."""
+    return seal("charter", tiny.project, encode(charter or tiny.charter), tiny.owner)
 
 
 LIMITS = LimitSpec(10**9, 256, 20, 8, 60.0, 64)

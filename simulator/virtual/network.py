@@ -68,13 +68,16 @@ class Network:
     """More latency than usual between two hosts."""
     transferred_bytes: int = 0
     _queues: dict[bytes, Queues] = field(default_factory=dict)
+    _usual: AccessLink = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._usual = AccessLink(self.model.bytes_per_s, self.model.bytes_per_s)
 
     def latency_s(self, one: bytes, other: bytes) -> float:
         """One way, with jitter and whatever is the matter with this link."""
         model = self.model
         latency_s = model.latency_s + self.chance.random() * model.jitter_s
-        first, second = self.links.get(one), self.links.get(other)
-        own_s = (first.latency_s if first else 0.0) + (second.latency_s if second else 0.0)
+        own_s = self._link(one).latency_s + self._link(other).latency_s
         slow_s = self.slow_s.get(frozenset((one, other)), 0.0) if self.slow_s else 0.0
         return latency_s + own_s + slow_s
 
@@ -84,14 +87,13 @@ class Network:
             return self.model.loss
         kept = 1.0 - self.model.loss
         for key in (one, other):
-            if key in self.links:
-                kept *= 1.0 - self.links[key].loss
+            kept *= 1.0 - self._link(key).loss
         return 1.0 - kept
 
     def message_s(self, sender: bytes, receiver: bytes, size: int, now_s: float) -> float | None:
         """Arrival of a control message that is sent now; None if its loss breaks the stream."""
         latency_s = self.latency_s(sender, receiver)
-        rate = min(self._up(sender), self._down(receiver))
+        rate = min(self._link(sender).up_bytes_per_s, self._link(receiver).down_bytes_per_s)
         arrival_s = now_s + latency_s + size / rate
         loss = self.loss(sender, receiver)
         if loss > 0.0:
@@ -110,7 +112,7 @@ class Network:
         """
         there_s, back_s = self.latency_s(target, source), self.latency_s(source, target)
         start_s = self._unclogged(target, source, now_s + there_s, there_s)
-        up, down = self._up(source), self._down(target)
+        up, down = self._link(source).up_bytes_per_s, self._link(target).down_bytes_per_s
         queue = self._queues.setdefault(source, Queues())
         queue.up_s = max(start_s, queue.up_s) + size / up
         other = self._queues.setdefault(target, Queues())
@@ -130,10 +132,5 @@ class Network:
         until_s = self.clogged_until_s.get(frozenset((one, other)), 0.0)
         return max(time_s, until_s + latency_s) if until_s > 0.0 else time_s
 
-    def _up(self, key: bytes) -> float:
-        link = self.links.get(key)
-        return self.model.bytes_per_s if link is None else link.up_bytes_per_s
-
-    def _down(self, key: bytes) -> float:
-        link = self.links.get(key)
-        return self.model.bytes_per_s if link is None else link.down_bytes_per_s
+    def _link(self, key: bytes) -> AccessLink:
+        return self.links.get(key, self._usual)

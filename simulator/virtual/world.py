@@ -13,26 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol import wire
-from protocol.machine import (
-    Connect,
-    Disconnect,
-    Do,
-    Effect,
-    Emit,
-    Event,
-    JobDone,
-    Machine,
-    PeerDown,
-    PeerUp,
-    Received,
-    Send,
-    Start,
-    Started,
-    Stop,
-    WakeAt,
-    Woke,
-)
+from protocol import machine, wire
 from protocol.messages import Alive, Message
 from protocol.trace import Fact
 from simulator.virtual.network import Network, NetworkModel
@@ -84,7 +65,6 @@ class World:
         self.cut: set[frozenset[bytes]] = set()
         self.cut_ways: set[tuple[bytes, bytes]] = set()
         """(sender, receiver) of links that are cut in one direction only."""
-        self.slow_s = self.wires.slow_s
         self.facts: list[tuple[float, bytes, Fact]] = []
         self.watchers: list[Callable[[float, Host, Fact], None]] = []
         self.taps: list[Callable[[str, Host, bytes, Message], None]] = []
@@ -160,6 +140,21 @@ class World:
             stream.muted.add(sender)
         self.after(for_s, lambda: self.cut_ways.discard(way))
 
+    def slow_down(self, one: bytes, other: bytes, by_s: float, *, for_s: float) -> None:
+        """Let everything between two hosts take so much longer for a while."""
+        slow_s, pair = self.wires.slow_s, frozenset((one, other))
+        slow_s[pair] = by_s
+
+        def speed_up() -> None:
+            slow_s.pop(pair, None)
+
+        self.after(for_s, speed_up)
+
+    def heal(self) -> None:
+        """Nothing is the matter with any link any more."""
+        for faults in (self.cut, self.cut_ways, self.wires.slow_s, self.wires.clogged_until_s):
+            faults.clear()
+
     def can_dial(self, one: Host, other: Host) -> bool:
         """Whether a stream can be opened: that takes both directions."""
         ways = ((one.key, other.key), (other.key, one.key))
@@ -179,7 +174,7 @@ class World:
             if dialler.life != life:
                 return
             if listener is None or not self.can_dial(dialler, listener):
-                dialler.take(PeerDown(peer, "unreachable"))
+                dialler.take(machine.PeerDown(peer, "unreachable"))
                 return
             for old in (listener.streams.get(dialler.key), dialler.streams.get(peer)):
                 if old is not None:
@@ -188,8 +183,8 @@ class World:
             stream = Stream(self._streams, dialler, listener)
             dialler.streams[peer] = stream
             listener.streams[dialler.key] = stream
-            listener.take(PeerUp(dialler.key))
-            dialler.take(PeerUp(peer))
+            listener.take(machine.PeerUp(dialler.key))
+            dialler.take(machine.PeerUp(peer))
 
         wires = self.wires
         self.after(wires.latency_s(dialler.key, peer) + wires.latency_s(peer, dialler.key), arrive)
@@ -216,7 +211,7 @@ class World:
             if is_same and sender.key not in stream.muted and self.can_reach(sender, receiver):
                 read = letter.read()
                 self.tell("came", receiver, sender.key, read)
-                receiver.take(Received(sender.key, read))
+                receiver.take(machine.Received(sender.key, read))
 
         self.at(arrival_s, arrive)
 
@@ -227,7 +222,7 @@ class World:
         for host, other in ((stream.dialler, stream.listener), (stream.listener, stream.dialler)):
             if host.streams.get(other.key) is stream:
                 del host.streams[other.key]
-                host.take(PeerDown(other.key, reason))
+                host.take(machine.PeerDown(other.key, reason))
 
 
 class Host(ABC):
@@ -240,9 +235,9 @@ class Host(ABC):
         self.is_up = False
         self.life = 0
         """Counts starts; what was asked in a former life is never answered."""
-        self.machine: Machine | None = None
+        self.machine: machine.Machine | None = None
         self.streams: dict[bytes, Stream] = {}
-        self.stopped: Stop | None = None
+        self.stopped: machine.Stop | None = None
         self.clock_ahead_s = 0.0
         """Its clock is so far ahead of the others'; it never goes back."""
         self.clock_rate = 1.0
@@ -251,11 +246,11 @@ class Host(ABC):
         world.hosts[key] = self
 
     @abstractmethod
-    def build(self) -> Machine:
+    def build(self) -> machine.Machine:
         """A fresh machine from whatever survived the last crash."""
 
     @abstractmethod
-    def run_job(self, start: Start, answer: Callable[[object], None]) -> None:
+    def run_job(self, start: machine.Start, answer: Callable[[object], None]) -> None:
         """Carry out a job in virtual time and answer once."""
 
     @abstractmethod
@@ -269,7 +264,7 @@ class Host(ABC):
         self.is_up = True
         self.stopped = None
         self.machine = self.build()
-        self.take(Started())
+        self.take(machine.Started())
 
     def revive(self) -> None:
         """Start, unless somebody else did meanwhile."""
@@ -293,7 +288,7 @@ class Host(ABC):
         """This host's monotonic clock."""
         return self.world.now_s * self.clock_rate + self.clock_ahead_s
 
-    def take(self, event: Event) -> None:
+    def take(self, event: machine.Event) -> None:
         """Feed the machine, and carry out what it asks for."""
         if not self.is_up or self.machine is None:
             return
@@ -310,34 +305,34 @@ class Host(ABC):
             then_s = math.nextafter(then_s, math.inf)
         self.world.at(then_s, lambda: self._woke(token, life))
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: machine.Effect) -> None:
         world = self.world
         match effect:
-            case WakeAt(at_s):
+            case machine.WakeAt(at_s):
                 self._wake_at(at_s)
-            case Send(peer, message):
+            case machine.Send(peer, message):
                 world.send(self, peer, message)
-            case Connect(peer):
+            case machine.Connect(peer):
                 world.connect(self, peer)
-            case Disconnect(peer, reason):
+            case machine.Disconnect(peer, reason):
                 stream = self.streams.get(peer)
                 if stream is not None:
                     world.after(2 * world.delay_s(), lambda: world.close(stream, reason))
-            case Start():
+            case machine.Start():
                 life = self.life
                 self.run_job(effect, lambda result: self._done(effect, result, life))
-            case Do(action):
+            case machine.Do(action):
                 self.act(action)
-            case Emit(fact):
+            case machine.Emit(fact):
                 world.record(self, fact)
-            case Stop():
+            case machine.Stop():
                 self.stopped = effect
                 world.after(world.network.latency_s, self.crash)
 
     def _woke(self, token: int, life: int) -> None:
         if token == self._wake and life == self.life:
-            self.take(Woke())
+            self.take(machine.Woke())
 
-    def _done(self, start: Start, result: object, life: int) -> None:
+    def _done(self, start: machine.Start, result: object, life: int) -> None:
         if life == self.life:
-            self.take(JobDone(start.id, result))
+            self.take(machine.JobDone(start.id, result))

@@ -82,7 +82,7 @@ def test_heterogeneous_as_printed():
 
 
 def test_scavenge_near_the_paper():
-    for row in scavenge.speedups(scavenge.Borrowing(), published.SCAVENGE_EXTRA):
+    for row in scavenge.speedups(scavenge.Borrowing(), published.SCAVENGE):
         assert row.dp == pytest.approx(row.paper_dp, abs=0.02)
         assert row.decoupled == pytest.approx(row.paper_decoupled, abs=0.0051)
 
