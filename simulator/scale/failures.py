@@ -41,7 +41,7 @@ class Costs:
 FITTED = Costs(
     notice_s=5.7, shrink_s=19.9, grow_s=6.4, return_s=60.0, admit_s=102.2, restart_s=26.0
 )
-"""Fitted to table 1a, restart time then by hand on its one row (docs/simulating.md)."""
+"""Fitted to table 1a by `simulator/scale/fit.py`, restart time then by hand on its one row."""
 
 
 @dataclass(frozen=True, slots=True)
