@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from node.machine.fragment_sync import FragmentSync
+from protocol.log import records
 from protocol.log.records import Span
 from protocol.messages import Certificate, Vote
 from simulator.checkers.merging import Violation
 from simulator.scenarios.swarm import build_swarm
 from syncer_node.machine.rounds import Rounds
-from syncer_node.raft import log as raft_log
 from syncer_node.raft.jobs import Append, Appended
 from tests.support.builders import rounds
 
@@ -82,14 +82,14 @@ def test_a_delivery_that_leaves_the_counters_standing_is_found(monkeypatch, appl
 
 def forged(monkeypatch):
     """From now on certificates carry no signature of anybody."""
-    honest = raft_log.certify
+    honest = records.certify
 
     def forge(record, digest, votes) -> Certificate:
         certificate = honest(record, digest, votes)
         void = tuple(Vote(vote.voter, bytes(64)) for vote in certificate.votes)
         return msgspec.structs.replace(certificate, votes=void)
 
-    monkeypatch.setattr(raft_log, "certify", forge)
+    monkeypatch.setattr(records, "certify", forge)
 
 
 def test_a_record_that_is_applied_without_proof_is_found(monkeypatch):

@@ -21,7 +21,7 @@ from simulator.checkers.ledger import Violation
 from simulator.checkers.provenance import ProvenanceChecker
 from simulator.scenarios.swarm import Swarm, build_swarm
 from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
-from syncer_node.machine import rounds
+from syncer_node.machine import jobs
 from syncer_node.machine.rounds import Rounds
 from syncer_node.raft.jobs import Append, Appended
 from syncer_node.storage.merge_bank import MergeBank
@@ -295,9 +295,9 @@ def test_a_push_merged_late_is_taken_off_before_the_next_hand_in(seed):
 
 def test_a_stale_push_that_counts_fully_is_found(monkeypatch):
     swarm = make(1)
-    honest = rounds.MergePart
+    honest = jobs.MergePart
     monkeypatch.setattr(
-        rounds,
+        jobs,
         "MergePart",
         lambda peer, header, weight: honest(
             peer, header, token_weight(header.tokens, header.steps)
