@@ -29,7 +29,6 @@ from protocol.numerics.workers import ALONE, Workers
 from protocol.project import Charter, CodecName
 from syncer_node.machine.jobs import Merge, PushId
 
-
 PUSH_VALUE_MAX = 2.0**40
 """No displacement of a model that can be trained comes near. The norm of a fragment of such values
 is below 2^60, and so is all that a merge of them holds: every codec has room for 2^100."""
