@@ -7,6 +7,7 @@ the highest revision that verifies wins. Neither names code that would run on a 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -30,6 +31,9 @@ Positive = Annotated[int, Meta(ge=1, le=2**40)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Rate = Annotated[float, Meta(ge=0.0, le=100.0)]
 Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
+
+_HUB_WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_HUB_NAME = re.compile(rf"{_HUB_WORD}/{_HUB_WORD}(:{_HUB_WORD})?")
 
 ConfigValue = bool | int | float | str | list[int | str] | None
 
@@ -74,10 +78,10 @@ class DataSpec(Struct, frozen=True, array_like=True):
 
     source: Literal["python-stdlib", "file", "folder", "parquet", "hub"]
     location: Text
-    """Path, or the name of a hub data set; empty for `python-stdlib`."""
+    """Path, or the `hub_name` of a data set; empty for `python-stdlib`."""
     text_field: Name
     tokenizer: Text
-    """`bytes`, or the path or hub name of a `tokenizers` tokenizer."""
+    """`bytes`, or the path or `hub_name` of a `tokenizers` tokenizer."""
     sequence_tokens: Annotated[int, Meta(ge=8, le=1 << 20)]
     block_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
     """Sequences in one leased block."""
@@ -243,6 +247,18 @@ class Charter(Struct, frozen=True, array_like=True):
     def voter(self, key: bytes) -> Voter | None:
         """The voter with this key, if it is one."""
         return next((voter for voter in self.voters if voter.key == key), None)
+
+
+def hub_name(text: str) -> tuple[str, str] | None:
+    """(`owner/name`, configuration or "") of something on the Hugging Face hub, or None.
+
+    A name without an owner is none: the libraries that read the hub take it for a local folder or
+    for a reader of local files.
+    """
+    if _HUB_NAME.fullmatch(text) is None or ".." in text:
+        return None
+    name, _, configuration = text.partition(":")
+    return name, configuration
 
 
 def project_id(genesis: bytes) -> bytes:

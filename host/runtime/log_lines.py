@@ -30,11 +30,25 @@ class LogLine(Struct, kw_only=True, omit_defaults=True):
     trace: str = ""
 
     def human(self, *, with_date: bool = False) -> str:
-        """`12:34:56  text`, with the level in front only when it is not ordinary."""
+        """`12:34:56  text`, with the level in front only when it is not ordinary.
+
+        Names and words of strangers are part of it: nothing in it can move a cursor.
+        """
         form = "%Y-%m-%d %H:%M:%S" if with_date else "%H:%M:%S"
         level = "" if self.level in ("debug", "info") else f"{self.level}: "
-        text = f"{time.strftime(form, time.localtime(self.at))}  {level}{self.text}"
-        return f"{text}\n{self.trace}" if self.trace else text
+        clock = time.strftime(form, time.localtime(self.at))
+        text = f"{clock}  {level}{harmless(self.text)}"
+        return f"{text}\n{harmless_lines(self.trace)}" if self.trace else text
+
+
+def harmless(text: str) -> str:
+    """The text with a question mark for each character that is not to be seen."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def harmless_lines(text: str) -> str:
+    """The same of several lines, which stay lines."""
+    return "\n".join(map(harmless, text.split("\n")))
 
 
 def parse(line: bytes) -> LogLine | None:

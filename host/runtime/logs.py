@@ -11,7 +11,14 @@ from typing import Final
 
 import msgspec
 
-from host.runtime.log_lines import FILE_BYTES_MAX, FILES_KEPT, LEVELS, LogLine
+from host.runtime.log_lines import (
+    FILE_BYTES_MAX,
+    FILES_KEPT,
+    LEVELS,
+    LogLine,
+    harmless,
+    harmless_lines,
+)
 from protocol import trace
 from protocol.trace import Fact
 
@@ -48,9 +55,9 @@ class _Lines(logging.Formatter):
             at=round(record.created, 3),
             level=LEVELS[loudness - 1],
             source=record.name.removeprefix("shoal."),
-            text=record.getMessage(),
+            text=harmless(record.getMessage()),
             fact=getattr(record, "fact", ""),
-            trace=self.formatException(record.exc_info) if record.exc_info else "",
+            trace=harmless_lines(self.formatException(record.exc_info)) if record.exc_info else "",
         )
         return msgspec.json.encode(line).decode() if self._is_json else line.human()
 

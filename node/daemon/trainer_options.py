@@ -12,7 +12,7 @@ from node.governor.governor import device_wanted
 from node.trainer.link.messages import Configure
 from protocol import limits, wire
 from protocol.errors import UserError
-from protocol.project import Genesis
+from protocol.project import Genesis, hub_name
 
 
 def data_location(options: NodeOptions, genesis: Genesis) -> str:
@@ -25,20 +25,41 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
     if options.data is not None:
         return options.data
     is_local = data.source in ("file", "folder", "parquet")
-    if is_local and not options.home.project_file(options.link.project).is_file():
+    if is_local and not _is_owners(options):
         raise UserError(
             f"This project trains on text that every host has itself: {data.source} "
             f"{data.location!r} at its owner's. Nothing of yours is read unless you name it: "
             "shoal join --data PATH 'LINK'"
         )
+    if data.source == "hub" and hub_name(data.location) is None:
+        raise UserError(
+            f"This project names {data.location!r} as a data set of the hub, which is no name of "
+            "one. Nothing here is read for it. Ask the project's owner to correct its location."
+        )
     return data.location
+
+
+def require_foreign_tokenizer(options: NodeOptions, genesis: Genesis) -> None:
+    """UserError if the project names a file of this machine as its tokenizer."""
+    name = genesis.data.tokenizer
+    if name != "bytes" and hub_name(name) is None and not _is_owners(options):
+        raise UserError(
+            f"This project's tokenizer is a file of its owner's, {name!r}. No file of yours is "
+            "opened for it. Ask the project's owner for one on the hub (OWNER/NAME)."
+        )
+
+
+def _is_owners(options: NodeOptions) -> bool:
+    """Whether this very machine hosts the project."""
+    return options.home.project_file(options.link.project).is_file()
 
 
 def trainer_configuration(
     options: NodeOptions, owner: Settings, identity: Identity, genesis: bytes
 ) -> Configure:
-    """How trainers are started here. UserError as in `data_location`."""
+    """How trainers are started here. UserError where the project would read files of this host."""
     decoded = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+    require_foreign_tokenizer(options, decoded)
     return Configure(
         genesis=genesis,
         inner=b"",

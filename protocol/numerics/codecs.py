@@ -58,6 +58,9 @@ SCALE_BYTES: dict[CodecName, int] = {
 }
 """For each block."""
 
+_CODE_MAX: dict[CodecName, float] = {"int8": 128.0, "int4": 8.0}
+"""Largest magnitude of a code."""
+
 _EXPONENT = np.uint32(0x7F80_0000)
 _INT8_MAX = np.float32(127)
 _INT4_MAX = np.float32(7)
@@ -240,17 +243,20 @@ def planes(codec: CodecName, payload: Payload, numel: int, start: int, stop: int
     return view[start * bits // 8 : stop * bits // 8], _scales(codec, view, numel, start, stop)
 
 
-def check(codec: CodecName, payload: Payload, numel: int) -> None:
-    """Returns if the payload decodes; reads only the scales of int8 and int4.
+def check(codec: CodecName, payload: Payload, numel: int) -> float:
+    """A bound on the magnitude of the payload's values; reads only the scales of int8 and int4.
 
     Raises: MalformedPayload as `decode`.
     """
     view = _checked_view(codec, payload, numel)
-    if codec in ("int8", "int4"):  # Any code of theirs is good.
-        _scales(codec, view, numel, 0, numel)
-        return
+    if codec in _CODE_MAX:  # Any code of theirs is good.
+        scales = _scales(codec, view, numel, 0, numel)
+        return _CODE_MAX[codec] * float(np.abs(scales).max(initial=0.0))
+    largest = 0.0
     for start in range(0, numel, CHUNK):
-        decode_range(codec, payload, numel, start, min(start + CHUNK, numel))
+        values = decode_range(codec, payload, numel, start, min(start + CHUNK, numel))
+        largest = max(largest, float(np.abs(values).max(initial=0.0)))
+    return largest
 
 
 def flush(values: F32) -> None:

@@ -43,6 +43,12 @@ class Session:
     """Local steps that came with the newest heartbeat that told of any."""
     merged_steps: dict[int, int] = field(default_factory=dict)
     """Local steps merged since this session opened, by fragment."""
+    merged_s: dict[int, float] = field(default_factory=dict)
+    """When something of it was last merged into each fragment."""
+    merged_rate_per_s: float = 0.0
+    """Local steps per second by what was merged; 0 before the first merge."""
+    training_s: float | None = None
+    """When it was first heard to train."""
     lost_reason: str = ""
     has_left: bool = False
     """It said goodbye."""
@@ -79,6 +85,8 @@ class Session:
         """Take a heartbeat, and measure how fast this learner steps."""
         former = self.beat
         self.beat = beat
+        if self.training_s is None and beat.state == "training":
+            self.training_s = now_s
         self.is_news = former is None or (
             (beat.state, beat.local_step, beat.steps, beat.versions)
             != (former.state, former.local_step, former.steps, former.versions)
@@ -98,6 +106,33 @@ class Session:
         if self.rate_per_s * idle_s <= IDLE_STEPS:
             return self.rate_per_s
         return IDLE_STEPS / idle_s
+
+    def merged(self, fragment: int, steps: int, now_s: float) -> None:
+        """A push of it went into a version of this fragment: the only proof of work there is."""
+        self.merges += 1
+        self.merged_steps[fragment] = self.merged_steps.get(fragment, 0) + steps
+        took_s = now_s - self._began_s(fragment)
+        self.merged_s[fragment] = now_s
+        if took_s > 0:
+            weight = RATE_FACTOR if self.merged_rate_per_s else 1.0
+            self.merged_rate_per_s += weight * (steps / took_s - self.merged_rate_per_s)
+
+    def proven_steps_per_s(self, now_s: float) -> float:
+        """The rate that merged work proves, and no more than what is seen; 0 before any merge.
+
+        Heartbeats cost nothing, so what they claim can only lower it.
+        """
+        return min(self.merged_rate_per_s, self.steps_per_s(now_s))
+
+    def due_s(self, fragment: int, steps: int, now_s: float) -> float:
+        """When it should have so many local steps on a fragment, at the rate that it has proven."""
+        rate = self.proven_steps_per_s(now_s)
+        return self._began_s(fragment) + steps / rate if rate > 0 else now_s
+
+    def _began_s(self, fragment: int) -> float:
+        """When it began with what it hands in next for this fragment."""
+        began_s = self.since_s if self.training_s is None else self.training_s
+        return self.merged_s.get(fragment, began_s)
 
     def steps_on(self, fragment: int, version: int) -> int:
         """Local steps not handed in, counted only if they stand on this very version."""
@@ -142,6 +177,11 @@ class Membership:
         )
         if former is not None:
             session.merges, session.rejected = former.merges, former.rejected
+            if former.incarnation == hello.incarnation:
+                # The same life over another connection: what it has handed in still counts.
+                session.merged_steps = former.merged_steps
+                session.merged_s, session.training_s = former.merged_s, former.training_s
+                session.merged_rate_per_s = former.merged_rate_per_s
         self.sessions[peer] = session
         self.changes += 1
         if former is None:

@@ -145,6 +145,11 @@ def _data(value: object, place: toml.Place, path: Path) -> specs.DataSpec:
         raise at.error(f'must be "" for the source python-stdlib, not {toml.shown(location)}')
     if source != "python-stdlib" and not location:
         raise place.below("location").error(f"must not be empty: name what {source} is to read")
+    if source == "hub" and specs.hub_name(location) is None:
+        at = place.below("location")
+        raise at.error(
+            f"must be OWNER/NAME or OWNER/NAME:CONFIGURATION, not {toml.shown(location)}"
+        )
     beside = path.absolute().parent
     if source in ("file", "folder", "parquet") and not location.startswith("~"):
         values["location"] = str(beside / location)

@@ -97,10 +97,10 @@ SECTIONS = (
             Line(
                 "location",
                 "",
-                "path or hub name (NAME or NAME:CONFIGURATION); empty for python-stdlib. A "
-                "path counts on this machine: `~` is the home directory, other paths start beside "
-                "this file. Every learner elsewhere needs a copy of the text, and names it with "
-                "`shoal join --data PATH`",
+                "path or hub name (OWNER/NAME or OWNER/NAME:CONFIGURATION); empty for "
+                "python-stdlib. A path counts on this machine: `~` is the home directory, other "
+                "paths start beside this file. Every learner elsewhere needs a copy of the text, "
+                "and names it with `shoal join --data PATH`",
             ),
             Line("text_field", "text", "column that holds the text, for parquet and hub"),
             Line("tokenizer", "bytes", "bytes, a tokenizer.json, or a hub repository with one"),

@@ -1,9 +1,11 @@
 """When the next round may open: after H local steps, spread evenly, on any network.
 
 Without pacing a fast network merges as often as it can and the measured H collapses. A fragment's
-round opens once learners holding `pace_share` of the live token rate have H steps on its newest
-version, and H / P steps since the opening before. In its first cycle fragment i needs only its own
-offset, (i + 1) * H / P, so that fragments start staggered instead of all at once.
+round opens once learners holding `pace_share` of the live rate have H steps on its newest version,
+and H / P steps since the opening before. A learner's rate is that of its merged work: what it only
+claims holds up nobody, and one that is late by `patience_s` is not waited for. In its first cycle
+fragment i needs only its own offset, (i + 1) * H / P, so that fragments start staggered instead of
+all at once.
 
 With `eligible = "step"` one step on the newest version is enough, and with `pace_share = 0` only K
 learners must be ready: that is the published eligibility. The H / P steps between two openings stay
@@ -20,12 +22,12 @@ from protocol.project import RoundSpec
 from protocol.quorum import effective_quorum
 
 RATE_MIN = 1e-9
-"""Steps per second booked for a learner that was not seen to step yet."""
+"""Steps per second booked for a learner of which nothing was merged yet."""
 
 
 def median_step_s(sessions: list[Session], now_s: float) -> float:
     """Step time of the learner in the middle of the live rate; 0 without any."""
-    rates = sorted((s.steps_per_s(now_s) for s in sessions), reverse=True)
+    rates = sorted((s.proven_steps_per_s(now_s) for s in sessions), reverse=True)
     rates = [rate for rate in rates if rate > RATE_MIN]
     half, seen = sum(rates) / 2, 0.0
     for rate in rates:
@@ -49,6 +51,9 @@ class Pace:
     fragments: int
     next_step: dict[tuple[bytes, int], float] = field(default_factory=dict)
     waiting_since_s: float | None = None
+    """Since when enough of the rate is ready, and K learners are not."""
+    unproven_since_s: float | None = None
+    """Since when somebody is ready, and nobody has ever handed anything in."""
     leaving_opened_s: dict[int, float] = field(default_factory=dict)
     """Fragment -> when its last round was opened for learners about to leave."""
     _words: str = "no learner is training yet"
@@ -81,10 +86,13 @@ class Pace:
             return False
         needed = self.needed(fragment, version)
         ready = [session for session in live if self._is_ready(session, fragment, version, needed)]
-        if self._rate_share(ready, live, now_s) < self.spec.pace_share:
+        awaited = [one for one in live if self._is_awaited(one, fragment, needed, now_s)]
+        share = _rate_share(ready, awaited, now_s)
+        if share < self.spec.pace_share and not self._is_over(ready, awaited, now_s):
             self._behind = (fragment, version, needed, live)
             self.waiting_since_s = None
             return False
+        self.unproven_since_s = None
         if self.waiting_since_s is None:
             self.waiting_since_s = now_s
         waited_s = now_s - self.waiting_since_s
@@ -113,10 +121,10 @@ class Pace:
         self.next_step = kept
 
     def deadline_s(self, now_s: float) -> float | None:
-        """When patience for the quorum runs out; None when that is not what is waited for."""
-        if self.waiting_since_s is None or now_s >= self.waiting_since_s + self.spec.patience_s:
-            return None
-        return self.waiting_since_s + self.spec.patience_s
+        """When patience runs out; None when that is not what is waited for."""
+        waits = (self.waiting_since_s, self.unproven_since_s)
+        ends = [since_s + self.spec.patience_s for since_s in waits if since_s is not None]
+        return min((end_s for end_s in ends if end_s > now_s), default=None)
 
     def _is_ready(self, session: Session, fragment: int, version: int, needed: int) -> bool:
         """Whether it has credit, and the local steps."""
@@ -136,17 +144,31 @@ class Pace:
             due = self.next_step[key] = float(done + self.spec.local_steps)
         return due
 
-    def _rate_share(self, ready: list[Session], live: list[Session], now_s: float) -> float:
-        """The share that those who are ready have in the rate of all."""
-        if not ready:
-            return 0.0
-        whole = part = 0.0
-        waiting = iter(ready)
-        next_ready: Session | None = next(waiting)
-        for session in live:  # Those who are ready are among them, in the same order.
-            rate = max(RATE_MIN, session.steps_per_s(now_s))
-            whole += rate
-            if session is next_ready:
-                part += rate
-                next_ready = next(waiting, None)
-        return part / whole
+    def _is_awaited(self, session: Session, fragment: int, needed: int, now_s: float) -> bool:
+        """Whether rounds wait for it: not once it lets the time pass in which it would be ready.
+
+        One that claims to train and never has anything to hand in must not hold up the others.
+        """
+        return now_s <= session.due_s(fragment, needed, now_s) + self.spec.patience_s
+
+    def _is_over(self, ready: list[Session], awaited: list[Session], now_s: float) -> bool:
+        """Whether patience with learners of whom nothing was merged yet has run out.
+
+        While no work is proven, all of them count alike, also those who only say that they train.
+        """
+        if not ready or any(session.proven_steps_per_s(now_s) > 0 for session in awaited):
+            self.unproven_since_s = None
+            return False
+        if self.unproven_since_s is None:
+            self.unproven_since_s = now_s
+        return now_s >= self.unproven_since_s + self.spec.patience_s
+
+
+def _rate_share(ready: list[Session], awaited: list[Session], now_s: float) -> float:
+    """The share that those who are ready have in the proven rate of all who are awaited."""
+    part = math.fsum(max(RATE_MIN, session.proven_steps_per_s(now_s)) for session in ready)
+    if not part:
+        return 0.0
+    known = {session.key for session in ready}
+    rest = (one for one in awaited if one.key not in known)
+    return part / (part + math.fsum(max(RATE_MIN, one.proven_steps_per_s(now_s)) for one in rest))

@@ -237,10 +237,7 @@ class Rounds:
         for part in merged.contributions:
             session = self.members.sessions.get(part.learner)
             if session is not None and session.incarnation == part.incarnation:
-                session.merges += 1
-                merged_steps = session.merged_steps
-                done = merged_steps.get(merged.fragment, 0)
-                merged_steps[merged.fragment] = done + part.steps
+                session.merged(merged.fragment, part.steps, now_s)
             outcome: Outcome = "clipped" if part.scale < 1.0 else "merged"
             self._count(outcome)
             self.effects.emit(
@@ -416,8 +413,8 @@ class Rounds:
         current.live = len(able)
         if current.state is RoundState.OPEN and not current.is_ripe(now_s):
             return
-        steps = [s.step_s for s in able if s.peer in current.tickets]
-        slowest_step_s = max(steps, default=0.0)
+        rates = (s.proven_steps_per_s(now_s) for s in able if s.peer in current.tickets)
+        slowest_step_s = max((1 / rate for rate in rates if rate > 0), default=0.0)
         verdict = current.look(
             now_s, live=len(able), window=self.window, slowest_step_s=slowest_step_s
         )

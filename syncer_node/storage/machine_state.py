@@ -273,6 +273,7 @@ class PaceFields(_State):
     waiting_since_s: float | None
     leaving_opened_s: dict[int, float]
     _words: str
+    unproven_since_s: float | None = None
 
 
 class LeasingFields(_State):

@@ -16,7 +16,7 @@ import numpy as np
 
 from host.bulk.blob_store import BlobStore, Offer
 from protocol import limits
-from protocol.errors import CorruptState
+from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Fragment, Layout
 from protocol.ids import Digest
 from protocol.log.records import FragmentMerged, StateDigests
@@ -28,6 +28,10 @@ from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.numerics.workers import ALONE, Workers
 from protocol.project import Charter, CodecName
 from syncer_node.machine.jobs import Merge, PushId
+
+PUSH_VALUE_MAX = 2.0**40
+"""No displacement of a model that can be trained comes near. The norm of a fragment of such values
+is below 2^60, and so is all that a merge of them holds: every codec has room for 2^100."""
 
 MergeFunction = Callable[[Sequence[Contribution], Fragment, float], MergeResult]
 
@@ -105,8 +109,14 @@ class MergeBank:
     def keep_push(
         self, push: PushId, fragment: int, payload: bytes | memoryview, codec: CodecName
     ) -> None:
-        """Hold a fetched payload. Raises MalformedPayload unless it decodes to finite values."""
-        check(codec, payload, self.layout.fragments[fragment].numel)
+        """Hold a fetched payload.
+
+        Raises MalformedPayload unless it decodes to finite values that a merge can hold, also
+        together with others: one that cannot must not take theirs with it.
+        """
+        largest = check(codec, payload, self.layout.fragments[fragment].numel)
+        if largest > PUSH_VALUE_MAX:
+            raise MalformedPayload(f"a value may be as large as {largest:.1e}, no merge could hold")
         self._pushes[push] = payload
 
     def forget_push(self, push: PushId) -> None:

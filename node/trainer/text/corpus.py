@@ -14,8 +14,9 @@ Where documents come from:
   file would fall on one side of the split.
 - `folder`: every file below it with one of `TEXT_SUFFIXES`, sorted by path.
 - `parquet`: a file or a folder of them; the text is in the column `text_field`.
-- `hub`: a data set of the Hugging Face hub, `name` or `name:configuration`, split `train`. Data
-  sets that need code of their own are refused by `datasets` itself.
+- `hub`: a data set of the Hugging Face hub, `owner/name` or `owner/name:configuration`, split
+  `train`; never anything local. Data sets that need code of their own are refused by `datasets`
+  itself.
 
 Reading goes through `datasets` as a stream, so a corpus larger than memory is fine. `datasets` is
 imported only where a corpus is built: a trainer that finds the cache filled starts without it. The
@@ -45,7 +46,7 @@ from numpy.typing import NDArray
 from node.trainer.text.tokenizer import Vocabulary, load_vocabulary
 from protocol.errors import CorruptState, UserError
 from protocol.log.permutation import block_at
-from protocol.project import DataSpec
+from protocol.project import DataSpec, hub_name
 
 CACHE_FORMAT: Final = 1
 """Raised when the meaning of cached files changes."""
@@ -323,7 +324,7 @@ def _documents(spec: DataSpec, files: list[Path]) -> Iterator[str]:
     text = {"split": "train", "streaming": True, "encoding_errors": "replace"}
     try:
         if spec.source == "hub":
-            name, _, configuration = spec.location.partition(":")
+            name, configuration = _on_the_hub(spec.location)
             rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
         elif spec.source == "parquet":
             rows = datasets.load_dataset("parquet", data_files=names, split="train", streaming=True)
@@ -340,6 +341,23 @@ def _documents(spec: DataSpec, files: list[Path]) -> Iterator[str]:
             f"The text source {spec.source} {spec.location!r} cannot be read ({error})."
             " Check `location`, your access to it and, for the hub, the network."
         ) from error
+
+
+def _on_the_hub(location: str) -> tuple[str, str]:
+    """Name and configuration of a data set. UserError for anything that would be read locally."""
+    known = hub_name(location)
+    if known is None:
+        raise UserError(
+            f"{location!r} does not name a data set of the hub. Write `location` as OWNER/NAME or"
+            " OWNER/NAME:CONFIGURATION, or use file, folder or parquet for your own text."
+        )
+    if Path(known[0]).exists():
+        # `datasets` prefers a local folder of that name, which the project must not choose.
+        raise UserError(
+            f"There is a file or folder {known[0]} here, which would be read in place of the data"
+            " set of that name on the hub. Start Shoal from another folder."
+        )
+    return known
 
 
 def _field_of(rows: Iterable[dict[str, object]], field: str, location: str) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Text to token ids and back, for the built-in byte tokenizer and for `tokenizers` files.
 
 `bytes` needs no file and no network: ids 0..255 are the UTF-8 bytes, 256 ends a document. Every
-other name is a `tokenizers` JSON file, or a repository of the Hugging Face hub that has one.
+other name is the absolute path of a `tokenizers` JSON file, or `OWNER/NAME` of a repository of the
+Hugging Face hub that has one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import UserError
+from protocol.project import hub_name
 
 BYTES: Final = "bytes"
 BYTES_EOS: Final = 256
@@ -21,6 +23,11 @@ EOS_TEXT: Final = "<|endoftext|>"
 
 EOS_NAMES: Final = (EOS_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]", "<|eos|>")
 """A tokenizer file does not say which token ends a document: the first of these that it has."""
+
+
+_WANTED = (
+    "Use `bytes`, the path of a tokenizer.json, or OWNER/NAME of a hub repository that has one."
+)
 
 
 class Vocabulary(Protocol):
@@ -62,15 +69,16 @@ class TokenizerVocabulary:
         """UserError if `name` cannot be loaded or has no end-of-document token."""
         from tokenizers import Tokenizer
 
+        if not Path(name).is_absolute() and hub_name(name) is None:
+            raise UserError(f"There is no tokenizer {name!r}. {_WANTED}")
         try:
-            if Path(name).is_file():
+            if Path(name).is_absolute():
                 self.tokenizer = Tokenizer.from_file(name)
             else:
                 self.tokenizer = Tokenizer.from_pretrained(name)
         except Exception as error:  # tokenizers raises bare Exception for everything it meets.
             raise UserError(
-                f"The tokenizer {name!r} cannot be loaded ({error}). Use `bytes`, the path of a"
-                " tokenizer.json, or the name of a hub repository that has one."
+                f"The tokenizer {name!r} cannot be loaded ({error}). {_WANTED}"
             ) from error
         ids = self.tokenizer.get_vocab(with_added_tokens=True)
         found = [one for one in EOS_NAMES if one in ids]

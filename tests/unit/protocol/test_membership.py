@@ -30,6 +30,32 @@ def test_a_higher_incarnation_replaces_the_session_and_keeps_its_record(members)
     assert list(members.live()) == [now]
 
 
+def test_the_same_incarnation_over_a_new_connection_keeps_count_of_what_was_merged(members):
+    former = members.open(ONE.key, hello(), 0.0)
+    former.hear(heartbeat(state="training"), 10.0)
+    former.merged(2, 40, 20.0)
+    members.close(ONE.key, "cable")
+    now = members.open(ONE.key, hello(), 30.0)
+    assert (now.merged_steps, now.merged_s, now.training_s) == ({2: 40}, {2: 20.0}, 10.0)
+    assert now.merged_rate_per_s == 4.0
+    fresh = members.open(ONE.key, hello(incarnation=2), 40.0)
+    assert (fresh.merged_steps, fresh.merged_rate_per_s) == ({}, 0.0)
+
+
+def test_the_proven_rate_is_that_of_merged_steps_and_a_heartbeat_only_lowers_it(members):
+    opened = members.open(ONE.key, hello(), 0.0)
+    opened.hear(heartbeat(local_step=0), 10.0)
+    opened.hear(heartbeat(local_step=2000), 20.0)
+    assert opened.steps_per_s(20.0) == 200.0
+    assert opened.proven_steps_per_s(20.0) == 0.0
+    opened.merged(0, 40, 20.0)
+    assert opened.proven_steps_per_s(20.0) == 4.0
+    assert opened.due_s(0, 8, 20.0) == 22.0
+    opened.merged(0, 40, 40.0)
+    assert opened.merged_rate_per_s == pytest.approx(4.0 + 0.2 * (2.0 - 4.0))
+    assert opened.proven_steps_per_s(1020.0) == pytest.approx(3.0 / 1000.0)
+
+
 def test_an_older_incarnation_is_not_let_in(members):
     now = members.open(ONE.key, hello(incarnation=2), 0.0)
     assert members.open(ONE.key, hello(incarnation=1), 1.0) is None

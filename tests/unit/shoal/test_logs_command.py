@@ -76,6 +76,21 @@ def test_a_trace_survives_the_way_through_the_file(home, shoal_log, capsys):
     assert "ValueError: boom" in capsys.readouterr().out
 
 
+def test_what_strangers_say_moves_no_cursor_in_log_terminal_or_command(home, shoal_log, capsys):
+    evil = "\x1b[2J\x1b]0;owned\x07 \x9b31m \u202egood\r\n12:00:00  all is well"
+    logs.set_up(home.log("learner"), is_json=False)
+    shoal_log.warning("learner %s left: %s", evil, evil)
+    shoal_log.handlers[0].flush()
+    kept = home.log("learner").read_text()
+    home.log("learner", "older").write_bytes(line(1.0, evil))
+    show(home)
+    shown = capsys.readouterr()
+    for text in (kept, shown.err, shown.out):
+        assert all(char.isprintable() or char == "\n" for char in text)
+        assert "owned" in text
+        assert "\n12:00:00" not in text
+
+
 def test_several_daemons_are_shown_in_order_of_time(home, capsys):
     home.log("learner").write_bytes(line(1.0, "first") + line(3.0, "third"))
     home.log("syncer").write_bytes(line(2.0, "second"))

@@ -458,3 +458,10 @@ def test_only_the_owners_word_about_this_very_project_counts(place, tmp_path):
     assert msgspec.msgpack.decode(longer, type=Genesis)
     with pytest.raises(MalformedMessage, match="canonical"):
         open_project(longer, made.charter)
+
+
+def test_a_hub_location_is_a_name_with_its_owner():
+    text = create_text("n", changes={"data.source": "hub", "data.location": "owner/stories:small"})
+    assert parse(text, PATH).data.location == "owner/stories:small"
+    with pytest.raises(UserError, match=r"data.location must be OWNER/NAME"):
+        parse(text.replace("owner/stories:small", "text"), PATH)

@@ -73,6 +73,29 @@ def test_a_candidate_is_not_current_before_it_is_adopted_and_only_its_payload_is
         assert bank.blob_store.get(name) is None
 
 
+@pytest.mark.parametrize("codec", ["int4", "int8", "f32", "bf16", "int2"])
+@pytest.mark.parametrize("size", [2.0**41, 2.0**90])
+def test_a_push_that_no_merge_could_hold_is_refused_before_it_meets_others(bank, codec, size):
+    values = np.zeros(LAYOUT.fragments[0].numel, np.float32)
+    values[5] = size
+    push = (ONE.key, 1, 1)
+    with pytest.raises(MalformedPayload, match="no merge could hold"):
+        bank.keep_push(push, 0, encode(codec, values), codec)
+    values[5] = 1.0
+    bank.keep_push(push, 0, encode(codec, values), codec)
+
+
+def test_the_largest_values_that_are_taken_can_be_merged(bank):
+    values = np.full(LAYOUT.fragments[0].numel, 2.0**39, np.float32)
+    payload = encode("int4", values)
+    header = push_header(sequence=1, fragment=0, digest=digest(payload))
+    part = MergePart(ONE.key, header, 1.0)
+    bank.keep_push(part.push, 0, payload, "int4")
+    outcome = bank.merge(Merge(1, 0, 1, "int4", OUTER, (part,)))
+    bank.adopt(0, 1, outcome.payload_digest)
+    assert np.isfinite(bank.current(0).theta).all()
+
+
 def test_of_two_candidates_for_a_version_the_committed_one_counts_and_the_other_is_void(bank):
     lost, _ = merge(bank, 1)
     won, _ = merge(bank, 1, learners=(TWO,))

@@ -21,6 +21,7 @@ def learner(signer=ONE, *, steps=8, version=1, local_step=100, step_s=0.5):
     )
     mine = session(signer, beat=beat)
     mine.rate_per_s, mine.stepped_s = (1 / step_s if step_s else 0.0), NEVER_IDLE_S
+    mine.merged_rate_per_s = mine.rate_per_s
     return mine
 
 
@@ -65,6 +66,40 @@ def test_learners_with_the_stated_share_of_the_rate_must_be_ready():
 def test_a_learner_without_a_step_time_holds_nobody_up():
     new = learner(TWO, steps=0, step_s=0.0)
     assert pace(pace_share=1.0 - 1e-6).may_open(0, 1, [learner(), new], 0.0)
+
+
+def test_a_claimed_speed_of_which_nothing_was_merged_holds_nobody_up():
+    liar = learner(TWO, steps=0, step_s=0.005)
+    liar.merged_rate_per_s = 0.0
+    assert pace(pace_share=1.0 - 1e-6).may_open(0, 1, [learner(), liar], 0.0)
+
+
+def test_of_a_learner_with_proven_work_no_more_counts_than_the_work():
+    liar = learner(TWO, steps=0, step_s=0.005)
+    liar.merged_rate_per_s = 2.0
+    liar.merged_s = {0: 0.0}
+    assert pace(pace_share=0.5).may_open(0, 1, [learner(), liar], 0.0)
+    assert not pace(pace_share=0.6).may_open(0, 1, [learner(), liar], 0.0)
+
+
+def test_who_lets_the_time_pass_is_not_waited_for():
+    one = pace(pace_share=0.9, patience_s=20.0)
+    stalled = learner(TWO, steps=0, step_s=0.5)
+    stalled.merged_s = {0: 100.0}
+    assert not one.may_open(0, 1, [learner(), stalled], 100.0 + 8 * 0.5 + 19.9)
+    assert one.may_open(0, 1, [learner(), stalled], 100.0 + 8 * 0.5 + 20.1)
+
+
+def test_while_no_work_is_proven_patience_ends_the_wait_for_sybils():
+    one = pace(pace_share=0.5, patience_s=20.0)
+    liars = [learner(signer, steps=0) for signer in (TWO, THREE)]
+    both = [learner(), *liars]
+    for each in both:
+        each.merged_rate_per_s = 0.0
+    assert not one.may_open(0, 1, both, 100.0)
+    assert one.deadline_s(100.0) == 120.0
+    assert not one.may_open(0, 1, both, 119.0)
+    assert one.may_open(0, 1, both, 120.0)
 
 
 def test_an_opening_books_steps_so_that_the_next_one_waits():

@@ -158,6 +158,42 @@ def test_an_unreachable_hub_is_explained(cache, monkeypatch):
         describe_corpus(data_spec("owner/stories", source="hub"), cache=cache)
 
 
+@pytest.mark.parametrize(
+    "location",
+    ["/some/folder", "text", "./rows", "../rows", "owner/..", "a/b/c", "", "owner/n ame"],
+)
+def test_a_hub_name_never_reads_a_local_folder(location, cache, tmp_path, monkeypatch):
+    import datasets
+
+    def load(*names, **options):
+        raise AssertionError(f"{names} was opened")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(UserError, match="OWNER/NAME"):
+        describe_corpus(data_spec(location, source="hub"), cache=cache)
+
+
+def test_a_folder_that_is_called_like_a_data_set_is_not_read_in_its_place(
+    cache, tmp_path, monkeypatch
+):
+    private = tmp_path / "owner" / "stories"
+    private.mkdir(parents=True)
+    (private / "letters.txt").write_text("dear diary " * 500)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"folder owner/stories here.*another folder"):
+        describe_corpus(data_spec("owner/stories", source="hub"), cache=cache)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "../tokenizer.json", "gpt2", "~/tokenizer.json"]
+)
+def test_a_tokenizer_is_an_absolute_path_or_a_name_with_an_owner(name, tmp_path, monkeypatch):
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="OWNER/NAME"):
+        load_vocabulary(name)
+
+
 def test_a_tokenizer_file_replaces_bytes(text, tmp_path, cache):
     path = tmp_path / "tokenizer.json"
     byte_tokenizer().save(str(path))

@@ -1,0 +1,68 @@
+"""What a project may have a volunteer's trainer open: nothing of the volunteer's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from host.files.home import Home
+from host.join_link import JoinLink
+from host.options import NodeOptions
+from node.daemon.trainer_options import data_location, require_foreign_tokenizer
+from protocol.errors import UserError
+from protocol.project import Genesis
+from tests.support.tiny_project import tiny_genesis
+
+
+@pytest.fixture(scope="module")
+def genesis(tmp_path_factory) -> Genesis:
+    return tiny_genesis(tmp_path_factory.mktemp("text"))
+
+
+def options(tmp_path, **given: Any) -> NodeOptions:
+    link = JoinLink(bytes(32), 100, "tiny", ())
+    return NodeOptions(home=Home(tmp_path / "home"), link=link, name="me", **given)
+
+
+def naming(genesis: Genesis, **changes: str) -> Genesis:
+    return msgspec.structs.replace(genesis, data=msgspec.structs.replace(genesis.data, **changes))
+
+
+@pytest.mark.parametrize("location", ["/home/ann/letters", "text", "../letters", "~/letters"])
+def test_a_project_cannot_have_a_folder_read_as_a_data_set_of_the_hub(tmp_path, genesis, location):
+    with pytest.raises(UserError, match="Nothing here is read"):
+        data_location(options(tmp_path), naming(genesis, source="hub", location=location))
+
+
+def test_a_data_set_of_the_hub_is_read(tmp_path, genesis):
+    project = naming(genesis, source="hub", location="owner/stories:small")
+    assert data_location(options(tmp_path), project) == "owner/stories:small"
+
+
+@pytest.mark.parametrize("source", ["file", "folder", "parquet"])
+def test_a_path_of_the_projects_choice_is_not_read(tmp_path, genesis, source):
+    project = naming(genesis, source=source, location="/home/ann/letters")
+    with pytest.raises(UserError, match="shoal join --data PATH"):
+        data_location(options(tmp_path), project)
+    assert data_location(options(tmp_path, data="/my/text"), project) == "/my/text"
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "tokenizer.json", "~/secret.json"])
+def test_no_file_of_a_volunteer_is_opened_as_a_tokenizer(tmp_path, genesis, name):
+    with pytest.raises(UserError, match="No file of yours is opened"):
+        require_foreign_tokenizer(options(tmp_path), naming(genesis, tokenizer=name))
+
+
+def test_the_host_of_a_project_may_use_its_own_tokenizer_file(tmp_path, genesis):
+    mine = options(tmp_path)
+    file = mine.home.project_file(mine.link.project)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    require_foreign_tokenizer(mine, naming(genesis, tokenizer="/srv/tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", ["bytes", "owner/model"])
+def test_tokenizers_that_name_no_file_are_welcome(tmp_path, genesis, name):
+    require_foreign_tokenizer(options(tmp_path), naming(genesis, tokenizer=name))
