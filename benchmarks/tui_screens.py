@@ -85,6 +85,7 @@ def screen(learners: int) -> int:
     """The child: the screen, fed by the stand-in."""
     import msgspec
 
+    from protocol import decoders
     from tests.support import recordings
     from tui import app
     from tui.sources.live import Endpoint, LiveSource
@@ -97,7 +98,8 @@ def screen(learners: int) -> int:
         """A connection to the stand-in."""
 
         def ask(self, verb: str, wanted: Any, timeout_s: float = 2.0, **fields: Any) -> Any:
-            return msgspec.msgpack.decode(next(turn) if verb == "status" else b"\x80", type=wanted)
+            content = next(turn) if verb == "status" else b"\x80"
+            return decoders.msgpack_decoder(wanted).decode(content)
 
         def close(self) -> None:
             """Nothing is open."""

@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta, Struct
 
-from protocol import limits
+from protocol import decoders, limits
 from protocol.errors import UserError
 from protocol.ids import Digest
 from protocol.project import Name
@@ -110,13 +110,13 @@ def _is_cut_off(raw: bytes) -> bool:
 
 def _decode(payload: bytes) -> JoinLink:
     try:
-        version = msgspec.msgpack.decode(payload, type=list[object])[0]
+        version = decoders.msgpack_decoder(list[object]).decode(payload)[0]
         if isinstance(version, int) and version != LINK_VERSION:
             raise UserError(
                 f"The join link is of version {version}; this Shoal reads version {LINK_VERSION}. "
                 "Use the version of Shoal that the project's host uses."
             )
-        return msgspec.msgpack.decode(payload, type=JoinLink)
+        return decoders.msgpack_decoder(JoinLink).decode(payload)
     except (msgspec.MsgspecError, ValueError, IndexError, RecursionError) as error:
         raise UserError(
             f"The join link is invalid ({error}). Ask the project's host for a new one."

@@ -21,6 +21,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta, Struct
 
+from protocol import decoders
 from protocol.errors import CorruptState
 from protocol.ids import Digest, NodeKey
 from protocol.project import CodecName
@@ -270,8 +271,8 @@ Frame = (
 )
 
 _ENCODER = msgspec.msgpack.Encoder()
-_FRAMES: msgspec.msgpack.Decoder[list[Frame]] = msgspec.msgpack.Decoder(list[Frame])
-_PREFACE: msgspec.msgpack.Decoder[Preface] = msgspec.msgpack.Decoder(Preface)
+_FRAMES: msgspec.msgpack.Decoder[list[Frame]] = decoders.msgpack_decoder(list[Frame])
+_PREFACE: msgspec.msgpack.Decoder[Preface] = decoders.msgpack_decoder(Preface)
 
 
 def encode_frame(frame: Frame) -> bytes:

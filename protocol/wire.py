@@ -11,15 +11,14 @@ from typing import TypeVar
 
 import msgspec
 
-from protocol import limits
+from protocol import decoders, limits
 from protocol.errors import LimitExceeded, MalformedMessage
 from protocol.messages import Message
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _ENCODER = msgspec.msgpack.Encoder()
-_MESSAGE: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_DECODERS: dict[type, msgspec.msgpack.Decoder[object]] = {}
+_MESSAGE: msgspec.msgpack.Decoder[Message] = decoders.msgpack_decoder(Message)
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -41,12 +40,7 @@ def decode(frame: bytes, kind: type[T], *, bytes_max: int = limits.FRAME_BYTES_M
     """The struct of a known kind in these bytes. Raises MalformedMessage or LimitExceeded."""
     if len(frame) > bytes_max:
         raise LimitExceeded(f"{kind.__name__} of {len(frame)} bytes, at most {bytes_max}")
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        decoder = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
-    value = _canonical(decoder, frame, kind.__name__)
-    assert isinstance(value, kind)
-    return value
+    return _canonical(decoders.msgpack_decoder(kind), frame, kind.__name__)
 
 
 D = TypeVar("D")

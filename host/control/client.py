@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from protocol import decoders
 from protocol.errors import (
     InternalError,
     MalformedMessage,
@@ -79,13 +80,13 @@ class Connection:
         """
         content = self._exchange({**fields, "verb": verb}, timeout_s)
         try:
-            outcome = msgspec.msgpack.decode(content, type=_Outcome)
+            outcome = decoders.msgpack_decoder(_Outcome).decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._foreign() from error
         if not outcome.ok:
             raise _refused(outcome, verb)
         try:
-            return msgspec.msgpack.decode(content, type=wanted)
+            return decoders.msgpack_decoder(wanted).decode(content)
         except msgspec.ValidationError as error:
             raise MalformedMessage(
                 f"the daemon at {self.path} is of another version of Shoal ({error}); restart it"

@@ -21,7 +21,7 @@ import msgspec
 
 from host.control import client
 from host.options import MonitorAt
-from protocol import limits
+from protocol import decoders, limits
 from protocol.errors import CorruptState, InternalError, ShoalError, TransientError, UserError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ControlServer:
 
     async def _answer(self, request: bytes) -> dict[str, Any]:
         try:
-            fields = msgspec.msgpack.decode(request, type=dict[str, Any])
+            fields = decoders.msgpack_decoder(dict[str, Any]).decode(request)
             verb = fields.pop("verb", None)
             handler = self._handlers.get(verb) if isinstance(verb, str) else None
             if handler is None:

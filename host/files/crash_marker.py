@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from host.files import keystore
 from host.files.home import DaemonRole, Home
+from protocol import decoders
 from protocol.errors import InternalError, RoleFailed, ShoalError, sole
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -92,7 +93,7 @@ def _end_of_former(place: Path, fatal: Path) -> str:
     """Empty if the former run ended by itself, or if there was none."""
     try:
         with place.open("rb") as file:
-            former = msgspec.json.decode(file.read(NOTE_BYTES_MAX), type=Note)
+            former = decoders.json_decoder(Note).decode(file.read(NOTE_BYTES_MAX))
     except (OSError, msgspec.MsgspecError):
         return ""
     return words_of_end(former, _note(), _kept_fatal(fatal))

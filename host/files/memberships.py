@@ -16,6 +16,7 @@ from msgspec import Struct
 from host.files.home import DEFAULT_INSTANCE, Home, checked_instance
 from host.join_link import JoinLink, parse_link
 from host.runtime.atomic_files import replace_file
+from protocol import decoders
 from protocol.errors import UserError
 
 FILE_BYTES_MAX = 1 << 16
@@ -130,7 +131,7 @@ def _read(path: Path) -> Joined | None:
         try:
             if path.stat().st_size > FILE_BYTES_MAX:
                 raise ValueError("it is too long")
-            return msgspec.json.decode(path.read_bytes(), type=Joined)
+            return decoders.json_decoder(Joined).decode(path.read_bytes())
         except (msgspec.MsgspecError, ValueError) as error:
             raise UserError(
                 f"{path} does not say what was joined ({error}). Remove it and join again with "

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from host.files.keystore import Identity
 from host.runtime.atomic_files import replace_file
-from protocol import errors, limits, signing
+from protocol import decoders, errors, limits, signing
 from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, encode, project_id
 
@@ -99,7 +99,7 @@ def newest_of(project: OpenedProject, *kept: Envelope | None) -> OpenedProject:
 
 def _canonical(content: bytes, kind: type[Part]) -> Part:
     try:
-        part = msgspec.msgpack.decode(content, type=kind)
+        part = decoders.msgpack_decoder(kind).decode(content)
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise errors.MalformedMessage(f"not a {kind.__name__.lower()}: {error}") from error
     if encode(part) != content:
@@ -128,7 +128,7 @@ def read_signed(path: Path) -> OpenedProject:
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read ({error.strerror}).") from error
     try:
-        stored = msgspec.msgpack.decode(content, type=SignedProject)
+        stored = decoders.msgpack_decoder(SignedProject).decode(content)
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise errors.UserError(
             f"{path} is not a signed project, or is damaged. {_remedy(path)}"

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from host.runtime.atomic_files import require_space, sync, writing
+from protocol import decoders
 from protocol.errors import CorruptState
 from protocol.snapshots.manifest import FileSum, from_stamp, stamp
 
@@ -163,7 +164,7 @@ def open_sealed(path: Path, kind: type[T]) -> tuple[T, bytes]:
     if blake3(content).digest() != digest:
         raise CorruptState(f"{path} was altered between byte {len(MAGIC)} and {len(found)}")
     try:
-        return msgspec.msgpack.decode(content, type=kind), digest
+        return decoders.msgpack_decoder(kind).decode(content), digest
     except msgspec.MsgspecError as error:
         raise CorruptState(
             f"{path} is of another version of Shoal, at byte {head}: {error}"

@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from protocol import decoders
+
 FILE_BYTES_MAX = 8 << 20
 FILES_KEPT = 3
 """Older files of one log: `NAME.1` is the newest of them."""
@@ -54,6 +56,6 @@ def harmless_lines(text: str) -> str:
 def parse(line: bytes) -> LogLine | None:
     """The line, or None for what no daemon of ours wrote, such as a line cut off by a full disk."""
     try:
-        return msgspec.json.decode(line, type=LogLine)
+        return decoders.json_decoder(LogLine).decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None

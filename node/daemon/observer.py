@@ -30,7 +30,7 @@ from host.runtime.parent_death import end_with_parent
 from host.transport import Transport
 from node.daemon import report_diff
 from node.download.locator import Locator, fetch_genesis
-from protocol import limits, wire
+from protocol import decoders, limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.messages import Goodbye, Refused, Report, Watch
 from protocol.status import SyncerStatus
@@ -84,7 +84,7 @@ class Observer:
         match message:
             case Report(status):
                 try:
-                    self._tell(msgspec.msgpack.decode(status, type=SyncerStatus))
+                    self._tell(decoders.msgpack_decoder(SyncerStatus).decode(status))
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     self.trouble = f"the syncer's report cannot be read: {error}"
             case Refused(_, text, _) | Goodbye(text):

@@ -27,7 +27,7 @@ from host.options import BulkAt
 from host.transport import Transport
 from node.daemon.swarm_trial_facts import NamedHost, SwarmAnswer, SwarmWish
 from node.download.locator import Locator
-from protocol import wire
+from protocol import decoders, wire
 from protocol.errors import PeerUnreachable, RemoteError, ShoalError, TransientError, UserError
 from protocol.messages import Envelope
 
@@ -168,7 +168,7 @@ def main() -> int:
     """The exit code; 2 for a wish that cannot be read."""
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)
     try:
-        wish = msgspec.json.decode(sys.stdin.buffer.read(1 << 20), type=SwarmWish)
+        wish = decoders.json_decoder(SwarmWish).decode(sys.stdin.buffer.read(1 << 20))
         answer = asyncio.run(try_out(wish))
     except (msgspec.MsgspecError, ShoalError) as error:
         print(error, file=sys.stderr)

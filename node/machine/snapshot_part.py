@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from node.machine.fragment_state import LocalFragment
 from node.machine.token_accounts import TokenAccounts
+from protocol import decoders
 from protocol.ids import Count, Digest, NodeKey
 from protocol.log.records import StateDigests
 from protocol.project import InnerSpec
@@ -33,7 +34,7 @@ class TokenAccountsState(Struct, frozen=True, array_like=True):
         still_open = {at: one for at, one in accounts.open.items() if one.gone}
         kept = replace(accounts, open=still_open, given_up={})
         kept.give_up(is_final=True)
-        return msgspec.convert(kept, cls, from_attributes=True)
+        return decoders.convert(kept, cls, from_attributes=True)
 
     def accounts(self) -> TokenAccounts:
         return TokenAccounts(**msgspec.structs.asdict(self))

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from host.runtime.atomic_files import replacing
+from protocol import decoders
 from protocol.errors import UserError
 from protocol.fragments import Layout
 from protocol.project import Charter, Genesis
@@ -25,7 +26,7 @@ D = TypeVar("D", Genesis, Charter)
 def read_document(path: Path, kind: type[D]) -> D:
     """The genesis or charter in a file. UserError if it cannot be read or is another thing."""
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=kind)
+        return decoders.msgpack_decoder(kind).decode(path.read_bytes())
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise UserError(
             f"{path} is not a readable {kind.__name__.lower()} file ({error}). Check the path."

@@ -30,6 +30,7 @@ from node.trainer.failures import is_out_of_memory
 from node.trainer.files import write_atomically
 from node.trainer.loop import InnerLoop
 from node.trainer.memory_limits import status_bytes
+from protocol import decoders
 from protocol.errors import UserError
 from protocol.project import Genesis
 
@@ -195,7 +196,7 @@ def remember(folder: Path, found: Fit) -> None:
 
 def _read(folder: Path) -> dict[str, Fit]:
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Fit])
+        return decoders.json_decoder(dict[str, Fit]).decode((folder / FILE).read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError) as error:

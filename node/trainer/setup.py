@@ -19,6 +19,7 @@ import numpy as np
 from node.trainer.devices import device_of, in_words
 from node.trainer.failures import TrainerFailure, failing_as
 from node.trainer.link import messages
+from protocol import decoders
 from protocol.project import Genesis, InnerSpec
 
 if TYPE_CHECKING:
@@ -228,8 +229,8 @@ class TrainerSetup:
 
 def decoded(configure: messages.Configure) -> tuple[Genesis, InnerSpec]:
     try:
-        genesis = msgspec.msgpack.decode(configure.genesis, type=Genesis)
-        inner = msgspec.msgpack.decode(configure.inner, type=InnerSpec)
+        genesis = decoders.msgpack_decoder(Genesis).decode(configure.genesis)
+        inner = decoders.msgpack_decoder(InnerSpec).decode(configure.inner)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TrainerFailure("model", f"The genesis cannot be read ({error}).") from error
     return genesis, inner

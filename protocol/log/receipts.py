@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from protocol import errors, limits, wire
+from protocol import decoders, errors, limits, wire
 from protocol.ids import Count, Digest, NodeKey, Signature
 from protocol.log.accounts import Counts
 from protocol.messages import Envelope
@@ -220,7 +220,7 @@ def open_book(content: bytes, verify: Verify) -> OpenedBook:
 
 def _decoded(content: bytes) -> Book:
     try:
-        book = msgspec.json.decode(content, type=Book)
+        book = decoders.json_decoder(Book).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.MalformedMessage(
             f"not a whole file of contributions: {str(error)[:160]}"

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from protocol import decoders
 from protocol.ids import NodeKey
 
 PEERS_MAX: Final = 128
@@ -111,7 +112,7 @@ class PeerBook:
         if len(content) > FILE_BYTES_MAX:
             return f"it is {len(content)} bytes long"
         try:
-            found = msgspec.json.decode(content, type=_File)
+            found = decoders.json_decoder(_File).decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return f"it cannot be read ({error})"
         if found.format != FORMAT:
@@ -128,7 +129,7 @@ class PeerBook:
 
     def _entry(self, raw: msgspec.Raw, now_s: float) -> Known | None:
         try:
-            one = msgspec.json.decode(raw, type=Known)
+            one = decoders.json_decoder(Known).decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         key = bytes.fromhex(one.key)

@@ -24,6 +24,7 @@ from msgspec import inspect
 from host.files.local_settings import Settings
 from host.files.weekly_hours import Schedule
 from host.options import bulk_at
+from protocol import decoders
 from protocol.errors import UserError
 from shoal.common.toml_tables import Place, allowed, as_table, plain_kind, shown
 
@@ -185,7 +186,7 @@ def read(name: str, value: object, place: Place) -> object:
     if name == BULK_PORT and type(value) is int:
         value = str(value)
     try:
-        result = msgspec.convert(value, key.annotation, strict=True)
+        result = decoders.convert(value, key.annotation, strict=True)
     except msgspec.ValidationError as error:
         raise place.error(f"must be {key.allowed}, not {shown(value)}") from error
     _check_words(name, result, place)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, inspect
 
+from protocol import decoders
 from protocol.errors import UserError
 
 _SHOWN_CHARS = 40
@@ -90,7 +91,7 @@ def check_keys(
 def read_value(value: object, annotation: Any, place: Place) -> Any:
     """`value` as `annotation` says, without any conversion but whole numbers to real ones."""
     try:
-        return msgspec.convert(value, annotation, strict=True)
+        return decoders.convert(value, annotation, strict=True)
     except msgspec.ValidationError as error:
         raise place.error(f"must be {allowed(annotation)}, not {shown(value)}") from error
 

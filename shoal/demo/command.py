@@ -22,6 +22,7 @@ import msgspec
 from host.files.home import TAPES, Home
 from host.files.signed_project import read_signed
 from host.runtime import software
+from protocol import decoders
 from protocol.project import encode
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
@@ -180,7 +181,7 @@ class Demo:
 
     def _result(self, name: str, kind: type[S]) -> S:
         try:
-            return msgspec.json.decode((self._swarm.folder / name).read_bytes(), type=kind)
+            return decoders.json_decoder(kind).decode((self._swarm.folder / name).read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise SwarmFailed(f"The result {name} cannot be read ({error}).") from error
 

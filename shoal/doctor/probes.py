@@ -20,6 +20,7 @@ from host.files.local_settings import Settings
 from host.runtime.python_path import python_path
 from node.daemon.swarm_trial_facts import SwarmAnswer, SwarmWish
 from node.trainer.tools.trial_facts import TrialAnswer, TrialWish
+from protocol import decoders
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, InnerSpec, ModelSpec
 
@@ -125,7 +126,7 @@ def _trial(module: str, wish: object, kind: type[Answer], timeout_s: float) -> A
 
 def _answer(done: subprocess.CompletedProcess[bytes], kind: type[Answer]) -> Answer:
     try:
-        return msgspec.json.decode(done.stdout, type=kind)
+        return decoders.json_decoder(kind).decode(done.stdout)
     except msgspec.MsgspecError:
         if done.returncode == -9:
             return _killed(kind)

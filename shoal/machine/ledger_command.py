@@ -19,6 +19,7 @@ from cyclopts import Parameter
 from host.control import client
 from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.signed_project import read_signed
+from protocol import decoders
 from protocol.errors import RemoteError, ShoalError, UserError
 from protocol.status import ContributorRow
 from shoal.common import writing
@@ -98,7 +99,7 @@ def _ask(home: Home, instance: str) -> Ledger | None:
         return None
     try:
         answer = client.call(socket, "ledger", ANSWER_S)
-        return msgspec.convert(answer.get("ledger"), Ledger)
+        return decoders.convert(answer.get("ledger"), Ledger)
     except (ShoalError, msgspec.ValidationError):
         print("no syncer answers here, so this comes from its disk", file=sys.stderr)
         return None

@@ -18,7 +18,7 @@ from cyclopts import validators
 from host.files import keystore, signed_project
 from host.files.home import Home, VoterRole
 from host.files.keystore import Identity
-from protocol import limits
+from protocol import decoders, limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import NodeKey, short
 from protocol.log.records import majority
@@ -87,7 +87,7 @@ def add_witness(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> list[
 
 
 def _add_voter(key: str, role: VoterRole, priority: int, case: Case) -> list[str]:
-    voter = msgspec.convert((charters.full_key(key), role, priority), Voter)
+    voter = decoders.convert((charters.full_key(key), role, priority), Voter)
     known = case.project.charter.voter(voter.key)
     if known is not None:
         raise UserError(

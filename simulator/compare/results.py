@@ -15,6 +15,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
+from protocol import decoders
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis
 from simulator.compare.algorithms import BASELINE, Algorithm
@@ -107,7 +108,7 @@ class Folder:
         torn = lines.pop() if lines else b""
         for number, line in enumerate(lines, 1):
             try:
-                run = msgspec.json.decode(line, type=Run)
+                run = decoders.json_decoder(Run).decode(line)
             except msgspec.MsgspecError as error:
                 raise UserError(
                     f"{self.file}, line {number}, is no run ({error}). Delete that line, or name"
@@ -141,7 +142,7 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
     """The runs as rows, each compared with data parallelism of its seed."""
     runs = list(runs)
     base = {run.seed: run.eval_loss for run in runs if run.algorithm == BASELINE}
-    rows = msgspec.convert(runs, list[Row], from_attributes=True)
+    rows = decoders.convert(runs, list[Row], from_attributes=True)
     return [
         msgspec.structs.replace(row, ratio_to_dp=row.eval_loss / base[row.seed])
         if row.seed in base

@@ -14,7 +14,7 @@ import msgspec
 
 from host.tape.tape_file import TapeLife
 from node.machine.index_proof import read_charter
-from protocol import wire
+from protocol import decoders, wire
 from protocol.errors import MalformedMessage, RemoteError, UserError
 from protocol.ids import short
 from protocol.log.records import CharterAdopted, FragmentMerged, Record, open_record
@@ -212,7 +212,7 @@ class _Auditor:
 
     def _genesis(self, place: str, encoded: bytes, project: bytes) -> Genesis:
         try:
-            genesis = msgspec.msgpack.decode(encoded, type=Genesis)
+            genesis = decoders.msgpack_decoder(Genesis).decode(encoded)
         except msgspec.DecodeError as error:
             raise TapeDamaged(f"{place}: its genesis cannot be read: {error}") from error
         preface = self.life.preface

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
 from host.bulk.blob_store import BlobStore
 from host.tape.tape_file import TapeLife
 from node.trainer_client.fragment_bank import Delivery, FragmentBank
-from protocol import tape
+from protocol import decoders, tape
 from protocol.fragments import build_layout
 from protocol.numerics.codecs import F32
 from protocol.numerics.versions import state_manifests
@@ -89,7 +88,7 @@ class Retrainer(ABC):
             case tape.TrainerBegan():
                 self._began(frame)
             case tape.CharterInForce(charter):
-                self.bank.charter = msgspec.msgpack.decode(charter, type=Charter)
+                self.bank.charter = decoders.msgpack_decoder(Charter).decode(charter)
             case tape.PushClosed(fragment, sequence, is_merged):
                 self.bank.settle(fragment, sequence, is_merged=is_merged)
             case tape.PushCaptured():
@@ -106,10 +105,10 @@ class Retrainer(ABC):
             )
         self.incarnation = frame.incarnation
         if self._bank is None:
-            genesis = msgspec.msgpack.decode(frame.genesis, type=Genesis)
+            genesis = decoders.msgpack_decoder(Genesis).decode(frame.genesis)
             layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
             self._bank = FragmentBank(layout, BlobStore(clock=lambda: 0.0))
-        self.bank.charter = msgspec.msgpack.decode(frame.charter, type=Charter)
+        self.bank.charter = decoders.msgpack_decoder(Charter).decode(frame.charter)
         self.bank.trainer_lost()
         self.begin(frame)
 

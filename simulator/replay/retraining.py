@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from host.runtime.python_path import python_path
 from host.tape.tape_file import TapeLife
+from protocol import decoders
 from protocol.ids import short
 from simulator.replay.audit import Audit
 from simulator.replay.divergence import Diverged
@@ -113,7 +112,9 @@ def _outcomes(life: TapeLife, spool: Path, data_cache: Path) -> list[PushOutcome
         capture_output=True,
         check=False,
     )
-    outcomes = [msgspec.json.decode(line, type=PushOutcome) for line in done.stdout.splitlines()]
+    outcomes = [
+        decoders.json_decoder(PushOutcome).decode(line) for line in done.stdout.splitlines()
+    ]
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
         outcomes.append(PushOutcome("untried", text=f"training again failed: {words[-1]}"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-import msgspec
-
 from node.trainer_client.tape import replay_class
+from protocol import decoders
 from protocol.numerics.codecs import F32
 from protocol.project import Genesis
 from protocol.tape import Frame, StepsDone, TrainerBegan, VersionApplied
@@ -22,7 +21,7 @@ class TinyRetrainer(Retrainer):
 
     def begin(self, frame: TrainerBegan) -> None:
         require_class(frame.replay_class, replay_class(VIRTUAL, 1, None))
-        genesis = msgspec.msgpack.decode(frame.genesis, type=Genesis)
+        genesis = decoders.msgpack_decoder(Genesis).decode(frame.genesis)
         self.trainer = TinyTrainer(
             sizes=[fragment.numel for fragment in self.bank.layout.fragments],
             tokens_per_step=0,

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from protocol import decoders
 from protocol.errors import UserError
 from protocol.project import ApplyRule, CodecName, Durability, RoundSpec
 from simulator.virtual.nodes import ChurnModel, NotNegative, Positive, SpeedModel, Spread
@@ -274,7 +275,7 @@ def load(path: Path) -> Scenario:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}. Is it the scenario's file?") from error
     try:
-        return msgspec.convert(tomllib.loads(text), Scenario)
+        return decoders.convert(tomllib.loads(text), Scenario)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}. Correct it there.") from error
     except msgspec.ValidationError as error:

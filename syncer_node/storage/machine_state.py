@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from protocol import wire
+from protocol import decoders, wire
 from protocol.errors import MalformedMessage
 from protocol.ids import JobId, SessionKey
 from protocol.log.accounts import Account
@@ -441,7 +441,7 @@ def read_machine(
 ) -> SyncerMachine:
     """A machine that goes on as the written one would. Raises MalformedMessage."""
     try:
-        state = msgspec.msgpack.decode(encoded, type=VoterState)
+        state = decoders.msgpack_decoder(VoterState).decode(encoded)
         return _built(
             state,
             SyncerSetup(
@@ -518,7 +518,7 @@ def _read_job(state: JobState) -> Job:
     kind = _JOBS.get(state.kind)
     if kind is None:
         raise MalformedMessage(f"a machine asks for no {state.kind[:64]!r}")
-    job: Job = msgspec.msgpack.decode(state.content, type=kind)
+    job: Job = decoders.msgpack_decoder(kind).decode(state.content)
     return job
 
 

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from host.runtime.atomic_files import require_space, sync, write_atomically, writing
+from protocol import decoders
 from protocol.errors import CorruptState, UserError
 from protocol.log.state import SwarmSummary
 from protocol.numerics.buffers import F32
@@ -203,7 +204,7 @@ def read_meta(place: Path) -> tuple[list[int], SwarmSummary | None]:
     """Fragment versions and folded log of a checkpoint, without its tensors. CorruptState."""
     try:
         meta = (place / "meta").read_bytes()
-        return msgspec.msgpack.decode(meta, type=tuple[list[int], SwarmSummary | None])
+        return decoders.msgpack_decoder(tuple[list[int], SwarmSummary | None]).decode(meta)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error
 

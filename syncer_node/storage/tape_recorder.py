@@ -19,8 +19,8 @@ import msgspec
 from blake3 import blake3
 
 from host.tape.tape_file import mib_for_payloads
+from protocol import decoders, wire
 from protocol import machine as events
-from protocol import wire
 from protocol.errors import MalformedMessage, RemoteError
 from protocol.ids import JobId
 from protocol.log.records import Admission
@@ -336,7 +336,7 @@ def read_event(kind: str, content: bytes) -> Event:
         found = _RESULTS.get(name)
         if found is None:
             raise MalformedMessage(f"no job answers with {name}")
-        result = msgspec.convert(values, found, builtin_types=(bytes,))
+        result = decoders.convert(values, found, builtin_types=(bytes,))
         return JobDone(JobId(number), result)
     found = _EVENTS.get(kind)
     if found is None:
@@ -398,7 +398,7 @@ def _plain(value: object) -> object:
 
 def _decoded(content: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.msgpack.decode(content, type=kind)
+        return decoders.msgpack_decoder(kind).decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"not a {getattr(kind, '__name__', kind)}: {error}") from error
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from host.runtime.atomic_files import require_space, sync, write_atomically, writing
-from protocol import wire
+from protocol import decoders, wire
 from protocol.errors import CorruptState, RemoteError, TransientError
 from protocol.log.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
 from protocol.log.state import AdoptedCharter, SwarmState, SwarmSummary
@@ -82,7 +82,7 @@ class VoterFiles:
     def _ballot(self) -> Ballot:
         path = self.root / "ballot"
         try:
-            return msgspec.msgpack.decode(path.read_bytes(), type=Ballot)
+            return decoders.msgpack_decoder(Ballot).decode(path.read_bytes())
         except FileNotFoundError:
             if len(self.log):
                 raise CorruptState(
@@ -322,7 +322,7 @@ class VoterFiles:
     def _read_floor(self) -> StoredFloor:
         path = self.root / "floor"
         try:
-            return msgspec.msgpack.decode(path.read_bytes(), type=StoredFloor)
+            return decoders.msgpack_decoder(StoredFloor).decode(path.read_bytes())
         except FileNotFoundError:
             return StoredFloor(0, 0, NO_RECORD, None, None, (), "log")
         except (OSError, msgspec.MsgspecError) as error:
@@ -332,7 +332,7 @@ class VoterFiles:
 def kept_addresses(root: Path) -> tuple[str, ...]:
     """Where the other voters were reached before; empty if that is not known."""
     try:
-        return msgspec.msgpack.decode((root / "voters").read_bytes(), type=tuple[str, ...])
+        return decoders.msgpack_decoder(tuple[str, ...]).decode((root / "voters").read_bytes())
     except (OSError, msgspec.MsgspecError):
         return ()  # Only hints: the swarm is found without them too.
 

@@ -29,7 +29,7 @@ STATUS_OURS = {
     "host.control": "client",
     "host.files": "home local_settings",
     "host.runtime": "kernel_cache log_lines software",
-    "protocol": "errors limits status",
+    "protocol": "decoders errors limits status",
     "shoal": "__main__",
     "shoal.cli": "app",
     "shoal.common": "choices daemons exit_codes extras failures versions writing",

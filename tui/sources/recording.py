@@ -20,6 +20,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
+from protocol import decoders
 from protocol.errors import UserError
 from protocol.tape import MAGIC as TAPE_MAGIC
 from tui.frames.frame import Frame, Told
@@ -88,7 +89,7 @@ class Recording:
         if content is None:
             raise self._damaged(offset)
         try:
-            return msgspec.msgpack.decode(content, type=wanted)
+            return decoders.msgpack_decoder(wanted).decode(content)
         except msgspec.MsgspecError as error:
             raise UserError(
                 f"The recording {self.path} holds no frame at offset {offset}: {error}. It may "
@@ -140,7 +141,7 @@ class Recording:
         size = int.from_bytes(head[:4], "big")
         content = self._content(0, size) if len(head) and size <= TITLE_BYTES_MAX else None
         try:
-            title = msgspec.msgpack.decode(content or b"", type=_Title)
+            title = decoders.msgpack_decoder(_Title).decode(content or b"")
         except msgspec.MsgspecError as error:
             raise UserError(f"{self.path} is no recording of Shoal (offset 0).") from error
         if title.shoal_recording != VERSION:

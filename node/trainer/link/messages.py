@@ -21,7 +21,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from protocol import limits
+from protocol import decoders, limits
 from protocol.errors import InternalError, ShoalError
 from protocol.ids import Count
 
@@ -405,8 +405,8 @@ Framed = Struct
 M = TypeVar("M")
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-COMMANDS: Final = msgspec.msgpack.Decoder(Command)
-EVENTS: Final = msgspec.msgpack.Decoder(Event)
+COMMANDS: Final = decoders.msgpack_decoder(Command)
+EVENTS: Final = decoders.msgpack_decoder(Event)
 
 
 def frame(message: Framed) -> bytes:

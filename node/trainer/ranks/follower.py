@@ -27,6 +27,7 @@ from node.trainer.link.endpoint import BlockingEnd
 from node.trainer.main import be_quiet, tell_failure
 from node.trainer.ranks import messages as rank_link
 from node.trainer.setup import TrainerSetup, limit_resources
+from protocol import decoders
 from protocol.errors import InternalError
 from protocol.project import Genesis
 
@@ -73,7 +74,7 @@ class Following:
         limit_resources(configure)
         place = Place(first.rank, configure.ranks, self._end, self._meeting)
         setup = TrainerSetup(configure, place)
-        seed = msgspec.msgpack.decode(configure.genesis, type=Genesis).seed
+        seed = decoders.msgpack_decoder(Genesis).decode(configure.genesis).seed
         while True:
             order = self._end.receive(None)
             match order:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-import msgspec
 from msgspec import Meta, Struct
 
 from node.trainer.link.messages import Configure, Failed
+from protocol import decoders
 from protocol.ids import Count
 
 Rank = Annotated[int, Meta(ge=1, le=1024)]
@@ -65,5 +65,5 @@ class Following(Struct, frozen=True, array_like=True, tag=True):
 Order = Follow | Share | Abandon | SpreadWeights | SpreadMoments
 Answer = Following | Failed
 
-ORDERS: Final = msgspec.msgpack.Decoder(Order)
-ANSWERS: Final = msgspec.msgpack.Decoder(Answer)
+ORDERS: Final = decoders.msgpack_decoder(Order)
+ANSWERS: Final = decoders.msgpack_decoder(Answer)

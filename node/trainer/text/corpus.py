@@ -44,6 +44,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from node.trainer.text.tokenizer import Vocabulary, load_vocabulary
+from protocol import decoders
 from protocol.errors import CorruptState, UserError
 from protocol.log.permutation import block_at
 from protocol.project import DataSpec, hub_name
@@ -210,7 +211,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _read_facts(folder: Path) -> CorpusFacts:
     try:
-        return msgspec.json.decode((folder / FACTS_FILE).read_bytes(), type=CorpusFacts)
+        return decoders.json_decoder(CorpusFacts).decode((folder / FACTS_FILE).read_bytes())
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CorruptState(f"{folder} is not a usable text cache ({error}); delete it") from error
 

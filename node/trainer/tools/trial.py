@@ -18,6 +18,7 @@ from node.trainer.failures import failure_of, is_out_of_memory
 from node.trainer.link.messages import Configure
 from node.trainer.tools.trial_facts import TrialAnswer as Answer
 from node.trainer.tools.trial_facts import TrialWish as Wish
+from protocol import decoders
 from protocol.errors import ShoalError, UserError
 from protocol.project import ModelSpec
 
@@ -137,7 +138,7 @@ def main() -> int:
 
     be_quiet()
     try:
-        wish = msgspec.json.decode(sys.stdin.buffer.read(WISH_BYTES_MAX), type=Wish)
+        wish = decoders.json_decoder(Wish).decode(sys.stdin.buffer.read(WISH_BYTES_MAX))
     except msgspec.MsgspecError as error:
         print(error, file=sys.stderr)
         return UserError.exit_code
