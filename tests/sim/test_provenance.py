@@ -228,7 +228,7 @@ def push_dropped_from_merge(patch, swarm):
 
 FAULTS = {
     "a-broadcast-before-commit": (broadcast_before_commit, {}, "another record"),
-    "b-participants-by-learner": (participants_by_learner, {}, "lacks"),
+    "b-participants-by-learner": (participants_by_learner, {}, "lacks|claims"),
     "c-two-unresolved-pushes": (two_unresolved_pushes, {}, "merged before"),
     "d-separate-error-feedback": (
         separate_error_feedback,
