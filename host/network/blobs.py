@@ -106,12 +106,14 @@ async def serve_one(
 
     way: what limits everything that this host sends.
     """
-    has_slot = await _wait_for_slot(wire.peer, slots)
+    has_slot = False
     try:
         request = await wire.read_exactly(REQUEST_BYTES, timeout_s=REQUEST_S)
         if not request.startswith(MAGIC):
             raise MalformedMessage(f"host {short(wire.peer)} does not speak the blob protocol")
         digest, offset = request[8:40], int.from_bytes(request[40:], "big")
+        # Only now: streams that ask for nothing keep nobody waiting.
+        has_slot = await _wait_for_slot(wire.peer, slots)
         if not has_slot:
             await _answer(wire, BUSY, 0)
         else:

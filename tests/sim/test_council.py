@@ -28,7 +28,7 @@ from syncer_node.raft.jobs import BallotSaved, SaveBallot
 from syncer_node.raft.log import RaftLog
 from syncer_node.raft.replication import Replication
 from syncer_node.raft.voter_streams import VoterStreams
-from tests.support.choices import first
+from tests.support.choices import first, spread
 from tests.support.councils import RECOVERY_S, council, finds, isolate, refusals, standbys, wipe
 
 SEEDS = 60
@@ -177,7 +177,7 @@ def test_restarts_in_every_order_lose_nothing(order):
     assert len(restarted.checker.records) > records
 
 
-@pytest.mark.parametrize("after_s", [0.001 * step for step in range(0, 200, 7)])
+@pytest.mark.parametrize("after_s", spread(6, [0.001 * step for step in range(0, 200, 7)]))
 def test_the_swarm_forms_whenever_its_first_leader_dies(after_s):
     forming = Council(3)
     forming.boot()
@@ -345,7 +345,7 @@ def test_nearly_all_voters_may_change_at_once():
     check_recovery(replaced, RECOVERY_S)
 
 
-@pytest.mark.parametrize("after_s", [0.01 * step for step in range(0, 60, 3)])
+@pytest.mark.parametrize("after_s", spread(5, [0.01 * step for step in range(0, 60, 3)]))
 def test_a_change_of_most_voters_survives_the_death_of_its_leader(after_s):
     replaced = replace_all_but_one()
     old = replaced.named("syncer-0")

@@ -57,7 +57,7 @@ def restarts(swarm, *, trainers=False):
             swarm.world.at(at_s + 2.0, lambda host=learner: host.is_up or host.boot())
 
 
-@pytest.mark.parametrize("codec", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", first(2, ["int4", "f32", "bf16", "int8"]))
 @pytest.mark.parametrize("apply", ["overwrite", "rebase"])
 def test_every_codec_carries_sets_exactly(codec, apply):
     swarm = make(2, apply=apply, codec=codec)

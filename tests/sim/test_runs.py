@@ -20,7 +20,7 @@ from simulator.scenarios import runs, scenarios, sweeps
 from simulator.scenarios.swarm import build_swarm
 from simulator.virtual.network import AccessLink, Network, NetworkModel
 from simulator.virtual.nodes import ChurnModel, Speed, SpeedModel
-from tests.support.choices import first
+from tests.support.choices import first, spread
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 CALM = NetworkModel(latency_s=0.1, jitter_s=0.0, bytes_per_s=1000.0)
@@ -115,7 +115,7 @@ def test_a_swarm_on_clocks_that_drift_merges_on():
 # Scenarios.
 
 
-@pytest.mark.parametrize("name", [n for n in scenarios.BUILT_IN if n != "hour"])
+@pytest.mark.parametrize("name", spread(3, [n for n in scenarios.BUILT_IN if n != "hour"]))
 def test_a_built_in_scenario_holds(name):
     outcome = runs.run(scenarios.find(name, 1), 1, until_s=200.0, line=silent)
     assert outcome.violation == ""
@@ -172,7 +172,10 @@ def trace_of(tmp_path, number, hash_seed, *arguments):
     return hashlib.sha256(path.read_bytes()).hexdigest(), path.read_text()
 
 
-@pytest.mark.parametrize(("name", "seed"), [("swarm", "4"), ("swarm", "8"), ("voters", "3")])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("swarm", "4"), ("voters", "3"), pytest.param("swarm", "8", marks=pytest.mark.slow)],
+)
 def test_the_same_seed_gives_the_same_trace_byte_for_byte(tmp_path, name, seed):
     arguments = (name, "--seed", seed, "--until", "90s")
     one, text = trace_of(tmp_path, 1, "1", *arguments)

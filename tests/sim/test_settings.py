@@ -41,7 +41,7 @@ def test_a_swarm_trains_with_each_outer_step(outer):
     assert {merged.nesterov for merged in swarm.ledger.merges} == {outer.nesterov}
 
 
-@pytest.mark.parametrize("weights", ["quality", "tokens", "equal"])
+@pytest.mark.parametrize("weights", first(1, ["tokens", "quality", "equal"]))
 def test_a_swarm_trains_with_each_rule_of_weights(weights):
     swarm = trained(rounds=rounds(weights=weights))
     parts = [part for merged in swarm.ledger.merges for part in merged.contributions]
@@ -60,7 +60,7 @@ def test_a_swarm_trains_with_each_rule_of_weights(weights):
     assert all(part.weight == expected(part) for part in current)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.9])
+@pytest.mark.parametrize("alpha", first(1, [0.25, 0.0, 0.9]))
 def test_a_swarm_trains_with_each_share_that_a_blend_keeps(alpha):
     trained(rounds=rounds(apply="blend", alpha=alpha))
 
@@ -89,12 +89,12 @@ def test_a_swarm_trains_with_one_bit_both_ways():
     trained(rounds=rounds(up_codec="int1", down_codec="int1"))
 
 
-@pytest.mark.parametrize("strategy", ["balanced", "tensor", "layer"])
+@pytest.mark.parametrize("strategy", first(1, ["tensor", "balanced", "layer"]))
 def test_a_swarm_trains_with_each_way_to_cut_a_model(strategy):
     trained(strategy=strategy)
 
 
-@pytest.mark.parametrize("steps_s", [(0.3, 0.3, 0.3), (0.2, 0.6)])
+@pytest.mark.parametrize("steps_s", first(1, [(0.2, 0.6), (0.3, 0.3, 0.3)]))
 def test_the_published_eligibility_merges_one_fragment_for_each_step_of_the_fastest(steps_s):
     spec = rounds(local_steps=4, eligible="step", pace_share=0.0, overlap_steps=2)
     swarm = trained(120.0, rounds=spec, steps_s=steps_s)
@@ -163,7 +163,7 @@ def slow_uplink(swarm, learner, seconds):
     swarm.syncer.run_job = run_job
 
 
-@pytest.mark.parametrize("apply", ["overwrite", "blend", "rebase"])
+@pytest.mark.parametrize("apply", first(1, ["rebase", "blend", "overwrite"]))
 @pytest.mark.parametrize("seconds", first(1, [1.5, 4.0]))
 def test_a_slow_uplink_takes_part_with_every_fragment_and_each_push_counts_once(apply, seconds):
     swarm = build_swarm(2, steps_s=(0.3, 0.3, 0.3), rounds=rounds(apply=apply))
@@ -209,7 +209,7 @@ def check_every_local_step_is_accounted_for(swarm, learner):
         assert merged + track.discarded_steps + on_its_way + rest == done
 
 
-@pytest.mark.parametrize("apply", ["overwrite", "blend", "rebase"])
+@pytest.mark.parametrize("apply", first(1, ["rebase", "blend", "overwrite"]))
 def test_a_learner_that_was_away_comes_back_with_the_weight_of_all_it_did_once(apply):
     swarm = build_swarm(4, steps_s=(0.3, 0.3, 0.3), rounds=rounds(apply=apply))
     away = swarm.learners[1]

@@ -29,7 +29,9 @@ def facts(swarm, kind, host=None):
     return [f for _, key, f in swarm.world.facts if isinstance(f, kind) and host in (None, key)]
 
 
-@pytest.mark.parametrize("rounds", [OVERWRITE, REBASE, BLEND], ids=["overwrite", "rebase", "blend"])
+@pytest.mark.parametrize(
+    "rounds", first(1, [REBASE, OVERWRITE, BLEND]), ids=["rebase", "overwrite", "blend"]
+)
 def test_a_swarm_learns_and_its_checkpoints_show_it(rounds):
     swarm = build_swarm(1, rounds=rounds)
     swarm.world.run(90.0)
@@ -287,7 +289,9 @@ def test_a_learner_that_finishes_while_its_syncer_is_gone_waits_for_another_one_
 
 
 @pytest.mark.parametrize("seed", first(1, range(3)))
-@pytest.mark.parametrize("rounds", [OVERWRITE, REBASE, BLEND], ids=["overwrite", "rebase", "blend"])
+@pytest.mark.parametrize(
+    "rounds", first(1, [REBASE, OVERWRITE, BLEND]), ids=["rebase", "overwrite", "blend"]
+)
 def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):
     swarm = build_swarm(seed, rounds=rounds)
     afflict(swarm, seed, until_s=120.0)

@@ -11,6 +11,7 @@ import pytest
 
 from protocol.status import ContributorRow, GuestStatus
 from tests.support import recordings
+from tests.support.choices import spread
 from tests.support.screens import screen_lines, screen_text
 from tests.support.staged import LARGE, SMALL, Staged, drive, settle
 from tui import once
@@ -284,7 +285,7 @@ def test_time_left_is_told_only_where_it_is_known():
     assert "ETA done" in banner.title(scene_of("ended"), 120).plain
 
 
-@pytest.mark.parametrize("name", SMALL_RECORDINGS)
+@pytest.mark.parametrize("name", spread(6, SMALL_RECORDINGS))
 def test_every_view_can_be_drawn_and_ascii_is_ascii(name):
     app = ShoalApp(Staged(recordings.RECORDINGS[name]()), is_ascii=True)
 
