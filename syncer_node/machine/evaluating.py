@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from protocol.log.records import Body, CheckpointEvaluated, CheckpointMarked
 from protocol.log.state import SwarmState
 from protocol.messages import Evaluation
@@ -110,6 +112,14 @@ class Evaluating:
             self.pending, self.evaluator = 0, None
 
     def _choose(self) -> Session | None:
-        """The fastest willing learner; the same one as long as it stays the fastest."""
+        """A willing learner of which something was merged, drawn anew for each mark.
+
+        The draw follows the hash of the log's head, which nobody can choose or foresee: who claims
+        to be fast evaluates no more often than others. Before the first merge anybody may.
+        """
         willing = [session for session in self.members.training() if session.evaluates]
-        return min(willing, key=lambda session: (session.step_s or 1e9, session.peer), default=None)
+        proven = [session for session in willing if session.merges]
+        return min(proven or willing, key=self._drawn, default=None)
+
+    def _drawn(self, session: Session) -> bytes:
+        return blake3(self.state.head + session.peer).digest()
