@@ -15,6 +15,14 @@ from protocol.messages import Cursor, Heartbeat, Hello
 RATE_FACTOR = 0.2
 """Weight of the newest measurement of a learner's rate."""
 
+MISSES_MAX = 2
+"""Payloads in a row that may fail to come before a learner is asked last."""
+
+MISS_PAUSE_S = 30.0
+"""How long it is asked last then; each further miss doubles that."""
+
+MISS_DOUBLINGS_MAX = 5
+
 IDLE_STEPS = 3.0
 """Local steps that may fail to come before a learner counts as slower than it was."""
 
@@ -49,6 +57,10 @@ class Session:
     """Local steps per second by what was merged; 0 before the first merge."""
     training_s: float | None = None
     """When it was first heard to train."""
+    misses: int = 0
+    """Pushes in a row that it announced and whose payload did not come."""
+    missed_s: float = 0.0
+    """When the newest of them failed."""
     lost_reason: str = ""
     has_left: bool = False
     """It said goodbye."""
@@ -133,6 +145,21 @@ class Session:
         """When it began with what it hands in next for this fragment."""
         began_s = self.since_s if self.training_s is None else self.training_s
         return self.merged_s.get(fragment, began_s)
+
+    def missed(self, now_s: float) -> None:
+        """A payload that it announced did not come."""
+        self.misses += 1
+        self.missed_s = now_s
+
+    def keeps_word(self, now_s: float) -> bool:
+        """Whether it may be asked like any other: payloads that it announces do come.
+
+        After two in a row that did not, it is asked last for a while, and longer each time.
+        """
+        if self.misses < MISSES_MAX:
+            return True
+        pause_s = MISS_PAUSE_S * 2.0 ** min(self.misses - MISSES_MAX, MISS_DOUBLINGS_MAX)
+        return now_s >= self.missed_s + pause_s
 
     def steps_on(self, fragment: int, version: int) -> int:
         """Local steps not handed in, counted only if they stand on this very version."""

@@ -7,6 +7,7 @@ asked for, so that the event loop only ever moves small things.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import TypeVar, TypeVarTuple, Unpack
 import numpy as np
 
 from host.hedged_fetch import fetch_from
+from host.network.blobs import FETCHES_MAX
 from host.network.leader_discovery import learners_topic
 from host.runtime.compute_pool import Cores, give_way
 from host.transport import Transport
@@ -37,6 +39,10 @@ log = logging.getLogger("shoal.syncer")
 
 MERGES_AT_ONCE = 2
 SOURCES_ASKED_MAX = 8
+STRANGERS_FETCHED_MAX = FETCHES_MAX // 2
+"""Payloads fetched at once of learners of which nothing was merged yet: however many keys announce
+some and never send them, those who do find a turn."""
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -57,6 +63,9 @@ class JobExecutor:
     other_syncers: Callable[[], list[bytes]]
     payloads: PayloadTape | None = None
     merge_pool: Executor = field(init=False)
+    _strangers: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(STRANGERS_FETCHED_MAX)
+    )
 
     def __post_init__(self) -> None:
         self.merge_pool = ThreadPoolExecutor(
@@ -121,12 +130,16 @@ class JobExecutor:
     async def _fetch_push(self, job: jobs.FetchPush) -> JobResult:
         header = job.header
         push = (job.peer, header.incarnation, header.sequence)
+        turn = contextlib.nullcontext() if job.is_proven else self._strangers
         try:
-            payload = await self.transport.fetch(job.peer, header.digest, header.payload_bytes)
+            async with asyncio.timeout(job.left_s), turn:
+                payload = await self.transport.fetch(job.peer, header.digest, header.payload_bytes)
             keep = partial(self.bank.keep_push, push, header.fragment, payload, header.codec)
             await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
         except MalformedPayload as error:
             return jobs.PushRefused(error.reason, str(error))
+        except TimeoutError:
+            return Failed("it did not come before the pull's deadline")
         if self.payloads is not None:
             self.payloads.keep_push(job, payload)
         return jobs.PushFetched()

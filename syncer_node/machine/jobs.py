@@ -31,6 +31,10 @@ class FetchPush:
     peer: bytes
     round: int
     header: PushHeader
+    left_s: float
+    """Until the deadline of the pull: later it counts for nothing."""
+    is_proven: bool
+    """Something of this learner was merged before."""
 
 
 @dataclass(frozen=True, slots=True)

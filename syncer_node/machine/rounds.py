@@ -103,7 +103,9 @@ class Rounds:
             self._settle(session.peer, header, *fate)
             return
         ticket.state = PullState.SENDING
-        self.effects.start(jobs.FetchPush(session.peer, header.round, header))
+        left_s = ticket.asked_s + self.spec.pull_timeout_s - now_s
+        is_proven = session.merges > 0
+        self.effects.start(jobs.FetchPush(session.peer, header.round, header, left_s, is_proven))
 
     def _forget_sequences(self) -> None:
         """Of sessions that are over: their pulls are void, so nothing of theirs can count again."""
@@ -145,8 +147,14 @@ class Rounds:
         if ticket is not None and ticket.state is PullState.ASKED:
             ticket.state = PullState.FAILED
 
-    def on_fetched(self, job: jobs.FetchPush, result: object) -> None:
+    def on_fetched(self, job: jobs.FetchPush, result: object, now_s: float) -> None:
         """The payload arrived, or did not."""
+        session = self.members.sessions.get(job.peer)
+        if session is not None and session.incarnation == job.header.incarnation:
+            if isinstance(result, jobs.PushFetched):
+                session.misses = 0
+            else:
+                session.missed(now_s)
         current, ticket = self._find(job.peer, job.round)
         is_awaited = (
             (current is None or current.is_collecting)
@@ -389,8 +397,8 @@ class Rounds:
     def _ask(self, current: Round, able: list[Session], taken: set[bytes], now_s: float) -> None:
         """Ask everybody who can deliver and is not asked by another round right now.
 
-        Slow uplinks are left alone if another fragment is more urgent for them, unless the quorum
-        needs them.
+        Slow uplinks are left alone if another fragment is more urgent for them, and so are learners
+        whose payloads failed to come, unless the quorum needs them.
         """
         fit = [
             session
@@ -401,7 +409,11 @@ class Rounds:
         if not fit:
             return
         coming = [current.fragment, *self.coming()]
-        turn = [session for session in fit if self.uplinks.is_turn(session.key, coming)]
+        turn = [
+            session
+            for session in fit
+            if session.keeps_word(now_s) and self.uplinks.is_turn(session.key, coming)
+        ]
         is_enough = current.hoped_for + len(turn) >= current.required(now_s)
         for session in turn if is_enough else fit:
             current.ask(session.peer, now_s, newest=self.last_round)

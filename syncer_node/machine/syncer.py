@@ -373,7 +373,7 @@ class SyncerMachine(VoterBase):
             case jobs.InitialiseWeights():
                 self.leadership.on_weights(result)
             case jobs.FetchPush():
-                self.leadership.rounds.on_fetched(job, result)
+                self.leadership.rounds.on_fetched(job, result, self._now_s)
             case jobs.Merge():
                 self.leadership.rounds.on_merged(job, result, self._now_s)
             case jobs.WriteSnapshot():

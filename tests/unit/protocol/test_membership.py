@@ -142,3 +142,19 @@ def test_a_session_knows_how_many_local_steps_its_heartbeats_bring():
     assert mine.stride == 6, "news of other things brings no steps"
     mine.hear(heartbeat(local_step=2), 2.0)
     assert mine.stride == 0, "another trainer"
+
+
+def test_who_announces_what_does_not_come_is_asked_last_for_a_while_and_longer_each_time(members):
+    opened = members.open(ONE.key, hello(), 0.0)
+    opened.missed(10.0)
+    assert opened.keeps_word(10.0)
+    opened.missed(20.0)
+    assert not opened.keeps_word(49.9)
+    assert opened.keeps_word(50.0)
+    opened.missed(50.0)
+    assert not opened.keeps_word(109.9)
+    for _ in range(30):
+        opened.missed(200.0)
+    assert opened.keeps_word(200.0 + 32 * 30.0)
+    opened.misses = 0
+    assert opened.keeps_word(200.0)

@@ -199,3 +199,25 @@ def test_sessions_that_are_over_are_forgotten():
     uplinks.keep(set())
     assert not uplinks.spans
     assert not uplinks.sent
+
+
+@pytest.mark.parametrize(("quorum", "is_asked"), [(1, False), (2, True)])
+def test_whose_payloads_did_not_come_is_asked_only_if_the_quorum_needs_it(quorum, is_asked):
+    bench = SyncerBench(project(rounds(quorum=quorum, overlap_steps=1))).start(ONE, TWO)
+    for _ in range(2):
+        bench.seat.members.sessions[ONE.key].missed(bench.now_s)
+    for learner in (TWO, ONE):
+        bench.beat(learner)
+    bench.wait(0.1)
+    assert bench.last(TWO.key, Pull) is not None
+    assert (bench.last(ONE.key, Pull) is not None) == is_asked
+
+
+def test_a_fetch_knows_its_deadline_and_a_payload_that_does_not_come_is_counted():
+    bench, _ = left_behind(project(rounds(quorum=1, pull_timeout_s=5.0)))
+    (job,) = [job for job in bench.machine.effects.jobs.values() if isinstance(job, FetchPush)]
+    assert 4.0 < job.left_s <= 5.0
+    assert not job.is_proven
+    bench.done(FetchPush, Failed("it did not come before the pull's deadline"))
+    assert bench.seat.members.sessions[ONE.key].misses == 1
+    assert bench.seat.members.sessions[TWO.key].misses == 0
