@@ -16,7 +16,12 @@ from protocol import limits
 from protocol.errors import RemoteError, ShoalError, TransportLost
 from protocol.ids import NodeKey, short
 
-INCOMING_PER_PEER_MAX: Final = 16
+INCOMING_PER_PEER_MAX: Final = (
+    2 * limits.STREAMS_PER_PEER_MAX + streams.CONTROL_STREAMS_PER_PEER_MAX
+)
+"""A peer may already ask for its next blob while we have not yet seen that it closed the last one,
+in every one of its slots."""
+
 INCOMING_MAX: Final = streams.CONTROL_STREAMS_MAX + 4 * limits.STREAMS_SERVED_MAX
 """Streams of peers in any state, also those that were opened and then said nothing."""
 

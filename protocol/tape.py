@@ -27,7 +27,8 @@ from protocol.ids import Digest, NodeKey
 from protocol.project import CodecName
 
 MAGIC: Final = b"shoal tape 1\n"
-VERSION: Final = 2
+VERSION: Final = 3
+"""Goes up when frames change, and when machines decide otherwise for the same inputs."""
 
 CHECK_BYTES: Final = 4
 CHECKSUM_BYTES: Final = 8

@@ -12,6 +12,7 @@ from protocol.errors import CorruptState
 from protocol.log.records import FragmentMerged, StateDigests
 from protocol.numerics import chunks
 from protocol.numerics.buffers import F32
+from protocol.numerics.codecs import NonFinite
 from protocol.numerics.outer import outer_step_by
 from protocol.numerics.workers import ALONE, Workers
 from protocol.project import CodecName
@@ -80,20 +81,23 @@ def certified_version(
 ) -> tuple[F32, F32, StateManifests]:
     """The state that a merge record certifies, computed from the one before.
 
-    Raises CorruptState if it comes out differently: then the full state is needed.
+    Raises CorruptState if it comes out differently, or not at all, because the one before is not
+    what it should be: then the full state is needed.
     """
-    moved, velocity, manifests = next_version(
-        theta,
-        momentum,
-        payload,
-        codec=merged.codec,
-        learning_rate=merged.learning_rate,
-        momentum_coefficient=merged.momentum,
-        nesterov=merged.nesterov,
-        workers=workers,
-    )
-    if manifests.digests != merged.state:
-        raise CorruptState(
-            f"fragment {merged.fragment} v{merged.version} came out differently than certified"
+    failure = f"fragment {merged.fragment} v{merged.version} came out differently than certified"
+    try:
+        moved, velocity, manifests = next_version(
+            theta,
+            momentum,
+            payload,
+            codec=merged.codec,
+            learning_rate=merged.learning_rate,
+            momentum_coefficient=merged.momentum,
+            nesterov=merged.nesterov,
+            workers=workers,
         )
+    except NonFinite as error:
+        raise CorruptState(f"{failure}: {error}") from error
+    if manifests.digests != merged.state:
+        raise CorruptState(failure)
     return moved, velocity, manifests

@@ -81,6 +81,37 @@ def test_many_transfers_at_once_wait_for_their_turn(tmp_path):
     run(main())
 
 
+def test_a_peer_may_ask_for_more_before_its_last_streams_are_seen_to_be_closed(tmp_path):
+    async def main():
+        async with swarm(tmp_path, 2, STREAMS) as (one, two):
+            serve_blob(one)
+            ask = blobs.MAGIC + DIGEST + len(BLOB).to_bytes(8, "big")
+
+            async def asked():
+                wire = await two.transport.dial_plain(one.identity.key, BLOB_PROTOCOL)
+                await wire.write(ask, timeout_s=5)
+                return wire
+
+            answer = bytes([blobs.OK]) + len(BLOB).to_bytes(8, "big")
+            read = [await asked() for _ in range(limits.STREAMS_PER_PEER_MAX)]
+            for wire in read:
+                assert await wire.read_exactly(blobs.ANSWER_BYTES, timeout_s=5) == answer
+            more = [await asked() for _ in read]
+            waiting = [
+                asyncio.ensure_future(wire.read_exactly(blobs.ANSWER_BYTES, timeout_s=5))
+                for wire in more
+            ]
+            answered, _ = await asyncio.wait(waiting, timeout=0.3)
+            assert not answered
+            for wire in read:
+                wire.close()
+            assert await asyncio.gather(*waiting) == [answer] * len(more)
+            for wire in more:
+                wire.close()
+
+    run(main())
+
+
 def test_a_broken_transfer_goes_on_from_its_offset(tmp_path):
     async def main():
         async with swarm(tmp_path, 3, STREAMS) as (one, two, three):

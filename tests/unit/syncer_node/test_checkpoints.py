@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from host.bulk.blob_store import BlobStore
 from host.files.signed_project import OpenedProject
@@ -173,8 +174,6 @@ def test_a_checkpoint_that_vanished_is_as_good_as_damaged(syncer):
 
 
 def test_a_checkpoint_of_other_weights_than_the_log_names_is_not_used(syncer):
-    from safetensors.numpy import load_file, save_file
-
     path = syncer.place(syncer.second) / "state.safetensors"
     tensors = load_file(path)
     tensors["theta.0001"] = tensors["theta.0001"] + 1
@@ -266,3 +265,15 @@ def test_a_log_that_ends_before_the_checkpoint_is_told_as_corrupt(syncer):
     flip(path, at=path.stat().st_size // 3)
     with pytest.raises(CorruptState, match="no other voter has the rest"):
         restarted(syncer)
+
+
+def test_first_weights_that_rotted_to_no_numbers_are_not_used(tmp_path, made):
+    one = Syncer(tmp_path).begin()
+    path = one.place(0) / "state.safetensors"
+    tensors = load_file(path)
+    tensors["momentum.0000"] = np.full_like(tensors["momentum.0000"], np.nan)
+    save_file(tensors, path)
+    one.merge(0)
+    _, recovered = restarted(one)
+    assert recovered.state.summary() == one.log.state.summary()
+    assert recovered.held == [NONE] * 4
