@@ -3,7 +3,11 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c 'import sys,
 BIN := .venv/bin
 READY := .venv/.installed
 THEIRS := .venv-bench/.installed
+QUICK := $(addprefix tests/,unit property sim tui repo net/test_swarm_processes.py)
 DOCS := .venv/.docs-installed
+
+# Tests start some thousand processes; each would compile every source anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test check fix install docs generate bench
 .DEFAULT_GOAL := check
@@ -22,7 +26,7 @@ demo: $(READY)
 # What to run after each change, in less than five minutes on two cores: all but the long simulations
 # and the real processes, of which one swarm runs from its first record to the export.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and (not net or smoke)"
+	$(BIN)/python -m pytest -m "not slow" $(QUICK)
 
 # Everything, the network lab included. Nothing is tried twice.
 check: $(READY)

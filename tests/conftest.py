@@ -31,12 +31,17 @@ settings.load_profile("any machine")
 LONG_FIRST = ("tests/net/", "tests/sim/", "tests/property/", "tests/tui/", "tests/repo/")
 
 
+TOGETHER = ("tests/sim/test_tape.py", "tests/sim/test_compare.py")
+"""Simulations that share a costly fixture."""
+
+
 class LongFirst(LoadScopeScheduling):
     """Keeps the tests of a file on one worker, where they share fixtures; simulations share little
-    and are handed out one by one."""
+    and are handed out one by one, but for `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith("tests/sim/") else nodeid.split("::", 1)[0]
+        is_alone = nodeid.startswith("tests/sim/") and not nodeid.startswith(TOGETHER)
+        return nodeid if is_alone else nodeid.split("::", 1)[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongFirst:

@@ -34,7 +34,7 @@ from tests.net.hosts import run as run_async
 from tests.net.swarms import TinySwarm, is_gone, shoal
 from tests.support.builders import hello
 
-pytestmark = [pytest.mark.net, pytest.mark.smoke, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(1800)]
 
 LEARNERS = ("ada", "bob", "eve")
 VICTIM = "eve"
@@ -218,6 +218,7 @@ def test_learners_outlive_their_syncer_and_lose_nothing(seen):
     assert all(steps > 0 for steps in seen.steps_away.values())
 
 
+@pytest.mark.slow
 def test_all_of_it_is_on_tape_and_replays(seen, tmp_path):
     """Three starts of the syncer, one of them ended with kill -9, and four learners' lives."""
     figures = tmp_path / "figures.json"

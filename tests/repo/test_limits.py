@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,9 +41,16 @@ SLEEPS = {
 
 def sources(*folders: str) -> Iterator[tuple[str, ast.Module, int]]:
     for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            text = path.read_text()
-            yield str(path.relative_to(ROOT)), ast.parse(text), len(text.splitlines())
+        yield from sources_of(folder)
+
+
+@functools.cache
+def sources_of(folder: str) -> list[tuple[str, ast.Module, int]]:
+    texts = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
+    return [
+        (str(path.relative_to(ROOT)), ast.parse(text), len(text.splitlines()))
+        for path, text in texts.items()
+    ]
 
 
 def folders() -> Iterator[Path]:

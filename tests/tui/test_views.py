@@ -285,7 +285,7 @@ def test_time_left_is_told_only_where_it_is_known():
     assert "ETA done" in banner.title(scene_of("ended"), 120).plain
 
 
-@pytest.mark.parametrize("name", spread(6, SMALL_RECORDINGS))
+@pytest.mark.parametrize("name", spread(2, SMALL_RECORDINGS))
 def test_every_view_can_be_drawn_and_ascii_is_ascii(name):
     app = ShoalApp(Staged(recordings.RECORDINGS[name]()), is_ascii=True)
 
