@@ -63,7 +63,7 @@ def _attach(module: ModuleType) -> None:
 install()
 
 from hivemind.dht.node import DHTNode  # noqa: E402
-from hivemind.dht.protocol import ValidationError  # noqa: E402
+from hivemind.dht.protocol import DHTProtocol, ValidationError  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.storage import DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
@@ -71,13 +71,18 @@ from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed  # noqa: E402
 from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe as read_message  # noqa: E402
 from hivemind.p2p.p2p_daemon_bindings.utils import write_pbmsg as write_message  # noqa: E402
-from hivemind.proto import p2pd_pb2  # noqa: E402
+from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
+
+# A protocol answers once its handlers are registered, and learns who it is only after that: a peer
+# that asks in between, as neighbours of a restarted host do, met an AttributeError.
+DHTProtocol.node_info = dht_pb2.NodeInfo()
 
 __all__ = [
     "DHTID",
     "P2P",
     "DHTNode",
+    "DHTProtocol",
     "DHTRecord",
     "DictionaryDHTValue",
     "Multiaddr",
