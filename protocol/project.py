@@ -161,6 +161,12 @@ class InnerSpec(Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, moments=other.moments) == other
 
 
+TrustRule = Literal["all", "earned"]
+"""`all`: every push counts in full, clipped against the others of its merge only. `earned`: by
+where the learner's pushes pointed so far (`protocol.standing`), clipped against the newest push of
+every learner."""
+
+
 class OuterSpec(Struct, frozen=True, array_like=True):
     """What a merge does: SGD with momentum on the decoded merged displacement."""
 
@@ -170,6 +176,8 @@ class OuterSpec(Struct, frozen=True, array_like=True):
     """A push whose norm exceeds this multiple of the group's median is scaled down to it."""
     nesterov: bool = True
     """Look ahead along the new momentum; otherwise plain momentum. No effect without momentum."""
+    trust: TrustRule = "all"
+    """How far the push of a learner counts."""
 
 
 class RoundSpec(Struct, frozen=True, array_like=True):

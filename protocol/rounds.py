@@ -60,6 +60,8 @@ class PullTicket:
     codec: CodecName = "int4"
     newest: int = 0
     """Number of the newest round when it was asked."""
+    is_trusted: bool = True
+    """Whether the push would count: one that would not makes no quorum."""
 
     def is_pending(self, now_s: float, timeout_s: float) -> bool:
         is_waiting = self.state is PullState.ASKED or self.state is PullState.SENDING
@@ -83,8 +85,10 @@ class Round:
     closed_s: float | None = None
     live: int = 0
     """Training sessions at the last look; what the quorum may fall to."""
+    quorum: int = 0
+    """Pushes that it needs if the charter asks for fewer."""
     fresh: int = 0
-    """Pushes that this round asked for and got.
+    """Pushes that this round asked for and got, of learners that count.
 
     Those of an earlier round do not make a quorum: they would close it before others came.
     """
@@ -107,15 +111,16 @@ class Round:
 
     @property
     def hoped_for(self) -> int:
-        """Pushes that this round asked for and got, or may still get."""
-        asked = [one for one in self.tickets.values() if one.round == self.number]
+        """Pushes that count, and that this round asked for and got, or may still get."""
+        own = [one for one in self.tickets.values() if one.round == self.number]
+        asked = [one for one in own if one.is_trusted]
         return sum(ticket.state is not PullState.FAILED for ticket in asked)
 
     def fire(self, trigger: str) -> None:
         """Take a transition of the table; anything else is a bug."""
         self.state = ROUND_TRANSITIONS[self.state, trigger]
 
-    def ask(self, peer: bytes, now_s: float, *, newest: int = 0) -> None:
+    def ask(self, peer: bytes, now_s: float, *, newest: int = 0, is_trusted: bool = True) -> None:
         self.take(
             peer,
             PullTicket(
@@ -124,6 +129,7 @@ class Round:
                 fragment=self.fragment,
                 codec=self.spec.up_codec,
                 newest=newest,
+                is_trusted=is_trusted,
             ),
         )
 
@@ -135,7 +141,7 @@ class Round:
     def arrive(self, ticket: PullTicket) -> None:
         """The push that this ticket was waiting for is here."""
         ticket.state = PullState.ARRIVED
-        self.fresh += ticket.round == self.number
+        self.fresh += ticket.round == self.number and ticket.is_trusted
 
     def pending(self, now_s: float) -> Iterator[bytes]:
         """Learners that may still deliver in time."""
@@ -160,7 +166,8 @@ class Round:
     def required(self, now_s: float) -> int:
         """Pushes needed now."""
         waited_s = now_s - self.opened_s
-        return effective_quorum(self.spec.quorum, self.live, waited_s, self.spec.patience_s)
+        quorum = max(self.spec.quorum, self.quorum)
+        return effective_quorum(quorum, self.live, waited_s, self.spec.patience_s)
 
     def look(self, now_s: float, *, live: int, window: GraceWindow, slowest_step_s: float) -> str:
         """What to do now: `wait`, `quorum` (just reached, grace begins), `close` or `abandon`."""

@@ -128,6 +128,12 @@ class PeerRow(Struct, kw_only=True):
     """The way of bulk data: direct or streams; empty where none was large enough to choose."""
     bulk_detail: str = ""
     """Why it is not direct."""
+    trust: float = 1.0
+    """How far its pushes count, from 0 to 1."""
+    direction: float | None = None
+    """Mean of their cosines to where the others point; None where nothing was compared."""
+    doubted: int = 0
+    """Merges in which a push of its key did not count in full."""
 
 
 class ContributorRow(Struct, kw_only=True):

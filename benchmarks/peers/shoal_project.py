@@ -45,6 +45,7 @@ def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -
         "outer.learning_rate": 1.0,
         "outer.momentum": 0.0,
         "outer.nesterov": False,
+        "outer.trust": "all",
         "rounds.local_steps": max(1, fragments // 2),
         "rounds.overlap_steps": fragments,
         "rounds.quorum": workers,

@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field, structs
 
 from protocol.ids import Count, NodeKey
+from protocol.standing import NOBODY, Standing, after
 
 Counts = tuple[int, int, int]
 """Merges, tokens summed over fragments, merges that were clipped."""
@@ -57,6 +58,10 @@ class Account(Struct, array_like=True):
     """Pushes that did not count, by outcome and reason."""
     merged_at_s: float = 0.0
     """Time of the record of its newest merge, by the leader's wall clock, for people."""
+    standing: Standing = NOBODY
+    """Where its pushes pointed."""
+    doubted: Count = 0
+    """Merges in which its push did not count in full, because of that."""
 
     @property
     def counts(self) -> Counts:
@@ -74,6 +79,11 @@ class Account(Struct, array_like=True):
         self.tokens += tokens
         self.clipped += is_clipped
         self.merged_at_s = at_s
+
+    def judged(self, cosine: float, trust: float) -> None:
+        """That push pointed so, and counted so far."""
+        self.standing = after(self.standing, cosine)
+        self.doubted += trust < 1.0
 
 
 def copied(accounts: Mapping[bytes, Account]) -> dict[bytes, Account]:

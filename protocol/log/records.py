@@ -91,6 +91,16 @@ class Contribution(Struct, frozen=True, array_like=True, gc=False):
     scale: Annotated[float, Meta(ge=0.0, le=1.0)]
     """Below 1 when the push was clipped to the group."""
     cursor: Cursor
+    cosine: Annotated[float, Meta(ge=-1.0, le=1.0)] = 0.0
+    """Of the push to where the others point; 0 where nothing was compared."""
+    trust: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    """How far the push counted, by where the learner's pushes pointed so far."""
+
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens as far as the push counted. What did not count is no progress and no credit: it
+        would end the run before its time."""
+        return self.tokens if self.trust == 1.0 else int(self.tokens * self.trust)
 
 
 class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):

@@ -18,6 +18,9 @@ CURVE_POINTS_MAX = 512
 MARKS_MAX = 16
 """Checkpoints whose evaluation may still come."""
 
+NORMS_MAX = 8
+"""Learners whose newest norm is remembered, of each fragment."""
+
 
 class FragmentState(Struct, frozen=True, array_like=True):
     """Newest committed version of one fragment."""
@@ -35,6 +38,13 @@ class CurvePoint(Struct, frozen=True, array_like=True):
     global_step: int
     tokens: int
     loss: float
+
+
+class KnownNorm(Struct, frozen=True, array_like=True):
+    """How long a learner's newest push of a fragment was."""
+
+    learner: bytes
+    norm: float
 
 
 class Mark(Struct, frozen=True, array_like=True):
@@ -77,6 +87,8 @@ class SwarmSummary(Struct, frozen=True, array_like=True):
     rounds: int
     is_ending: bool
     ended: records.RunEnded | None
+    norms: tuple[tuple[KnownNorm, ...], ...] = ()
+    """Of each fragment; empty in what learners are told."""
 
 
 @dataclass(slots=True)
@@ -108,6 +120,8 @@ class SwarmState:
     """Rounds opened as far as the log knows; the next round takes a higher number."""
     is_ending: bool = False
     ended: records.RunEnded | None = None
+    norms: list[dict[bytes, float]] = field(default_factory=list)
+    """Of each fragment: how long the newest push of each learner was, newest last."""
 
     @property
     def tokens(self) -> int:
@@ -192,6 +206,7 @@ class SwarmState:
             raise MalformedMessage("weights are initialised once")
         self.fragments = [FragmentState(0, state, index) for state in fragments]
         self.tokens_by_fragment = [0] * len(fragments)
+        self.norms = [{} for _ in fragments]
 
     def _merge(self, merged: records.FragmentMerged, record: records.Record) -> None:
         if merged.fragment >= len(self.fragments):
@@ -206,13 +221,25 @@ class SwarmState:
         self.rounds = max(self.rounds, merged.round)
         accounts, advance = self.accounts, self.leases.advance
         for part in merged.contributions:  # Of hundreds, at each of hundreds of learners.
-            tokens = part.tokens
+            tokens = part.counted_tokens
             self.tokens_by_fragment[merged.fragment] += tokens
             account = accounts.get(part.learner)
             if account is None:
                 account = accounts[part.learner] = Account()
             account.merged(tokens, is_clipped=part.scale < 1.0, at_s=record.at_s)
             advance((part.learner, part.incarnation), part.cursor, self.block_sequences)
+            if part.cosine:
+                account.judged(part.cosine, part.trust)
+        self._note_norms(merged)
+
+    def _note_norms(self, merged: records.FragmentMerged) -> None:
+        """The newest push of a learner says how long its next one may be expected to be."""
+        known = self.norms[merged.fragment]
+        for part in merged.contributions[-NORMS_MAX:]:
+            known.pop(part.learner, None)
+            known[part.learner] = part.norm
+        while len(known) > NORMS_MAX:
+            del known[next(iter(known))]
 
     def _thin_curve(self) -> None:
         """Keep the curve bounded for months: drop every second old point, never the best."""
@@ -222,8 +249,9 @@ class SwarmState:
             old = [p for at, p in enumerate(self.curve[:half]) if at % 2 == 0 or p is best]
             self.curve = old + self.curve[half:]
 
-    def summary(self, *, with_accounts: bool = True) -> SwarmSummary:
-        """This state as one value; without accounts it stays small however many contribute."""
+    def summary(self, *, with_accounts: bool = True, with_norms: bool = True) -> SwarmSummary:
+        """This state as one value; without accounts it stays small however many contribute.
+        Learners need no norms."""
         return SwarmSummary(
             index=self.index,
             head=self.head,
@@ -246,6 +274,13 @@ class SwarmState:
             rounds=self.rounds,
             is_ending=self.is_ending,
             ended=self.ended,
+            norms=self._known_norms() if with_norms else (),
+        )
+
+    def _known_norms(self) -> tuple[tuple[KnownNorm, ...], ...]:
+        return tuple(
+            tuple(KnownNorm(learner, norm) for learner, norm in known.items())
+            for known in self.norms
         )
 
     @classmethod
@@ -280,4 +315,6 @@ class SwarmState:
             rounds=summary.rounds,
             is_ending=summary.is_ending,
             ended=summary.ended,
+            norms=[{one.learner: one.norm for one in known} for known in summary.norms]
+            or [{} for _ in summary.fragments],
         )

@@ -97,6 +97,17 @@ class Source:
         return joined(found)
 
 
+def products(source: Source, span: TensorSpan, start: int, stop: int, other: F32) -> list[float]:
+    """Of these elements of the span, block by block: the sum of products with `other`, which begins
+    where they do. In float64, in an order fixed here: the same bits everywhere."""
+    sums: list[float] = []
+    for at, end in pieces(stop - start, start, codecs.CHUNK):
+        mine = source.decoded(span, at, end).reshape(-1, BLOCK).T.astype(np.float64, order="C")
+        mine *= other[at - start : end - start].reshape(-1, BLOCK).T
+        sums.extend(low_bit.folded(mine).tolist())
+    return sums
+
+
 def weighted_sum(
     parts: Sequence[tuple[Source, float]], span: TensorSpan, start: int, out: F32
 ) -> Squares:

@@ -144,6 +144,12 @@ SECTIONS = (
                 "a push longer than this many times the median push is scaled down to it",
             ),
             Line("nesterov", True, "look ahead along the momentum; false: plain momentum"),
+            Line(
+                "trust",
+                "earned",
+                "how far a push counts: earned, by where the learner's earlier ones pointed; or "
+                "all, in full",
+            ),
         ),
     ),
     Section(

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from cyclopts import Parameter, validators
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from host.files.home import Home
 from protocol.errors import UserError
-from protocol.project import Charter, Genesis, encode, project_id
+from protocol.project import Charter, Genesis
 from shoal.common import choices
-from shoal.project import project_file
 from shoal.project.project_file import ProjectFile
-from shoal.project.template import Value, create_text
-from shoal.sim import plots
+from shoal.sim import plots, run_progress, trial_project
 from shoal.sim.scale import write_rows
 from simulator.compare.setting import Setting
 
 if TYPE_CHECKING:
     from simulator.compare.algorithms import Algorithm
     from simulator.compare.results import Folder, Summary
-
-NAME = "comparison"
-CHANGES: Mapping[str, Value] = {
-    "model.config.hidden_size": 64,
-    "model.config.intermediate_size": 168,
-    "model.config.num_hidden_layers": 2,
-    "data.sequence_tokens": 64,
-    "limits.heldout_sequences": 1024,
-}
-"""What a comparison changes in the project that `shoal project create` writes, to be affordable."""
-
-NEVER = 1_000_000
-"""Evaluations within a run would only cost time."""
 
 
 @Parameter(name="*")
@@ -133,13 +114,13 @@ def run(
     _check_parents(files.json, files.csv, files.plot)
     folder = Folder(results)
     console = Console()
-    file = _file(project, set)
+    file = trial_project.read(project, set)
     settings = [cluster.setting(one) for one in range(seed, seed + seeds)]
     plan = list(_plan(wanted, settings, file, home))
     missing = [one for one in plan if one.key not in folder.runs]
     if len(missing) < len(plan):
         console.print(f"{len(plan) - len(missing)} of {len(plan)} runs are in {results}")
-    with _progress(console, len(missing)) as watch:
+    with run_progress.bars(console, len(missing)) as watch:
         for one in missing:
             _do(one, folder, home, watch(f"{one.algorithm.name}, seed {one.setting.seed}"))
     rows = rows_of(folder.runs[one.key] for one in plan)
@@ -166,51 +147,10 @@ def _plan(
     from simulator.compare.results import fingerprint
 
     for setting in settings:
-        genesis, charter = _project(file, setting, home)
+        genesis, charter = trial_project.sign(file, setting, home)
         for algorithm in algorithms:
             key = fingerprint(algorithm, genesis, charter, setting)
             yield _Planned(algorithm, setting, genesis, charter, key)
-
-
-def _file(path: Path | None, changes: Sequence[str]) -> ProjectFile:
-    """The project to compare on. UserError if it cannot be used."""
-    if path is None:
-        text = create_text(NAME, changes={**CHANGES, **_changes(changes)})
-        return project_file.parse(text, Path(f"{NAME}.toml"))
-    if changes:
-        raise UserError("--set is for the built-in project; with --project, edit the file.")
-    return project_file.read_file(path)
-
-
-def _project(file: ProjectFile, setting: Setting, home: Home) -> tuple[Genesis, Charter]:
-    file = msgspec.structs.replace(file, seed=setting.seed)
-    genesis = project_file.make_genesis(file, owner=bytes(32), data_cache=home.data_cache())
-    budget = (
-        setting.learners * setting.steps * file.inner.batch_sequences * file.data.sequence_tokens
-    )
-    charter = project_file.make_charter(
-        file, project=project_id(encode(genesis)), this_host=bytes([1]) * 32, former=None
-    )
-    limits = msgspec.structs.replace(charter.limits, tokens=budget, evaluate_every=NEVER)
-    return genesis, msgspec.structs.replace(charter, limits=limits)
-
-
-def _changes(settings: Sequence[str]) -> dict[str, Value]:
-    """`key=value` as the project file has them. UserError for what it does not have."""
-    from shoal.project.charters import read_setting
-    from shoal.project.template import SECTIONS
-
-    known = {f"{section.name}.{line.key}": line for section in SECTIONS for line in section.lines}
-    found: dict[str, Value] = {}
-    for setting in settings:
-        key, is_given, text = setting.partition("=")
-        if not is_given or key not in known:
-            raise UserError(
-                f"--set {setting}: a setting is written as in --set rounds.local_steps=8, with a"
-                " key of the project file; `shoal project create` explains them all."
-            )
-        found[key] = cast(Value, read_setting(text))
-    return found
 
 
 def _do(one: _Planned, folder: Folder, home: Home, tell: Callable[[float], None]) -> None:
@@ -225,40 +165,6 @@ def _do(one: _Planned, folder: Folder, home: Home, tell: Callable[[float], None]
 
 
 # ------------------------------------------------------------------------------------ what is seen
-
-
-@contextmanager
-def _progress(console: Console, runs: int) -> Iterator[Callable[[str], Callable[[float], None]]]:
-    """Bars on a terminal, a line for each run elsewhere; gives a function that announces a run."""
-    if not console.is_terminal:
-        done = 0
-
-        def plain(name: str) -> Callable[[float], None]:
-            nonlocal done
-            done += 1
-            print(f"run {done} of {runs}: {name}", file=sys.stderr, flush=True)
-            return lambda _: None
-
-        yield plain
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        whole = bars.add_task(f"{runs} runs", total=float(runs))
-        single = bars.add_task("", total=1.0)
-        begun = 0
-
-        def announce(name: str) -> Callable[[float], None]:
-            nonlocal begun
-            before, begun = begun, begun + 1
-            bars.update(single, description=name)
-
-            def tell(share: float) -> None:
-                bars.update(single, completed=share)
-                bars.update(whole, completed=before + share)
-
-            return tell
-
-        yield announce
 
 
 def _show(console: Console, lines: Sequence[Summary]) -> None:

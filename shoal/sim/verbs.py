@@ -7,6 +7,8 @@ from typing import Final
 from shoal.common.choices import area
 
 VERBS: Final = (
+    ("attack", "attack_command:run",
+     "Let some learners lie: what each attack does to one real model, under each rule of trust."),
     ("bandwidth", "scale:bandwidth",
      "The link that each method needs, beside the paper's table 13."),
     ("compare", "compare_command:run",

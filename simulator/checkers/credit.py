@@ -32,7 +32,7 @@ def count(records: Iterable[Record], learner: bytes) -> Counts:
         if part.learner == learner
     ]
     clipped = sum(part.scale < 1.0 for part in parts)
-    return (len(parts), sum(part.tokens for part in parts), clipped)
+    return (len(parts), sum(part.counted_tokens for part in parts), clipped)
 
 
 def refusals(records: Iterable[Record]) -> Counter[bytes]:

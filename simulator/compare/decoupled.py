@@ -277,23 +277,27 @@ class Decoupled:
         self.allowance = Allowance(*[setting.learners * setting.steps] * 2)
         signer = SimSigner("syncer")
         project = _project(bench, signer)
-        observer = Ledger(project.charter).add
+        self.ledger = Ledger(project.charter)
         by_key: dict[bytes, RealLearner] = {}
         self.backend = RealBackend(bench, by_key)
         self.syncer = SimSyncer(
             self.world,
             project,
             signer,
-            observer=observer,
+            observer=self.ledger.add,
             notices={},
             backend=self.backend,
         )
-        self.learners = [RealLearner(self, project, at) for at in range(setting.learners)]
+        self.learners = [self.learner(project, at) for at in range(setting.learners)]
         by_key.update((learner.key, learner) for learner in self.learners)
         self.syncer.boot()
         for learner in self.learners:
             self.world.after(LEARNERS_START_S, learner.boot)
         self._fails = fails
+
+    def learner(self, project: TinyProject, number: int) -> RealLearner:
+        """The learner of that number."""
+        return RealLearner(self, project, number)
 
     def run(self, tell: Tell) -> Outcome:
         """Until every local step of the budget is taken and the merges on their way have landed.
@@ -305,6 +309,8 @@ class Decoupled:
 
         def is_over() -> bool:
             tell(1.0 - allowance.left / allowance.steps)
+            if self.syncer.syncer.state.is_ending:
+                return True  # Its tokens are merged, which where some do not count is guesswork.
             return not allowance.left and not any(one.is_stepping for one in self.learners)
 
         world.run(self.limit_s, stop=is_over)

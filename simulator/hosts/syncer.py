@@ -348,5 +348,7 @@ class SimSyncer(SimVoter):
             state=outcome.state,
             norms=outcome.norms,
             scales=outcome.scales,
+            cosines=outcome.cosines,
+            trusts=outcome.trusts,
             seconds=MERGE_S,
         )

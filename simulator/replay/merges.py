@@ -165,11 +165,31 @@ class MergeReplay:
             outcome = self.bank.merge(job)
         except CorruptState as error:
             raise self._diverged(merge, str(error)) from error
-        made = (outcome.payload_digest, outcome.state, outcome.norms, outcome.scales)
-        norms = tuple(one.norm for one in record.contributions)
-        scales = tuple(one.scale for one in record.contributions)
-        wanted = (record.payload, record.state, norms, scales)
-        names = ("the merged displacement", "the new weights", "the norms", "the scales")
+        made = (
+            outcome.payload_digest,
+            outcome.state,
+            outcome.norms,
+            outcome.scales,
+            outcome.cosines,
+            outcome.trusts,
+        )
+        parts = record.contributions
+        wanted = (
+            record.payload,
+            record.state,
+            tuple(one.norm for one in parts),
+            tuple(one.scale for one in parts),
+            tuple(one.cosine for one in parts),
+            tuple(one.trust for one in parts),
+        )
+        names = (
+            "the merged displacement",
+            "the new weights",
+            "the norms",
+            "the scales",
+            "the cosines",
+            "the trust",
+        )
         for name, mine, its in zip(names, made, wanted, strict=True):
             if mine != its:
                 raise self._diverged(

@@ -20,7 +20,7 @@ import numpy as np
 
 from protocol.fragments import Fragment
 from protocol.numerics.codecs import F32, decode
-from protocol.numerics.merge import Contribution, MergeResult, norm
+from protocol.numerics.merge import Contribution, MergeResult, Reference, norm
 from protocol.project import OuterSpec
 from simulator.stand_ins.backends import Backend
 from simulator.stand_ins.tiny import TinyTrainer
@@ -98,9 +98,13 @@ class ProvenanceBackend(Backend):
 
     @staticmethod
     def merge(
-        contributions: Sequence[Contribution], fragment: Fragment, clip_to_median: float
+        contributions: Sequence[Contribution],
+        fragment: Fragment,
+        clip_to_median: float,
+        reference: Reference | None = None,
     ) -> MergeResult:
         """The sum of all pushes, none of them clipped."""
         decoded = [decode(c.codec, c.payload, fragment.numel) for c in contributions]
         total: F32 = np.add.reduce(np.stack(decoded), axis=0, dtype=np.float32)
-        return MergeResult(total, tuple(map(norm, decoded)), (1.0,) * len(decoded))
+        whole, nothing = (1.0,) * len(decoded), (0.0,) * len(decoded)
+        return MergeResult(total, tuple(map(norm, decoded)), whole, nothing, whole)

@@ -162,6 +162,8 @@ class JobExecutor:
             state=outcome.state,
             norms=outcome.norms,
             scales=outcome.scales,
+            cosines=outcome.cosines,
+            trusts=outcome.trusts,
             seconds=time.monotonic() - started_s,
         )
 

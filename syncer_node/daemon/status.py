@@ -6,8 +6,10 @@ from host.control.status_parts import bulk_rows
 from host.transport import Transport
 from protocol import limits, status
 from protocol.ids import short
+from protocol.log.accounts import Account, printable
 from protocol.peers.membership import Session
 from protocol.snapshots.manifest import stamp
+from protocol.standing import NOBODY
 from syncer_node.daemon.voting_status import away_words, waiting_words
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.syncer import SyncerMachine
@@ -67,7 +69,19 @@ def _training_sentence(leadership: Leadership) -> str:
     waiting = leadership.rounds.pace.waiting
     is_short = "learners ready" in waiting
     wait = f" Waiting: {waiting}." if is_short else ""
-    return f"All is well. {_learners(len(training))} training.{tail}{wait}"
+    how = _doubt(leadership) or "All is well."
+    return f"{how} {_learners(len(training))} training.{tail}{wait}"
+
+
+def _doubt(leadership: Leadership) -> str:
+    """Whose pushes do not count, by name and key: a name alone is whatever its owner chose."""
+    doubted = leadership.rounds.doubted()
+    live = [session for session in leadership.members.live() if session.peer in doubted]
+    if not live:
+        return ""
+    named = [f"{printable(one.name)} ({short(one.peer)})" for one in live[:NAMES_MAX]]
+    more = f" and {len(live) - NAMES_MAX} more" if len(live) > NAMES_MAX else ""
+    return f"Not counted, because their pushes point elsewhere: {', '.join(named)}{more}."
 
 
 NAMES_MAX = 3
@@ -100,9 +114,16 @@ def _learners(count: int) -> str:
 
 
 def peer_row(
-    session: Session, newest: list[int], tokens_per_step: int, now_s: float
+    session: Session,
+    newest: list[int],
+    tokens_per_step: int,
+    now_s: float,
+    *,
+    trust: float = 1.0,
+    account: Account | None = None,
 ) -> status.PeerRow:
-    """One learner as the syncer sees it."""
+    """One learner as the syncer sees it. account: what the log says of its key."""
+    standing = account.standing if account is not None else NOBODY
     beat = session.beat
     state = beat.state if beat else "greeting"
     if not session.is_connected:
@@ -130,6 +151,9 @@ def peer_row(
         goodput=min(1.0, beat.work_s / beat.alive_s) if beat and beat.alive_s > 1e-3 else None,
         refused=dict(session.rejected),
         left=session.lost_reason if session.has_left else "",
+        trust=trust,
+        direction=standing.direction if standing.judged else None,
+        doubted=account.doubted if account is not None else 0,
     )
 
 

@@ -348,8 +348,17 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         leadership = machine.leadership
         per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
         newest = [fragment.version for fragment in machine.state.fragments]
+        trusts = leadership.rounds.trusts() if leadership else {}
+        accounts = machine.state.accounts
         peers = [
-            status.peer_row(session, newest, per_step, now_s)
+            status.peer_row(
+                session,
+                newest,
+                per_step,
+                now_s,
+                trust=trusts.get(session.peer, 1.0),
+                account=accounts.get(session.peer),
+            )
             for _, session in sorted(leadership.members.sessions.items() if leadership else ())
         ]
         status.add_links(peers, self.transport)

@@ -9,6 +9,7 @@ from protocol.log.state import FragmentState, SwarmSummary
 from protocol.messages import CertifiedRecord, Envelope, PushHeader
 from protocol.project import CodecName, OuterSpec
 from protocol.snapshots.manifest import Manifest
+from protocol.standing import NOBODY, Standing
 
 PushId = tuple[bytes, int, int]
 """(learner key, incarnation, sequence)."""
@@ -57,6 +58,8 @@ class MergePart:
     learner: bytes
     header: PushHeader
     weight: float
+    standing: Standing = NOBODY
+    """Of the learner, before this merge."""
 
     @property
     def push(self) -> PushId:
@@ -74,6 +77,10 @@ class Merge:
     outer: OuterSpec
     """With the codec, as of now: a charter adopted meanwhile does not change this merge."""
     parts: tuple[MergePart, ...]
+    typical: float = 0.0
+    """Median direction of the learners, where trust is earned."""
+    norms: tuple[float, ...] = ()
+    """Of the newest push of every learner that has none in this merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,8 @@ class Merged:
     state: StateDigests
     norms: tuple[float, ...]
     scales: tuple[float, ...]
+    cosines: tuple[float, ...]
+    trusts: tuple[float, ...]
     seconds: float
 
 

@@ -61,5 +61,5 @@ class RecentEntries:
         return FragmentIndex(
             log_index=self._state.index,
             head=self._state.head,
-            summary=wire.encode(self._state.summary(with_accounts=False)),
+            summary=wire.encode(self._state.summary(with_accounts=False, with_norms=False)),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol import limits
+from protocol import limits, standing
 from protocol.effect_queue import EffectQueue
 from protocol.log.records import Body, Contribution, FragmentMerged
 from protocol.log.state import SwarmState
@@ -17,6 +17,7 @@ from protocol.peers.membership import Membership, Session
 from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.rounds import PullState, PullTicket, Round, RoundState, unsettled
+from protocol.standing import NOBODY, Standing
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
 from syncer_node.machine import jobs
 from syncer_node.machine.contributor_notes import ContributorNotes
@@ -222,9 +223,16 @@ class Rounds:
                         norm=norm,
                         scale=scale,
                         cursor=part.header.cursor,
+                        cosine=cosine,
+                        trust=trust,
                     )
-                    for part, norm, scale in zip(
-                        job.parts, result.norms, result.scales, strict=True
+                    for part, norm, scale, cosine, trust in zip(
+                        job.parts,
+                        result.norms,
+                        result.scales,
+                        result.cosines,
+                        result.trusts,
+                        strict=True,
                     )
                 ),
             )
@@ -244,7 +252,8 @@ class Rounds:
             self.window.sync.observe(now_s - current.closed_s)
         for part in merged.contributions:
             session = self.members.sessions.get(part.learner)
-            if session is not None and session.incarnation == part.incarnation:
+            is_here = session is not None and session.incarnation == part.incarnation
+            if session is not None and is_here and part.trust > 0:
                 session.merged(merged.fragment, part.steps, now_s)
             outcome: Outcome = "clipped" if part.scale < 1.0 else "merged"
             self._count(outcome)
@@ -381,6 +390,8 @@ class Rounds:
     def _open(self, fragment: int, version: int, able: list[Session], now_s: float) -> None:
         self.last_round = max(self.last_round, self.state.rounds) + 1
         current = Round(self.last_round, fragment, version, now_s, self.spec)
+        current.live = len(able)
+        current.quorum = self._quorum_to_begin(fragment)
         self.rounds[current.number] = current
         self._take_stragglers(current)
         self.uplinks.keep({session.key for session in able})
@@ -409,14 +420,16 @@ class Rounds:
         if not fit:
             return
         coming = [current.fragment, *self.coming()]
+        doubted = self.doubted()
         turn = [
             session
             for session in fit
             if session.keeps_word(now_s) and self.uplinks.is_turn(session.key, coming)
         ]
-        is_enough = current.hoped_for + len(turn) >= current.required(now_s)
-        for session in turn if is_enough else fit:
-            current.ask(session.peer, now_s, newest=self.last_round)
+        hoped_for = current.hoped_for + sum(session.peer not in doubted for session in turn)
+        for session in turn if hoped_for >= current.required(now_s) else fit:
+            is_trusted = session.peer not in doubted
+            current.ask(session.peer, now_s, newest=self.last_round, is_trusted=is_trusted)
             taken.add(session.peer)
             pull = Pull(current.number, current.fragment, current.version - 1)
             self.effects.send(session.peer, pull)
@@ -447,7 +460,7 @@ class Rounds:
         for peer, header in current.arrived:
             lag = current.version - 1 - header.base_version
             weight = push_weight(self.spec.weights, header.tokens, header.steps) / (1 + lag)
-            parts.append(jobs.MergePart(peer, header, weight))
+            parts.append(jobs.MergePart(peer, header, weight, self.standing_of(peer)))
         current.fire("close")
         current.closed_s = now_s
         for peer, ticket in sorted(current.tickets.items()):
@@ -464,8 +477,55 @@ class Rounds:
                 codec=self.spec.down_codec,
                 outer=self.outer,
                 parts=tuple(parts),
+                typical=self.typical() if self.is_judging else 0.0,
+                norms=self._norms_of_others(current) if self.is_judging else (),
             )
         )
+
+    # How far whose push counts.
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether trust is earned under the charter in force."""
+        return self.outer.trust == "earned"
+
+    def standing_of(self, peer: bytes) -> Standing:
+        """What the log says of a learner."""
+        account = self.state.accounts.get(peer)
+        return account.standing if account is not None else NOBODY
+
+    def typical(self) -> float:
+        """The median direction of the learners that are here."""
+        standings = map(self.standing_of, self.members.sessions)
+        return standing.typical(standings, sorted(self.numels)[len(self.numels) // 2])
+
+    def trusts(self) -> dict[bytes, float]:
+        """How far a push of each learner that is here would count; empty where all count."""
+        if not self.is_judging:
+            return {}
+        typical = self.typical()
+        here = self.members.sessions
+        return {peer: standing.trust(self.standing_of(peer), typical) for peer in here}
+
+    def doubted(self) -> set[bytes]:
+        """Learners that are here and whose pushes would not count."""
+        return {peer for peer, trust in self.trusts().items() if not trust}
+
+    def _quorum_to_begin(self, fragment: int) -> int:
+        """The first merges of a fragment need so many pushes that a median exists.
+
+        Before that nothing says how long a push should be, or where it should point.
+        """
+        needed = standing.LEARNERS_COMPARED_MIN
+        is_known = len(self.state.norms[fragment]) >= needed
+        has_enough = len(self.members.sessions) > needed
+        return needed if self.is_judging and has_enough and not is_known else 0
+
+    def _norms_of_others(self, current: Round) -> tuple[float, ...]:
+        """Of learners with a push of this fragment in the log, and none in this round."""
+        here = {peer for peer, _ in current.arrived}
+        known = self.state.norms[current.fragment]
+        return tuple(norm for peer, norm in known.items() if peer not in here)
 
     def _take_stragglers(self, current: Round) -> None:
         """What an earlier round of this fragment did not wait for is part of this one."""

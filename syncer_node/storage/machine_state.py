@@ -263,6 +263,7 @@ class RoundFields(_State):
     grace_s: float
     closed_s: float | None
     live: int
+    quorum: int
     fresh: int
 
 

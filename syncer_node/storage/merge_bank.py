@@ -23,7 +23,7 @@ from protocol.log.records import FragmentMerged, StateDigests
 from protocol.numerics import versions
 from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import check
-from protocol.numerics.merge import Contribution, MergeResult, merge_fragment
+from protocol.numerics.merge import Contribution, MergeResult, Reference, merge_fragment
 from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.numerics.workers import ALONE, Workers
 from protocol.project import Charter, CodecName
@@ -33,7 +33,7 @@ PUSH_VALUE_MAX = 2.0**40
 """No displacement of a model that can be trained comes near. The norm of a fragment of such values
 is below 2^60, and so is all that a merge of them holds: every codec has room for 2^100."""
 
-MergeFunction = Callable[[Sequence[Contribution], Fragment, float], MergeResult]
+MergeFunction = Callable[[Sequence[Contribution], Fragment, float, Reference | None], MergeResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class MergeOutcome:
     state: StateDigests
     norms: tuple[float, ...]
     scales: tuple[float, ...]
+    cosines: tuple[float, ...]
+    trusts: tuple[float, ...]
 
 
 class MergeBank:
@@ -130,7 +132,9 @@ class MergeBank:
                 f"fragment {job.fragment} is at {base.number}, not {job.version - 1}"
             )
         fragment = self.layout.fragments[job.fragment]
-        outer = job.outer
+        outer, reference = job.outer, None
+        if outer.trust == "earned":
+            reference = Reference(base.momentum, job.typical, job.norms)
         merged = self._merge(
             [
                 Contribution(
@@ -138,11 +142,13 @@ class MergeBank:
                     codec=part.header.codec,
                     payload=self._pushes[part.push],
                     weight=part.weight,
+                    standing=part.standing,
                 )
                 for part in job.parts
             ],
             fragment,
             outer.clip_to_median,
+            reference,
         )
         carried = base.residual if base.residual is not None else np.zeros_like(base.theta)
         payload, residual = encode_with_feedback(
@@ -163,7 +169,9 @@ class MergeBank:
             job.version, theta, momentum, residual, state, payload, manifests
         )
         self.blob_store.put(name, payload)  # Standbys store it before they sign for it.
-        return MergeOutcome(payload, name, state, merged.norms, merged.scales)
+        return MergeOutcome(
+            payload, name, state, merged.norms, merged.scales, merged.cosines, merged.trusts
+        )
 
     def adopt(self, fragment: int, number: int, payload: bytes) -> None:
         """The candidate with this payload is committed: it is current, its rivals are void."""

@@ -50,6 +50,13 @@ def test_a_swarm_trains_with_each_outer_step(outer):
     assert {merged.nesterov for merged in swarm.ledger.merges} == {outer.nesterov}
 
 
+def test_a_swarm_trains_where_trust_is_earned():
+    swarm = trained(outer=OuterSpec(0.7, 0.5, 3.0, trust="earned"))
+    parts = [part for merged in swarm.ledger.merges for part in merged.contributions]
+    assert min(part.trust for part in parts) > 0.5
+    assert sum(part.cosine != 0.0 for part in parts) > len(parts) / 2
+
+
 @pytest.mark.parametrize("weights", first(1, ["tokens", "quality", "equal"]))
 def test_a_swarm_trains_with_each_rule_of_weights(weights):
     swarm = trained(rounds=rounds(weights=weights))

@@ -316,7 +316,7 @@ def rotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger]:
         patch.setattr("host.tape.tape_file.MIB_MIN", 1)
         patch.setattr("syncer_node.machine.recent_entries.RECENT_RECORDS", 16)
         patch.setattr("syncer_node.raft.log.ENTRIES_KEPT", 16)
-        return folder, record_swarm(folder, 11, until_s=600.0, mib_max=1).ledger
+        return folder, record_swarm(folder, 11, until_s=660.0, mib_max=1).ledger
 
 
 @pytest.mark.slow

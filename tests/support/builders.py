@@ -475,6 +475,8 @@ class SyncerBench(Bench):
                     state=state_digests(fragment, version),
                     norms=(1.0,) * len(parts),
                     scales=(1.0,) * len(parts),
+                    cosines=(0.0,) * len(parts),
+                    trusts=(1.0,) * len(parts),
                     seconds=0.01,
                 )
         raise AssertionError(f"unknown job {job}")

@@ -47,8 +47,8 @@ class PeerLine:
 
     @property
     def is_fault(self) -> bool:
-        """Lost, or with something refused."""
-        return self.peer.state in LOST or self.refused > 0
+        """Lost, with something refused, or not counted in full."""
+        return self.peer.state in LOST or self.refused > 0 or self.peer.trust < 1.0
 
 
 def key_of(line: PeerLine) -> str:
@@ -230,6 +230,15 @@ def empty_note(scene: Scene) -> str:
     return f"Only the leader knows the learners: {leader}, which is not on this machine."
 
 
+def _trust(peer: PeerRow) -> str:
+    """How far its pushes count, and why."""
+    if peer.direction is None:
+        return "counts in full; nothing was compared yet"
+    how = "does not count" if not peer.trust else f"counts {100 * peer.trust:.0f} %"
+    doubted = f", doubted in {fmt.plural(peer.doubted, 'merge')}" if peer.doubted else ""
+    return f"{how}; its pushes point {peer.direction:+.2f} along the others'{doubted}"
+
+
 def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
     """Everything known of one learner."""
     peer = line.peer
@@ -253,6 +262,7 @@ def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
             ("lag", "current" if not peer.lag else fmt.plural(peer.lag, "version")),
             ("merges", f"{peer.merges:,}, {_percent(line.share)} of all merged pushes"),
             ("goodput", _percent(peer.goodput)),
+            ("trust", Text(_trust(peer), style=paint.warn if peer.trust < 1 else "")),
             ("refused", Text(refused or "nothing", style=paint.warn if refused else "")),
         ],
         width,

@@ -9,8 +9,16 @@ import pytest
 from protocol.errors import InternalError, MalformedPayload
 from protocol.fragments import build_layout
 from protocol.numerics.codecs import CHUNK, decode, encode
-from protocol.numerics.merge import Contribution, merge_fragment, norm, push_weight, token_weight
+from protocol.numerics.merge import (
+    Contribution,
+    Reference,
+    merge_fragment,
+    norm,
+    push_weight,
+    token_weight,
+)
 from protocol.project import TensorSpec
+from protocol.standing import Standing
 from tests.support import oracle
 from tests.support.oracle import wave
 
@@ -319,3 +327,124 @@ def test_memory_does_not_grow_with_the_number_of_pushes():
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0]
+
+
+# Trust.
+
+
+def around(fragment, count, seed=3):
+    """Displacements that mostly agree, and the direction in which they agree."""
+    agreed, *others = random_pushes(fragment, count + 1, seed)
+    agreed /= np.linalg.norm(agreed)
+    return agreed, [agreed + 0.5 * one / np.linalg.norm(one) for one in others]
+
+
+def known(vectors, directions, codec="f32"):
+    """Contributions of learners that were judged often."""
+    return [
+        Contribution((b"host", 1, at), encode(codec, values), codec, 1.0, Standing(direction, 9))
+        for at, (values, direction) in enumerate(
+            zip(np.asarray(vectors, dtype=np.float32), directions, strict=True)
+        )
+    ]
+
+
+@pytest.mark.parametrize("codec", ["f32", "int4"])
+@pytest.mark.parametrize("rule", ["rda", "mean"])
+def test_who_pointed_backwards_before_does_not_count(rule, codec):
+    fragment = one_fragment((700, rule))
+    momentum, honest = around(fragment, 3)
+    found = known([*honest, -10 * honest[0]], [0.8, 0.8, 0.8, -0.8], codec)
+    merged = merge_fragment(found, fragment, 3.0, Reference(momentum, 0.8, ()))
+    assert merged.trusts == (1.0, 1.0, 1.0, 0.0)
+    assert merged.cosines[3] < -0.5 < 0.5 < min(merged.cosines[:3])
+    alone = merge_fragment(found[:3], fragment, 3.0, Reference(momentum, 0.8, ()))
+    np.testing.assert_array_equal(merged.values, alone.values)
+
+
+def test_a_newcomer_that_points_backwards_does_not_count_in_its_first_merge():
+    fragment = one_fragment((700, "rda"))
+    momentum, honest = around(fragment, 3)
+    liar = push(-honest[0], sequence=9)
+    found = [*known(honest, [0.8] * 3), liar]
+    merged = merge_fragment(found, fragment, 3.0, Reference(momentum, 0.8, ()))
+    assert merged.trusts[3] == 0.0
+    alone = merge_fragment(found[:3], fragment, 3.0, Reference(momentum, 0.8, ()))
+    # Three of four are left: less than half as much again makes up for the fourth.
+    np.testing.assert_allclose(merged.values, alone.values, rtol=1e-6)
+
+
+def test_weight_that_is_lost_to_a_new_judgement_is_not_all_handed_to_the_rest():
+    fragment = one_fragment((700, "mean"))
+    momentum, (one,) = around(fragment, 1)
+    found = [push(one, sequence=0), push(-one, sequence=1)]
+    merged = merge_fragment(found, fragment, 1e6, Reference(momentum, 0.8, ()))
+    assert merged.trusts == (1.0, 0.0)
+    np.testing.assert_allclose(merged.values, one * 1.5 / 2, rtol=1e-6)
+
+
+def test_a_push_alone_that_does_not_count_moves_nothing():
+    fragment = one_fragment((700, "rda"), (300, "mean"))
+    momentum, honest = around(fragment, 1)
+    merged = merge_fragment(
+        known([-honest[0]], [-0.5]), fragment, 3.0, Reference(momentum, 0.5, ())
+    )
+    assert not merged.values.any()
+
+
+def test_a_push_alone_is_clipped_against_what_others_handed_in_before():
+    fragment = one_fragment((700, "rda"))
+    momentum, (one,) = around(fragment, 1)
+    length = norm(one.astype(np.float32))
+    others = Reference(momentum, 0.0, (length, length, 50.0 * length))
+    long = known([10 * one], [0.8])
+    merged = merge_fragment(long, fragment, 3.0, others)
+    # The median of 1, 1, 10 and 50 lengths is 5.5; three times that is more than 10.
+    assert merged.scales == (1.0,)
+    assert merge_fragment([push(10 * one)], fragment, 3.0, others).scales[0] == pytest.approx(0.55)
+    quiet = Reference(momentum, 0.0, (length, length, length))
+    assert merge_fragment(long, fragment, 3.0, quiet).scales[0] == pytest.approx(0.3)
+    two = Reference(momentum, 0.0, (length,))
+    assert merge_fragment(long, fragment, 3.0, two).scales == (1.0,)
+
+
+def test_without_a_momentum_nothing_is_judged():
+    fragment = one_fragment((700, "rda"))
+    _, honest = around(fragment, 3)
+    still = Reference(padded(fragment), 0.0, ())
+    merged = merge_fragment(known(honest[:2], [0.5] * 2), fragment, 1e6, still)
+    assert merged.cosines == (0.0,) * 2
+    plain = merge_fragment(known(honest[:2], [0.5] * 2), fragment, 1e6)
+    np.testing.assert_array_equal(merged.values, plain.values)
+
+
+def test_a_cosine_is_that_of_the_decoded_values():
+    fragment = one_fragment((700, "rda"), (130, "mean"))
+    first, second = random_pushes(fragment, 2)
+    found = merge_fragment([push(first)], fragment, 1e6, Reference(second, 0.0, ()))
+    wide, other = first.astype(np.float64), second.astype(np.float64)
+    expected = wide @ other / np.linalg.norm(wide) / np.linalg.norm(other)
+    assert found.cosines[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_among_three_a_cosine_is_to_the_unit_vectors_of_the_others():
+    fragment = one_fragment((700, "rda"), (130, "mean"))
+    vectors = [one.astype(np.float64) for one in random_pushes(fragment, 3)]
+    found = merge_fragment(
+        pushes(vectors, weights=[1.0, 9.0, 100.0]), fragment, 1e6, Reference(vectors[0], 0.0, ())
+    )
+    units = [one / np.linalg.norm(one) for one in vectors]
+    for at, unit in enumerate(units):
+        others = sum(units) - unit
+        expected = unit @ others / np.linalg.norm(others)
+        assert found.cosines[at] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_who_repeats_the_same_number_everywhere_is_not_followed():
+    """Its pushes made most of the momentum, and agree with nobody else's."""
+    fragment = one_fragment((700, "rda"))
+    _, honest = around(fragment, 3)
+    same = np.full(fragment.numel, 1.0, np.float32)
+    found = known([*honest, same], [0.5, 0.5, 0.5, 0.0])
+    merged = merge_fragment(found, fragment, 3.0, Reference(same, 0.5, ()))
+    assert merged.trusts == (1.0, 1.0, 1.0, 0.0)

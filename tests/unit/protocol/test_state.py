@@ -17,8 +17,9 @@ from protocol.log.records import (
     WeightsInitialised,
     record_hash,
 )
-from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, SwarmState, SwarmSummary
+from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, NORMS_MAX, SwarmState, SwarmSummary
 from protocol.messages import Cursor
+from protocol.standing import Standing
 from simulator.stand_ins.tiny import charter_envelope
 from tests.support.builders import (
     ONE,
@@ -217,3 +218,42 @@ def test_two_states_of_one_summary_count_each_for_itself(log):
     for account in SwarmState.restore(summary, state.block_sequences).accounts.values():
         account.merges += 100
     assert SwarmState.restore(summary, state.block_sequences) == state
+
+
+# Trust.
+
+
+def test_cosines_add_up_to_a_standing_and_only_where_something_was_compared(log):
+    parts = (
+        contribution(cosine=0.4),
+        contribution(learner=TWO.key, cosine=-0.2, trust=0.0),
+    )
+    log.add(merged(contributions=parts))
+    log.add(merged(fragment=1, global_step=2, contributions=(contribution(),)))
+    accounts = log.state.accounts
+    assert accounts[ONE.key].standing == Standing(0.4, 1)
+    assert accounts[ONE.key].doubted == 0
+    assert accounts[TWO.key].standing == Standing(-0.2, 1)
+    assert accounts[TWO.key].doubted == 1
+
+
+def test_the_newest_norms_of_a_fragment_are_known_and_bounded(log):
+    log.add(merged(contributions=(contribution(norm=2.0), contribution(learner=TWO.key, norm=3.0))))
+    log.add(merged(version=2, global_step=2, contributions=(contribution(norm=4.0),)))
+    assert log.state.norms[0] == {TWO.key: 3.0, ONE.key: 4.0}
+    assert log.state.norms[1] == {}
+    many = tuple(
+        contribution(learner=bytes([at]) * 32, norm=float(at)) for at in range(NORMS_MAX + 5)
+    )
+    log.add(merged(version=3, global_step=3, contributions=many))
+    assert len(log.state.norms[0]) == NORMS_MAX
+    assert bytes([NORMS_MAX + 4]) * 32 in log.state.norms[0]
+
+
+def test_standings_and_norms_survive_a_checkpoint(log):
+    log.add(merged(contributions=(contribution(norm=2.0, cosine=0.5),)))
+    written = wire.encode(log.state.summary())
+    again = SwarmState.restore(wire.decode(written, SwarmSummary), 4)
+    assert again.summary() == log.state.summary()
+    assert again.norms == log.state.norms
+    assert again.accounts[ONE.key].standing == Standing(0.5, 1)

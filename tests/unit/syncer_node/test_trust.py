@@ -1,0 +1,113 @@
+"""Whose pushes make a quorum, and what a merge is told of those who handed them in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from protocol.ids import short
+from protocol.log.accounts import Account
+from protocol.project import OuterSpec
+from protocol.standing import JUDGED_MIN, Standing
+from syncer_node.daemon.status import sentence
+from syncer_node.machine.jobs import Merge
+from tests.support.builders import ONE, STRANGER, THREE, TWO, SyncerBench, project, rounds
+
+EARNED = OuterSpec(0.7, 0.5, 3.0, trust="earned")
+ALL = (ONE, TWO, THREE, STRANGER)
+LIAR = STRANGER
+
+
+class Swarm(SyncerBench):
+    """Learners that were all judged: three point forwards, the last one backwards."""
+
+    def __init__(self, outer=EARNED, *, is_known=True):
+        super().__init__(project(rounds(quorum=1), outer=outer))
+        self.merges, self.usual, self.answer = [], self.answer, self.answered
+        self.start(*ALL)
+        state = self.machine.state
+        for learner in ALL:
+            direction = -0.9 if learner is LIAR else 0.9
+            state.accounts[learner.key] = Account(standing=Standing(direction, JUDGED_MIN))
+        if is_known:
+            for known in state.norms:
+                known.update({learner.key: 1.0 for learner in ALL})
+        self.pulls = self.train(*ALL)
+
+    def answered(self, job):
+        answer = self.usual(job)
+        if isinstance(job, Merge):
+            self.merges.append(job)
+            trusts = tuple(0.0 if part.learner == LIAR.key else 1.0 for part in job.parts)
+            answer = dataclasses.replace(answer, trusts=trusts)
+        return answer
+
+    def hand_in(self, *learners):
+        for learner in learners:
+            self.push(learner, self.pulls[learner.key])
+
+    def merged(self):
+        """What is merged once nobody is waited for any more."""
+        self.wait(1.0)
+        (job,) = self.merges
+        return job
+
+
+def test_a_push_that_would_not_count_makes_no_quorum():
+    swarm = Swarm()
+    swarm.hand_in(LIAR)
+    swarm.wait(1.0)
+    assert swarm.merges == []
+    swarm.hand_in(ONE)
+    assert {part.learner for part in swarm.merged().parts} == {ONE.key, LIAR.key}
+
+
+def test_a_merge_is_told_directions_and_norms():
+    swarm = Swarm()
+    swarm.hand_in(ONE)
+    job = swarm.merged()
+    assert job.typical == 0.9
+    assert job.parts[0].standing == Standing(0.9, JUDGED_MIN)
+    assert job.norms == (1.0,) * 3
+
+
+def test_where_everybody_counts_nothing_is_compared():
+    swarm = Swarm(OuterSpec(0.7, 0.5, 3.0))
+    swarm.hand_in(LIAR)
+    job = swarm.merged()
+    assert (job.typical, job.norms) == (0.0, ())
+
+
+@pytest.mark.parametrize("outer", [EARNED, OuterSpec(0.7, 0.5, 3.0)])
+def test_the_first_merges_of_four_learners_need_three_where_trust_is_earned(outer):
+    swarm = Swarm(outer, is_known=False)
+    swarm.hand_in(ONE, TWO)
+    swarm.wait(1.0)
+    assert len(swarm.merges) == (outer.trust == "all")
+    swarm.hand_in(THREE)
+    swarm.wait(1.0)
+    assert len(swarm.merges) == 1
+
+
+def test_what_did_not_count_proves_no_speed():
+    swarm = Swarm()
+    swarm.hand_in(LIAR, ONE)
+    swarm.merged()
+    sessions = swarm.seat.members.sessions
+    assert sessions[ONE.key].merges == 1
+    assert sessions[LIAR.key].merges == 0
+
+
+def test_who_does_not_count_is_named_with_the_key():
+    swarm = Swarm()
+    said = sentence(swarm.machine, swarm.now_s)
+    assert said == (
+        f"Not counted, because their pushes point elsewhere: somebody ({short(LIAR.key)}). "
+        "4 learners training."
+    )
+
+
+def test_where_all_count_all_is_well():
+    swarm = Swarm(OuterSpec(0.7, 0.5, 3.0))
+    assert sentence(swarm.machine, swarm.now_s) == "All is well. 4 learners training."
