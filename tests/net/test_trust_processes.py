@@ -1,0 +1,78 @@
+"""Three honest learners and one that hands in everything backwards, as real processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.local_swarm import processes
+from tests.net.swarms import TinySwarm
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(1200)]
+
+PROGRAM = Path(__file__).with_name("lying_shoal.py")
+HONEST = ("ada", "bob", "eve")
+LIAR = "mallory"
+PUSHES_MAX = 20
+MERGES_MORE = 30
+
+
+def spawn(name, command, environment, output):
+    """As always, but for the liar, whose program is another."""
+    if name == LIAR:
+        python, *_, verb = command[: command.index("shoal") + 1]
+        assert verb == "shoal"
+        command = [python, "-P", str(PROGRAM), *command[command.index("shoal") + 1 :]]
+    return processes.spawn(name, command, environment, output)
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory):
+    with TinySwarm(tmp_path_factory.mktemp("trust"), spawn=spawn) as made:
+        made.prepare(rounds__quorum=1, rounds__local_steps=12)
+        made.begin()
+        for name in (*HONEST, LIAR):
+            made.start_learner(name, "--duty", "0.5", "--no-evaluate")
+        yield made
+
+
+def rows(status):
+    return {peer.name: peer for peer in status.peers}
+
+
+def test_the_liar_is_named_and_does_not_count(swarm):
+    def named():
+        now = swarm.syncer()
+        row = rows(now).get(LIAR) if now else None
+        return now if row is not None and row.trust == 0.0 else None
+
+    seen = swarm.until(named, "the liar's name")
+    row = rows(seen)[LIAR]
+    assert row.direction < 0.0
+    pushes = {one.name: one.merges for one in seen.contributors}
+    assert pushes.get(LIAR, 0) <= PUSHES_MAX, pushes
+    key = row.key[:8]
+    assert f"Not counted, because their pushes point elsewhere: {LIAR} ({key})." in seen.sentence
+    assert "All is well" not in seen.sentence
+    told = json.loads(swarm.run("status", "--json"))
+    (syncer,) = [one for one in told if one["type"] == "syncer"]
+    trusts = {peer["name"]: peer["trust"] for peer in syncer["peers"]}
+    assert trusts[LIAR] == 0.0
+
+
+def test_the_others_train_on_and_learn(swarm):
+    def went_on():
+        now = swarm.syncer()
+        return (
+            now if now and now.swarm.global_step >= before.swarm.global_step + MERGES_MORE else None
+        )
+
+    before = swarm.syncer()
+    first = {name: rows(before)[name].loss for name in HONEST}
+    after = swarm.until(went_on, "more merges")
+    for name in HONEST:
+        assert rows(after)[name].trust > 0.5
+        assert rows(after)[name].loss < first[name] + 0.5
+    assert rows(after)[LIAR].trust == 0.0
