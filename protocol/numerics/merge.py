@@ -22,7 +22,6 @@ Source: Decoupled DiLoCo, arXiv 2604.21428. Decided by us, where it is silent:
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -338,16 +337,14 @@ def _dots(
         for part in pieces(span.padded, 0, READ)
     ]
 
-    def work(place: tuple[summing.Source, TensorSpan, int, int]) -> list[float]:
+    def work(place: tuple[summing.Source, TensorSpan, int, int]) -> summing.F64:
         source, span, start, stop = place
         begin = span.offset
         return summing.products(source, span, start, stop, other[begin + start : begin + stop])
 
     found, each = workers.map(work, places), len(places) // len(sources) if sources else 0
-    return [
-        math.fsum(itertools.chain.from_iterable(found[at * each : (at + 1) * each]))
-        for at in range(len(sources))
-    ]
+    parts = [found[at * each : (at + 1) * each] for at in range(len(sources))]
+    return [summing.total(np.concatenate(part)) if part else 0.0 for part in parts]
 
 
 def _shares(

@@ -97,15 +97,41 @@ class Source:
         return joined(found)
 
 
-def products(source: Source, span: TensorSpan, start: int, stop: int, other: F32) -> list[float]:
+def products(source: Source, span: TensorSpan, start: int, stop: int, other: F32) -> F64:
     """Of these elements of the span, block by block: the sum of products with `other`, which begins
     where they do. In float64, in an order fixed here: the same bits everywhere."""
-    sums: list[float] = []
-    for at, end in pieces(stop - start, start, codecs.CHUNK):
-        mine = source.decoded(span, at, end).reshape(-1, BLOCK).T.astype(np.float64, order="C")
-        mine *= other[at - start : end - start].reshape(-1, BLOCK).T
-        sums.extend(low_bit.folded(mine).tolist())
+    sums = np.empty((stop - start) // BLOCK, np.float64)
+    whole = min(max(source.whole(span), start), stop) if kernels.IS_COMPILED else start
+    if whole > start:
+        begin, end, count = span.offset + start, span.offset + whole, (whole - start) // BLOCK
+        codes, bits = source.codes(begin, end), source.bits(begin, end)
+        sum_kernels.coded_products(codes, bits, other[: whole - start], sums[:count])
+    for at, end in pieces(stop - whole, whole, codecs.CHUNK):
+        here = slice((at - start) // BLOCK, (end - start) // BLOCK)
+        mine, its = source.decoded(span, at, end), other[at - start : end - start]
+        if kernels.IS_COMPILED:
+            sum_kernels.products(mine, its, sums[here])
+        else:
+            wide = mine.reshape(-1, BLOCK).T.astype(np.float64, order="C")
+            wide *= its.reshape(-1, BLOCK).T
+            sums[here] = low_bit.folded(wide)
     return sums
+
+
+def total(sums: F64) -> float:
+    """The exact sum of finite float64 values of any sign, rounded once."""
+    if not kernels.IS_COMPILED:
+        return math.fsum(sums.tolist())
+    limbs = np.zeros((2, sum_kernels.LIMBS), np.int64)
+    for sign, part in zip((1.0, -1.0), limbs, strict=True):
+        sum_kernels.add_exactly(np.maximum(sign * sums, 0.0), part)
+    digits = (limbs[0].astype(object) - limbs[1].astype(object)).tolist()
+    exact: int = sum(
+        digit << (sum_kernels.LIMB_BITS * at) for at, digit in enumerate(digits) if digit
+    )
+    # A quotient of two integers is correctly rounded.
+    rounded: float = exact / (1 << sum_kernels.LIMB_UNIT_BITS)
+    return rounded
 
 
 def weighted_sum(

@@ -7,8 +7,8 @@ import numpy as np
 from protocol.fragments import BLOCK, Fragment, TensorSpan
 from protocol.numerics import buffers
 from protocol.numerics.codecs import decode, decode_into
-from protocol.numerics.compiled import kernels
-from protocol.numerics.merge import Contribution, merge_fragment
+from protocol.numerics.compiled import kernels, sum_kernels
+from protocol.numerics.merge import Contribution, Reference, merge_fragment
 from protocol.numerics.outer import encode_with_feedback, outer_step
 from protocol.project import CodecName
 
@@ -33,7 +33,10 @@ def warm_up() -> None:
         parts = [Contribution((bytes(32), 0, at), payload, codec, 1.0) for at in range(2)]
         for rule in ("rda", "mean"):
             span = TensorSpan("warm", (BLOCK,), BLOCK, rule, 0)
-            merge_fragment(parts, Fragment(0, (span,), BLOCK), 10.0)
+            fragment = Fragment(0, (span,), BLOCK)
+            for reference in (None, Reference(values, 0.0, ())):
+                merge_fragment(parts, fragment, 10.0, reference)
         g = decode(codec, payload, BLOCK)
         decode_into(codec, payload, BLOCK, 0, large[:BLOCK], is_streamed=True)
+        sum_kernels.products(values, g, np.empty(1, np.float64))
         outer_step(values, left, g, learning_rate=0.5, momentum_coefficient=0.5)

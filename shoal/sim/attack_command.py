@@ -171,8 +171,12 @@ def _show(console: Console, rows: Sequence[AttackRow], caption: str) -> None:
 
 
 def _means(rows: Sequence[AttackRow]) -> list[str]:
+    from tui.text import fmt
+
     named = [row.named_after for row in rows]
-    latest = "never" if None in named else f"{max(n for n in named if n is not None)} pushes"
+    latest = "never"
+    if None not in named:
+        latest = fmt.plural(max(n for n in named if n is not None), "push", "pushes")
     is_quiet = rows[0].attack == NOBODY
     pushes = sum(row.honest_pushes for row in rows)
     return [

@@ -122,6 +122,46 @@ def squares(values: F32, sums: F64) -> None:
         sums[block] = _square_of(values, base)
 
 
+@spelt("float64")
+def _product_of(values: Row, others: Row) -> Vector:
+    """The sum of products of two blocks, in the order that is fixed."""
+    places = range(0, BLOCK, LANES)
+    return vectors.total_of_products(
+        [values.load(at) for at in places], [others.load(at) for at in places]
+    )
+
+
+@spelt("float64")
+def _coded_product_of(codes: Row, scale: Row, others: Row) -> Vector:
+    """The same of what a block of codes stands for: code times scale is exact in float32."""
+    values = dict(kernels.products(codes, scale.one(0)))
+    places = range(0, BLOCK, LANES)
+    return vectors.total_of_products(
+        [values[at] for at in places], [others.load(at) for at in places]
+    )
+
+
+@compiled
+def products(values: F32, others: F32, sums: F64) -> None:
+    """Fills `sums` (float64) with the sum of products of each block of two float32 arrays."""
+    for block in range(sums.size):
+        base = block * BLOCK
+        kernels.ahead(values, base + kernels.SOON * BLOCK)
+        kernels.ahead(others, base + kernels.SOON * BLOCK)
+        sums[block] = _product_of(values, base, others, base)
+
+
+@compiled
+def coded_products(codes: Codes, bits: U16, others: F32, sums: F64) -> None:
+    """The same where one of both is codes and scales."""
+    size, scale = kernels.code_bytes(codes, 0), np.empty(1, np.float32)
+    for block in range(sums.size):
+        kernels.ahead(codes, block * size + kernels.SOON_CODES)
+        kernels.ahead(others, (block + kernels.SOON) * BLOCK)
+        scale[0] = kernels.wide(bits[block])
+        sums[block] = _coded_product_of(codes, block * size, scale, 0, others, block * BLOCK)
+
+
 @compiled
 def _factors(bits: U16, factor: float, out: F32) -> None:
     """Fills `out` with scale times factor, rounded to float32 once; 0 where it is below 2^-100.

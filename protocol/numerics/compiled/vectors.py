@@ -352,10 +352,12 @@ def zero_double(near: Vector) -> Vector:
 
 def total_of_squares(parts: list[Vector]) -> Vector:
     """Of float32: the sum of their squares in float64, halves added to halves until one is left."""
-    sums = []
-    for part in parts:
-        wide = part.doubles()
-        sums.append(wide * wide)
+    return total_of_products(parts, parts)
+
+
+def total_of_products(parts: list[Vector], others: list[Vector]) -> Vector:
+    """Of float32: the sum of products in float64, halves added to halves until one is left."""
+    sums = [one.doubles() * other.doubles() for one, other in zip(parts, others, strict=True)]
     while len(sums) > 1:
         half = len(sums) // 2
         sums = [sums[at] + sums[half + at] for at in range(half)]
