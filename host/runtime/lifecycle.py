@@ -39,11 +39,15 @@ class Stopper:
 
 def quiet_about_peers(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Keeps what peers do out of the terminal: one that opens a stream and goes away before the
-    first byte makes the network library fail in a callback of its own. All else is told as usual.
+    first byte makes the network library fail in a callback of its own; and of several that refuse
+    it when it joins, it looks at the first refusal only. All else is told as usual.
     """
     error, where = context.get("exception"), context.get("message", "")
+    is_refusal = type(error).__module__ == "hivemind.dht.protocol"
     if isinstance(error, asyncio.IncompleteReadError) and "client_connected_cb" in where:
         log.debug("a stream ended before it began")
+    elif is_refusal and "never retrieved" in where:
+        log.debug("another host refused as well: %s", error)
     else:
         loop.default_exception_handler(context)
 

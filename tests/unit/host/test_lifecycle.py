@@ -7,9 +7,11 @@ import gc
 
 import pytest
 
+from host.network.hivemind_parts import ValidationError
 from host.runtime.lifecycle import live, quiet_about_peers
 
 MESSAGE = "Unhandled exception in client_connected_cb"
+UNSEEN = "Task exception was never retrieved"
 
 
 @pytest.mark.parametrize(
@@ -17,10 +19,12 @@ MESSAGE = "Unhandled exception in client_connected_cb"
     [
         (MESSAGE, asyncio.IncompleteReadError(b"", 1), False),
         (MESSAGE, RuntimeError("something else"), True),
-        ("Task exception was never retrieved", asyncio.IncompleteReadError(b"", 1), True),
+        (UNSEEN, asyncio.IncompleteReadError(b"", 1), True),
+        (UNSEEN, ValidationError("another host refused"), False),
+        (MESSAGE, ValidationError("a host refused"), True),
     ],
 )
-def test_only_a_stream_that_ended_before_it_began_is_no_news(message, error, is_told):
+def test_only_what_peers_do_before_anything_began_is_no_news(message, error, is_told):
     told = []
     loop = asyncio.new_event_loop()
     loop.default_exception_handler = told.append
