@@ -87,6 +87,8 @@ class Round:
     """Training sessions at the last look; what the quorum may fall to."""
     quorum: int = 0
     """Pushes that it needs if the charter asks for fewer."""
+    trusted: int | None = None
+    """Learners here whose pushes count, where those of others do not: no more are needed."""
     fresh: int = 0
     """Pushes that this round asked for and got, of learners that count.
 
@@ -167,6 +169,8 @@ class Round:
         """Pushes needed now."""
         waited_s = now_s - self.opened_s
         quorum = max(self.spec.quorum, self.quorum)
+        if self.trusted is not None:
+            quorum = max(1, min(quorum, self.trusted))
         return effective_quorum(quorum, self.live, waited_s, self.spec.patience_s)
 
     def look(self, now_s: float, *, live: int, window: GraceWindow, slowest_step_s: float) -> str:

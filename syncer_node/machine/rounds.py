@@ -287,9 +287,9 @@ class Rounds:
         self._expire(now_s)
         collecting = [current for current in self.rounds.values() if current.is_collecting]
         if collecting:
-            able, taken = self.members.handing_in(), self._busy(now_s)
+            able, taken, doubted = self.members.handing_in(), self._busy(now_s), self.doubted()
             for current in collecting:
-                self._ask(current, able, taken, now_s)
+                self._ask(current, able, taken, doubted, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
             fragment = self._next_to_open(now_s)
@@ -390,7 +390,6 @@ class Rounds:
     def _open(self, fragment: int, version: int, able: list[Session], now_s: float) -> None:
         self.last_round = max(self.last_round, self.state.rounds) + 1
         current = Round(self.last_round, fragment, version, now_s, self.spec)
-        current.live = len(able)
         current.quorum = self._quorum_to_begin(fragment)
         self.rounds[current.number] = current
         self._take_stragglers(current)
@@ -400,17 +399,26 @@ class Rounds:
         step_s = median_step_s(training, now_s)
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
-        self._ask(current, able, self._busy(now_s), now_s)
+        self._ask(current, able, self._busy(now_s), self.doubted(), now_s)
         self.effects.emit(
             RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
         )
 
-    def _ask(self, current: Round, able: list[Session], taken: set[bytes], now_s: float) -> None:
+    def _ask(
+        self,
+        current: Round,
+        able: list[Session],
+        taken: set[bytes],
+        doubted: set[bytes],
+        now_s: float,
+    ) -> None:
         """Ask everybody who can deliver and is not asked by another round right now.
 
         Slow uplinks are left alone if another fragment is more urgent for them, and so are learners
         whose payloads failed to come, unless the quorum needs them.
         """
+        trusted = sum(session.peer not in doubted for session in able)
+        current.trusted = trusted if trusted < len(able) else None
         fit = [
             session
             for session in able
@@ -420,7 +428,6 @@ class Rounds:
         if not fit:
             return
         coming = [current.fragment, *self.coming()]
-        doubted = self.doubted()
         turn = [
             session
             for session in fit

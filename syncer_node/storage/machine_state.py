@@ -264,6 +264,7 @@ class RoundFields(_State):
     closed_s: float | None
     live: int
     quorum: int
+    trusted: int | None
     fresh: int
 
 

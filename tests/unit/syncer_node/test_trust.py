@@ -22,8 +22,8 @@ LIAR = STRANGER
 class Swarm(SyncerBench):
     """Learners that were all judged: three point forwards, the last one backwards."""
 
-    def __init__(self, outer=EARNED, *, is_known=True):
-        super().__init__(project(rounds(quorum=1), outer=outer))
+    def __init__(self, outer=EARNED, *, is_known=True, quorum=1):
+        super().__init__(project(rounds(quorum=quorum), outer=outer))
         self.merges, self.usual, self.answer = [], self.answer, self.answered
         self.start(*ALL)
         state = self.machine.state
@@ -61,6 +61,16 @@ def test_a_push_that_would_not_count_makes_no_quorum():
     assert swarm.merges == []
     swarm.hand_in(ONE)
     assert {part.learner for part in swarm.merged().parts} == {ONE.key, LIAR.key}
+
+
+def test_a_quorum_of_all_is_one_of_all_that_count():
+    """Else every round would wait for its patience."""
+    swarm = Swarm(quorum=4)
+    swarm.hand_in(ONE, TWO)
+    swarm.wait(1.0)
+    assert swarm.merges == []
+    swarm.hand_in(THREE)
+    assert len(swarm.merged().parts) == 3
 
 
 def test_a_merge_is_told_directions_and_norms():
