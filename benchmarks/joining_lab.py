@@ -116,7 +116,7 @@ class Bench(LabSwarm):
         fetched_s = time.monotonic()
         self.until(lambda: (s := node()) and s.local_step > 0, "the first local step")
         stepped_s = time.monotonic()
-        self.until(lambda: self.merges().get(name), "the first merge")
+        self.until(lambda: self.merge_counts().get(name), "the first merge")
         merged_s = time.monotonic()
         self.kill(name)
         lines_s = missing_bytes / (len(DONORS) * mbps * 1e6 / 8)

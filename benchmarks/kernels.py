@@ -8,6 +8,11 @@ must read and write at least) against what `scale` moves. `copy` goes in pieces 
 in a cache; `copy, one call` gives each thread its part at once, which the C library copies past
 the caches, and is faster. Both are told. At the end: what is wanted, and what was found.
 
+What earned trust costs is measured by itself, after the rest: a merge with it and the same merge
+without, in pairs whose order changes, five pairs for each round; the median of the pairs' ratios.
+These are of processor seconds: of one thread they are the time of a quiet machine, and other work
+on the machine adds less to them.
+
 `--memory` says instead how much memory a merge takes beyond its payloads, for 2 to 64 learners,
 each case in a process of its own.
 
@@ -34,11 +39,15 @@ import torch
 
 from host.runtime.compute_pool import Cores, available
 from protocol.fragments import Fragment, TensorSpan
+from protocol.merge_rules import MERGES_COMPARED
 from protocol.numerics import buffers, codecs, outer, versions
 from protocol.numerics.compiled.sum_kernels import LIMBS, TOGETHER
-from protocol.numerics.merge import Contribution, merge_fragment, norm
+from protocol.numerics.lengths import Length
+from protocol.numerics.merge import Contribution, Reference, merge_fragment, norm
 from protocol.numerics.summing import Source, add_together
 from protocol.numerics.workers import Workers, pieces
+from protocol.project import CodecName
+from protocol.standing import Standing
 
 SPANS = 10
 """Tensors in the fragment."""
@@ -76,6 +85,12 @@ class Case:
             contribution(number, codecs.encode("int4", draw(numel, dtype=np.float32)))
             for number in range(learners)
         ]
+        lately = [
+            codecs.encode("int4", draw(numel, dtype=np.float32)) for _ in range(MERGES_COMPARED)
+        ]
+        self.lately: tuple[tuple[CodecName, codecs.Payload], ...] = tuple(
+            ("int4", payload) for payload in lately
+        )
 
     def naive(self) -> None:
         """The same merge as people write it in torch: decode all, stack, average."""
@@ -125,6 +140,12 @@ def targets(learners: int) -> list[Target]:
         Target("encode, outer step", 0.65, True),
     ]
 
+
+EARNED = "trust earned"
+EARNED_TIMES = 1.25
+"""How much longer a merge may take where trust is earned."""
+PAIRS = 5
+"""For each round: a merge of a few milliseconds is easily disturbed."""
 
 NAIVE_TIMES = 20
 """How much faster than a naive merge in torch ours is to be."""
@@ -195,8 +216,14 @@ def merges(case: Case, workers: Cores) -> dict[str, Run]:
     sources = [(Source(p.codec, p.payload, numel, p.key), p.weight) for p in case.parts]
     limbs, places = np.zeros(LIMBS, np.int64), pieces(numel)
 
-    def merge(contributions: list[Contribution]) -> Callable[[], object]:
-        return lambda: merge_fragment(contributions, case.fragment, 10.0, workers=workers)
+    def merge(parts: list[Contribution], told: Reference | None = None) -> Callable[[], object]:
+        return lambda: merge_fragment(parts, case.fragment, 10.0, told, workers=workers)
+
+    # Nobody is doubted: directions of random pushes are chance.
+    earned = Reference(
+        case.momentum, 0.0, (Length(1e3),) * 8, is_established=True, seed=9, lately=case.lately
+    )
+    known = [replace(part, standing=Standing(0.5, 20, 20)) for part in case.parts]
 
     def accumulate(begin: int, end: int, is_new: bool) -> None:
         for first in range(0, many if is_new else 1, TOGETHER):
@@ -218,6 +245,8 @@ def merges(case: Case, workers: Cores) -> dict[str, Run]:
         ),
         "merge, one of 1": Run(merge(case.parts[:1]), 1),
         f"merge, one of {many}": Run(merge(case.parts), many),
+        f"merge, one of 1, {EARNED}": Run(merge(known[:1], earned), 1),
+        f"merge, one of {many}, {EARNED}": Run(merge(known, earned), many),
     }
 
 
@@ -279,11 +308,36 @@ def measure(case: Case, rounds: int, counts: list[int]) -> dict[int, dict[str, f
     }
 
 
+def trust_costs(case: Case, rounds: int, counts: list[int]) -> dict[int, dict[int, float]]:
+    """How many times the processor seconds of a merge it takes where trust is earned, by threads
+    and pushes."""
+    found: dict[int, dict[int, float]] = {}
+    for count in counts:
+        crew = Cores(count)
+        listed, found[count] = merges(case, crew), {}
+        for many in (1, len(case.parts)):
+            pair = [listed[f"merge, one of {many}{end}"].call for end in ("", f", {EARNED}")]
+            ratios = []
+            for at in range(-1, rounds * PAIRS):
+                took = [0.0, 0.0]
+                for which in (at % 2, 1 - at % 2):
+                    began_s = time.process_time()
+                    pair[which]()
+                    took[which] = time.process_time() - began_s
+                if at >= 0:  # The first time warms up.
+                    ratios.append(took[1] / took[0])
+            found[count][many] = statistics.median(ratios)
+        crew.close()
+    return found
+
+
 def naive_name(case: Case) -> str:
     return f"torch, naive merge, one of {len(case.parts)}"
 
 
-def show(case: Case, found: dict[int, dict[str, float]]) -> None:
+def show(
+    case: Case, found: dict[int, dict[str, float]], costs: dict[int, dict[int, float]]
+) -> None:
     moves = {name: run.moves for name, run in runs(case, Cores(1)).items()}
     for count, took in found.items():
         print(f"\n{count} {'thread' if count == 1 else 'threads'}")
@@ -298,6 +352,7 @@ def show(case: Case, found: dict[int, dict[str, float]]) -> None:
             fast = took_ms / took[ONE_CALL]
             print(f"{name:36}{took_ms:8.1f}{copies:9.2f}{fast:18.2f}{reads:8.2f}{share:>17}")
     show_targets(case, found, moves)
+    show_trust(found, costs)
 
 
 def share_of_scale(moved: float, took_ms: float, took: dict[str, float]) -> float:
@@ -336,6 +391,20 @@ def show_targets(
         f"{'naive merge in torch over ours':33}{f'>= {NAIVE_TIMES} times':>17}"
         + "".join(f"{cell:>19}" for cell in cells)
     )
+
+
+def show_trust(found: dict[int, dict[str, float]], costs: dict[int, dict[int, float]]) -> None:
+    """What earned trust costs, in the columns of the targets."""
+    for many in next(iter(costs.values())):
+        cells = []
+        for count, yard in columns(found):
+            times = costs[count][many]
+            word = "met" if times <= EARNED_TIMES else "not met"
+            cells.append("" if yard == ONE_CALL else f"{times:.2f} {word}")
+        print(
+            f"{f'{EARNED} over all, merge of {many}':33}{f'<= {EARNED_TIMES} times':>17}"
+            + "".join(f"{cell:>19}" for cell in cells)
+        )
 
 
 def columns(found: dict[int, dict[str, float]]) -> list[tuple[int, str]]:
@@ -394,11 +463,13 @@ def main() -> None:
     case = Case(fragment_of(given.mebi), given.learners)
     # A syncer of many fragments: so much of what was used is kept for the next result.
     _held = [buffers.empty(case.fragment.numel) for _ in range(FRAGMENTS)]
-    found = measure(case, given.rounds, sorted({1, given.threads}))
+    counts = sorted({1, given.threads})
+    found = measure(case, given.rounds, counts)
+    costs = trust_costs(case, given.rounds, counts)
     print(f"{case.fragment.numel / 1e6:.1f} M parameters, {os.cpu_count()} cores")
-    show(case, found)
+    show(case, found, costs)
     if given.json is not None:
-        result = {"numel": case.fragment.numel, "ms_by_threads": found}
+        result = {"numel": case.fragment.numel, "ms_by_threads": found, "trust_times": costs}
         given.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

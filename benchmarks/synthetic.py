@@ -43,7 +43,7 @@ from host.addresses import parse_peer
 from host.driver import Driver
 from host.files import keystore
 from host.join_link import JoinLink, parse_link
-from host.network import engine
+from host.network import dht_protocol, hivemind_parts
 from host.network.leader_discovery import learners_topic, seat_topic
 from host.runtime.lifecycle import background, quiet_about_peers
 from host.transport import Transport
@@ -70,15 +70,16 @@ Tell = Callable[..., None]
 def make_light() -> None:
     """All network engines of this process from now on."""
 
-    class Light(engine.P2P):  # type: ignore[misc]  # the engine ships no types
+    class Light(hivemind_parts.P2P):  # type: ignore[misc]  # the engine ships no types
         @classmethod
         async def create(cls, *words: Any, **settings: Any) -> Any:
             return await super().create(*words, dht_mode="client", **settings)
 
     class LightNode:
-        create = functools.partial(engine.DHTNode.create, client_mode=True)
+        create = functools.partial(hivemind_parts.DHTNode.create, client_mode=True)
 
-    vars(engine).update(P2P=Light, DHTNode=LightNode)
+    vars(hivemind_parts).update(P2P=Light)
+    vars(dht_protocol).update(DHTNode=LightNode)
 
 
 def tell(kind: str, **words: object) -> None:

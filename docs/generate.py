@@ -31,7 +31,7 @@ from node.machine.moments_server import SERVER_TRANSITIONS, MomentsServerState  
 from node.machine.snapshot_participant import PART_TRANSITIONS, Part  # noqa: E402
 from node.machine.syncer_link import LINK_TRANSITIONS, Link  # noqa: E402
 from node.machine.trainer_states import TRAINER_TRANSITIONS, TrainerState  # noqa: E402
-from protocol import limits, messages, project, status  # noqa: E402
+from protocol import invites, limits, messages, project, status  # noqa: E402
 from protocol.log import records  # noqa: E402
 from protocol.rounds import ROUND_TRANSITIONS, RoundState  # noqa: E402
 from protocol.snapshots import manifest, vector_clock  # noqa: E402
@@ -40,12 +40,15 @@ from shoal.common import settings_file  # noqa: E402
 from shoal.common.exit_codes import MEANINGS  # noqa: E402
 from shoal.common.toml_tables import allowed  # noqa: E402
 from shoal.project.presets import NOT_PUBLISHED, PRESETS  # noqa: E402
-from shoal.project.template import SECTIONS, toml_value  # noqa: E402
+from shoal.project.template import ADAPTER, SECTIONS, toml_value  # noqa: E402
+from simulator.attack.attacks import ATTACKS  # noqa: E402
+from simulator.attack.layers import LAYERS  # noqa: E402
 from syncer_node.machine.leadership import PHASE_TRANSITIONS, Phase  # noqa: E402
 from syncer_node.raft.context import ROLE_TRANSITIONS, Role  # noqa: E402
 
 FILES = (
     ROOT / "docs" / "architecture.md",
+    ROOT / "docs" / "attacks.md",
     ROOT / "docs" / "operating.md",
     ROOT / "docs" / "protocol.md",
     ROOT / "docs" / "protocol-reference.md",
@@ -180,6 +183,7 @@ def parts_text() -> str:
         messages.Certificate,
         messages.CertifiedRecord,
         messages.FragmentIndex,
+        invites.Invite,
     )
     return "\n\n".join(struct_text(kind, sys.modules[kind.__module__]) for kind in kinds)
 
@@ -198,6 +202,13 @@ def project_text() -> str:
         project.ModelSpec,
         project.TensorSpec,
         project.DataSpec,
+        project.BaseSpec,
+        project.BaseTensor,
+        project.FirstState,
+        project.AdapterSpec,
+        project.FrozenTensor,
+        project.TokenizerSpec,
+        project.PinnedFile,
         project.Charter,
         project.Voter,
         project.InnerSpec,
@@ -228,6 +239,7 @@ def exit_codes_text() -> str:
 KINDS: dict[str, type[msgspec.Struct]] = {
     "project": project.Genesis,
     "model": project.Genesis,
+    "model.adapter": project.AdapterSpec,
     "model.merge": project.MergeRules,
     "data": project.DataSpec,
     "training": project.InnerSpec,
@@ -243,9 +255,13 @@ def settings_text() -> str:
     """Every key of a project file: its range, its values, its meaning."""
     paper = PRESETS["paper"]
     parts = []
-    for section in SECTIONS:
+    for section in (*SECTIONS[:2], ADAPTER, *SECTIONS[2:]):
         kind = KINDS.get(section.name)
         types = {one.name: one.type for one in msgspec.structs.fields(kind)} if kind else {}
+        if section.name == "admission":
+            types = {"rule": project.AdmissionRule}
+        if section.name == "guard":
+            types = {"rule": project.GuardRule}
         lines = [f"**`[{section.name}]`** {section.title}", ""]
         lines += ["| key | may be | `small` | `paper` | |", "|---|---|---|---|---|"]
         for line in section.lines:
@@ -266,7 +282,31 @@ def examples() -> dict[str, status.DaemonStatus]:
     about = status.ProjectStatus(
         id="", name="", fragments=1, parameters=1, token_budget=1, local_steps=1, quorum=1
     )
-    swarm = status.SwarmStatus(curve=[(1, 1, 1.0)], best_loss=1.0)
+    swarm = status.SwarmStatus(
+        curve=[(1, 1, 1.0)],
+        best_loss=1.0,
+        guard_above=1.0,
+        pause=status.PauseStatus(
+            at_s=1.0,
+            global_step=1,
+            loss=1.0,
+            best_loss=1.0,
+            best_global_step=1,
+            best_checkpoint=1,
+            words="",
+            record="",
+        ),
+        restored=status.RestoredStatus(
+            at_s=1.0,
+            paused_s=1.0,
+            global_step=1,
+            loss=1.0,
+            best_loss=1.0,
+            best_global_step=1,
+            best_checkpoint=1,
+            words="",
+        ),
+    )
     plain = {"key": "", "name": "", "pid": 1, "version": "", "uptime_s": 0.0, "sentence": ""}
     shared = {**plain, "project": about, "network": status.NetworkStatus()}
     seat = status.SeatStatus(role="", epoch=0, term=0, leader="", leaderless_s=0.0)
@@ -334,6 +374,18 @@ def local_settings_text() -> str:
     return "\n\n".join(parts)
 
 
+def attacks_text() -> str:
+    """What `shoal sim attack` can do."""
+    lines = [f"| `{name}` | {attack.about} |" for name, attack in ATTACKS.items()]
+    return "\n".join(["| attack | what each attacker hands in or does |", "|---|---|", *lines])
+
+
+def layers_text() -> str:
+    """What `shoal sim attack --without` can leave out."""
+    lines = [f"| `{name}` | {layer.about} |" for name, layer in LAYERS.items()]
+    return "\n".join(["| layer | |", "|---|---|", *lines])
+
+
 def rooms_text() -> str:
     """Every folder of the packages with its own two lines, the upper floors first."""
     lines = []
@@ -358,6 +410,8 @@ def decisions_text() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "attacks": attacks_text,
+    "layers": layers_text,
     "decisions": decisions_text,
     "rooms": rooms_text,
     "link": lambda: diagram(LINK_TRANSITIONS, Link.WAITING),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import random
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from protocol.errors import (
 from protocol.ids import NodeKey
 
 PEERS_TRIED_MAX = 8
+STEADY_PORTS = range(20_000, 32_000)
+"""Below what Linux (32768), macOS and Windows (49152) take for outgoing connections."""
+
 """Addresses handed to the engine for one try; one that answers is enough."""
 
 
@@ -83,7 +87,9 @@ def check_listen(text: str) -> str:
 
 
 def _is_port(text: str) -> bool:
-    return text.isdigit() and 0 < int(text) < 65_536
+    # Other scripts have digits too, of which `int` takes some and others not.
+    is_number = text.isascii() and text.isdigit() and len(text) <= 5
+    return is_number and 0 < int(text) < 65_536
 
 
 def is_tcp(text: str) -> bool:
@@ -107,17 +113,52 @@ def host_in(text: str) -> str:
         return ""
 
 
+def network_of(text: str) -> str:
+    """Whose line an address is on: the IPv4 address or the IPv6 /64; empty where it has none.
+
+    A host commands a whole /64, so that is what counts as one; several homes may share an IPv4
+    address behind a carrier's NAT, and nothing tells them apart.
+    """
+    host = host_in(text)
+    if not host:
+        return ""
+    ip = ipaddress.ip_address(host)
+    if isinstance(ip, ipaddress.IPv4Address):
+        return host
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.ip_network((host, 64), strict=False))
+
+
 def is_public(text: str) -> bool:
     """Whether the whole internet could dial the address."""
     host = host_in(text)
     return bool(host) and ipaddress.ip_address(host).is_global
 
 
+class PortTaken(UserError):
+    """Somebody else listens on the port."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(f"port {port} is in use by another program; choose another with --port")
+
+
+def kept_port(host: str, port: int, *, is_asked_for: bool) -> int:
+    """`port`, as it was before, if nobody listens there; else a free one, unless its owner asked
+    for this one. Raises as `claim_port`."""
+    try:
+        return claim_port(host, port)
+    except PortTaken:
+        if is_asked_for:
+            raise
+        return claim_port(host, 0)
+
+
 def claim_port(host: str, port: int) -> int:
     """`port` if nobody listens there, or a free one for 0.
 
     The engine shares a busy port without a word, and joins then reach the wrong process, so this is
-    asked before each start. Raises UserError when the port is in use or the host is not ours.
+    asked before each start. Raises PortTaken, or UserError when the host is not ours.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -131,14 +172,22 @@ def claim_port(host: str, port: int) -> int:
             ) from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise UserError(
-                    f"port {port} is in use by another program; choose another with --port"
-                ) from error
+                raise PortTaken(port) from error
             raise UserError(
                 f"this machine has no address {host}; give one of its own, or 0.0.0.0 for all"
             ) from error
         chosen: int = probe.getsockname()[1]
         return chosen
+
+
+def steady_port(host: str) -> int:
+    """A free port that the system gives to no outgoing connection, so that a program that ends can
+    start there again. Chosen at random; raises as `claim_port`."""
+    while True:
+        try:
+            return claim_port(host, random.choice(STEADY_PORTS))
+        except PortTaken:
+            continue
 
 
 def rotated(peers: Sequence[PeerAddress], attempt: int) -> list[PeerAddress]:
@@ -149,9 +198,12 @@ def rotated(peers: Sequence[PeerAddress], attempt: int) -> list[PeerAddress]:
     return [*peers[start:], *peers[:start]][:PEERS_TRIED_MAX]
 
 
-def explained(peers: Sequence[PeerAddress], error: TransientError) -> TransientError:
-    """The same failed start in words: whose clock is off, or who did not answer."""
+def explained(peers: Sequence[PeerAddress], error: TransientError, port: int) -> ShoalError:
+    """The same failed start in words: whose clock is off, who did not answer, or that our port
+    was taken."""
     cause = str(error.__cause__)
+    if "address already in use" in cause:
+        return PortTaken(port)
     if "local time" in cause:
         return TransientError(
             "this machine's clock differs by more than 3 s from the swarm's: set it with NTP "

@@ -3,6 +3,10 @@
 The loop is deliberately dull: feed an event, carry out the effects, repeat. Everything clever is
 in the machine, which the simulator runs unchanged.
 
+Between two messages of one peer everybody else has a turn, however many came at once; and a peer
+that opened its stream to us and has no vote takes a bounded share of the loop's time
+(`host.network.message_pace`).
+
 An exception in the machine, or while its effects are carried out, leaves it half applied. Whichever
 way the event came, the driver then handles nothing more and `run` raises InternalError.
 """
@@ -17,6 +21,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
+from host import addresses
+from host.network.message_pace import MessagePace
 from host.network.streams import ControlStream
 from host.transport import Transport
 from protocol import errors, machine, wire
@@ -49,8 +55,14 @@ class Driver:
         run_job: Callable[[machine.Job], Awaitable[machine.JobResult]],
         act: Callable[[object], None],
         on_fact: Callable[[Fact], None],
+        has_vote: Callable[[bytes], bool] = lambda _peer: False,
+        cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
+        """cpu_s: what this thread has taken of the processor so far."""
         self.machine = driven
+        self._has_vote = has_vote
+        self._cpu_s = cpu_s
+        self._pace = MessagePace()
         self._transport = transport
         self._run_job = run_job
         self._act = act
@@ -224,15 +236,15 @@ class Driver:
         except errors.ShoalError as error:
             self.take(machine.PeerDown(peer, str(error)))
             return
-        await self._converse(stream)
+        await self._converse(stream, is_paced=False)
 
     async def _accepted(self, stream: ControlStream) -> None:
         if self._is_over:
             stream.close()
             return
-        await self._converse(stream)
+        await self._converse(stream, is_paced=not self._has_vote(stream.peer))
 
-    async def _converse(self, stream: ControlStream) -> None:
+    async def _converse(self, stream: ControlStream, *, is_paced: bool) -> None:
         """Read a stream until it ends; a newer stream of the same peer takes its place."""
         former = self._streams.get(stream.peer)
         if former is not None:
@@ -241,19 +253,21 @@ class Driver:
         self._streams[stream.peer] = stream
         reason = "reading failed"
         try:
-            self.take(machine.PeerUp(stream.peer))
-            reason = await self._read(stream)
+            self.take(machine.PeerUp(stream.peer, addresses.network_of(stream.address)))
+            reason = await self._read(stream, is_paced=is_paced)
         finally:
             # However reading ended: the machine must not take a dead stream for a live one.
             if self._streams.get(stream.peer) is stream:
                 del self._streams[stream.peer]
                 self.take(machine.PeerDown(stream.peer, reason))
 
-    async def _read(self, stream: ControlStream) -> str:
+    async def _read(self, stream: ControlStream, *, is_paced: bool) -> str:
         """Feed what a peer says to the machine; the reason why it ended."""
         while True:
             try:
-                message = wire.decode_message(await stream.recv())
+                frame = await stream.recv()
+                begun_s = self._cpu_s()
+                message = wire.decode_message(frame)
             except errors.RemoteError as error:
                 if self._streams.get(stream.peer) is stream:
                     self.fault(stream.peer, error)
@@ -264,6 +278,12 @@ class Driver:
             if self._streams.get(stream.peer) is not stream:
                 return "replaced"
             self.take(machine.Received(stream.peer, message))
+            # Without this nobody would have a turn as long as there are frames in memory.
+            spent_s = self._cpu_s() - begun_s
+            paused_s = (
+                self._pace.pause_s(stream.peer, spent_s, time.monotonic()) if is_paced else 0.0
+            )
+            await asyncio.sleep(paused_s)
 
 
 def _name_of(event: machine.Event) -> str:

@@ -1,7 +1,8 @@
 """The one string a volunteer pastes: which project, and where some of its hosts listen.
 
-`shoal:` and then base64url, without padding, of a MessagePack array and its checksum. A link is no
-secret and proves nothing: what it leads to is checked against the project id it names.
+`shoal:` and then base64url, without padding, of a MessagePack array and its checksum. A link proves
+nothing: what it leads to is checked against the project id it names. It is no secret either, unless
+it carries an invite.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from msgspec import Meta, Struct
 from protocol import decoders, limits
 from protocol.errors import UserError
 from protocol.ids import Digest
+from protocol.messages import Envelope
 from protocol.project import Name
 
 PREFIX = "shoal:"
@@ -40,6 +42,8 @@ class JoinLink(Struct, frozen=True, array_like=True, tag=LINK_VERSION):
         Meta(min_length=1, max_length=limits.ADDRESSES_MAX),
     ]
     """Whole addresses, each ending in `/p2p/ID`; any one that answers is enough."""
+    invite: Envelope | None = None
+    """An `invites.Invite` as the owner signed it: who holds such a link may use it up."""
 
 
 def format_link(link: JoinLink) -> str:
@@ -77,6 +81,11 @@ def parse_link(text: str) -> JoinLink:
     found = _decode(_payload(link.removeprefix(PREFIX)))
     for address in found.addresses:
         _check_address(address)
+    if found.invite is not None and len(found.invite.payload) > limits.INVITE_BYTES_MAX:
+        raise UserError(
+            "The join link carries an invite that is too long. Ask the project's host for a new "
+            "link."
+        )
     return found
 
 

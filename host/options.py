@@ -115,6 +115,8 @@ class SyncerOptions(VoterOptions):
     port: int = SYNCER_PORT
     """0 takes any free port."""
     exit_when_done: bool = False
+    base: Path | None = None
+    """The folder of the base model that a project starts from; None: as this home remembers."""
     threads: int | None = None
     """That merge; None: as many as this process may use."""
     tape: TapeOptions = TAPE_ON
@@ -158,6 +160,10 @@ class NodeOptions(HostOptions):
     """Megabits per second at which weights are given to others, all of them together."""
     data: str | None = None
     """Where the project's text lies here; None: where the project says, if that is allowed."""
+    trainer: str | None = None
+    """Training code of this machine's owner, `PACKAGE:CLASS`; None for what the project names."""
+    base: str | None = None
+    """Where the frozen base model of an adapter lies here; None: it comes from peers."""
     tape: TapeOptions = TAPE_ON
     judge: Callable[[Genesis, Charter], str] | None = None
     """Says what speaks against joining, empty for nothing; asked once, before anybody hears of this

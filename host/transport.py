@@ -30,13 +30,14 @@ from host.nat.probe_messages import Inner
 from host.nat.reachability import Reachability
 from host.nat.relay import Relay
 from host.nat.relay_tls import RelayTlsStream
-from host.network import blobs, dht_records, round_trips, streams
+from host.network import blobs, dht_records, round_trips, slots, streams
 from host.network.blobs import BlobLookup, PaceLookup
 from host.network.engine import Engine, IncomingStream, Options
 from host.network.foreign_errors import Loss, TransportState
 from host.network.neighbours import ConnectedPeer
 from host.network.rate_limit import RateLimiter
 from host.network.round_trips import RoundTrips
+from host.network.slots import IsMember
 from host.network.streams import ControlStream, Traffic, Wire
 from host.options import BulkAt
 from host.runtime import lifecycle
@@ -53,6 +54,7 @@ START_AGAIN = Backoff((1.0, 2.0, 4.0, 8.0, 16.0, 30.0), jitter=0.25)
 """Quick for a restart, polite for a long outage."""
 
 WITHDRAW_S = 2.0
+FREE_PORT_TRIES = 5
 STOP_TASKS_S = 5.0
 
 PEERS_COUNTED_MAX = 4096
@@ -98,6 +100,7 @@ class Transport:
         self.round_trips = RoundTrips()
         self.rate_limiter = RateLimiter()
         announced = tuple(addresses.check_listen(text) for text in announce)
+        self._is_port_asked_for = port != 0
         self._options = Options(
             identity, listen_host, port, announced, frozenset(topics), nat_port_map
         )
@@ -109,7 +112,9 @@ class Transport:
         self._is_closed = False
         self._down_reason = "the network engine has not been started"
         self._supervisor: asyncio.Task[None] | None = None
-        self._stream_server = StreamServer(self.counters)
+        self.is_member: IsMember = slots.NOBODY_KNOWN
+        """For whom some of what this host serves is kept free; the daemon knows."""
+        self._stream_server = StreamServer(self.counters, self._is_member)
         self.faults = self._stream_server.faults
         saw = self.dialer.known.saw
         reach = Reachability(self, saw, carries=lambda: self.relay.is_offered)
@@ -139,7 +144,11 @@ class Transport:
             self._dial,
             lambda key: self.live().where(key),
             self._stream_server.note_fault,
+            self._is_member,
         )
+
+    def _is_member(self, key: NodeKey) -> bool:
+        return self.is_member(key)
 
     # Life
 
@@ -194,12 +203,26 @@ class Transport:
         self._engine = None
 
     async def _boot(self, *, attempt: int) -> None:
+        for _ in range(FREE_PORT_TRIES - 1):
+            try:
+                return await self._boot_once(attempt)
+            except addresses.PortTaken:
+                if self._is_port_asked_for:
+                    raise
+                # Another program got the free port between our choice and the engine's start.
+                self._options = replace(self._options, port=0)
+        return await self._boot_once(attempt)
+
+    async def _boot_once(self, attempt: int) -> None:
         assert self._engine is None, "the transport is already started"
         if self._is_closed:
             raise errors.TransportLost(self._down_reason)
         await self._ensure_supervisor()
         former = self._options
-        options = replace(former, port=addresses.claim_port(former.listen_host, former.port))
+        port = addresses.kept_port(
+            former.listen_host, former.port, is_asked_for=self._is_port_asked_for
+        )
+        options = replace(former, port=port)
         self._options = options
         peers = self.dialer.to_try(attempt)
         engine = self._booting = Engine(options, Loss())
@@ -216,7 +239,7 @@ class Transport:
             engine.loss.check()  # closed in the last moment
             is_up = True
         except errors.TransientError as error:
-            raise addresses.explained(peers, error) from error
+            raise addresses.explained(peers, error, options.port) from error
         finally:
             self._booting = None
             if not is_up:

@@ -22,6 +22,9 @@ Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 """A non-negative number that fits the wire and float64 sums."""
 
+InviteId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""Drawn for each invite, 16 bytes."""
+
 SessionKey = tuple[bytes, int]
 """(learner key, incarnation)."""
 

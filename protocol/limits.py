@@ -11,6 +11,12 @@ FRAME_BYTES_MAX = 1 << 20
 GENESIS_BYTES_MAX = 4 << 20
 """The tensor table of a model with 20 000 tensors fits."""
 
+TOKENIZER_BYTES_MAX = 64 << 20
+"""Of the files of a tokenizer together; the largest published ones have about half of that."""
+
+PINNED_FILES_MAX = 8
+"""Files that a genesis pins by digest: a tokenizer, its settings, special tokens, chat template."""
+
 BLOB_BYTES_MAX = 4 << 30
 """One content-addressed blob: a fragment of a very large model in f32."""
 
@@ -28,8 +34,34 @@ long line of 100 Mbit/s needs about ten."""
 STREAMS_SERVED_MAX = 32
 """Bulk streams served at once; the network engine's accept queue fails above about 64."""
 
+TOPIC_ENTRIES_MAX = 512
+"""Entries of one topic of the swarm's table that a host holds, or takes from an answer. With the
+largest values that are 2.2 MB, and an answer must stay below 4 MiB."""
+
+TABLE_STORES_MAX = 64
+"""Values in one message to the table. An honest host sends one, and one a topic to a host that it
+has met."""
+
+LOSS_MAX = 1e6
+"""Nats per token. A held-out loss that is not below it, or no number, is told as just this."""
+
 LEARNERS_MAX = 1024
 """Sessions at one syncer, and participants named in one merge record."""
+
+PROBE_SEQUENCES_MAX = 256
+"""Of one kind of text in one probe: more would say little more and cost the prober more."""
+
+REINSTATED_MAX = 1024
+"""Suspensions that an owner lifted, in one charter."""
+
+HELD_PIECE_BYTES = 8 << 20
+"""Of a frozen base model in one blob: as long as a slow line may be cut off and lose nothing."""
+
+HELD_PIECES_MAX = 65_536
+"""Half a terabyte of frozen base model."""
+
+TARGETS_MAX = 64
+"""Kinds of layers that an adapter may name; models have about ten."""
 
 TENSORS_MAX = 20_000
 FRAGMENTS_MAX = 1024
@@ -58,6 +90,24 @@ WATCHERS_MAX = 32
 REPORT_EVERY_S = 1.0
 
 ADDRESSES_MAX = 16
+
+BANNED_MAX = 10_000
+"""Keys that an owner banned."""
+
+ALLOWED_MAX = 4096
+"""Keys that an owner lists: they are in the charter, which is one message."""
+
+INVITES_REVOKED_MAX = 4096
+"""Invites that an owner revoked; those that have expired leave the list."""
+
+INVITE_BYTES_MAX = 512
+"""What an owner signs in an invite: a few numbers and a name."""
+
+INVITE_USES_MAX = 1024
+"""Keys that one invite may bring, as many as a swarm may have."""
+
+INVITED_MAX = 4096
+"""Keys that invites brought to one project; the log remembers each of them."""
 
 CLOCK_SKEW_S_MAX = 3.0
 """The DHT rejects records of hosts whose clocks differ by more."""

@@ -47,6 +47,9 @@ class PeerUp:
     """The standing stream to this peer is open and its key is proven by the transport."""
 
     peer: bytes
+    network: str = ""
+    """Where it comes from: an IPv4 address or an IPv6 /64; empty where that is not known, as behind
+    a relay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,12 @@ from protocol.snapshots.vector_clock import Steps, VectorClock
 RUN_COMPLETE = "the run is complete"
 """Reason of the goodbye of a learner that heard of the end."""
 
+YOUNGER = "younger-history"
+"""Reason of a refusal, or of a link's end: the leader's log lacks what voters signed before."""
+
 Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
-Loss = Annotated[float, Meta(ge=0.0, le=1e6)]
-"""Nats per token."""
+Loss = Annotated[float, Meta(ge=0.0, le=limits.LOSS_MAX)]
+"""Nats per token; the bound where it is higher, or not finite."""
 LearnerState = Literal["syncing", "starting", "training", "starved", "paused", "finishing"]
 Outcome = Literal["merged", "clipped", "late", "stale", "rejected", "abandoned"]
 
@@ -105,6 +108,11 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     head_index: Count
     """Last record applied, 0 when none."""
     head: Digest
+    proof: Certificate | None = None
+    """Of the newest record that the learner can prove, in the newest epoch that it knows."""
+    invite: Envelope | None = None
+    """The `invites.Invite` of the join link, signed by the owner; a key that it once brought needs
+    none."""
 
 
 class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
@@ -127,6 +135,8 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
     """Seconds spent in local steps."""
     alive_s: Annotated[float, Meta(ge=0.0, le=1e12)]
     """Seconds since the trainer could first have stepped, less evaluation."""
+    has_other_text: bool = False
+    """Its text is not the one that the project was signed with: nobody can check what it learns."""
 
 
 class Push(Struct, frozen=True, array_like=True, tag="push"):
@@ -156,6 +166,34 @@ class Evaluation(Struct, frozen=True, array_like=True, tag="evaluation"):
     loss: Loss
     tokens: Count
     seconds: Annotated[float, Meta(ge=0.0, le=86_400.0)]
+
+
+class Gain(Struct, frozen=True, array_like=True):
+    """What adding a push to the weights does to the loss of some sequences, by sequence."""
+
+    loss: Loss
+    """Mean without the push."""
+    mean: Real
+    """By how much the push lowers it; negative where it raises it."""
+    deviation: Annotated[float, Meta(ge=0.0, le=1e6)]
+    """Standard deviation of that between the sequences."""
+    sequences: Annotated[int, Meta(ge=1, le=limits.PROBE_SEQUENCES_MAX)]
+
+
+class Probed(Struct, frozen=True, array_like=True, tag="probed"):
+    """The answer to a `Probe`."""
+
+    probe: Count
+    own: Gain
+    other: Gain
+    seconds: Annotated[float, Meta(ge=0.0, le=86_400.0)]
+
+
+class ProbeDeclined(Struct, frozen=True, array_like=True, tag="no-probe"):
+    """The learner cannot probe this push, or not now."""
+
+    probe: Count
+    reason: Annotated[str, Meta(max_length=64)]
 
 
 class Watch(Struct, frozen=True, array_like=True, tag="watch"):
@@ -220,6 +258,41 @@ class Pull(Struct, frozen=True, array_like=True, tag="pull"):
     fragment: Count
     version: Count
     """Newest version of the fragment; a learner that does not hold it yet says so."""
+
+
+class SequencePlace(Struct, frozen=True, array_like=True, gc=False):
+    """One sequence of the training text: a position of the permutation, and its place therein."""
+
+    position: Count
+    sequence: Count
+
+
+SequencePlaces = Annotated[
+    tuple[SequencePlace, ...], Meta(min_length=1, max_length=limits.PROBE_SEQUENCES_MAX)
+]
+
+
+class Probe(Struct, frozen=True, array_like=True, tag="probe"):
+    """Measure what somebody's push does to the loss: of the text that it was trained on, and of
+    other text. Answered by `Probed` or `ProbeDeclined`.
+
+    The receiver takes the newest global value that it holds of every fragment, subtracts the
+    displacement from `fragment`, and evaluates without and with it.
+    """
+
+    probe: Count
+    """Counts the probes of a leader."""
+    fragment: Count
+    version: Count
+    """What the push stands on; a receiver that is more than `PUSH_LAG_MAX` away declines."""
+    codec: CodecName
+    payload: Digest
+    """Held by the syncer until the probe is answered."""
+    payload_bytes: Count
+    own: SequencePlaces
+    """Some of what the learner read for the push."""
+    other: SequencePlaces
+    """Some that nobody has read yet."""
 
 
 class Settled(Struct, frozen=True, array_like=True, tag="settled"):
@@ -452,7 +525,17 @@ class MomentsRefused(Struct, frozen=True, array_like=True, tag="no-moments"):
 
 PartMessage = Marker | PartKept | PartRefused | PartRestored
 LearnerMessage = (
-    Hello | Heartbeat | Push | Decline | LeaseRequest | Evaluation | Watch | Goodbye | PartMessage
+    Hello
+    | Heartbeat
+    | Push
+    | Decline
+    | LeaseRequest
+    | Evaluation
+    | Probed
+    | ProbeDeclined
+    | Watch
+    | Goodbye
+    | PartMessage
 )
 SyncerMessage = (
     IndexPart
@@ -460,6 +543,7 @@ SyncerMessage = (
     | Refused
     | Committed
     | Pull
+    | Probe
     | Settled
     | Alive
     | Receipt

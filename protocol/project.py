@@ -2,11 +2,13 @@
 
 Genesis: the hash of its bytes is the project id. Everything whose change would make old weights or
 old records meaningless lives here. Charter: a numbered revision signed by the genesis' owner key;
-the highest revision that verifies wins. Neither names code that would run on a volunteer's host.
+the highest revision that verifies wins. Neither names code that would run on a volunteer's host:
+training code is named by an entry point that the volunteer installed.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -15,7 +17,7 @@ from blake3 import blake3
 from msgspec import Meta, Struct
 
 from protocol import limits
-from protocol.ids import Count, Digest, NodeKey
+from protocol.ids import Count, Digest, InviteId, NodeKey
 
 CodecName = Literal["f32", "bf16", "int8", "int4", "int2", "int1"]
 MergeRule = Literal["rda", "mean"]
@@ -24,6 +26,10 @@ Eligibility = Literal["cycle", "step"]
 FragmentStrategy = Literal["balanced", "tensor", "layer"]
 ApplyRule = Literal["overwrite", "blend", "rebase"]
 Durability = Literal["leader", "standby", "majority"]
+AdmissionRule = Literal["open", "invite", "list"]
+GuardRule = Literal["pause", "off", "restore"]
+"""What happens once the held-out loss is far above the best: merging pauses until the owner
+decides; nothing; or the guard goes back to the best checkpoint by itself."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
 Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
@@ -32,10 +38,17 @@ Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Rate = Annotated[float, Meta(ge=0.0, le=100.0)]
 Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 
+TrainerName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
+PackageWord = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,62}\Z")]
+
 _HUB_WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,95}")
 _HUB_NAME = re.compile(rf"{_HUB_WORD}/{_HUB_WORD}(:{_HUB_WORD})?")
 
-ConfigValue = bool | int | float | str | list[int | str] | None
+Scalar = bool | int | float | str | None
+Branch = Scalar | list[Scalar] | dict[Annotated[str, Meta(max_length=64)], Scalar | list[Scalar]]
+ConfigValue = Scalar | list[Scalar] | dict[Annotated[str, Meta(max_length=64)], Branch]
+"""As `transformers` writes them: plain values, lists of them, and tables of both, two deep."""
 
 
 class TensorSpec(Struct, frozen=True, array_like=True):
@@ -66,9 +79,10 @@ class MergeRules(Struct, frozen=True):
 
 
 class ModelSpec(Struct, frozen=True, array_like=True):
-    """An architecture of `transformers` from the allow-list, and its configuration values."""
+    """A causal decoder of `transformers`, or what training code makes; its configuration values."""
 
     architecture: Name
+    """By its class or its `model_type`; with training code of its own, the name of that."""
     config: dict[Annotated[str, Meta(max_length=64)], ConfigValue]
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=limits.TENSORS_MAX)]
 
@@ -76,13 +90,15 @@ class ModelSpec(Struct, frozen=True, array_like=True):
 class DataSpec(Struct, frozen=True, array_like=True):
     """Where text comes from and how it is cut into leased blocks of fixed-length sequences."""
 
-    source: Literal["python-stdlib", "file", "folder", "parquet", "hub"]
+    source: Literal["python-stdlib", "file", "folder", "parquet", "hub", "own"]
+    """`own`: the training code brings its data, of any kind."""
     location: Text
     """Path, or the `hub_name` of a data set; empty for `python-stdlib`."""
     text_field: Name
     tokenizer: Text
-    """`bytes`, or the path or `hub_name` of a `tokenizers` tokenizer."""
+    """`bytes`, `base` for the base model's, or the path or `hub_name` of a `tokenizers` one."""
     sequence_tokens: Annotated[int, Meta(ge=8, le=1 << 20)]
+    """Of own data: what one sample counts."""
     block_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
     """Sequences in one leased block."""
     blocks: Positive
@@ -91,6 +107,117 @@ class DataSpec(Struct, frozen=True, array_like=True):
     """Share of documents, chosen by content hash, that nobody trains on."""
     digest: Digest
     """Hash of the training split where the project was signed; other hosts compare and say so."""
+
+
+class BaseTensor(Struct, frozen=True, array_like=True):
+    """One tensor of a base model, as the model has it once it is loaded."""
+
+    stored: Literal["F32", "BF16", "F16"]
+    """How the files hold it; the project's weights are f32."""
+    digest: Digest
+    """blake3 of its values: little-endian f32, without subnormals and negative zeros."""
+
+
+class FirstState(Struct, frozen=True, array_like=True):
+    """Content hashes of version 0 of a fragment, as the record of the first weights names them."""
+
+    theta: Digest
+    momentum: Digest
+
+
+class BaseSpec(Struct, frozen=True, array_like=True):
+    """The published model that version 0 is taken from, bit for bit."""
+
+    source: Text
+    """`hub:OWNER/NAME@REVISION`, or `folder:NAME`; a folder is known by what is in it."""
+    tensors: Annotated[tuple[BaseTensor, ...], Meta(min_length=1, max_length=limits.TENSORS_MAX)]
+    """In the order of the model's tensor table; with an adapter, of its frozen tensors."""
+    states: Annotated[tuple[FirstState, ...], Meta(min_length=1, max_length=limits.FRAGMENTS_MAX)]
+    """In the order of the fragments: whoever begins with other weights is not followed."""
+
+
+TrainedPart = Literal["both", "b"]
+"""Of an adapter: both of its matrices, or the second one beside a first one that stays as drawn."""
+HeldAs = Literal["bf16", "f32"]
+
+
+class FrozenTensor(Struct, frozen=True, array_like=True):
+    """One tensor of a base model that nobody trains, in the model's own order."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    shape: Annotated[tuple[Positive, ...], Meta(max_length=8)]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+class AdapterSpec(Struct, frozen=True, array_like=True):
+    """A low-rank adapter (LoRA): all that is trained, merged and sent, beside a frozen base model.
+
+    Beside each target W stand A [rank, in] and B [out, rank]; the layer is W + alpha / rank * B A.
+    """
+
+    rank: Annotated[int, Meta(ge=1, le=1024)]
+    alpha: Annotated[float, Meta(gt=0.0, le=65_536.0)]
+    dropout: Annotated[float, Meta(ge=0.0, lt=1.0)]
+    targets: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=limits.TARGETS_MAX)]
+    """Layers by the last parts of their names; `all-linear` in a project file names all but the
+    output table."""
+    trains: TrainedPart
+    """`both` matrices, or only `b`: then A stays as the seed drew it, and a merge is exact."""
+    base_dtype: HeldAs
+    """What the frozen base model is held as, on disk and in a trainer."""
+    frozen: Annotated[tuple[FrozenTensor, ...], Meta(max_length=limits.TENSORS_MAX)] = ()
+    """The base model's tensors; their values, one after the other, are the held base."""
+    pieces: Annotated[tuple[Digest, ...], Meta(max_length=limits.HELD_PIECES_MAX)] = ()
+    """Content hashes of the held base, cut every `HELD_PIECE_BYTES`: peers are asked for these."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the held base."""
+        size = 2 if self.base_dtype == "bf16" else 4
+        return size * sum(one.numel for one in self.frozen)
+
+
+TokenizerFile = Literal[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+]
+"""The last says how a base model is sampled from: which tokens end an answer, at what temperature.
+It counts tokens of that model's own tokenizer, so it is pinned beside that one alone."""
+
+
+class PinnedFile(Struct, frozen=True, array_like=True):
+    """A file that every learner of the project has, given by peers."""
+
+    name: TokenizerFile
+    bytes: Annotated[int, Meta(ge=1, le=limits.TOKENIZER_BYTES_MAX)]
+    digest: Digest
+    """Content hash, by which peers are asked for it."""
+
+
+class TokenizerSpec(Struct, frozen=True, array_like=True):
+    """The tokenizer of a project, to the byte."""
+
+    files: Annotated[tuple[PinnedFile, ...], Meta(min_length=1, max_length=limits.PINNED_FILES_MAX)]
+    """`tokenizer.json` is one of them; the others are for whoever uses the model later."""
+    end_of_text: Annotated[str, Meta(min_length=1, max_length=256)]
+    """The token that ends a document."""
+
+
+class TrainerSpec(Struct, frozen=True, array_like=True):
+    """Training code that is not Shoal's: only its name is here, everybody installs it himself."""
+
+    name: TrainerName
+    """Of its entry point; never a module, so that a project cannot choose what is imported."""
+    package: PackageWord
+    """The installed distribution that has it."""
+    version: PackageWord
+    """... and its version."""
 
 
 class Genesis(Struct, frozen=True, array_like=True):
@@ -104,6 +231,14 @@ class Genesis(Struct, frozen=True, array_like=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     strategy: FragmentStrategy
     fragments: Annotated[int, Meta(ge=1, le=limits.FRAGMENTS_MAX)]
+    base: BaseSpec | None = None
+    """What version 0 is taken from; None: `seed` draws it."""
+    tokenizer: TokenizerSpec | None = None
+    """What `data.tokenizer` stands for; None: `bytes`, or whatever each host finds there."""
+    trainer: TrainerSpec | None = None
+    """Whose training code takes the local steps; None: Shoal's own."""
+    adapter: AdapterSpec | None = None
+    """What is trained in place of the model's own tensors; then the model's table is of these."""
 
 
 class Voter(Struct, frozen=True, array_like=True):
@@ -178,6 +313,12 @@ class OuterSpec(Struct, frozen=True, array_like=True):
     """Look ahead along the new momentum; otherwise plain momentum. No effect without momentum."""
     trust: TrustRule = "all"
     """How far the push of a learner counts."""
+    probes_frac: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
+    """To the swarm's training, what goes into probes of whether pushes were trained on their text;
+    0: nobody probes, and nobody is suspended. Above 1 only a trial needs it."""
+    ema: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """What a merge keeps of the moving average that syncers hold for whoever exports the model; 0:
+    there is none. Training does not depend on it."""
 
 
 class RoundSpec(Struct, frozen=True, array_like=True):
@@ -233,13 +374,21 @@ class LimitSpec(Struct, frozen=True, array_like=True):
     """Snapshots kept; the oldest go first."""
 
 
+class Reinstated(Struct, frozen=True, array_like=True):
+    """A learner whose suspension the owner lifted."""
+
+    learner: NodeKey
+    revision: Count
+    """Of the charter that lifted it: a later suspension is not lifted by this."""
+
+
 class Charter(Struct, frozen=True, array_like=True):
     """What the owner may change during the run, by signing a higher revision."""
 
     project: Digest
     revision: Count
     voters: Annotated[tuple[Voter, ...], Meta(min_length=1, max_length=limits.VOTERS_MAX)]
-    banned: Annotated[tuple[NodeKey, ...], Meta(max_length=10_000)]
+    banned: Annotated[tuple[NodeKey, ...], Meta(max_length=limits.BANNED_MAX)]
     inner: InnerSpec
     outer: OuterSpec
     rounds: RoundSpec
@@ -251,6 +400,19 @@ class Charter(Struct, frozen=True, array_like=True):
     """Raised by the owner when the voters of before cannot go on."""
     origin: Origin | None = None
     """Present from the second epoch on."""
+    admission: AdmissionRule = "open"
+    """Who may take part, unless banned: everybody; keys that an invite brought, and listed ones;
+    listed ones alone."""
+    allowed: Annotated[tuple[NodeKey, ...], Meta(max_length=limits.ALLOWED_MAX)] = ()
+    """The keys that the owner listed."""
+    revoked: Annotated[tuple[InviteId, ...], Meta(max_length=limits.INVITES_REVOKED_MAX)] = ()
+    """Invites that bring nobody any more; whom they brought stays."""
+    reinstated: Annotated[tuple[Reinstated, ...], Meta(max_length=limits.REINSTATED_MAX)] = ()
+    """Learners that were suspended for what probes said, and may take part again."""
+    guard: GuardRule = "off"
+    """What happens once the held-out loss is far above the best."""
+    resumed: Digest | None = None
+    """Hash of the record with which a pause of the guard began: the owner says to go on from it."""
 
     def voter(self, key: bytes) -> Voter | None:
         """The voter with this key, if it is one."""
@@ -269,11 +431,31 @@ def hub_name(text: str) -> tuple[str, str] | None:
     return name, configuration
 
 
+def hub_source(text: str) -> tuple[str, str] | None:
+    """(`owner/name`, revision) of a base model `hub:OWNER/NAME@REVISION`, or None."""
+    kind, _, rest = text.partition(":")
+    name, at, revision = rest.partition("@")
+    if kind != "hub" or not at or hub_name(name) != (name, ""):
+        return None
+    if _REVISION.fullmatch(revision) is None or ".." in revision:
+        return None
+    return name, revision
+
+
 def project_id(genesis: bytes) -> bytes:
     """The project's id: the content hash of its genesis bytes, so that it can be fetched by id."""
     return blake3(genesis).digest()
 
 
 def encode(value: Genesis | Charter) -> bytes:
-    """Canonical bytes: MessagePack arrays in field order."""
-    return msgspec.msgpack.encode(value)
+    """Canonical bytes: MessagePack arrays in field order.
+
+    Last fields that a genesis does not use are left out, so projects of before they existed keep
+    their id.
+    """
+    if not isinstance(value, Genesis):
+        return msgspec.msgpack.encode(value)
+    fields = [getattr(value, name) for name in value.__struct_fields__]
+    while fields[-1] is None:
+        fields.pop()
+    return msgspec.msgpack.encode(fields)

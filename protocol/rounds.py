@@ -1,7 +1,7 @@
 """One round: who was asked for a fragment, what arrived, and when to stop waiting.
 
     open --quorum--> grace --close--> merging --merged--> committing --committed--> committed
-    open and merging may also end in abandoned; every push ends with an outcome either way.
+    open, grace and merging may also end in abandoned; every push ends with an outcome either way.
 
 A round never waits without a deadline: each pull has one, the grace window has one, and the
 quorum itself falls to the number of those alive after the charter's patience.
@@ -33,6 +33,7 @@ ROUND_TRANSITIONS: dict[tuple[RoundState, str], RoundState] = {
     (RoundState.OPEN, "close"): RoundState.MERGING,
     (RoundState.OPEN, "abandon"): RoundState.ABANDONED,
     (RoundState.GRACE, "close"): RoundState.MERGING,
+    (RoundState.GRACE, "abandon"): RoundState.ABANDONED,
     (RoundState.MERGING, "merged"): RoundState.COMMITTING,
     (RoundState.MERGING, "abandon"): RoundState.ABANDONED,
     (RoundState.COMMITTING, "committed"): RoundState.COMMITTED,
@@ -144,6 +145,12 @@ class Round:
         """The push that this ticket was waiting for is here."""
         ticket.state = PullState.ARRIVED
         self.fresh += ticket.round == self.number and ticket.is_trusted
+
+    def strike(self, ticket: PullTicket) -> None:
+        """Whatever this ticket brought or would bring does not count."""
+        if ticket.state is PullState.ARRIVED:
+            self.fresh -= ticket.round == self.number and ticket.is_trusted
+        ticket.state = PullState.FAILED
 
     def pending(self, now_s: float) -> Iterator[bytes]:
         """Learners that may still deliver in time."""

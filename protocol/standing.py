@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -26,6 +27,11 @@ LEARNERS_COMPARED_MIN = 3
 JUDGED_MIN = 3
 """Pushes of a learner before its direction is compared, and before its norm is trusted."""
 
+ESTABLISHED_MIN = 10
+"""Good pushes of a learner before it is no new one any more: those that counted at least half.
+Where three learners are beyond that, new ones add little to a merge, make no quorum, and do not
+move the median: keys are free, and whoever points elsewhere stays new for ever."""
+
 DIRECTION_KEPT = 0.75
 """Share of the running mean that stays when a push is added: four pushes weigh as much as all
 before them."""
@@ -34,70 +40,267 @@ TRUST_NONE, TRUST_FULL = 0.15, 0.5
 """A learner whose direction is at most the first share of the median does not count; from the
 second one on it counts in full, and in between in proportion."""
 
+TRUST_BOUNDS = (TRUST_NONE, TRUST_FULL)
+
+REPEATS_FULL, REPEATS_NONE = 0.4, 0.5
+"""A learner whose pushes repeat themselves more than the median by at least the second does not
+count. In simulated runs of small models honest ones were above it by 0.12 at most, one with text of
+another kind by 0.38; half a push that is always the same comes to 0.6."""
+
+REPEATS_BOUNDS = (REPEATS_FULL, REPEATS_NONE)
+
+DOUBTED_BELOW = 0.5
+"""Whose pushes count less than this is told so."""
+
+FALSE_BELOW = 0.25
+"""A push that counts less than this says that its learner is false. Not each that is doubted does:
+an honest learner ten times as fast as two others counted a little less than half now and then."""
+
 SPREADS_MIN = 2.0
 """The median direction counts if it is more than so many times the median deviation from it."""
 
-CHANCES_MIN = 6.0
-"""And more than so many standard deviations of the cosines of random numbers."""
+CHANCES_MIN = 9.0
+"""And more than so many standard deviations of the cosines of random numbers; those of honest
+pushes stray four times as far."""
 
-SLACK = 0.5
-"""Share of the median direction by which the cosine of one honest push may stray."""
+SURE_MIN = 2.0
+"""And more than so many standard errors of a learner's own direction, by how its cosines scatter.
+Where a model hardly learns any more, they scatter by more than they point: of some fragments
+everybody's pushes then point away from everybody's."""
+
+STRAYS = 2.0
+"""Of these standard errors, how many any learner's direction may stray."""
+
+PUSH_STRAYS = 3.0
+"""Of the standard deviations of single pushes, how many one of them may stray."""
+
+SCATTER_MIN = 12
+"""Pushes of a learner before how its cosines scatter says anything: in the first ones a liar that
+is not yet named makes everybody's scatter, and has to be named there."""
+
+ERROR_OF_MEAN = math.sqrt((1.0 - DIRECTION_KEPT) / (1.0 + DIRECTION_KEPT))
+"""Standard error of a running mean, as a share of the standard deviation of what is in it."""
+
+EXPECTED_MIN = 1 / 8
+"""Of a push of hardly any work little can be expected, but more than that."""
+
+PUSHES_WEIGHED = 4
+"""As many pushes as the running means hold: of each, the newest has a quarter."""
+
+UNTOLD_WEIGHS = 0.5
+"""Of a push of full work, how much weighs what a push of hardly any does not tell."""
+
+SLACK = 1.0
+"""Share of the median direction by which the cosine of one honest push may stray. Where a model of
+thousands of elements hardly learns any more, one in 5,000 points backwards by half of it."""
 
 
 class Standing(Struct, frozen=True, array_like=True):
     """What the log says of a learner before a merge."""
 
     direction: float = 0.0
-    """Running mean of its cosines, from -1 to 1."""
+    """Running mean of its cosines, each times what could be `expected` of it; from -1 to 1."""
     judged: int = 0
     """Pushes in that mean."""
+
+    good: int = 0
+    """Those of them that counted at least half."""
+
+    expected: float = 1.0
+    """Running mean of the squares of what could be `expected`: how much its pushes tell."""
+
+    repeats: float = 0.0
+    """Running mean of how far its pushes repeat themselves, begun at 0; from -1 to 1."""
+
+    compared: int = 0
+    """Pushes in that mean."""
+
+    scatter: float = 0.0
+    """Running mean of the squares by which its cosines strayed from its bearing before them."""
+
+    @property
+    def is_established(self) -> bool:
+        return self.good >= ESTABLISHED_MIN
+
+    @property
+    def bearing(self) -> float:
+        """Its direction, had all its pushes been of as many local steps as is usual."""
+        return self.direction / max(self.expected, EXPECTED_MIN**2)
 
 
 NOBODY = Standing()
 
 
-def after(standing: Standing, cosine: float) -> Standing:
-    """The standing once a push with this cosine was merged."""
+def expected(steps: int, usual: float | None) -> float:
+    """Of the cosine of a push of usual work, what one of so many local steps can have: at most 1.
+
+    What local steps have in common grows with their number, and their noise with its root. usual:
+    the median of local steps; None where it is not known.
+    """
+    if usual is None or not 0 < steps < usual:
+        return 1.0
+    return max(EXPECTED_MIN, math.sqrt(steps / usual))
+
+
+def after(
+    standing: Standing,
+    cosine: float,
+    trust: float = 0.0,
+    *,
+    expected: float = 1.0,
+    repeat: float = 0.0,
+) -> Standing:
+    """The standing once a push with this cosine was merged, and counted so far.
+
+    The means are those of a line through all pushes by least squares: one of which little can be
+    expected says little. repeat: 0 where it is not known, as of a learner's first pushes.
+    """
+    good, could = standing.good + (trust >= DOUBTED_BELOW), max(EXPECTED_MIN, expected)
+    old, new = DIRECTION_KEPT, 1.0 - DIRECTION_KEPT
+    repeats, compared = standing.repeats, standing.compared
+    if repeat:
+        # The first are few, and each weighs more: who repeats itself does so from the beginning.
+        weight, compared = max(new, 1.0 / (compared + 2)), compared + 1
+        repeats += weight * (repeat - repeats)
     if standing.judged == 0:
-        return Standing(cosine, 1)
-    kept = DIRECTION_KEPT * standing.direction
-    return Standing(kept + (1.0 - DIRECTION_KEPT) * cosine, standing.judged + 1)
+        return Standing(could * cosine, 1, good, could * could, repeats, compared)
+    strayed = (cosine - could * standing.bearing) ** 2
+    scatter = standing.scatter + max(new, 1.0 / standing.judged) * (strayed - standing.scatter)
+    return Standing(
+        old * standing.direction + new * could * cosine,
+        standing.judged + 1,
+        good,
+        old * standing.expected + new * could * could,
+        repeats,
+        compared,
+        scatter,
+    )
 
 
-def typical(standings: Iterable[Standing], elements: int, judged_min: int = JUDGED_MIN) -> float:
+def are_established(standings: Iterable[Standing]) -> bool:
+    """Whether so many were good for long that a median of theirs says what is usual."""
+    return sum(one.is_established for one in standings) >= LEARNERS_COMPARED_MIN
+
+
+def typical(standings: Sequence[Standing], elements: int, judged_min: int = JUDGED_MIN) -> float:
     """The median direction; 0 where too few were judged, or where it may be chance.
 
-    elements: of the fragments that the cosines are of, or of one of middle size. So many random
-    numbers have cosines with a standard deviation of one over their root. Chance it is where a
-    model learns nothing any more, or not yet: then everybody counts.
+    elements: that the cosines are of. So many random numbers have cosines with a standard deviation
+    of one over their root. Chance it is where a model learns nothing any more, or not yet: then
+    everybody counts. Where enough learners are established, it is the median of theirs.
     """
-    judged = [one.direction for one in standings if one.judged >= judged_min]
-    if len(judged) < LEARNERS_COMPARED_MIN:
+    judged = _compared(standings, judged_min)
+    return clear_median([one.bearing for one in judged], elements, standard_error(judged))
+
+
+def clear_median(values: Sequence[float], elements: int, error: float) -> float:
+    """The median of what learners have; 0 where they are few, or where it may be chance.
+
+    elements: of which each value is a mean cosine. error: the `standard_error` of one of them.
+    """
+    if len(values) < LEARNERS_COMPARED_MIN:
         return 0.0
-    middle = statistics.median(judged)
-    spread = statistics.median(abs(one - middle) for one in judged)
+    middle = statistics.median(values)
+    spread = statistics.median(abs(one - middle) for one in values)
     chance = CHANCES_MIN / math.sqrt(elements)
-    return middle if middle > max(SPREADS_MIN * spread, chance) else 0.0
+    return middle if middle > max(SPREADS_MIN * spread, chance, SURE_MIN * error) else 0.0
 
 
-def trust_now(standing: Standing, cosine: float, compared_with: float) -> float:
+def _compared(standings: Sequence[Standing], judged_min: int) -> list[Standing]:
+    if are_established(standings):
+        standings = [one for one in standings if one.is_established]
+    return [one for one in standings if one.judged >= judged_min]
+
+
+class Scattering(Protocol):
+    """A running mean of what a learner's pushes have."""
+
+    @property
+    def judged(self) -> int:
+        """Pushes in it."""
+
+    @property
+    def scatter(self) -> float:
+        """Mean of the squares by which they strayed from it."""
+
+
+def standard_error(judged: Sequence[Scattering]) -> float:
+    """That of the median learner's mean: whoever scatters more gains nothing. 0 while too few are
+    judged for long."""
+    known = [one.scatter for one in judged if one.judged >= SCATTER_MIN]
+    if len(known) < LEARNERS_COMPARED_MIN:
+        return 0.0
+    return ERROR_OF_MEAN * math.sqrt(statistics.median(known))
+
+
+def strays(standings: Sequence[Standing], usual: float, judged_min: int = JUDGED_MIN) -> float:
+    """Share of the usual direction by which that of a learner may stray by chance. usual: what is
+    `typical` of the same; 0 gives 0."""
+    judged = _compared(standings, judged_min)
+    return STRAYS * standard_error(judged) / usual if usual > 0.0 else 0.0
+
+
+def typical_repeats(standings: Sequence[Standing]) -> float:
+    """How far learners usually repeat themselves: the median; 1 where too few were judged.
+
+    It is not nothing: where a merge has one push, what all have in common is everybody's own part
+    beside the momentum.
+    """
+    if are_established(standings):
+        standings = [one for one in standings if one.is_established]
+    judged = [one.repeats for one in standings if one.judged >= JUDGED_MIN]
+    return statistics.median(judged) if len(judged) >= LEARNERS_COMPARED_MIN else 1.0
+
+
+def trust_by_repeats(
+    standing: Standing, usual: float, bounds: tuple[float, float] = REPEATS_BOUNDS
+) -> float:
+    """How far a learner counts that repeats itself so, from 0 to 1. usual: `typical_repeats`."""
+    full, none = bounds
+    return min(1.0, max(0.0, (none - (standing.repeats - usual)) / (none - full)))
+
+
+def trust_now(
+    standing: Standing,
+    cosine: float,
+    compared_with: float,
+    bounds: tuple[float, float] = TRUST_BOUNDS,
+    *,
+    expected: float = 1.0,
+    strays: float = 0.0,
+) -> float:
     """How far a push with this cosine counts, from 0 to 1, its learner having stood so before.
 
     A push that points clearly elsewhere does not count, however its learner's others pointed: who
-    was honest for long must not be believed once more for each fragment.
+    was honest for long must not be believed once more for each fragment. expected: of this push.
     """
-    now = after(standing, cosine) if cosine else standing
-    if cosine and compared_with > 0.0:
-        now = Standing(min(now.direction, cosine + SLACK * compared_with), now.judged)
-    return trust(now, compared_with)
+    if not cosine:
+        return trust(standing, compared_with, bounds, strays)
+    now = after(standing, cosine, expected=expected)
+    by_learner = trust(now, compared_with, bounds, strays)
+    # One push strays further than a mean of several.
+    slack = max(SLACK, PUSH_STRAYS / STRAYS * strays / ERROR_OF_MEAN)
+    alone = Standing(expected * cosine + slack * compared_with, 1)
+    return min(by_learner, trust(alone, compared_with, bounds))
 
 
-def trust(standing: Standing, compared_with: float) -> float:
+def trust(
+    standing: Standing,
+    compared_with: float,
+    bounds: tuple[float, float] = TRUST_BOUNDS,
+    strays: float = 0.0,
+) -> float:
     """How far a push of this learner counts, from 0 to 1.
 
-    compared_with: what is `typical` in the swarm; 0 means that nothing can be compared.
+    compared_with: what is `typical` in the swarm; 0 means that nothing can be compared. bounds: see
+    `TRUST_NONE`. strays: see the function. Where its pushes tell less than usual ones, what they do
+    not tell is taken for good: they add to a merge as little as they tell.
     """
     if compared_with <= 0.0 or standing.judged == 0:
         return 1.0
-    share = standing.direction / compared_with
-    return min(1.0, max(0.0, (share - TRUST_NONE) / (TRUST_FULL - TRUST_NONE)))
+    pushes = min(standing.judged, PUSHES_WEIGHED)
+    untold = UNTOLD_WEIGHS * (1.0 - standing.expected)
+    share = pushes * standing.direction / compared_with + untold
+    share /= pushes * standing.expected + untold
+    none, full = bounds
+    return min(1.0, max(0.0, (share + strays - none) / (full - none)))

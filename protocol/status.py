@@ -22,6 +22,50 @@ class ProjectStatus(Struct, kw_only=True):
     local_steps: int
     """Configured H."""
     quorum: int
+    admission: str = "open"
+    """Who may take part: open, invite or list."""
+
+
+class PauseStatus(Struct, kw_only=True):
+    """The guard paused merging: the held-out loss was found far above the best."""
+
+    at_s: float
+    """Since when: Unix seconds."""
+    global_step: int
+    """Of the checkpoint that was measured."""
+    loss: float
+    """What was measured; 1,000,000 stands for whatever is higher or no number."""
+    best_loss: float
+    best_global_step: int
+    best_checkpoint: int
+    """Where `shoal project undo` goes back to: a log index."""
+    words: str
+    """All of it, as the beginning of a sentence."""
+    record: str
+    """Hash of the record with which it began."""
+    goes_back: bool = False
+    """Whether the guard is about to go back to the best checkpoint by itself."""
+    outlook: str = ""
+    """How it ends, in sentences."""
+
+
+class RestoredStatus(Struct, kw_only=True):
+    """The guard went back to the best checkpoint by itself."""
+
+    at_s: float
+    """When: Unix seconds."""
+    paused_s: float
+    """Since when merging was paused then: Unix seconds."""
+    global_step: int
+    """From where."""
+    loss: float
+    """What was measured; 1,000,000 stands for whatever is higher or no number."""
+    best_loss: float
+    best_global_step: int
+    best_checkpoint: int
+    """To where: a log index."""
+    words: str
+    """All of it, as a sentence without its end."""
 
 
 class SwarmStatus(Struct, kw_only=True):
@@ -37,7 +81,23 @@ class SwarmStatus(Struct, kw_only=True):
     curve: list[tuple[int, int, float]] = field(default_factory=list)
     """(global step, committed tokens, held-out loss), oldest first."""
     best_checkpoint: int | None = None
+    """Its log index."""
     best_loss: float | None = None
+    best_measured: str = ""
+    """Who measured the best checkpoint, as the end of a sentence."""
+    best_is_agreed: bool = False
+    """Whether two learners measured it and agree."""
+    best_global_step: int | None = None
+    disputed: str = ""
+    """Who does not agree on the newest measured checkpoint, in a sentence."""
+    guard: str = "off"
+    """What happens once the held-out loss is far above the best: pause, restore, or off."""
+    guard_above: float | None = None
+    """From which held-out loss on; None while there is nothing to compare with."""
+    pause: PauseStatus | None = None
+    """Of the guard: present while merging is paused."""
+    restored: RestoredStatus | None = None
+    """The last time that the guard went back by itself."""
     is_ending: bool = False
     is_ended: bool = False
 
@@ -103,7 +163,8 @@ class PeerRow(Struct, kw_only=True):
     name: str
     device: str
     state: str
-    """training, starting, syncing, starved; left on purpose; silent or gone without a word."""
+    """training, starting, syncing, starved, suspended; left on purpose; silent, or gone without a
+    word."""
     heard_s: float
     """Seconds since it was last heard."""
     local_step: int = 0
@@ -134,6 +195,27 @@ class PeerRow(Struct, kw_only=True):
     """Mean of their cosines to where the others point; None where nothing was compared."""
     doubted: int = 0
     """Merges in which a push of its key did not count in full."""
+    is_new: bool = False
+    """Beside enough established learners its pushes add little, and make no quorum."""
+    share: float | None = None
+    """What its newest push added of a merge, where trust is earned; None before the first."""
+    clipped: int = 0
+    """Merges in which a push of its key was scaled down."""
+    standing: str = ""
+    """What is known of its key: new, established, doubted, suspended, or that its text is another
+    one, so that nobody can check its pushes; empty in projects where all count."""
+    probes: int = 0
+    """Pushes of it that others probed."""
+    contrast: float | None = None
+    """Standard errors by which its pushes lower the loss of their own text more than of other text,
+    on average; None before the first probe."""
+    evidence: float | None = None
+    """What stands against it by its probers, as a number of nats below 0: at -9 it is suspended;
+    None before the first probe."""
+    suspended: str = ""
+    """Why it is suspended; empty if it is not."""
+    taken_back: int = 0
+    """Tokens of its key that were merged and are no progress of the run."""
 
 
 class ContributorRow(Struct, kw_only=True):
@@ -421,6 +503,17 @@ class GuestStatus(Struct, kw_only=True):
     """The newest lines that the trainer wrote, oldest first."""
 
 
+class SampleStatus(Struct):
+    """What the model wrote lately."""
+
+    prompt: str
+    text: str
+    """What came behind the prompt."""
+    global_step: int
+    at_s: float
+    """Unix seconds."""
+
+
 class NodeStatus(Struct, kw_only=True, tag="node"):
     """A learner daemon."""
 
@@ -495,6 +588,17 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     loop_lag: dict[str, float] = field(default_factory=dict)
     receipt: ReceiptStatus | None = None
     """What a leader signed that this learner gave; None before the first merge with it."""
+    sample: SampleStatus | None = None
+    """None where the owner of the machine wants none, and before the first."""
+    trust: float = 1.0
+    """How far its newest merged push counted, by where its pushes point."""
+    suspended: str = ""
+    """Why nothing of it counts, and what to do; empty if it is not suspended."""
+    younger: str = ""
+    """What is wrong with the history that the leader shows, and the way out; empty if nothing is"""
+    probes: int = 0
+    """Pushes of other learners that it measured for the leader."""
+    probes_declined: int = 0
 
 
 Status = SyncerStatus | NodeStatus

@@ -27,7 +27,7 @@ from protocol.ids import Digest, NodeKey
 from protocol.project import CodecName
 
 MAGIC: Final = b"shoal tape 1\n"
-VERSION: Final = 3
+VERSION: Final = 4
 """Goes up when frames change, and when machines decide otherwise for the same inputs."""
 
 CHECK_BYTES: Final = 4
@@ -44,7 +44,8 @@ ZLIB_LEVEL: Final = 1
 Role = Literal["syncer", "learner"]
 Strand = Literal["events", "payloads"]
 Scheme = Literal["ed25519", "simulated"]
-BasePart = Literal["theta", "momentum", "residual"]
+BasePart = Literal["theta", "momentum", "residual", "merged-1", "merged-2", "merged-3", "merged-4"]
+MERGED_PARTS: Final[tuple[BasePart, ...]] = ("merged-1", "merged-2", "merged-3", "merged-4")
 Seq = Annotated[int, Meta(ge=0)]
 
 
@@ -142,6 +143,8 @@ class Base(Struct, frozen=True, array_like=True, tag="base"):
     """A part of the version that a merge began from: f32, little-endian.
 
     `residual` is the quantisation error that the leader carries along; absent where it is zero.
+    `merged-1` is the payload of the newest merge, `merged-2` of that before, as far as pushes are
+    compared with them.
     """
 
     fragment: Seq
@@ -150,6 +153,7 @@ class Base(Struct, frozen=True, array_like=True, tag="base"):
     is_chained: bool
     """Made by the merge before it in this life, so that it follows from what the tape has."""
     content: bytes
+    codec: CodecName = "f32"
 
 
 # What a learner's tape tells.
@@ -188,6 +192,8 @@ class TrainerBegan(Struct, frozen=True, array_like=True, tag="trainer"):
     seed_salt: int
     """With the project's seed, where its random numbers come from."""
     replay_class: ReplayClass
+    drops_error_feedback: bool = False
+    """What quantising lost of earlier pushes goes into none of this trainer's."""
 
 
 class Fed(Struct, frozen=True, array_like=True, tag="fed"):

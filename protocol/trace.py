@@ -155,9 +155,10 @@ class FragmentCommitted:
 
     @property
     def text(self) -> str:
+        learners = "1 learner" if self.participants == 1 else f"{self.participants} learners"
         return (
             f"global step {self.global_step}: fragment {self.fragment} v{self.version} "
-            f"from {self.participants} learners, {self.mean_steps:.1f} local steps each"
+            f"from {learners}, {self.mean_steps:.1f} local steps each"
         )
 
 
@@ -391,6 +392,153 @@ class CheckpointScored:
             f"held-out loss {self.loss:.4f} at global step {self.global_step} "
             f"(by {short(self.evaluator)})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LossesDiffer:
+    """Two learners measured the same checkpoint and do not agree; it does not count as best."""
+
+    global_step: int
+    evaluator: bytes
+    loss: float
+    second: bytes
+    second_loss: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{short(self.evaluator)} measured {self.loss:.4f} at global step {self.global_step}, "
+            f"{short(self.second)} {self.second_loss:.4f}: it does not count as best"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PushMeasured:
+    """This learner probed somebody's push."""
+
+    probe: int
+    fragment: int
+    own: float
+    """By how much it lowers the loss of the text that it is said to be trained on."""
+    other: float
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"measured what another learner's push of fragment {self.fragment} does to the loss: "
+            f"{-self.own:+.4f} on its own text, {-self.other:+.4f} on other text "
+            f"(probe {self.probe}, {self.seconds:.1f} s)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRefused:
+    """This learner did not probe somebody's push."""
+
+    probe: int
+    reason: str
+    detail: str
+
+    @property
+    def text(self) -> str:
+        tail = f": {self.detail}" if self.detail else ""
+        return f"did not measure another learner's push (probe {self.probe}): {self.reason}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardWentBack:
+    """The guard gave up weights that are far worse than the best, and went back to those."""
+
+    words: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.words}; merging goes on from them"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreGivenUp:
+    """The guard would have gone back, and cannot."""
+
+    because: str
+
+    @property
+    def text(self) -> str:
+        return (
+            f"merging stays paused, because {self.because}. `shoal project undo PROJECT` goes "
+            "back, `shoal project resume PROJECT` goes on"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressTakenBack:
+    """Several pushes of a learner in a row did not count, so nothing of it is progress any more."""
+
+    learner: bytes
+    tokens: int
+    """By which the run's tokens fell."""
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self.tokens:,} tokens of {short(self.learner)} are taken back: its pushes do not "
+            "count, so the run goes on for as many more"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressGivenBack:
+    """Its pushes count again, and so do its tokens."""
+
+    learner: bytes
+
+    @property
+    def text(self) -> str:
+        return f"tokens of {short(self.learner)} count again, as its pushes do"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswered:
+    """Somebody measured what a push does to the loss."""
+
+    learner: bytes
+    prober: bytes
+    contrast: float
+    """Standard errors by which the text of the push gained more than other text."""
+    score: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{short(self.prober)} probed a push of {short(self.learner)}: contrast "
+            f"{self.contrast:+.1f}, score {self.score:+.2f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeUnanswered:
+    """A probe came to nothing."""
+
+    learner: bytes
+    prober: bytes
+    reason: str
+
+    @property
+    def text(self) -> str:
+        return f"{short(self.prober)} probed no push of {short(self.learner)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSuspended:
+    """What others measured of its pushes stands against a learner: nothing of it counts."""
+
+    learner: bytes
+    detail: str
+
+    @property
+    def text(self) -> str:
+        return f"{short(self.learner)} is suspended: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,21 @@ from host.bulk.channels import Channels
 from host.bulk.striped_download import ChannelBroke, StripedDownload
 from host.files.keystore import Identity
 from host.network import blobs
-from host.network.blobs import BlobLookup, PaceLookup, Slots
+from host.network.blobs import BlobLookup, PaceLookup
 from host.network.rate_limit import RateLimiter
 from host.network.round_trips import RoundTrips
+from host.network.slots import IsMember, Reserve, Slots
 from host.network.streams import Traffic, Wire
 from host.network.token_bucket import TokenBucket
 from host.options import BulkAt
 from protocol import limits
 from protocol.errors import InternalError, LimitExceeded, RemoteError
 from protocol.ids import Digest, NodeKey
+
+MEMBERS_SERVED = 8
+STRANGERS_SERVED_MAX = 12
+"""Of the streams served at once: left to members, and taken by strangers of one network address.
+So one address can keep a newcomer waiting only where another one helps it."""
 
 BLOB_PROTOCOL = f"shoal.blob.{limits.WIRE_VERSION}"
 
@@ -39,6 +45,7 @@ class Bulk:
         dial: Callable[[NodeKey, str], Awaitable[Wire]],
         where: Callable[[NodeKey], Awaitable[tuple[str, ...]]],
         on_fault: Callable[[RemoteError], None],
+        is_member: IsMember,
     ) -> None:
         """dial: a stream to a peer over the engine. where: the addresses it is connected at."""
         self._rate_limiter = rate_limiter
@@ -46,7 +53,10 @@ class Bulk:
         self._dial = dial
         self._lookup: BlobLookup | None = None
         self._pace: PaceLookup | None = None
-        self._serve_slots = Slots(limits.STREAMS_SERVED_MAX, limits.STREAMS_PER_PEER_MAX)
+        reserve = Reserve(MEMBERS_SERVED, STRANGERS_SERVED_MAX, is_member)
+        served_max, per_peer_max = limits.STREAMS_SERVED_MAX, limits.STREAMS_PER_PEER_MAX
+        self._serve_slots = Slots(served_max, per_peer_max, reserve)
+        self._small_slots = Slots(served_max, per_peer_max, reserve)
         self._fetch_slots = Slots(blobs.FETCHES_MAX, limits.STREAMS_PER_PEER_MAX)
         self.channels = Channels(
             identity,
@@ -66,7 +76,8 @@ class Bulk:
     async def accept(self, wire: Wire) -> None:
         """Serves one stream."""
         way = self._rate_limiter.up
-        await blobs.serve_one(wire, self._lookup, self._serve_slots, self._pace, way)
+        slots, small_slots = self._serve_slots, self._small_slots
+        await blobs.serve_one(wire, self._lookup, slots, small_slots, self._pace, way)
 
     def _find(self, peer: NodeKey, digest: Digest) -> tuple[memoryview, TokenBucket | None] | None:
         blob = self._lookup(peer, digest) if self._lookup else None

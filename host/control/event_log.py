@@ -23,7 +23,11 @@ EVENTS_PER_ANSWER = 500
 QUIET = (trace.RecordCommitted, trace.FragmentAdvanced, trace.FragmentApplied)
 """Facts that come many times a second and say nothing to people."""
 
-FAULTS = (trace.PeerMisbehaved, trace.RoundAbandoned, trace.SessionRefused)
+FAULTS = (
+    *(trace.GuardWentBack, trace.RestoreGivenUp),
+    *(trace.LearnerSuspended, trace.LossesDiffer, trace.PeerMisbehaved),
+    *(trace.RoundAbandoned, trace.SessionRefused),
+)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,15 @@ COMMON: Final = {
     "swarm.log_index": ("log_records", "Newest certified record."),
     "swarm.term": ("term", "In which the leader was elected."),
     "swarm.progress": ("progress_ratio", "Of the token budget."),
+    "swarm.pause.at_s": (
+        "guard_paused_since_timestamp_seconds",
+        "Since when the guard pauses merging: Unix time.",
+    ),
+    "swarm.restored.at_s": (
+        "guard_went_back_timestamp_seconds",
+        "When the guard last went back to the best checkpoint by itself: Unix time.",
+    ),
+    "swarm.guard_above": ("guard_loss_limit", "Held-out loss above which the guard acts."),
     "swarm.best_loss": ("held_out_loss_best", "Nats per token, of the best checkpoint."),
     "project.parameters": ("parameters", "Of the model."),
     "project.token_budget": ("token_budget", "Tokens that the run is to merge."),
@@ -60,6 +69,7 @@ LEARNER_SUMS: Final = {
     "lost_steps": ("lost_steps", "Local steps that died with a trainer."),
     "trainer_restarts": ("trainer_restarts", "Trainers started again."),
     "evaluations": ("evaluations", "Checkpoints measured for the swarm."),
+    "probes": ("probes", "Pushes of other learners measured for the leader."),
 }
 SYNCER: Final = {
     "participants_mean": ("participants_mean", "Learners per merge since the start."),
@@ -127,6 +137,9 @@ def metrics_of(told: Fields) -> Iterator[Metric]:
     curve = _at(told, "swarm.curve")
     if curve:
         yield _gauge("held_out_loss", "Nats per token, as measured last.", curve[-1][2])
+    if (swarm := told.get("swarm")) is not None:
+        is_paused = swarm.get("pause") is not None
+        yield _gauge("guard_paused", "1: the guard pauses merging.", is_paused)
     match told["type"]:
         case "node":
             yield from _learner(told)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from host.transport import Transport
+from protocol.log import guard, restoring
+from protocol.log.heldout import disputed_words, measured_by
 from protocol.log.state import SwarmState
 from protocol.project import Charter, Genesis
-from protocol.status import BulkRow, NetworkStatus, ProjectStatus, SwarmStatus
+from protocol.status import (
+    BulkRow,
+    NetworkStatus,
+    PauseStatus,
+    ProjectStatus,
+    RestoredStatus,
+    SwarmStatus,
+)
 
 
 def project_status(
@@ -20,6 +29,7 @@ def project_status(
         token_budget=charter.limits.tokens if charter else 0,
         local_steps=charter.rounds.local_steps if charter else 0,
         quorum=charter.rounds.quorum if charter else 0,
+        admission=charter.admission if charter else "open",
     )
 
 
@@ -38,8 +48,59 @@ def swarm_status(state: SwarmState, charter: Charter | None) -> SwarmStatus:
         curve=[(point.global_step, point.tokens, point.loss) for point in state.curve],
         best_checkpoint=best.checkpoint if best else None,
         best_loss=best.loss if best else None,
+        best_measured=measured_by(best, state.accounts) if best else "",
+        best_is_agreed=best is not None and best.is_agreed,
+        best_global_step=best.global_step if best else None,
+        disputed=disputed_words(state.curve, state.accounts),
+        guard=state.guard,
+        guard_above=_guard_above(state),
+        pause=_pause(state),
+        restored=_restored(state),
         is_ending=state.is_ending,
         is_ended=state.ended is not None,
+    )
+
+
+def _guard_above(state: SwarmState) -> float | None:
+    """From which held-out loss on the guard acts; None while it does not."""
+    best = guard.reference(state.curve, state.guarded_from) if state.guard != "off" else None
+    return guard.far_above(best.loss) if best is not None else None
+
+
+def _pause(state: SwarmState) -> PauseStatus | None:
+    """Of the guard, if merging is paused."""
+    pause = state.pause
+    if pause is None:
+        return None
+    return PauseStatus(
+        at_s=pause.at_s,
+        global_step=pause.measured.global_step,
+        loss=pause.measured.loss,
+        best_loss=pause.best.loss,
+        best_global_step=pause.best.global_step,
+        best_checkpoint=pause.best.checkpoint,
+        words=guard.pause_words(pause, state.accounts),
+        record=pause.record.hex(),
+        goes_back=state.restoring is not None,
+        outlook=state.outlook,
+    )
+
+
+def _restored(state: SwarmState) -> RestoredStatus | None:
+    """The last time that the guard went back by itself."""
+    restored = state.restored
+    if restored is None:
+        return None
+    pause = restored.pause
+    return RestoredStatus(
+        at_s=restored.at_s,
+        paused_s=pause.at_s,
+        global_step=restored.global_step,
+        loss=pause.measured.loss,
+        best_loss=pause.best.loss,
+        best_global_step=pause.best.global_step,
+        best_checkpoint=pause.best.checkpoint,
+        words=restoring.restored_words(restored, state.accounts),
     )
 
 

@@ -92,6 +92,10 @@ class Home:
         """Copy of the signed project, kept by whoever works for it."""
         return self.project(project_id) / "project.shoal"
 
+    def base_note(self, project_id: bytes) -> Path:
+        """File that says in which folder of this machine a project's base model lies."""
+        return self.project(project_id) / "base-folder"
+
     def syncer_store(self, project_id: bytes, instance: str = DEFAULT_INSTANCE) -> Path:
         """Directory of a syncer's log, fragments and checkpoints."""
         return self.voter_store(project_id, "syncer", instance)

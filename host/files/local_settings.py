@@ -54,7 +54,9 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compile: Annotated[
         bool, _about("", "Let torch.compile speed up the model; skipped where it fails.")
     ] = False
-    evaluate: Annotated[bool, _about("", "Measure held-out loss when asked.")] = True
+    evaluate: Annotated[
+        bool, _about("", "Measure held-out loss, and others' pushes, when asked.")
+    ] = True
     moments: Annotated[
         bool, _about("", "Share optimizer state with other learners where the project wants it.")
     ] = True
@@ -62,6 +64,14 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         str,
         _about("", "TCP port for direct connections that carry bulk data: any, a number, or off."),
     ] = "any"
+    sample_every_s: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1e6)],
+        _about("seconds", "How often status shows what the model writes, 10 at least; 0: never."),
+    ] = 0.0
+    sample_prompt: Annotated[
+        Annotated[str, Meta(max_length=1000)],
+        _about("", "What it goes on from in these samples."),
+    ] = ""
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +99,9 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 100.0
     disk_bytes_max: Annotated[
         Bytes | None,
-        _about("bytes", "Files kept: tokenised text, tapes, logs, a paused trainer's state."),
+        _about(
+            "bytes", "Files kept: tokenised text, a frozen model, tapes, logs, a paused trainer."
+        ),
     ] = None
     up_bytes_per_s: Annotated[
         Rate | None, _about("bytes per second", "Weights and displacements sent, in total.")

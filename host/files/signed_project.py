@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from host.files.keystore import Identity
 from host.runtime.atomic_files import replace_file
-from protocol import decoders, errors, limits, signing
+from protocol import decoders, errors, limits, signing, wire
 from protocol.messages import Envelope
 from protocol.project import Charter, Genesis, encode, project_id
 
@@ -23,8 +23,7 @@ log = logging.getLogger("shoal.project")
 
 SUFFIX = ".shoal"
 FORMAT_VERSION = 1
-Part = TypeVar("Part", Genesis, Charter)
-_FILE_BYTES_MAX = limits.GENESIS_BYTES_MAX + 2 * limits.FRAME_BYTES_MAX
+_FILE_BYTES_MAX = limits.GENESIS_BYTES_MAX + 2 * limits.FRAME_BYTES_MAX + limits.TOKENIZER_BYTES_MAX
 
 
 class SignedProject(Struct, frozen=True, array_like=True):
@@ -34,6 +33,11 @@ class SignedProject(Struct, frozen=True, array_like=True):
     version: int
     genesis: Annotated[bytes, Meta(max_length=limits.GENESIS_BYTES_MAX)]
     charter: Envelope
+    files: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=limits.TOKENIZER_BYTES_MAX)], ...],
+        Meta(max_length=limits.PINNED_FILES_MAX),
+    ] = ()
+    """What the genesis pins by digest, so that a syncer elsewhere can give it to learners."""
 
 
 class OpenedProject(NamedTuple):
@@ -43,6 +47,8 @@ class OpenedProject(NamedTuple):
     genesis_bytes: bytes
     charter: Charter
     envelope: Envelope
+    files: tuple[bytes, ...] = ()
+    """Beside it in its file; whoever uses one compares it with its digest."""
 
     @property
     def id(self) -> bytes:
@@ -51,7 +57,9 @@ class OpenedProject(NamedTuple):
 
     def stored(self) -> SignedProject:
         """The form that `write_signed` takes."""
-        return SignedProject("shoal-project", FORMAT_VERSION, self.genesis_bytes, self.envelope)
+        return SignedProject(
+            "shoal-project", FORMAT_VERSION, self.genesis_bytes, self.envelope, self.files
+        )
 
 
 def seal_project(genesis: Genesis, charter: Charter, owner: Identity) -> SignedProject:
@@ -66,14 +74,15 @@ def seal_project(genesis: Genesis, charter: Charter, owner: Identity) -> SignedP
 def open_project(genesis_bytes: bytes, envelope: Envelope) -> OpenedProject:
     """The project that these bytes describe, proven to be its owner's word.
 
-    Raises MalformedMessage (not canonical, or not decodable), BadSignature, WrongProject.
+    One that a former version wrote may lack last fields, which then have their defaults. Raises
+    MalformedMessage (not canonical, or not decodable), LimitExceeded, BadSignature, WrongProject.
     """
-    genesis = _canonical(genesis_bytes, Genesis)
+    genesis = wire.decode(genesis_bytes, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
     project = project_id(genesis_bytes)
     payload = signing.open_envelope(
         "charter", project, envelope, signing.verify_ed25519, signer=genesis.owner
     )
-    charter = _canonical(payload, Charter)
+    charter = wire.decode(payload, Charter)
     if charter.project != project:
         raise errors.WrongProject("the charter was written for another project")
     return OpenedProject(genesis, genesis_bytes, charter, envelope)
@@ -93,22 +102,17 @@ def newest_of(project: OpenedProject, *kept: Envelope | None) -> OpenedProject:
             log.warning("ignoring a stored charter: %s", error)
             continue
         if opened.charter.revision > project.charter.revision:
-            project = opened
+            project = opened._replace(files=project.files)
     return project
 
 
-def _canonical(content: bytes, kind: type[Part]) -> Part:
-    try:
-        part = decoders.msgpack_decoder(kind).decode(content)
-    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise errors.MalformedMessage(f"not a {kind.__name__.lower()}: {error}") from error
-    if encode(part) != content:
-        raise errors.MalformedMessage(f"the {kind.__name__.lower()} is not in its canonical form")
-    return part
-
-
 def write_signed(path: Path, project: SignedProject) -> None:
-    """Stores the project at `path` in one piece: a reader sees the old file or the new one."""
+    """Stores the project at `path` in one piece: a reader sees the old file or the new one.
+
+    Files that are there for this genesis stay, if `project` has none.
+    """
+    if not project.files:
+        project = msgspec.structs.replace(project, files=_files_at(path, project.genesis))
     try:
         replace_file(path, msgspec.msgpack.encode(project))
     except OSError as error:
@@ -116,6 +120,14 @@ def write_signed(path: Path, project: SignedProject) -> None:
             f"{path} cannot be written ({error.strerror}). Free disk space or choose another "
             "directory."
         ) from error
+
+
+def _files_at(path: Path, genesis: bytes) -> tuple[bytes, ...]:
+    try:
+        known = read_signed(path)
+    except errors.UserError:
+        return ()  # Nothing is there yet, or nothing that could be used.
+    return known.files if known.genesis_bytes == genesis else ()
 
 
 def read_signed(path: Path) -> OpenedProject:
@@ -129,7 +141,7 @@ def read_signed(path: Path) -> OpenedProject:
         raise errors.UserError(f"{path} cannot be read ({error.strerror}).") from error
     try:
         stored = decoders.msgpack_decoder(SignedProject).decode(content)
-    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: no UTF-8
         raise errors.UserError(
             f"{path} is not a signed project, or is damaged. {_remedy(path)}"
         ) from error
@@ -151,7 +163,7 @@ def read_signed(path: Path) -> OpenedProject:
             f"{path} was signed for version {opened.genesis.wire_version} of Shoal's protocol; "
             f"this Shoal speaks {limits.WIRE_VERSION}. {_remedy(path)}"
         )
-    return opened
+    return opened._replace(files=stored.files)
 
 
 def _remedy(path: Path) -> str:

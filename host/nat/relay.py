@@ -24,8 +24,8 @@ from host.nat import probe_messages
 from host.nat.connections import Connections
 from host.nat.probe_messages import Inner, RelayAsk, RelayOffer, RelayTold
 from host.nat.relay_tls import RelayTls
-from host.network.blobs import Slots
 from host.network.rate_limit import wait_turn
+from host.network.slots import Slots
 from host.network.streams import Wire
 from host.network.token_bucket import PIECE_BYTES, TokenBucket
 from host.runtime import lifecycle

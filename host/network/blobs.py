@@ -14,6 +14,7 @@ from collections.abc import Callable
 from blake3 import blake3
 
 from host.network.rate_limit import Way, wait_turn
+from host.network.slots import Slots
 from host.network.streams import StreamEnded, Wire
 from host.network.token_bucket import PIECE_BYTES, TokenBucket
 from protocol import limits
@@ -38,12 +39,20 @@ REQUEST_BYTES = len(MAGIC) + 32 + 8
 ANSWER_BYTES = 1 + 8
 OK, NOT_HELD, BUSY = 0, 1, 2
 
-REQUEST_S = 10.0
+REQUEST_S = 5.0
+"""From the beginning of a stream to the whole request, which its opener writes at once."""
+
+END_S = 10.0
+"""For the receiver to close, once everything is sent."""
+
 BUSY_AFTER_S = 2.0
 """A full house makes the asker wait this long before it is sent elsewhere: the slot of its own last
 transfer is often just being freed."""
 
 READ_S = 20.0
+SMALL_S = 10.0
+"""For a blob of one write, whoever reads it."""
+
 WRITE_S = 60.0
 """One chunk of 256 KiB must leave within this: 4 KB/s, slower than any line worth serving."""
 
@@ -59,82 +68,76 @@ FETCHES_MAX = 64
 """Streams that we open at once; the engine's accept queue fails some way above that."""
 
 
-class Slots:
-    """Counts streams in all and per peer against two bounds."""
-
-    def __init__(self, total_max: int, per_peer_max: int) -> None:
-        self._total_max = total_max
-        self._per_peer_max = per_peer_max
-        self._used: dict[NodeKey, int] = {}
-        self._freed = asyncio.Event()
-
-    @property
-    def used(self) -> int:
-        """Slots taken now."""
-        return sum(self._used.values())
-
-    def try_take(self, peer: NodeKey) -> bool:
-        """Takes a slot if there is one; pair with `release`."""
-        mine = self._used.get(peer, 0)
-        if mine >= self._per_peer_max or self.used >= self._total_max:
-            return False
-        self._used[peer] = mine + 1
-        return True
-
-    async def take(self, peer: NodeKey) -> None:
-        """Takes a slot, waiting for one; pair with `release`."""
-        while not self.try_take(peer):
-            self._freed.clear()
-            await self._freed.wait()
-
-    def release(self, peer: NodeKey) -> None:
-        """Gives a taken slot back."""
-        self._used[peer] -= 1
-        if not self._used[peer]:
-            del self._used[peer]
-        self._freed.set()
-
-
 async def serve_one(
     wire: Wire,
     lookup: BlobLookup | None,
     slots: Slots,
+    small_slots: Slots,
     pace: PaceLookup | None = None,
     way: Way | None = None,
 ) -> None:
     """Answers the one request on `wire` and ends the stream. Raises what the wire raises.
 
-    way: what limits everything that this host sends.
+    small_slots: for what fits into one write. way: what limits everything that this host sends.
     """
-    has_slot = False
     try:
         request = await wire.read_exactly(REQUEST_BYTES, timeout_s=REQUEST_S)
         if not request.startswith(MAGIC):
             raise MalformedMessage(f"host {short(wire.peer)} does not speak the blob protocol")
         digest, offset = request[8:40], int.from_bytes(request[40:], "big")
-        # Only now: streams that ask for nothing keep nobody waiting.
-        has_slot = await _wait_for_slot(wire.peer, slots)
-        if not has_slot:
-            await _answer(wire, BUSY, 0)
+        blob = lookup(wire.peer, digest) if lookup else None
+        # Slots are taken only now: streams that ask for nothing, or in vain, keep nobody waiting.
+        if blob is None or offset > len(blob):
+            await _answer(wire, NOT_HELD, 0)
+            await wire.wait_ended(timeout_s=END_S)
         else:
-            blob = lookup(wire.peer, digest) if lookup else None
-            if blob is None or offset > len(blob):
-                await _answer(wire, NOT_HELD, 0)
-            else:
-                bucket = pace(wire.peer, digest) if pace else None
-                await _send(wire, blob, offset, bucket, way or Way())
-        # The receiver closes first: a sender that hangs up early can cut off its own last bytes.
-        await wire.wait_ended(timeout_s=REQUEST_S)
+            bucket = pace(wire.peer, digest) if pace else None
+            is_small = len(blob) <= limits.BLOB_CHUNK_BYTES
+            serve = _serve_small if is_small else _serve_large
+            await serve(
+                wire, blob, offset, small_slots if is_small else slots, bucket, way or Way()
+            )
     finally:
         wire.close()
+
+
+async def _serve_small(
+    wire: Wire, blob: memoryview, offset: int, slots: Slots, bucket: TokenBucket | None, way: Way
+) -> None:
+    """A genesis, say, which a newcomer gets whoever else fetches weights. Its slot is soon free."""
+    if await _wait_for_slot(wire, slots):
+        try:
+            async with asyncio.timeout(SMALL_S):
+                await _send(wire, blob, offset, bucket, way)
+        except TimeoutError as error:
+            raise PeerUnreachable(f"host {short(wire.peer)} reads too slowly") from error
+        finally:
+            slots.release(wire.peer)
+    else:
+        await _answer(wire, BUSY, 0)
+    await wire.wait_ended(timeout_s=END_S)
+
+
+async def _serve_large(
+    wire: Wire, blob: memoryview, offset: int, slots: Slots, bucket: TokenBucket | None, way: Way
+) -> None:
+    has_slot = await _wait_for_slot(wire, slots)
+    try:
+        if has_slot:
+            await _send(wire, blob, offset, bucket, way)
+        else:
+            await _answer(wire, BUSY, 0)
+        # The receiver closes first: a sender that hangs up early can cut off its own last bytes.
+        await wire.wait_ended(timeout_s=END_S)
+    finally:
         if has_slot:
             slots.release(wire.peer)
 
 
-async def _wait_for_slot(peer: NodeKey, slots: Slots) -> bool:
+async def _wait_for_slot(wire: Wire, slots: Slots) -> bool:
     try:
         async with asyncio.timeout(BUSY_AFTER_S):
-            await slots.take(peer)
+            await slots.take(wire.peer, wire.address)
     except TimeoutError:
         return False
     return True

@@ -58,7 +58,7 @@ def key_of_certificate(der: bytes) -> NodeKey:
         if not isinstance(key, Ed25519PublicKey):
             raise MalformedMessage("a certificate without an Ed25519 key")
         key.verify(found.signature, found.tbs_certificate_bytes)
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise MalformedMessage(f"not a certificate: {error}") from error
     except InvalidSignature as error:
         raise BadSignature("a certificate that its own key has not signed") from error

@@ -11,11 +11,15 @@ from __future__ import annotations
 import math
 import struct
 import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 
+from blake3 import blake3
+
 from host.files import keystore
 from host.files.keystore import Identity
+from host.network.dht_storage import OWN
 from host.network.hivemind_parts import (
     DHTID,
     DHTNode,
@@ -33,6 +37,9 @@ TTL_S_MAX = 300.0
 TTL_SLACK_S = 60.0
 """Clocks differ and records age while they are checked; only a far future expiry is hostile."""
 
+VERIFIED_MAX = 4096
+"""Records known to be genuine: several hosts hand over the same ones, again and again."""
+
 _MAGIC = b"SHOALREC"
 _SIGNED_BYTES = len(_MAGIC) + 64
 _DOMAIN = b"shoal 1 table record\0"
@@ -46,6 +53,9 @@ class SignedRecords(RecordValidatorBase):  # type: ignore[misc]  # the engine sh
     def __init__(self, identity: Identity, topics: Iterable[str]) -> None:
         self._identity = identity
         self._topics = {DHTID.generate(topic).to_bytes(): topic for topic in topics}
+        self._verified: OrderedDict[bytes, None] = OrderedDict()
+        self.verifications = 0
+        """Signatures looked at so far."""
 
     def sign_value(self, record: DHTRecord) -> bytes:
         """The value with our signature behind it."""
@@ -73,7 +83,20 @@ class SignedRecords(RecordValidatorBase):  # type: ignore[misc]  # the engine sh
         owner = owner_of(record.subkey)
         if statement is None or owner is None or not trailer.startswith(_MAGIC):
             return False
-        return keystore.verify(owner, statement, trailer[len(_MAGIC) :])
+        return _is_packed(value) and self._verify(owner, statement, trailer[len(_MAGIC) :])
+
+    def _verify(self, owner: NodeKey, statement: bytes, signature: bytes) -> bool:
+        seen = blake3(signature + statement).digest()
+        if seen in self._verified:
+            self._verified.move_to_end(seen)
+            return True
+        self.verifications += 1
+        if not keystore.verify(owner, statement, signature):
+            return False
+        self._verified[seen] = None
+        if len(self._verified) > VERIFIED_MAX:
+            self._verified.popitem(last=False)
+        return True
 
     def _statement(self, record: DHTRecord, value: bytes) -> bytes | None:
         """The bytes that are signed, or None for an unknown topic or a subkey that is no key."""
@@ -83,6 +106,21 @@ class SignedRecords(RecordValidatorBase):  # type: ignore[misc]  # the engine sh
         name = topic.encode()
         head = struct.pack(">H", len(name)) + name + owner
         return _DOMAIN + head + struct.pack(">d", record.expiration_time) + value
+
+
+def _is_packed(value: bytes) -> bool:
+    """Whether it is the bytes of one host as MessagePack, as `store` writes them.
+
+    The engine unpacks what it found, and a value that cannot be unpacked would end the search.
+    """
+    if value[0] == 0xC4:
+        return len(value) >= 2 and len(value) == 2 + value[1]
+    return value[0] == 0xC5 and len(value) == 3 + int.from_bytes(value[1:3], "big")
+
+
+def subkey_of(owner: NodeKey) -> bytes:
+    """What names a host in a record."""
+    return _SUBKEY_PREFIX + owner
 
 
 def owner_of(subkey: bytes) -> NodeKey | None:
@@ -110,7 +148,7 @@ def _keep(node: DHTNode, topic: str, value: bytes, owner: NodeKey, expiry_s: flo
     signed = replace(record, value=protocol.record_validator.sign_value(record))
     if not protocol.record_validator.validate(signed):
         return False
-    return bool(protocol.storage.store(key, signed.value, expiry_s, subkey=owner))
+    return bool(protocol.storage.store_subkey(key, owner, signed.value, expiry_s, OWN))
 
 
 async def find(node: DHTNode, topic: str) -> dict[NodeKey, bytes]:

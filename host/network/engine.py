@@ -1,9 +1,10 @@
 """One run of the network engine: hivemind's `P2P`, whose child process p2pd does the work, and an
 in-process `DHTNode`.
 
-Only this file and `records` use hivemind. The child can die or hang, and then hivemind's calls
-never return: so each one has a time limit here, which also ends at once when the engine is lost.
-The few private names of hivemind that this needs (its child process, its client) stay in this file.
+Only this file and the `dht_` ones use hivemind. The child can die or hang, and then hivemind's
+calls never return: so each one has a time limit here, which also ends at once when the engine is
+lost. The few private names of hivemind that this needs (its child process, its client) stay in
+this file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from host import addresses
 from host.addresses import PeerAddress
 from host.files import keystore
 from host.files.keystore import Identity
-from host.network import dht_records, hivemind_parts, stale_sockets
+from host.network import dht_protocol, dht_records, hivemind_parts, stale_sockets
 from host.network.foreign_errors import Loss, translated
 from host.network.neighbours import ConnectedPeer, Neighbours
 from host.network.streams import Traffic, Wire
@@ -163,7 +164,7 @@ class Engine:
             await asyncio.sleep(0)
         validator = dht_records.SignedRecords(self._options.identity, self._options.topics)
         async with self.limited("joining the swarm's table", TABLE_BOOT_S):
-            self._node = await hivemind_parts.DHTNode.create(
+            self._node = await dht_protocol.create_node(
                 p2p=self._p2p,
                 initial_peers=texts,
                 record_validator=validator,

@@ -62,10 +62,11 @@ def _attach(module: ModuleType) -> None:
 
 install()
 
+from hivemind.dht import node as dht_node  # noqa: E402
 from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.protocol import DHTProtocol, ValidationError  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
-from hivemind.dht.storage import DictionaryDHTValue  # noqa: E402
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed  # noqa: E402
@@ -73,6 +74,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe as read_messa
 from hivemind.p2p.p2p_daemon_bindings.utils import write_pbmsg as write_message  # noqa: E402
 from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
+from hivemind.utils.serializer import MSGPackSerializer  # noqa: E402
 
 # A protocol answers once its handlers are registered, and learns who it is only after that: a peer
 # that asks in between, as neighbours of a restarted host do, met an AttributeError.
@@ -81,16 +83,20 @@ DHTProtocol.node_info = dht_pb2.NodeInfo()
 __all__ = [
     "DHTID",
     "P2P",
+    "DHTLocalStorage",
     "DHTNode",
     "DHTProtocol",
     "DHTRecord",
     "DictionaryDHTValue",
+    "MSGPackSerializer",
     "Multiaddr",
     "P2PDaemonError",
     "P2PHandlerError",
     "PeerID",
     "RecordValidatorBase",
     "ValidationError",
+    "dht_node",
+    "dht_pb2",
     "p2pd_pb2",
     "raise_if_failed",
     "read_message",

@@ -32,7 +32,11 @@ BUSY = b"SHOALBSY"
 """The answer of a peer that holds as many control streams as it may."""
 
 HELLO_S = 10.0
-"""Round trip plus a busy event loop at the other end; a silent peer must not hold a slot longer."""
+"""Round trip plus a busy event loop at the other end."""
+
+SAYS_S = 5.0
+"""From the beginning of a stream to what its opener says first, which it writes at once; and from
+there to its first frame. A silent peer must not hold a slot longer."""
 
 FRAME_BODY_S = 30.0
 """From a frame's first byte to its last: a megabyte at 35 KB/s."""
@@ -95,6 +99,8 @@ class Wire:
     address: str = ""
     """Where the connection comes from, for one that was not dialled here."""
     _closed_reason: str | None = None
+    is_silent: bool = True
+    """Nothing has come yet that was awaited."""
 
     @property
     def ends(self) -> tuple[ByteSource, ByteSink]:
@@ -113,6 +119,7 @@ class Wire:
                 got = len(error.partial)
                 text = f"host {short(self.peer)} ended the stream at {got} of {size} bytes"
                 raise StreamEnded(text) from error
+        self.is_silent = False
         for counter in self.counters:
             counter.down_bytes += size
         return part
@@ -181,11 +188,14 @@ async def offer_hello(wire: Wire) -> None:
     _check_hello(wire, answer)
 
 
-async def accept_hello(wire: Wire, *, has_room: bool) -> bool:
-    """Answers a dialled control stream; False where there is no room and the peer was told so."""
-    _check_hello(wire, await wire.read_exactly(len(HELLO), timeout_s=HELLO_S))
+async def hear_hello(wire: Wire) -> None:
+    """Reads how a dialled control stream begins. MalformedMessage for another version."""
+    _check_hello(wire, await wire.read_exactly(len(HELLO), timeout_s=SAYS_S))
+
+
+async def answer_hello(wire: Wire, *, has_room: bool) -> None:
+    """Tells the dialler of a control stream whether there is room for it."""
     await wire.write(HELLO if has_room else BUSY, timeout_s=HELLO_S)
-    return has_room
 
 
 def _check_hello(wire: Wire, hello: bytes) -> None:
@@ -202,8 +212,11 @@ def _check_hello(wire: Wire, hello: bytes) -> None:
 class ControlStream:
     """A standing two-way stream of frames with one authenticated `peer`."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, says_s: float | None = None) -> None:
+        """says_s: within so many seconds the peer's first frame must come."""
         self.peer = wire.peer
+        self.address = wire.address
+        self._says_s = says_s
         self._wire = wire
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
@@ -263,12 +276,12 @@ class ControlStream:
             return None
         frame = bytes(held[4 : 4 + size])
         del held[: 4 + size]
-        self._frame_end_s = None
+        self._frame_end_s = self._says_s = None
         return frame
 
     async def _fill(self) -> None:
         """Whatever comes next: frames are small, and often there are several."""
-        left_s: float | None = None
+        left_s: float | None = self._says_s
         if self._came:
             now_s = asyncio.get_running_loop().time()
             if self._frame_end_s is None:

@@ -31,6 +31,13 @@ LOUD = (
     trace.TrainerChanged,
     trace.MomentsTaken,
     trace.CheckpointScored,
+    trace.LossesDiffer,
+    trace.LearnerSuspended,
+    trace.GuardWentBack,
+    trace.RestoreGivenUp,
+    trace.ProgressTakenBack,
+    trace.ProgressGivenBack,
+    trace.PushMeasured,
     trace.PhaseChanged,
 )
 """Facts that belong on a terminal; all others only go to the file."""

@@ -44,8 +44,8 @@ BASES_PER_FILE: Final = 2
 
 NO_VERSION: Final = -1
 
-BASE_BYTES: Final = 12
-"""Value, momentum and carried error of one parameter."""
+BASE_BYTES: Final = 15
+"""Value, momentum and carried error of one parameter, and what was merged of it lately, as int4."""
 
 MIB_MIN: Final = 4
 

@@ -20,9 +20,12 @@ import msgspec
 from host.bulk.blob_store import BlobStore
 from host.control.event_log import EventLog
 from host.control.server import ControlServer
+from host.control.weights import Cut, WeightsVerbs
 from host.driver import Driver
 from host.files import crash_marker, keystore
+from host.files.held_base import HeldBase
 from host.files.keystore import Identity
+from host.files.pinned_files import PinnedFiles
 from host.files.receipts_file import Contributions
 from host.network.foreign_errors import TransportState
 from host.network.token_bucket import TokenBucket
@@ -36,7 +39,8 @@ from host.transport import Transport
 from node.daemon.announcer import Announcer, tell_attempt, transport_of
 from node.daemon.owner_limits import OwnerLimits
 from node.daemon.preflight import learn_project
-from node.daemon.status import PayloadCounts, StatusReporter
+from node.daemon.sampler import Sampler
+from node.daemon.status import PayloadCounts, StatusReporter, node_state
 from node.daemon.trainer_options import trainer_configuration
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
@@ -49,6 +53,7 @@ from node.trainer_client.client import TrainerPort
 from node.trainer_client.fragment_bank import FragmentBank
 from node.trainer_client.moments_port import MomentsPort
 from node.trainer_client.parts_port import Beginning, PartsPort, held_parts
+from node.trainer_client.probe_port import ProbePort
 from node.trainer_client.tape import TrainerTape
 from protocol import limits, wire
 from protocol.errors import TransientError, UserError
@@ -130,7 +135,11 @@ class LearnerDaemon:
         self.pool.submit(warm_up)
         self.blob_store = BlobStore(clock=time.monotonic)
         self.blob_store.put(options.link.project, genesis)
+        self.pinned_files = PinnedFiles(options.home.data_cache(), self.genesis.tokenizer)
+        self.held_base = HeldBase(options.home.data_cache(), self.genesis)
+        self.pool.submit(self.held_base.missing)  # What is here can be given then.
         self.bank = FragmentBank(self.layout, self.blob_store)
+        self.weights = WeightsVerbs(genesis, self._newest_weights)
         self.locator = Locator.of(transport, options.link, genesis)
         # Grows with every start, also across a restart of the machine.
         incarnation = beginning.incarnation or time.time_ns() // 1_000_000
@@ -166,6 +175,7 @@ class LearnerDaemon:
         on_fault = self.driver.fault
         self.announcer = Announcer(options, self.machine, self.locator)
         self.moments = MomentsPort(self.locator, self.trainer, on_fault)
+        self.prober = ProbePort(self.locator, self.trainer, on_fault)
         self.parts = PartsPort(
             folder=options.home.parts(options.link.project, options.instance),
             project=options.link.project,
@@ -184,6 +194,12 @@ class LearnerDaemon:
             on_fault=on_fault,
         )
         self.reporter = StatusReporter(self)
+        self.sampler = Sampler(
+            options.settings().learner,
+            self.trainer.generate,
+            lambda: self.machine.context.state.global_step,
+            lambda: node_state(self.machine) == "training",
+        )
 
     def _begin_tape(self, identity: Identity) -> TapeRecorder | NoTape:
         options = self.options
@@ -194,9 +210,22 @@ class LearnerDaemon:
         """Serve what the blob store has; weights to joiners no faster than this."""
         donated = TokenBucket(mbps * 1e6 / 8)
         self.transport.serve_blobs(
-            lambda _, digest: self.blob_store.get(digest),
-            lambda _, digest: donated if self.blob_store.is_grouped(digest) else None,
+            lambda _, digest: self._find_blob(digest),
+            lambda _, digest: donated if self._is_weights(digest) else None,
         )
+        self.transport.is_member = self._is_member
+
+    def _find_blob(self, digest: bytes) -> memoryview | None:
+        held = self.blob_store.get(digest) or self.pinned_files.find(digest)
+        return held or self.held_base.find(digest)
+
+    def _is_weights(self, digest: bytes) -> bool:
+        return self.blob_store.is_grouped(digest) or self.held_base.find(digest) is not None
+
+    def _is_member(self, key: bytes) -> bool:
+        context = self.machine.context
+        voters = context.charter.voters if context.charter is not None else ()
+        return context.state.has_merges(key) or any(voter.key == key for voter in voters)
 
     def _setup(
         self, identity: Identity, incarnation: int, start: EpochStart | None
@@ -217,6 +246,7 @@ class LearnerDaemon:
             signer=identity,
             verify=verify_ed25519,
             rng=random.Random(os.urandom(8)),
+            invite=self.options.link.invite,
             credit=self.contributions.newest,
         )
 
@@ -241,8 +271,8 @@ class LearnerDaemon:
                 "resume": self._resume,
                 "finish": self._finish,
                 "stop": self._stop,
-                "generate": self._generate,
                 "loop_lag": self.loop_watch.answer,
+                **self.weights.verbs(),
             },
             monitor=self.options.monitor,
         )
@@ -255,6 +285,7 @@ class LearnerDaemon:
                 self.loop_watch.run,
                 self.fetcher.run,
                 self.owner_limits.governor.run,
+                self.sampler.run,
                 self._report,
             )
             async with background(*works):
@@ -290,8 +321,8 @@ class LearnerDaemon:
                 return await self.trainer.deliver(job)
             case jobs.Capture():
                 return await self._capture(job)
-            case jobs.Evaluate():
-                return await self.trainer.evaluate(job)
+            case jobs.Evaluate() | jobs.ProbePush():
+                return await self._measure(job)
         if isinstance(job, jobs.PartJob):
             return await self.parts.run_job(job)
         if isinstance(job, jobs.MomentsJob):
@@ -309,6 +340,8 @@ class LearnerDaemon:
                 self.bank.thaw(index)
             case jobs.KeepReceipt(receipt, charter):
                 self.contributions.keep_or_tell(receipt, charter, self.notice)
+            case jobs.ForgetProbe():
+                self.prober.forget()
             case jobs.ForgetMoments():
                 self.moments.forget()
             case jobs.WithdrawMoments():
@@ -342,6 +375,12 @@ class LearnerDaemon:
         if isinstance(ready, jobs.TrainerReady):
             return await self.parts.restore(ready, job.inner)
         return ready
+
+    async def _measure(self, job: jobs.Evaluate | jobs.ProbePush) -> JobResult:
+        """A checkpoint's held-out loss, or what somebody's push does to the loss."""
+        if isinstance(job, jobs.Evaluate):
+            return await self.trainer.evaluate(job)
+        return await self.prober.run_job(job)
 
     async def _capture(self, job: jobs.Capture) -> JobResult:
         captured = await self.trainer.capture(job)
@@ -402,8 +441,15 @@ class LearnerDaemon:
         self._note(jobs.FinishAsked())
         return {}
 
-    async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        prompt, tokens = request.get("prompt", ""), request.get("tokens", 200)
-        if not isinstance(prompt, str) or not isinstance(tokens, int) or not 0 < tokens <= 2000:
-            raise UserError("generate takes a prompt and a number of tokens from 1 to 2000")
-        return {"text": await self.trainer.generate(prompt, tokens)}
+    def _newest_weights(self) -> Cut:
+        """The global ones: what this learner did since then is not in them."""
+        bank, state = self.bank, self.machine.context.state
+        held = range(len(self.layout.fragments))
+        missing = sum(bank.version(fragment) < 0 for fragment in held)
+        if missing:
+            raise TransientError(
+                f"This learner is still fetching the weights: {missing} of {len(held)} fragments "
+                "are missing. Try again in a moment."
+            )
+        fragments = [bank.theta(fragment) for fragment in held]
+        return Cut(state.global_step, state.tokens, fragments)

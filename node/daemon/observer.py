@@ -31,7 +31,7 @@ from host.transport import Transport
 from node.daemon import report_diff
 from node.download.locator import Locator, fetch_genesis
 from protocol import decoders, limits, wire
-from protocol.errors import RemoteError, TransientError, UserError
+from protocol.errors import MalformedMessage, RemoteError, TransientError, UserError
 from protocol.messages import Goodbye, Refused, Report, Watch
 from protocol.status import SyncerStatus
 
@@ -84,9 +84,9 @@ class Observer:
         match message:
             case Report(status):
                 try:
-                    self._tell(decoders.msgpack_decoder(SyncerStatus).decode(status))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                    self.trouble = f"the syncer's report cannot be read: {error}"
+                    self._tell(read_report(status))
+                except MalformedMessage as error:
+                    self.trouble = str(error)
             case Refused(_, text, _) | Goodbye(text):
                 raise TransientError(f"the syncer said: {text}")
             case _:
@@ -104,6 +104,18 @@ class Observer:
         if self.status is None or self.trouble:
             raise TransientError(f"No news from the swarm: {self.trouble}.")
         return {"status": msgspec.to_builtins(self.status)}
+
+
+def read_report(content: bytes) -> SyncerStatus:
+    """How the swarm is, as a syncer says. Raises MalformedMessage.
+
+    What this version does not know is left out: the syncer may be newer.
+    """
+    try:
+        return decoders.msgpack_decoder(SyncerStatus).decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        words = str(error)[:160]
+        raise MalformedMessage(f"the syncer's report cannot be read: {words}") from None
 
 
 async def _main(link: JoinLink, socket: Path, stopper: Stopper) -> int:

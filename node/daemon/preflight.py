@@ -10,12 +10,17 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from host.files.pinned_files import PinnedFiles
 from host.files.signed_project import open_project
 from host.options import NodeOptions
 from host.transport import Transport
+from node.daemon.frozen_base import have_base
 from node.download.locator import Locator, fetch_genesis
+from node.download.pinned import fetch_pinned
+from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.numerics.outer import digest
+from protocol.project import Genesis
 
 SEAT_S: Final = 10.0
 """Without a syncer there are no rules to judge by: the learner waits for one as it is."""
@@ -28,6 +33,9 @@ async def learn_project(
 ) -> bytes:
     """The project's genesis, from this machine's copy or from a host named in the link.
 
+    The files that it pins and the frozen base model of an adapter are here as well, from whoever
+    has them.
+
     UserError where this machine does not suit the project.
     """
     link = options.link
@@ -39,6 +47,10 @@ async def learn_project(
         copy.write_bytes(genesis)
     if options.judge is not None:
         await _judge(options, transport, genesis)
+    spec = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+    files = PinnedFiles(options.home.data_cache(), spec.tokenizer)
+    await fetch_pinned(transport, link, Locator.of(transport, link, genesis), files, on_attempt)
+    await have_base(options, transport, spec, genesis, on_attempt)
     return genesis
 
 

@@ -14,8 +14,10 @@ from node.governor.status_rows import owner_limits_status
 from node.machine.learner import LearnerMachine
 from node.machine.syncer_link import Link
 from node.machine.trainer_states import TrainerState
-from protocol import limits
+from protocol import limits, standing
 from protocol.ids import short
+from protocol.log.accounts import suspended_words
+from protocol.log.guard import pause_words
 from protocol.status import DownloadStatus, GuestStatus, NodeStatus
 
 if TYPE_CHECKING:
@@ -61,16 +63,17 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
     trainer_control, fragment_sync = machine.trainer_control, machine.fragment_sync
     state = node_state(machine)
     link = _with_detail(machine.link.value, machine.link_detail)
+    if machine.younger and machine.link is not Link.FOLLOWING and state != "paused":
+        goes_on = "Training without a syncer. " if state == "adrift" else ""
+        return f"{goes_on}{machine.younger}"
     if state == "adrift":
         return f"Training without a syncer: {link}. Local steps continue; nothing is lost."
-    if state == "training":
-        return _training(now_s - machine.heard_s)
+    if state in ("training", "starved"):
+        return suspended(machine) or _at_work(machine, state, now_s)
     if state == "paused":
         return _paused(machine, now_s)
     if state == "finishing":
         return trainer_control.graceful_leave.in_words
-    if state == "starved":
-        return "Idle: no leased blocks left. The syncer sends more once it answers."
     if state == "ended":
         return "The run is complete."
     if trainer_control.trainer is TrainerState.DOWN and trainer_control.detail:
@@ -85,6 +88,27 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
             f"Fetching weights: {held} of {len(fragment_sync.local_fragments)} fragments verified."
         )
     return _before_steps(machine)
+
+
+def _at_work(machine: LearnerMachine, state: str, now_s: float) -> str:
+    if state == "starved":
+        return "Idle: no leased blocks left. The syncer sends more once it answers."
+    return _training(now_s - machine.heard_s, machine.context.tally.trust)
+
+
+def suspended(machine: LearnerMachine) -> str:
+    """Why nothing of this learner counts, and what to do; empty if it is not suspended."""
+    context = machine.context
+    key = context.setup.signer.key
+    account = context.state.accounts.get(key)
+    if account is None or not account.is_suspended:
+        return ""
+    return (
+        f"Suspended: nothing that it hands in counts, because {suspended_words(account)}. Check "
+        "the machine's memory and device with `shoal doctor`, and that `--data` names the "
+        "project's text; then ask the project's owner to run "
+        f"`shoal project reinstate {short(key)}`."
+    )
 
 
 def _before_steps(machine: LearnerMachine) -> str:
@@ -110,6 +134,16 @@ def _paused(machine: LearnerMachine, now_s: float) -> str:
     """Who paused it, until when, and what would not end with that."""
     trainer_control = machine.trainer_control
     until_s, because = trainer_control.paused_until_s, trainer_control.held_because
+    state = machine.context.state
+    if until_s is None and not because and state.pause is not None:
+        said = uncapitalised(pause_words(state.pause, state.accounts))
+        until = "the guard has gone back to it"
+        if state.restoring is None:
+            until = "the project's owner goes back or goes on"
+        return (
+            f"Paused by the guard: {said}. This machine rests until {until}; the weights stay "
+            "current."
+        )
     if until_s is None:
         return f"Paused because {because}. The weights stay current."
     for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
@@ -117,11 +151,22 @@ def _paused(machine: LearnerMachine, now_s: float) -> str:
     return f"Paused by its owner {for_s}. The weights stay current.{also}"
 
 
-def _training(silent_s: float) -> str:
+def uncapitalised(sentence: str) -> str:
+    """A sentence as the rest of another one."""
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _training(silent_s: float, trust: float) -> str:
     if silent_s > limits.LEADER_SUSPECT_AFTER_S:
         return (
             f"Training. The syncer was not heard for {silent_s:.0f} s; "
             "looking for a newly elected one."
+        )
+    if trust < standing.DOUBTED_BELOW:
+        return (
+            "Training, but what it hands in does not count: it points elsewhere than what others "
+            "hand in, or only repeats what was merged. Check the machine's memory and device with "
+            "`shoal doctor`, and the text with the project's host."
         )
     return "Training."
 
@@ -211,9 +256,15 @@ class StatusReporter:
             **asdict(daemon.counts),
             faults=all_faults(daemon.transport, tally.faults),
             notices=list(daemon.notices),
+            trust=tally.trust,
             guest=owner_limits,
             ranks=trainer.ready.ranks if trainer.ready else 1,
             receipt=daemon.contributions.status(len(fragments)),
+            sample=daemon.sampler.newest,
+            younger=machine.younger,
+            suspended=suspended(machine),
+            probes=tally.probes,
+            probes_declined=tally.probes_declined,
         )
 
     def progress_line(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from host.files.keystore import Identity
@@ -10,9 +11,12 @@ from host.options import NodeOptions
 from node.governor.budget import threads_for
 from node.governor.governor import device_wanted
 from node.trainer.link.messages import Configure
+from node.trainer.own import installed
 from protocol import limits, wire
 from protocol.errors import UserError
 from protocol.project import Genesis, hub_name
+
+log = logging.getLogger("shoal.node")
 
 
 def data_location(options: NodeOptions, genesis: Genesis) -> str:
@@ -24,6 +28,8 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
     data = genesis.data
     if options.data is not None:
         return options.data
+    if data.source == "own":
+        return data.location if _is_owners(options) else ""
     is_local = data.source in ("file", "folder", "parquet")
     if is_local and not _is_owners(options):
         raise UserError(
@@ -41,12 +47,24 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
 
 def require_foreign_tokenizer(options: NodeOptions, genesis: Genesis) -> None:
     """UserError if the project names a file of this machine as its tokenizer."""
+    if genesis.tokenizer is not None:
+        return  # Its files came from peers, by their digests; no name is looked up.
     name = genesis.data.tokenizer
     if name != "bytes" and hub_name(name) is None and not _is_owners(options):
         raise UserError(
             f"This project's tokenizer is a file of its owner's, {name!r}. No file of yours is "
             "opened for it. Ask the project's owner for one on the hub (OWNER/NAME)."
         )
+
+
+def training_code(options: NodeOptions, genesis: Genesis) -> str:
+    """Whose code takes the local steps: `package.module:Class`, or empty for Shoal's own.
+
+    UserError if the project names one that is not installed here, or in another version.
+    """
+    if options.trainer is not None:
+        return installed.checked_place(options.trainer)
+    return installed.require(genesis.trainer) if genesis.trainer is not None else ""
 
 
 def _is_owners(options: NodeOptions) -> bool:
@@ -60,6 +78,9 @@ def trainer_configuration(
     """How trainers are started here. UserError where the project would read files of this host."""
     decoded = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
     require_foreign_tokenizer(options, decoded)
+    trainer = training_code(options, decoded)
+    if trainer and options.ranks > 1:
+        log.warning("the trainer %s trains on one device; the others stay idle", trainer)
     return Configure(
         genesis=genesis,
         inner=b"",
@@ -68,7 +89,8 @@ def trainer_configuration(
         threads=options.threads or threads_for(owner, os.cpu_count() or 1),
         duty_frac=options.duty_frac,
         device=options.device or device_wanted(owner),
-        ranks=options.ranks,
+        ranks=1 if trainer else options.ranks,
+        trainer=trainer,
         compiles=owner.learner.compile,
         nice=owner.limits.nice,
         gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,

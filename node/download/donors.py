@@ -163,6 +163,10 @@ class Donor:
         """Whether chunks are asked of it and nothing has come for longer than that."""
         return bool(self.chunks) and self._flow.is_silent(patience_s, now_s)
 
+    def is_steady(self, patience_s: float, now_s: float) -> bool:
+        """Whether chunks come of it, if with long breaks."""
+        return bool(self.chunks) and not self._flow.is_silent(patience_s, now_s)
+
     def asked(self, number: int, now_s: float, *, is_chunk: bool) -> None:
         """It is asked for something."""
         self.asks.add(number)

@@ -5,7 +5,7 @@ otherwise; each donor is asked for one of the two manifests of a fragment to fin
 the version with the fewest holders go first, then those of the fragment that was begun first, so
 that versions are complete before their holders move on to newer ones. Within a version the order
 is random. At the end a chunk that is slow to come is asked of a second donor, if that one is sure
-to be faster. The syncer is asked only for what no learner has.
+to be faster. The syncer is asked only for what no learner has, or sends.
 
 Sans IO: the owner carries out what `asks` returns and reports each with `arrived` or `failed`.
 """
@@ -41,13 +41,31 @@ LEARNERS_MAX = 32
 """Learners among whom the donors of all versions are looked for."""
 
 PART_FAILURES_MAX = 12
-"""Failures after which one piece lets the whole version fail, to be tried again later."""
+"""Failures after which one piece is asked of the syncer; without it the whole version fails, to be
+tried again later."""
 
 SLOW_S = 2.0
 """A donor of which nothing comes for this long is asked for nothing that others have; what is
 under way this long is slow, where it is not known how fast another donor is."""
 
 SLOW_S_MIN = 0.5
+
+LEAVE_S = 4.0
+"""A donor of which nothing came for this long gets no more time, where somebody else may be asked.
+Above the wait of a busy host for a slot of its own, after which it says so."""
+
+STARVED_S = 5.0
+"""Learners that together sent less than the floor in this time are not waited for: the syncer
+helps. Whoever stalls newcomers, under however many keys, costs them no more than that."""
+
+FLOOR_S = 64.0
+"""For a chunk: slower than this all learners together are no source; 16 KB/s."""
+
+HELP_S = 30.0
+"""So long the syncer helps then, before the learners are looked at again."""
+
+HELP_MAX = 8
+"""Requests at the syncer beside those that learners hold up."""
 
 OWN_PAUSE_S = 1.0
 """Rest after our own network engine failed: that is no donor's fault."""
@@ -76,6 +94,8 @@ class Ask:
     is_manifest: bool
     left_bytes: int
     """What has not come yet."""
+    heard_s: float
+    """When something of it came last, or it was asked."""
 
 
 @dataclass(slots=True)
@@ -115,6 +135,8 @@ class Planner:
         self._is_informed = False
         """Who the donors are has been said at least once."""
         self._rest_until_s = 0.0
+        self._helped_until_s = -math.inf
+        """The syncer is asked as if it were a learner."""
         self._number = 0
         self._cancelled: list[int] = []
 
@@ -180,7 +202,9 @@ class Planner:
         if not self._is_informed or now_s < self._rest_until_s:
             return found
         self._open(now_s)
-        while len(self.asked) < IN_FLIGHT_MAX:
+        self._leave(now_s)
+        self._help(now_s)
+        while len(self.asked) < IN_FLIGHT_MAX + HELP_MAX:
             ask = self._next(now_s)
             if ask is None:
                 break
@@ -237,6 +261,7 @@ class Planner:
         """Some bytes of a request came in."""
         ask = self.asked.get(number)
         if ask is not None:
+            ask.heard_s = now_s
             ask.left_bytes = max(0, ask.left_bytes - count)
             self._donors[ask.donor].received(number, count, now_s)
             self.meter.add(ask.donor, count, now_s)
@@ -283,13 +308,42 @@ class Planner:
                 want.opened_s = now_s
             room -= want.assembly.unasked
 
+    def _leave(self, now_s: float) -> None:
+        """Take back what was asked of donors that send nothing, where somebody else is ready."""
+        for donor in list(self._donors.values()):
+            asks = [self.asked[number] for number in donor.asks]
+            if not asks or donor.is_last_resort:
+                continue
+            heard_s = max(ask.heard_s for ask in asks)
+            is_quiet = now_s - heard_s > LEAVE_S and not donor.is_steady(LEAVE_S, now_s)
+            if is_quiet and any(
+                other.is_ready(now_s) for other in self._donors.values() if other is not donor
+            ):
+                self._cancel([ask.number for ask in asks])
+                donor.shun(now_s)
+
+    def _help(self, now_s: float) -> None:
+        """Let the syncer help where learners do not feed us."""
+        opened = [want.opened_s for want in self._wants.values() if want.opened_s is not None]
+        if not opened or now_s < min(opened) + STARVED_S or now_s < self._helped_until_s:
+            return
+        learners = {donor.key for donor in self._donors.values() if not donor.is_last_resort}
+        floor_bytes = limits.STATE_CHUNK_BYTES / FLOOR_S * STARVED_S
+        if self.meter.bytes_of(learners, now_s) < floor_bytes:
+            self._helped_until_s = now_s + HELP_S
+
     def _next(self, now_s: float) -> Ask | None:
-        donors = [donor for donor in self._donors.values() if donor.is_ready(now_s)]
+        is_full = len(self.asked) >= IN_FLIGHT_MAX
+        donors = [
+            donor
+            for donor in self._donors.values()
+            if donor.is_ready(now_s) and (donor.is_last_resort or not is_full)
+        ]
         # The idlest first, then who gave least: three donors are three sources.
         donors.sort(key=lambda donor: (len(donor.asks), donor.taken, self.rng.random()))
         wants = [want for want in self._wants.values() if want.opened_s is not None]
         wants.sort(key=lambda want: self._hopes(want, now_s))
-        probed = self._probed(wants)
+        probed = self._probed(wants, now_s)
         for donor in donors:
             asked_bytes = sum(self.asked[number].length for number in donor.chunks)
             if not donor.has_room(asked_bytes, now_s):
@@ -392,7 +446,7 @@ class Planner:
         else:
             length, is_manifest = part.length, part.is_manifest
             part.asks.add(number)
-        ask = Ask(number, donor.key, fragment, digest, length, now_s, is_manifest, length)
+        ask = Ask(number, donor.key, fragment, digest, length, now_s, is_manifest, length, now_s)
         self.asked[number] = ask
         donor.asked(number, now_s, is_chunk=not is_manifest)
         return ask
@@ -407,7 +461,7 @@ class Planner:
             for donor in self._donors.values()
         )
 
-    def _probed(self, wants: list[Want]) -> dict[int, set[bytes]]:
+    def _probed(self, wants: list[Want], now_s: float) -> dict[int, set[bytes]]:
         """Who is asked for a manifest of each version that more holders are looked for."""
         probed: dict[int, set[bytes]] = {want.assembly.fragment: set() for want in wants}
         for ask in self.asked.values():
@@ -416,17 +470,23 @@ class Planner:
         for want in wants:
             fragment = want.assembly.fragment
             holders = sum(fragment in donor.holds for donor in self._donors.values())
-            if holders + len(probed[fragment]) >= SOURCES_MAX:
+            if holders + len(probed[fragment]) >= SOURCES_MAX and not self._is_helped(now_s):
                 del probed[fragment]
         return probed
 
     def _may_ask(self, donor: Donor, want: Want, now_s: float) -> bool:
-        return not donor.is_last_resort or self._needs_last_resort(want, now_s)
+        is_last = donor.is_last_resort
+        return not is_last or self._is_helped(now_s) or self._needs_last_resort(want, now_s)
+
+    def _is_helped(self, now_s: float) -> bool:
+        return now_s < self._helped_until_s
 
     def _needs_last_resort(self, want: Want, now_s: float) -> bool:
         """Whether no learner can be expected to give the rest of this version."""
         if want.opened_s is None:
             return False
+        if any(part.failures >= PART_FAILURES_MAX for part in want.assembly.parts.values()):
+            return True
         fragment = want.assembly.fragment
         learners = [
             donor
@@ -447,8 +507,6 @@ class Planner:
             return True
         if want.opened_s is None:
             return False
-        if any(part.failures >= PART_FAILURES_MAX for part in want.assembly.parts.values()):
-            return True
         if not self._is_informed or not self._needs_last_resort(want, now_s):
             return False
         return not any(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 WINDOW_S = 5.0
@@ -33,6 +34,11 @@ class ThroughputMeter:
         """Who sent something."""
         self._sweep(now_s)
         return frozenset(source for _, source, _ in self._parts)
+
+    def bytes_of(self, sources: Container[bytes], now_s: float) -> int:
+        """What these sent within the window."""
+        self._sweep(now_s)
+        return sum(count for _, source, count in self._parts if source in sources)
 
     def _sweep(self, now_s: float) -> None:
         while self._parts and self._parts[0][0] < now_s - WINDOW_S:

@@ -12,7 +12,7 @@ from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError
 from protocol.log.receipts import Credit
 from protocol.log.state import SwarmState
-from protocol.messages import Message
+from protocol.messages import Envelope, Message
 from protocol.project import Charter, Genesis
 from protocol.signing import Signer, Verify
 from protocol.trace import PeerMisbehaved
@@ -55,6 +55,8 @@ class LearnerSetup:
     """Snapshots of which there is a part on this host's disk."""
     start: EpochStart | None = None
     """Present in a machine that was built anew for an epoch."""
+    invite: Envelope | None = None
+    """What the join link carried, for a project that asks for it."""
     credit: Credit | None = None
     """Of the newest receipt that this host has kept."""
 
@@ -74,6 +76,10 @@ class Tally:
     trainer_restarts: int = 0
     lost_steps: int = 0
     faults: dict[str, int] = field(default_factory=dict)
+    trust: float = 1.0
+    """How far the newest merged push counted."""
+    probes: int = 0
+    probes_declined: int = 0
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from node.machine.context import LearnerContext
 from node.machine.fragment_sync import FragmentSync
 from node.machine.jobs import DropFed, Feed
+from protocol.log.leases import behind
 from protocol.log.records import Span
 from protocol.messages import LeaseRequest
 
@@ -55,8 +56,17 @@ class DataFeed:
             self.context.effects.do(Feed(spans))
 
     def feed_held(self) -> None:
-        """Everything that is leased to this session: a trainer begins."""
-        self.feed(tuple(self.context.state.leases.held.get(self.session, ())))
+        """Everything that is leased to this session and in no push of it: a trainer begins.
+
+        Text that is in a push counts once for each fragment. A former trainer may have handed one
+        in of which nothing is heard yet; what it read is not read again.
+        """
+        held = self.context.state.leases.held.get(self.session, [])
+        cursor = self.fragment_sync.handed_cursor
+        if cursor is not None:
+            left = behind(held, cursor, self.context.setup.genesis.data.block_sequences)
+            held = held if left is None else left
+        self.feed(tuple(held))
 
     def check(self) -> None:
         """Whether the blocks in the queue are still this session's, when records were skipped."""

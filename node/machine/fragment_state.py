@@ -48,6 +48,8 @@ class LocalFragment:
     delivering: int = NONE
     must_assign: bool = True
     """The next delivery overwrites whatever the apply rule says."""
+    sound_from: int = 0
+    """Lower versions are of weights that the guard gave up."""
     merged_sequence: int | None = None
     """Own push that was merged since the last delivery began."""
     merged_version: int = 0
@@ -104,6 +106,15 @@ class LocalFragment:
         self.held = version
         while self.queue and self.queue[0].version <= version:
             self.queue.popleft()
+
+    def restored(self, version: int) -> None:
+        """The guard went back, which made this version: nothing lower is worth anything."""
+        self.sound_from = version
+        self.queue.clear()
+        if self.held < version:
+            self.held = NONE
+        self.must_assign = True
+        self.failures, self.retry_s = 0, 0.0
 
     def trainer_lost(self) -> None:
         """The inner loop is gone with its unmerged steps; nothing of it is added back later."""

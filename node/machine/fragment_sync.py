@@ -13,7 +13,7 @@ from protocol.backoff import Backoff
 from protocol.log.records import FragmentMerged
 from protocol.log.state import SwarmState
 from protocol.machine import Failed
-from protocol.messages import Decline, Pull, Push, PushHeader, Settled
+from protocol.messages import Cursor, Decline, Pull, Push, PushHeader, Settled
 from protocol.signing import seal
 from protocol.trace import FragmentAdvanced, FragmentApplied, PushSettled, WeightsReady
 
@@ -29,6 +29,8 @@ class FreezePlan:
     index: int
     missing: dict[int, int]
     """Fragment -> version, for those not frozen yet."""
+    is_asked: bool = True
+    """Otherwise another learner measures it first."""
 
 
 class FragmentSync:
@@ -44,6 +46,8 @@ class FragmentSync:
         """Otherwise nothing is delivered or captured, so that a copy of everything can be made."""
         self.sequence = 0
         """Of the last push made."""
+        self.handed_cursor: Cursor | None = None
+        """Up to where text was read that is in a push."""
         self._joining_since_s: float | None = None
 
     @property
@@ -71,11 +75,12 @@ class FragmentSync:
             local.merged_sequence, local.merged_version = kept.merged_sequence, kept.merged_version
             local.accounts = kept.accounts.accounts()
 
-    def restart_from_index(self, former: SwarmState) -> None:
+    def restart_from_index(self, former: SwarmState) -> bool:
         """The log's state was replaced by an index: full states replace what is missing.
 
         In a new epoch a version may have the number of a void one: what is held counts only if it
-        is the very one of the index.
+        is the very one of the index. Whether the owner voided something that the inner loop
+        stands on: then its optimizer has seen it too.
         """
         fragments = self.context.state.fragments
         is_new = former.has_weights and former.epoch < self.context.state.epoch
@@ -95,9 +100,29 @@ class FragmentSync:
             elif is_void and local.held == newest.version:
                 # The inner loop stands on the void one: what came instead must be delivered.
                 local.held = local.standing = NONE
+        if self._has_missed_restore(former):
+            self._drop_void()
+            return True
+        charter = self.context.charter
+        origin = charter.origin if charter is not None else None
+        if not is_new or origin is None:
+            return False
+        return any(one.record_index > origin.index for one in former.fragments)
+
+    def _has_missed_restore(self, former: SwarmState) -> bool:
+        """Whether the guard went back in records that were skipped."""
+        restored = self.context.state.restored
+        return former.has_weights and restored is not None and restored.index > former.index
+
+    def _drop_void(self) -> None:
+        restored = self.context.state.restored
+        assert restored is not None, "the guard went back"
+        for local, version in zip(self.local_fragments, restored.versions, strict=True):
+            local.restored(version)
 
     def start_over(self) -> None:
         """Local steps that are not handed in do not count: others read their text again."""
+        self.handed_cursor = None
         for local in self.local_fragments:
             local.must_assign = local.must_assign or local.standing != NONE
 
@@ -123,6 +148,7 @@ class FragmentSync:
         for part in merged.contributions:
             if (part.learner, part.incarnation) == (setup.signer.key, setup.incarnation):
                 outcome = "clipped" if part.scale < 1 else "merged"
+                self.context.tally.trust = part.trust
                 self._resolve(
                     local,
                     part.sequence,
@@ -131,6 +157,16 @@ class FragmentSync:
                     version=merged.version,
                     tokens=part.tokens,
                 )
+
+    def on_restored(self) -> None:
+        """The guard went back: every fragment is fetched as it was, and local steps on the void
+        weights are in vain."""
+        self.freezing = None
+        for local in self.local_fragments:
+            local.accounts.give_up()
+            if local.push is not None:
+                self._resolve(local, local.push.sequence, "abandoned", "the guard went back")
+        self._drop_void()
 
     def on_new_term(self) -> None:
         """Rounds of the former leader died with its term: what they held is free again."""
@@ -201,6 +237,8 @@ class FragmentSync:
     def on_state(self, job: jobs.FetchState, result: object) -> None:
         local = self.local_fragments[job.fragment]
         local.is_busy = False
+        if job.version < local.sound_from:
+            return
         if not isinstance(result, jobs.StateFetched):
             self._retry_later(local)
             return
@@ -234,6 +272,8 @@ class FragmentSync:
         merged = job.merged
         local = self.local_fragments[merged.fragment]
         local.is_busy = False
+        if merged.version < local.sound_from:
+            return
         if not isinstance(result, jobs.Advanced):
             self._retry_later(local)
             return
@@ -276,6 +316,7 @@ class FragmentSync:
             self._decline(push.pull, "no local steps since the last hand-in")
             return
         push.local_step, push.tokens = result.local_step, result.tokens
+        self.handed_cursor = result.cursor
         local.accounts.handed(push.sequence, result.tokens)
         push.message = self._seal(push, result, steps, result.tokens - local.marked_tokens)
         self.context.tally.pushed += 1

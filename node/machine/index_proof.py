@@ -6,7 +6,15 @@ import contextlib
 
 from protocol import wire
 from protocol.errors import BadSignature, UnexpectedMessage, WrongProject
-from protocol.log.records import Body, FragmentMerged, Record, WeightsInitialised, open_record
+from protocol.log.records import (
+    Body,
+    FragmentMerged,
+    Record,
+    StateDigests,
+    WeightsInitialised,
+    WeightsRestored,
+    open_record,
+)
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import CertifiedRecord, Envelope, FragmentIndex
 from protocol.project import Charter
@@ -37,7 +45,9 @@ def prove_index(
     UnexpectedMessage or MalformedMessage.
     """
     summary = wire.decode(index.summary, SwarmSummary)
+    restored = summary.restored
     is_fitting = len(summary.fragments) == fragments
+    is_fitting = is_fitting and (restored is None or len(restored.versions) == fragments)
     if not is_fitting or (summary.index, summary.head) != (index.log_index, index.head):
         raise UnexpectedMessage("the index does not fit the project")
     proven: dict[int, Body] = {}
@@ -45,20 +55,23 @@ def prove_index(
         record = _open_under(entry, charters, verify)
         proven[record.index] = record.body
     for at, fragment in enumerate(summary.fragments):
-        body = proven.get(fragment.record_index)
-        is_merge = (
-            isinstance(body, FragmentMerged)
-            and (body.fragment, body.version) == (at, fragment.version)
-            and body.state == fragment.state
-        )
-        is_first = (
-            isinstance(body, WeightsInitialised)
-            and fragment.version == 0
-            and body.fragments[at : at + 1] == (fragment.state,)
-        )
-        if not is_merge and not is_first:
+        if _named(proven.get(fragment.record_index), at) != (fragment.version, fragment.state):
             raise BadSignature(f"no certificate for fragment {at}")
     return SwarmState.restore(summary, block_sequences)
+
+
+def _named(body: Body | None, fragment: int) -> tuple[int, StateDigests] | None:
+    """The version of a fragment that a record certifies, and its state."""
+    match body:
+        case FragmentMerged() if body.fragment == fragment:
+            return body.version, body.state
+        case WeightsInitialised(fragments) if fragment < len(fragments):
+            return 0, fragments[fragment]
+        case WeightsRestored(versions=versions, fragments=fragments) if fragment < min(
+            len(versions), len(fragments)
+        ):
+            return versions[fragment], fragments[fragment]
+    return None
 
 
 def _open_under(entry: CertifiedRecord, charters: list[Charter], verify: Verify) -> Record:

@@ -10,8 +10,8 @@ from typing import Literal
 
 from node.machine.snapshot_part import PartState
 from protocol.log.records import FragmentMerged, Span, StateDigests
-from protocol.messages import Cursor, Envelope
-from protocol.project import Charter, InnerSpec
+from protocol.messages import Cursor, Envelope, Gain, SequencePlace
+from protocol.project import Charter, CodecName, InnerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ class TrainerReady:
     unread: int | None = None
     """Sequences leased and not read, if it goes on from a snapshot's part; None otherwise."""
     local_step: int = 0
+    has_other_text: bool = False
+    """The text here is not the one that the project was signed with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,41 @@ class EvaluatedLoss:
     loss: float
     tokens: int
     seconds: float
+
+
+ProbeTrouble = Literal["no payload", "other text", "no memory", "paused", "failed"]
+"""Why a push could not be probed, in words that tell nothing of the host. The log tells more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePush:
+    """Fetch somebody's push from the leader, and measure what it does to the loss of two texts.
+
+    Answer: `PushProbed`, or `NotProbed`.
+    """
+
+    leader: bytes
+    fragment: int
+    codec: CodecName
+    payload: bytes
+    payload_bytes: int
+    own: tuple[SequencePlace, ...]
+    other: tuple[SequencePlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PushProbed:
+    own: Gain
+    other: Gain
+    seconds: float
+    """Of measuring; fetching excluded."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotProbed:
+    trouble: ProbeTrouble
+    detail: str
+    """For the owner of this host alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +334,11 @@ class KeepReceipt:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetProbe:
+    """Nobody waits for the probe under way any more: fetch nothing for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetMoments:
     """Drop what was fetched, and end what is being fetched."""
 
@@ -371,6 +413,12 @@ class ReplaceTrainer:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class DropErrorFeedback:
+    """What quantising lost of pushes so far goes into no push of the next trainer: it is of void
+    weights."""
+
+
 TrainerAction = (
     UseCharter
     | Settle
@@ -380,6 +428,7 @@ TrainerAction = (
     | HoldSteps
     | ReleaseSteps
     | ReplaceTrainer
+    | DropErrorFeedback
     | SetProgress
 )
 

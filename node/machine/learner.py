@@ -10,25 +10,39 @@ from __future__ import annotations
 from node.machine import jobs
 from node.machine.context import LearnerContext, LearnerSetup
 from node.machine.fragment_sync import FragmentSync
+from node.machine.going_back import going_back, sentence
 from node.machine.index_proof import prove_index, read_charter
 from node.machine.moments_client import MomentsClient
 from node.machine.peer_exchange import PeerExchange
+from node.machine.prober import Prober
 from node.machine.receipts import Receipts
 from node.machine.snapshot_participant import SnapshotParticipant
 from node.machine.syncer_link import LINK_TRANSITIONS, Link, suspect_s
 from node.machine.trainer_control import TrainerControl
-from protocol import limits, machine, messages
+from protocol import first_weights, limits, machine, messages
 from protocol.backoff import Backoff
 from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, RemoteError, UnexpectedMessage
 from protocol.ids import JobId, short
 from protocol.log import records
+from protocol.log.accounts import suspended_words
+from protocol.log.restoring import restored_words
 from protocol.log.state import SwarmState
 from protocol.project import Charter
 from protocol.snapshots.manifest import Marker
-from protocol.trace import CheckpointScored, LinkChanged, RecordCommitted
+from protocol.trace import (
+    CheckpointScored,
+    GuardWentBack,
+    LearnerSuspended,
+    LinkChanged,
+    RecordCommitted,
+    RestoreGivenUp,
+)
 
 SEEK_AGAIN = Backoff((0.5, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 12.0), jitter=0.3)
+YOUNGER_RETRY_S = 8.0
+"""A leader of a younger history stays one until somebody does something about it."""
+
 REFUSED_EXIT = 4
 """Exit code of a daemon that the project does not want."""
 
@@ -49,6 +63,9 @@ class LearnerMachine:
         self.snapshot_participant = SnapshotParticipant(
             self.context, self.fragment_sync, self.trainer_control
         )
+        self.prober = Prober(
+            self.context, self.fragment_sync, self.trainer_control, self.snapshot_participant
+        )
         self.link = Link.WAITING
         self.link_detail = ""
         self.heard_s = 0.0
@@ -63,6 +80,9 @@ class LearnerMachine:
         """Epoch and term of the leader that we follow."""
         self._origins: list[messages.CertifiedRecord] = []
         """Proofs of the newest fragment states, collected before the welcome."""
+        self.younger = ""
+        """What is wrong with the history that the leader shows, and the way out; empty if nothing
+        is."""
 
     def handle(self, event: machine.Event, now_s: float) -> list[machine.Effect]:
         """Effects of one event."""
@@ -133,6 +153,7 @@ class LearnerMachine:
         self._fire("lost", reason)
         self.trainer_control.on_link()
         self.snapshot_participant.on_link_lost()
+        self.prober.on_link_lost()
 
     def _seat_found(self, found: jobs.SeatFound) -> None:
         self._is_looking = False
@@ -185,8 +206,17 @@ class LearnerMachine:
             evaluates=setup.evaluates,
             head_index=self._head_index(),
             head=self.context.state.head,
+            proof=self._proof(),
+            invite=setup.invite,
         )
         self.effects.send(peer, hello)
+
+    def _proof(self) -> messages.Certificate | None:
+        """Of our newest certified record, where it is of the newest epoch that we know."""
+        newest, charter = self.context.proofs.newest, self.context.charter
+        if newest is None or charter is None or newest.certificate.epoch != charter.epoch:
+            return None
+        return newest.certificate
 
     def _head_index(self) -> int:
         """Where our log stands; 0 where it cannot be continued, as after a new epoch."""
@@ -237,8 +267,8 @@ class LearnerMachine:
                 self.fragment_sync.on_pull(message)
             case messages.Settled() if self.link is Link.FOLLOWING:
                 self.fragment_sync.on_settled(message)
-            case Marker() if self.link is Link.FOLLOWING:
-                self.snapshot_participant.on_marker(message)
+            case Marker() | messages.Probe() if self.link is Link.FOLLOWING:
+                self._take_part(message)
             case messages.Receipt(credit) if self.link is Link.FOLLOWING:
                 self.receipts.take(peer, credit)
             case messages.Goodbye(reason):
@@ -246,6 +276,13 @@ class LearnerMachine:
                 self.effects.out.append(machine.Disconnect(peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
+
+    def _take_part(self, message: Marker | messages.Probe) -> None:
+        """The leader wants something beside training."""
+        if isinstance(message, Marker):
+            self.snapshot_participant.on_marker(message)
+        else:
+            self.prober.on_probe(message)
 
     def _welcome(self, peer: bytes, welcome: messages.Welcome) -> None:
         if self.link is not Link.GREETING:
@@ -257,9 +294,11 @@ class LearnerMachine:
             return
         if welcome.index is not None:
             charters = [self._read_charter(one) for one in (welcome.charter, *welcome.formers)]
-            self._take_index(welcome.index, charters)
+            if not self._take_index(peer, welcome.index, charters):
+                return
             self._log_charter = charters[0]
         self._origins = []
+        self.younger = ""
         self._failures = 0
         self._fire("welcome")
         self.trainer_control.on_link()
@@ -279,6 +318,8 @@ class LearnerMachine:
             self._is_stopping = True
             self.effects.out.append(machine.Stop(words, REFUSED_EXIT))
         elif refused.retry_after_s is not None:
+            is_younger = refused.reason == messages.YOUNGER
+            self.younger = f"The syncer {short(peer)} stopped. {refused.text}" * is_younger
             self._lost(words, refused.retry_after_s)
 
     def _adopt_charter(self, envelope: messages.Envelope) -> None:
@@ -300,10 +341,13 @@ class LearnerMachine:
         self.receipts.learn(charter, envelope)
         return charter
 
-    def _take_index(self, index: messages.FragmentIndex, charters: list[Charter]) -> None:
-        """Start from certified fragment states instead of the whole log."""
+    def _take_index(
+        self, peer: bytes, index: messages.FragmentIndex, charters: list[Charter]
+    ) -> bool:
+        """Start from certified fragment states instead of the whole log, unless that would take us
+        back: whether it did."""
         genesis, former = self.setup.genesis, self.context.state
-        self.context.state = prove_index(
+        offered = prove_index(
             index,
             self._origins,
             charters=charters,
@@ -311,10 +355,29 @@ class LearnerMachine:
             block_sequences=genesis.data.block_sequences,
             verify=self.setup.verify,
         )
+        versions = enumerate(offered.fragments)
+        first = {at: one.state for at, one in versions if one.version == 0}
+        if wrong := first_weights.trouble(genesis, first):
+            raise UnexpectedMessage(wrong)
+        newest, charter = self.context.proofs.newest, self.context.charter
+        assert charter is not None, "a charter came with the welcome"
+        if because := going_back(former, newest, offered, charter):
+            self._stay(peer, because)
+            return False
+        self.context.state = offered
         self.context.proofs.start(self._origins)
         self.receipts.restart()
-        self.fragment_sync.restart_from_index(former)
+        if self.fragment_sync.restart_from_index(former):
+            self.trainer_control.on_went_back()
         self.trainer_control.on_index()
+        return True
+
+    def _stay(self, peer: bytes, because: str) -> None:
+        """Keep what we hold, say why, and look for another leader now and then."""
+        self.younger = sentence(peer, because)
+        self._origins = []
+        self.effects.out.append(machine.Disconnect(peer, messages.YOUNGER))
+        self._lost(self.younger, YOUNGER_RETRY_S)
 
     def _end_if_over(self) -> None:
         """A run that ended before this learner came has nothing for it to do."""
@@ -342,16 +405,20 @@ class LearnerMachine:
             case records.FragmentMerged() as merged:
                 self.fragment_sync.on_committed(merged)
                 self.trainer_control.on_progress()
+            case records.TokensTakenBack() | records.TokensGivenBack():
+                self.trainer_control.on_progress()
             case records.BlocksLeased() as leased:
                 self.trainer_control.on_leased(leased)
             case records.BlocksReturned() as returned:
                 self.trainer_control.on_returned(returned)
-            case records.CheckpointMarked() as mark:
-                self.trainer_control.on_marked(mark, record.index)
-            case records.CheckpointEvaluated() as scored:
-                self.effects.emit(
-                    CheckpointScored(scored.global_step, scored.loss, scored.evaluator)
-                )
+            case records.CheckpointMarked() | records.CheckpointEvaluated():
+                self._checkpoint(record.body, record.index)
+            case records.WeightsRestored() | records.RestoreGivenUp():
+                self._went_back(record.body)
+            case records.PushProbed(learner, suspends=True):
+                if learner == self.setup.signer.key:
+                    account = self.context.state.accounts[learner]
+                    self.effects.emit(LearnerSuspended(learner, suspended_words(account)))
             case records.SeatTaken():
                 self.fragment_sync.on_new_term()
             case records.CharterAdopted(envelope):
@@ -361,6 +428,25 @@ class LearnerMachine:
                 self._end(ended)
             case _:
                 pass
+
+    def _checkpoint(
+        self, body: records.CheckpointMarked | records.CheckpointEvaluated, index: int
+    ) -> None:
+        if isinstance(body, records.CheckpointMarked):
+            self.trainer_control.on_marked(body, index)
+            return
+        self.trainer_control.on_measured(body.checkpoint)
+        self.effects.emit(CheckpointScored(body.global_step, body.loss, body.evaluator))
+
+    def _went_back(self, body: records.WeightsRestored | records.RestoreGivenUp) -> None:
+        """The guard went back, or cannot; the log says so already."""
+        state = self.context.state
+        if isinstance(body, records.RestoreGivenUp):
+            self.effects.emit(RestoreGivenUp(state.restore_refusal))
+            return
+        assert state.restored is not None, "the record says so"
+        self.effects.emit(GuardWentBack(restored_words(state.restored, state.accounts)))
+        self.trainer_control.on_restored()
 
     def _end(self, ended: records.RunEnded) -> None:
         loss = f", held-out loss {ended.best_loss:.4f}" if ended.best_loss is not None else ""
@@ -395,7 +481,7 @@ class LearnerMachine:
         self.peer_exchange.look()
         self.snapshot_participant.look()
         self.trainer_control.look()
-        if words := self.trainer_control.graceful_leave.look():
+        if words := self.trainer_control.graceful_leave.look(has_receipt=self.receipts.is_complete):
             self._leave("finished", words)
         times = [
             self.trainer_control.deadline_s(),
@@ -434,6 +520,8 @@ class LearnerMachine:
                 self.trainer_control.on_woken(result)
             case jobs.Evaluate():
                 self.trainer_control.on_evaluated(job, result)
+            case jobs.ProbePush():
+                self.prober.on_job(number, result)
             case jobs.CutPart() | jobs.WritePart() | jobs.LoadPart():
                 self.snapshot_participant.on_job(number, job, result)
             case None:

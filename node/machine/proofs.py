@@ -34,6 +34,13 @@ class Proofs:
             self._origins[index] = entry
             self._origins = {at: one for at, one in self._origins.items() if at in needed}
 
+    @property
+    def newest(self) -> CertifiedRecord | None:
+        """The newest record of all that are proven; None before there is any."""
+        if self.head is not None:
+            return self.head
+        return max(self._origins.values(), key=lambda one: one.certificate.index, default=None)
+
     def origins(self, state: SwarmState) -> list[CertifiedRecord] | None:
         """The origins of every fragment in log order; None if one is missing."""
         needed = sorted({fragment.record_index for fragment in state.fragments})

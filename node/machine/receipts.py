@@ -39,6 +39,14 @@ class Receipts:
         while len(self._charters) > CHARTERS_MAX:
             del self._charters[min(self._charters)]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last receipt counts everything that the log does, as far as it is here."""
+        state, key = self._context.state, self._context.setup.signer.key
+        before = self._before[0] if self._before is not None else 0
+        merges = before + state.accounts.get(key, Account()).merges
+        return (self.credit.merges if self.credit is not None else 0) >= merges
+
     def restart(self) -> None:
         """The log that we hold begins anew: what was counted before is not known."""
         self._before = None

@@ -51,6 +51,7 @@ class TrainerControl:
         self.device = ""
         self.micro_batch = context.setup.micro_batch
         self._chosen_micro_batch = 0
+        self._has_other_text = False
         self._crashes = 0
         self._is_ended = False
         """The trainer that is starting was told to end."""
@@ -81,7 +82,8 @@ class TrainerControl:
             TrainerState.SUSPENDED,
         ):
             return "finishing"
-        if self.is_paused:
+        is_held = self.trainer is TrainerState.HELD
+        if self.is_paused or (self.is_resting and is_held):
             return "paused"
         if self.trainer is TrainerState.STEPPING:
             return "training"
@@ -93,6 +95,17 @@ class TrainerControl:
     def is_paused(self) -> bool:
         """Whether the owner's word or settings allow no local steps."""
         return self.paused_until_s is not None or bool(self.held_because)
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the trainer measures a checkpoint, or is about to."""
+        plan = self.fragment_sync.freezing
+        return self._evaluating is not None or (plan is not None and plan.is_asked)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the swarm's guard paused merging: local steps would be in vain."""
+        return self.context.state.pause is not None
 
     def look(self) -> None:
         """Do whatever the inner loop needs next."""
@@ -161,21 +174,39 @@ class TrainerControl:
         self.on_progress()
 
     def on_marked(self, mark: CheckpointMarked, index: int) -> None:
-        """A checkpoint; this learner freezes and evaluates it if it is named."""
-        if mark.evaluator != self.context.setup.signer.key:
+        """A checkpoint; this learner freezes it if it is named, and evaluates it as the first."""
+        former, me = self.fragment_sync.freezing, self.context.setup.signer.key
+        if former is not None and (me in (mark.evaluator, mark.second) or not former.is_asked):
+            self._forget_frozen(former)
+        if me in (mark.evaluator, mark.second):
+            versions = {at: f.version for at, f in enumerate(self.context.state.fragments)}
+            is_first = me == mark.evaluator
+            self.fragment_sync.freezing = FreezePlan(index, versions, is_asked=is_first)
+
+    def on_measured(self, checkpoint: int) -> None:
+        """The first has measured a checkpoint: the second does too, if its word is wanted."""
+        plan = self.fragment_sync.freezing
+        if plan is None or plan.index != checkpoint or plan.is_asked:
             return
-        versions = {at: f.version for at, f in enumerate(self.context.state.fragments)}
-        if self.fragment_sync.freezing is not None:
-            self.context.effects.do(jobs.Thaw(self.fragment_sync.freezing.index))
-        self.fragment_sync.freezing = FreezePlan(index, versions)
+        plan.is_asked = self.context.state.awaits(checkpoint, self.context.setup.signer.key)
+        if not plan.is_asked:
+            self._forget_frozen(plan)
+
+    def _forget_frozen(self, plan: FreezePlan) -> None:
+        self.context.effects.do(jobs.Thaw(plan.index))
+        self.fragment_sync.freezing = None
 
     def on_progress(self) -> None:
-        """Committed tokens moved: so does the learning-rate schedule, never backwards."""
+        """Committed tokens moved: so does the learning-rate schedule, backwards only by what was
+        taken back. A run that goes on for longer needs the rate that it would have without."""
         if self.context.charter is None or self.trainer in ABSENT:
             return
-        fraction = min(1.0, self.context.state.tokens / self.context.charter.limits.tokens)
-        fraction = self._furthest_progress = max(fraction, self._furthest_progress)
-        if fraction > self._told_progress + 1e-4:
+        state, budget = self.context.state, self.context.charter.limits.tokens
+        merged = min(1.0, state.tokens_merged / budget)
+        self._furthest_progress = max(merged, self._furthest_progress)
+        taken = (state.tokens_merged - state.tokens) / budget
+        fraction = max(0.0, self._furthest_progress - taken)
+        if abs(fraction - self._told_progress) > 1e-4:
             self._told_progress = fraction
             self.context.effects.do(jobs.SetProgress(fraction))
 
@@ -188,6 +219,26 @@ class TrainerControl:
         """The owner changed what local steps do: a new trainer takes it up."""
         if self.trainer is not TrainerState.DOWN:
             self.context.effects.do(jobs.ReplaceTrainer("the project's training settings changed"))
+
+    def on_went_back(self) -> None:
+        """Merges are void: a new trainer begins, whose optimizer knows nothing of them.
+
+        What they did to the moments and to the error feedback, up to values that are no numbers,
+        would outlive the weights.
+        """
+        self.context.effects.do(jobs.DropErrorFeedback())
+        if self.trainer is not TrainerState.DOWN:
+            self.context.effects.do(
+                jobs.ReplaceTrainer("the run went back to an earlier state of the model")
+            )
+
+    def on_restored(self) -> None:
+        """The guard voided merges, as an owner may."""
+        plan = self.fragment_sync.freezing
+        if plan is not None:
+            self._forget_frozen(plan)
+        self.fragment_sync.on_restored()
+        self.on_went_back()
 
     def on_note(self, value: object) -> None:
         """News of the trainer, the word of this machine's owner, or of its sensors."""
@@ -220,6 +271,7 @@ class TrainerControl:
             return
         self._fire("ready", result.device)
         self.device, self._chosen_micro_batch = result.device, result.micro_batch
+        self._has_other_text = result.has_other_text
         self._told_progress = -1.0
         start = self.context.setup.start
         if result.unread is not None and start is not None and start.part is not None:
@@ -330,9 +382,11 @@ class TrainerControl:
         self._evaluating = None
         context = self.context
         context.effects.do(jobs.Thaw(job.index))
-        is_sound = isinstance(result, jobs.EvaluatedLoss) and math.isfinite(result.loss)
-        if isinstance(result, jobs.EvaluatedLoss) and is_sound and context.leader is not None:
-            answer = Evaluation(job.index, result.loss, result.tokens, result.seconds)
+        if isinstance(result, jobs.EvaluatedLoss) and context.leader is not None:
+            # A wrecked model gives no number, or a huge one: the guard has to hear of it.
+            is_told = 0.0 <= result.loss < limits.LOSS_MAX
+            loss = result.loss if is_told else limits.LOSS_MAX
+            answer = Evaluation(job.index, loss, result.tokens, result.seconds)
             context.effects.send(context.leader, answer)
 
     # Inside.
@@ -362,7 +416,7 @@ class TrainerControl:
         if self.paused_until_s is not None and now_s >= self.paused_until_s:
             self.paused_until_s = None
         wants_suspend = self.is_paused or self._wants_smaller
-        wants_hold = self.graceful_leave.until_s is not None
+        wants_hold = self.graceful_leave.until_s is not None or self.is_resting
         is_live = self.trainer in (TrainerState.STEPPING, TrainerState.STARVED)
         may_suspend = is_live or (
             self.trainer is TrainerState.HELD and now_s >= self._suspend_retry_s
@@ -425,6 +479,8 @@ class TrainerControl:
         )
         if plan is None or plan.missing or self._evaluating is not None or not is_ready:
             return
+        if not plan.is_asked:
+            return
         charter = self.context.charter
         assert charter is not None, "a mark comes from the log, which comes after the charter"
         self.fragment_sync.freezing = None
@@ -458,4 +514,5 @@ class TrainerControl:
             cursor=stepped.cursor if stepped else Cursor(0, 0),
             work_s=stepped.work_s if stepped else 0.0,
             alive_s=stepped.alive_s if stepped else 0.0,
+            has_other_text=self._has_other_text,
         )

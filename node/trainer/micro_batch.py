@@ -26,9 +26,9 @@ from blake3 import blake3
 from msgspec import Struct
 from torch import Tensor
 
+from node.trainer.decoder import DecoderTrainer
 from node.trainer.failures import is_out_of_memory
 from node.trainer.files import write_atomically
-from node.trainer.loop import InnerLoop
 from node.trainer.memory_limits import status_bytes
 from protocol import decoders
 from protocol.errors import UserError
@@ -55,39 +55,39 @@ class Fit(Struct, frozen=True):
 
 
 def fit(
-    loop: InnerLoop, genesis: Genesis, *, folder: Path, room_bytes: int | None, ranks: int
+    trainer: DecoderTrainer, genesis: Genesis, *, folder: Path, room_bytes: int | None, ranks: int
 ) -> int:
-    """The largest micro-batch that fits, in 1 .. `loop.micro_batch`.
+    """The largest micro-batch that fits, in 1 .. `trainer.micro_batch`.
 
     folder: the home's cache. room_bytes: memory of the machine that this process may come to hold;
     None for its part of what is free, as one of so many ranks.
     Weights, moments and the random stream stay as they are. Raises what the device raises if one
     sequence is too much.
     """
-    wanted = loop.micro_batch
+    wanted = trainer.micro_batch
 
     def dry(sequences: int) -> None:
-        rehearse(loop, genesis, sequences)
+        rehearse(trainer, genesis, sequences)
 
     try:
-        if loop.device.type == "cpu":
-            return _computed(loop, dry, wanted, room_bytes, ranks)
-        facts = {**_facts(loop, genesis), "sequences": str(wanted)}
+        if trainer.device.type == "cpu":
+            return _computed(trainer, dry, wanted, room_bytes, ranks)
+        facts = {**_facts(trainer, genesis), "sequences": str(wanted)}
         known = recall(folder, facts)
         if known is not None and 1 <= known <= wanted:
             return known
-        found = _tried(loop, dry, wanted)
+        found = _tried(trainer, dry, wanted)
         remember(folder, Fit(found, facts))
         return found
     finally:
-        loop.forget_gradients()
+        trainer.forget_gradients()
 
 
-def rehearse(loop: InnerLoop, genesis: Genesis, sequences: int) -> None:
+def rehearse(trainer: DecoderTrainer, genesis: Genesis, sequences: int) -> None:
     """A dry step on tokens without a meaning, of full length."""
     vocabulary = int(genesis.model.config.get("vocab_size", 2))  # type: ignore[arg-type]
     size = (sequences, genesis.data.sequence_tokens + 1)
-    loop.rehearse(np.random.default_rng(0).integers(0, vocabulary, size=size))
+    trainer.rehearse(np.random.default_rng(0).integers(0, vocabulary, size=size))
 
 
 def even(micro_batch: int, sequences: int) -> int:
@@ -96,11 +96,11 @@ def even(micro_batch: int, sequences: int) -> int:
     return -(-sequences // passes)
 
 
-def _tried(loop: InnerLoop, dry: Callable[[int], None], wanted: int) -> int:
+def _tried(trainer: DecoderTrainer, dry: Callable[[int], None], wanted: int) -> int:
     """From the largest down, with the moments' room taken."""
     while True:
         try:
-            moments = [_moments_room(one) for one in loop.model.parameters()]
+            moments = [_moments_room(one) for one in _trained(trainer)]
             dry(wanted)
             dry(wanted)  # With gradients there, as in every pass but a step's first.
             del moments
@@ -110,7 +110,12 @@ def _tried(loop: InnerLoop, dry: Callable[[int], None], wanted: int) -> int:
                 raise
         moments = []
         wanted = (wanted + 1) // 2
-        loop.forget_gradients()
+        trainer.forget_gradients()
+
+
+def _trained(trainer: DecoderTrainer) -> list[Tensor]:
+    """What the optimizer will keep moments of."""
+    return [one for one in trainer.model.parameters() if one.requires_grad]
 
 
 def _moments_room(parameter: Tensor) -> Tensor:
@@ -118,14 +123,18 @@ def _moments_room(parameter: Tensor) -> Tensor:
 
 
 def _computed(
-    loop: InnerLoop, dry: Callable[[int], None], wanted: int, room_bytes: int | None, ranks: int
+    trainer: DecoderTrainer,
+    dry: Callable[[int], None],
+    wanted: int,
+    room_bytes: int | None,
+    ranks: int,
 ) -> int:
     """From what one sequence takes, gradients and libraries already there."""
     dry(1)
     before = _reset_peak()
     dry(1)
     each = max(0, _kib("VmHWM") - before)
-    weights = sum(one.nbytes for one in loop.model.parameters())
+    weights = sum(one.nbytes for one in _trained(trainer))
     free = ROOM_FRAC * float(psutil.virtual_memory().available) / ranks
     if room_bytes is not None:
         free = min(free, room_bytes - before)
@@ -148,25 +157,28 @@ def _kib(name: str) -> int:
     return status_bytes(name) or 0
 
 
-def _facts(loop: InnerLoop, genesis: Genesis) -> dict[str, str]:
+def _facts(trainer: DecoderTrainer, genesis: Genesis) -> dict[str, str]:
     """All that decides what fits."""
-    model = msgspec.msgpack.encode([genesis.model.architecture, genesis.model.config])
+    described: list[object] = [genesis.model.architecture, genesis.model.config]
+    if genesis.adapter is not None:
+        described.append(msgspec.structs.replace(genesis.adapter, frozen=(), pieces=()))
+    model = msgspec.msgpack.encode(described)
     facts = {
         "model": blake3(model).hexdigest(16),
         "sequence_tokens": str(genesis.data.sequence_tokens),
-        "optimizer": loop.inner.optimizer,
-        "device": loop.device.type,
-        "precision": loop.accelerator.mixed_precision,
+        "optimizer": trainer.inner.optimizer,
+        "device": trainer.device.type,
+        "precision": trainer.accelerator.mixed_precision,
         "torch": str(torch.__version__),
-        "compiled": str(loop.is_compiled),
+        "compiled": str(trainer.is_compiled),
     }
-    if loop.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(loop.device)
+    if trainer.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(trainer.device)
         facts["device"] = f"{properties.name}, {properties.total_memory} bytes"
         facts["driver"] = f"{torch.version.cuda or torch.version.hip} {_driver()}"
-        facts["share"] = f"{torch.cuda.get_per_process_memory_fraction(loop.device):.3f}"
-    elif loop.device.type == "xpu":
-        facts["device"] = str(torch.xpu.get_device_properties(loop.device))
+        facts["share"] = f"{torch.cuda.get_per_process_memory_fraction(trainer.device):.3f}"
+    elif trainer.device.type == "xpu":
+        facts["device"] = str(torch.xpu.get_device_properties(trainer.device))
     return facts
 
 

@@ -1,23 +1,22 @@
-"""Models from an allow-list of `transformers` architectures, and their weights as flat fragments.
+"""Models that a project describes, and their weights as flat fragments.
 
-A project names an architecture and plain configuration values; nothing here downloads weights or
-code, and no key is accepted that could make `transformers` do so (attention kernels from the hub,
-for example). Weights are f32 masters; lower precision is the inner loop's autocast.
+A project names an architecture and plain configuration values (`node.trainer.architectures`);
+nothing here downloads weights or code. Weights are f32 masters; lower precision is the inner loop's
+autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
-import huggingface_hub.errors
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from node.trainer import architectures
 from node.trainer.failures import is_out_of_memory
 from protocol import limits, project
 from protocol.errors import InternalError, UserError
@@ -28,75 +27,8 @@ Floats = NDArray[np.float32]
 PAPER_RULES: Final = project.MergeRules()
 """As published: embeddings by mean, all else radially."""
 
-LAYERS_MAX: Final = 1024
-"""Even without weights a model is built layer by layer; more is a mistake or an attack."""
-
-SIZE_MAX: Final = 1 << 28
-"""Bound of every other whole number in a configuration."""
-
-_SPECIAL_TOKENS: Final = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
-_COMMON: Final = _SPECIAL_TOKENS | {
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "hidden_act",
-    "max_position_embeddings",
-    "initializer_range",
-    "rope_theta",
-    "attention_dropout",
-    "tie_word_embeddings",
-}
-_LLAMA: Final = _COMMON | {"num_key_value_heads", "rms_norm_eps"}
-_GPT2: Final = _SPECIAL_TOKENS | {
-    "vocab_size",
-    "n_positions",
-    "n_embd",
-    "n_layer",
-    "n_head",
-    "n_inner",
-    "activation_function",
-    "resid_pdrop",
-    "embd_pdrop",
-    "attn_pdrop",
-    "layer_norm_epsilon",
-    "initializer_range",
-    "tie_word_embeddings",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What a project may say about one architecture."""
-
-    keys: frozenset[str]
-    """Accepted configuration keys."""
-    positions_key: str
-    """The key that bounds the length of a sequence."""
-    layers_key: str
-
-
-ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "GPT2LMHeadModel": Architecture(_GPT2, "n_positions", "n_layer"),
-    "GPTNeoXForCausalLM": Architecture(
-        _COMMON | {"hidden_dropout", "layer_norm_eps", "use_parallel_residual", "attention_bias"},
-        "max_position_embeddings",
-        "num_hidden_layers",
-    ),
-    "LlamaForCausalLM": Architecture(
-        _LLAMA | {"head_dim", "attention_bias", "mlp_bias"},
-        "max_position_embeddings",
-        "num_hidden_layers",
-    ),
-    "MistralForCausalLM": Architecture(
-        _LLAMA | {"head_dim", "sliding_window"}, "max_position_embeddings", "num_hidden_layers"
-    ),
-    "Qwen2ForCausalLM": Architecture(_LLAMA, "max_position_embeddings", "num_hidden_layers"),
-    "Qwen3ForCausalLM": Architecture(
-        _LLAMA | {"head_dim", "attention_bias"}, "max_position_embeddings", "num_hidden_layers"
-    ),
-}
+BUFFER_BYTES_MAX: Final = 1 << 30
+"""Of what a model keeps besides its weights: tables of positions, mostly."""
 
 
 def build_model(spec: project.ModelSpec, *, seed: int) -> transformers.PreTrainedModel:
@@ -105,16 +37,11 @@ def build_model(spec: project.ModelSpec, *, seed: int) -> transformers.PreTraine
     The caller's random state is left as it was. If `spec.tensors` is not empty, it must agree with
     the model built. UserError if the architecture or a value is not accepted, or if it does not.
     """
+    if spec.tensors:
+        _check_table(spec)  # Before any memory is taken.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _construct(spec)
-    if spec.tensors and _shapes(tensor_specs(model)) != _shapes(spec.tensors):
-        raise UserError(
-            "The tensor table of the project is not the one that this version of transformers"
-            f" ({transformers.__version__}) builds for {spec.architecture}. Install the version"
-            " that the project's owner used."
-        )
-    return model
+        return _construct(spec)
 
 
 def describe_model(
@@ -124,25 +51,47 @@ def describe_model(
 ) -> project.ModelSpec:
     """The model's tensor table, without allocating its weights. UserError as in `build_model`."""
     bare = project.ModelSpec(architecture, dict(config), ())
-    with torch.device("meta"):
-        tensors = tensor_specs(_construct(bare), rules)
-    return project.ModelSpec(architecture, dict(config), tensors)
+    return project.ModelSpec(architecture, dict(config), tensor_specs(outline(bare), rules))
+
+
+def _check_table(spec: project.ModelSpec) -> None:
+    """UserError unless the configuration gives just the tensors that the project names."""
+    if _shapes(tensor_specs(outline(spec))) != _shapes(spec.tensors):
+        raise UserError(
+            "The tensor table of the project is not the one that this version of transformers"
+            f" ({transformers.__version__}) builds for {spec.architecture}. Install the version"
+            " that the project's owner used."
+        )
+
+
+def outline(spec: project.ModelSpec) -> transformers.PreTrainedModel:
+    """The model without memory for its weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = _construct(spec)
+    kept = sum(one.numel() * one.element_size() for one in model.buffers())
+    if kept > BUFFER_BYTES_MAX:
+        raise UserError(
+            f"{spec.architecture} keeps tables of {kept:,} bytes besides its weights; at most"
+            f" {BUFFER_BYTES_MAX:,} are allowed. Lower the number of positions under"
+            " [model.config]."
+        )
+    return model
 
 
 def check_fits(model: project.ModelSpec, data: project.DataSpec, vocabulary_size: int) -> None:
     """UserError if the text's token ids or sequence length do not fit the model."""
-    known = _configuration(model)
-    positions = int(getattr(known, ARCHITECTURES[model.architecture].positions_key))
+    known = architectures.configuration(model)
+    positions = architectures.positions_max(known)
     if known.vocab_size < vocabulary_size:
         raise UserError(
             f"The tokenizer {data.tokenizer!r} has {vocabulary_size} tokens, the model's"
             f" vocab_size is {known.vocab_size}. Raise vocab_size to at least {vocabulary_size}."
         )
-    if positions < data.sequence_tokens:
+    if positions is not None and positions < data.sequence_tokens:
         raise UserError(
             f"Sequences of {data.sequence_tokens} tokens do not fit a model with {positions}"
             f" positions. Lower sequence_tokens or raise"
-            f" {ARCHITECTURES[model.architecture].positions_key}."
+            f" {architectures.find(model.architecture).positions_key}."
         )
 
 
@@ -155,7 +104,9 @@ def tensor_specs(
     """
     tables = embedding_ids(model)
     return tuple(
-        project.TensorSpec(name, tuple(tensor.shape), _rule(tensor, id(tensor) in tables, rules))
+        project.TensorSpec(
+            name, tuple(tensor.shape), rule_of(tensor.dim(), id(tensor) in tables, rules)
+        )
         for name, tensor in model.named_parameters()
         if tensor.requires_grad
     )
@@ -171,10 +122,11 @@ def embedding_ids(model: nn.Module) -> set[int]:
     return tables
 
 
-def _rule(tensor: Tensor, is_embedding: bool, rules: project.MergeRules) -> project.MergeRule:
+def rule_of(dimensions: int, is_embedding: bool, rules: project.MergeRules) -> project.MergeRule:
+    """How a tensor is merged."""
     if is_embedding:
         return rules.embeddings
-    return rules.matrices if tensor.dim() > 1 else rules.vectors
+    return rules.matrices if dimensions > 1 else rules.vectors
 
 
 def _shapes(tensors: tuple[project.TensorSpec, ...]) -> list[tuple[str, tuple[int, ...]]]:
@@ -193,10 +145,10 @@ class FragmentView:
     Reads and writes go to the model itself; nothing is kept.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module | Mapping[str, Tensor], layout: Layout) -> None:
         """InternalError if the model lacks a tensor of the layout, or one is not contiguous f32."""
         self.layout = layout
-        tensors = dict(model.named_parameters())
+        tensors = dict(model.named_parameters() if isinstance(model, nn.Module) else model)
         self._flat: dict[str, Tensor] = {}
         for fragment in layout.fragments:
             for span in fragment.spans:
@@ -298,10 +250,10 @@ def _tensor(values: Floats) -> Tensor:
 
 
 def _construct(spec: project.ModelSpec) -> transformers.PreTrainedModel:
-    configuration = _configuration(spec)
+    configuration = architectures.configuration(spec)
     try:
-        model = getattr(transformers, spec.architecture)(configuration)
-    except (KeyError, ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        model = architectures.find(spec.architecture).model(configuration)
+    except (*architectures.REFUSALS, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
         raise UserError(
@@ -311,45 +263,3 @@ def _construct(spec: project.ModelSpec) -> transformers.PreTrainedModel:
     if len(list(model.named_parameters())) > limits.TENSORS_MAX:
         raise UserError(f"The model has more than {limits.TENSORS_MAX} tensors; use fewer layers.")
     return model.float().train()
-
-
-def _configuration(spec: project.ModelSpec) -> transformers.PreTrainedConfig:
-    architecture = ARCHITECTURES.get(spec.architecture)
-    if architecture is None:
-        raise UserError(
-            f"The architecture {spec.architecture!r} is not supported. Use one of"
-            f" {', '.join(sorted(ARCHITECTURES))}."
-        )
-    unknown = sorted(set(spec.config) - architecture.keys)
-    if unknown:
-        raise UserError(
-            f"{spec.architecture} has no configuration key {unknown[0]!r}. Allowed are"
-            f" {', '.join(sorted(architecture.keys))}."
-        )
-    for key, value in spec.config.items():
-        _check_value(key, value, LAYERS_MAX if key == architecture.layers_key else SIZE_MAX)
-    values: dict[str, project.ConfigValue] = dict.fromkeys(_SPECIAL_TOKENS)
-    values |= spec.config
-    try:
-        return getattr(transformers, spec.architecture).config_class(
-            **values, attn_implementation="sdpa"
-        )
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        ZeroDivisionError,
-        huggingface_hub.errors.StrictDataclassError,
-    ) as error:
-        words = " ".join(str(error).split())  # Theirs come on several lines.
-        raise UserError(
-            f"{spec.architecture} refuses this configuration ({words}). Correct the values under"
-            " [model.config]."
-        ) from error
-
-
-def _check_value(key: str, value: project.ConfigValue, bound: int) -> None:
-    if isinstance(value, list):
-        raise UserError(f"The configuration key {key!r} takes one value, not a list.")
-    if isinstance(value, int) and not 0 <= value <= bound:
-        raise UserError(f"The configuration value {key} = {value} is not between 0 and {bound}.")

@@ -19,10 +19,11 @@ import numpy as np
 
 from node.machine.moments import moments_numel
 from node.trainer.duty import DutyCycle
-from node.trainer.failures import RankLost, StepAbandoned
+from node.trainer.failures import RankLost, StepAbandoned, is_out_of_memory
 from node.trainer.link import messages
 from node.trainer.link.endpoint import TrainerEnd
 from node.trainer.link.shared_memory import Slot
+from node.trainer.own.interface import TellsLosses, Twinned
 from node.trainer.ranks.followers import Followers, part_for
 from node.trainer.setup import TrainerSetup, decoded, limit_resources
 from protocol.errors import InternalError
@@ -30,6 +31,7 @@ from protocol.errors import InternalError
 if TYPE_CHECKING:
     from node.trainer.model import Floats, FragmentView
     from node.trainer.moments_view import MomentsView
+    from protocol.messages import Gain
 
 
 class Session:
@@ -68,6 +70,7 @@ class Session:
             messages.SetProgress: self._set_progress,
             messages.SetDuty: self._set_duty,
             messages.Evaluate: self._evaluate,
+            messages.MeasureGain: self._measure_gain,
             messages.Generate: self._generate,
             messages.Begin: self._begin,
             messages.Pause: self._pause,
@@ -159,10 +162,12 @@ class Session:
         except StepAbandoned:
             return  # A pause is the next command.
         self._setup.copies.finish()
+        if loop.local_step == 1:
+            self._extras()  # Too much of it is said now, and not at the first pause.
         if loop.adjustments:
             reason = "; ".join(loop.take_adjustments())
             say(reason)
-            self._end.send(messages.Adjusted(loop.micro_batch, reason))
+            self._end.send(messages.Adjusted(self._setup.micro_batch, reason))
         now = time.monotonic()
         step_s, self._boundary = now - self._boundary, now
         self._rest_after(done.work_s - self._duty.paid_s)
@@ -229,10 +234,11 @@ class Session:
     def _snapshot(self, command: messages.Snapshot) -> None:
         started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
-        at = self._setup.loop.local_step, self._setup.loop.tokens_total
+        loop, reader = self._setup.loop, self._setup.loop.reader
+        at, place = (loop.local_step, loop.tokens_total), (reader.position, reader.sequence)
 
         def told() -> None:
-            self._end.send(messages.Done(command.job, *at, time.monotonic() - started))
+            self._end.send(messages.Done(command.job, *at, time.monotonic() - started, *place))
 
         self._setup.copies.read(self._setup.view, command.fragment, slot, told)
 
@@ -260,7 +266,6 @@ class Session:
 
     def _restore_part(self, command: messages.RestorePart) -> None:
         setup = self._setup
-        self._go_on(command.state)
         slot = self._slot(command.slot, command.numel)
         for view, pieces in self._views(slot.values):
             for fragment, piece in enumerate(pieces):
@@ -270,6 +275,7 @@ class Session:
                 else:
                     setup.spread_moments(fragment, piece)
         self._assigned = set(range(len(setup.layout.fragments)))
+        self._go_on(command.state)
         self._done(command.job)
 
     def _views(self, values: Floats) -> list[tuple[FragmentView | MomentsView, list[Floats]]]:
@@ -282,9 +288,10 @@ class Session:
         return [(self._setup.view, pieces[:count]), (self._setup.moments, pieces[count:])]
 
     def _done(self, job: int) -> None:
-        loop = self._setup.loop
+        loop, reader = self._setup.loop, self._setup.loop.reader
         seconds = time.monotonic() - self._started
-        self._end.send(messages.Done(job, loop.local_step, loop.tokens_total, seconds))
+        at, place = (loop.local_step, loop.tokens_total), (reader.position, reader.sequence)
+        self._end.send(messages.Done(job, *at, seconds, *place))
 
     def _blocks(self, command: messages.Blocks) -> None:
         self._setup.loop.reader.append(command.ranges, command.start_sequence)
@@ -309,28 +316,103 @@ class Session:
         sequences = self._setup.corpus.heldout(command.sequences)
         loop, layout = self._setup.loop, self._setup.layout
         self._duty.begin()
+        loss, is_cut = math.nan, False
         try:
             loss = loop.evaluate(
                 sequences, layout=layout, values=slot.values, between=self._duty.between
             )
         except StepAbandoned:
-            loss = math.nan
-        tokens = sequences.shape[0] * (sequences.shape[1] - 1)
+            is_cut = True
+        tokens = len(sequences) * self._setup.corpus.spec.sequence_tokens
         seconds = time.monotonic() - self._started
         self._rest_after(seconds)
-        self._end.send(messages.Evaluated(command.job, loss, tokens, seconds))
+        self._end.send(messages.Evaluated(command.job, loss, tokens, seconds, is_cut))
+
+    def _measure_gain(self, command: messages.MeasureGain) -> None:
+        """Measures, and carries out meanwhile what must not wait for the end of it."""
+        started = self._started
+        self._duty.begin()
+        gains, trouble = self._gains(command)
+        seconds = time.monotonic() - started
+        own, other = gains or (None, None)
+        self._end.send(messages.GainMeasured(command.job, own, other, seconds, trouble))
+
+    def _gains(
+        self, command: messages.MeasureGain
+    ) -> tuple[tuple[Gain, ...], messages.GainTrouble | None]:
+        """The gains, or why there are none."""
+        from node.trainer.gain import Change, NotFinite, measure_gain
+        from node.trainer.loop import free_device_memory
+
+        setup, worked_s, is_amid = self._setup, 0.0, False
+        if not setup.corpus.matches:
+            return (), "other text"
+        trainer: object = setup.trainer
+        if not isinstance(trainer, TellsLosses):
+            return (), "no losses"
+        slot = self._slot(command.slot, command.numel)
+        whole = command.numel - setup.view.numel(command.fragment)
+
+        def worked(seconds: float) -> None:
+            nonlocal worked_s, is_amid
+            worked_s += seconds
+            self._duty.between(seconds)
+            if isinstance(trainer, Twinned):  # Otherwise the weights are those of another.
+                is_amid = True
+                self._meanwhile()
+                is_amid = False
+
+        try:
+            return measure_gain(
+                setup.loop,
+                setup.layout,
+                slot.values[:whole],
+                Change(command.fragment, slot.values[whole:]),
+                (setup.read_places(command.own), setup.read_places(command.other)),
+                worked,
+            ), None
+        except StepAbandoned:
+            return (), "paused"
+        except NotFinite:
+            return (), "not finite"
+        except (RuntimeError, MemoryError) as error:
+            if is_amid or not is_out_of_memory(error):
+                raise
+        finally:
+            self._rest_after(max(0.0, worked_s - self._duty.paid_s))
+        # Behind the handler: what the failed pass held is free only now.
+        free_device_memory(setup.loop.device)
+        return (), "no memory"
+
+    def _meanwhile(self) -> None:
+        """Carries out the commands whose turn it is, as long as they may come amid a measurement.
+
+        A push is captured, a fragment delivered and text fed as promptly as between local steps.
+        """
+        while isinstance(self._end.peek(), messages.AMID):
+            command = self._end.receive(0.0)
+            if not isinstance(command, messages.Snapshot | messages.OfferSlot):
+                self._setup.copies.finish()
+            self._started = time.monotonic()
+            self._actions[type(command)](command)
 
     def _generate(self, command: messages.Generate) -> None:
         values = None
         if command.slot is not None:
             values = self._slot(command.slot, command.numel).values
-        text = self._setup.generate(
-            command.prompt,
-            command.tokens,
-            seed=command.seed,
-            temperature=command.temperature,
-            values=values,
-        )
+        try:
+            text = self._setup.generate(
+                command.prompt,
+                command.tokens,
+                seed=command.seed,
+                temperature=command.temperature,
+                values=values,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            say("no memory for a sample of what the model writes")
+            text = ""
         self._rest_after(time.monotonic() - self._started)
         self._end.send(messages.Generated(command.job, text))
 
@@ -354,7 +436,14 @@ class Session:
             sequence=sequence,
             random=processor,
             device_random=device,
+            extras=self._extras(),
         )
+
+    def _extras(self) -> bytes:
+        """What the training code keeps besides weights and moments."""
+        from node.trainer.own import extras
+
+        return extras.encode(self._setup.trainer.state())
 
     def _restore(self, command: messages.Restore) -> None:
         self._go_on(command.state)
@@ -367,6 +456,10 @@ class Session:
         loop.local_step, loop.tokens_total = state.local_step, state.tokens_total
         loop.progress, loop.is_seasoned = state.progress, state.is_seasoned
         loop.reader.go_to(state.ranges, state.position, state.sequence)
+        if state.extras:
+            from node.trainer.own import extras
+
+            self._setup.trainer.load_state(extras.decode(state.extras))
         loop.set_random_state(state.random, state.device_random)
         say(f"goes on after local step {state.local_step}")
 

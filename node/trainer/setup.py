@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -19,7 +19,18 @@ import numpy as np
 from node.trainer.devices import device_of, in_words
 from node.trainer.failures import TrainerFailure, failing_as
 from node.trainer.link import messages
+from node.trainer.own import installed
+from node.trainer.own.interface import (
+    Fits,
+    HasOwnData,
+    OwnData,
+    Ranked,
+    Start,
+    Trainer,
+    Writes,
+)
 from protocol import decoders
+from protocol.errors import InternalError, UserError
 from protocol.project import Genesis, InnerSpec
 
 if TYPE_CHECKING:
@@ -29,9 +40,15 @@ if TYPE_CHECKING:
     from node.trainer.loop import InnerLoop
     from node.trainer.model import Floats, FragmentView
     from node.trainer.moments_view import MomentsView
+    from node.trainer.own.samples import OwnSamples
     from node.trainer.ranks.followers import Followers
     from node.trainer.ranks.group import RankGroup
     from node.trainer.text.corpus import Corpus
+    from node.trainer.text.reader import Sequences
+    from protocol.messages import SequencePlace
+
+OWN: Final = "own"
+"""Source of data that training code brings itself."""
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -61,16 +78,7 @@ class TrainerSetup:
         self._others = others
         self._group: RankGroup | None = None
         genesis, inner = decoded(configure)
-        with self._phase("data"), failing_as("data"):
-            from node.trainer.text.corpus import (
-                open_corpus,
-            )  # No torch: bad text is noticed in a second.
-
-            cache = Path(configure.data_cache)
-            data = genesis.data
-            if configure.data_location is not None:
-                data = msgspec.structs.replace(data, location=configure.data_location)
-            self.corpus: Corpus = open_corpus(data, seed=genesis.seed, cache=cache)
+        text = None if genesis.data.source == OWN else self._opened(configure, genesis)
         if others is not None:
             others.begin()
         with self._phase("import"):
@@ -82,52 +90,89 @@ class TrainerSetup:
         with self._phase("device"), _failing_device():
             accelerator = loop.make_accelerator(_device(configure, others))
             memory_limits.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
-        with self._phase("model"), failing_as("model"):
-            model.check_fits(genesis.model, genesis.data, self.corpus.vocabulary.size)
-            network = model.build_model(genesis.model, seed=genesis.seed)
-            self.layout = model.layout_of(genesis)
-            self._positions = int(network.config.max_position_embeddings)
-        self.seed(genesis.seed, configure.seed_salt)
+        adjustments: list[str] = []
         with failing_as("model"):
-            self.loop: InnerLoop = loop.InnerLoop(
-                network,
-                reader.BlockReader(self.corpus, block_sequences=genesis.data.block_sequences),
-                inner,
-                accelerator=accelerator,
-                micro_batch=_micro_batch_max(configure, inner),
+            self.layout = model.layout_of(genesis)
+            self.trainer = self._made(
+                Start(
+                    genesis=genesis,
+                    inner=inner,
+                    accelerator=accelerator,
+                    machine=configure,
+                    vocabulary_size=text.vocabulary.size if text is not None else 0,
+                    phase=self._phase,
+                    tell=adjustments.append,
+                )
             )
-            self._fit(configure, genesis)
+        self.seed(genesis.seed, configure.seed_salt)
+        self.corpus: Corpus | OwnSamples = text or self._own_samples(genesis)
+        self.loop: InnerLoop[Trainer] = loop.InnerLoop(
+            self.trainer,
+            reader.BlockReader(
+                self.corpus,
+                block_sequences=genesis.data.block_sequences,
+                sample_tokens=genesis.data.sequence_tokens,
+            ),
+            inner,
+            device=accelerator.device,
+            adjustments=adjustments,
+        )
         # After the move to the device: the view holds the tensors that are trained.
-        self.view: FragmentView = model.FragmentView(network, self.layout)
+        self.view: FragmentView = model.FragmentView(self.trainer.tensors(), self.layout)
         self.moments: MomentsView = self.loop.moments(self.layout)
         self.copies: Copies = capture.copies_for(accelerator.device)
         self.loop.before_moving = self.copies.fence
-        if others is not None:
-            with self._phase("ranks"), _failing_device():
-                self._group = others.meet(accelerator.device)
-                self.loop.join(self._group, self._followers)
+        self._meet()
         memory_limits.limit_host_memory(configure.ram_bytes_max)
 
-    def _fit(self, configure: messages.Configure, genesis: Genesis) -> None:
-        """Finds the micro-batch, if it is not given, and compiles, if that is wanted."""
-        from node.trainer import micro_batch
+    def _opened(self, configure: messages.Configure, genesis: Genesis) -> Corpus:
+        """The text; no torch yet, so that bad text is noticed in a second."""
+        with self._phase("data"), failing_as("data"):
+            from node.trainer.text.corpus import open_corpus
 
-        if configure.micro_batch is None:
-            with self._phase("dry step"):
-                largest = self.loop.micro_batch
-                found = micro_batch.fit(
-                    self.loop,
-                    genesis,
-                    folder=Path(configure.data_cache),
-                    room_bytes=configure.ram_bytes_max,
-                    ranks=configure.ranks,
+            cache = Path(configure.data_cache)
+            data = genesis.data
+            if configure.data_location is not None:
+                data = msgspec.structs.replace(data, location=configure.data_location)
+            return open_corpus(data, seed=genesis.seed, cache=cache, tokenizer=genesis.tokenizer)
+
+    def _made(self, start: Start) -> Trainer:
+        """The trainer, with weights of the project's seed."""
+        from node.trainer import making
+
+        named = start.genesis.trainer
+        place = start.machine.trainer or (installed.require(named) if named else "")
+        return making.own(place, start) if place else making.decoder(start)
+
+    def _own_samples(self, genesis: Genesis) -> OwnSamples:
+        """The data that the training code brings."""
+        from node.trainer.own.samples import OwnSamples
+
+        trainer: object = self.trainer
+        with self._phase("data"), failing_as("data"):
+            if not isinstance(trainer, HasOwnData):
+                raise UserError(
+                    "This project trains on data that its training code brings, and this code"
+                    " brings none. Start the trainer that the project names."
                 )
-                self.loop.micro_batch = micro_batch.even(found, largest)
-        if configure.compiles:
-            with self._phase("compile"):
-                self.loop.compile()
-                micro_batch.rehearse(self.loop, genesis, self.loop.micro_batch)
-                self.loop.forget_gradients()
+            return OwnSamples(genesis.data, OwnData(*trainer.data()), seed=genesis.seed)
+
+    def _meet(self) -> None:
+        """Returns when all ranks have their model."""
+        if self._others is None:
+            return
+        with self._phase("ranks"), _failing_device():
+            self._group = self._others.meet(self.loop.device)
+            trainer: object = self.trainer
+            if not isinstance(trainer, Ranked):
+                raise InternalError("this training code does not train with other ranks")
+            trainer.join(self._group, self._followers)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples in one pass."""
+        trainer: object = self.trainer
+        return trainer.micro_batch if isinstance(trainer, Fits) else self.loop.inner.batch_sequences
 
     @property
     def _followers(self) -> Followers | None:
@@ -175,21 +220,26 @@ class TrainerSetup:
             layout_digest=self.layout.digest,
             device=self._devices(),
             parameters=self.layout.parameters,
-            micro_batch=self.loop.micro_batch,
+            micro_batch=self.micro_batch,
             corpus_digest=self.corpus.facts.digest,
             corpus_matches=self.corpus.matches,
             train_tokens=self.corpus.facts.train_tokens,
             heldout_tokens=self.corpus.facts.heldout_tokens,
-            blocks_local=self.corpus.local_blocks,
             startup_s=self.startup_s,
             ranks=self._others.ranks if self._others is not None else 1,
-            is_compiled=self.loop.is_compiled,
+            is_compiled=isinstance(self.trainer, Fits) and self.trainer.is_compiled,
             adjustments=self.loop.take_adjustments(),
         )
 
     def _devices(self) -> str:
         own = str(self.loop.device)
         return in_words((own, *(self._followers.devices() if self._followers else ())))
+
+    def read_places(self, places: Sequence[SequencePlace]) -> Sequences:
+        """The sequences there; the text that is read next for local steps stays what it is."""
+        from node.trainer.text.reader import read_places
+
+        return read_places(self.corpus, [(place.position, place.sequence) for place in places])
 
     def heldout_loss(self, fragments: Sequence[Floats], count: int) -> float:
         """Held-out loss of other weights, in nats per token, over at most `count` sequences."""
@@ -207,24 +257,23 @@ class TrainerSetup:
         """
         import torch
 
+        from node.trainer.text.corpus import Corpus
+
+        if not isinstance(self.corpus, Corpus):
+            return ""  # Nothing here is text.
         vocabulary = self.corpus.vocabulary
         ids = [vocabulary.eos, *vocabulary.encode([prompt])[0].tolist()]
-        # Some architectures have no positions beyond those they were built with.
-        tokens = min(tokens, self._positions - 1)
-        ids = ids[tokens - self._positions :]
-        with self.loop.other_model(self.layout, values) as model, torch.no_grad():
+        with self.loop.other(self.layout, values) as trainer, torch.no_grad():
+            if not isinstance(trainer, Writes):
+                return ""
+            # Some architectures have no positions beyond those they were built with.
+            positions = trainer.positions or self.corpus.spec.sequence_tokens
+            tokens = min(tokens, positions - 1)
             torch.manual_seed(seed)
-            sample: Callable[..., Any] = model.generate  # type: ignore[assignment]
-            produced = sample(
-                torch.tensor([ids], device=self.loop.device),
-                max_new_tokens=tokens,
-                do_sample=True,
-                temperature=temperature,
-                top_k=0,
-                eos_token_id=vocabulary.eos,
-                pad_token_id=vocabulary.eos,
+            written = trainer.write(
+                ids[tokens - positions :], tokens, temperature=temperature, end=vocabulary.eos
             )
-        return vocabulary.decode(produced[0, len(ids) :].tolist())
+        return vocabulary.decode(written)
 
 
 def decoded(configure: messages.Configure) -> tuple[Genesis, InnerSpec]:
@@ -242,12 +291,6 @@ def limit_resources(configure: messages.Configure) -> None:
         os.environ[name] = str(configure.threads)
     if configure.nice:
         os.nice(configure.nice)
-
-
-def _micro_batch_max(configure: messages.Configure, inner: InnerSpec) -> int:
-    """A rank's whole part of a batch, or what was said."""
-    part = -(-inner.batch_sequences // configure.ranks)
-    return min(configure.micro_batch or part, part)
 
 
 def _device(configure: messages.Configure, others: OtherRanks | None) -> str | None:

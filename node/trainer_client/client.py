@@ -41,7 +41,6 @@ from protocol.messages import Cursor
 from protocol.project import InnerSpec
 from protocol.tape import Frame
 
-START = Cursor(0, 0)
 DUTY_STEP_FRAC = 0.02
 """A trainer is not told of smaller changes."""
 
@@ -94,8 +93,9 @@ class TrainerPort:
     _job: int = 0
     _waiting: dict[int, asyncio.Future[messages.Event]] = field(default_factory=dict)
     _replacing: str = ""
+    _drops_error_feedback: bool = False
+    """As soon as the next trainer is there: what the former one hands in is on its tape with it."""
     _starting: asyncio.Future[messages.Event] | None = None
-    _cursor: Cursor = START
 
     @property
     def pid(self) -> int | None:
@@ -119,6 +119,8 @@ class TrainerPort:
                 self.hold(is_held=isinstance(action, jobs.HoldSteps))
             case jobs.ReplaceTrainer(reason):
                 self.replace(reason)
+            case jobs.DropErrorFeedback():
+                self._drops_error_feedback = True
             case jobs.SetProgress(fraction):
                 self.set_progress(fraction)
 
@@ -127,14 +129,14 @@ class TrainerPort:
     async def start(self, job: jobs.StartTrainer) -> JobResult:
         """Start a trainer; the answer comes when it could step, or cannot."""
         self.clock = Clock()
-        self._cursor = Cursor(0, 0)
         result = await self.launch(job.micro_batch, job.inner)
         if isinstance(result, jobs.TrainerReady) and self.ready is not None:
             self._tape_began(job.inner, self.ready)
             if not self.ready.corpus_matches:
                 self.notice(
                     "the training text on this machine differs from the project's (another Python "
-                    "version, or other files); using it anyway"
+                    "version, or other files); it is used anyway. Where pushes are probed, those "
+                    "of this machine add little beside others', because nobody can check them"
                 )
         return result
 
@@ -167,7 +169,9 @@ class TrainerPort:
         self.ready = event
         for words in event.adjustments:
             self.notice(words)
-        return jobs.TrainerReady(event.device, event.micro_batch)
+        return jobs.TrainerReady(
+            event.device, event.micro_batch, has_other_text=not event.corpus_matches
+        )
 
     async def deliver(self, job: jobs.Deliver) -> JobResult:
         """Bring the inner loop to the newest global value of a fragment."""
@@ -224,7 +228,8 @@ class TrainerPort:
         assert state is not None, "the gate is closed until the state is here"
         slot = suspended.theta[job.fragment]
         self.tape.took(snapshot(job.fragment)(state.local_step))
-        captured = await self._push(job, slot.values, state.local_step, state.tokens_total)
+        at = (state.local_step, state.tokens_total, Cursor(state.position, state.sequence))
+        captured = await self._push(job, slot.values, *at)
         slot.relax()
         return captured
 
@@ -238,15 +243,18 @@ class TrainerPort:
         )
         if not isinstance(done, messages.Done):
             return Failed("the trainer ended")
-        captured = await self._push(job, slot.values, done.local_step, done.tokens_total)
+        at = (done.local_step, done.tokens_total, Cursor(done.position, done.sequence))
+        captured = await self._push(job, slot.values, *at)
         process.release(slot)
         return captured
 
     async def _push(
-        self, job: jobs.Capture, values: F32, local_step: int, tokens: int
+        self, job: jobs.Capture, values: F32, local_step: int, tokens: int, cursor: Cursor
     ) -> jobs.Captured:
-        """Encode and offer a fragment's displacement, which stood so at this local step."""
-        cursor = self._cursor
+        """Encode and offer a fragment's displacement, which stood so at this local step.
+
+        cursor: the place in the text there. The trainer may have reported later steps since.
+        """
         push = await self.in_pool(lambda: self.bank.push(job.fragment, job.sequence, values))
         self.tape.captured(job.sequence, job.fragment, push.base_version, push.digest)
         return jobs.Captured(
@@ -313,7 +321,6 @@ class TrainerPort:
         self.live()
         self.tape.inexact("it goes on from a snapshot")
         done = await self._hand([values], partial(messages.RestorePart, state=state), is_last=True)
-        self._cursor = Cursor(state.position, state.sequence)
         return isinstance(done, messages.Done)
 
     async def evaluate(self, job: jobs.Evaluate) -> JobResult:
@@ -325,7 +332,27 @@ class TrainerPort:
             return Failed("the trainer ended")
         self.clock.evaluating_s += answer.seconds
         self.evaluations += 1
-        return jobs.EvaluatedLoss(answer.loss, answer.tokens, answer.seconds)
+        return loss_of(answer)
+
+    @property
+    def has_signed_text(self) -> bool:
+        """Whether the trainer reads the very text that the project was signed with."""
+        return self.ready is not None and self.ready.corpus_matches
+
+    async def measure_gain(
+        self, job: jobs.ProbePush, displacement: F32
+    ) -> messages.GainMeasured | None:
+        """What a push does to the loss of the newest global value held here; None if the trainer
+        ended."""
+        self.live()
+        command = partial(messages.MeasureGain, fragment=job.fragment, own=job.own, other=job.other)
+        pushed = await self.in_pool(partial(self.bank.pushed, job.fragment, displacement))
+        # Its slot is as large as no other command's, and a copy of the model.
+        answer = await self._hand(pushed, command, is_last=True)
+        if not isinstance(answer, messages.GainMeasured):
+            return None
+        self.clock.evaluating_s += answer.seconds
+        return answer
 
     async def generate(self, prompt: str, tokens: int) -> str:
         """Text sampled from the newest global value held here."""
@@ -510,6 +537,9 @@ class TrainerPort:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def _tape_began(self, inner: InnerSpec, ready: messages.Ready) -> None:
+        drops, self._drops_error_feedback = self._drops_error_feedback, False
+        if drops:
+            self.bank.drop_error_feedback()
         charter = self.bank.charter
         if charter is not None:
             told, how = self.configure, how_trained(ready)
@@ -520,6 +550,7 @@ class TrainerPort:
                 micro_batch=ready.micro_batch,
                 seed_salt=told.seed_salt,
                 replay_class=replay_class(how, told.threads, ready.corpus_digest),
+                drops_error_feedback=drops,
             )
 
     async def _hand(
@@ -572,6 +603,7 @@ class TrainerPort:
                 | messages.Suspended()
                 | messages.PartCut()
                 | messages.Evaluated()
+                | messages.GainMeasured()
                 | messages.Generated()
             ):
                 if isinstance(event, messages.Done):
@@ -591,7 +623,6 @@ class TrainerPort:
         self.notice(event.reason)
 
     def _stepped(self, event: messages.Stepped) -> None:
-        self._cursor = Cursor(event.position, event.sequence)
         self.tape.stepped(event.local_step, event.progress)
         # A throttled device is a slower device: the sleep that belongs to a step counts as step.
         self.clock.work_s += min(event.step_s, event.work_s / self.duty_frac)
@@ -604,7 +635,7 @@ class TrainerPort:
                 step_s=event.step_s,
                 work_s=self.clock.work_s,
                 alive_s=max(self.clock.alive_s(), self.clock.work_s),
-                cursor=self._cursor,
+                cursor=Cursor(event.position, event.sequence),
             )
         )
 
@@ -627,3 +658,10 @@ class TrainerPort:
         for future in waiting.values():
             if not future.done():
                 future.set_result(failed)
+
+
+def loss_of(answer: messages.Evaluated) -> JobResult:
+    """What was measured, also if it is no number; Failed if a pause cut it short."""
+    if answer.is_cut:
+        return Failed("a pause cut the evaluation short")
+    return jobs.EvaluatedLoss(answer.loss, answer.tokens, answer.seconds)

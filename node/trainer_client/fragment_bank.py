@@ -117,6 +117,14 @@ class FragmentBank:
             raise CorruptState(f"fragment {fragment} is not held")
         return held.theta
 
+    def pushed(self, fragment: int, displacement: F32) -> list[F32]:
+        """The newest global value of every fragment, and behind them what this fragment's would be
+        if the push were added to it as it is. CorruptState when one is not held."""
+        values = [self.theta(at) for at in range(len(self._held))]
+        with np.errstate(over="ignore"):  # Whoever made the push may have wanted that.
+            changed = values[fragment] - displacement
+        return [*values, changed]
+
     def install(
         self, fragment: int, version: int, state: StateDigests, theta: F32, momentum: F32
     ) -> None:
@@ -213,6 +221,10 @@ class FragmentBank:
         """The local values are gone: the next delivery of each fragment is an assignment."""
         self._base = [None] * len(self._base)
         self._pending = {key: push for key, push in self._pending.items() if not push.is_merged}
+
+    def drop_error_feedback(self) -> None:
+        """What quantising lost goes into no later push: merges that had it are void."""
+        self._residual = [None] * len(self._residual)
 
     def standing(self) -> list[Standing]:
         """What every local value stands on, by reference: nothing here changes in place."""

@@ -214,7 +214,11 @@ class PartsPort:
             (stop - start) * self.block_sequences - skip for start, stop, skip in meta.loop.ranges
         )
         return jobs.TrainerReady(
-            ready.device, ready.micro_batch, unread=unread, local_step=meta.loop.local_step
+            ready.device,
+            ready.micro_batch,
+            unread=unread,
+            local_step=meta.loop.local_step,
+            has_other_text=ready.has_other_text,
         )
 
     def base(self, job: jobs.FetchState) -> tuple[F32, F32] | None:

@@ -55,6 +55,7 @@ class TrainerTape:
         micro_batch: int,
         seed_salt: int,
         replay_class: tape.ReplayClass,
+        drops_error_feedback: bool = False,
     ) -> None:
         """A trainer is ready."""
         self._steps, self._marks = None, {}
@@ -68,6 +69,7 @@ class TrainerTape:
                 micro_batch=micro_batch,
                 seed_salt=seed_salt,
                 replay_class=replay_class,
+                drops_error_feedback=drops_error_feedback,
             ),
             len(genesis),
         )

@@ -10,8 +10,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field, structs
 
+from protocol import novelty, probes
 from protocol.ids import Count, NodeKey
-from protocol.standing import NOBODY, Standing, after
+from protocol.novelty import UNHEARD, Novelty
+from protocol.probes import Findings
+from protocol.standing import DOUBTED_BELOW, FALSE_BELOW, NOBODY, Standing, after
 
 Counts = tuple[int, int, int]
 """Merges, tokens summed over fragments, merges that were clipped."""
@@ -62,6 +65,17 @@ class Account(Struct, array_like=True):
     """Where its pushes pointed."""
     doubted: Count = 0
     """Merges in which its push did not count in full, because of that."""
+    probes: Count = 0
+    """Pushes of it that others probed."""
+    findings: Findings = ()
+    """What they measured."""
+    suspended_at_s: float | None = None
+    """Time of the record that suspended it, by the leader's wall clock; None unless it is."""
+    in_row: Annotated[int, Meta(ge=-(2**53), le=2**53)] = 0
+    """Of its newest judged pushes, how many counted at least half, one after the other; negative:
+    how many hardly counted."""
+    novelty: Novelty = UNHEARD
+    """What its pushes add to what was merged lately."""
 
     @property
     def counts(self) -> Counts:
@@ -73,6 +87,10 @@ class Account(Struct, array_like=True):
         """How many pushes did not count."""
         return sum(self.refused.values())
 
+    @property
+    def is_suspended(self) -> bool:
+        return self.suspended_at_s is not None
+
     def merged(self, tokens: int, *, is_clipped: bool, at_s: float) -> None:
         """One push more went into a merge."""
         self.merges += 1
@@ -80,10 +98,32 @@ class Account(Struct, array_like=True):
         self.clipped += is_clipped
         self.merged_at_s = at_s
 
-    def judged(self, cosine: float, trust: float) -> None:
-        """That push pointed so, and counted so far."""
-        self.standing = after(self.standing, cosine)
+    def judged(
+        self, cosine: float, trust: float, expected: float = 1.0, repeat: float = 0.0
+    ) -> None:
+        """That push pointed so and counted so far. expected, repeat: as the record has them."""
+        self.standing = after(self.standing, cosine, trust, expected=expected, repeat=repeat)
         self.doubted += trust < 1.0
+        if trust >= DOUBTED_BELOW:
+            self.in_row = max(self.in_row, 0) + 1
+        else:
+            self.in_row = min(self.in_row, 0) - 1 if trust < FALSE_BELOW else 0
+
+    def heard(self, echo: float, found: float | None, *, is_late: bool) -> None:
+        """So much of that push was merged lately, and the rest of it is so new."""
+        if echo or found is not None:
+            self.novelty = novelty.after(self.novelty, echo, found, is_late=is_late)
+
+    def reinstated(self) -> None:
+        """Its owner lets it take part again: what was measured before does not count."""
+        self.findings, self.suspended_at_s = (), None
+
+    @property
+    def suspension(self) -> Account:
+        """Only what was measured of it, for itself: what it handed in, it knows."""
+        return Account(
+            probes=self.probes, findings=self.findings, suspended_at_s=self.suspended_at_s
+        )
 
 
 def copied(accounts: Mapping[bytes, Account]) -> dict[bytes, Account]:
@@ -103,11 +143,29 @@ def note(
         if chosen.learner in accounts:
             accounts[chosen.learner].name = chosen.name
     for refusal in refusals:
-        account = accounts.get(refusal.learner)
-        if account is None:
-            _make_room(accounts)
-            account = accounts[refusal.learner] = Account()
+        account = opened(accounts, refusal.learner)
         count_kind(account.refused, refusal.kind, refusal.pushes)
+
+
+def opened(accounts: dict[bytes, Account], learner: bytes) -> Account:
+    """The account of a key, a new one if it has none."""
+    account = accounts.get(learner)
+    if account is None:
+        _make_room(accounts)
+        account = accounts[learner] = Account()
+    return account
+
+
+def suspended_words(account: Account) -> str:
+    """Why a learner is suspended: what was measured, and by how many. The end of a sentence."""
+    said = account.findings
+    against = sum(one.evidence < 0 for one in said)
+    mean = probes.mean_contrast(said)
+    shown = "" if mean is None else f", on average by {mean:+.1f} standard errors"
+    return (
+        f"{against} of {len(said)} learners that probed its pushes found that they do no more for "
+        f"the text that it was leased than for other text{shown} in {probes.probes(said)} probes"
+    )
 
 
 def count_kind(counts: dict[str, int], kind: str, pushes: int) -> None:

@@ -7,20 +7,26 @@ a merge names the digests of the quantised merged displacement and of the state 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from blake3 import blake3
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from protocol import limits, wire
 from protocol.errors import BadSignature, MalformedMessage, WrongProject
-from protocol.ids import Count, Digest, NodeKey
+from protocol.ids import Count, Digest, InviteId, NodeKey
 from protocol.log.accounts import NOTES_MAX, ChosenName, Refusal
-from protocol.messages import Certificate, CertifiedRecord, Cursor, Envelope, Loss, Vote
+from protocol.merge_rules import GAIN_MAX
+from protocol.messages import Certificate, CertifiedRecord, Cursor, Envelope, Gain, Loss, Vote
+from protocol.probes import SCORE_MAX
 from protocol.project import Charter, CodecName, Voter
 from protocol.signing import Signer, Verify, signed_digest
+
+LESSENED = 1.0 - 1e-6
+"""A share below this part of what its weight would give it is not so by rounding."""
 
 NO_RECORD = bytes(32)
 """Hash that the first record names as its predecessor."""
@@ -71,6 +77,17 @@ class CharterAdopted(Struct, frozen=True, array_like=True, tag="charter"):
     charter: Envelope
 
 
+class InviteUsed(Struct, frozen=True, array_like=True, tag="invited"):
+    """An invite brought this key: it may take part from now on, also without the invite."""
+
+    invite: InviteId
+    learner: NodeKey
+
+
+Governing = SeatTaken | VotersAdmitted | CharterAdopted | InviteUsed
+"""What says who leads, who votes, and who takes part."""
+
+
 class WeightsInitialised(Struct, frozen=True, array_like=True, tag="weights"):
     """Version 0 of every fragment, made once and then only downloaded."""
 
@@ -95,12 +112,23 @@ class Contribution(Struct, frozen=True, array_like=True, gc=False):
     """Of the push to where the others point; 0 where nothing was compared."""
     trust: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     """How far the push counted, by where the learner's pushes pointed so far."""
-
-    @property
-    def counted_tokens(self) -> int:
-        """Tokens as far as the push counted. What did not count is no progress and no credit: it
-        would end the run before its time."""
-        return self.tokens if self.trust == 1.0 else int(self.tokens * self.trust)
+    share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """What it added of the whole merge, after trust, likeness and bounds; 0 in older records."""
+    tensors: Annotated[bytes, Meta(max_length=limits.TENSORS_MAX)] = b""
+    """Norms by tensor, as `protocol.numerics.lengths` writes them, of the pushes with which later
+    ones are compared; else empty."""
+    tensors_clipped: Count = 0
+    """Tensors that were scaled down further than the push."""
+    expected: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    """Of the usual cosine, how much a push of so few local steps can have; 1 in older records."""
+    repeat: Annotated[float, Meta(ge=-1.0, le=1.0)] = 0.0
+    """How far it repeats what its learner's former push of the fragment had and others had not; 0
+    where that is not known."""
+    echo: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """How much of it was merged lately; 0 where nothing was compared."""
+    novelty: Annotated[float, Meta(ge=-1.0, le=1.0)] | None = None
+    """Cosine of the rest to the rest of the others' pushes; None where too few were compared, and
+    of a push that lags."""
 
 
 class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
@@ -123,6 +151,53 @@ class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
     ]
     nesterov: bool = True
     """As `momentum`: how this very version was made."""
+
+
+def counted_tokens(parts: Sequence[Contribution]) -> list[int]:
+    """Tokens of each push of one merge that count as progress and as credit.
+
+    As many as the push says, as far as it was trusted: what did not count would end the run before
+    its time. One whose share was lessened, because it was too large, too new or a copy, counts as
+    many as its share is worth in tokens of the others: whoever claims more work than anybody does
+    must not spend the budget of all. Where there are no others, it counts in that proportion.
+    """
+    own = [part.tokens if part.trust == 1.0 else int(part.tokens * part.trust) for part in parts]
+    whole = math.fsum(part.share for part in parts)
+    weights = math.fsum(part.weight * part.trust for part in parts)
+    if not whole > 0 or not weights > 0:
+        return own
+    shares = [part.share / whole for part in parts]
+    are_lessened = [
+        share < LESSENED * part.weight * part.trust / weights
+        for share, part in zip(shares, parts, strict=True)
+    ]
+    if not any(are_lessened):
+        # All alike: new learners alone among themselves, for example. What is lost to doubt, whose
+        # tokens do not count anyway, others make up for up to `GAIN_MAX`.
+        expected = min(1.0, GAIN_MAX * weights / math.fsum(part.weight for part in parts))
+        is_whole = whole >= LESSENED * expected
+        return own if is_whole else [int(tokens * whole / expected) for tokens in own]
+    rest = math.fsum(s for s, is_less in zip(shares, are_lessened, strict=True) if not is_less)
+    tokens = sum(t for t, is_less in zip(own, are_lessened, strict=True) if not is_less)
+    return [
+        min(mine, int(share / rest * tokens)) if is_less else mine
+        for mine, share, is_less in zip(own, shares, are_lessened, strict=True)
+    ]
+
+
+class TokensTakenBack(Struct, frozen=True, array_like=True, tag="taken-back"):
+    """What a learner handed in so far, and what it hands in from now on, is no progress of the run:
+    several of its pushes in a row did not count."""
+
+    learner: NodeKey
+    tokens: Count
+    """That counted for it so far, summed over fragments."""
+
+
+class TokensGivenBack(Struct, frozen=True, array_like=True, tag="given-back"):
+    """They are progress again: as many of its pushes in a row counted."""
+
+    learner: NodeKey
 
 
 class AccountsNoted(Struct, frozen=True, array_like=True, tag="accounts"):
@@ -152,10 +227,12 @@ class CheckpointMarked(Struct, frozen=True, array_like=True, tag="checkpoint"):
 
     global_step: Count
     evaluator: NodeKey | None
+    second: NodeKey | None = None
+    """Who measures it too, if what the evaluator measures would make it the best."""
 
 
 class CheckpointEvaluated(Struct, frozen=True, array_like=True, tag="evaluated"):
-    """Held-out loss of an earlier checkpoint."""
+    """Held-out loss of an earlier checkpoint, as one learner measured it."""
 
     checkpoint: Count
     """Log index of the `CheckpointMarked` record."""
@@ -164,6 +241,50 @@ class CheckpointEvaluated(Struct, frozen=True, array_like=True, tag="evaluated")
     """Committed tokens at the checkpoint."""
     evaluator: NodeKey
     loss: Loss
+
+
+class WeightsRestored(Struct, frozen=True, array_like=True, tag="restored"):
+    """The guard went back: the next version of every fragment is that of a checkpoint again."""
+
+    pause: Digest
+    """Hash of the record with which the pause began that this ends."""
+    checkpoint: Count
+    """Log index of the `CheckpointMarked` record."""
+    global_step: Count
+    """As before: nothing was merged."""
+    round: Count
+    """The highest that the log knew."""
+    versions: Annotated[tuple[Count, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
+    """Of every fragment: one more than before."""
+    fragments: Annotated[tuple[StateDigests, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
+    """As of the checkpoint."""
+
+
+class RestoreGivenUp(Struct, frozen=True, array_like=True, tag="not-restored"):
+    """No syncer holds the checkpoint that the guard would go back to: the owner decides."""
+
+    pause: Digest
+    """Hash of the record with which the pause began."""
+
+
+class PushProbed(Struct, frozen=True, array_like=True, tag="push-probed"):
+    """What a push does to the loss, as one learner measured it."""
+
+    learner: NodeKey
+    incarnation: Count
+    sequence: Count
+    fragment: Count
+    prober: NodeKey
+    own: Gain
+    """Of text that its learner was leased and read for it."""
+    other: Gain
+    """Of text that nobody had read."""
+    score: Annotated[float, Meta(ge=-SCORE_MAX, le=SCORE_MAX)]
+    """Nats in favour of its being trained on that text, beside what was usual then."""
+    suspends: bool = False
+    """Whether its learner is suspended from here on, by this and what was measured before."""
+    withdrawn: Count = 0
+    """Tokens of a suspended learner that count no more, summed over fragments."""
 
 
 class RunEnding(Struct, frozen=True, array_like=True, tag="ending"):
@@ -187,14 +308,23 @@ Body = (
     | CharterAdopted
     | WeightsInitialised
     | FragmentMerged
+    | TokensTakenBack
+    | TokensGivenBack
     | AccountsNoted
     | BlocksLeased
     | BlocksReturned
+    | InviteUsed
     | CheckpointMarked
     | CheckpointEvaluated
     | RunEnding
     | RunEnded
+    | PushProbed
+    | WeightsRestored
+    | RestoreGivenUp
 )
+
+NewVersions = FragmentMerged | WeightsRestored
+"""Records that replay needs tensors for, besides the first weights."""
 
 
 class Record(Struct, frozen=True, array_like=True):
@@ -343,6 +473,19 @@ def signers(certificate: Certificate, digest: bytes, project: bytes, verify: Ver
     """Keys whose signature in a certificate is theirs, voters or not."""
     message = _vote_message(certificate, project, digest)
     return {vote.voter for vote in certificate.votes if verify(vote.voter, message, vote.signature)}
+
+
+def is_certified(certificate: Certificate, charter: Charter, verify: Verify) -> bool:
+    """Whether a majority of this charter's voters signed that they stored the certificate's record.
+
+    Votes of others cost no verification: strangers send certificates too.
+    """
+    keys = {voter.key for voter in charter.voters}
+    votes = tuple(vote for vote in certificate.votes if vote.voter in keys)
+    counted = signers(
+        structs.replace(certificate, votes=votes), certificate.record, charter.project, verify
+    )
+    return Electorate.of(charter.voters).has_enough(counted)
 
 
 def verify_vote(record: Record, digest: bytes, vote: Vote, verify: Verify) -> bool:

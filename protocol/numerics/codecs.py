@@ -211,13 +211,30 @@ def decode_into(
 ) -> None:
     """Fills `out` with the elements from `start` on; is_streamed: past the caches, into a part of
     an array that `buffers.is_streamed`. Raises: as `decode_range`."""
-    kind: type[np.generic] = np.uint8
-    decode_chunk = TWIN_DECODERS[codec]
-    if kernels.IS_COMPILED and codec in _CODES:
-        decode_chunk, kind = kernels.stream if is_streamed else kernels.decode, _CODES[codec]
     for begin, end in pieces(out.size, start, CHUNK):
         codes, scales = planes(codec, payload, numel, begin, end)
-        decode_chunk(codes.view(kind), scales, out[begin - start : end - start])
+        _fill(codec, codes, scales, out[begin - start : end - start], is_streamed=is_streamed)
+
+
+def _fill(codec: CodecName, codes: U8, scales: F32, out: F32, *, is_streamed: bool = False) -> None:
+    if kernels.IS_COMPILED and codec in _CODES:
+        decode_chunk = kernels.stream if is_streamed else kernels.decode
+        decode_chunk(codes.view(_CODES[codec]), scales, out)
+    else:
+        TWIN_DECODERS[codec](codes, scales, out)
+
+
+def decode_blocks(codec: CodecName, payload: Payload, numel: int, chosen: NDArray[np.int64]) -> F32:
+    """Elements of these blocks of a payload of `numel` elements, one block after the other.
+
+    Raises: MalformedPayload as `decode`.
+    """
+    view, plane = _checked_view(codec, payload, numel), numel * CODE_BITS[codec] // 8
+    out = buffers.empty(chosen.size * BLOCK)
+    codes = view[:plane].reshape(numel // BLOCK, -1)[chosen].reshape(-1)
+    bits = _scale_bits(codec, view, numel, 0, numel)
+    _fill(codec, codes, _sound(codec, bits[chosen] if bits.size else bits), out)
+    return out
 
 
 def code_planes(codec: CodecName, payload: Payload, numel: int) -> tuple[U8, U16]:
@@ -295,10 +312,18 @@ def _checked_view(codec: CodecName, payload: Payload, numel: int) -> U8:
 
 def _scales(codec: CodecName, view: U8, numel: int, start: int, stop: int) -> F32:
     """The scales of the blocks of that range; empty for a codec without scales."""
+    return _sound(codec, _scale_bits(codec, view, numel, start, stop))
+
+
+def _scale_bits(codec: CodecName, view: U8, numel: int, start: int, stop: int) -> U16:
     width = SCALE_BYTES[codec]
     plane = numel * CODE_BITS[codec] // 8
     first, last = plane + start // BLOCK * width, plane + stop // BLOCK * width
-    bits = view[first:last].view("<u2").astype(np.uint16, copy=False)
+    return view[first:last].view("<u2").astype(np.uint16, copy=False)
+
+
+def _sound(codec: CodecName, bits: U16) -> F32:
+    """What these bits stand for. Raises MalformedPayload for what is no scale."""
     if kernels.IS_COMPILED:
         found = np.empty(bits.size, dtype=np.float32)
         is_sound = kernels.scales(bits, found)

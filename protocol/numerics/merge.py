@@ -23,32 +23,31 @@ Source: Decoupled DiLoCo, arXiv 2604.21428. Decided by us, where it is silent:
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from protocol import standing
+from protocol import novelty, standing
 from protocol.errors import InternalError
 from protocol.fragments import Fragment, TensorSpan
-from protocol.numerics import buffers, summing
+from protocol.merge_rules import GAIN_MAX, RULES, MergeRules
+from protocol.novelty import UNHEARD, Novelty
+from protocol.numerics import buffers, directions, echoes, lengths, repeats, summing
 from protocol.numerics.codecs import F32, Payload, flush, require_flat
 from protocol.numerics.compiled import kernels, sum_kernels
+from protocol.numerics.directions import Sample
+from protocol.numerics.lengths import Length
+from protocol.numerics.repeats import Former
 from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName, WeightRule
 from protocol.standing import NOBODY, Standing
 
-CLIP_PUSHES_MIN = 3
-"""Fewer pushes have no majority whose median could say which one is the outlier."""
-
-GAIN_MAX = 1.5
-"""How much more others may count in place of who is not trusted: a third of the weight is made up
-for, and no more, so that a wrong judgement of many does not hand the merge to few."""
-
 READ = 1 << 20
 """Elements of a piece of which only the codes are read."""
+
+NOTHING_FORMER = Former(0)
 
 CANCELLED = 1e-6
 """A mean direction no longer than this share of its weight is rounding noise."""
@@ -66,6 +65,12 @@ class Contribution:
     """Finite, not negative; see `push_weight`."""
     standing: Standing = NOBODY
     """Of its learner, before this merge."""
+    steps: int = 0
+    """Local steps that it claims; 0 where that is not told."""
+    novelty: Novelty = UNHEARD
+    """As `standing`."""
+    is_late: bool = False
+    """Its base is not the newest version: what it was trained for was merged meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,8 +81,26 @@ class Reference:
     """The outer momentum of the version that the merge begins from."""
     typical: float
     """Median direction of the swarm's learners; 0 where nothing can be compared."""
-    norms: tuple[float, ...]
+    known: tuple[Length, ...]
     """Of the newest push of every learner that has none in this merge."""
+    is_established: bool = False
+    """Enough learners are here that were judged for long: others add little, and say nothing of
+    where to go."""
+    seed: int = 0
+    """Of the draw of the elements that are compared; nobody who hands in may know it."""
+    rules: MergeRules = RULES
+    repeats: float = 1.0
+    """How far learners usually repeat themselves; 1 where nothing can be compared."""
+    former: Former = NOTHING_FORMER
+    """Own parts of their former pushes."""
+    lately: tuple[tuple[CodecName, Payload], ...] = ()
+    """The newest merged displacements of the fragment."""
+    typical_novelty: float = 0.0
+    """Median novelty of the swarm's learners; 0 where nothing can be compared."""
+    strays: float = 0.0
+    """Share of the median direction by which that of a learner may stray by chance."""
+    novelty_strays: float = 0.0
+    """The same of novelty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +116,58 @@ class MergeResult:
     cosines: tuple[float, ...]
     """To where the others point; 0 where there was no reference, or one of both was zero."""
     trusts: tuple[float, ...]
-    """How far each push counted."""
+    """How far each push counted, by where it and its learner's earlier ones pointed."""
+    shares: tuple[float, ...]
+    """What each push added of the whole, after all of this but clipping; their sum is at most 1."""
+    tensors: tuple[bytes, ...] = ()
+    """Norms by tensor of each push, as `lengths` writes them; none where trust is not earned."""
+    tensors_clipped: tuple[int, ...] = ()
+    """How many tensors of each push were scaled down further than all of it."""
+    expected: tuple[float, ...] = ()
+    """Of the usual cosine, how much each could be expected to have; none where trust is not
+    earned."""
+    repeats: tuple[float, ...] = ()
+    """How far each repeats its learner's former push; none where trust is not earned. Says nothing
+    about this merge: it is for the next."""
+    own_parts: tuple[F32, ...] = ()
+    """What next pushes of the fragment may repeat, in the blocks of `Former`."""
+    echoes: tuple[float, ...] = ()
+    """How much of each push was merged lately; none where nothing was."""
+    novelties: tuple[float | None, ...] = ()
+    """Cosine of the rest to that of the others; None where too few others are in the merge, and of
+    late pushes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """What the directions of the pushes say, of each in the order they were given."""
+
+    cosines: tuple[float, ...]
+    trusts: tuple[float, ...]
+    crowds: tuple[int, ...]
+    expected: tuple[float, ...] = ()
+    repeats: tuple[float, ...] = ()
+    own_parts: tuple[F32, ...] = ()
+    echoes: tuple[float, ...] = ()
+    novelties: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Clip:
+    """What a push is multiplied by."""
+
+    whole: float
+    tensors: tuple[float, ...]
+    """At most that, of each."""
+
+    @classmethod
+    def of_whole(cls, one: Contribution, norm: float, most: float, tensors: int) -> _Clip:
+        scale = most / norm if one.weight > 0 and norm > most else 1.0
+        return cls(scale, (scale,) * tensors)
+
+    @property
+    def tensors_clipped(self) -> int:
+        return sum(scale < self.whole for scale in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +177,8 @@ class _Part:
     source: summing.Source
     share: float
     """Its weight over the sum of weights."""
-    scale: float
+    scales: tuple[float, ...]
+    """Of each tensor."""
     span_norms: tuple[float, ...]
 
 
@@ -154,7 +229,9 @@ def merge_fragment(
     With three or more contributions of positive weight, a push whose norm is over `clip_to_median`
     times the median of their norms is scaled down to that; if most are zero, so is that limit.
     With a reference that median is of every learner's newest push, learners without a standing are
-    clipped to the median itself, and a push counts as far as its learner is trusted. What others
+    clipped to the median itself, no push is much longer than its local steps are worth, and no
+    tensor of it than `clip_to_median` times the median of that tensor
+    (`protocol.numerics.lengths`); a push counts as far as its learner is trusted. What others
     leave of the whole weight is shared out among those who are trusted, up to `GAIN_MAX` times
     theirs; the rest of it moves nothing.
     Raises: MalformedPayload if a payload does not decode; check them on arrival, where the sender
@@ -166,30 +243,51 @@ def merge_fragment(
         summing.Source(one.codec, one.payload, fragment.numel, one.key) for one in contributions
     ]
     span_norms = _norms(sources, fragment, workers)
-    norms = [whole for whole, _ in span_norms]
-    scales = _clip_scales(norms, contributions, clip_to_median, reference)
-    cosines, trusts = _judged(sources, contributions, norms, fragment, reference, workers)
-    shares = _shares(contributions, trusts, reference)
+    judged = _judged(sources, contributions, fragment, reference, workers)
+    clips = _clipped(span_norms, contributions, clip_to_median, reference)
+    shares = _shares(contributions, judged, reference)
     parts = [
-        _Part(source, share, scale, by_span)
-        for source, share, scale, (_, by_span) in zip(
-            sources, shares, scales, span_norms, strict=True
+        _Part(source, share, clip.tensors, by_span)
+        for source, share, clip, (_, by_span) in zip(
+            sources, shares, clips, span_norms, strict=True
         )
         if share > 0
     ]
     parts.sort(key=lambda part: part.source.key)
+    values = _merged(parts, fragment, workers)
+    return MergeResult(
+        values,
+        norms=tuple(whole for whole, _ in span_norms),
+        scales=tuple(clip.whole for clip in clips),
+        tensors=tuple(lengths.encode(by_span, whole) for whole, by_span in span_norms)
+        if reference is not None
+        else (),
+        tensors_clipped=tuple(clip.tensors_clipped for clip in clips),
+        cosines=judged.cosines,
+        trusts=judged.trusts,
+        shares=tuple(shares),
+        expected=judged.expected,
+        repeats=judged.repeats,
+        own_parts=judged.own_parts,
+        echoes=judged.echoes,
+        novelties=judged.novelties,
+    )
+
+
+def _merged(parts: Sequence[_Part], fragment: Fragment, workers: Workers) -> F32:
+    """The merged displacement; zeros if there are no parts."""
     values = buffers.empty(fragment.numel)
     for index, span in enumerate(fragment.spans):
         out = values[span.offset : span.offset + span.padded]
-        if len(parts) == 1 and parts[0].share == parts[0].scale == 1.0:
+        if len(parts) == 1 and parts[0].share == parts[0].scales[index] == 1.0:
             _copy(parts[0].source, span, out, workers)
         elif parts and span.rule == "mean":
-            _mean(parts, span, out, workers)
+            _mean(parts, span, index, out, workers)
         elif parts:
             _radial(parts, span, index, out, workers)
         else:
             out[:] = 0
-    return MergeResult(values, tuple(norms), tuple(scales), tuple(cosines), tuple(trusts))
+    return values
 
 
 def _require_sound(contributions: Sequence[Contribution]) -> None:
@@ -223,149 +321,278 @@ def _norms(
     return norms
 
 
-def _clip_scales(
-    norms: Sequence[float],
+def _clipped(
+    norms: Sequence[tuple[float, tuple[float, ...]]],
     contributions: Sequence[Contribution],
     clip_to_median: float,
     reference: Reference | None,
-) -> list[float]:
+) -> list[_Clip]:
+    """What is left of each push and of its tensors. norms: whole, and by tensor."""
     pushes = list(zip(norms, contributions, strict=True))
-    counted = [norm for norm, one in pushes if one.weight > 0]
-    known = [*counted, *(reference.norms if reference is not None else ())]
-    scales = [1.0] * len(norms)
-    if len(known) < CLIP_PUSHES_MIN:
-        return scales
-    median = statistics.median(known)
-    for index, (length, one) in enumerate(pushes):
-        is_new = reference is not None and one.standing.judged < standing.JUDGED_MIN
-        limit = median if is_new else clip_to_median * median
-        if one.weight > 0 and length > limit:
-            scales[index] = limit / length
-    return scales
+    found = [
+        Length(whole, one.steps, by_span) for (whole, by_span), one in pushes if one.weight > 0
+    ]
+    tensors = len(norms[0][1]) if norms else 0
+    if reference is None:
+        usual = lengths.medians(found, 0)
+        limits = [lengths.limit(usual, clip_to_median, is_new=False) for _ in pushes]
+        return [
+            _Clip.of_whole(one, whole, most, tensors)
+            for ((whole, _), one), most in zip(pushes, limits, strict=True)
+        ]
+    usual, rules = lengths.medians([*found, *reference.known], tensors), reference.rules
+    in_merge = lengths.medians(found, 0)
+    clips = []
+    for (whole, by_span), one in pushes:
+        is_new = one.standing.judged < standing.JUDGED_MIN
+        most = lengths.limit(usual, clip_to_median, is_new=is_new)
+        # While the learning rate may still warm up, pushes grow from one merge to the next.
+        alike = usual if reference.is_established else in_merge
+        most = min(most, lengths.limit_for_work(alike, one.steps, rules))
+        clip = _Clip.of_whole(one, whole, most, tensors)
+        if one.weight > 0:
+            multiple = clip_to_median * rules.tensor_length_max
+            multiple *= lengths.work_factor(usual, one.steps, clip_to_median)
+            clip = _Clip(clip.whole, lengths.tensor_scales(by_span, clip.whole, usual, multiple))
+        clips.append(clip)
+    return clips
 
 
 def _judged(
     sources: Sequence[summing.Source],
     contributions: Sequence[Contribution],
-    norms: Sequence[float],
     fragment: Fragment,
     reference: Reference | None,
     workers: Workers,
-) -> tuple[list[float], list[float]]:
-    """Of each push: its cosine to where the others point, and how far it counts."""
+) -> _Judgement:
+    """Where each push points, and how far it counts."""
     if reference is None:
-        return [0.0] * len(sources), [1.0] * len(sources)
-    before = [standing.trust(one.standing, reference.typical) for one in contributions]
-    voices = [was * (length > 0) for was, length in zip(before, norms, strict=True)]
-    if sum(voice > 0 for voice in voices) >= standing.LEARNERS_COMPARED_MIN:
-        cosines = _cosines_to_others(sources, norms, voices, fragment, workers)
+        some = len(sources)
+        return _Judgement((0.0,) * some, (1.0,) * some, (1,) * some)
+    sample = Sample(fragment, reference.seed)
+    crowds = [1] * len(sources)
+    if len(sources) >= standing.LEARNERS_COMPARED_MIN:
+        crowds = directions.crowds(sources, sample, workers, reference.rules.likeness_max)
+    along = _along(sources, fragment, reference, sample, workers)
+    heard = tuple(map(echoes.share, along)) if along else (0.0,) * len(sources)
+    voices = _voices(contributions, crowds, heard, reference)
+    found: Sequence[float | None] = (None,) * len(sources)
+    are_enough = sum(voice > 0 for voice in voices) >= standing.LEARNERS_COMPARED_MIN
+    if are_enough:
+        toward = directions.toward_others(sources, voices, sample, workers)
+        cosines = [one.cosine for one in toward]
+        if along:
+            made = echoes.novelties(along, voices, toward)
+            found = [
+                None if one.is_late else its for one, its in zip(contributions, made, strict=True)
+            ]
     else:
-        cosines = _cosines_to(reference.momentum, sources, norms, fragment, workers)
-    now = [
-        standing.after(one.standing, cosine) if cosine else one.standing
-        for one, cosine in zip(contributions, cosines, strict=True)
+        cosines = directions.cosines_to(reference.momentum, sources, sample, workers)
+    own = repeats.compared(
+        sources,
+        voices,
+        None if are_enough else reference.momentum,
+        fragment,
+        reference.former,
+        workers,
+    )
+    compared = directions.elements_compared(fragment.numel)
+    expected, trusts = _direction_trusts(contributions, cosines, compared, reference)
+    new = _novelty_trusts(contributions, heard, found, compared, reference)
+    return _Judgement(
+        tuple(cosines),
+        tuple(min(trust, its) for trust, its in zip(trusts, new, strict=True)),
+        tuple(crowds),
+        tuple(expected),
+        tuple(repeat for repeat, _ in own),
+        tuple(part for _, part in own),
+        *((heard, tuple(found)) if along else ((), ())),
+    )
+
+
+def _direction_trusts(
+    contributions: Sequence[Contribution],
+    cosines: Sequence[float],
+    elements: int,
+    reference: Reference,
+) -> tuple[list[float], list[float]]:
+    """Of each push: what was expected of its cosine, and how far it counts by that and by how far
+    its learner repeats itself."""
+    usual = lengths.usual_steps(
+        [Length(0.0, one.steps) for one in contributions if one.weight > 0] + list(reference.known)
+    )
+    expected = [standing.expected(one.steps, usual) for one in contributions]
+    told = list(zip(contributions, cosines, expected, strict=True))
+    after = [
+        standing.after(one.standing, cosine, expected=its) if cosine else one.standing
+        for one, cosine, its in told
     ]
     # A young swarm is compared with those who are in this merge.
-    compared_with = reference.typical or standing.typical(now, fragment.numel, judged_min=1)
-    return cosines, [
-        standing.trust_now(one.standing, cosine, compared_with)
-        for one, cosine in zip(contributions, cosines, strict=True)
+    compared_with, strays = reference.typical, reference.strays
+    if not compared_with:
+        compared_with = standing.typical(after, elements, judged_min=1)
+        strays = standing.strays(after, compared_with, judged_min=1)
+    bounds = reference.rules.trust_bounds
+    trusts = [
+        min(
+            standing.trust_now(
+                one.standing, cosine, compared_with, bounds, expected=its, strays=strays
+            ),
+            _by_repeats(one, reference),
+        )
+        for one, cosine, its in told
     ]
+    return expected, trusts
 
 
-def _cosines_to(
-    other: F32,
+def _by_repeats(one: Contribution, reference: Reference) -> float:
+    return standing.trust_by_repeats(
+        one.standing, reference.repeats, reference.rules.repeats_bounds
+    )
+
+
+def _along(
     sources: Sequence[summing.Source],
-    norms: Sequence[float],
     fragment: Fragment,
+    reference: Reference,
+    sample: Sample,
     workers: Workers,
+) -> list[echoes.Coordinates]:
+    """Of each push, in what was merged lately; empty where nothing was."""
+    if not reference.lately:
+        return []
+    merged = [
+        summing.Source(codec, payload, fragment.numel, (b"", 0, at))
+        for at, (codec, payload) in enumerate(reference.lately)
+    ]
+    vectors = workers.map(sample.once, merged)
+    lately = echoes.Lately.of([*vectors, sample.of_values(reference.momentum)])
+    return echoes.echoes(sources, lately, sample, workers)
+
+
+def _novelty_trusts(
+    contributions: Sequence[Contribution],
+    heard: Sequence[float],
+    found: Sequence[float | None],
+    elements: int,
+    reference: Reference,
 ) -> list[float]:
-    length = norm(other, workers=workers)
-    if not length > 0:
-        return [0.0] * len(sources)
-    dots = _dots(sources, fragment, other, workers)
+    """How far each push counts by what is new in it."""
+    pushes = list(zip(contributions, heard, found, strict=True))
+    after = [
+        novelty.after(one.novelty, echo, its, is_late=one.is_late) for one, echo, its in pushes
+    ]
+    usual, strays = reference.typical_novelty, reference.novelty_strays
+    if not usual:
+        usual = novelty.typical(after, elements, judged_min=1)
+        strays = novelty.strays(after, usual, judged_min=1)
     return [
-        _cosine(dot, mine * length) if mine > 0 else 0.0
-        for dot, mine in zip(dots, norms, strict=True)
+        novelty.trust_now(one.novelty, echo, its, usual, is_late=one.is_late, strays=strays)
+        for one, echo, its in pushes
     ]
 
 
-def _cosines_to_others(
-    sources: Sequence[summing.Source],
-    norms: Sequence[float],
-    voices: Sequence[float],
-    fragment: Fragment,
-    workers: Workers,
+def _before(one: Contribution, reference: Reference) -> float:
+    """How far its learner was trusted before this merge."""
+    bounds = reference.rules.trust_bounds
+    direction = standing.trust(one.standing, reference.typical, bounds, reference.strays)
+    new = novelty.trust(one.novelty, reference.typical_novelty, reference.novelty_strays)
+    return min(direction, new, _by_repeats(one, reference))
+
+
+def _voices(
+    contributions: Sequence[Contribution],
+    crowds: Sequence[int],
+    heard: Sequence[float],
+    reference: Reference,
 ) -> list[float]:
-    """To the sum of the other pushes' unit vectors, each as loud as its voice.
-
-    Not to the momentum, where enough are here: who repeats itself has made the momentum its own.
-    All have one voice, whatever weight they claim.
-    """
-    whole = buffers.empty(fragment.numel)
-    units = [
-        (source, voice / length)
-        for source, voice, length in zip(sources, voices, norms, strict=True)
-        if voice > 0
+    """How loud each push says where to go, whatever weight it claims: 1 for those that are trusted
+    and alone; echoes say nothing, and new learners while enough others do."""
+    voices = [
+        0.0 if novelty.is_echo(echo, is_late=one.is_late) else _before(one, reference) / crowd
+        for one, crowd, echo in zip(contributions, crowds, heard, strict=True)
     ]
-    units.sort(key=lambda unit: unit[0].key)
-    for span in fragment.spans:
-        _sum(units, span, whole[span.offset : span.offset + span.padded], workers)
-    square = norm(whole, workers=workers) ** 2
-    found = []
-    for dot, voice, length in zip(
-        _dots(sources, fragment, whole, workers), voices, norms, strict=True
-    ):
-        along = dot / length if length > 0 else 0.0
-        rest = square - 2.0 * voice * along + voice * voice
-        found.append(_cosine(along - voice, math.sqrt(rest)) if rest > 0 and length > 0 else 0.0)
-    return found
-
-
-def _cosine(dot: float, lengths: float) -> float:
-    return min(1.0, max(-1.0, dot / lengths))
-
-
-def _dots(
-    sources: Sequence[summing.Source], fragment: Fragment, other: F32, workers: Workers
-) -> list[float]:
-    """The inner product of each push with an array of the fragment, rounded once."""
-    places = [
-        (source, span, *part)
-        for source in sources
-        for span in fragment.spans
-        for part in pieces(span.padded, 0, READ)
+    settled = [
+        voice if one.standing.is_established else 0.0
+        for voice, one in zip(voices, contributions, strict=True)
     ]
-
-    def work(place: tuple[summing.Source, TensorSpan, int, int]) -> summing.F64:
-        source, span, start, stop = place
-        begin = span.offset
-        return summing.products(source, span, start, stop, other[begin + start : begin + stop])
-
-    found, each = workers.map(work, places), len(places) // len(sources) if sources else 0
-    parts = [found[at * each : (at + 1) * each] for at in range(len(sources))]
-    return [summing.total(np.concatenate(part)) if part else 0.0 for part in parts]
+    enough = sum(voice > 0 for voice in settled) >= standing.LEARNERS_COMPARED_MIN
+    return settled if enough and reference.is_established else voices
 
 
 def _shares(
-    contributions: Sequence[Contribution], trusts: Sequence[float], reference: Reference | None
+    contributions: Sequence[Contribution], judged: _Judgement, reference: Reference | None
 ) -> list[float]:
     """What each push adds of the whole: its weight over the sum of weights, where all are trusted.
 
     Who was not trusted before counts nowhere. Of what was lost just now, the others make up for as
     much as is bounded by `GAIN_MAX`.
     """
-    before = [
-        standing.trust(one.standing, reference.typical) if reference is not None else 1.0
-        for one in contributions
-    ]
-    total = math.fsum(one.weight * was for one, was in zip(contributions, before, strict=True))
-    counted = [one.weight * trust for one, trust in zip(contributions, trusts, strict=True)]
+    weights = [one.weight for one in contributions]
+    if reference is None:
+        total = math.fsum(weights)
+        return [weight / total if total > 0 else 0.0 for weight in weights]
+    weights = _as_crowds(weights, judged.crowds)
+    rules = reference.rules
+    before = [_before(one, reference) for one in contributions]
+    total = math.fsum(weight * was for weight, was in zip(weights, before, strict=True))
+    counted = [weight * trust for weight, trust in zip(weights, judged.trusts, strict=True)]
     left = math.fsum(counted)
     if not left > 0 or not total > 0:
         return [0.0] * len(counted)
     gain = min(1.0, GAIN_MAX * left / total)
-    return [one / left * gain for one in counted]
+    shares = [one / left * gain for one in counted]
+    if reference.is_established:
+        are_new = [not one.standing.is_established for one in contributions]
+        shares = _with_few_new(shares, are_new, rules.new_share_max)
+    return _capped(shares, rules)
+
+
+def _as_crowds(weights: Sequence[float], crowds: Sequence[int]) -> list[float]:
+    """Pushes that are one share one weight."""
+    return [weight / crowd for weight, crowd in zip(weights, crowds, strict=True)]
+
+
+def _with_few_new(
+    shares: Sequence[float], are_new: Sequence[bool], share_max: float
+) -> list[float]:
+    """New learners together add at most that; others make up for it up to `GAIN_MAX`."""
+    new = math.fsum(share for share, is_new in zip(shares, are_new, strict=True) if is_new)
+    whole = math.fsum(shares)
+    if new <= share_max * whole:
+        return list(shares)
+    left = whole - new
+    gain = min(GAIN_MAX, (1.0 - share_max) * whole / left) if left > 0 else 0.0
+    lessened = share_max * whole / new
+    return [
+        share * (lessened if is_new else gain)
+        for share, is_new in zip(shares, are_new, strict=True)
+    ]
+
+
+def _capped(shares: Sequence[float], rules: MergeRules) -> list[float]:
+    """No push adds more than a third of the whole where four count, or half where three do.
+
+    What it would have added more is shared out among the others, in proportion.
+    """
+    counted = sum(share > 0 for share in shares)
+    if counted < standing.LEARNERS_COMPARED_MIN:
+        return list(shares)
+    whole = math.fsum(shares)
+    are_many = counted > standing.LEARNERS_COMPARED_MIN
+    most = whole * (rules.share_max if are_many else rules.share_of_three_max)
+    capped = list(shares)
+    # Who is raised over the bound is capped in turn: at most two can be where it is a third.
+    for _ in range(standing.LEARNERS_COMPARED_MIN):
+        over = [share >= most for share in capped]
+        rest = math.fsum(share for share, is_over in zip(capped, over, strict=True) if not is_over)
+        if max(capped) <= most or not rest > 0:
+            break
+        raised = (whole - most * sum(over)) / rest
+        capped = [
+            most if is_over else share * raised for share, is_over in zip(capped, over, strict=True)
+        ]
+    return [min(share, most) for share in capped]
 
 
 def _copy(source: summing.Source, span: TensorSpan, out: F32, workers: Workers) -> None:
@@ -377,8 +604,8 @@ def _copy(source: summing.Source, span: TensorSpan, out: F32, workers: Workers) 
     workers.map(work, pieces(span.padded))
 
 
-def _mean(parts: Sequence[_Part], span: TensorSpan, out: F32, workers: Workers) -> None:
-    _sum([(part.source, part.share * part.scale) for part in parts], span, out, workers)
+def _mean(parts: Sequence[_Part], span: TensorSpan, index: int, out: F32, workers: Workers) -> None:
+    _sum([(part.source, part.share * part.scales[index]) for part in parts], span, out, workers)
 
 
 def _sum(
@@ -403,9 +630,9 @@ def _radial(
     units = [(one.source, one.share / one.span_norms[index]) for one in pointing]
     length = _sum(units, span, out, workers)
     if length <= CANCELLED * math.fsum(part.share for part in pointing):
-        _mean(parts, span, out, workers)
+        _mean(parts, span, index, out, workers)
         return
-    radius = math.fsum(part.share * part.scale * part.span_norms[index] for part in parts)
+    radius = math.fsum(part.share * part.scales[index] * part.span_norms[index] for part in parts)
     workers.map(lambda part: _stretch(out[slice(*part)], radius / length), pieces(span.padded))
 
 

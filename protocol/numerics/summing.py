@@ -69,6 +69,10 @@ class Source:
         """Scales of the blocks of these elements of the fragment, as bf16 bits."""
         return self._bits[start // BLOCK : stop // BLOCK]
 
+    def whole_planes(self) -> tuple[Any, NDArray[np.uint16]] | None:
+        """All codes, and all scales as bf16 bits; None for a codec that is not read as codes."""
+        return (self._codes, self._bits) if self.codec in _BLOCKWISE else None
+
     def decoded(self, span: TensorSpan, start: int, stop: int) -> F32:
         """Elements `start` to `stop` of the span, with zeros for whatever the padding holds."""
         values = codecs.decode_range(
@@ -76,6 +80,10 @@ class Source:
         )
         values[max(span.numel - start, 0) :] = 0
         return values
+
+    def blocks(self, chosen: NDArray[np.int64]) -> F32:
+        """Values of these blocks of the fragment, whatever the padding holds."""
+        return codecs.decode_blocks(self.codec, self._payload, self._numel, chosen)
 
     def copy(self, span: TensorSpan, start: int, out: F32, is_streamed: bool) -> None:
         """Fills `out` with values of the span, from `start` on; is_streamed: past the caches."""
@@ -95,43 +103,6 @@ class Source:
             sum_kernels.tally(self.codes(begin, end), self.bits(begin, end), limbs)
             found.append(limbs)
         return joined(found)
-
-
-def products(source: Source, span: TensorSpan, start: int, stop: int, other: F32) -> F64:
-    """Of these elements of the span, block by block: the sum of products with `other`, which begins
-    where they do. In float64, in an order fixed here: the same bits everywhere."""
-    sums = np.empty((stop - start) // BLOCK, np.float64)
-    whole = min(max(source.whole(span), start), stop) if kernels.IS_COMPILED else start
-    if whole > start:
-        begin, end, count = span.offset + start, span.offset + whole, (whole - start) // BLOCK
-        codes, bits = source.codes(begin, end), source.bits(begin, end)
-        sum_kernels.coded_products(codes, bits, other[: whole - start], sums[:count])
-    for at, end in pieces(stop - whole, whole, codecs.CHUNK):
-        here = slice((at - start) // BLOCK, (end - start) // BLOCK)
-        mine, its = source.decoded(span, at, end), other[at - start : end - start]
-        if kernels.IS_COMPILED:
-            sum_kernels.products(mine, its, sums[here])
-        else:
-            wide = mine.reshape(-1, BLOCK).T.astype(np.float64, order="C")
-            wide *= its.reshape(-1, BLOCK).T
-            sums[here] = low_bit.folded(wide)
-    return sums
-
-
-def total(sums: F64) -> float:
-    """The exact sum of finite float64 values of any sign, rounded once."""
-    if not kernels.IS_COMPILED:
-        return math.fsum(sums.tolist())
-    limbs = np.zeros((2, sum_kernels.LIMBS), np.int64)
-    for sign, part in zip((1.0, -1.0), limbs, strict=True):
-        sum_kernels.add_exactly(np.maximum(sign * sums, 0.0), part)
-    digits = (limbs[0].astype(object) - limbs[1].astype(object)).tolist()
-    exact: int = sum(
-        digit << (sum_kernels.LIMB_BITS * at) for at, digit in enumerate(digits) if digit
-    )
-    # A quotient of two integers is correctly rounded.
-    rounded: float = exact / (1 << sum_kernels.LIMB_UNIT_BITS)
-    return rounded
 
 
 def weighted_sum(

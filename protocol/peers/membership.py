@@ -6,6 +6,7 @@ silent session is suspected, then gone; a broken stream is gone at once. The dea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -61,9 +62,21 @@ class Session:
     """Pushes in a row that it announced and whose payload did not come."""
     missed_s: float = 0.0
     """When the newest of them failed."""
+    wrong: str = ""
+    """Why a push of it was refused last, if one was false or malformed."""
+    wrong_s: float = 0.0
+    """When that was."""
+    share: float | None = None
+    """What its newest push added of a merge; None before the first."""
     lost_reason: str = ""
     has_left: bool = False
     """It said goodbye."""
+    network: str = ""
+    """Where it connects from, of `machine.PeerUp`."""
+    arrived_s: float = 0.0
+    """When its key came, whatever connections and daemons it has had since."""
+    is_suspended: bool = False
+    """Others measured that its pushes are not trained: it is here, and takes no part."""
     key: tuple[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,12 +84,14 @@ class Session:
 
     @property
     def is_training(self) -> bool:
-        return self.is_connected and self.beat is not None and self.beat.state == "training"
+        """Whether its inner loop steps, for the swarm: a suspended one steps for nobody."""
+        is_stepping = self.beat is not None and self.beat.state == "training"
+        return self.is_connected and is_stepping and not self.is_suspended
 
     @property
     def can_hand_in(self) -> bool:
         """Whether it answers pulls: it trains, or stands still with what it has not handed in."""
-        if not self.is_connected or self.beat is None:
+        if not self.is_connected or self.beat is None or self.is_suspended:
             return False
         return self.beat.state in ("training", "paused", "finishing")
 
@@ -151,6 +166,10 @@ class Session:
         self.misses += 1
         self.missed_s = now_s
 
+    def did_wrong(self, reason: str, now_s: float) -> None:
+        """A push of it was refused for that."""
+        self.wrong, self.wrong_s = reason, now_s
+
     def keeps_word(self, now_s: float) -> bool:
         """Whether it may be asked like any other: payloads that it announces do come.
 
@@ -186,10 +205,13 @@ class Membership:
     sessions: dict[bytes, Session] = field(default_factory=dict)
     changes: int = 0
     """Grows when a session begins or is forgotten."""
+    claims: dict[bytes, dict[int, float]] = field(default_factory=dict)
+    """By key and fragment, until when the time of a learner is used up by local steps that counted,
+    whichever of its sessions they came from."""
     _quiet_since_s: float = -1e9
     """No connected session was heard before."""
 
-    def open(self, peer: bytes, hello: Hello, now_s: float) -> Session | None:
+    def open(self, peer: bytes, hello: Hello, now_s: float, network: str = "") -> Session | None:
         """The session this hello starts, and None when a newer incarnation is already here."""
         former = self.sessions.get(peer)
         if former is not None and former.incarnation > hello.incarnation:
@@ -201,9 +223,14 @@ class Membership:
             evaluates=hello.evaluates,
             since_s=now_s,
             heard_s=now_s,
+            network=network,
+            arrived_s=now_s if former is None else former.arrived_s,
         )
         if former is not None:
+            # Who comes back over another connection has not become another one.
             session.merges, session.rejected = former.merges, former.rejected
+            session.misses, session.missed_s = former.misses, former.missed_s
+            session.wrong, session.wrong_s = former.wrong, former.wrong_s
             if former.incarnation == hello.incarnation:
                 # The same life over another connection: what it has handed in still counts.
                 session.merged_steps = former.merged_steps
@@ -223,7 +250,7 @@ class Membership:
         return (session for session in self.sessions.values() if session.is_connected)
 
     def training(self) -> list[Session]:
-        """Connected sessions whose inner loop is stepping."""
+        """Connected sessions whose inner loop is stepping, without suspended ones."""
         return [session for session in self.sessions.values() if session.is_training]
 
     def handing_in(self) -> list[Session]:
@@ -259,6 +286,29 @@ class Membership:
         session.lost_reason = reason
         session.has_left = has_left
         return session
+
+    def worked(
+        self, peer: bytes, fragment: int, *, since_s: float, asked_s: float, work_s: float
+    ) -> None:
+        """A hand-in that was asked for then counts, and its local steps take so long at least.
+
+        since_s: before, its session had no text to train on.
+        """
+        claims = self.claims.setdefault(peer, {})
+        begin_s = max(since_s, claims.get(fragment, -math.inf))
+        # What it did not do before it was asked, it cannot claim later.
+        claims[fragment] = max(begin_s + work_s, asked_s)
+        if len(self.claims) > 2 * len(self.sessions):
+            # A later session of these begins later than that.
+            self.claims = {
+                key: used
+                for key, used in self.claims.items()
+                if key in self.sessions or max(used.values()) > asked_s
+            }
+
+    def free_s(self, peer: bytes, fragment: int, *, since_s: float) -> float:
+        """From when on the time of a learner is free for the next hand-in of this fragment."""
+        return max(since_s, self.claims.get(peer, {}).get(fragment, -math.inf))
 
     def forget(self, peer: bytes) -> None:
         self.sessions.pop(peer, None)

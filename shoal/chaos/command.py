@@ -1,7 +1,7 @@
 """`shoal demo --chaos`: a real small swarm on this machine, one fault after another, a verdict.
 
-Everything lies in a temporary directory, which is removed at the end, and no process is left,
-however it ends.
+Everything lies in a temporary directory, removed at the end without `--keep`, and no process is
+left, however it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.chaos.swarm import ChaosSwarm, check_settled
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import check_folder, write_json
-from shoal.demo.command import ended_by_signals, tidy_up
+from shoal.demo.command import ended_by_signals, tidy_up, where_files_are
 from shoal.demo.screen import Screen
 from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
 
@@ -75,6 +75,7 @@ def run(
         deadline = Deadline.after(60 * (minutes or MINUTES))
         swarm = ChaosSwarm(folder, deadline, Screen())
         try:
+            swarm.screen.tell(where_files_are(folder, keep=keep))
             return _show(swarm, scenarios, json)
         except KeyboardInterrupt:
             return failures.interrupted()
@@ -116,7 +117,6 @@ def _tell(screen: Screen, outcomes: Sequence[Outcome]) -> bool:
 def _open(swarm: ChaosSwarm) -> None:
     """The project, the processes, and the first merges."""
     tell, project = swarm.screen.tell, f"{NAME}.toml"
-    tell(f"all files are in {swarm.folder} and are removed at the end")
     _shoal(swarm, "project", "create", project, "--name", NAME)
     swarm.write_project(NAME, SETTINGS, dict.fromkeys(SYNCERS, "syncer"))
     tell(f"edited {project}: a tiny model; the syncers {', '.join(SYNCERS)} vote")

@@ -38,9 +38,14 @@ def demo(
         ),
     ] = None,
     seed: Annotated[int, option("Seed of a storm: the same faults in the same order.")] = 0,
+    liar: Annotated[
+        bool, switch("One learner of four lies: without it, with it, and merged by plain mean.")
+    ] = False,
     keep: Annotated[bool, switch("Keep the temporary directory.")] = False,
 ) -> int:
     """Plays the demo, or with `chaos` disturbs a swarm and judges how it recovers."""
+    if liar and chaos is not None:
+        raise UserError("--liar and --chaos are two demos: choose one.")
     if chaos is not None:
         if report is not None:
             raise UserError("--report is for the demo without --chaos; use --json.")
@@ -49,6 +54,10 @@ def demo(
         return disturbance.run(chaos, json=json, minutes=minutes, seed=seed, keep=keep)
     if json is not None:
         raise UserError("--json is for --chaos; use --report.")
+    if liar:
+        from shoal.demo import liar_command
+
+        return liar_command.run(report=report, minutes=minutes, keep=keep)
     from shoal.demo import command as demonstration
 
     return demonstration.run(report=report, minutes=minutes, keep=keep)

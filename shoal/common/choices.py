@@ -108,7 +108,7 @@ class Files:
 
     json: Annotated[Path | None, option("Also write the rows as JSON.")] = None
     csv: Annotated[Path | None, option("Also write the rows as CSV.")] = None
-    plot: Annotated[Path | None, option("Also draw them, as a PNG.")] = None
+    plot: Annotated[Path | None, option("Also draw them, as a PNG or, by its name, an SVG.")] = None
 
 
 TERMINAL_ONLY = Files()

@@ -12,18 +12,19 @@ from typing import Final, Literal
 from host.runtime.software import DISTRIBUTION
 from protocol.errors import UserError
 
-Extra = Literal["train", "plots", "browser"]
+Extra = Literal["train", "plots", "browser", "eval"]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "train": ("accelerate", "datasets", "tokenizers", "transformers"),
     "plots": ("matplotlib",),
     "browser": ("textual_serve",),
+    "eval": ("lm_eval",),
 }
 
 
 NEEDS_TRAIN: Final = {
-    ("join",), ("run",), ("demo",), ("export",), ("syncer", "run"), ("project", "sign"),
-    ("sim", "compare"),
+    ("join",), ("run",), ("demo",), ("export",), ("eval",), ("try",), ("syncer", "run"),
+    ("project", "sign"), ("sim", "compare"),
 }  # fmt: skip
 """Verbs that build or load a model, here or in a child process."""
 

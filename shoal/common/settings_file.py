@@ -1,9 +1,9 @@
 """The owner's own settings of this machine: file, environment and flags, and who said what.
 
-    flag > SHOAL_SECTION_KEY > settings.toml > what the project proposes > default
+    flag > SHOAL_SECTION_KEY > settings.toml > default
 
 The file lies in the platform's folder for configuration, so that everything Shoal runs here obeys
-it; $SHOAL_CONFIG names another one. What a project may propose is never politeness.
+it; $SHOAL_CONFIG names another one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILE_NAME: Final = "settings.toml"
 FILE_BYTES_MAX: Final = 1 << 20
 BULK_PORT: Final = "learner.bulk_port"
 
-Origin = Literal["flag", "environment", "file", "project", "default"]
+Origin = Literal["flag", "environment", "file", "default"]
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)(?:/s)?", re.IGNORECASE)
 _DEVICE = re.compile(r"cpu|gpu|mps|(cuda|xpu)(:\d{1,3})?")
@@ -147,22 +147,16 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
-    proposed: Mapping[str, object] | None = None,
 ) -> LocalSettings:
     """All settings in force. A file that does not exist says nothing.
 
-    flags: `section.key` -> value, None for a flag that was not given. proposed: what a project
-    proposes, which only counts for [learner]. UserError, naming place and key, for whatever is
-    unknown or not allowed.
+    flags: `section.key` -> value, None for a flag that was not given. UserError, naming place and
+    key, for whatever is unknown or not allowed.
     """
     environ = os.environ if environ is None else environ
     path = settings_path(environ) if path is None else path
     values: dict[str, object] = {}
     sources: dict[str, Source] = {}
-    for name, value in (proposed or {}).items():
-        if known(name).name.startswith("learner."):
-            values[name] = read(name, value, Place("the project", name))
-            sources[name] = Source("project")
     for name, value in _in_file(path).items():
         values[name], sources[name] = value, Source("file", str(path))
     for name, text in _in_environment(environ).items():

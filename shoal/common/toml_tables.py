@@ -40,16 +40,23 @@ class Place:
 
 
 def read_table(
-    value: object, kind: type[Struct], place: Place, *, omit: Collection[str] = ()
+    value: object,
+    kind: type[Struct],
+    place: Place,
+    *,
+    omit: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> dict[str, Any]:
     """The value of every field of `kind` but those in `omit`, converted strictly.
 
+    optional: fields that files from before they came do not say; without a value here then.
     UserError for a missing, unknown or wrong key.
     """
     table = as_table(value, place)
-    wanted = [name for name in kind.__struct_fields__ if name not in omit]
-    check_keys(table, wanted, place)
-    return read_fields(table, kind, place, *wanted)
+    fields = [name for name in kind.__struct_fields__ if name not in omit]
+    wanted = [name for name in fields if name not in optional]
+    check_keys(table, wanted, place, optional=optional)
+    return read_fields(table, kind, place, *(name for name in fields if name in table))
 
 
 def read_fields(
@@ -117,7 +124,7 @@ def allowed(annotation: Any) -> str:
             quoted = [shown(value) for value in sorted(map(str, values))]
             return f"a table with values out of {', '.join(quoted)}"
         case _:
-            return "a number, text, true, false, or a list of integers or texts"
+            return "a number, text, true, false, or a list or table of them"
 
 
 def plain_kind(annotation: Any) -> inspect.Type:

@@ -33,6 +33,12 @@ def table() -> list[tuple[str, str]]:
     ]
 
 
+def training() -> list[tuple[str, str]]:
+    """Name and version of the libraries that build and train models, as far as they are here."""
+    found = [(name, _number(name)) for name in TRAINING]
+    return [(name, number) for name, number in found if number]
+
+
 def shown(*, json: Annotated[bool, switch("Print one JSON object.")] = False) -> list[str]:
     """The lines of the verb."""
     if json:

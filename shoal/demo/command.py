@@ -1,7 +1,7 @@
 """The `demo` verb: a whole project on this machine, by the commands that anybody would type.
 
 It only starts processes and reads what they say. Everything lies in a temporary directory, which is
-removed at the end, and no process is left, however it ends.
+removed at the end unless `--keep` was given, and no process is left, however it ends.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
         screen = Screen()
         swarm = DemoSwarm(folder, Deadline.after(60 * (minutes or MINUTES)), screen)
         try:
-            return _show(swarm, screen, report)
+            return _show(swarm, screen, report, keep=keep)
         except KeyboardInterrupt:
             return failures.interrupted()
         finally:
             tidy_up(swarm, keep=keep)
 
 
-def _show(swarm: DemoSwarm, screen: Screen, path: Path | None) -> int:
+def _show(swarm: DemoSwarm, screen: Screen, path: Path | None, *, keep: bool) -> int:
     with screen.showing():
+        screen.tell(where_files_are(swarm.folder, keep=keep))
         try:
             made = Demo(swarm, screen).play()
         except SwarmFailed as error:
@@ -107,7 +108,6 @@ class Demo:
 
     def play(self) -> reports.Report:
         """Everything, in order. SwarmFailed if something fails on the way."""
-        self._screen.tell(f"all files are in {self._swarm.folder} and are removed at the end")
         self._prepare()
         self._swarm.start_first("--exit-when-done")
         for learner in CAST:
@@ -209,6 +209,11 @@ def ended_by_signals() -> Iterator[None]:
 def _ignore_signals() -> None:
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def where_files_are(folder: Path, *, keep: bool) -> str:
+    """A line of the story: where to look, and for how long."""
+    return f"all files are in {folder} and are {'kept' if keep else 'removed at the end'}"
 
 
 def tidy_up(swarm: LocalSwarm, *, keep: bool) -> None:

@@ -117,18 +117,19 @@ def _training(
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
     genesis, charter = named.genesis, named.charter
+    if genesis is not None and genesis.trainer is not None:
+        yield diagnosis.training_code(genesis.trainer, probes.lacking(genesis.trainer))
     needs = requirements.needs_of(genesis, charter) if genesis and charter else None
-    is_hopeless = (
-        needs is not None
-        and requirements.TRAINING_BYTES * needs.parameters > probes.most_memory(available)
-    )
+    is_hopeless = needs is not None and needs.training_bytes > probes.most_memory(available)
     trial = None
     if not is_quick and not is_hopeless:
         tell("training a little ...")
         trial = probes.try_training(_wish(named, settings))
     yield diagnosis.accelerator(trial, probes.accelerators_present())
-    yield diagnosis.speed(trial, "the project's model" if needs else "a small model")
+    is_own = genesis is not None and genesis.trainer is not None
+    yield diagnosis.speed(trial, "the project's model" if needs and not is_own else "a small model")
     if needs is not None:
+        trial = None if is_own else trial
         yield from requirements.against(trial, swarm, needs, available, settings.limits)
     elif named.name:
         yield Topic("project").unknown(
@@ -140,9 +141,10 @@ def _training(
 def _wish(named: Named, settings: Settings) -> TrialWish:
     """A trial of the project's model, or of the one that `shoal project create` writes."""
     genesis, charter = named.genesis, named.charter
-    if genesis is not None and charter is not None:
+    if genesis is not None and charter is not None and genesis.trainer is None:
         tokens = genesis.data.sequence_tokens
-        return probes.wish_for(genesis.model, charter.inner, tokens, settings)
+        inner, adapter = charter.inner, genesis.adapter
+        return probes.wish_for(genesis.model, inner, tokens, settings, adapter)
     from shoal.project import project_file
     from shoal.project.template import create_text
 

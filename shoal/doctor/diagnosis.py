@@ -9,6 +9,7 @@ from typing import Final
 
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialAnswer
+from protocol.project import TrainerSpec
 from shoal.doctor.findings import Finding, Topic, Verdict, amount
 
 GIB: Final = 1 << 30
@@ -46,6 +47,15 @@ def python(version: tuple[int, int], shown: str, torch: str) -> Finding:
             "Use Python 3.11 or 3.12.",
         )
     return seen.good(f"Python {shown}, PyTorch {torch}")
+
+
+def training_code(spec: TrainerSpec, lacking: str) -> Finding:
+    """Whether the training code that a project names is here. lacking: why it is not."""
+    seen = Topic("trainer", name=spec.name, package=spec.package, version=spec.version)
+    if not lacking:
+        return seen.good(f"{spec.name} of {spec.package} {spec.version} is installed")
+    says, _, remedy = lacking.partition(" It is code")
+    return seen.trouble(says, "It is code" + remedy if remedy else "")
 
 
 def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:

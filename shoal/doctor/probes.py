@@ -22,7 +22,7 @@ from node.daemon.swarm_trial_facts import SwarmAnswer, SwarmWish
 from node.trainer.tools.trial_facts import TrialAnswer, TrialWish
 from protocol import decoders
 from protocol.errors import UserError
-from protocol.project import Charter, Genesis, InnerSpec, ModelSpec
+from protocol.project import AdapterSpec, Charter, Genesis, InnerSpec, ModelSpec, TrainerSpec
 
 if TYPE_CHECKING:
     from shoal.project.project_file import ProjectFile
@@ -202,10 +202,25 @@ def most_memory(available: int) -> int:
     return max([available, *(one.memory_bytes or 0 for one in devices)])
 
 
+def lacking(spec: TrainerSpec) -> str:
+    """Why training code that a project names cannot run here; empty if it can. Imports none."""
+    from node.trainer.own import installed
+
+    try:
+        installed.require(spec)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def wish_for(
-    model: ModelSpec | ProjectFile, inner: InnerSpec, sequence_tokens: int, settings: Settings
+    model: ModelSpec | ProjectFile,
+    inner: InnerSpec,
+    sequence_tokens: int,
+    settings: Settings,
+    adapter: AdapterSpec | None = None,
 ) -> TrialWish:
-    """A trial of a model with what the owner of this machine allows."""
+    """A trial of a model, or of an adapter beside it, with what this machine's owner allows."""
     from node.governor.budget import threads_for
     from node.trainer.devices import named_devices
 
@@ -213,6 +228,7 @@ def wish_for(
         architecture=model.architecture,
         config=dict(model.config),
         inner=inner,
+        adapter=adapter and msgspec.structs.replace(adapter, frozen=(), pieces=()),
         sequence_tokens=sequence_tokens,
         # Of several devices that train as one the first is tried.
         device=next(iter(named_devices(settings.learner.device)), None),

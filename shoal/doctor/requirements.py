@@ -25,6 +25,12 @@ TRAINING_BYTES: Final = 16
 DAEMON_BYTES: Final = 12
 """Per parameter: value and momentum of every fragment, and the copy that is being evaluated."""
 
+FLOPS_PER_TOKEN: Final = 6
+"""Per parameter, forwards and backwards. Source: Kaplan et al., arXiv 2001.08361, section 2.1."""
+
+FROZEN_FLOPS_PER_TOKEN: Final = 4
+"""Per frozen parameter: its own gradient, a third of the work, is not computed."""
+
 
 class Needs(Struct, kw_only=True, frozen=True):
     """What a project asks of a learner whose speed is known."""
@@ -39,6 +45,26 @@ class Needs(Struct, kw_only=True, frozen=True):
     """The largest push."""
     pull_timeout_s: float
     token_budget: int
+    frozen_bytes: int = 0
+    """Of a frozen base model beside an adapter, as it is held."""
+    frozen_parameters: int = 0
+
+    @property
+    def training_bytes(self) -> int:
+        """In the trainer, at least."""
+        return TRAINING_BYTES * self.parameters + self.frozen_bytes
+
+    @property
+    def flops_per_token(self) -> int:
+        """Forwards and backwards; nobody needs the gradients of frozen weights."""
+        return FLOPS_PER_TOKEN * self.parameters + FROZEN_FLOPS_PER_TOKEN * self.frozen_parameters
+
+    @property
+    def size(self) -> str:
+        """The model in words."""
+        if not self.frozen_parameters:
+            return f"{self.parameters:,} parameters"
+        return f"{self.parameters:,} parameters beside {self.frozen_parameters:,} frozen ones"
 
 
 def needs_of(genesis: Genesis, charter: Charter) -> Needs:
@@ -47,7 +73,7 @@ def needs_of(genesis: Genesis, charter: Charter) -> Needs:
     from protocol.numerics.codecs import payload_bytes
 
     layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-    rounds = charter.rounds
+    rounds, adapter = charter.rounds, genesis.adapter
     numels = [fragment.numel for fragment in layout.fragments]
     return Needs(
         parameters=layout.parameters,
@@ -58,6 +84,8 @@ def needs_of(genesis: Genesis, charter: Charter) -> Needs:
         fragment_bytes_max=max(payload_bytes(rounds.up_codec, numel) for numel in numels),
         pull_timeout_s=float(rounds.pull_timeout_s),
         token_budget=charter.limits.tokens,
+        frozen_bytes=adapter.held_bytes if adapter is not None else 0,
+        frozen_parameters=sum(one.numel for one in adapter.frozen) if adapter is not None else 0,
     )
 
 
@@ -82,7 +110,7 @@ def fit(trial: TrialAnswer | None, needs: Needs, available_bytes: int) -> Findin
     """Whether the project's model fits, on the device and beside the daemon."""
     is_on_cpu = trial is None or trial.device in ("", "cpu")
     beside = DAEMON_BYTES * needs.parameters
-    least = TRAINING_BYTES * needs.parameters
+    least = needs.training_bytes
     taken = trial.memory_bytes if trial is not None and trial.memory_bytes else least
     device_room = available_bytes if is_on_cpu else (trial.device_bytes if trial else 0)
     seen = Topic(
@@ -98,13 +126,13 @@ def fit(trial: TrialAnswer | None, needs: Needs, available_bytes: int) -> Findin
     fits = wanted <= device_room and beside <= available_bytes
     if not fits or (trial is not None and trial.is_out_of_memory):
         return seen.trouble(
-            f"{needs.parameters:,} parameters do not fit: they take {amount(wanted)} of "
+            f"{needs.size} do not fit: they take {amount(wanted)} of "
             f"{where}, and {amount(device_room)} is there",
             "Free memory, or take part in a project with a smaller model.",
         )
     measured = "measured" if trial is not None and trial.memory_bytes else "at least"
     return seen.good(
-        f"{needs.parameters:,} parameters take {amount(wanted)} of {where} ({measured}), "
+        f"{needs.size} take {amount(wanted)} of {where} ({measured}), "
         f"{amount(device_room)} is there"
     )
 

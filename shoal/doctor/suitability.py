@@ -21,9 +21,6 @@ from shoal.doctor.requirements import Needs
 SLOWEST_FLOPS: Final = 1e9
 """Of floating point operations a second any machine that runs PyTorch does more."""
 
-FLOPS_PER_TOKEN: Final = 6
-"""Per parameter, forwards and backwards. Source: Kaplan et al., arXiv 2001.08361, section 2.1."""
-
 _MARK: Final = "suits"
 
 log = logging.getLogger("shoal.join")
@@ -62,10 +59,11 @@ def examined(genesis: Genesis, charter: Charter, settings: Settings) -> list[Fin
     needs = requirements.needs_of(genesis, charter)
     available, _, _ = probes.memory(settings.limits.ram_bytes_max)
     trial = None
-    if wants_trial(needs, available, probes.most_memory(available)):
+    # What somebody's own code takes is not known before it trains.
+    if genesis.trainer is None and wants_trial(needs, available, probes.most_memory(available)):
         log.info("trying the project's model once on this machine before joining")
         tokens = genesis.data.sequence_tokens
-        wish = probes.wish_for(genesis.model, charter.inner, tokens, settings)
+        wish = probes.wish_for(genesis.model, charter.inner, tokens, settings, genesis.adapter)
         trial = _told(probes.try_training(wish))
     return requirements.against(trial, None, needs, available, settings.limits)
 
@@ -75,10 +73,10 @@ def wants_trial(needs: Needs, available: int, most: int) -> bool:
 
     available: bytes of memory. most: of memory or of the largest accelerator.
     """
-    if requirements.TRAINING_BYTES * needs.parameters > most:
+    if needs.training_bytes > most:
         return False  # It fits nowhere.
     is_tight = requirements.fit(None, needs, available).verdict == "trouble"
-    flops = FLOPS_PER_TOKEN * needs.parameters * needs.step_tokens * needs.local_steps
+    flops = needs.flops_per_token * needs.step_tokens * needs.local_steps
     return is_tight or flops / SLOWEST_FLOPS > requirements.CYCLE_S_MAX
 
 

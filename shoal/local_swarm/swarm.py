@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
-from host.addresses import claim_port
+from host.addresses import steady_port
 from host.control import client
 from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE, Daemon, DaemonRole, Home, VoterRole
 from host.files.signed_project import SUFFIX, read_signed
 from protocol.errors import TransientError
-from protocol.log.records import FragmentMerged, Record, record_hash
+from protocol.log.records import Body, FragmentMerged, Record, record_hash
 from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, VoterRow
 from protocol.wire import decode
 from shoal.common import daemons
@@ -42,6 +43,7 @@ LAG_MAX: Final = 8
 and goes within a moment."""
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Body)
 
 
 class Certified(NamedTuple):
@@ -104,14 +106,16 @@ class LocalSwarm:
         name: str,
         settings: Mapping[str, Value],
         voters: Mapping[str, VoterRole] | None = None,
+        base: str | None = None,
     ) -> None:
         """The project file with these values, by dotted key; signing it is another step.
 
-        voters: names and roles of daemons, the most preferred leader first; else a syncer alone.
+        base: the model that it starts from. voters: names and roles of daemons, the most preferred
+        leader first; else a syncer alone.
         """
         self._voters = voters or {"syncer": "syncer"}
         self._roles.update(self._voters)
-        text = create_text(name, changes=settings)
+        text = create_text(name, changes=settings, base=base)
         if voters:
             head, _, _ = text.partition("[[voters]]")
             tables = [self._voter(at, *voter) for at, voter in enumerate(voters.items())]
@@ -146,7 +150,9 @@ class LocalSwarm:
 
     def port(self, name: str) -> int:
         """Where a voter listens, in all its lives."""
-        return self._ports.setdefault(name, claim_port(LOOPBACK, 0))
+        if name not in self._ports:
+            self._ports[name] = steady_port(LOOPBACK)
+        return self._ports[name]
 
     def start_first(self, *options: str) -> None:
         """Starts the first of the syncers and waits for its join link."""
@@ -347,15 +353,24 @@ class LocalSwarm:
 
     def certified(self, name: str) -> dict[int, Certified]:
         """Every record on this voter's disk that is certified there, by index."""
+        return {
+            index: Certified(record_hash(frame), isinstance(body, FragmentMerged))
+            for index, frame, body in self._records(name)
+        }
+
+    def merges(self, name: str) -> list[FragmentMerged]:
+        """Every merge on this voter's disk that is certified there, in order."""
+        return self.bodies(name, FragmentMerged)
+
+    def bodies(self, name: str, kind: type[B]) -> list[B]:
+        """What every such record says that is certified on this voter's disk, in order."""
+        return [body for _, _, body in self._records(name) if isinstance(body, kind)]
+
+    def _records(self, name: str) -> Iterator[tuple[int, bytes, Body]]:
         files = VoterFiles(self.store(name))
         floor, count = files.floor.index, files.certified - files.floor.index
-        found = {}
-        for at, frame in enumerate(files.log.frames()):
-            if at >= count:
-                break
-            is_merge = isinstance(decode(frame, Record).body, FragmentMerged)
-            found[floor + at + 1] = Certified(record_hash(frame), is_merge)
-        return found
+        for at, frame in enumerate(itertools.islice(files.log.frames(), count)):
+            yield floor + at + 1, frame, decode(frame, Record).body
 
 
 def is_near(row: VoterRow) -> bool:

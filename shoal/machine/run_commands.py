@@ -22,6 +22,20 @@ from shoal.common.exit_codes import ExitCode
 
 OnlyLearner = Annotated[str | None, choices.option("Only learners with this name.")]
 
+OwnTrainer = Annotated[
+    str | None,
+    choices.option("Training code of yours, PACKAGE:CLASS; that of the project by default."),
+]
+
+BaseFolder = Annotated[
+    str | None,
+    Parameter(
+        name="--from",
+        help="Folder of the published model that the project's adapter stands beside, if you have "
+        "it; it comes from other hosts otherwise.",
+    ),
+]
+
 STOP_S = 30.0
 """Every kind of daemon says goodbye and frees everything well before."""
 
@@ -39,7 +53,7 @@ class TrainerFlags:
         choices.option("Sequences at once on the device; measured by default.", choices.AtLeastOne),
     ] = None
     evaluate: Annotated[
-        bool | None, choices.option("Measure held-out loss when asked (--no-evaluate: never).")
+        bool | None, choices.option("Measure loss for the swarm when asked (--no-evaluate: never).")
     ] = None
     moments: Annotated[
         bool | None,
@@ -83,7 +97,7 @@ def join(
             "Share of the time in which training may run.", validators.Number(gt=0, lte=1)
         ),
     ] = 1.0,
-    trainer: TrainerFlags = AS_SET,
+    training: TrainerFlags = AS_SET,
     donate_mbps: Annotated[
         float,
         choices.option(
@@ -94,6 +108,8 @@ def join(
         str | None,
         choices.option("Where the project's text is on this machine, if you have it in files."),
     ] = None,
+    trainer: OwnTrainer = None,
+    base: BaseFolder = None,
     tape: choices.TapeAt = "on",
     monitor: choices.MonitorPlace = None,
     log_json: choices.LogJson = None,
@@ -110,13 +126,15 @@ def join(
         flags={
             "learner.name": name,
             "learner.bulk_port": bulk_port,
-            **{f"learner.{key}": value for key, value in asdict(trainer).items()},
+            **{f"learner.{key}": value for key, value in asdict(training).items()},
         },
         port=port,
         listen_host=listen,
         duty_frac=duty,
         donate_mbps=donate_mbps,
         data=data,
+        trainer=trainer,
+        base=base,
         tape=choices.tape_options(tape, LEARNER_TAPE_MIB_MAX),
         monitor=choices.monitor_at(monitor),
         log_json=log_json,
@@ -146,6 +164,8 @@ def _join(
     learner = settings.learner
     if wishes.get("data") is not None:
         wishes["data"] = os.path.abspath(wishes["data"])
+    if wishes.get("base") is not None:
+        wishes["base"] = os.path.abspath(wishes["base"])
     parsed = parse_link(link)
     options = NodeOptions(
         home=home,

@@ -19,6 +19,8 @@ from protocol.ids import short
 from protocol.status import SyncerStatus
 from shoal.common import choices, daemons, failures, settings_file
 from shoal.common.exit_codes import ExitCode
+from shoal.machine import track_command
+from shoal.machine.trackers import Kind
 from shoal.project import file_commands
 
 DRAIN_S = 60.0
@@ -92,6 +94,14 @@ def run_syncer(
     port: choices.Port = 4100,
     network: VoterNetwork = ANYWHERE,
     instance: choices.Instance = DEFAULT_INSTANCE,
+    base: Annotated[
+        Path | None,
+        Parameter(
+            name="--from",
+            help="Folder of the base model, for a project that starts from one; the first syncer "
+            "needs it.",
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         choices.option("CPU threads that merge; every core otherwise.", choices.AtLeastOne),
@@ -102,23 +112,29 @@ def run_syncer(
     tape: choices.TapeAt = "on",
     tape_mib_max: choices.TapeMib = TAPE_MIB_MAX,
     monitor: choices.MonitorPlace = None,
+    track: Annotated[
+        Kind | None,
+        choices.option("Also follow the run with tensorboard, trackio or wandb, in ./runs."),
+    ] = None,
     log_json: choices.LogJson = None,
     home: choices.HomeHere,
 ) -> int:
     """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
-    return _run_voter(
-        "syncer",
-        project,
-        home,
-        instance=instance,
-        port=port,
-        **network.wishes(),
-        threads=threads,
-        exit_when_done=exit_when_done,
-        tape=choices.tape_options(tape, tape_mib_max),
-        monitor=choices.monitor_at(monitor),
-        log_json=log_json,
-    )
+    with track_command.beside(track, home, instance):
+        return _run_voter(
+            "syncer",
+            project,
+            home,
+            instance=instance,
+            port=port,
+            **network.wishes(),
+            base=base.absolute() if base is not None else None,
+            threads=threads,
+            exit_when_done=exit_when_done,
+            tape=choices.tape_options(tape, tape_mib_max),
+            monitor=choices.monitor_at(monitor),
+            log_json=log_json,
+        )
 
 
 @syncer_app.command

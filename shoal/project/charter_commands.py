@@ -24,9 +24,9 @@ from protocol.ids import NodeKey, short
 from protocol.log.records import majority
 from protocol.project import Charter, Voter
 from protocol.status import SeatStatus
-from shoal.common.choices import HomeHere, Key, ProjectPath, WholeKey, option
+from shoal.common.choices import HomeHere, Key, ProjectPath, WholeKey, option, switch
 from shoal.common.toml_tables import Place
-from shoal.project import charter_delivery, charters, file_commands
+from shoal.project import charter_delivery, charters, file_commands, learners_here
 from shoal.project.file_commands import project_app
 from shoal.project.project_file import check_together
 from shoal.project.template import toml_value
@@ -49,8 +49,20 @@ class Case:
 
 project_app.command(
     "shoal.project.invite_command:invite",
-    help="Print the join link of the syncer that runs here, and nothing else.",
+    help="Print the join link of the syncer that runs here, with an invite where one is needed.",
 )
+project_app.command(
+    "shoal.project.invites_command:invites",
+    help="List the invites of a project: uses left, expiry, and whom they brought; or revoke one.",
+)
+for verb, about in (
+    ("allow", "List a key: it takes part without an invite."),
+    ("disallow", "Take a key off that list."),
+    ("ban", "Ban a learner from now on: its session ends within seconds."),
+    ("unban", "Let a banned learner take part again."),
+    ("reinstate", "Let a learner take part again that was suspended for what probes said."),
+):
+    project_app.command(f"shoal.project.admission_commands:{verb}", name=verb, help=about)
 project_app.command(
     "shoal.project.reset_seat_command:reset_seat",
     help="Continue from this host's records after most voters are lost for good, in a new epoch.",
@@ -60,6 +72,18 @@ project_app.command(
     name="restore-snapshot",
     help="Go back to a snapshot of the whole swarm: a new epoch, in which learners go on from "
     "theirs.\n\nA damaged snapshot gives way to the good one before it, which is named.",
+)
+
+
+project_app.command(
+    "shoal.project.undo_command:undo",
+    help="Take back what was merged since the best checkpoint; or since a time, with the newest "
+    "snapshot from before it.\n\nWithout --yes it only says where that is, and what would be lost.",
+)
+project_app.command(
+    "shoal.project.resume_command:resume",
+    help="Go on from where the guard paused merging, with the model as it is.\n\n"
+    "`shoal project undo` goes back to the best checkpoint instead.",
 )
 
 
@@ -140,41 +164,6 @@ def readmit(key: Key, project: ProjectPath, *, home: HomeHere) -> list[str]:
     return _change_voters(case, renewed, is_in_file=False, is_remedy=True)
 
 
-@project_app.command
-def ban(key: WholeKey, project: ProjectPath, *, home: HomeHere) -> list[str]:
-    """Ban a learner from now on."""
-    case = open_case(project, home)
-    wanted = charters.full_key(key)
-    if wanted in case.project.charter.banned:
-        return [f"{short(wanted)} is banned already"]
-    if case.project.charter.voter(wanted) is not None:
-        raise UserError(
-            f"{short(wanted)} is the key of a voter. Take its vote away: "
-            f"shoal project remove-voter {wanted.hex()} {case.target}"
-        )
-    return _ban(case, (*case.project.charter.banned, wanted))
-
-
-@project_app.command
-def unban(
-    key: Annotated[str, option("The learner's key; its first 8 digits are enough.")],
-    project: ProjectPath,
-    *,
-    home: HomeHere,
-) -> list[str]:
-    """Let a banned learner take part again."""
-    case = open_case(project, home)
-    banned = case.project.charter.banned
-    wanted = charters.find_key(key, list(banned), "Banned are")
-    return _ban(case, tuple(one for one in banned if one != wanted))
-
-
-def _ban(case: Case, banned: tuple[NodeKey, ...]) -> list[str]:
-    lines = revise(case, msgspec.structs.replace(case.project.charter, banned=banned))
-    listed = ", ".join(f'"{one.hex()}"' for one in banned)
-    return [*lines, *to_paste(case, ["[admission]", f"banned = [{listed}]"])]
-
-
 @project_app.command(name="set")
 def set_values(
     project: ProjectPath,
@@ -185,9 +174,10 @@ def set_values(
             "seat.durability=majority."
         ),
     ],
+    yes: Annotated[bool, switch("Also where that puts out learners that are here.")] = False,
     home: HomeHere,
 ) -> list[str]:
-    """Change rules of a project: [training], [outer], [rounds], [limits], [seat]."""
+    """Change rules of a project: [training], [outer], [rounds], [limits], [seat], [admission]."""
     case = open_case(project, home)
     pairs: list[tuple[str, str]] = []
     for setting in settings:
@@ -207,8 +197,21 @@ def set_values(
     )
     if charter == case.project.charter:
         return [f"nothing to change: revision {charter.revision} already says so"]
+    if charter.admission != case.project.charter.admission and not yes:
+        _check_nobody_is_put_out(case, charter)
     lines = revise(case, charter)
     return [*lines, *to_paste(case, _tables(case.project.charter, charter))]
+
+
+def _check_nobody_is_put_out(case: Case, charter: Charter) -> None:
+    """UserError if the rule puts out learners that are here: they would not come back."""
+    leaving = learners_here.put_out_by(case.home, case.project, charter)
+    if leaving:
+        raise UserError(
+            f"That puts out who is here and not admitted by it: {learners_here.listed(leaving)}. "
+            f"Let those in that should stay: shoal project allow NAME {case.target}. Then repeat "
+            "the command, with --yes for the others. Nothing was changed."
+        )
 
 
 def _tables(former: Charter, charter: Charter) -> list[str]:

@@ -25,6 +25,15 @@ SECTIONS: dict[str, tuple[str, type[Struct]]] = {
 """Sections of a project file: the charter's field, and its type."""
 
 DURABILITY = "seat.durability"
+ADMISSION = "admission.rule"
+GUARD = "guard.rule"
+_SINGLE = {
+    DURABILITY: ("durability", specs.Durability),
+    ADMISSION: ("admission", specs.AdmissionRule),
+    GUARD: ("guard", specs.GuardRule),
+}
+"""Settings that are no part of a section: the charter's field, and its type."""
+_SHORT = {"durability": DURABILITY, "admission": ADMISSION, "guard": GUARD}
 KEY_DIGITS_MIN = 8
 """As many as screens show."""
 
@@ -136,8 +145,7 @@ def settings(charter: specs.Charter) -> dict[str, Any]:
         for section, (at, kind) in SECTIONS.items()
         for name in kind.__struct_fields__
     }
-    found[DURABILITY] = charter.durability
-    return found
+    return found | {name: getattr(charter, at) for name, (at, _) in _SINGLE.items()}
 
 
 def with_setting(charter: specs.Charter, name: str, text: str, file: str) -> specs.Charter:
@@ -146,16 +154,14 @@ def with_setting(charter: specs.Charter, name: str, text: str, file: str) -> spe
     UserError for a name that is none, and for a value that is not allowed.
     """
     known = settings(charter)
-    if name == "durability":
-        name = DURABILITY
+    name = _SHORT.get(name, name)
     if name not in known:
         raise UserError(f"{file}: {_unknown(name, list(known))}")
     place = Place(file, name)
     value = read_setting(text)
-    if name == DURABILITY:
-        return msgspec.structs.replace(
-            charter, durability=read_value(value, specs.Durability, place)
-        )
+    if name in _SINGLE:
+        at, word = _SINGLE[name]
+        return msgspec.structs.replace(charter, **{at: read_value(value, word, place)})
     section, _, key = name.partition(".")
     at, kind = SECTIONS[section]
     read = read_fields({key: value}, kind, Place(file, section), key)
@@ -201,6 +207,22 @@ def differences(former: specs.Charter, charter: specs.Charter) -> Iterator[str]:
     yield from (
         f"not banned any more: {short(key)}" for key in former.banned if key not in charter.banned
     )
+    yield from (f"allowed {short(key)}" for key in charter.allowed if key not in former.allowed)
+    yield from (
+        f"not allowed any more: {short(key)}"
+        for key in former.allowed
+        if key not in charter.allowed
+    )
+    yield from (
+        f"{short(one.learner)} is suspended no more"
+        for one in charter.reinstated
+        if one not in former.reinstated
+    )
+    yield from (
+        f"revoked invite {one.hex()[:8]}" for one in charter.revoked if one not in former.revoked
+    )
+    if charter.resumed != former.resumed and charter.resumed is not None:
+        yield "merging goes on from the pause of the guard"
     old_values = settings(former)
     for name, value in settings(charter).items():
         if value != old_values[name]:

@@ -6,15 +6,19 @@ import contextlib
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
+from cyclopts import Parameter
+
 from host.files import keystore, signed_project
 from host.files.home import DEFAULT_INSTANCE, Home
+from host.files.pinned_files import PinnedFiles
 from protocol.errors import ShoalError, UserError
 from protocol.fragments import build_layout
-from protocol.ids import short
-from protocol.project import encode, project_id
+from protocol.ids import NodeKey, short
+from protocol.project import AdapterSpec, Genesis, TrainerSpec, encode, project_id
 from shoal.common.choices import HomeHere, Instance, area, option, switch
 from shoal.common.writing import write_new
-from shoal.project import charter_delivery, charters, project_file
+from shoal.project import charter_delivery, charters, project_file, starting_point
 from shoal.project.presets import PRESETS, PresetName
 from shoal.project.template import create_text
 
@@ -31,6 +35,17 @@ def create(
     preset: Annotated[
         PresetName, option("Values for a small model on few machines, or the published ones.")
     ] = "small",
+    base: Annotated[
+        str | None,
+        Parameter(
+            name="--from",
+            help="Start from a published model: a folder with its safetensors, or "
+            "hub:OWNER/NAME@REVISION.",
+        ),
+    ] = None,
+    adapter: Annotated[
+        bool, switch("Train a low-rank adapter (LoRA) beside that model, and nothing else.")
+    ] = False,
 ) -> list[str]:
     """Write a project file with every setting explained."""
     if path.is_dir():
@@ -38,10 +53,21 @@ def create(
     if path.suffix != ".toml":
         raise UserError(f"{path} does not end in .toml. Call it {path.with_suffix('.toml')}.")
     chosen = PRESETS[preset]
-    text = create_text(name or _name_for(path), changes=chosen.values, comments=chosen.comments)
+    values, facts = dict(chosen.values), []
+    if adapter and base is None:
+        raise UserError("An adapter stands beside a published model. Name it: --from FOLDER")
+    if base is not None:
+        base = base if base.startswith("hub:") else str(Path(base).expanduser().absolute())
+        suggest = starting_point.suggest_adapter if adapter else starting_point.suggest
+        suggested = suggest(base, values)
+        base, facts = suggested.named, suggested.facts
+        values |= suggested.values
+        for key in [one for one in values if one.startswith("model.config.")]:
+            del values[key]
+    text = create_text(name or _name_for(path), changes=values, comments=chosen.comments, base=base)
     project_file.parse(text, path)  # a name that cannot be used must not reach the file
     write_new(path, text.encode())
-    return [f"wrote {path}", f"next: edit it, then `shoal project sign {path}`"]
+    return [f"wrote {path}", *facts, f"next: edit it, then `shoal project sign {path}`"]
 
 
 def _name_for(path: Path) -> str:
@@ -64,8 +90,9 @@ def sign(
     owner = keystore.load_or_create(home.identity("owner"))
     here = keystore.load_or_create(home.identity("syncer", instance))
     target = path.with_suffix(signed_project.SUFFIX)
-    genesis = project_file.make_genesis(file, owner=owner.key, data_cache=home.data_cache())
+    genesis = _genesis(file, owner.key, target, home)
     project = project_id(encode(genesis))
+    _note_base(file, home, project)
     former = _former(target, home, project)
     old = former.charter if former is not None else None
     charter = project_file.make_charter(file, project=project, this_host=here.key, former=old)
@@ -80,6 +107,8 @@ def sign(
         made = former.stored()
     else:
         made = signed_project.seal_project(genesis, charter, owner)
+    pinned = PinnedFiles(home.data_cache(), genesis.tokenizer)
+    made = msgspec.structs.replace(made, files=pinned.contents())
     # Written even so: a signed file must not be older than the project file it was made from.
     signed_project.write_signed(target, made)
     signed = signed_project.read_signed(target)
@@ -89,6 +118,33 @@ def sign(
         return [*lines, f"next: shoal syncer run {target}"]
     lines += [f"changed     {line}" for line in charters.differences(old, charter)]
     return [*lines, *charter_delivery.hand_over(home, signed, target)]
+
+
+def _genesis(file: project_file.ProjectFile, owner: NodeKey, target: Path, home: Home) -> Genesis:
+    """What the file says; as it was signed, where that was before so much was pinned."""
+    cache, known = home.data_cache(), None
+    with contextlib.suppress(UserError):  # Not signed yet, or unreadable: then it is made anew.
+        known = signed_project.read_signed(target).genesis
+    pins = _pinned_by(known, file.data.tokenizer) if known is not None else "all"
+    if pins != "all":
+        same = project_file.make_genesis(file, owner=owner, data_cache=cache, pins=pins)
+        if same == known:
+            return same
+    return project_file.make_genesis(file, owner=owner, data_cache=cache)
+
+
+def _pinned_by(known: Genesis, tokenizer: str) -> project_file.Pins:
+    """How much of what could be pinned now the signed project pins."""
+    if known.tokenizer is None:
+        return "all" if tokenizer in ("bytes", "base") else "nothing"
+    names = {one.name for one in known.tokenizer.files}
+    return "tokenizer" if tokenizer == "base" and "generation_config.json" not in names else "all"
+
+
+def _note_base(file: project_file.ProjectFile, home: Home, project: bytes) -> None:
+    """Remembers where the base model lies here: the syncer of this home makes version 0 of it."""
+    if file.base is not None and not file.base.startswith("hub:"):
+        home.base_note(project).write_text(file.base)
 
 
 def _former(target: Path, home: Home, project: bytes) -> signed_project.OpenedProject | None:
@@ -106,14 +162,27 @@ def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> 
         project.genesis.model.tensors, project.genesis.strategy, project.genesis.fragments
     )
     blocks, data = project.genesis.data.blocks, project.genesis.data
+    adapter = project.genesis.adapter
     pass_tokens = blocks * data.block_sequences * data.sequence_tokens
     return [
         f"{word} {target}",
         f"project     {project.id.hex()}",
         f"revision    {project.charter.revision}",
         f"parameters  {layout.parameters:,} in {len(layout.fragments)} fragments",
+        *(_about_adapter(adapter) if adapter is not None else []),
         f"tokens      {project.charter.limits.tokens:,} to train; one pass over the text is "
         f"{pass_tokens:,}",
+    ]
+
+
+def _about_adapter(adapter: AdapterSpec) -> list[str]:
+    frozen = sum(one.numel for one in adapter.frozen)
+    part = "" if adapter.trains == "both" else ", of which B is trained"
+    return [
+        f"adapter     rank {adapter.rank}, alpha {adapter.alpha:g}, dropout {adapter.dropout:g}, "
+        f"on {', '.join(adapter.targets)}{part}",
+        f"frozen      {frozen:,} parameters as {adapter.base_dtype}, "
+        f"{starting_point.amount(adapter.held_bytes)} that a volunteer fetches once",
     ]
 
 
@@ -129,7 +198,10 @@ def show(
             f"shoal project sign {path}",
             "",
             f"name        {file.name}",
-            f"model       {file.architecture}, {file.fragments} fragments ({file.strategy})",
+            f"model       {file.base or file.trainer or file.architecture}, "
+            f"{file.fragments} fragments "
+            f"({file.strategy})",
+            *([f"adapter     rank {file.adapter.rank}"] if file.adapter is not None else []),
             f"data        {file.data.source} {file.data.location}".rstrip(),
             f"tokens      {file.limits.tokens:,}",
         ]
@@ -144,6 +216,9 @@ def show(
         f"revision    {charter.revision}",
         f"model       {genesis.model.architecture}, {parameters:,} parameters, "
         f"{genesis.fragments} fragments ({genesis.strategy})",
+        *([f"from        {genesis.base.source}"] if genesis.base is not None else []),
+        *([f"trainer     {_named(genesis.trainer)}"] if genesis.trainer is not None else []),
+        *(_about_adapter(genesis.adapter) if genesis.adapter is not None else []),
         f"data        {' '.join([data.source, data.location]).strip()}, tokenizer "
         f"{data.tokenizer}, {data.blocks:,} blocks of {data.block_sequences} x "
         f"{data.sequence_tokens} tokens",
@@ -164,6 +239,10 @@ def show(
         ),
         *(f"banned      {short(key)}" for key in charter.banned),
     ]
+
+
+def _named(spec: TrainerSpec) -> str:
+    return f"{spec.name} of {spec.package} {spec.version}, which every learner installs itself"
 
 
 def signed_path(path: Path) -> Path:
@@ -196,8 +275,10 @@ def signed_beside(path: Path) -> Path:
 
 
 def keep_copy(path: Path, home: Home) -> signed_project.OpenedProject:
-    """The project at `path`, which from now on this home knows by its id."""
+    """The project at `path`, which from now on this home knows by its id, with its tokenizer."""
     project = signed_project.read_signed(path)
+    PinnedFiles(home.data_cache(), project.genesis.tokenizer).take(project.files)
+    project = project._replace(files=())
     copy = home.project_file(project.id)
     try:
         known = signed_project.read_signed(copy).charter.revision

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -19,10 +19,15 @@ from protocol import project as specs
 from protocol.errors import UserError
 from protocol.ids import NodeKey
 from shoal.common import toml_tables as toml
+from shoal.project import starting_point
 from shoal.project.charters import check_one_voter
 
 THIS_HOST = "this host"
 FILE_BYTES_MAX = 1 << 20
+
+Pins = Literal["nothing", "tokenizer", "all"]
+"""Files that a genesis pins: former versions pinned none, then those of the tokenizer, and now the
+generation settings of a base model too."""
 
 _SECTIONS = ("project", "model", "data", "training", "outer", "rounds", "limits", "voters")
 
@@ -41,8 +46,16 @@ class ProjectFile(Struct, frozen=True):
     path: Path
     name: str
     seed: int
+    base: str | None
+    """`hub:OWNER/NAME@REVISION` or a folder's absolute path; None: weights are drawn."""
+    trainer: str | None
+    """Training code that is not Shoal's, by its name among what is installed."""
     architecture: str
+    """Empty where the base model or the training code says it."""
     config: dict[str, specs.ConfigValue]
+    """With a base model: what differs from its own."""
+    adapter: specs.AdapterSpec | None
+    """None: the whole model is trained. Its tables are not known yet."""
     rules: specs.MergeRules
     fragments: int
     strategy: specs.FragmentStrategy
@@ -53,7 +66,11 @@ class ProjectFile(Struct, frozen=True):
     rounds: specs.RoundSpec
     limits: specs.LimitSpec
     durability: specs.Durability
+    admission: specs.AdmissionRule | None
+    """None, here and below, where a file from before this setting does not say."""
+    allowed: tuple[NodeKey, ...] | None
     banned: tuple[NodeKey, ...]
+    guard: specs.GuardRule | None
     voters: tuple[VoterLine, ...]
 
 
@@ -84,17 +101,19 @@ def parse(text: str, path: Path) -> ProjectFile:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise place.error(f"is not TOML: {error}") from error
-    toml.check_keys(tables, _SECTIONS, place, optional=("seat", "admission"))
+    toml.check_keys(tables, _SECTIONS, place, optional=("seat", "admission", "guard"))
     file = ProjectFile(
         path=path,
         **_project(tables["project"], place.below("project")),
-        **_model(tables["model"], place.below("model")),
+        **_model(tables["model"], place.below("model"), path),
         data=_data(tables["data"], place.below("data"), path),
         inner=specs.InnerSpec(
             **toml.read_table(tables["training"], specs.InnerSpec, place.below("training"))
         ),
         outer=specs.OuterSpec(
-            **toml.read_table(tables["outer"], specs.OuterSpec, place.below("outer"))
+            **toml.read_table(
+                tables["outer"], specs.OuterSpec, place.below("outer"), optional=("ema",)
+            )
         ),
         rounds=specs.RoundSpec(
             **toml.read_table(tables["rounds"], specs.RoundSpec, place.below("rounds"))
@@ -103,7 +122,8 @@ def parse(text: str, path: Path) -> ProjectFile:
             **toml.read_table(tables["limits"], specs.LimitSpec, place.below("limits"))
         ),
         durability=_durability(tables.get("seat"), place.below("seat")),
-        banned=_banned(tables.get("admission", {"banned": []}), place.below("admission")),
+        **_admission(tables.get("admission", {"banned": []}), place.below("admission")),
+        guard=_guard(tables.get("guard"), place.below("guard")),
         voters=_voters(tables["voters"], place.below("voters")),
     )
     tokens = file.data.sequence_tokens
@@ -120,21 +140,71 @@ def _project(value: object, place: toml.Place) -> dict[str, Any]:
     return read
 
 
-def _model(value: object, place: toml.Place) -> dict[str, Any]:
+def _model(value: object, place: toml.Place, path: Path) -> dict[str, Any]:
     table = toml.as_table(value, place)
-    toml.check_keys(table, ("architecture", "fragments", "strategy", "merge", "config"), place)
-    config = toml.as_table(table["config"], place.below("config"))
+    wanted: tuple[str, ...] = ("architecture", "fragments", "strategy", "merge", "config")
+    base = trainer = None
+    if "trainer" in table:
+        wanted = ("trainer", "fragments", "strategy", "merge", "config")
+        trainer = toml.read_value(table["trainer"], specs.TrainerName, place.below("trainer"))
+        _require_absent(table, ("architecture", "from"), "the training code says what it is", place)
+    elif "from" in table:
+        wanted = ("from", "fragments", "strategy", "merge")
+        base = _base(table["from"], place.below("from"), path)
+        _require_absent(
+            table, ("architecture",), "the model that `from` names says what it is", place
+        )
+    toml.check_keys(table, wanted, place, optional=("config", "adapter"))
+    config = toml.as_table(table.get("config", {}), place.below("config"))
+    said = (
+        {} if base or trainer else toml.read_fields(table, specs.ModelSpec, place, "architecture")
+    )
     return {
-        **toml.read_fields(table, specs.ModelSpec, place, "architecture"),
+        "base": base,
+        "trainer": trainer,
+        "architecture": said.get("architecture", ""),
         "config": {
             key: toml.read_value(setting, specs.ConfigValue, place.below("config").below(key))
             for key, setting in config.items()
         },
+        "adapter": _adapter(table.get("adapter"), place.below("adapter"), base),
         "rules": specs.MergeRules(
             **toml.read_table(table["merge"], specs.MergeRules, place.below("merge"))
         ),
         **toml.read_fields(table, specs.Genesis, place, "fragments", "strategy"),
     }
+
+
+def _require_absent(
+    table: dict[str, Any], keys: tuple[str, ...], why: str, place: toml.Place
+) -> None:
+    for key in keys:
+        if key in table:
+            raise place.below(key).error(f"must be left out: {why}")
+
+
+def _adapter(value: object, place: toml.Place, base: str | None) -> specs.AdapterSpec | None:
+    if value is None:
+        return None
+    table = dict(toml.as_table(value, place))
+    if base is None:
+        raise place.error("needs a published model to stand beside: name it in model.from")
+    if isinstance(table.get("targets"), str):
+        table["targets"] = [table["targets"]]
+    omit = ("frozen", "pieces")
+    return specs.AdapterSpec(**toml.read_table(table, specs.AdapterSpec, place, omit=omit))
+
+
+def _base(value: object, place: toml.Place, path: Path) -> str:
+    if not isinstance(value, str) or not value:
+        raise place.error(
+            f"must be hub:OWNER/NAME@REVISION or the path of a folder, not {toml.shown(value)}"
+        )
+    if value.startswith("hub:"):
+        if specs.hub_source(value) is None:
+            raise place.error(f"must be hub:OWNER/NAME@REVISION, not {toml.shown(value)}")
+        return value
+    return str(path.absolute().parent / Path(value).expanduser())
 
 
 def _data(value: object, place: toml.Place, path: Path) -> specs.DataSpec:
@@ -143,7 +213,7 @@ def _data(value: object, place: toml.Place, path: Path) -> specs.DataSpec:
     if source == "python-stdlib" and location:
         at = place.below("location")
         raise at.error(f'must be "" for the source python-stdlib, not {toml.shown(location)}')
-    if source != "python-stdlib" and not location:
+    if source not in ("python-stdlib", "own") and not location:
         raise place.below("location").error(f"must not be empty: name what {source} is to read")
     if source == "hub" and specs.hub_name(location) is None:
         at = place.below("location")
@@ -169,12 +239,31 @@ def _durability(value: object, place: toml.Place) -> specs.Durability:
     return read
 
 
-def _banned(value: object, place: toml.Place) -> tuple[NodeKey, ...]:
+def _guard(value: object, place: toml.Place) -> specs.GuardRule | None:
+    if value is None:
+        return None
     table = toml.as_table(value, place)
-    toml.check_keys(table, ("banned",), place)
-    at, keys = place.below("banned"), table["banned"]
-    if not isinstance(keys, list):
-        raise at.error(f"must be a list of keys, not {toml.shown(keys)}")
+    toml.check_keys(table, ("rule",), place)
+    read: specs.GuardRule = toml.read_value(table["rule"], specs.GuardRule, place.below("rule"))
+    return read
+
+
+def _admission(value: object, place: toml.Place) -> dict[str, Any]:
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("banned",), place, optional=("rule", "allowed"))
+    rule, allowed = table.get("rule"), place.below("allowed")
+    if rule is not None:
+        rule = toml.read_value(rule, specs.AdmissionRule, place.below("rule"))
+    return {
+        "admission": rule,
+        "allowed": _keys(table["allowed"], allowed) if "allowed" in table else None,
+        "banned": _keys(table["banned"], place.below("banned"), limits.BANNED_MAX),
+    }
+
+
+def _keys(keys: object, at: toml.Place, most: int = limits.ALLOWED_MAX) -> tuple[NodeKey, ...]:
+    if not isinstance(keys, list) or len(keys) > most:
+        raise at.error(f"must be a list of at most {most:,} keys, not {toml.shown(keys)}")
     return tuple(_key(key, at) for key in keys)
 
 
@@ -239,6 +328,8 @@ def check_together(
             "whether another learner's optimizer state is possible at all"
         )
     step_tokens = inner.batch_sequences * sequence_tokens
+    if isinstance(rules, ProjectFile):
+        _check_training_code(rules, place)
     if bounds.tokens < step_tokens:
         raise place.below("limits.tokens").error(
             f"must be at least {step_tokens}, one local step (training.batch_sequences x "
@@ -246,25 +337,55 @@ def check_together(
         )
 
 
-def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> specs.Genesis:
+def _check_training_code(file: ProjectFile, place: toml.Place) -> None:
+    """UserError for what only Shoal's own trainer can do, or only somebody else's."""
+    if file.trainer is None and file.data.source == "own":
+        raise place.below("data.source").error(
+            'can be "own" only with model.trainer: the training code brings the data'
+        )
+    if file.trainer is not None and file.inner.moments == "peer":
+        raise place.below("training.moments").error(
+            'can be "peer" only with Shoal\'s own trainer: of other code nobody can tell whether '
+            "another learner's optimizer state is possible at all"
+        )
+
+
+def make_genesis(
+    file: ProjectFile, *, owner: NodeKey, data_cache: Path, pins: Pins = "all"
+) -> specs.Genesis:
     """What the file says of the project that never changes.
+
+    pins: `all`, or as much as was pinned when the project was signed first.
 
     UserError if the model cannot be built or cut, the text cannot be read, or they do not fit each
     other. Cost: reads and tokenises the whole text, unless `data_cache` holds it already.
     """
-    from node.trainer.model import check_fits, describe_model
-    from node.trainer.text.corpus import describe_corpus
-    from node.trainer.text.tokenizer import load_vocabulary
-    from protocol.fragments import build_layout
-
     try:
-        model = describe_model(file.architecture, file.config, file.rules)
-        build_layout(model.tensors, file.strategy, file.fragments)
-        check_fits(model, file.data, load_vocabulary(file.data.tokenizer).size)
-        counted = describe_corpus(file.data, cache=data_cache)
+        if file.trainer is not None:
+            return _with_training_code(file, file.trainer, owner, data_cache)
+        return _with_decoder(file, owner, data_cache, pins)
     except UserError as error:
         raise UserError(f"{file.path.name}: {error}") from error
-    return specs.Genesis(
+
+
+def _with_decoder(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pins) -> specs.Genesis:
+    from node.trainer.model import check_fits
+    from node.trainer.text.corpus import describe_corpus
+    from node.trainer.text.tokenizer import load_vocabulary
+    from node.trainer.text.tokenizer_files import pin_tokenizer
+    from protocol.fragments import build_layout
+
+    start = starting_point.of(file.base) if file.base else None
+    model, adapter = _tables(file, start)
+    layout = build_layout(model.tensors, file.strategy, file.fragments)
+    name, folder = file.data.tokenizer, start.folder if start is not None else None
+    tokenizer = None
+    if pins != "nothing":
+        generation = pins == "all"
+        tokenizer = pin_tokenizer(name, folder, data_cache, pins_generation=generation)
+    check_fits(model, file.data, load_vocabulary(name, tokenizer, data_cache).size)
+    counted = describe_corpus(file.data, cache=data_cache, tokenizer=tokenizer)
+    genesis = specs.Genesis(
         wire_version=limits.WIRE_VERSION,
         name=file.name,
         owner=owner,
@@ -273,6 +394,75 @@ def make_genesis(file: ProjectFile, *, owner: NodeKey, data_cache: Path) -> spec
         seed=file.seed,
         strategy=file.strategy,
         fragments=file.fragments,
+        tokenizer=tokenizer,
+        adapter=adapter,
+    )
+    if start is None:
+        return genesis
+    if adapter is not None:
+        return start.frozen(genesis, data_cache)
+    return msgspec.structs.replace(genesis, base=start.pinned(model, layout))
+
+
+def _tables(
+    file: ProjectFile, start: starting_point.StartingPoint | None
+) -> tuple[specs.ModelSpec, specs.AdapterSpec | None]:
+    """The model with the table of what is trained, and the adapter, if that is it."""
+    if start is None:
+        from node.trainer.model import describe_model
+
+        return describe_model(file.architecture, file.config, file.rules), None
+    if file.adapter is not None:
+        return start.adapted(file.config, file.rules, file.adapter)
+    return start.model(file.config, file.rules), None
+
+
+def _with_training_code(
+    file: ProjectFile, name: str, owner: NodeKey, data_cache: Path
+) -> specs.Genesis:
+    """What the installed training code says of itself, beside what the file says."""
+    from node.trainer import making
+    from node.trainer.own import installed, samples
+    from node.trainer.text.corpus import describe_corpus
+    from node.trainer.text.tokenizer_files import pin_tokenizer
+    from protocol.fragments import build_layout
+
+    found, data = installed.pin(name), file.data
+    is_own = data.source == "own"
+    tokenizer = None if is_own else pin_tokenizer(data.tokenizer, None, data_cache)
+    counted = None
+    if not is_own:
+        counted = describe_corpus(data, cache=data_cache, tokenizer=tokenizer)
+    blank = specs.Genesis(
+        wire_version=limits.WIRE_VERSION,
+        name=file.name,
+        owner=owner,
+        model=specs.ModelSpec(name, file.config, ()),
+        data=data,
+        seed=file.seed,
+        strategy=file.strategy,
+        fragments=file.fragments,
+        tokenizer=tokenizer,
+        trainer=found.spec,
+    )
+    described = making.describe(found.place, blank, file.rules, data_cache)
+    build_layout(described.tensors, file.strategy, file.fragments)
+    if file.outer.probes_frac and not described.tells_losses:
+        raise UserError(
+            f"outer.probes_frac must be 0 with the trainer {name}: it has no method `losses`, so"
+            " nobody could probe pushes."
+        )
+    if counted is None:
+        if described.data is None:
+            raise UserError(
+                f'data.source is "own", and the trainer {name} brings no data. Name a source of'
+                " text, or give its class a method `data`."
+            )
+        counted = samples.describe(data, described.data)
+    return msgspec.structs.replace(
+        blank,
+        model=msgspec.structs.replace(blank.model, tensors=described.tensors),
+        data=msgspec.structs.replace(data, blocks=counted.blocks, digest=counted.digest),
     )
 
 
@@ -281,8 +471,9 @@ def make_charter(
 ) -> specs.Charter:
     """What the file says of the rules: the revision behind the former one, or the first.
 
-    The former revision itself where nothing changed. Epoch and admitted disks are no matter of the
-    file and stay. UserError if more than one voter differs.
+    The former revision itself where nothing changed. Epoch, admitted disks, revoked invites,
+    lifted suspensions and what the owner said of a pause are no matter of the file and stay.
+    UserError if more than one voter differs.
     """
     charter = specs.Charter(
         project=project,
@@ -294,6 +485,9 @@ def make_charter(
         rounds=file.rounds,
         limits=file.limits,
         durability=file.durability,
+        admission=file.admission or "open",
+        allowed=file.allowed or (),
+        guard=file.guard or "off",
     )
     if former is None:
         return charter
@@ -309,12 +503,22 @@ def make_charter(
         origin=former.origin,
         # In the former order: another one alone is no change.
         voters=tuple(sorted(voters, key=lambda one: _rank(one.key, known))),
-        banned=tuple(sorted(charter.banned, key=lambda key: _rank(key, list(former.banned)))),
+        banned=_in_order(charter.banned, former.banned),
+        admission=file.admission or former.admission,
+        allowed=former.allowed if file.allowed is None else _in_order(file.allowed, former.allowed),
+        revoked=former.revoked,
+        reinstated=former.reinstated,
+        guard=file.guard or former.guard,
+        resumed=former.resumed,
     )
     if charter == former:
         return former
     check_one_voter(former, charter, file.path.name)
     return msgspec.structs.replace(charter, revision=former.revision + 1)
+
+
+def _in_order(keys: tuple[NodeKey, ...], known: tuple[NodeKey, ...]) -> tuple[NodeKey, ...]:
+    return tuple(sorted(keys, key=lambda key: _rank(key, list(known))))
 
 
 def _rank(key: bytes, known: list[bytes]) -> int:

@@ -2,7 +2,8 @@
 
 Every learner can prove the state it follows: the head of its log and the origin of every fragment
 are certified. The owner begins a new epoch behind the newest such head, and this machine's syncer
-fetches the weights from whoever has them.
+fetches the weights from whoever has them. What a learner says beside is compared, bounded, and
+called its word.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from host.files import keystore
 from host.files.signed_project import OpenedProject
-from host.join_link import JoinLink
 from host.network.leader_discovery import learners_topic, seat_topic
 from host.network.streams import ControlStream
 from host.options import BulkAt
@@ -24,22 +24,37 @@ from node.machine.index_proof import prove_index, read_charter
 from protocol import wire
 from protocol.errors import RemoteError, TransientError, UnexpectedMessage, UserError
 from protocol.ids import short
-from protocol.log.records import Record, open_record, record_hash
+from protocol.log.records import (
+    FragmentMerged,
+    Record,
+    WeightsRestored,
+    open_record,
+    record_hash,
+)
 from protocol.log.state import SwarmSummary
 from protocol.messages import AskState, CertifiedRecord, FragmentIndex, IndexPart, StateHeld
 from protocol.project import Charter
 from protocol.signing import verify_ed25519
+from shoal.project.summary_checks import (
+    check_bounds,
+    differences,
+    on_its_word,
+    without_influence,
+)
 
 log = logging.getLogger("shoal.rescue")
 
 ASKED_MAX = 64
 ANSWER_S = 15.0
-CONNECT_S = 30.0
+CONNECT_S = 120.0
+"""Some of the hosts that are known may be gone for good, and those that are left busy."""
+
+LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rescued:
-    """The newest state that somebody could prove."""
+    """A state that a learner proved, and what it says beside."""
 
     donor: bytes
     entry: CertifiedRecord
@@ -48,19 +63,95 @@ class Rescued:
     origins: tuple[CertifiedRecord, ...]
 
     @property
+    def head(self) -> bytes:
+        return self.summary.head
+
+    @property
     def rank(self) -> tuple[int, int]:
         return (self.record.epoch, self.record.index)
 
 
-def find_newest(project: OpenedProject, link: JoinLink) -> tuple[Rescued, int]:
-    """The newest proven state among the learners, and how many proved one.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the learners that answered prove, and what one of them is believed."""
 
-    UserError if no learner is found, or none of them can prove anything.
+    newest: Rescued
+    lines: list[str]
+    """What is certified, what is that learner's word, and who says otherwise."""
+
+
+def find_newest(
+    project: OpenedProject, addresses: tuple[str, ...], learner: str | None = None
+) -> Found:
+    """The newest state that learners prove, or that of one whose key begins so.
+
+    addresses: of hosts through which the swarm may be found. UserError if no learner is found, if
+    none of them can prove anything, or if they prove two histories.
     """
-    return asyncio.run(_find(project, link))
+    return choose(asyncio.run(_find(project, addresses)), learner)
 
 
-async def _find(project: OpenedProject, link: JoinLink) -> tuple[Rescued, int]:
+def choose(proven: list[Rescued], learner: str | None) -> Found:
+    """The newest of these states; of several at the same record, that on which most agree.
+
+    learner: how the key of the one to take begins, if it is named. UserError if they are of two
+    histories and none is named.
+    """
+    named = [one for one in proven if learner and one.donor.hex().startswith(learner.lower())]
+    if learner and not named:
+        known = ", ".join(short(one.donor) for one in proven)
+        raise UserError(f"No learner {learner} proved a state. Those that did: {known}")
+    newest = max(named or proven, key=lambda one: one.rank)
+    lines = [_of_two(newest, one) for one in proven if are_two_histories(newest, one)]
+    if lines and not learner:
+        raise UserError(" ".join([*lines, "Name the one to go on from with --learner KEY."]))
+    peers = [one for one in named or proven if one.head == newest.head]
+    chosen = max(peers, key=lambda one: _weight(one, peers))
+    for other in peers:
+        if found := differences(chosen.summary, other.summary):
+            lines.append(f"learner {short(other.donor)} differs in {', '.join(found)}")
+    count, who = len(proven), short(chosen.donor)
+    lines = [
+        f"{count} {'learner' if count == 1 else 'learners'} proved a state; the newest is record "
+        f"{chosen.record.index:,}, global step {chosen.summary.global_step:,}",
+        "certified: that record, and every fragment's version and weights",
+        *(f"on the word of learner {who}: {words}" for words in on_its_word(chosen.summary)),
+        *lines,
+    ]
+    summary = without_influence(chosen.summary, chosen.donor)
+    return Found(replace(chosen, summary=summary), lines)
+
+
+def _weight(one: Rescued, peers: list[Rescued]) -> tuple[int, int, bytes]:
+    """How many say the same, and how long its memory of contributors is."""
+    agreeing = sum(not differences(one.summary, other.summary) for other in peers)
+    merges = sum(account.merges for account in one.summary.accounts.values())
+    return agreeing, merges, one.donor
+
+
+def are_two_histories(one: Rescued, other: Rescued) -> bool:
+    """Whether both cannot be of one log, whoever is further."""
+    if one.record.epoch != other.record.epoch:
+        return False  # The owner began the later one.
+    if one.record.index == other.record.index:
+        return one.head != other.head
+    older, newer = sorted((one, other), key=lambda state: state.rank)
+    pairs = zip(older.summary.fragments, newer.summary.fragments, strict=True)
+    return any(
+        then.version > now.version or (then.version == now.version and then.state != now.state)
+        for then, now in pairs
+    )
+
+
+def _of_two(one: Rescued, other: Rescued) -> str:
+    return (
+        f"Learners prove two histories: {short(one.donor)} has record {one.record.index:,} at "
+        f"global step {one.summary.global_step:,}, {short(other.donor)} another one with record "
+        f"{other.record.index:,} at global step {other.summary.global_step:,}."
+    )
+
+
+async def _find(project: OpenedProject, addresses: tuple[str, ...]) -> list[Rescued]:
     with tempfile.TemporaryDirectory(prefix="shoal-rescue-") as folder:
         transport = Transport(
             keystore.load_or_create(Path(folder) / "rescue.key"),
@@ -68,21 +159,27 @@ async def _find(project: OpenedProject, link: JoinLink) -> tuple[Rescued, int]:
             bootstrap=(),
             topics=(seat_topic(project.id), learners_topic(project.id)),
             on_state=lambda state: None,
-            hints=link.addresses,
+            hints=addresses,
             bulk=BulkAt(is_on=False),
         )
+        trouble = "none of the hosts that are known answers"
+
+        def note(reason: str, pause_s: float) -> None:
+            nonlocal trouble
+            trouble = reason
+
         try:
             async with asyncio.timeout(CONNECT_S):
-                await transport.start_with_retry(lambda reason, _: log.info("%s", reason))
-                await transport.greet_bootstrap()
-            found = await transport.lookup(learners_topic(project.id))
+                await transport.start_with_retry(note)
+                trouble = "the swarm answers, but no learner announces itself there"
+                found = await _learners(transport, learners_topic(project.id))
             answers = await asyncio.gather(
-                *(_ask(transport, project, key) for key in sorted(found)[:ASKED_MAX])
+                *(_ask(transport, project, key) for key in found[:ASKED_MAX])
             )
         except (TransientError, TimeoutError) as error:
             raise UserError(
-                f"The swarm was not reached through this link ({error or 'no answer'}). Use a "
-                "link with the address of a host that still runs, such as a learner's: "
+                f"No learner was found ({str(error) or trouble}). In place of the link, give "
+                "the address of a host that still runs, such as a learner's: "
                 "/ip4/.../tcp/.../p2p/... from its `shoal status`."
             ) from error
         finally:
@@ -93,7 +190,17 @@ async def _find(project: OpenedProject, link: JoinLink) -> tuple[Rescued, int]:
             f"{len(found)} learners were found, and none could prove a state. Learners prove what "
             "they followed since they joined; ask one that was there while the swarm still merged."
         )
-    return max(proven, key=lambda one: one.rank), len(proven)
+    return proven
+
+
+async def _learners(transport: Transport, topic: str) -> list[bytes]:
+    """Who announces itself; asked again until somebody is found. TransientError if it cannot be."""
+    while True:
+        await transport.greet_bootstrap()
+        found = await transport.lookup(topic)
+        if found:
+            return sorted(found)
+        await asyncio.sleep(LOOK_AGAIN_S)
 
 
 async def _ask(transport: Transport, project: OpenedProject, key: bytes) -> Rescued | None:
@@ -126,9 +233,10 @@ async def _answer(stream: ControlStream) -> tuple[list[CertifiedRecord], StateHe
 def verified(
     project: OpenedProject, donor: bytes, origins: list[CertifiedRecord], held: StateHeld
 ) -> Rescued:
-    """The state, once head and origins are proven under charters of the owner's.
+    """The state, once head and origins are proven under charters of the owner's, and what is said
+    beside does not contradict them.
 
-    Raises RemoteError if they are not.
+    Raises RemoteError otherwise.
     """
     summary = wire.decode(held.summary, SwarmSummary)
     charters: list[Charter] = [project.charter]
@@ -154,4 +262,14 @@ def verified(
         block_sequences=project.genesis.data.block_sequences,
         verify=verify_ed25519,
     )
+    bodies = [wire.decode(one.record, Record).body for one in origins]
+    newest = {(at, one.version) for at, one in enumerate(summary.fragments)}
+    made = [
+        body
+        for body in bodies
+        if isinstance(body, WeightsRestored)
+        or (isinstance(body, FragmentMerged) and (body.fragment, body.version) in newest)
+    ]
+    budget = max(charter.limits.tokens for charter in charters)
+    check_bounds(summary, record, made, budget)
     return Rescued(donor, held.entry, record, summary, tuple(origins))

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from cyclopts import Parameter
 
+from host.addresses import parse_peer
 from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE
 from host.files.keystore import Identity
 from host.join_link import parse_link
+from host.nat.peer_file import peer_file
 from protocol.errors import UserError
 from protocol.ids import NodeKey, short
 from protocol.log.records import majority, record_hash
@@ -24,6 +26,10 @@ from shoal.project.charter_commands import Case
 
 if TYPE_CHECKING:
     from shoal.project.recover_from_learners import Rescued
+    from syncer_node.storage.voter_files import VoterFiles
+
+KNOWN_MAX = 16
+"""Hosts met before that are tried, besides those of the link."""
 
 
 def reset_seat(
@@ -41,9 +47,13 @@ def reset_seat(
     from_learners: Annotated[
         str | None,
         option(
-            "A join link that still leads into the swarm: go on from what learners can "
-            "prove, where no syncer's disk is left."
+            "A join link, or the address of a learner: go on from what learners can prove, "
+            "where no syncer's disk is left. Hosts that this syncer knew are asked too."
         ),
+    ] = None,
+    learner: Annotated[
+        str | None,
+        option("Key of the learner to go on from, where learners prove two histories."),
     ] = None,
     instance: Instance = DEFAULT_INSTANCE,
     home: HomeHere,
@@ -57,11 +67,13 @@ def reset_seat(
     own = _identity(case, instance)
     voters = _voters(case, own.key, keep)
     note = charters.check_enough_votes(voters)
+    if from_learners is not None:
+        _refuse_while_running(case, own.key)
     if not force:
         _refuse_while_alive(case)
     rescued = None
     if from_learners is not None:
-        rescued = _rescued(case, from_learners)
+        rescued = _rescued(case, from_learners, instance, learner)
         origin = Origin(rescued.record.index, rescued.summary.head)
     else:
         origin = last_certified(case, own, instance)
@@ -73,15 +85,21 @@ def reset_seat(
     return [*begin_epoch(case, origin, voters), *([note] if note else [])]
 
 
-def _rescued(case: Case, link: str) -> Rescued:
+def _addresses(case: Case, link: str, instance: str) -> tuple[str, ...]:
+    """Where the swarm may be found: by the link or address, and at hosts that were met before."""
+    given = (parse_peer(link).text,) if link.startswith("/") else parse_link(link).addresses
+    own = _identity(case, instance).key
+    book = peer_file(case.home, case.project.id, "syncer", instance, own=own).book
+    known = [text for _, texts in book.best()[:KNOWN_MAX] for text in texts]
+    return tuple(dict.fromkeys((*given, *known)))
+
+
+def _rescued(case: Case, link: str, instance: str, learner: str | None) -> Rescued:
     from shoal.project.recover_from_learners import find_newest
 
-    rescued, count = find_newest(case.project, parse_link(link))
-    print(
-        f"{count} learners proved a state; the newest is record {rescued.record.index}, "
-        f"global step {rescued.summary.global_step}, of learner {short(rescued.donor)}"
-    )
-    return rescued
+    found = find_newest(case.project, _addresses(case, link, instance), learner)
+    print("\n".join(found.lines))
+    return found.newest
 
 
 def _keep_rescued(case: Case, instance: str, rescued: Rescued) -> None:
@@ -90,7 +108,7 @@ def _keep_rescued(case: Case, instance: str, rescued: Rescued) -> None:
 
     files = VoterFiles(case.home.syncer_store(case.project.id, instance))
     try:
-        if files.last >= rescued.record.index:
+        if _has(files, rescued):
             raise UserError(
                 f"The store {files.root} already reaches record {files.last}, and the learners "
                 f"prove {rescued.record.index}. Leave --from-learners out to go on from the store."
@@ -99,6 +117,17 @@ def _keep_rescued(case: Case, instance: str, rescued: Rescued) -> None:
         files.begin_behind(rescued.entry, rescued.summary, rescued.origins)
     finally:
         files.close()
+
+
+def _has(files: VoterFiles, rescued: Rescued) -> bool:
+    """Whether the store has the learners' newest record, or may have: then it is to be gone on
+    from. Another record at its place is one of a younger history, however long that is."""
+    index, floor = rescued.record.index, files.floor
+    if files.last < index:
+        return False
+    if index <= floor.index:
+        return index < floor.index or floor.head == rescued.summary.head
+    return record_hash(files.record(index)) == rescued.summary.head
 
 
 def begin_epoch(case: Case, origin: Origin, voters: tuple[Voter, ...]) -> list[str]:
@@ -177,6 +206,15 @@ def _voters(case: Case, own: NodeKey, keep: tuple[str, ...]) -> tuple[Voter, ...
             f"epoch goes on from. Add --keep {own.hex()}"
         )
     return tuple(voter for voter in former if voter.key in kept)
+
+
+def _refuse_while_running(case: Case, own: NodeKey) -> None:
+    for seat in charter_commands.seats(case):
+        if any(row.is_self and row.key == own.hex() for row in seat.voters):
+            raise UserError(
+                "The syncer whose store is to be replaced is running. Stop it first: shoal stop "
+                "--role syncer, then repeat the command, and start it again afterwards."
+            )
 
 
 def _refuse_while_alive(case: Case) -> None:

@@ -7,6 +7,7 @@ their part go on from that; the others begin as joiners.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import structs
@@ -19,9 +20,11 @@ from protocol.status import RestoreRow, SyncerStatus
 from shoal.common import daemons
 from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
 from shoal.project import charter_commands, charters
+from shoal.project.best_checkpoint import Best
 from shoal.project.charter_commands import Case
 from shoal.project.snapshot_command import checked
 
+UNCONFIRMED = "Nothing was changed. To do it, repeat the command with --yes."
 WAIT_S = 120.0
 """Learners start a trainer anew before they can say that they go on."""
 
@@ -46,20 +49,49 @@ def restore(
     for note in notes:
         print(note)
     if not yes:
-        print("\n".join(_warning(case, manifest)))
-        raise UserError("Nothing was changed. To do it, repeat the command with --yes.")
+        print("\n".join(warning(case, manifest)))
+        raise UserError(UNCONFIRMED)
+    return go_back(case, manifest, instance)
+
+
+def go_back(case: Case, manifest: Manifest, instance: str) -> int:
+    """Begin the epoch, and tell who goes on from what."""
     origin = Origin(manifest.index, manifest.head, manifest.snapshot)
+    running = _begin_epoch(case, origin, f"snapshot {stamp(manifest.snapshot)}", instance)
+    return _report(running, manifest) if running is not None else 0
+
+
+def go_back_to_checkpoint(case: Case, best: Best, instance: str) -> int:
+    """Begin the epoch at a checkpoint, and wait until merging goes on from there."""
+    epoch = case.project.charter.epoch + 1
+    running = _begin_epoch(case, best.origin, "the best checkpoint", instance)
+    if running is None:
+        return 0
+    began_s = time.monotonic()
+    for status in daemons.statuses_of(running, timeout_s=WAIT_S):
+        if not isinstance(status, SyncerStatus):
+            continue
+        if status.swarm.epoch == epoch and status.phase in ("training", "standby"):
+            print(f"in force after {time.monotonic() - began_s:.0f} s; learners fetch the weights")
+            return 0
+    print(f"not in force after {WAIT_S:.0f} s; `shoal status` says who is missing")
+    return 0
+
+
+def _begin_epoch(case: Case, origin: Origin, where: str, instance: str) -> Daemon | None:
+    """Sign an epoch that begins behind this record; the syncer of this host, if it runs."""
     former = case.project.charter
     epoch = former.epoch + 1
     lines = charter_commands.revise(case, structs.replace(former, epoch=epoch, origin=origin))
-    name = stamp(manifest.snapshot)
-    print(f"epoch {epoch} begins at snapshot {name}, behind record {manifest.index:,}")
+    print(f"epoch {epoch} begins at {where}, behind record {origin.index:,}")
     print("\n".join(lines), flush=True)
-    running = [one for one in home.daemons() if one.role == "syncer" and one.instance == instance]
+    running = [
+        one for one in case.home.daemons() if one.role == "syncer" and one.instance == instance
+    ]
     if not running:
         print(f"no syncer runs here; it continues from there when it starts: {case.target}")
-        return 0
-    return _report(running[0], manifest)
+        return None
+    return running[0]
 
 
 def _choose(case: Case, instance: str, wanted: str | None) -> tuple[Manifest, list[str]]:
@@ -73,8 +105,18 @@ def _choose(case: Case, instance: str, wanted: str | None) -> tuple[Manifest, li
         )
     if wanted is not None and wanted not in names:
         raise UserError(f"There is no snapshot {wanted}. Here are: {', '.join(names)}.")
+    return first_good(found[names.index(wanted) if wanted is not None else 0 :], names)
+
+
+def first_good(
+    found: Sequence[tuple[int, Manifest | CorruptState]], names: Sequence[str]
+) -> tuple[Manifest, list[str]]:
+    """The first of these that can be used, and what is wrong with those before it.
+
+    names: of all that are here. UserError if none can be used.
+    """
     notes: list[str] = []
-    for snapshot, content in found[names.index(wanted) if wanted is not None else 0 :]:
+    for snapshot, content in found:
         if isinstance(content, CorruptState):
             notes.append(f"snapshot {stamp(snapshot)} cannot be used: {content}")
             continue
@@ -85,7 +127,8 @@ def _choose(case: Case, instance: str, wanted: str | None) -> tuple[Manifest, li
     raise UserError(f"{told}\nThere is no good snapshot before it. Here are: {', '.join(names)}.")
 
 
-def _warning(case: Case, manifest: Manifest) -> list[str]:
+def warning(case: Case, manifest: Manifest) -> list[str]:
+    """What going back to this snapshot means, for whoever has not confirmed it."""
     charter = case.project.charter
     names = ", ".join(part.name for part in manifest.parts) or "nobody"
     voters = ", ".join(charters.named(voter) for voter in charter.voters)
@@ -96,6 +139,20 @@ def _warning(case: Case, manifest: Manifest) -> list[str]:
         "    whatever was merged since is void; a copy of the log stays on each voter's disk;",
         f"  - these go on from their own part, if they still have it: {names};",
         "    other learners begin as joiners, and what they have not handed in is lost;",
+        f"  - all voters must come once: {voters}.",
+    ]
+
+
+def checkpoint_warning(case: Case, best: Best) -> list[str]:
+    """What going back to a checkpoint means, for whoever has not confirmed it."""
+    charter = case.project.charter
+    voters = ", ".join(charters.named(voter) for voter in charter.voters)
+    return [
+        f"This begins epoch {charter.epoch + 1} of {case.project.genesis.name}:",
+        f"  - it goes back to record {best.origin.index:,}, global step {best.global_step:,};",
+        "    whatever was merged since is void; a copy of the log stays on each voter's disk;",
+        "  - learners begin there with fresh optimizer state, and what they have not handed in is "
+        "lost;",
         f"  - all voters must come once: {voters}.",
     ]
 

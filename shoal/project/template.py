@@ -58,8 +58,10 @@ SECTIONS = (
             Line(
                 "architecture",
                 "LlamaForCausalLM",
-                "also GPT2LMHeadModel, GPTNeoXForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
-                "Qwen3ForCausalLM",
+                "any causal decoder of transformers, by its class or model_type: "
+                "GPT2LMHeadModel, Qwen3ForCausalLM, olmo2, gemma3_text, qwen3_moe. A project that "
+                "starts from a published model has the key `from` in its place, and one with "
+                "training code of its own the key `trainer`",
             ),
             Line("fragments", 4, "pieces that are merged and sent one at a time"),
             Line("strategy", "balanced", "how tensors are dealt out: balanced, tensor or layer"),
@@ -93,7 +95,12 @@ SECTIONS = (
         "data",
         "What it is trained on. Every learner reads the text itself; it never travels over Shoal.",
         (
-            Line("source", "python-stdlib", "python-stdlib, file, folder, parquet or hub"),
+            Line(
+                "source",
+                "python-stdlib",
+                "python-stdlib, file, folder, parquet or hub; own, where training code of its own "
+                "brings the data",
+            ),
             Line(
                 "location",
                 "",
@@ -103,7 +110,12 @@ SECTIONS = (
                 "and names it with `shoal join --data PATH`",
             ),
             Line("text_field", "text", "column that holds the text, for parquet and hub"),
-            Line("tokenizer", "bytes", "bytes, a tokenizer.json, or a hub repository with one"),
+            Line(
+                "tokenizer",
+                "bytes",
+                "bytes; base, that of the published model; a tokenizer.json; or a hub repository "
+                "with one",
+            ),
             Line("sequence_tokens", 256, "length of one training sequence"),
             Line("block_sequences", 1, "neighbouring sequences that are always read together"),
             Line("heldout_frac", 0.02, "share of the texts kept apart to measure progress"),
@@ -149,6 +161,18 @@ SECTIONS = (
                 "earned",
                 "how far a push counts: earned, by where the learner's earlier ones pointed; or "
                 "all, in full",
+            ),
+            Line(
+                "probes_frac",
+                0.02,
+                "share of the work that goes into probes of whether pushes were trained on their "
+                "text; 0: none",
+            ),
+            Line(
+                "ema",
+                0.0,
+                "what a merge keeps of the moving average that can be exported, such as 0.98; 0: "
+                "there is none",
             ),
         ),
     ),
@@ -217,10 +241,55 @@ SECTIONS = (
     ),
     Section(
         "admission",
-        "Who may not take part.",
-        (Line("banned", [], "keys of refused learners, 64 hex digits each"),),
+        "Who may take part.",
+        (
+            Line(
+                "rule",
+                "open",
+                "open: everybody who has the link; invite: keys that came by `shoal project "
+                "invite`, and allowed ones; list: allowed keys alone",
+            ),
+            Line("allowed", [], "keys that need no invite, 64 hex digits each"),
+            Line("banned", [], "keys of refused learners, 64 hex digits each"),
+        ),
+    ),
+    Section(
+        "guard",
+        "What happens once the held-out loss is far above the best, by two measurements.",
+        (
+            Line(
+                "rule",
+                "pause",
+                "pause: merging pauses until the owner goes back (`shoal project undo`) or goes on "
+                "(`shoal project resume`); restore: the guard goes back to the best checkpoint by "
+                "itself, once; off: nothing",
+            ),
+        ),
     ),
 )
+
+ADAPTER = Section(
+    "model.adapter",
+    "A low-rank adapter (LoRA): it alone is trained and sent; the model beside it stays frozen.",
+    (
+        Line("rank", 8, "of its matrices: more can learn more, and costs more"),
+        Line("alpha", 16.0, "the adapter counts alpha / rank"),
+        Line("dropout", 0.0, "share of an adapter's inputs that is left out in training"),
+        Line(
+            "targets",
+            ["all-linear"],
+            "layers that get one, by the ends of their names (q_proj, v_proj); all-linear: all but "
+            "the output table",
+        ),
+        Line(
+            "trains",
+            "both",
+            "both matrices, or b: the first one stays as it was drawn, then merges are exact",
+        ),
+        Line("base_dtype", "bf16", "what the frozen model is held as: bf16, or f32"),
+    ),
+)
+"""Only in a project that trains one."""
 
 VOTERS = """\
 # The hosts whose signatures commit a merge: one, or three or more, each in a table like this one.
@@ -243,16 +312,21 @@ def create_text(
     *,
     changes: Mapping[str, Value] | None = None,
     comments: Mapping[str, str] | None = None,
+    base: str | None = None,
 ) -> str:
     """A whole project file with every key explained.
 
+    base: the model that it starts from; then there is no architecture and no configuration of its
+    own.
     changes: other values than the usual ones, by dotted key such as `rounds.quorum`; keys below
-    `model.config` may be new, and are then written without a comment. comments: other words.
+    `model.config` may be new, and are then written without a comment. Any key below `model.adapter`
+    makes it a project that trains an adapter. comments: other words.
     """
     left, words = dict(changes or {}), comments or {}
     left["project.name"] = name
     parts = [HEADER]
-    for section in SECTIONS:
+    has_adapter = any(key.startswith(f"{ADAPTER.name}.") for key in left)
+    for section in SECTIONS if base is None else _based(base, has_adapter=has_adapter):
         lines = [
             line._replace(
                 value=left.pop(f"{section.name}.{line.key}", line.value),
@@ -269,6 +343,24 @@ def create_text(
     if left:
         raise InternalError(f"a project file has no key {', '.join(sorted(left))}")
     return "\n".join(parts)
+
+
+def _based(base: str, *, has_adapter: bool) -> list[Section]:
+    """The sections of a project that starts from a published model."""
+    start = Line("from", base, "the published model whose weights are version 0: a folder, or hub")
+    own = Section("model.config", "Values that differ from the published model's own.", ())
+    found = {section.name: section for section in SECTIONS}
+    kept = [line for line in found["model"].lines if line.key != "architecture"]
+    title = "What is trained: a published model, from its weights on."
+    found["model"] = Section("model", title, (start, *kept))
+    found["model.config"] = own
+    if not has_adapter:
+        return list(found.values())
+    title = "What is trained: an adapter beside a published model."
+    found["model"] = found["model"]._replace(title=title)
+    listed = list(found.values())
+    listed.insert(listed.index(found["model"]) + 1, ADAPTER)
+    return listed
 
 
 def toml_value(value: Value) -> str:

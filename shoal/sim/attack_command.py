@@ -2,187 +2,278 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
-from cyclopts import Parameter, validators
-from msgspec import Struct
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from host.files.home import Home
 from protocol.errors import UserError
 from protocol.project import TrustRule
 from shoal.common import choices
-from shoal.project.project_file import ProjectFile
-from shoal.sim import run_progress, trial_project
+from shoal.common.exit_codes import ExitCode
+from shoal.sim import attack_grid, many_runs, plots, run_progress, trial_project
+from shoal.sim.attack_grid import NOBODY, AttackRow, Defence, Quorum
 from shoal.sim.scale import write_rows
-from simulator.compare.setting import Setting
 
 if TYPE_CHECKING:
     from simulator.attack.trial import Trial
 
-NOBODY = "nobody"
-"""The run without liars, to which the others are compared."""
+BAR = 1.01
+"""A loss up to this share of that without liars is what another seed would change as well."""
+
+LEGEND = (
+    "loss: held-out, nats per token; to nobody: its ratio to the same run without liars; worst: of "
+    "all seeds; share: what liars added of all that was merged, by length; named: after so many "
+    "merged pushes one of the first liar counted less than half; suspended: after so many it was, "
+    "and honest learners that were; doubted: honest pushes that did; pushes: in a merge."
+)
+
+PROBES = "outer.probes_frac=4.0"
+"""In the small project a push has so little text that one probe costs more than it: with the share
+that real projects have, nobody would be probed within a run."""
+
+LEARNERS_MAX = 64
+QUORUMS: tuple[Quorum, ...] = ("set", "one", "half", "all")
 
 
-class AttackRow(Struct, frozen=True, kw_only=True):
-    """One run."""
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Grid:
+    """The swarms that are attacked."""
 
-    attack: str
-    trust: TrustRule
-    seed: int
-    eval_loss: float
-    ratio: float
-    """Of the loss to that of the same seed and rule without liars."""
-    liar_share: float
-    named_after: int | None
-    """Merged pushes of the first liar until one counted less than half."""
-    honest_doubted: int
-    honest_pushes: int
+    learners: Annotated[
+        str, choices.option("Learners, liars among them; several with commas: 4,8,16.")
+    ] = "4"
+    liars: Annotated[
+        int | None,
+        choices.option("How many lie; a quarter by default.", choices.AtLeastOne),
+    ] = None
+    quorum: Annotated[
+        str,
+        choices.option("Pushes per merge: one, half, all, or set, as the project has it; or some."),
+    ] = "set"
+    steps: Annotated[
+        int, choices.option("Local steps of each learner: the budget.", choices.AtLeastOne)
+    ] = 300
+    seeds: Annotated[int, choices.option("Paired seeds.", choices.AtLeastOne)] = 3
+    seed: Annotated[int, choices.option("The first of them.", choices.NotNegative)] = 1
+
+    def cells(self, attacks: Sequence[str], defences: Sequence[Defence]) -> list[attack_grid.Cell]:
+        """All runs. UserError for numbers that cannot be."""
+        return attack_grid.plan(
+            attacks,
+            defences,
+            learners=[_number(one) for one in _split(self.learners)],
+            liars=lambda count: _hostile(self.liars, count),
+            quorums=[_quorum(name) for name in _split(self.quorum)],
+            seeds=range(self.seed, self.seed + self.seeds),
+            steps=self.steps,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    attack: str
-    trust: TrustRule
-    setting: Setting
+AS_USUAL = Grid()
 
 
 def run(
     attacks: Annotated[
         tuple[str, ...],
-        Parameter(help="Which ones; all by default. A wrong name lists them.", negative=""),
+        Parameter(help="Which ones; all by default. --list names them.", negative=""),
     ] = (),
     *,
-    learners: Annotated[
-        int, choices.option("Learners, liars among them.", validators.Number(gte=2, lte=64))
-    ] = 4,
-    liars: Annotated[
-        int | None,
-        choices.option("How many lie; a quarter by default.", choices.AtLeastOne),
-    ] = None,
-    steps: Annotated[
-        int, choices.option("Local steps of each learner: the budget.", choices.AtLeastOne)
-    ] = 300,
-    seeds: Annotated[int, choices.option("Paired seeds.", choices.AtLeastOne)] = 3,
-    seed: Annotated[int, choices.option("The first of them.", choices.NotNegative)] = 1,
+    grid: Grid = AS_USUAL,
     trust: Annotated[
         tuple[TrustRule, ...], Parameter(help="Rules of trust to try.", negative="")
     ] = ("all", "earned"),
+    without: Annotated[
+        str, choices.option("Also leave out this layer of earned trust; several with commas.")
+    ] = "",
     project: Annotated[
         Path | None, choices.option("A project file to attack, instead of the built-in one.")
     ] = None,
-    set: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="KEY=VALUE: change the built-in project, as in rounds.quorum=3; repeatable.",
-            negative="",
-        ),
-    ] = (),
-    json: Annotated[Path | None, choices.option("Also write the rows as JSON.")] = None,
-    csv: Annotated[Path | None, choices.option("Also write the rows as CSV.")] = None,
+    set: many_runs.Changes = (),
+    jobs: many_runs.Jobs = None,
+    list: Annotated[bool, choices.switch("List attacks and layers, and do nothing.")] = False,
+    files: choices.Files = choices.TERMINAL_ONLY,
     home: choices.HomeHere,
 ) -> int:
-    """Trains once without liars for each seed and rule, and then once for each attack."""
-    from simulator.attack.forgeries import FORGERIES
+    """Trains once without liars for each seed and defence, and then once for each attack."""
+    from simulator.attack.attacks import ATTACKS
+    from simulator.attack.layers import LAYERS
 
-    unknown = [name for name in attacks if name not in FORGERIES]
-    if unknown:
-        raise UserError(f"There is no attack {unknown[0]!r}. There are: {', '.join(FORGERIES)}.")
+    console = Console()
+    if list:
+        _list(console)
+        return ExitCode.DONE
+    left_out = [_known(name, LAYERS, "layer") for name in _split(without)]
+    cells = grid.cells(
+        [_known(name, ATTACKS, "attack") for name in attacks] or [*ATTACKS],
+        [*map(Defence, trust), *(Defence("earned", name) for name in left_out)],
+    )
+    file = trial_project.read(project, set if project is not None else [PROBES, *set])
+    found: dict[attack_grid.Cell, Trial] = {}
+    with run_progress.bars(console, len(cells)) as watch:
+        for cell, trial in many_runs.results(attack_grid.attempt_one, cells, file, home, jobs):
+            found[cell] = trial
+            watch(str(cell))(1.0)
+    rows = attack_grid.rows(found, cells)
+    _show(console, rows)
+    lied = [row for row in rows if row.attack != NOBODY]
+    return write_rows(files, rows, lambda path: plots.attacks(lied, BAR, path))
+
+
+# -------------------------------------------------------------------------------- what was asked
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _known(name: str, names: Iterable[str], kind: str) -> str:
+    if name not in names:
+        raise UserError(f"There is no {kind} {name!r}. There are: {', '.join(names)}.")
+    return name
+
+
+def _quorum(name: str) -> Quorum:
+    for one in QUORUMS:
+        if one == name:
+            return one
+    raise UserError(f"--quorum {name}: it is one of {', '.join(QUORUMS)}.")
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not 2 <= int(text) <= LEARNERS_MAX:
+        raise UserError(
+            f"--learners {text}: give numbers from 2 to {LEARNERS_MAX}, with commas between them."
+        )
+    return int(text)
+
+
+def _hostile(liars: int | None, learners: int) -> int:
+    """How many of so many lie."""
     hostile = liars if liars is not None else max(1, learners // 4)
     if hostile >= learners:
         raise UserError(f"{hostile} of {learners} learners cannot lie: somebody must be honest.")
-    file = trial_project.read(project, set)
-    plan = [
-        _Planned(attack, rule, Setting(seed=one, learners=learners, steps=steps))
-        for one in range(seed, seed + seeds)
-        for rule in trust
-        for attack in (NOBODY, *(attacks or FORGERIES))
-    ]
-    console = Console()
-    found: dict[_Planned, Trial] = {}
-    with run_progress.bars(console, len(plan)) as watch:
-        for one in plan:
-            tell = watch(f"{one.attack}, trust {one.trust}, seed {one.setting.seed}")
-            found[one] = _do(one, file, hostile, home, tell)
-    rows = list(_rows(found))
-    _show(console, rows, f"{hostile} of {learners} learners lie")
-    return write_rows(choices.Files(json, csv), rows, lambda path: None)
+    return hostile
 
 
-def _do(
-    one: _Planned, file: ProjectFile, liars: int, home: Home, tell: Callable[[float], None]
-) -> Trial:
-    from simulator.attack.forgeries import FORGERIES
-    from simulator.attack.trial import attempt
-    from simulator.compare.bench import open_bench
-
-    honest = one.setting.learners - liars
-    # The learning rate falls with the tokens that count: liars' do where all are trusted.
-    is_counted = one.attack != NOBODY and one.trust == "all"
-    counted = one.setting.learners if is_counted else honest
-    genesis, charter = trial_project.sign(file, one.setting, home, learners=counted)
-    outer = msgspec.structs.replace(charter.outer, trust=one.trust)
-    bench = open_bench(genesis, msgspec.structs.replace(charter, outer=outer), home.data_cache())
-    if one.attack == NOBODY:
-        setting = dataclasses.replace(one.setting, learners=honest)
-        return attempt(bench, setting, 0, FORGERIES["flip-1"], tell)
-    return attempt(bench, one.setting, liars, FORGERIES[one.attack], tell)
+# ------------------------------------------------------------------------------------ what is seen
 
 
-def _rows(found: dict[_Planned, Trial]) -> Iterator[AttackRow]:
-    for one, trial in found.items():
-        quiet = found[_Planned(NOBODY, one.trust, one.setting)]
-        yield AttackRow(
-            attack=one.attack,
-            trust=one.trust,
-            seed=one.setting.seed,
-            eval_loss=trial.loss,
-            ratio=trial.loss / quiet.loss,
-            liar_share=trial.liar_share,
-            named_after=trial.pushes_until_named,
-            honest_doubted=trial.honest_doubted,
-            honest_pushes=trial.honest_pushes,
+def _list(console: Console) -> None:
+    from simulator.attack.attacks import ATTACKS
+    from simulator.attack.layers import LAYERS
+
+    for title, lines in (("attack", ATTACKS), ("--without", LAYERS)):
+        table = _table(None)
+        table.add_column(title, no_wrap=True)
+        table.add_column("what each attacker hands in or does" if lines is ATTACKS else "the layer")
+        for name, one in lines.items():
+            table.add_row(name, one.about)
+        console.print(table)
+        console.print()
+
+
+def _table(title: str | None) -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+
+
+def _show(console: Console, rows: Sequence[AttackRow]) -> None:
+    """A table for each swarm and quorum; all seeds of an attack in one line."""
+    for (learners, liars, quorum), of_swarm in _grouped(
+        rows, lambda row: (row.learners, row.liars, row.quorum)
+    ):
+        title = f"{liars} of {learners} learners lie"
+        if quorum != "set":
+            title += f"; quorum: {quorum}"
+        table = _table(title)
+        for name in ("attack", "trust"):
+            table.add_column(name, no_wrap=True)
+        for name in (
+            "loss",
+            "to nobody",
+            "worst",
+            "share",
+            "named",
+            "suspended",
+            "doubted",
+            "pushes",
+        ):
+            table.add_column(name, justify="right", no_wrap=True)
+        for (trust, without), of_defence in _grouped(
+            of_swarm, lambda row: (row.trust, row.without)
+        ):
+            for attack, same in _grouped(of_defence, lambda row: row.attack):
+                table.add_row(attack, str(Defence(trust, without)), *_means(same))
+        console.print(table)
+        console.print()
+    console.print(LEGEND)
+    _show_backdoor(console, rows)
+    over = sorted({row.attack for row in rows if row.trust == "earned" and _is_over(row, rows)})
+    if any(row.trust == "earned" for row in rows):
+        console.print(
+            f"Above {BAR} of the loss without liars somewhere, where trust is earned: "
+            f"{', '.join(over) or 'none'}."
         )
 
 
-def _show(console: Console, rows: Sequence[AttackRow], caption: str) -> None:
-    """All seeds of an attack under a rule in one line: means, and the latest naming."""
-    table = Table(box=None, pad_edge=False, header_style="bold", title=caption)
-    for name in ("attack", "trust"):
-        table.add_column(name, no_wrap=True)
-    for name in ("held-out loss", "to nobody", "liars' share", "named after", "honest doubted"):
-        table.add_column(name, justify="right")
-    ordered = sorted(rows, key=lambda row: row.trust)
-    for rule, of_rule in groupby(ordered, key=lambda row: row.trust):
-        for attack, same in groupby(
-            sorted(of_rule, key=lambda row: (row.attack != NOBODY, row.attack)),
-            key=lambda row: row.attack,
-        ):
-            table.add_row(attack, rule, *_means(list(same)))
-    console.print(table)
+def _show_backdoor(console: Console, rows: Sequence[AttackRow]) -> None:
+    """How often the backdoor opens, with the one who plants it and without."""
+    for (trust, without), of_defence in _grouped(rows, lambda row: (row.trust, row.without)):
+        taught = [row.backdoor for row in of_defence if row.attack == "backdoor"]
+        quiet = [row.backdoor for row in of_defence if row.attack == NOBODY]
+        if taught:
+            console.print(
+                f"The backdoor opens after {100 * fmean(taught):.1f} % of held-out sequences, and "
+                f"after {100 * fmean(quiet):.1f} % where nobody planted it (trust: "
+                f"{Defence(trust, without)})."
+            )
+
+
+def _grouped(rows: Sequence[AttackRow], key: Any) -> list[tuple[Any, list[AttackRow]]]:
+    """Rows with equal keys together, in the order of the first of each."""
+    order = {one: at for at, one in enumerate(dict.fromkeys(map(key, rows)))}
+    ordered = sorted(rows, key=lambda row: order[key(row)])
+    return [(found, [*same]) for found, same in groupby(ordered, key=key)]
+
+
+def _is_over(row: AttackRow, rows: Sequence[AttackRow]) -> bool:
+    """Whether the mean over the seeds of this row's kind is over the bar."""
+
+    def kind(one: AttackRow) -> tuple[object, ...]:
+        return one.attack, one.trust, one.without, one.learners, one.quorum
+
+    return fmean(one.ratio for one in rows if kind(one) == kind(row)) > BAR
+
+
+def _suspended(rows: Sequence[AttackRow]) -> str:
+    """The latest suspension of the first liar, and whether anybody honest was suspended."""
+    found = [row.suspended_after for row in rows if row.suspended_after is not None]
+    latest = str(max(found)) if len(found) == len(rows) else "never"
+    honest = sum(row.honest_suspended for row in rows)
+    parts = ["" if rows[0].attack == NOBODY else latest, f"{honest} honest" if honest else ""]
+    return ", ".join(filter(None, parts))
 
 
 def _means(rows: Sequence[AttackRow]) -> list[str]:
-    from tui.text import fmt
-
-    named = [row.named_after for row in rows]
-    latest = "never"
-    if None not in named:
-        latest = fmt.plural(max(n for n in named if n is not None), "push", "pushes")
+    """Means over seeds, the worst of them, and the latest naming."""
+    named = [row.named_after for row in rows if row.named_after is not None]
+    latest = str(max(named)) if len(named) == len(rows) else "never"
     is_quiet = rows[0].attack == NOBODY
     pushes = sum(row.honest_pushes for row in rows)
     return [
         f"{fmean(row.eval_loss for row in rows):.4f}",
         "" if is_quiet else f"{fmean(row.ratio for row in rows):.3f}",
+        "" if is_quiet else f"{max(row.ratio for row in rows):.3f}",
         "" if is_quiet else f"{100 * fmean(row.liar_share for row in rows):.1f} %",
         "" if is_quiet else latest,
+        _suspended(rows),
         f"{sum(row.honest_doubted for row in rows)} of {pushes:,}",
+        f"{fmean(row.pushes_per_merge for row in rows):.1f}",
     ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.sim.attack_grid import AttackRow
     from simulator.compare.results import Summary
     from simulator.scale.bandwidth import Need
     from simulator.scale.goodput import Cell
@@ -106,7 +107,7 @@ def _save(
     panel.plot([], [], "o", mfc="none", color="black", label=paper)
     place = {"bbox_to_anchor": (1.02, 1), "loc": "upper left"} if is_beside else {}
     panel.legend(frameon=False, fontsize=8, **place)
-    figure.savefig(path, format="png")
+    figure.savefig(path, format=_format(path))
 
 
 def _rings(panel: Any, points: Sequence[tuple[float, float | None]], colour: str) -> None:
@@ -134,7 +135,44 @@ def compare(lines: Sequence[Summary], path: Path) -> None:
     panel.set_ylabel("held-out loss, nats per token")
     figure.set_size_inches(9.0, 4.8)
     figure.legend(loc="outside right upper", fontsize="small", frameon=False)
-    figure.savefig(path)
+    figure.savefig(path, format=_format(path))
+
+
+def attacks(rows: Sequence[AttackRow], bar: float, path: Path) -> None:
+    """Loss to that without liars, a dot for each run: a panel for each defence. Raises OSError."""
+    defences = list(dict.fromkeys((row.trust, row.without) for row in rows))
+    names = list(dict.fromkeys(row.attack for row in rows))
+    swarms = list(dict.fromkeys((row.learners, row.quorum) for row in rows))
+    figure, panels = _canvas(len(defences))
+    for panel, (trust, without) in zip(panels, defences, strict=True):
+        for at, (learners, quorum) in enumerate(swarms):
+            here = (trust, without, learners, quorum)
+            mine = [r for r in rows if (r.trust, r.without, r.learners, r.quorum) == here]
+            up = (at + 1) / (len(swarms) + 1) - 0.5
+            panel.plot(
+                [row.ratio for row in mine],
+                [names.index(row.attack) + up for row in mine],
+                "o",
+                ms=4,
+                color=COLOURS[-1 - at % len(COLOURS)],
+                label=f"{learners} learners" + (f", quorum {quorum}" if quorum != "set" else ""),
+            )
+        panel.axvline(bar, color="black", lw=0.8, ls=":")
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter("{x:g}")
+        panel.set_yticks(range(len(names)), names)
+        panel.invert_yaxis()
+        title = f"trust {trust}" + (f", without {without}" if without else "")
+        panel.set(xlabel="held-out loss, to that without liars", title=title)
+    if len(swarms) > 1:
+        panels[0].legend(frameon=False, fontsize=8)
+    figure.set_figheight(1.5 + 0.22 * len(names))
+    figure.savefig(path, format=_format(path))
+
+
+def _format(path: Path) -> str:
+    return "svg" if path.suffix == ".svg" else "png"
 
 
 def _canvas(panels: int) -> tuple[Any, Any]:
@@ -149,3 +187,14 @@ def _canvas(panels: int) -> tuple[Any, Any]:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)
     return figure, places
+
+
+def honest(ratios: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Loss where trust is earned to that where all count, a dot for each seed. Raises OSError."""
+    figure, (panel,) = _canvas(1)
+    for at, found in enumerate(ratios.values()):
+        panel.plot(found, [at] * len(found), "o", ms=4, color=COLOURS[-1])
+    panel.axvline(1.0, color="black", lw=0.8, ls=":")
+    panel.set_yticks(range(len(ratios)), list(ratios))
+    panel.set(xlabel="held-out loss, to that where all pushes count")
+    figure.savefig(path, format=_format(path))

@@ -37,7 +37,13 @@ def read(path: Path | None, changes: Sequence[str]) -> ProjectFile:
         return project_file.parse(text, Path(f"{NAME}.toml"))
     if changes:
         raise UserError("--set is for the built-in project; with --project, edit the file.")
-    return project_file.read_file(path)
+    file = project_file.read_file(path)
+    if file.base is not None:
+        raise UserError(
+            f"{path} starts from a base model, and a comparison draws its first weights. Name a"
+            " project without `from`."
+        )
+    return file
 
 
 def sign(

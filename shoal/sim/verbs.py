@@ -19,6 +19,8 @@ VERBS: Final = (
      "Goodput and uptime under failures, beside the paper's table 1."),
     ("heterogeneous", "scale:heterogeneous",
      "Learners of two speeds: K = M, K = 1, K = 1 with grace."),
+    ("honest", "honest_command:run",
+     "What earned trust costs where nobody lies: learners alike, one slow, one with other text."),
     ("run", "run_command:run",
      "Run a swarm in virtual time and check what must hold; exit code 1 if it does not."),
     ("scavenge", "scale:scavenge",

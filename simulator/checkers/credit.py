@@ -9,7 +9,16 @@ from protocol import wire
 from protocol.errors import FalseReceipt
 from protocol.log.accounts import Counts
 from protocol.log.receipts import Credit, prove_credit
-from protocol.log.records import AccountsNoted, FragmentMerged, Record
+from protocol.log.records import (
+    AccountsNoted,
+    CharterAdopted,
+    FragmentMerged,
+    PushProbed,
+    Record,
+    TokensGivenBack,
+    TokensTakenBack,
+    counted_tokens,
+)
 from protocol.messages import Envelope
 from protocol.project import Charter
 from protocol.trace import Fact, PushSettled
@@ -25,14 +34,16 @@ Told = tuple[float, bytes, Fact]
 def count(records: Iterable[Record], learner: bytes) -> Counts:
     """What these records count for a learner, added up again from each merge in them."""
     parts = [
-        part
+        (part, tokens)
         for record in records
         if isinstance(record.body, FragmentMerged)
-        for part in record.body.contributions
+        for part, tokens in zip(
+            record.body.contributions, counted_tokens(record.body.contributions), strict=True
+        )
         if part.learner == learner
     ]
-    clipped = sum(part.scale < 1.0 for part in parts)
-    return (len(parts), sum(part.counted_tokens for part in parts), clipped)
+    clipped = sum(part.scale < 1.0 for part, _ in parts)
+    return (len(parts), sum(tokens for _, tokens in parts), clipped)
 
 
 def refusals(records: Iterable[Record]) -> Counter[bytes]:
@@ -75,6 +86,50 @@ def check_accounts(ledger: Ledger, syncers: Sequence[SimSyncer], facts: Iterable
     for learner, pushes in refusals(ledger.records).items():
         if pushes > settled[learner]:
             raise Violation(f"the log has {pushes} refused pushes, {settled[learner]} were settled")
+
+
+def taken_back(records: Iterable[Record]) -> dict[bytes, int]:
+    """By learner: tokens that by these records are no progress, summed over fragments.
+
+    A Violation where more are taken back than counted for a learner.
+    """
+    counted: Counter[bytes] = Counter()
+    found: dict[bytes, int] = {}
+    for record in records:
+        match record.body:
+            case FragmentMerged(contributions=parts):
+                for part, tokens in zip(parts, counted_tokens(parts), strict=True):
+                    counted[part.learner] += tokens
+                    if part.learner in found:
+                        found[part.learner] += tokens
+            case TokensTakenBack(learner, tokens):
+                found.setdefault(learner, _at_most(tokens, counted[learner]))
+            case PushProbed(learner=learner, withdrawn=tokens, suspends=True):
+                found.setdefault(learner, _at_most(tokens, counted[learner]))
+            case TokensGivenBack(learner):
+                found.pop(learner, None)
+            case CharterAdopted(envelope):
+                charter = wire.decode(envelope.payload, Charter)
+                for one in charter.reinstated:
+                    if one.revision == charter.revision:
+                        found.pop(one.learner, None)
+    return found
+
+
+def _at_most(tokens: int, counted: int) -> int:
+    if tokens > counted:
+        raise Violation(f"{tokens} tokens are taken back of {counted}")
+    return tokens
+
+
+def check_progress(ledger: Ledger, syncers: Sequence[SimSyncer]) -> None:
+    """Every syncer holds back from progress what the records say, leader or not."""
+    for host in syncers:
+        if host.is_up and host.syncer.state.epoch == ledger.epoch:
+            state = host.syncer.state
+            said = taken_back(ledger.records[: state.index])
+            if state.taken_back != said:
+                raise Violation(f"{host.name} holds back {state.taken_back}, the log {said}")
 
 
 def check_receipts(ledger: Ledger, learners: list[SimLearner]) -> None:

@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 from protocol import limits, wire
 from protocol.errors import RemoteError
-from protocol.log.records import CharterAdopted, FragmentMerged, Record, open_record, record_hash
+from protocol.log.records import (
+    CharterAdopted,
+    CheckpointMarked,
+    FragmentMerged,
+    Record,
+    StateDigests,
+    WeightsInitialised,
+    WeightsRestored,
+    open_record,
+    record_hash,
+)
 from protocol.messages import CertifiedRecord
 from protocol.numerics.merge import push_weight
 from protocol.project import Charter
@@ -26,8 +36,12 @@ class Ledger:
         self.records: list[Record] = []
         """Without a gap, from record 1 on."""
         self.merges: list[FragmentMerged] = []
-        self.versions: dict[tuple[int, int], FragmentMerged] = {}
-        """By fragment and version."""
+        self.versions: dict[tuple[int, int], StateDigests] = {}
+        """By fragment and version; the first ones are in no merge."""
+        self.newest: dict[int, tuple[int, StateDigests]] = {}
+        """Version and state of every fragment."""
+        self.checkpoints: dict[int, list[StateDigests]] = {}
+        """What every mark was made of, by log index."""
         self.on_merge: list[Callable[[FragmentMerged, bytes | None], None]] = []
         """Told every merge with its payload, in the order of the log."""
         self.epoch = 0
@@ -62,7 +76,11 @@ class Ledger:
         self._waiting.clear()
         del self.records[index:]
         self.merges = [one.body for one in self.records if isinstance(one.body, FragmentMerged)]
-        self.versions = {(one.fragment, one.version): one for one in self.merges}
+        self.versions.clear()
+        self.newest.clear()
+        self.checkpoints.clear()
+        for record in self.records:
+            self._note(record)
         self._charter = charter
 
     def check_whole(self) -> None:
@@ -79,16 +97,41 @@ class Ledger:
         self.records.append(record)
         if isinstance(record.body, FragmentMerged):
             self._merge(host.name, record.body)
+        if isinstance(record.body, WeightsRestored):
+            self._restore(host.name, record.body)
+        self._note(record)
+        if isinstance(record.body, FragmentMerged):
             for look in self.on_merge:
                 look(record.body, host.find_payload(record.body.payload))
         if isinstance(record.body, CharterAdopted):
             self._charter = wire.decode(record.body.charter.payload, Charter)
 
+    def _note(self, record: Record) -> None:
+        """Which versions there are behind this record."""
+        match record.body:
+            case WeightsInitialised(fragments):
+                self.newest = {at: (0, state) for at, state in enumerate(fragments)}
+            case FragmentMerged() as merged:
+                self.newest[merged.fragment] = (merged.version, merged.state)
+                self.versions[merged.fragment, merged.version] = merged.state
+            case WeightsRestored(versions=versions, fragments=fragments):
+                self.newest = dict(enumerate(zip(versions, fragments, strict=True)))
+                self.versions |= {(at, one[0]): one[1] for at, one in self.newest.items()}
+            case CheckpointMarked():
+                self.checkpoints[record.index] = [one[1] for _, one in sorted(self.newest.items())]
+
+    def _restore(self, who: str, restored: WeightsRestored) -> None:
+        """The next version of every fragment, with the bits of a checkpoint that was marked."""
+        if list(restored.fragments) != self.checkpoints.get(restored.checkpoint):
+            raise Violation(f"{who} went back to weights that were never at a checkpoint")
+        if list(restored.versions) != [one[0] + 1 for _, one in sorted(self.newest.items())]:
+            raise Violation(f"{who} went back to versions that are not the next ones")
+
     def _merge(self, who: str, merged: FragmentMerged) -> None:
         """The next version of its fragment, made by the charter in force, of pushes that count."""
         where = f"{who}: fragment {merged.fragment} v{merged.version}"
         self.merges.append(merged)
-        if self.versions.setdefault((merged.fragment, merged.version), merged) is not merged:
+        if (merged.fragment, merged.version) in self.versions:
             raise Violation(f"{where} is in the log twice")
         if merged.version > 1 and (merged.fragment, merged.version - 1) not in self.versions:
             raise Violation(f"{where} has no predecessor")

@@ -57,10 +57,10 @@ class SafetyChecker:
     def _check_version(
         self, now_s: float, host: Host, fragment: int, version: int, theta: bytes
     ) -> None:
-        merged = self.ledger.versions.get((fragment, version))
-        if merged is not None and merged.state.theta != theta:
+        state = self.ledger.versions.get((fragment, version))
+        if state is not None and state.theta != theta:
             raise Violation(f"{now_s:.2f}: {host.name} has other bits in {fragment}")
-        if merged is None and version != 0:
+        if state is None and version != 0:
             raise Violation(f"{now_s:.2f}: {host.name} holds an uncommitted version {version}")
 
 

@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 import torch
 
+from node.trainer.decoder import DecoderTrainer, decoder_loop
 from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
+from node.trainer.objective import LossSum
 from node.trainer.text.corpus import Corpus, open_corpus
 from node.trainer.text.reader import BlockReader, Sequences
 from protocol.fragments import Layout
@@ -54,22 +56,24 @@ class Bench:
         inner: InnerSpec | None = None,
         *,
         micro_batch: int | None = None,
-    ) -> InnerLoop:
+        loss_sum: LossSum | None = None,
+    ) -> InnerLoop[DecoderTrainer]:
         """An inner loop at version 0, with fresh moments; without a reader it only evaluates."""
         model = build_model(self.model, seed=self.genesis.seed)
-        loop = InnerLoop(
+        loop = decoder_loop(
             model,
             reader or self.reader(0, 0),
             inner or self.charter.inner,
             accelerator=make_accelerator("cpu"),
             micro_batch=micro_batch,
+            loss_sum=loss_sum,
         )
-        view = FragmentView(loop.model, self.layout)
+        view = FragmentView(loop.trainer.model, self.layout)
         for index, values in enumerate(self.first):
             view.write(index, values)
         return loop
 
-    def heldout_loss(self, loop: InnerLoop, fragments: Sequence[F32]) -> float:
+    def heldout_loss(self, loop: InnerLoop[DecoderTrainer], fragments: Sequence[F32]) -> float:
         """Nats per token on held-out text of the model with these fragments."""
         values = np.concatenate(list(fragments))
         return loop.evaluate(self.heldout, layout=self.layout, values=values)
@@ -82,7 +86,7 @@ def open_bench(genesis: Genesis, charter: Charter, cache: Path) -> Bench:
     """
     torch.set_num_threads(1)
     bare = msgspec.structs.replace(genesis.model, tensors=())
-    corpus = open_corpus(genesis.data, seed=genesis.seed, cache=cache)
+    corpus = open_corpus(genesis.data, seed=genesis.seed, cache=cache, tokenizer=genesis.tokenizer)
     bench = Bench(
         genesis=genesis,
         charter=charter,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
+from node.trainer.decoder import DecoderTrainer
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
-from node.trainer.text.reader import BlockReader, Sequences
+from node.trainer.text.reader import BlockReader, Pieces
 from simulator.compare.bench import Bench
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import (
@@ -37,14 +37,15 @@ class JoinedReader(BlockReader):
         """Learners whose batches are in the next step."""
         self._batch = batch
 
-    def take(self, count: int) -> Sequences:
+    def plan(self, count: int) -> Pieces:
         """Each active learner's next batch, the last one cut so that there are `count` in all."""
-        pieces: list[Sequences] = []
+        pieces: list[tuple[int, int, int]] = []
         for learner in self.active:
-            wanted = min(self._batch, count - self._batch * len(pieces))
+            wanted = min(self._batch, count)
             if wanted > 0:
-                pieces.append(self.readers[learner].take(wanted))
-        return np.concatenate(pieces)
+                pieces += self.readers[learner].plan(wanted)
+                count -= wanted
+        return tuple(pieces)
 
 
 class DataParallel:
@@ -62,7 +63,9 @@ class DataParallel:
         share = -(-blocks // setting.learners)
         readers = [bench.reader(at * share, blocks) for at in range(setting.learners)]
         self.reader = JoinedReader(bench, readers, self.batch)
-        self.loop: InnerLoop = bench.loop(self.reader, inner, micro_batch=self.batch)
+        self.loop: InnerLoop[DecoderTrainer] = bench.loop(
+            self.reader, inner, micro_batch=self.batch
+        )
         self.clock = StepClock(setting)
         self.now_s = self.work_s = 0.0
         self.bytes = 0
@@ -85,7 +88,7 @@ class DataParallel:
             self.loop.step()
             done += count
             tell(done / self.budget)
-        fragments = FragmentView(self.loop.model, self.bench.layout).copies()
+        fragments = FragmentView(self.loop.trainer.model, self.bench.layout).copies()
         return Outcome(
             eval_loss=self.bench.heldout_loss(self.loop, fragments),
             tokens=self.loop.tokens_total,

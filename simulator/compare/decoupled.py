@@ -17,12 +17,16 @@ import numpy as np
 
 from node.machine.jobs import SetProgress
 from node.machine.moments import moments_numel
+from node.trainer.decoder import DecoderTrainer
+from node.trainer.gain import Change, measure_gain
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
-from node.trainer.text.reader import BlockReader, Sequences
+from node.trainer.objective import LossSum
+from node.trainer.text.reader import BlockReader, Pieces, SequenceSource, read_places
 from protocol import wire
 from protocol.errors import InternalError
-from protocol.messages import Message
+from protocol.merge_rules import RULES, MergeRules
+from protocol.messages import Gain, Message, SequencePlaces
 from protocol.numerics.codecs import F32
 from protocol.project import Voter, encode, project_id
 from protocol.trace import FragmentCommitted
@@ -88,16 +92,15 @@ class _BatchReader(BlockReader):
 
     batch: list[tuple[int, int]]
 
-    def take(self, count: int) -> Sequences:
-        rows = [self._read(position)[sequence] for position, sequence in self.batch[:count]]
-        return np.stack(rows)
+    def plan(self, count: int) -> Pieces:
+        return tuple((position, sequence, 1) for position, sequence in self.batch[:count])
 
 
 class _Weights:
     """A model's fragments as the simulator's trainers hold them."""
 
-    def __init__(self, loop: InnerLoop, bench: Bench) -> None:
-        self.view = FragmentView(loop.model, bench.layout)
+    def __init__(self, loop: InnerLoop[DecoderTrainer], bench: Bench) -> None:
+        self.view = FragmentView(loop.trainer.model, bench.layout)
         self._assigned = [False] * len(bench.layout.fragments)
 
     def __getitem__(self, fragment: int) -> F32 | None:
@@ -120,8 +123,10 @@ class RealTrainer(TinyTrainer):
     def __init__(self, former: TinyTrainer, host: RealLearner) -> None:
         bench = host.swarm.bench
         self.host, self.swarm = host, host.swarm
-        self.reader = _BatchReader(bench.corpus, block_sequences=former.block_sequences)
-        self.loop = bench.loop(self.reader)
+        self.reader = _BatchReader(
+            host.text or bench.corpus, block_sequences=former.block_sequences
+        )
+        self.loop = bench.loop(self.reader, loss_sum=host.loss_sum)
         self.weights = _Weights(self.loop, bench)
         super().__init__(
             sizes=former.sizes,
@@ -188,6 +193,8 @@ class RealBackend(Backend):
 
     def __init__(self, bench: Bench, learners: dict[bytes, RealLearner]) -> None:
         self._bench, self._learners = bench, learners
+        self._prober: InnerLoop[DecoderTrainer] | None = None
+        """Takes no steps: it lends its model for probes."""
 
     def weights(self, numel: int, fragment: int) -> F32:
         """Version 0 of a fragment."""
@@ -196,6 +203,28 @@ class RealBackend(Backend):
     def adopt(self, trainer: TinyTrainer, learner: bytes) -> TinyTrainer:
         """A trainer with a real model in place of this one."""
         return RealTrainer(trainer, self._learners[learner])
+
+    def gains(
+        self, pushed: list[F32], fragment: int, own: SequencePlaces, other: SequencePlaces
+    ) -> tuple[Gain, Gain]:
+        """Measured as a learner's trainer does."""
+        bench = self._bench
+        if self._prober is None:
+            self._prober = bench.loop()
+        *values, changed = pushed
+        texts = [
+            read_places(bench.corpus, [(place.position, place.sequence) for place in places])
+            for places in (own, other)
+        ]
+        of_own, of_other = measure_gain(
+            self._prober,
+            bench.layout,
+            np.concatenate(values),
+            Change(fragment, changed),
+            tuple(texts),
+            lambda _: None,
+        )
+        return of_own, of_other
 
     def loss(self, fragments: list[F32]) -> float:
         """Held-out loss of a model."""
@@ -215,12 +244,21 @@ class RealLearner(SimLearner):
             backend=run.backend,
         )
         self.swarm = run
+        self.loss_sum: LossSum | None = None
+        """What it trains for; None: to predict the next token."""
+        self.text: SequenceSource | None = None
+        """What it reads; None: the text of all."""
         self.tokens = 0
         self.kept_s = 0.0
         """In local steps, but for those that an interruption took with it."""
         self._handed_in = [0] * len(self.layout.fragments)
         """Of each fragment, the local step of this life's last push."""
         self.on_capture.append(self._note_push)
+
+    @property
+    def starts_s(self) -> float:
+        """When its daemon starts, in virtual time."""
+        return LEARNERS_START_S
 
     @property
     def is_stepping(self) -> bool:
@@ -270,7 +308,9 @@ def _project(bench: Bench, syncer: SimSigner) -> TinyProject:
 class Decoupled:
     """One run: a syncer, learners, and interruptions of learners if it `fails`."""
 
-    def __init__(self, bench: Bench, setting: Setting, *, fails: bool) -> None:
+    def __init__(
+        self, bench: Bench, setting: Setting, *, fails: bool, rules: MergeRules = RULES
+    ) -> None:
         self.bench, self.setting = bench, setting
         self.limit_s = PATIENCE_FACTOR * setting.steps * setting.step_s
         self.world = CountingWorld(setting, bench.layout.parameters)
@@ -287,12 +327,13 @@ class Decoupled:
             observer=self.ledger.add,
             notices={},
             backend=self.backend,
+            rules=rules,
         )
         self.learners = [self.learner(project, at) for at in range(setting.learners)]
         by_key.update((learner.key, learner) for learner in self.learners)
         self.syncer.boot()
         for learner in self.learners:
-            self.world.after(LEARNERS_START_S, learner.boot)
+            self.world.at(learner.starts_s, learner.boot)
         self._fails = fails
 
     def learner(self, project: TinyProject, number: int) -> RealLearner:
@@ -351,6 +392,10 @@ class Decoupled:
         learner.crash()
         self.world.after(self.setting.away_s, learner.revive)
 
-    def _loss(self) -> float:
+    def weights(self) -> list[F32]:
+        """The newest global value of every fragment."""
         bank = self.syncer.bank
-        return self.backend.loss([bank.current(at).theta for at in range(len(self.bench.first))])
+        return [bank.current(at).theta for at in range(len(self.bench.first))]
+
+    def _loss(self) -> float:
+        return self.backend.loss(self.weights())

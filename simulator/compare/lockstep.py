@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from node.trainer.decoder import DecoderTrainer
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
 from protocol.numerics.codecs import F32, payload_bytes
@@ -66,10 +67,10 @@ class Lockstep:
         inner = inner or bench.charter.inner
         sequences = setting.steps * inner.batch_sequences
         blocks = -(-sequences // bench.genesis.data.block_sequences)
-        self.loops: list[InnerLoop] = [
+        self.loops: list[InnerLoop[DecoderTrainer]] = [
             bench.loop(bench.reader(at * blocks, blocks), inner) for at in range(setting.learners)
         ]
-        self.views = [FragmentView(loop.model, bench.layout) for loop in self.loops]
+        self.views = [FragmentView(loop.trainer.model, bench.layout) for loop in self.loops]
         self.theta: list[F32] = [values.copy() for values in bench.first]
         self.momentum: list[F32] = [np.zeros_like(values) for values in self.theta]
         self._residuals = [[np.zeros_like(values) for values in self.theta] for _ in self.loops]

@@ -26,6 +26,7 @@ from protocol.project import Charter
 from simulator.hosts.fetcher import SimFetcher
 from simulator.hosts.moments import Answer, SimMoments
 from simulator.hosts.parts import SimParts
+from simulator.hosts.prober import SimProber
 from simulator.hosts.syncer import SimSyncer
 from simulator.stand_ins.backends import Backend
 from simulator.stand_ins.tiny import VIRTUAL, SimSigner, TinyProject, TinyTrainer, sim_verify
@@ -70,8 +71,11 @@ class SimLearner(Host):
         self.learner: LearnerMachine
         self.moments = SimMoments(self)
         self.parts = SimParts(self)
+        self.prober = SimProber(self)
         self.incarnation = 0
         self.trainers = 0
+        self.drops_error_feedback = False
+        """When the next trainer begins."""
         self.trainer_number = 0
         """Of the trainer that runs; one that goes on from a part keeps its number."""
         self.reads: list[tuple[int, int, int]] = []
@@ -83,8 +87,12 @@ class SimLearner(Host):
         self.tape: Callable[[SimLearner], Sink] | None = None
         """Makes the tape of each life; None records nothing."""
         self.recorder = TrainerTape(NoTape())
+        self.invite: Envelope | None = None
+        """What its join link carries."""
         self.kept: list[tuple[float, Envelope, Envelope]] = []
         """When a receipt was kept, the receipt, and the charter that proves it; outlives crashes"""
+        self.has_other_text = False
+        """Whether what it reads is not the text that the project was signed with."""
         self.pushed: list[tuple[int, int]] = []
         """Fragment and payload bytes of every push that was encoded."""
 
@@ -96,7 +104,7 @@ class SimLearner(Host):
     def build(self) -> LearnerMachine:
         self.blob_store = BlobStore(clock=lambda: self.world.now_s)
         self.bank = FragmentBank(self.layout, self.blob_store)
-        self.trainer = None
+        self.trainer, self.drops_error_feedback = None, False
         if self.tape is not None:
             self.recorder = TrainerTape(self.tape(self), self.life)
         self.moments = SimMoments(self, stall_s=self.moments.stall_s)
@@ -119,6 +127,7 @@ class SimLearner(Host):
             signer=self.signer,
             verify=sim_verify,
             rng=random.Random(f"back-off {self.name} {self.world.seed} {self.life}"),
+            invite=self.invite,
             credit=wire.decode(self.kept[-1][1].payload, Credit) if self.kept else None,
         )
         self.learner = LearnerMachine(setup)
@@ -162,23 +171,23 @@ class SimLearner(Host):
             case jobs.Advance():
                 self._fetch_payload(job, answer)
             case jobs.StartTrainer():
-                self._in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
+                self.in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
             case jobs.SuspendTrainer():
-                self._in_this_life(SUSPEND_S, lambda: answer(self._suspend_trainer()))
+                self.in_this_life(SUSPEND_S, lambda: answer(self._suspend_trainer()))
             case jobs.WakeTrainer():
-                self._in_this_life(TRAINER_START_S, lambda: answer(self._wake_trainer()))
+                self.in_this_life(TRAINER_START_S, lambda: answer(self._wake_trainer()))
             case jobs.Deliver():
                 self.command(lambda trainer: answer(self._deliver(job, trainer)), answer)
             case jobs.Capture():
                 self.command(lambda trainer: answer(self._capture(job, trainer)), answer)
-            case jobs.Evaluate():
-                self._in_this_life(1.0, lambda: answer(self._evaluate(job)))
+            case jobs.Evaluate() | jobs.ProbePush():
+                self._measure(job, answer)
             case jobs.CutPart() | jobs.WritePart() | jobs.LoadPart():
                 self.parts.run_job(job, answer)
             case _:
                 self.moments.run_job(job, answer)
 
-    def _in_this_life(self, delay_s: float, work: Callable[[], None]) -> None:
+    def in_this_life(self, delay_s: float, work: Callable[[], None]) -> None:
         """Do this later, unless the host has died by then."""
         life = self.life
         self.world.after(delay_s, lambda: work() if self.life == life else None)
@@ -197,8 +206,8 @@ class SimLearner(Host):
                 self._feed(action)
             case jobs.SetProgress() | jobs.KeepReceipt():
                 self._write_down(action)
-            case jobs.ReplaceTrainer():
-                self.world.after(0.1, self.lose_trainer)
+            case jobs.ReplaceTrainer() | jobs.DropErrorFeedback():
+                self._replace(action)
             case jobs.HoldSteps() | jobs.ReleaseSteps():
                 if self.trainer is not None:
                     self.trainer.is_held = isinstance(action, jobs.HoldSteps)
@@ -209,7 +218,19 @@ class SimLearner(Host):
                     self.trainer.ready_s = self.world.now_s
                     self._step()
             case _:
-                self.moments.act(action)
+                self._let_go(action)
+
+    def _replace(self, action: jobs.ReplaceTrainer | jobs.DropErrorFeedback) -> None:
+        if isinstance(action, jobs.DropErrorFeedback):
+            self.drops_error_feedback = True
+        else:
+            self.world.after(0.1, self.lose_trainer)
+
+    def _let_go(self, action: object) -> None:
+        if isinstance(action, jobs.ForgetProbe):
+            self.prober.forget()
+        else:
+            self.moments.act(action)
 
     def _suspend_trainer(self) -> object:
         """The trainer stands still; what holds its state stands for the files."""
@@ -338,6 +359,9 @@ class SimLearner(Host):
             noise_seed=random.Random(self.chance.random()).randrange(2**32),
         )
         self.trainer = self.backend.adopt(trainer, self.key)
+        drops, self.drops_error_feedback = self.drops_error_feedback, False
+        if drops:
+            self.bank.drop_error_feedback()
         self.recorder.began(
             genesis=self.tiny.genesis_bytes,
             charter=self.learner.context.charter or self.tiny.charter,
@@ -345,9 +369,13 @@ class SimLearner(Host):
             micro_batch=inner.batch_sequences,
             seed_salt=trainer.noise_seed,
             replay_class=replay_class(VIRTUAL, 1, None),
+            drops_error_feedback=drops,
         )
         self.trainer_number = self.trainers
-        return self.parts.restore(self.trainer, jobs.TrainerReady(VIRTUAL, inner.batch_sequences))
+        ready = jobs.TrainerReady(
+            VIRTUAL, inner.batch_sequences, has_other_text=self.has_other_text
+        )
+        return self.parts.restore(self.trainer, ready)
 
     def command(self, action: Callable[[TinyTrainer], None], answer: Answer) -> None:
         """Have the trainer do this at its next boundary."""
@@ -396,6 +424,12 @@ class SimLearner(Host):
             tokens=trainer.tokens,
             cursor=trainer.cursor(),
         )
+
+    def _measure(self, job: jobs.Evaluate | jobs.ProbePush, answer: Answer) -> None:
+        if isinstance(job, jobs.ProbePush):
+            self.prober.run_job(job, answer)
+        else:
+            self.in_this_life(1.0, lambda: answer(self._evaluate(job)))
 
     def _evaluate(self, job: jobs.Evaluate) -> object:
         loss = self.backend.loss(self.bank.frozen(job.index))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,13 +11,16 @@ from host.bulk.blob_store import BlobStore
 from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
-from protocol.log.records import FragmentMerged, Record
+from protocol.log.records import NewVersions, Record, StateDigests, WeightsRestored
+from protocol.log.restoring import States
 from protocol.log.state import SwarmState
 from protocol.machine import Effect, Failed, Start
+from protocol.merge_rules import RULES, MergeRules
 from protocol.messages import Envelope, Vote
 from protocol.numerics import chunks
 from protocol.numerics.codecs import F32
 from protocol.numerics.merge import merge_fragment
+from protocol.numerics.versions import state_manifests
 from protocol.project import Charter
 from simulator.hosts.syncer_disk import SyncerDisk
 from simulator.hosts.voter import FSYNC_S, Observer, SimVoter
@@ -30,12 +33,13 @@ from syncer_node.machine.standby import NONE
 from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.raft import Raft
-from syncer_node.storage.merge_bank import MergeBank
+from syncer_node.storage.merge_bank import MergeBank, Version
 from syncer_node.storage.recovery import LogView, log_start, refold
 from syncer_node.storage.tape_recorder import PayloadTape, RecordedMachine, Sink
 
 MERGE_S = 0.02
 NOTICE_TTL_S = 30.0
+CHECKPOINTS_KEPT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,13 @@ class SimSyncer(SimVoter):
         notices: dict[bytes, Notice],
         backend: Backend,
         name: str = "syncer",
+        rules: MergeRules = RULES,
     ) -> None:
+        """rules: other ones leave out layers of the defence."""
         super().__init__(world, tiny, signer, name=name, observer=observer)
         self.notices = notices
         self.backend = backend
+        self.rules = rules
         self.layout = build_layout(
             tiny.genesis.model.tensors, tiny.genesis.strategy, tiny.genesis.fragments
         )
@@ -90,7 +97,9 @@ class SimSyncer(SimVoter):
         envelope = self.disk.charter
         charter = wire.decode(envelope.payload, Charter)
         self.blob_store = BlobStore(clock=lambda: self.world.now_s)
-        self.bank = MergeBank(self.layout, charter, self.blob_store, merge=self.backend.merge)
+        self.bank = MergeBank(
+            self.layout, charter, self.blob_store, merge=self.backend.merge, rules=self.rules
+        )
         raft = self._begin_life()
         setup = SyncerSetup(
             project=raft.project,
@@ -104,6 +113,7 @@ class SimSyncer(SimVoter):
             wall_offset_s=raft.wall_offset_s,
             rng=raft.rng,
             nonce=raft.nonce,
+            rules=self.rules,
         )
         recovered = self._recover()
         if self.tape is None:
@@ -150,11 +160,30 @@ class SimSyncer(SimVoter):
         refold(state, records, lambda _: None)
         return state, [NONE if state.has_weights else 0] * count
 
-    def _replay(self, merged: FragmentMerged) -> None:
-        payload = self.disk.payloads.get(merged.payload)
+    def _replay(self, made: NewVersions) -> None:
+        if isinstance(made, WeightsRestored):
+            kept = self.disk.restored.get(made.checkpoint)
+            if kept is None:
+                raise CorruptState("the weights that the guard went back to are lost")
+            self.bank.restore(made, [one.theta for one in kept], [one.momentum for one in kept])
+            return
+        payload = self.disk.payloads.get(made.payload)
         if payload is None:
             raise CorruptState("the payload is lost")
-        self.bank.replay(merged, payload)
+        self.bank.replay(made, payload)
+
+    def _write_checkpoint(self, job: jobs.WriteCheckpoint) -> None:
+        """Keep the newest checkpoints, and those that the guard may go back to."""
+        if self.disk.is_full:
+            return
+        count = len(self.layout.fragments)
+        current = [
+            replace(self.bank.current(at), residual=None, payload=None) for at in range(count)
+        ]
+        kept = self.disk.checkpoints | {job.index: current}
+        needed = {*sorted(kept)[-CHECKPOINTS_KEPT:], *job.summary.candidates}
+        needed |= {mark.index for mark in job.summary.marks}
+        self.disk.checkpoints = {at: one for at, one in kept.items() if at in needed}
 
     def _collect(self, recovered: Recovered) -> None:
         disk = self.disk
@@ -189,32 +218,91 @@ class SimSyncer(SimVoter):
             case jobs.FetchPush():
                 delay_s = world.transfer_s(job.peer, self.key, job.header.payload_bytes)
                 world.after(delay_s, lambda: answer(self._fetch(job)))
+            case jobs.HoldCheckpoint(checkpoint, states):
+                delay_s = 2 * world.delay_s(4096)
+                world.after(delay_s, lambda: answer(self._hold(checkpoint, states)))
             case jobs.FetchPayload() | jobs.FetchWeights() | jobs.RepairFragment():
                 world.after(2 * world.delay_s(4096), lambda: answer(self._fetch_from_peers(job)))
             case jobs.Merge():
                 world.after(MERGE_S, lambda: answer(self._merge(job)))
-            case jobs.LoadWeights() | jobs.Replay():
+            case jobs.FetchRestored(restored=restored):
+                delay_s = 2 * world.delay_s(4096)
+                states = restored.fragments
+                world.after(
+                    delay_s, lambda: answer(self._keep_restored(restored.checkpoint, states))
+                )
+            case jobs.WriteCheckpoint():
+                self._write_checkpoint(job)
+                super().run_job(start, answer)
+            case jobs.LoadWeights() | jobs.Replay() | jobs.Restore():
                 world.after(FSYNC_S, lambda: answer(self._load(job)))
             case _:
                 super().run_job(start, answer)
 
-    def _load(self, job: jobs.LoadWeights | jobs.Replay) -> object:
+    def _load(self, job: jobs.LoadWeights | jobs.Replay | jobs.Restore) -> object:
         try:
-            if isinstance(job, jobs.Replay):
-                self._replay(job.merged)
-            else:
-                self._initialise()
+            match job:
+                case jobs.Replay(made) | jobs.Restore(made):
+                    self._replay(made)
+                case jobs.LoadWeights():
+                    self._initialise()
         except CorruptState as error:
             return Failed(str(error))
         return jobs.Replayed()
+
+    def _checkpoint_here(self, checkpoint: int, states: States) -> list[Version] | None:
+        """The weights of a checkpoint that this disk has."""
+        for kept in (self.disk.restored, self.disk.checkpoints):
+            found = kept.get(checkpoint)
+            if found is not None and tuple(one.state for one in found) == states:
+                return found
+        return None
+
+    def _keep_restored(self, checkpoint: int, states: States) -> object:
+        """As the daemon does: from this disk, else from whoever offers them."""
+        found = self._checkpoint_here(checkpoint, states)
+        if found is None:
+            found = [one for state in states if (one := self._fetch_version(state)) is not None]
+        if len(found) < len(states):
+            return Failed("nobody has the checkpoint")
+        self.disk.restored[checkpoint] = found
+        return jobs.PayloadKept()
+
+    def _fetch_version(self, state: StateDigests) -> Version | None:
+        theta, momentum = self._assemble(state.theta), self._assemble(state.momentum)
+        if theta is None or momentum is None:
+            return None
+        return Version(0, theta, momentum, None, state, None, state_manifests(theta, momentum))
+
+    def _hold(self, checkpoint: int, states: States) -> object:
+        answer = self._keep_restored(checkpoint, states)
+        if isinstance(answer, jobs.PayloadKept):
+            self._offer_checkpoint(checkpoint, states)
+        return answer
+
+    def _offer_checkpoint(self, checkpoint: int, states: States) -> None:
+        found = self._checkpoint_here(checkpoint, states) if checkpoint else None
+        if found is None:
+            self.bank.let_checkpoint_go()
+        elif self.bank.held_checkpoint != checkpoint:
+            arrays = [one.theta for one in found], [one.momentum for one in found]
+            self.bank.hold_checkpoint(checkpoint, *arrays)
 
     def act(self, action: object) -> None:
         match action:
             case jobs.Adopt(fragment, version, payload):
                 self.bank.adopt(fragment, version, payload)
+            case jobs.AdoptRestored(restored):
+                self.bank.adopt_restored(restored)
+            case jobs.OfferCheckpoint(checkpoint, states):
+                self._offer_checkpoint(checkpoint, states)
             case jobs.Forget(pushes):
                 for push in pushes:
                     self.bank.forget_push(push)
+            case jobs.OfferPush(push, payload):
+                self.bank.offer_push(push, payload)
+            case jobs.RetractPush(payload):
+                self.bank.retract_push(payload)
             case jobs.CutSnapshot(snapshot, summary):
                 fragments = range(len(self.layout.fragments))
                 self.disk.weights[snapshot] = [self.bank.current(at) for at in fragments]
@@ -236,9 +324,12 @@ class SimSyncer(SimVoter):
 
     def announce(self) -> None:
         """Say in the table that this host leads, as the daemon does again and again."""
-        if not self.is_up or self.syncer.leadership is None:
+        if not self.is_up:
             return
         raft = self.syncer.raft
+        is_stopped = self.syncer.lost is not None and raft.is_leading
+        if self.syncer.leadership is None and not is_stopped:
+            return
         self.notices[self.key] = Notice(
             self.key,
             raft.context.epoch,
@@ -350,5 +441,12 @@ class SimSyncer(SimVoter):
             scales=outcome.scales,
             cosines=outcome.cosines,
             trusts=outcome.trusts,
+            shares=outcome.shares,
+            tensors=outcome.tensors,
+            tensors_clipped=outcome.tensors_clipped,
+            expected=outcome.expected,
+            repeats=outcome.repeats,
+            echoes=outcome.echoes,
+            novelties=outcome.novelties,
             seconds=MERGE_S,
         )

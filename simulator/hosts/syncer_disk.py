@@ -25,6 +25,10 @@ class SyncerDisk(VoterDisk):
     """The folded log of each snapshot."""
     weights: dict[int, list[Version]] = field(default_factory=dict)
     """Every fragment of each snapshot."""
+    checkpoints: dict[int, list[Version]] = field(default_factory=dict)
+    """Every fragment of the checkpoints that are kept, by log index."""
+    restored: dict[int, list[Version]] = field(default_factory=dict)
+    """The same of those that the guard went back to."""
     base: list[Version] | None = None
     """Every fragment at the floor, where the log begins behind a snapshot."""
 

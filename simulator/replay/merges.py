@@ -18,13 +18,14 @@ from host.tape.tape_file import TapeLife
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
 from protocol.ids import short
+from protocol.log.records import FragmentMerged
 from protocol.numerics.codecs import F32
 from protocol.numerics.outer import digest
-from protocol.tape import Base, Frame, PushPayload, TapeDamaged
+from protocol.tape import MERGED_PARTS, Base, Frame, PushPayload, TapeDamaged
 from simulator.replay.audit import Audit, AuditedMerge
 from simulator.replay.divergence import Diverged
 from syncer_node.machine.jobs import PushId
-from syncer_node.storage.merge_bank import MergeBank, Version
+from syncer_node.storage.merge_bank import MergeBank, MergeOutcome, Version
 
 Place = tuple[int, int]
 """Fragment and version."""
@@ -73,6 +74,9 @@ class MergeReplay:
         """Version of each fragment that the bank stands at."""
         self._kept = _Kept()
         self._pushes: dict[PushId, PushPayload] = {}
+        parts = (part for merge in audit.merges for part in merge.job.parts)
+        self._asked = Counter(part.push for part in parts)
+        """Merges still to come that were asked for with a push: one may be asked for again."""
         self._bases: dict[Place, dict[str, Base]] = {}
         self._frames: Iterator[tuple[str, Frame]] = iter(())
         self._place = ""
@@ -134,6 +138,8 @@ class MergeReplay:
         numel = self.layout.fragments[fragment].numel
         arrays: dict[str, F32] = {}
         for name, part in parts.items():
+            if name in MERGED_PARTS:
+                continue
             if len(part.content) != 4 * numel:
                 raise TapeDamaged(f"{self._place}: version {number} has another size")
             arrays[name] = np.frombuffer(part.content, "<f4").astype(np.float32, copy=False)
@@ -144,7 +150,16 @@ class MergeReplay:
                     raise self._diverged(merge, f"{name} of version {number} is not as recorded")
             return
         self.bank.initialise(
-            fragment, number, arrays["theta"], arrays["momentum"], arrays.get("residual")
+            fragment,
+            number,
+            arrays["theta"],
+            arrays["momentum"],
+            arrays.get("residual"),
+            tuple(
+                (parts[name].codec, parts[name].content)
+                for name in reversed(MERGED_PARTS)
+                if name in parts
+            ),
         )
         self._at[fragment] = number
         self.on_version(fragment, self.bank.current(fragment))
@@ -165,32 +180,7 @@ class MergeReplay:
             outcome = self.bank.merge(job)
         except CorruptState as error:
             raise self._diverged(merge, str(error)) from error
-        made = (
-            outcome.payload_digest,
-            outcome.state,
-            outcome.norms,
-            outcome.scales,
-            outcome.cosines,
-            outcome.trusts,
-        )
-        parts = record.contributions
-        wanted = (
-            record.payload,
-            record.state,
-            tuple(one.norm for one in parts),
-            tuple(one.scale for one in parts),
-            tuple(one.cosine for one in parts),
-            tuple(one.trust for one in parts),
-        )
-        names = (
-            "the merged displacement",
-            "the new weights",
-            "the norms",
-            "the scales",
-            "the cosines",
-            "the trust",
-        )
-        for name, mine, its in zip(names, made, wanted, strict=True):
+        for name, mine, its in _compared(outcome, record):
             if mine != its:
                 raise self._diverged(
                     merge, f"{name} came out differently than record {merge.index}"
@@ -202,10 +192,38 @@ class MergeReplay:
 
     def _drop(self, merge: AuditedMerge) -> None:
         for part in merge.job.parts:
-            self.bank.forget_push(part.push)
-            self._pushes.pop(part.push, None)
+            self._asked[part.push] -= 1
+            if not self._asked[part.push]:
+                self.bank.forget_push(part.push)
+                self._pushes.pop(part.push, None)
 
     def _diverged(self, merge: AuditedMerge, what: str) -> Diverged:
         job = merge.job
         name = f"the merge of round {job.round} (fragment {job.fragment}, version {job.version})"
         return Diverged(name, self._place or merge.place, what)
+
+
+def _compared(
+    outcome: MergeOutcome, record: FragmentMerged
+) -> Iterator[tuple[str, object, object]]:
+    """What came out now, and what the record says; each with its name."""
+    parts = record.contributions
+    yield "the merged displacement", outcome.payload_digest, record.payload
+    yield "the new weights", outcome.state, record.state
+    yield "the norms", outcome.norms, tuple(one.norm for one in parts)
+    yield "the scales", outcome.scales, tuple(one.scale for one in parts)
+    yield "the cosines", outcome.cosines, tuple(one.cosine for one in parts)
+    yield "the trust", outcome.trusts, tuple(one.trust for one in parts)
+    yield "the shares", outcome.shares, tuple(one.share for one in parts)
+    echoes, novelties = tuple(one.echo for one in parts), tuple(one.novelty for one in parts)
+    yield "the echoes", outcome.echoes or (0.0,) * len(parts), echoes
+    yield "the novelties", outcome.novelties or (None,) * len(parts), novelties
+    clipped = tuple(one.tensors_clipped for one in parts)
+    yield "the clipped tensors", outcome.tensors_clipped, clipped
+    expected = outcome.expected or (1.0,) * len(parts)
+    yield "the expected cosines", expected, tuple(one.expected for one in parts)
+    # Of the newest pushes alone.
+    kept = tuple(
+        mine if one.tensors else b"" for mine, one in zip(outcome.tensors, parts, strict=False)
+    )
+    yield "the norms by tensor", kept, tuple(one.tensors for one in parts)[: len(kept)]

@@ -110,6 +110,8 @@ class Retrainer(ABC):
             self._bank = FragmentBank(layout, BlobStore(clock=lambda: 0.0))
         self.bank.charter = decoders.msgpack_decoder(Charter).decode(frame.charter)
         self.bank.trainer_lost()
+        if frame.drops_error_feedback:
+            self.bank.drop_error_feedback()
         self.begin(frame)
 
     def _push(self, place: str, frame: tape.PushCaptured) -> PushOutcome:

@@ -152,6 +152,8 @@ class RoundHistories:
             return
         history.closed_s = at_s
         history.learning_rate, history.momentum = job.outer.learning_rate, job.outer.momentum
+        for former in history.parts.values():
+            former.weight = None  # Of a merge that is done again without somebody.
         for one in job.parts:
             part = history.parts.get(one.learner)
             if part is None or one.header.round != job.round:

@@ -12,7 +12,8 @@ from msgspec import structs
 from protocol import project
 from protocol.numerics.merge import merge_fragment
 from protocol.snapshots.manifest import Manifest
-from simulator.checkers.credit import check_accounts
+from simulator.checkers.claims import check_claims_are_covered, check_honest_claims
+from simulator.checkers.credit import check_accounts, check_progress
 from simulator.checkers.ledger import Ledger
 from simulator.checkers.merging import RejoinChecker, SafetyChecker, check_all
 from simulator.checkers.provenance import ProvenanceChecker
@@ -60,6 +61,9 @@ class Swarm:
         """Raise Violation if anything that must hold does not."""
         check_all(self.ledger, self.learners)
         check_accounts(self.ledger, self.syncers, self.world.facts)
+        check_honest_claims(self.world.facts)
+        check_claims_are_covered(self.ledger, self.syncers[0].tiny.genesis.data)
+        check_progress(self.ledger, self.syncers)
 
     @property
     def merges(self) -> int:
@@ -75,6 +79,16 @@ class Swarm:
         """Ask whoever leads for a snapshot."""
         if self.syncer.is_up:
             self.syncer.take_snapshot()
+
+    def revise(self, **changes: object) -> project.Charter:
+        """The owner signs the next revision, and every syncer that is up gets it."""
+        former = self.syncer.syncer.setup.charter
+        charter = structs.replace(former, **{"revision": former.revision + 1, **changes})
+        envelope = charter_envelope(self.syncer.tiny, charter)
+        for syncer in self.syncers:
+            if syncer.is_up:
+                syncer.take_charter(envelope)
+        return charter
 
     def restore(self, manifest: Manifest) -> project.Charter:
         """The owner goes back to a snapshot: a new epoch behind its record. The charter signed."""
@@ -125,6 +139,7 @@ def build_swarm(
     witnesses: int = 0,
     tape: Callable[[SimSyncer | SimLearner], Direct] | None = None,
     strategy: project.FragmentStrategy = "balanced",
+    admission: project.AdmissionRule = "open",
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
@@ -145,6 +160,7 @@ def build_swarm(
         fragments=fragments,
         tensors_of=tensors_of,
         strategy=strategy,
+        admission=admission,
     )
     tensors = backend or Backend()
     ledger, notices = Ledger(tiny.charter), dict[bytes, Notice]()

@@ -107,4 +107,13 @@ class ProvenanceBackend(Backend):
         decoded = [decode(c.codec, c.payload, fragment.numel) for c in contributions]
         total: F32 = np.add.reduce(np.stack(decoded), axis=0, dtype=np.float32)
         whole, nothing = (1.0,) * len(decoded), (0.0,) * len(decoded)
-        return MergeResult(total, tuple(map(norm, decoded)), whole, nothing, whole)
+        weights = sum(one.weight for one in contributions)
+        shares = tuple(one.weight / weights for one in contributions)
+        return MergeResult(
+            total,
+            norms=tuple(map(norm, decoded)),
+            scales=whole,
+            cosines=nothing,
+            trusts=whole,
+            shares=shares,
+        )

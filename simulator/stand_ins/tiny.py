@@ -22,6 +22,7 @@ from protocol.log.records import Span
 from protocol.messages import Cursor, Envelope
 from protocol.numerics.codecs import F32, flush
 from protocol.project import (
+    AdmissionRule,
     Charter,
     DataSpec,
     Durability,
@@ -95,6 +96,7 @@ def tiny_project(
     moments: Literal["fresh", "peer"] = "fresh",
     tensors_of: tuple[int, int] = (TENSORS, TENSOR_ELEMENTS),
     strategy: FragmentStrategy = "balanced",
+    admission: AdmissionRule = "open",
 ) -> TinyProject:
     """A project whose only voter is `syncer`, or with these voters.
 
@@ -137,6 +139,7 @@ def tiny_project(
         rounds=rounds or RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
         limits=limits or LIMITS,
         durability=durability,
+        admission=admission,
     )
     return TinyProject(genesis, genesis_bytes, project, charter, owner)
 
@@ -201,10 +204,8 @@ class TinyTrainer:
             action()
 
     def cursor(self) -> Cursor:
-        """The next unread sequence."""
-        if not self.spans:
-            return self._end
-        return Cursor(self.spans[0].start, self.spans[0].skip)
+        """Where it read last: a block, and how many of its sequences are read."""
+        return self._end
 
     def noise_state(self) -> dict[str, Any]:
         """State of its source of chance."""
@@ -283,10 +284,10 @@ class TinyTrainer:
         span = self.spans[0]
         self.read.append((span.start, span.skip))
         start, skip = span.start, span.skip + 1
+        self._end = Cursor(start, skip)
         if skip == self.block_sequences:
             start, skip = start + 1, 0
         if start == span.stop:
             self.spans.popleft()
-            self._end = Cursor(start, 0)
         else:
             self.spans[0] = Span(start, span.stop, skip)

@@ -183,7 +183,7 @@ class World:
             stream = Stream(self._streams, dialler, listener)
             dialler.streams[peer] = stream
             listener.streams[dialler.key] = stream
-            listener.take(machine.PeerUp(dialler.key))
+            listener.take(machine.PeerUp(dialler.key, dialler.network))
             dialler.take(machine.PeerUp(peer))
 
         wires = self.wires
@@ -232,6 +232,8 @@ class Host(ABC):
         self.world = world
         self.key = key
         self.name = name
+        self.network = ""
+        """Where it connects from, of `machine.PeerUp`; all the same where nobody says so."""
         self.is_up = False
         self.life = 0
         """Counts starts; what was asked in a former life is never answered."""

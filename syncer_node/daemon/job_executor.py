@@ -23,8 +23,10 @@ from host.network.blobs import FETCHES_MAX
 from host.network.leader_discovery import learners_topic
 from host.runtime.compute_pool import Cores, give_way
 from host.transport import Transport
+from protocol import first_weights
 from protocol.errors import CorruptState, MalformedPayload, TransientError
 from protocol.log.records import StateDigests
+from protocol.log.restoring import States
 from protocol.machine import Failed, Job, JobResult
 from protocol.numerics import chunks
 from protocol.numerics.buffers import F32
@@ -93,11 +95,18 @@ class JobExecutor:
                 return await self._fetch_weights(job)
             case jobs.RepairFragment():
                 return await self._repair(job)
-            case jobs.Replay(merged):
-                await self._on_disk(self.disk.replay, merged)
+            case jobs.HoldCheckpoint():
+                return await self._hold(job.checkpoint, job.states)
+            case jobs.FetchRestored(_, leader, restored):
+                kept = await self._keep_restored(leader, restored.checkpoint, restored.fragments)
+                return kept if isinstance(kept, jobs.PayloadNotWritten) else jobs.PayloadKept()
+            case jobs.Replay(made) | jobs.Restore(made):
+                await self._on_disk(self.disk.replay, made)
                 return jobs.Replayed()
             case jobs.WriteCheckpoint(index, summary):
                 checkpoint = self.disk.capture(index, summary)
+                if self.disk.averages is not None:  # After all versions that are in it.
+                    self.disk.averages.keep(index, summary.head, self.store.checkpoints)
                 await self._on_disk(self.disk.write_checkpoint, checkpoint, self.kept_marks())
                 return jobs.CheckpointWritten(index)
         return await self._on_disk(self._keep, job)
@@ -164,6 +173,13 @@ class JobExecutor:
             scales=outcome.scales,
             cosines=outcome.cosines,
             trusts=outcome.trusts,
+            shares=outcome.shares,
+            tensors=outcome.tensors,
+            tensors_clipped=outcome.tensors_clipped,
+            expected=outcome.expected,
+            repeats=outcome.repeats,
+            echoes=outcome.echoes,
+            novelties=outcome.novelties,
             seconds=time.monotonic() - started_s,
         )
 
@@ -183,6 +199,9 @@ class JobExecutor:
 
     async def _fetch_weights(self, job: jobs.FetchWeights) -> JobResult:
         """Version 0 of every fragment, kept as the first checkpoint."""
+        genesis = self.disk.project.genesis
+        if wrong := first_weights.trouble(genesis, dict(enumerate(job.fragments))):
+            raise TransientError(f"the leader began with other weights: {wrong}")
         sources = await self._sources(job.leader)
         theta, momentum = [], []
         for fragment, state in enumerate(job.fragments):
@@ -191,6 +210,41 @@ class JobExecutor:
             momentum.append(other)
         await self._on_disk(self.disk.keep_first, theta, momentum)
         return jobs.PayloadKept()
+
+    async def _hold(self, checkpoint: int, states: States) -> JobResult:
+        """The weights of a checkpoint, kept and ready in memory."""
+        kept = await self._keep_restored(None, checkpoint, states)
+        if isinstance(kept, jobs.PayloadNotWritten):
+            return kept
+        if self.bank.held_checkpoint != checkpoint:
+            await self._on_disk(self.bank.hold_checkpoint, checkpoint, *kept)
+        return jobs.PayloadKept()
+
+    async def _keep_restored(
+        self, leader: bytes | None, checkpoint: int, states: States
+    ) -> tuple[list[F32], list[F32]] | jobs.PayloadNotWritten:
+        """The weights of a checkpoint from this disk or, by their digests, from others; kept."""
+        here = await self._on_disk(self.disk.checkpoint_of, checkpoint, states)
+        if here is not None:
+            theta, momentum = here.theta, here.momentum
+        else:
+            sources = await self._sources(leader)
+            pairs = [await self._fetch_state(sources, at, state) for at, state in enumerate(states)]
+            theta, momentum = [one for one, _ in pairs], [one for _, one in pairs]
+        try:
+            await self._on_disk(self.disk.keep_restored, checkpoint, theta, momentum)
+        except TransientError as error:
+            return jobs.PayloadNotWritten(str(error))
+        return theta, momentum
+
+    def offer_checkpoint(self, offered: jobs.OfferCheckpoint) -> None:
+        """Let others fetch the weights of a checkpoint that is on this disk. Disk thread."""
+        if not offered.checkpoint:
+            self.bank.let_checkpoint_go()
+            return
+        found = self.disk.checkpoint_of(offered.checkpoint, offered.states)
+        if found is not None and self.bank.held_checkpoint != offered.checkpoint:
+            self.bank.hold_checkpoint(offered.checkpoint, found.theta, found.momentum)
 
     async def _repair(self, job: jobs.RepairFragment) -> JobResult:
         newest = job.newest

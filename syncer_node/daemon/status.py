@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 from host.control.status_parts import bulk_rows
 from host.transport import Transport
-from protocol import limits, status
+from protocol import limits, probes, status
 from protocol.ids import short
-from protocol.log.accounts import Account, printable
+from protocol.log.accounts import Account, printable, suspended_words
+from protocol.log.guard import Pause, pause_words
+from protocol.log.heldout import disputed_words
+from protocol.log.state import SwarmState
 from protocol.peers.membership import Session
 from protocol.snapshots.manifest import stamp
-from protocol.standing import NOBODY
+from protocol.standing import DOUBTED_BELOW
 from syncer_node.daemon.voting_status import away_words, waiting_words
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.syncer import SyncerMachine
+from syncer_node.machine.trust.admission import most_crowded
+from syncer_node.machine.trust.conduct import charges
+from syncer_node.machine.trust.judge import Doubt
 
 
 def sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -21,12 +31,17 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
     if raft.replication.store_trouble:
         what = "Merging paused" if raft.is_leading else "Not keeping the log"
         return f"{what}: {raft.replication.store_trouble}."
+    if machine.lost is not None:
+        return machine.lost.text
     if leadership is None:
-        return _standby_sentence(machine, now_s)
+        also = f" {pause_words(state.pause, state.accounts)}." if state.pause is not None else ""
+        return f"{_standby_sentence(machine, now_s)}{also}"
     if leadership.phase is Phase.ENDED:
         best = state.ended.best_loss if state.ended else None
         loss = f", best held-out loss {best:.4f}" if best is not None else ""
         return f"The run is complete: {state.global_step:,} global steps{loss}."
+    if state.pause is not None:
+        return guard_sentence(state, state.pause)
     if leadership.rounds.stalled and now_s < leadership.rounds.stalled_until_s:
         return f"Merging paused: {leadership.rounds.stalled}."
     if leadership.is_closing:
@@ -35,7 +50,12 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
         return "Creating the first weights."
     if leadership.phase is Phase.DRAINING:
         return "The token budget is reached; finishing and evaluating the last rounds."
-    return _training_sentence(leadership) + away_words(raft, now_s)
+    return _training_sentence(leadership, now_s) + away_words(raft, now_s)
+
+
+def guard_sentence(state: SwarmState, pause: Pause) -> str:
+    """Since when the guard pauses merging, why, and how it ends."""
+    return f"{pause_words(pause, state.accounts)}. {state.outlook}"
 
 
 def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
@@ -55,13 +75,16 @@ def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
     return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago{but}.{tail}"
 
 
-def _training_sentence(leadership: Leadership) -> str:
+def _training_sentence(leadership: Leadership, now_s: float) -> str:
     live = list(leadership.members.live())
     training = leadership.members.training()
     if not live:
         return "Waiting for learners: share the join link."
     if not training:
-        return nobody_trains([(one.name, one.beat.state if one.beat else "") for one in live])
+        idle = [one for one in live if not one.is_suspended]
+        doing = nobody_trains([(one.name, one.beat.state if one.beat else "") for one in idle])
+        alone = "" if idle else "Nobody else trains."
+        return f"{_suspended(leadership)} {doing if idle else alone}".strip()
     missing = [
         s for s in leadership.members.sessions.values() if not s.is_connected and not s.has_left
     ]
@@ -69,19 +92,89 @@ def _training_sentence(leadership: Leadership) -> str:
     waiting = leadership.rounds.pace.waiting
     is_short = "learners ready" in waiting
     wait = f" Waiting: {waiting}." if is_short else ""
-    how = _doubt(leadership) or "All is well."
+    disputed = disputed_words(leadership.state.curve, leadership.state.accounts)
+    said = (
+        _suspended(leadership),
+        _doubt(leadership),
+        disputed,
+        _conduct(leadership, now_s),
+        _crowd(leadership),
+    )
+    how = " ".join(filter(None, said)) or "All is well."
     return f"{how} {_learners(len(training))} training.{tail}{wait}"
 
 
-def _doubt(leadership: Leadership) -> str:
-    """Whose pushes do not count, by name and key: a name alone is whatever its owner chose."""
-    doubted = leadership.rounds.doubted()
-    live = [session for session in leadership.members.live() if session.peer in doubted]
+def _suspended(leadership: Leadership) -> str:
+    """Who is here and suspended, and what was measured of it."""
+    live = [session for session in leadership.members.live() if session.is_suspended]
     if not live:
         return ""
-    named = [f"{printable(one.name)} ({short(one.peer)})" for one in live[:NAMES_MAX]]
-    more = f" and {len(live) - NAMES_MAX} more" if len(live) > NAMES_MAX else ""
-    return f"Not counted, because their pushes point elsewhere: {', '.join(named)}{more}."
+    names = _named(live)
+    if len(live) > 1:
+        return f"Suspended, because others measured that their pushes are not trained: {names}."
+    return (
+        f"Suspended: {names}, because {suspended_words(leadership.state.accounts[live[0].peer])}."
+    )
+
+
+def _standing(account: Account, trust: float, *, is_judged: bool, is_checkable: bool) -> str:
+    """What is known of a key, in a word or two; nothing where all count."""
+    if account.is_suspended:
+        return "suspended"
+    if not is_judged:
+        return ""
+    if trust < DOUBTED_BELOW:
+        return "doubted"
+    if not is_checkable:
+        return "other text"
+    return "established" if account.standing.is_established else "new"
+
+
+DOUBTS: Final[Mapping[Doubt, str]] = {
+    "direction": "point elsewhere",
+    "repeats": "always add the same to what others hand in",
+    "echoes": "only repeat what was merged",
+}
+
+
+def _doubt(leadership: Leadership) -> str:
+    """Whose pushes do not count."""
+    doubts = leadership.rounds.judge.doubts()
+    live = [session for session in leadership.members.live() if not session.is_suspended]
+    found = {
+        words: [one for one in live if doubts.get(one.peer) == doubt]
+        for doubt, words in DOUBTS.items()
+    }
+    return " ".join(
+        f"Not counted, because their pushes {words}: {_named(those)}."
+        for words, those in found.items()
+        if those
+    )
+
+
+def _conduct(leadership: Leadership, now_s: float) -> str:
+    """Who takes part and gives nothing, or what cannot be taken."""
+    steps = leadership.rounds.spec.local_steps
+    found = charges(leadership.members, leadership.state, local_steps=steps, now_s=now_s)
+    return " ".join(f"{words}: {_named(those)}." for words, those in found.items())
+
+
+def _crowd(leadership: Leadership) -> str:
+    """Whether a full project is full of one network address."""
+    here = list(leadership.members.live())
+    seats = leadership.setup.charter.limits.learners
+    found = most_crowded(Counter(one.network for one in here), seats)
+    if len(here) < seats or found is None:
+        return ""
+    network, count = found[0] or "behind relays", found[1]
+    return f"The project is full, and {count:,} of {seats:,} learners come from {network}."
+
+
+def _named(sessions: Sequence[Session]) -> str:
+    """Learners by name and key: a name alone is whatever its owner chose."""
+    named = [f"{printable(one.name)} ({short(one.peer)})" for one in sessions[:NAMES_MAX]]
+    more = f" and {len(sessions) - NAMES_MAX} more" if len(sessions) > NAMES_MAX else ""
+    return f"{', '.join(named)}{more}"
 
 
 NAMES_MAX = 3
@@ -113,6 +206,29 @@ def _learners(count: int) -> str:
     return f"{count} learner" if count == 1 else f"{count} learners"
 
 
+def peer_rows(
+    leadership: Leadership, newest: list[int], tokens_per_step: int, now_s: float
+) -> list[status.PeerRow]:
+    """All learners that the leader knows, in key order."""
+    rounds, accounts = leadership.rounds, leadership.state.accounts
+    trusts, new = rounds.judge.trusts(), rounds.judge.new()
+    return [
+        peer_row(
+            session,
+            newest,
+            tokens_per_step,
+            now_s,
+            trust=trusts.get(peer, 1.0),
+            is_new=peer in new,
+            is_judged=rounds.judge.is_judging,
+            is_checkable=rounds.judge.is_checkable(peer),
+            account=accounts.get(peer),
+            taken_back=leadership.state.taken_back.get(peer, 0),
+        )
+        for peer, session in sorted(leadership.members.sessions.items())
+    ]
+
+
 def peer_row(
     session: Session,
     newest: list[int],
@@ -120,12 +236,20 @@ def peer_row(
     now_s: float,
     *,
     trust: float = 1.0,
+    is_new: bool = False,
+    is_judged: bool = False,
+    is_checkable: bool = True,
     account: Account | None = None,
+    taken_back: int = 0,
 ) -> status.PeerRow:
-    """One learner as the syncer sees it. account: what the log says of its key."""
-    standing = account.standing if account is not None else NOBODY
+    """One learner as the syncer sees it. account: what the log says of its key; taken_back: its
+    tokens that are no progress, summed over fragments."""
+    known = account if account is not None else Account()
+    standing = known.standing
     beat = session.beat
-    state = beat.state if beat else "greeting"
+    state: str = beat.state if beat else "greeting"
+    if session.is_suspended and state in ("training", "starved"):
+        state = "suspended"
     if not session.is_connected:
         state_word = "left" if session.has_left else "gone"
     elif now_s - session.heard_s > limits.SUSPECT_AFTER_S:
@@ -151,9 +275,18 @@ def peer_row(
         goodput=min(1.0, beat.work_s / beat.alive_s) if beat and beat.alive_s > 1e-3 else None,
         refused=dict(session.rejected),
         left=session.lost_reason if session.has_left else "",
-        trust=trust,
-        direction=standing.direction if standing.judged else None,
-        doubted=account.doubted if account is not None else 0,
+        trust=0.0 if known.is_suspended else trust,
+        direction=max(-1.0, min(1.0, standing.bearing)) if standing.judged else None,
+        doubted=known.doubted,
+        is_new=is_new,
+        share=session.share,
+        clipped=known.clipped,
+        standing=_standing(known, trust, is_judged=is_judged, is_checkable=is_checkable),
+        probes=known.probes,
+        contrast=probes.mean_contrast(known.findings),
+        evidence=probes.evidence(known.findings) if known.findings else None,
+        suspended=suspended_words(known) if known.is_suspended else "",
+        taken_back=taken_back // max(1, len(newest)),
     )
 
 

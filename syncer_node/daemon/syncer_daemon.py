@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +25,10 @@ from host.bulk import speed_probe
 from host.bulk.blob_store import BlobStore
 from host.control.server import Verb
 from host.control.status_parts import all_faults, network_status, project_status, swarm_status
+from host.control.weights import Cut, WeightsVerbs
+from host.files.held_base import HeldBase
 from host.files.keystore import Identity
+from host.files.pinned_files import PinnedFiles
 from host.files.signed_project import OpenedProject
 from host.join_link import JoinLink, format_link
 from host.network.leader_discovery import (
@@ -41,7 +45,7 @@ from host.tape.tape_file import TapeLabel
 from host.tape.taping import begin_tape
 from host.transport import Transport
 from protocol import limits, wire
-from protocol.errors import TransientError, UserError
+from protocol.errors import CorruptState, TransientError, UserError
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
 from protocol.machine import Job, JobResult, StopAsked
@@ -58,6 +62,7 @@ from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Phase
 from syncer_node.machine.merge_totals import MergeTotals
 from syncer_node.machine.setup import SyncerSetup
+from syncer_node.storage.averages import Averages
 from syncer_node.storage.checkpoints import CheckpointStore
 from syncer_node.storage.ledger import leading_rows, ledger_of
 from syncer_node.storage.merge_bank import MergeBank
@@ -81,6 +86,12 @@ LINK_ADDRESSES_MAX = 4
 def run(options: SyncerOptions) -> int:
     """Run a syncer until it is stopped; the exit code."""
     return run_voter(options, "syncer", SyncerDaemon, _no_vote)
+
+
+def _noted_base(options: SyncerOptions, project: bytes) -> Path | None:
+    """Where the base model lay on this machine when the project was signed here."""
+    note = options.home.base_note(project)
+    return Path(note.read_text()) if note.is_file() else None
 
 
 def _no_vote(identity: Identity, project: OpenedProject, options: SyncerOptions) -> str:
@@ -116,8 +127,19 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         self.blob_store = BlobStore(clock=time.monotonic)
         self.blob_store.put(project.id, project.genesis_bytes)
         cores = Cores(options.threads)
-        self.bank = MergeBank(self.layout, charter, self.blob_store, workers=cores)
-        self.disk = CheckpointStore(self.store, self.bank, project, identity)
+        self.averages = Averages(self.store.root, len(self.layout.fragments))
+        self.bank = MergeBank(
+            self.layout, charter, self.blob_store, workers=cores, on_version=self.averages.take
+        )
+        self.weights = WeightsVerbs(project.genesis_bytes, self._newest_weights)
+        cache = options.home.data_cache()
+        self.pinned_files = PinnedFiles(cache, project.genesis.tokenizer)
+        self.held_base = HeldBase(cache, project.genesis)
+        base = options.base or _noted_base(options, project.id)
+        self.disk = CheckpointStore(
+            self.store, self.bank, project, identity, base, cache, self.averages
+        )
+        self.disk.held_base = self.held_base
         self.recorded = self._recorded_machine()
         self.machine = self.recorded.inner
         self.executor = JobExecutor(
@@ -128,12 +150,13 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             disk_pool=self.disk_pool,
             cores=cores,
             project=project.id,
-            kept_marks=lambda: set(self.machine.state.marks),
+            kept_marks=lambda: self.machine.state.marks.keys() | self.machine.state.candidates,
             other_syncers=self._other_syncers,
             payloads=payload_tape(self.tape, options.tape.mib_max, self.layout.parameters),
         )
         self._drive(self.recorded, self.machine.raft)
         transport.serve_blobs(self._find_blob)
+        transport.is_member = self._is_member
 
     def _recorded_machine(self) -> RecordedMachine:
         """The machine, as the disk has it, with a tape around it."""
@@ -168,11 +191,16 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             software=f"shoal {software.version()}",
         )
 
+    def _is_member(self, key: bytes) -> bool:
+        return self.machine.raft.is_voter(key) or self.machine.state.has_merges(key)
+
     def _find_blob(self, peer: bytes, name: bytes) -> memoryview | None:
         """What is offered under this digest; other voters also get payloads from the disk."""
         held = self.blob_store.get(name)
         if held is None and self.machine.raft.is_voter(peer):
             held = self.store.find_payload(name)
+        if held is None:
+            held = self.pinned_files.find(name) or self.held_base.find(name)
         return speed_probe.find(name) if held is None else held
 
     def join_link(self) -> str:
@@ -197,13 +225,31 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             "ledger": self._ledger,
             "snapshot": self._take_snapshot,
             "loop_lag": self.loop_watch.answer,
+            **self.weights.verbs(),
         }
 
+    def _newest_weights(self) -> Cut:
+        state, fragments = self.machine.state, range(len(self.layout.fragments))
+        try:
+            newest = [self.bank.current(fragment).theta for fragment in fragments]
+        except CorruptState as error:  # None yet, or it is still loading them.
+            raise TransientError(
+                "This syncer has no weights yet. Try again in a moment."
+            ) from error
+        return Cut(state.global_step, state.tokens, newest)
+
     def _works(self) -> tuple[Work, ...]:
-        return (self._announce, self._report, self._leave_when_done, self.loop_watch.run)
+        return (
+            self._announce,
+            self._report,
+            self._leave_when_done,
+            self.loop_watch.run,
+            self._check_base,
+        )
 
     def _close(self) -> None:
         self.executor.close()
+        self.averages.close()
         self.tape.close()
 
     def _greet(self) -> None:
@@ -218,9 +264,12 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             genesis.fragments,
         )
         log.info("log and checkpoints in %s", self.store.root)
-        print(
-            f"\nTo take part, run on any host:\n\n    shoal join '{self.join_link()}'\n", flush=True
-        )
+        whom = {
+            "open": "To take part, run on any host",
+            "invite": "Known learners join with this link, others by `shoal project invite`",
+            "list": "Learners that `shoal project allow` listed join with this link",
+        }[self.machine.setup.charter.admission]
+        print(f"\n{whom}:\n\n    shoal join '{self.join_link()}'\n", flush=True)
         sys.stdout.flush()
 
     # What the machine asks for.
@@ -235,13 +284,16 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         match action:
             case jobs.Adopt(fragment, version, payload):
                 self.bank.adopt(fragment, version, payload)
-            case jobs.Forget(pushes):
-                for push in pushes:
-                    self.bank.forget_push(push)
+            case jobs.AdoptRestored(restored):
+                self.bank.adopt_restored(restored)
+            case jobs.Forget() | jobs.OfferPush() | jobs.RetractPush():
+                self._act_on_pushes(action)
             case jobs.TellWatchers(peers):
                 report = Report(msgspec.msgpack.encode(self.public()))
                 for peer in peers:
                     self.driver.send(peer, report)
+            case jobs.OfferCheckpoint():
+                self.write_soon(partial(self.executor.offer_checkpoint, action))
             case jobs.CutSnapshot():
                 self.executor.cut_snapshot(action)
             case jobs.DropSnapshot(snapshot):
@@ -250,6 +302,16 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
                 self.write_soon(partial(self.disk.name_best, index))
             case _:
                 super().act(action)
+
+    def _act_on_pushes(self, action: jobs.Forget | jobs.OfferPush | jobs.RetractPush) -> None:
+        match action:
+            case jobs.Forget(pushes):
+                for push in pushes:
+                    self.bank.forget_push(push)
+            case jobs.OfferPush(push, payload):
+                self.bank.offer_push(push, payload)
+            case jobs.RetractPush(payload):
+                self.bank.retract_push(payload)
 
     def _offer_charter(self, envelope: Envelope) -> tuple[bytes, int]:
         encoded = wire.encode(envelope)
@@ -282,9 +344,11 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         """Tell the swarm, again and again and at once when it is new, who holds the seat."""
         said_s, said_term = -1e9, -1
         while True:
-            leadership, state = self.machine.leadership, self.machine.state
+            machine, state = self.machine, self.machine.state
+            # A leader of a lost history says so to whoever asks it.
+            leads = machine.leadership is not None or (machine.lost and machine.raft.is_leading)
             is_due = time.monotonic() - said_s >= ANNOUNCE_EVERY_S or said_term != state.term
-            if leadership is not None and is_due:
+            if leads and is_due:
                 said_s, said_term = time.monotonic(), state.term
                 notice = self._notice()
                 with contextlib.suppress(TransientError):
@@ -296,6 +360,10 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             self._is_news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_news.wait(), ANNOUNCE_LOOK_S)
+
+    async def _check_base(self) -> None:
+        """What is here of a frozen base model can be given from then on."""
+        await asyncio.to_thread(self.held_base.missing)
 
     def _notice(self) -> SeatNotice:
         name, size = self._offer_charter(self.machine.setup.charter_envelope)
@@ -348,19 +416,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         leadership = machine.leadership
         per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
         newest = [fragment.version for fragment in machine.state.fragments]
-        trusts = leadership.rounds.trusts() if leadership else {}
-        accounts = machine.state.accounts
-        peers = [
-            status.peer_row(
-                session,
-                newest,
-                per_step,
-                now_s,
-                trust=trusts.get(session.peer, 1.0),
-                account=accounts.get(session.peer),
-            )
-            for _, session in sorted(leadership.members.sessions.items() if leadership else ())
-        ]
+        peers = status.peer_rows(leadership, newest, per_step, now_s) if leadership else []
         status.add_links(peers, self.transport)
         here = {session.peer for session in leadership.members.live()} if leadership else set()
         return SyncerStatus(

@@ -33,6 +33,7 @@ from host.options import SyncerOptions, WitnessOptions
 from host.partition_monitor import PartitionMonitor
 from host.runtime import logs
 from host.runtime.lifecycle import Stopper, background, live, tidying
+from host.runtime.offences import Offences
 from host.transport import Transport
 from protocol import wire
 from protocol.errors import RemoteError, TransientError, UserError
@@ -78,14 +79,21 @@ class VoterDaemon(ABC, Generic[Options]):
         self.log = logging.getLogger(f"shoal.{self.role}")
         self.disk_pool = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._kept_addresses: tuple[str, ...] = ()
+        self._offences = Offences()
         self._front: VoterMachine
         self._raft: Raft
 
     def _drive(self, front: VoterMachine, raft: Raft) -> None:
         """Wire the machine to the network. front: what receives the events."""
         transport, self._front, self._raft = self.transport, front, raft
+        transport.is_member = raft.is_voter
         self.driver = Driver(
-            front, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
+            front,
+            transport,
+            run_job=self.run_job,
+            act=self.act,
+            on_fact=self.on_fact,
+            has_vote=raft.is_voter,
         )
         self.partition_monitor = PartitionMonitor(
             transport,
@@ -157,9 +165,11 @@ class VoterDaemon(ABC, Generic[Options]):
         return stop.exit_code
 
     def on_fact(self, fact: Fact) -> None:
-        """Log it."""
-        logs.tell(fact)
-        self.feed.tell(fact)
+        """Log it, but an offence that was told a moment ago."""
+        told = self._offences.worth_telling(fact, time.monotonic())
+        if told is not None:
+            logs.tell(told)
+            self.feed.tell(told)
 
     def write_soon(self, write: Callable[[], object]) -> None:
         """On the disk's thread, a small write whose loss costs nothing: it is made again."""

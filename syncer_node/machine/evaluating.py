@@ -1,12 +1,14 @@
 """Checkpoints and their held-out loss: when to mark one, who evaluates it, how long to wait.
 
 The mark is a log record, so that the evaluator captures exactly the state the syncer checkpoints.
+It names a second learner too, which captures the same and measures only if the first one's loss
+would make a new best, or is far above the best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
@@ -18,7 +20,14 @@ from protocol.peers.membership import Membership, Session
 ANSWER_TIMEOUT_S = 120.0
 """An evaluator that has not answered by then is passed over."""
 
+STILL_S = 30.0
+"""After so long without a merge a guarded model is measured once: where it is wrecked, learners
+have nothing to hand in but what is no number, and so no merge would ever make a checkpoint due."""
+
 FINAL_TRIES = 3
+
+PASSED_OVER_MARKS = 4
+"""Who did not answer is not asked again for so many marks, if somebody else can be."""
 
 
 @dataclass(slots=True)
@@ -39,20 +48,36 @@ class Evaluating:
     pending: int = 0
     """Log index of the mark whose loss is awaited; 0 when none."""
     evaluator: bytes | None = None
+    """Who is to answer now: the first that the mark names, or the second."""
     since_s: float = 0.0
     final_tries: int = 0
+    step: int = -1
+    """Global step at the last look."""
+    step_s: float = 0.0
+    """When it was first seen."""
+    asks_again: bool = False
+    """One measurement says that the model is wrecked: the next one is not waited for."""
+    resting: dict[bytes, int] = field(default_factory=dict)
+    """Learners that did not answer, and for how many more marks they are not asked."""
 
     def look(self, now_s: float) -> None:
         """Mark a checkpoint when one is due."""
         self._pass_over(now_s)
+        step, last = self.state.global_step, self.state.curve[-1:]
+        if step != self.step:
+            self.step, self.step_s = step, now_s
         if self._is_busy or not self.state.has_weights:
             return
-        step, last = self.state.global_step, self.state.curve[-1:]
         # The very first mark comes with the first evaluator, so that the curve starts early.
-        is_due = step - last[0].global_step >= self.every if last else True
-        chosen = self._choose() if is_due else None
-        if chosen is not None or step - self.state.checkpoint_step >= self.checkpoint_every:
+        is_due = self.asks_again or not last or step - last[0].global_step >= self.every
+        is_due = is_due or (step > last[0].global_step and self._is_still(now_s))
+        chosen = self._choose() if is_due else []
+        if chosen or step - self.state.checkpoint_step >= self.checkpoint_every:
             self._mark(chosen)
+
+    def _is_still(self, now_s: float) -> bool:
+        """Whether a guarded run stands still."""
+        return now_s - self.step_s >= STILL_S and self.state.guard != "off"
 
     def finish(self, now_s: float) -> bool:
         """Whether the last state is marked and evaluated as far as it will ever be."""
@@ -60,10 +85,10 @@ class Evaluating:
         if self._is_busy:
             return False
         is_current = self.state.checkpoint_step == self.state.global_step and self.state.checkpoint
-        if is_current and not self.state.marks.get(self.state.checkpoint):
+        if is_current and self._is_settled(self.state.checkpoint):
             return True
         chosen = self._choose()
-        if is_current and (chosen is None or self.final_tries >= FINAL_TRIES):
+        if is_current and (not chosen or self.final_tries >= FINAL_TRIES):
             return True
         self.final_tries += 1
         self._mark(chosen)
@@ -81,15 +106,31 @@ class Evaluating:
             return False
         mark = self.state.marks.get(self.pending)
         self.pending, self.evaluator = 0, None
+        self.resting.pop(peer, None)
         if mark is not None:
             step, tokens = mark
             self.is_scoring = True
             self.propose(CheckpointEvaluated(evaluation.index, step, tokens, peer, evaluation.loss))
         return True
 
-    def on_scored(self) -> None:
-        """The loss is committed."""
+    def on_scored(self, checkpoint: int, now_s: float) -> None:
+        """The loss is committed; the second starts now, if its word could matter."""
         self.is_scoring = False
+        second = self.state.seconds.get(checkpoint)
+        if second is not None and self.state.awaits(checkpoint, second):
+            self.pending, self.evaluator, self.since_s = checkpoint, second, now_s
+        else:
+            self.asks_again = self.state.is_doubtful
+
+    def on_restored(self) -> None:
+        """The guard went back: the loss of void weights is awaited no more."""
+        self.pending, self.evaluator, self.asks_again = 0, None, False
+
+    def _is_settled(self, checkpoint: int) -> bool:
+        """Whether no further measurement of this state is worth a try."""
+        newest = self.state.curve[-1:]
+        is_disputed = any(one.checkpoint == checkpoint and one.is_disputed for one in newest)
+        return not self.state.marks.get(checkpoint) and not is_disputed
 
     @property
     def _is_busy(self) -> bool:
@@ -98,10 +139,11 @@ class Evaluating:
     def deadline_s(self) -> float | None:
         return self.since_s + ANSWER_TIMEOUT_S if self.pending else None
 
-    def _mark(self, chosen: Session | None) -> None:
-        self.is_marking = True
-        evaluator = chosen.peer if chosen is not None else None
-        self.propose(CheckpointMarked(self.state.global_step, evaluator))
+    def _mark(self, chosen: list[Session]) -> None:
+        self.is_marking, self.asks_again = True, False
+        self.resting = {peer: more - 1 for peer, more in self.resting.items() if more > 1}
+        first, second, *_ = (*(one.peer for one in chosen), None, None)
+        self.propose(CheckpointMarked(self.state.global_step, first, second))
 
     def _pass_over(self, now_s: float) -> None:
         if not self.pending or self.evaluator is None:
@@ -109,17 +151,21 @@ class Evaluating:
         session = self.members.sessions.get(self.evaluator)
         is_here = session is not None and session.is_connected
         if not is_here or now_s >= self.since_s + ANSWER_TIMEOUT_S:
+            self.resting[self.evaluator] = PASSED_OVER_MARKS
             self.pending, self.evaluator = 0, None
+            self.asks_again = self.state.is_doubtful
 
-    def _choose(self) -> Session | None:
-        """A willing learner of which something was merged, drawn anew for each mark.
+    def _choose(self) -> list[Session]:
+        """A willing learner of which something was merged, drawn anew for each mark, and another.
 
         The draw follows the hash of the log's head, which nobody can choose or foresee: who claims
-        to be fast evaluates no more often than others. Before the first merge anybody may.
+        to be fast evaluates no more often than others. Before the first merge anybody may. One
+        alone where there is nobody else.
         """
         willing = [session for session in self.members.training() if session.evaluates]
-        proven = [session for session in willing if session.merges]
-        return min(proven or willing, key=self._drawn, default=None)
+        proven = [session for session in willing if session.merges] or willing
+        awake = [session for session in proven if session.peer not in self.resting] or proven
+        return sorted(awake, key=self._drawn)[:2]
 
     def _drawn(self, session: Session) -> bytes:
         return blake3(self.state.head + session.peer).digest()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.log.records import FragmentMerged, StateDigests
+from protocol.log.records import FragmentMerged, StateDigests, WeightsRestored
+from protocol.log.restoring import States
 from protocol.log.state import FragmentState, SwarmSummary
 from protocol.messages import CertifiedRecord, Envelope, PushHeader
+from protocol.novelty import UNHEARD, Novelty
 from protocol.project import CodecName, OuterSpec
 from protocol.snapshots.manifest import Manifest
 from protocol.standing import NOBODY, Standing
@@ -60,10 +62,32 @@ class MergePart:
     weight: float
     standing: Standing = NOBODY
     """Of the learner, before this merge."""
+    novelty: Novelty = UNHEARD
+    """As `standing`."""
 
     @property
     def push(self) -> PushId:
         return (self.learner, self.header.incarnation, self.header.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What the leader knows that pushes of a merge are measured against; see `Reference`."""
+
+    typical: float
+    norms: tuple[float, ...]
+    is_established: bool
+    seed: int
+    steps: tuple[int, ...] = ()
+    """Local steps of those whose norms these are; 0 where they are not known."""
+    tensors: tuple[bytes, ...] = ()
+    """Their norms by tensor."""
+    repeats: float = 1.0
+    """How far learners usually repeat themselves; 1 where that is not known."""
+    typical_novelty: float = 0.0
+    strays: float = 0.0
+    """Share of the median direction by which that of a learner may stray by chance."""
+    novelty_strays: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +101,8 @@ class Merge:
     outer: OuterSpec
     """With the codec, as of now: a charter adopted meanwhile does not change this merge."""
     parts: tuple[MergePart, ...]
-    typical: float = 0.0
-    """Median direction of the learners, where trust is earned."""
-    norms: tuple[float, ...] = ()
-    """Of the newest push of every learner that has none in this merge."""
+    against: Against | None = None
+    """What pushes are measured against, where trust is earned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +115,18 @@ class Merged:
     scales: tuple[float, ...]
     cosines: tuple[float, ...]
     trusts: tuple[float, ...]
+    shares: tuple[float, ...]
     seconds: float
+    tensors: tuple[bytes, ...] = ()
+    """None where trust is not earned."""
+    tensors_clipped: tuple[int, ...] = ()
+    expected: tuple[float, ...] = ()
+    """None on older tapes, where all were expected to point alike."""
+    repeats: tuple[float, ...] = ()
+    echoes: tuple[float, ...] = ()
+    """None where nothing was merged lately."""
+    novelties: tuple[float | None, ...] = ()
+    """As `echoes`; None for one where too few others were in the merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +146,30 @@ class FetchWeights:
     index: int
     leader: bytes | None
     fragments: tuple[StateDigests, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldCheckpoint:
+    """Have the weights of a checkpoint ready to go back to, durably, and offer them to others: from
+    this disk, else from other syncers. Answer: `PayloadKept`."""
+
+    checkpoint: int
+    states: States
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRestored:
+    """Keep the weights of a checkpoint that the guard goes back to durably, from this disk or from
+    others. Answer: `PayloadKept`."""
+
+    index: int
+    """Of the record that names them."""
+    leader: bytes | None
+    restored: WeightsRestored
+
+
+FetchJob = FetchPayload | FetchWeights | FetchRestored
+"""What a standby needs before it signs for a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +194,13 @@ class Replay:
     """Take the outer step of a merge from its kept payload. Answer: `Replayed`."""
 
     merged: FragmentMerged
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Take the kept weights of a checkpoint as the new versions. Answer: `Replayed`."""
+
+    restored: WeightsRestored
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +304,42 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class AdoptRestored:
+    """Action: the guard went back; what `HoldCheckpoint` has ready becomes the current versions."""
+
+    restored: WeightsRestored
+
+
+@dataclass(frozen=True, slots=True)
+class OfferCheckpoint:
+    """Action: let the leader fetch the weights of this checkpoint here, if this disk has them.
+    With checkpoint 0: no longer."""
+
+    checkpoint: int
+    states: States
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """Action: these push payloads are not needed any more."""
 
     pushes: tuple[PushId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferPush:
+    """Action: whoever probes this push fetches it from here, also once it is forgotten."""
+
+    push: PushId
+    payload: bytes
+    """Digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetractPush:
+    """Action: nobody probes the push with this payload any more."""
+
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,18 @@ the next leader continues from the last committed record, and learners keep what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
+
+from msgspec import structs
 
 from protocol import limits, messages, trace, wire
 from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError, UnexpectedMessage
 from protocol.log import records
 from protocol.log.batching import in_messages
+from protocol.log.leases import TextShape
+from protocol.log.restoring import restored_words
 from protocol.log.state import SwarmState
 from protocol.machine import Disconnect, Failed, Stop
 from protocol.peers.membership import Membership, Session
@@ -24,16 +28,23 @@ from protocol.quorum import GraceWindow
 from protocol.signing import open_envelope
 from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartRestored, SnapshotOutline
 from syncer_node.machine import jobs
-from syncer_node.machine.admission import refusal
 from syncer_node.machine.contributor_notes import ContributorNotes
 from syncer_node.machine.evaluating import Evaluating
 from syncer_node.machine.leasing import Leasing
 from syncer_node.machine.pacing import Pace
 from syncer_node.machine.receipt_issuer import Receipts
 from syncer_node.machine.recent_entries import RecentEntries
+from syncer_node.machine.restoring import Restoring
 from syncer_node.machine.rounds import Rounds
 from syncer_node.machine.setup import SyncerSetup
 from syncer_node.machine.snapshots import Snapshots
+from syncer_node.machine.text_supply import TextSupply
+from syncer_node.machine.trust import admission, progress
+from syncer_node.machine.trust.coverage import Coverage
+from syncer_node.machine.trust.invites import Invites
+from syncer_node.machine.trust.judge import Judge
+from syncer_node.machine.trust.probing import Probing
+from syncer_node.machine.trust.reading_trails import ReadingTrails
 
 CYCLES_PER_CHECKPOINT = 8
 """Merges of every fragment between two checkpoints, at most: recovery replays what lies between."""
@@ -66,14 +77,15 @@ class Leadership:
         faults: dict[str, int],
         propose: Callable[[records.Body], None],
         snapshots: list[SnapshotOutline],
+        networks: Mapping[bytes, str],
         now_s: float,
     ) -> None:
-        """snapshots: those on this host's disk."""
+        """snapshots: those on this host's disk. networks: where connected hosts come from."""
         self.setup = setup
         self.effects = effects
         self.state = state
         self.recent = recent
-        self.faults = faults
+        self.faults, self.networks = faults, networks
         self.members = Membership()
         self.phase = Phase.STARTING
         self.watchers: dict[bytes, None] = {}
@@ -86,25 +98,23 @@ class Leadership:
         self._reported_s = 0.0
         self._is_ending_proposed = False
         self._is_end_proposed = False
-        charter, rounds = setup.charter, setup.charter.rounds
+        charter = setup.charter
+        self.invites = Invites(state, propose)
         self.contributor_notes = ContributorNotes(state, self.members, propose)
-        self.rounds = Rounds(
-            effects=effects,
+        self.rounds = self._new_rounds()
+        self.leasing = Leasing(
             state=state,
             members=self.members,
-            spec=rounds,
-            outer=charter.outer,
-            numels=setup.numels,
-            tokens_per_step=charter.inner.batch_sequences * setup.genesis.data.sequence_tokens,
-            wall_offset_s=_wall_offset_s(setup, state, now_s),
+            limits=charter.limits,
             propose=propose,
-            contributor_notes=self.contributor_notes,
-            pace=Pace(rounds, setup.genesis.fragments),
-            window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
-            last_round=state.rounds,
-            proposed_step=state.global_step,
+            supply=TextSupply(
+                charter.rounds.local_steps,
+                charter.inner.batch_sequences,
+                setup.genesis.data.block_sequences,
+            ),
+            has_in_hand=lambda session: bool(self.rounds.in_hand(session)),
+            listening_since_s=now_s,
         )
-        self.leasing = Leasing(state, self.members, charter.limits, propose, now_s)
         self.receipts = Receipts(effects, state, self.members)
         self.evaluating = Evaluating(
             state=state,
@@ -113,8 +123,49 @@ class Leadership:
             checkpoint_every=CYCLES_PER_CHECKPOINT * setup.genesis.fragments,
             propose=propose,
         )
+        self.restoring = Restoring(effects, state, propose)
         self.snapshots = Snapshots(setup, effects, recent, self.members, self.rounds, snapshots)
+        self.probing = self._new_probing()
         self._begin()
+
+    def _new_rounds(self) -> Rounds:
+        setup, state, rounds = self.setup, self.state, self.setup.charter.rounds
+        return Rounds(
+            effects=self.effects,
+            state=state,
+            members=self.members,
+            spec=rounds,
+            outer=setup.charter.outer,
+            judge=Judge(state, self.members, setup.charter.outer, setup.numels, setup.rules),
+            numels=setup.numels,
+            coverage=self._coverage(),
+            wall_offset_s=_wall_offset_s(setup, state, self._now_s),
+            propose=self._propose,
+            rng=setup.rng,
+            contributor_notes=self.contributor_notes,
+            pace=Pace(rounds, setup.genesis.fragments),
+            window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
+            last_round=state.rounds,
+            proposed_step=state.global_step,
+        )
+
+    def _coverage(self) -> Coverage:
+        data, inner = self.setup.genesis.data, self.setup.charter.inner
+        step_tokens = inner.batch_sequences * data.sequence_tokens
+        shape = TextShape(data.sequence_tokens, data.block_sequences)
+        return Coverage(shape, step_tokens)
+
+    def _new_probing(self) -> Probing:
+        data, count = self.setup.genesis.data, self.setup.genesis.fragments
+        return Probing(
+            effects=self.effects,
+            state=self.state,
+            members=self.members,
+            rounds=self.rounds,
+            setup=self.setup,
+            propose=self._propose,
+            trails=ReadingTrails(self.state, data.block_sequences, count),
+        )
 
     # Life of the run.
 
@@ -138,18 +189,49 @@ class Leadership:
         self.setup = setup
         charter = setup.charter
         self.rounds.adopt(charter.rounds, charter.outer)
-        self.rounds.tokens_per_step = (
+        self.rounds.coverage.adopt(
             charter.inner.batch_sequences * setup.genesis.data.sequence_tokens
         )
         self.leasing.limits = charter.limits
+        self.leasing.supply.local_steps = charter.rounds.local_steps
+        self.leasing.supply.step_sequences = charter.inner.batch_sequences
         self.evaluating.every = charter.limits.evaluate_every
-        self.snapshots.setup = setup
-        for session in list(self.members.live()):
-            if session.peer in charter.banned:
-                words = "the project's owner has banned this key"
-                self.effects.send(session.peer, messages.Refused("banned", words, None))
-                self.effects.out.append(Disconnect(session.peer, "banned"))
-                self.lose(session.peer, "banned", self._now_s)
+        self.snapshots.setup = self.probing.setup = setup
+        self._follow_suspensions()
+        for peer in list(self.members.sessions):
+            refused = self.invites.standing_refusal(charter, peer)
+            if refused is not None:
+                self._put_out(peer, refused)
+
+    def _put_out(self, peer: bytes, refused: messages.Refused) -> None:
+        """End what there is of a learner: its session, its pushes that are not merged, its leases.
+
+        One that is not connected may still have pushes here.
+        """
+        self.rounds.put_out(peer)
+        if self.members.sessions[peer].is_connected:
+            self.effects.send(peer, refused)
+            self.effects.out.append(Disconnect(peer, refused.reason))
+            self.lose(peer, refused.reason, self._now_s)
+        self._return_leases(peer)
+
+    def _follow_suspensions(self) -> None:
+        """Who is suspended takes no part from here on, and who no longer is does again.
+
+        Others read what it was leased; it is leased text again once its owner lifts that.
+        """
+        before = {peer for peer, one in self.members.sessions.items() if one.is_suspended}
+        self.probing.mark_suspended()
+        for peer, session in self.members.sessions.items():
+            if session.is_suspended and peer not in before:
+                self.rounds.put_out(peer)
+                self._return_leases(peer)
+            elif peer in before and not session.is_suspended:
+                self.rounds.barred.discard(peer)
+
+    def _return_leases(self, peer: bytes) -> None:
+        for held in [key for key in self.state.leases.held if key[0] == peer]:
+            self.leasing.give_back(held)
 
     def look(self, now_s: float, *, may_open: bool, has_tail: bool) -> None:
         """Time passes. may_open: the log can be written. has_tail: records wait for certificates"""
@@ -169,11 +251,16 @@ class Leadership:
             self.effects.do(jobs.TellWatchers(tuple(self.watchers)))
         for session_key in self.leasing.take_back(now_s):
             self.rounds.last_sequence.pop(session_key, None)
-        is_open = self.phase is Phase.TRAINING and not self.is_closing
+        self.leasing.look(now_s)
+        is_paused = self.state.pause is not None
+        is_open = self.phase is Phase.TRAINING and not self.is_closing and not is_paused
         self.rounds.look(now_s, may_open=is_open and may_open)
         self.snapshots.look(now_s, may_begin=is_open and may_open)
+        self.probing.look(now_s)
         if may_open and not self._is_end_proposed and self.phase is not Phase.ENDED:
             self.contributor_notes.look(now_s)
+        if is_paused and may_open and self.phase is Phase.TRAINING and not self.is_closing:
+            self.restoring.look(now_s, is_quiet=not has_tail and not self.rounds.rounds)
         if is_open:
             self._check_budget()
             self.evaluating.look(now_s)
@@ -212,11 +299,15 @@ class Leadership:
         for peer in self.watchers:
             self.effects.out.append(Disconnect(peer, "goodbye"))
         self.snapshots.close()
+        self.probing.close()
 
     def deadline_s(self) -> float:
         """When something happens here by itself."""
         times = [self.rounds.deadline_s(self._now_s), self.evaluating.deadline_s()]
         times += [self.snapshots.deadline_s(), self.contributor_notes.deadline_s()]
+        times.append(self.probing.deadline_s())
+        times.append(self.restoring.deadline_s())
+        times.append(self.leasing.deadline_s())
         return min((t for t in times if t is not None), default=1e18)
 
     # The log.
@@ -231,15 +322,17 @@ class Leadership:
                 self._fire("weights", f"{len(body.fragments)} fragments at version 0")
             case records.FragmentMerged():
                 self._merged(body, index)
-            case records.BlocksLeased():
-                self.leasing.on_leased()
-            case records.BlocksReturned(learner, incarnation):
-                self.leasing.on_returned((learner, incarnation))
-            case records.CheckpointMarked(_, evaluator):
-                self.evaluating.on_marked(index, evaluator, now_s)
-                self.effects.start(jobs.WriteCheckpoint(index, self.state.summary()))
-            case records.CheckpointEvaluated():
-                self._scored(body)
+            case records.BlocksLeased() | records.BlocksReturned():
+                self._on_leases(body)
+            case records.PushProbed():
+                self.probing.on_committed(body)
+                self._follow_suspensions()
+            case records.InviteUsed() | records.TokensTakenBack() | records.TokensGivenBack():
+                self._noted(body)
+            case records.CheckpointMarked() | records.CheckpointEvaluated():
+                self._checkpoint(body, index)
+            case records.WeightsRestored() | records.RestoreGivenUp():
+                self._went_back(body, index)
             case records.RunEnding():
                 self._fire("budget", f"{self.state.tokens:,} tokens committed")
             case records.RunEnded():
@@ -249,18 +342,78 @@ class Leadership:
         for session in self.members.live():
             self.effects.send(session.peer, committed)
 
+    def _noted(
+        self, body: records.InviteUsed | records.TokensTakenBack | records.TokensGivenBack
+    ) -> None:
+        """Something about one learner."""
+        match body:
+            case records.InviteUsed():
+                self.invites.on_committed(body)
+            case records.TokensTakenBack(learner, tokens):
+                whole = tokens // len(self.state.fragments)
+                self.effects.emit(trace.ProgressTakenBack(learner, whole))
+            case records.TokensGivenBack(learner):
+                self.effects.emit(trace.ProgressGivenBack(learner))
+
+    def _on_leases(self, body: records.BlocksLeased | records.BlocksReturned) -> None:
+        session = (body.learner, body.incarnation)
+        if isinstance(body, records.BlocksReturned):
+            self.leasing.on_returned(session)
+            self.probing.trails.on_returned(session)
+            return
+        self.leasing.on_leased(self._now_s)
+        self.probing.trails.on_leased(session, body.spans)
+        if body.learner in self.rounds.barred:
+            self._return_leases(body.learner)  # Proposed before it was put out.
+
+    def _checkpoint(
+        self, body: records.CheckpointMarked | records.CheckpointEvaluated, index: int
+    ) -> None:
+        if isinstance(body, records.CheckpointEvaluated):
+            self._scored(body)
+            return
+        self.evaluating.on_marked(index, body.evaluator, self._now_s)
+        self.effects.start(jobs.WriteCheckpoint(index, self.state.summary()))
+
+    def _went_back(
+        self, body: records.WeightsRestored | records.RestoreGivenUp, index: int
+    ) -> None:
+        """Merging goes on from an earlier checkpoint, or the owner has to decide."""
+        if isinstance(body, records.RestoreGivenUp):
+            self.effects.emit(trace.RestoreGivenUp(self.state.restore_refusal))
+            return
+        self.effects.do(jobs.AdoptRestored(body))
+        self.evaluating.on_restored()
+        self.effects.start(jobs.WriteCheckpoint(index, self.state.summary()))
+        for at, state in enumerate(self.state.fragments):
+            self.effects.emit(
+                trace.FragmentAdvanced(at, state.version, state.state.theta, "the guard went back")
+            )
+        if self.state.restored is not None:
+            self.effects.emit(
+                trace.GuardWentBack(restored_words(self.state.restored, self.state.accounts))
+            )
+
     def _scored(self, scored: records.CheckpointEvaluated) -> None:
-        self.evaluating.on_scored()
-        best = self.state.best
-        if best is not None and best.checkpoint == scored.checkpoint:
-            self.effects.do(jobs.NameBest(scored.checkpoint))
+        self.evaluating.on_scored(scored.checkpoint, self._now_s)
+        if self.state.pause is not None:
+            self.rounds.pause()
+        if self.state.best is not None:
+            self.effects.do(jobs.NameBest(self.state.best.checkpoint))
         self.effects.emit(trace.CheckpointScored(scored.global_step, scored.loss, scored.evaluator))
+        point = self.state.point(scored.checkpoint)
+        if point is not None and point.is_disputed:
+            first, second = zip((point.evaluator, point.second), point.losses, strict=True)
+            self.effects.emit(trace.LossesDiffer(point.global_step, *first, *second))
 
     def _merged(self, merged: records.FragmentMerged, index: int) -> None:
         parts = merged.contributions
         self.rounds.on_committed(merged, self._now_s)
+        self.probing.on_merged(merged)
+        self.leasing.on_merged(parts, self._now_s)
         self.receipts.on_merged(merged, self.setup, self._now_s)
         self.contributor_notes.on_merged(merged)
+        self._revise(merged)
         self.effects.emit(
             trace.FragmentCommitted(
                 index=index,
@@ -272,6 +425,15 @@ class Leadership:
                 merge_s=self.rounds.window.sync.value_s or 0.0,
             )
         )
+
+    def _revise(self, merged: records.FragmentMerged) -> None:
+        """A run that is ending is not made longer any more."""
+        if not self.state.is_ending and not self._is_ending_proposed:
+            for body in progress.revisions(self.state, merged, self.setup.rules):
+                if isinstance(body, records.TokensTakenBack):
+                    more = self.rounds.uncommitted_tokens(body.learner)
+                    body = structs.replace(body, tokens=body.tokens + more)
+                self._propose(body)
 
     # Sessions.
 
@@ -286,6 +448,7 @@ class Leadership:
             return
         session = self.members.sessions.get(peer)
         if session is None or not session.is_connected:
+            self.effects.out.append(Disconnect(peer, "no session"))
             raise UnexpectedMessage(f"{type(message).__name__} before hello")
         session.heard_s = now_s
         self._dispatch(session, message)
@@ -294,12 +457,17 @@ class Leadership:
         match message:
             case messages.Heartbeat():
                 session.hear(message, self._now_s)
+                if message.state == "finishing":
+                    self.receipts.on_leaving(session, self.setup, self._now_s)
             case messages.Push(envelope):
                 self._push(session, envelope)
             case messages.Decline():
                 self.rounds.on_decline(session.peer, message)
             case messages.LeaseRequest(blocks):
-                self.leasing.ask(session.peer, blocks)
+                if not session.is_suspended:
+                    self.leasing.ask(session.peer, blocks, self._now_s)
+            case messages.Probed() | messages.ProbeDeclined():
+                self._probe_answered(session, message)
             case messages.Evaluation():
                 self.evaluating.on_evaluation(session.peer, message)
             case Marker() | PartKept() | PartRefused() | PartRestored():
@@ -332,28 +500,54 @@ class Leadership:
         is_lower = known is not None and known.incarnation > hello.incarnation
         if is_lower and self.snapshots.may_resume(peer, hello.incarnation):
             self.members.forget(peer)
-        refused = refusal(self.setup, self.members, peer, hello, self.state)
+        network, at_s = self.networks.get(peer, ""), self._now_s + self.setup.wall_offset_s
+        refused = admission.refusal(
+            self.setup, self.members, self.invites, peer, hello, self.state, network, self._now_s
+        )
         if refused is not None:
-            self.effects.emit(trace.SessionRefused(peer, refused.reason, refused.text))
-            if refused.retry_after_s is None:
-                self.faults[refused.reason] = self.faults.get(refused.reason, 0) + 1
-            self.effects.send(peer, refused)
-            self.effects.out.append(Disconnect(peer, refused.reason))
+            self._refuse(peer, refused)
             return
+        self._make_room(peer, network)
         former = self.members.sessions.get(peer)
         if former is not None:
             self.snapshots.on_gone(peer, "it reconnected", self._now_s)
         if former is not None and former.incarnation < hello.incarnation:
             self.rounds.on_gone(peer)
             self.leasing.give_back(former.key)
-        session = self.members.open(peer, hello, self._now_s)
+        session = self.members.open(peer, hello, self._now_s, network)
         assert session is not None, "checked by _refusal"
+        session.is_suspended = self.state.is_suspended(peer)
+        if session.is_suspended:
+            self._return_leases(peer)  # A former leader may have ended before it did.
+        else:
+            self.rounds.barred.discard(peer)
+        if not self._is_end_proposed and self.phase is not Phase.ENDED:
+            self.invites.bind(self.setup, peer, hello.invite, at_s)
         self._welcome(peer, hello, session)
+
+    def _refuse(self, peer: bytes, refused: messages.Refused) -> None:
+        self.effects.emit(trace.SessionRefused(peer, refused.reason, refused.text))
+        if refused.retry_after_s is None:
+            self.faults[refused.reason] = self.faults.get(refused.reason, 0) + 1
+        self.effects.send(peer, refused)
+        self.effects.out.append(Disconnect(peer, refused.reason))
+
+    def _make_room(self, peer: bytes, network: str) -> None:
+        """Whoever gives way to this newcomer hears why, and when to come again."""
+        learners = self.setup.charter.limits.learners
+        if admission.has_room(self.members, peer, learners):
+            return
+        leaving = admission.gives_way(self.members, learners, network, self._now_s)
+        assert leaving is not None, "checked by `refusal`"
+        session, text = leaving
+        self.effects.send(session.peer, messages.Refused("full", text, admission.FULL_RETRY_S))
+        self.effects.out.append(Disconnect(session.peer, "full"))
+        self.lose(session.peer, text, self._now_s)
 
     def _welcome(self, peer: bytes, hello: messages.Hello, session: Session) -> None:
         state = self.state
         entries = self.recent.continuation(hello)
-        index = self.recent.index() if entries is None else None
+        index = self.recent.index(peer) if entries is None else None
         formers: tuple[messages.Envelope, ...] = ()
         if entries is None:
             formers = tuple(one.charter for one in state.charters[:-1])
@@ -366,6 +560,14 @@ class Leadership:
         self.receipts.on_welcome(session, self.setup, self._now_s)
         self.effects.emit(trace.SessionOpened(peer, session.name, entries is not None))
 
+    def _probe_answered(
+        self, session: Session, message: messages.Probed | messages.ProbeDeclined
+    ) -> None:
+        if isinstance(message, messages.ProbeDeclined):
+            self.probing.on_declined(session, message, self._now_s)
+        elif not self._is_end_proposed:
+            self.probing.on_probed(session, message)
+
     def _push(self, session: Session, envelope: messages.Envelope) -> None:
         payload = open_envelope(
             "push", self.setup.project, envelope, self.setup.verify, signer=session.peer
@@ -375,6 +577,16 @@ class Leadership:
             raise UnexpectedMessage("push of another project or session")
         self.snapshots.on_push(session, header.sequence)
         self.rounds.on_push(session, header, self._now_s)
+
+    def on_fetched(self, job: jobs.FetchPush, result: object, now_s: float) -> None:
+        """The payload of a push is here, or did not come."""
+        self._now_s = now_s
+        self.rounds.on_fetched(job, result, now_s)
+        session, header = self.members.sessions.get(job.peer), job.header
+        is_its = session is not None and session.incarnation == header.incarnation
+        if session is not None and is_its and header.sequence in self.rounds.in_hand(session.key):
+            may = self.phase is Phase.TRAINING and not self.is_closing
+            self.probing.on_arrived(session, header, now_s, may=may)
 
     def lose(self, peer: bytes, reason: str, now_s: float, *, has_left: bool = False) -> None:
         """A stream ended, or somebody left."""

@@ -1,55 +1,93 @@
-"""Handing out blocks and taking them back: one lease at a time, each of them a record."""
+"""Handing out blocks and taking them back: one lease at a time, each of them a record.
+
+Text is leased no faster than a learner may read it (`text_supply`). A request beyond that waits; it
+is never refused.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.ids import SessionKey
-from protocol.log.records import BlocksLeased, BlocksReturned, Body
+from protocol.log.leases import total
+from protocol.log.records import BlocksLeased, BlocksReturned, Body, Contribution
 from protocol.log.state import SwarmState
-from protocol.peers.membership import Membership
+from protocol.peers.membership import Membership, Session
 from protocol.project import LimitSpec
+from syncer_node.machine.text_supply import TextSupply
 
 BLOCKS_HELD_MAX = 4096
 """Blocks of one session that nothing was handed in for; more are not leased to it."""
 
 QUEUE_MAX = 4096
 
+IN_HAND_S = 1.0
+"""Until it is looked again whether what a session handed in before has its fate."""
+
 
 @dataclass(slots=True)
 class Leasing:
-    """Requests waiting for their turn, and sessions whose blocks are on the way back."""
+    """Requests that wait for their turn or for text, and sessions whose blocks are coming back."""
 
     state: SwarmState
     members: Membership
     limits: LimitSpec
     propose: Callable[[Body], None]
+    supply: TextSupply
+    has_in_hand: Callable[[SessionKey], bool]
+    """Whether pushes of a session are here that have no fate yet."""
     listening_since_s: float = 0.0
     _is_leasing: bool = False
     _queue: deque[tuple[bytes, int]] = field(default_factory=deque)
+    _waiting: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    """Who asked for how many blocks and gets some at that time."""
     _returning: set[SessionKey] = field(default_factory=set)
     _known_at: tuple[int, int] | None = None
     """Leases and sessions were compared at these numbers of changes."""
 
-    def ask(self, peer: bytes, blocks: int) -> None:
+    def ask(self, peer: bytes, blocks: int, now_s: float) -> None:
         """A learner wants blocks; one that already waits is not put in line again."""
-        if len(self._queue) < QUEUE_MAX and all(peer != waiting for waiting, _ in self._queue):
+        is_new = peer not in self._waiting and all(peer != waiting for waiting, _ in self._queue)
+        if len(self._queue) + len(self._waiting) < QUEUE_MAX and is_new:
             self._queue.append((peer, blocks))
-        self._next()
+        self._next(now_s)
 
-    def on_leased(self) -> None:
+    def look(self, now_s: float) -> None:
+        """Time passes: who waited long enough is in line again."""
+        due = [peer for peer, (_, at_s) in self._waiting.items() if at_s <= now_s]
+        for peer in due:
+            self._queue.append((peer, self._waiting.pop(peer)[0]))
+        if due:
+            self._next(now_s)
+
+    def deadline_s(self) -> float | None:
+        """When somebody's text is due."""
+        return min((at_s for _, at_s in self._waiting.values()), default=None)
+
+    def on_leased(self, now_s: float) -> None:
         self._is_leasing = False
-        self._next()
+        self._next(now_s)
 
     def on_returned(self, session: SessionKey) -> None:
         self._returning.discard(session)
 
+    def on_merged(self, contributions: Sequence[Contribution], now_s: float) -> None:
+        """Pushes that counted prove how fast their learners read."""
+        for part in contributions:
+            session = (part.learner, part.incarnation)
+            read = self.state.leases.read(session, self.state.block_sequences)
+            if part.trust > 0 and read is not None:
+                self.supply.proved(*session, read, now_s)
+        self.supply.forget(self.members.sessions, now_s)
+
     def give_back(self, session: SessionKey) -> None:
         """This session is over: what it did not hand in is leased again."""
-        if self.state.leases.held.get(session) and session not in self._returning:
+        spans = self.state.leases.held.get(session)
+        if spans and session not in self._returning:
             self._returning.add(session)
+            self.supply.give_back(session[0], total(spans, self.state.block_sequences))
             self.propose(BlocksReturned(*session))
 
     def take_back(self, now_s: float) -> list[SessionKey]:
@@ -69,15 +107,35 @@ class Leasing:
                 self.give_back(key)
         return forgotten
 
-    def _next(self) -> None:
+    def _next(self, now_s: float) -> None:
         """One lease at a time, so that two never name the same positions."""
         while not self._is_leasing and self._queue:
             peer, blocks = self._queue.popleft()
             session = self.members.sessions.get(peer)
-            if session is None or not session.is_connected:
+            if session is None or not session.is_connected or session.is_suspended:
                 continue
-            if self.state.leases.unread(session.key) >= BLOCKS_HELD_MAX:
+            leases = self.state.leases
+            if leases.unread(session.key) >= BLOCKS_HELD_MAX:
                 continue
-            spans = self.state.leases.pick(min(blocks, self.limits.lease_blocks))
+            if session.key not in leases.since_s and self.has_in_hand(session.key):
+                # Read in text that was taken back since: it must not count in the new one.
+                self._waiting[peer] = blocks, now_s + IN_HAND_S
+                continue
+            now, after_s = self._supplied(session, blocks, now_s)
+            if not now:
+                self._waiting[peer] = blocks, now_s + after_s
+                continue
+            spans = leases.pick(now)
             self._is_leasing = True
+            self.supply.take(peer, total(spans, self.state.block_sequences))
             self.propose(BlocksLeased(peer, session.incarnation, spans))
+
+    def _supplied(self, session: Session, blocks: int, now_s: float) -> tuple[int, float]:
+        """How many blocks it gets now; if none, after how many seconds some."""
+        return self.supply.blocks(
+            session.peer,
+            min(blocks, self.limits.lease_blocks),
+            now_s,
+            held=total(self.state.leases.held.get(session.key, ()), self.state.block_sequences),
+            seen={one.peer: one.steps_per_s(now_s) for one in self.members.training()},
+        )

@@ -47,6 +47,10 @@ class Receipts:
             if is_new or is_leaving or (told is not None and now_s - told[1] >= EVERY_S):
                 self._hand_out(session, setup, now_s)
 
+    def on_leaving(self, session: Session, setup: SyncerSetup, now_s: float) -> None:
+        """A contributor says that it leaves soon: it should have a receipt for all so far."""
+        self._hand_out_to((session,), setup, now_s)
+
     def on_ended(self, setup: SyncerSetup, now_s: float) -> None:
         """The run is over: everybody who is here gets the last word."""
         self._hand_out_to(self._members.live(), setup, now_s)

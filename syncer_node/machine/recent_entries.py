@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec import structs
+
 from protocol import wire
-from protocol.log.records import FragmentMerged, Record, WeightsInitialised
+from protocol.log.records import NewVersions, Record, WeightsInitialised
 from protocol.log.state import SwarmState
 from protocol.messages import CertifiedRecord, FragmentIndex, Hello
 from syncer_node.machine.setup import Recovered
@@ -35,7 +37,7 @@ class RecentEntries:
     def add(self, record: Record, entry: CertifiedRecord) -> None:
         """Keep an entry that was just committed and applied to the state."""
         self._recent.append(entry)
-        if isinstance(record.body, FragmentMerged | WeightsInitialised):
+        if isinstance(record.body, NewVersions | WeightsInitialised):
             self._origins[record.index] = entry
             needed = {fragment.record_index for fragment in self._state.fragments}
             self._origins = {at: kept for at, kept in self._origins.items() if at in needed}
@@ -56,10 +58,12 @@ class RecentEntries:
         indices = sorted({fragment.record_index for fragment in self._state.fragments})
         return [self._origins[index] for index in indices]
 
-    def index(self) -> FragmentIndex:
-        """Where a joiner starts, once it has the origins."""
-        return FragmentIndex(
-            log_index=self._state.index,
-            head=self._state.head,
-            summary=wire.encode(self._state.summary(with_accounts=False, with_norms=False)),
+    def index(self, joiner: bytes) -> FragmentIndex:
+        """Where a joiner starts, once it has the origins. A suspended one learns that it is."""
+        summary = self._state.summary(
+            with_accounts=False, with_norms=False, with_invites=False, with_coverage=False
         )
+        if self._state.is_suspended(joiner):
+            told = {joiner: self._state.accounts[joiner].suspension}
+            summary = structs.replace(summary, accounts=told)
+        return FragmentIndex(self._state.index, self._state.head, wire.encode(summary))

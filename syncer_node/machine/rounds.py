@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from protocol import limits, standing
+from protocol import limits
 from protocol.effect_queue import EffectQueue
-from protocol.log.records import Body, Contribution, FragmentMerged
+from protocol.log.records import Body, Contribution, FragmentMerged, counted_tokens
 from protocol.log.state import SwarmState
 from protocol.machine import Failed
+from protocol.merge_rules import NORMS_KNOWN_MAX
 from protocol.messages import Decline, Outcome, Pull, PushHeader, Settled
 from protocol.numerics.codecs import payload_bytes
 from protocol.numerics.merge import push_weight
@@ -17,11 +19,12 @@ from protocol.peers.membership import Membership, Session
 from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
 from protocol.rounds import PullState, PullTicket, Round, RoundState, unsettled
-from protocol.standing import NOBODY, Standing
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
 from syncer_node.machine import jobs
 from syncer_node.machine.contributor_notes import ContributorNotes
 from syncer_node.machine.pacing import Pace, median_step_s
+from syncer_node.machine.trust.coverage import Coverage
+from syncer_node.machine.trust.judge import Judge
 from syncer_node.machine.uplinks import Uplinks
 
 RETRY_AFTER_S = 5.0
@@ -34,12 +37,78 @@ LEAVING_EVERY_S = 2.0
 """Rounds of one fragment for those who leave come no more often: one that they answered left them
 nothing on it, and one that they declined is not asked for again at once."""
 
+PUT_OUT = "its key may not take part any more"
+"""Why a push of a learner that is put out does not count."""
+
+GUARD_PAUSED = "merging is paused: the held-out loss is far above the best"
+"""Why a push that is in no proposed merge does not count once the guard paused merging."""
+
+SUSPENDED = "it is suspended: others measured that its pushes are not trained on its text"
+"""... and of one that is suspended."""
+
 FATES_MAX = 4096
 """Outcomes kept for learners that ask again after their connection broke."""
 
 
 def push_id(peer: bytes, header: PushHeader) -> jobs.PushId:
     return (peer, header.incarnation, header.sequence)
+
+
+def _contributions(job: jobs.Merge, result: jobs.Merged) -> tuple[Contribution, ...]:
+    """What the record says of each push. Norms by tensor are of those that it is remembered by."""
+    some = len(job.parts)
+    told = zip(
+        job.parts,
+        result.norms,
+        result.scales,
+        result.cosines,
+        result.trusts,
+        result.shares,
+        result.tensors or (b"",) * some,
+        result.tensors_clipped or (0,) * some,
+        result.expected or (1.0,) * some,
+        result.repeats or (0.0,) * some,
+        result.echoes or (0.0,) * some,
+        result.novelties or (None,) * some,
+        strict=True,
+    )
+    return tuple(
+        Contribution(
+            learner=part.learner,
+            incarnation=part.header.incarnation,
+            sequence=part.header.sequence,
+            base_version=part.header.base_version,
+            steps=part.header.steps,
+            tokens=part.header.tokens,
+            weight=part.weight,
+            norm=norm,
+            scale=scale,
+            cursor=part.header.cursor,
+            cosine=cosine,
+            trust=trust,
+            share=share,
+            tensors=tensors if at >= some - NORMS_KNOWN_MAX else b"",
+            tensors_clipped=clipped,
+            expected=expected,
+            repeat=repeat,
+            echo=echo,
+            novelty=new,
+        )
+        for at, (
+            part,
+            norm,
+            scale,
+            cosine,
+            trust,
+            share,
+            tensors,
+            clipped,
+            expected,
+            repeat,
+            echo,
+            new,
+        ) in enumerate(told)
+    )
 
 
 @dataclass(slots=True)
@@ -51,11 +120,14 @@ class Rounds:
     members: Membership
     spec: RoundSpec
     outer: OuterSpec
+    judge: Judge
     numels: tuple[int, ...]
     """Padded length of each fragment, in elements."""
-    tokens_per_step: int
+    coverage: Coverage
     wall_offset_s: float
     propose: Callable[[Body], None]
+    rng: random.Random
+    """Draws what nobody who hands in may foresee."""
     contributor_notes: ContributorNotes
     pace: Pace
     window: GraceWindow
@@ -73,10 +145,14 @@ class Rounds:
     stragglers: dict[tuple[int, bytes], PullTicket] = field(default_factory=dict)
     """Pulls that their round did not wait for, by fragment and learner: at most one each."""
     uplinks: Uplinks = field(default_factory=Uplinks)
+    proposed: dict[int, FragmentMerged] = field(default_factory=dict)
+    """Merges that are proposed and not committed, by round."""
+    barred: set[bytes] = field(default_factory=set)
+    """Learners that were put out and did not come back: what was theirs is not merged."""
 
     def adopt(self, spec: RoundSpec, outer: OuterSpec) -> None:
         """Go on under another charter; rounds in flight end under the one they began with."""
-        self.spec, self.outer = spec, outer
+        self.spec, self.outer, self.judge.outer = spec, outer, outer
         self.pace.spec = spec
 
     # What comes in.
@@ -101,6 +177,8 @@ class Rounds:
         fate = self._judge(ticket, version, header, session, now_s)
         if fate is not None:
             ticket.state = PullState.FAILED
+            if fate[0] == "rejected":
+                session.did_wrong(fate[1], now_s)
             self._settle(session.peer, header, *fate)
             return
         ticket.state = PullState.SENDING
@@ -181,6 +259,8 @@ class Rounds:
         if ticket is not None and is_awaited:
             ticket.state = PullState.FAILED
             if isinstance(result, jobs.PushRefused):
+                if session is not None:
+                    session.did_wrong(result.reason, now_s)
                 self._settle(job.peer, job.header, "rejected", result.reason, result.detail)
             else:
                 reason = result.reason if isinstance(result, Failed) else "fetch failed"
@@ -196,51 +276,49 @@ class Rounds:
             self.stalled, self.stalled_until_s = reason, now_s + RETRY_AFTER_S
             self._abandon(current, reason)
             return
+        if self.state.pause is not None:
+            self._abandon(current, GUARD_PAUSED)
+            return
+        if any(part.learner in self.barred for part in job.parts):
+            self._merge_again(current, job)
+            return
         current.fire("merged")
         self.proposed_step = max(self.proposed_step, self.state.global_step) + 1
-        self.propose(
-            FragmentMerged(
-                round=current.number,
-                global_step=self.proposed_step,
-                fragment=current.fragment,
-                version=current.version,
-                payload=result.payload,
-                payload_bytes=result.payload_bytes,
-                codec=job.codec,
-                learning_rate=job.outer.learning_rate,
-                momentum=job.outer.momentum,
-                nesterov=job.outer.nesterov,
-                state=result.state,
-                contributions=tuple(
-                    Contribution(
-                        learner=part.learner,
-                        incarnation=part.header.incarnation,
-                        sequence=part.header.sequence,
-                        base_version=part.header.base_version,
-                        steps=part.header.steps,
-                        tokens=part.header.tokens,
-                        weight=part.weight,
-                        norm=norm,
-                        scale=scale,
-                        cursor=part.header.cursor,
-                        cosine=cosine,
-                        trust=trust,
-                    )
-                    for part, norm, scale, cosine, trust in zip(
-                        job.parts,
-                        result.norms,
-                        result.scales,
-                        result.cosines,
-                        result.trusts,
-                        strict=True,
-                    )
-                ),
-            )
+        merged = self.proposed[current.number] = FragmentMerged(
+            round=current.number,
+            global_step=self.proposed_step,
+            fragment=current.fragment,
+            version=current.version,
+            payload=result.payload,
+            payload_bytes=result.payload_bytes,
+            codec=job.codec,
+            learning_rate=job.outer.learning_rate,
+            momentum=job.outer.momentum,
+            nesterov=job.outer.nesterov,
+            state=result.state,
+            contributions=_contributions(job, result),
         )
+        self.propose(merged)
+
+    def _merge_again(self, current: Round, job: jobs.Merge) -> None:
+        """Without those that were put out while this was calculated."""
+        for part in job.parts:
+            if part.learner in self.barred:
+                current.strike(current.tickets[part.learner])
+                self._let_go(part.learner, part.header, "abandoned", self._why_barred(part.learner))
+        left = tuple(part for part in job.parts if part.learner not in self.barred)
+        if left:
+            self.effects.start(replace(job, parts=left))
+        else:
+            self._abandon(current, self._why_barred(job.parts[0].learner))
+
+    def _why_barred(self, peer: bytes) -> str:
+        return SUSPENDED if self.state.is_suspended(peer) else PUT_OUT
 
     def on_committed(self, merged: FragmentMerged, now_s: float) -> None:
         """The new version counts: make it current and close the books of its round."""
         current = self.rounds.pop(merged.round)
+        self.proposed.pop(merged.round, None)
         current.fire("committed")
         self.effects.do(jobs.Adopt(merged.fragment, merged.version, merged.payload))
         self.effects.do(
@@ -251,10 +329,13 @@ class Rounds:
         if current.closed_s is not None:
             self.window.sync.observe(now_s - current.closed_s)
         for part in merged.contributions:
+            self._book_claim(part, current)
             session = self.members.sessions.get(part.learner)
             is_here = session is not None and session.incarnation == part.incarnation
-            if session is not None and is_here and part.trust > 0:
-                session.merged(merged.fragment, part.steps, now_s)
+            if session is not None and is_here:
+                session.share = part.share
+                if part.trust > 0:
+                    session.merged(merged.fragment, part.steps, now_s)
             outcome: Outcome = "clipped" if part.scale < 1.0 else "merged"
             self._count(outcome)
             self.effects.emit(
@@ -263,6 +344,18 @@ class Rounds:
                 )
             )
 
+    def _book_claim(self, part: Contribution, current: Round) -> None:
+        """The time that the steps of a merged push took at least is used up, for the key."""
+        asked_s = current.tickets[part.learner].asked_s
+        leased_s = self.state.leases.since_s.get((part.learner, part.incarnation))
+        self.members.worked(
+            part.learner,
+            current.fragment,
+            since_s=asked_s if leased_s is None else leased_s - self.wall_offset_s,
+            asked_s=asked_s,
+            work_s=part.steps * STEP_S_MIN,
+        )
+
     def on_gone(self, peer: bytes) -> None:
         """A learner left: nobody waits for it."""
         collecting = [one.tickets.get(peer) for one in self.rounds.values() if one.is_collecting]
@@ -270,6 +363,52 @@ class Rounds:
         for ticket in [*collecting, *late]:
             if ticket is not None and ticket.state is PullState.ASKED:
                 ticket.state = PullState.FAILED
+
+    def put_out(self, peer: bytes) -> None:
+        """A learner may not take part any more: nothing of it is waited for, or merged.
+
+        A merge that has it already is done again when it is computed (`on_merged`); one that was
+        proposed stands in the log.
+        """
+        self.barred.add(peer)
+        for current in list(self.rounds.values()):
+            ticket = current.tickets.get(peer)
+            if ticket is None or not current.is_collecting:
+                continue
+            self._void(peer, ticket)
+            current.strike(ticket)
+            if current.state is RoundState.GRACE and not current.arrived:
+                self._leave_stragglers(current)
+                self._abandon(current, self._why_barred(peer))
+        for place in [place for place in self.stragglers if place[1] == peer]:
+            self._void(peer, self.stragglers.pop(place))
+
+    def pause(self) -> None:
+        """The guard found the model wrecked: what is handed in does not count.
+
+        A merge that is being computed is dropped once it is (`on_merged`); one that was proposed
+        stands in the log.
+        """
+        for current in [one for one in self.rounds.values() if one.is_collecting]:
+            for peer, ticket in current.tickets.items():
+                if ticket.state is PullState.SENDING and ticket.header is not None:
+                    self._settle(peer, ticket.header, "abandoned", GUARD_PAUSED)
+            self._abandon(current, GUARD_PAUSED)
+        for place in list(self.stragglers):
+            ticket = self.stragglers.pop(place)
+            if ticket.header is not None and ticket.state is not PullState.FAILED:
+                self._let_go(place[1], ticket.header, "abandoned", GUARD_PAUSED)
+
+    def _leave_stragglers(self, current: Round) -> None:
+        """What is on its way to a round that ends goes into the next merge of its fragment."""
+        for peer, ticket in list(current.tickets.items()):
+            if ticket.state in (PullState.ASKED, PullState.SENDING):
+                self.stragglers[current.fragment, peer] = current.tickets.pop(peer)
+
+    def _void(self, peer: bytes, ticket: PullTicket) -> None:
+        """The fate of what a learner that is put out had handed in."""
+        if ticket.header is not None and ticket.state in (PullState.SENDING, PullState.ARRIVED):
+            self._let_go(peer, ticket.header, "abandoned", self._why_barred(peer))
 
     def in_hand(self, session: tuple[bytes, int]) -> frozenset[int]:
         """Sequences of this session's pushes that are here and have no fate yet."""
@@ -287,9 +426,13 @@ class Rounds:
         self._expire(now_s)
         collecting = [current for current in self.rounds.values() if current.is_collecting]
         if collecting:
-            able, taken, doubted = self.members.handing_in(), self._busy(now_s), self.doubted()
+            able, taken, mute = (
+                self.members.handing_in(),
+                self._busy(now_s),
+                self.judge.without_say(),
+            )
             for current in collecting:
-                self._ask(current, able, taken, doubted, now_s)
+                self._ask(current, able, taken, mute, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
             fragment = self._next_to_open(now_s)
@@ -390,7 +533,7 @@ class Rounds:
     def _open(self, fragment: int, version: int, able: list[Session], now_s: float) -> None:
         self.last_round = max(self.last_round, self.state.rounds) + 1
         current = Round(self.last_round, fragment, version, now_s, self.spec)
-        current.quorum = self._quorum_to_begin(fragment)
+        current.quorum = self.judge.quorum_to_begin(fragment)
         self.rounds[current.number] = current
         self._take_stragglers(current)
         self.uplinks.keep({session.key for session in able})
@@ -399,7 +542,7 @@ class Rounds:
         step_s = median_step_s(training, now_s)
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
-        self._ask(current, able, self._busy(now_s), self.doubted(), now_s)
+        self._ask(current, able, self._busy(now_s), self.judge.without_say(), now_s)
         self.effects.emit(
             RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
         )
@@ -409,7 +552,7 @@ class Rounds:
         current: Round,
         able: list[Session],
         taken: set[bytes],
-        doubted: set[bytes],
+        mute: set[bytes],
         now_s: float,
     ) -> None:
         """Ask everybody who can deliver and is not asked by another round right now.
@@ -417,7 +560,7 @@ class Rounds:
         Slow uplinks are left alone if another fragment is more urgent for them, and so are learners
         whose payloads failed to come, unless the quorum needs them.
         """
-        trusted = sum(session.peer not in doubted for session in able)
+        trusted = sum(session.peer not in mute for session in able)
         current.trusted = trusted if trusted < len(able) else None
         fit = [
             session
@@ -433,9 +576,9 @@ class Rounds:
             for session in fit
             if session.keeps_word(now_s) and self.uplinks.is_turn(session.key, coming)
         ]
-        hoped_for = current.hoped_for + sum(session.peer not in doubted for session in turn)
+        hoped_for = current.hoped_for + sum(session.peer not in mute for session in turn)
         for session in turn if hoped_for >= current.required(now_s) else fit:
-            is_trusted = session.peer not in doubted
+            is_trusted = session.peer not in mute
             current.ask(session.peer, now_s, newest=self.last_round, is_trusted=is_trusted)
             taken.add(session.peer)
             pull = Pull(current.number, current.fragment, current.version - 1)
@@ -467,7 +610,8 @@ class Rounds:
         for peer, header in current.arrived:
             lag = current.version - 1 - header.base_version
             weight = push_weight(self.spec.weights, header.tokens, header.steps) / (1 + lag)
-            parts.append(jobs.MergePart(peer, header, weight, self.standing_of(peer)))
+            known = self.judge.standing_of(peer), self.judge.novelty_of(peer)
+            parts.append(jobs.MergePart(peer, header, weight, *known))
         current.fire("close")
         current.closed_s = now_s
         for peer, ticket in sorted(current.tickets.items()):
@@ -476,6 +620,8 @@ class Rounds:
                 self.stragglers[current.fragment, peer] = current.tickets.pop(peer)
             elif ticket.state is PullState.SENDING and ticket.header is not None:
                 self._settle(peer, ticket.header, "late", "the round closed before it arrived")
+        judging = self.judge.is_judging
+        against = self.judge.against(current, self.rng.getrandbits(64)) if judging else None
         self.effects.start(
             jobs.Merge(
                 round=current.number,
@@ -484,55 +630,20 @@ class Rounds:
                 codec=self.spec.down_codec,
                 outer=self.outer,
                 parts=tuple(parts),
-                typical=self.typical() if self.is_judging else 0.0,
-                norms=self._norms_of_others(current) if self.is_judging else (),
+                against=against,
             )
         )
 
-    # How far whose push counts.
-
-    @property
-    def is_judging(self) -> bool:
-        """Whether trust is earned under the charter in force."""
-        return self.outer.trust == "earned"
-
-    def standing_of(self, peer: bytes) -> Standing:
-        """What the log says of a learner."""
-        account = self.state.accounts.get(peer)
-        return account.standing if account is not None else NOBODY
-
-    def typical(self) -> float:
-        """The median direction of the learners that are here."""
-        standings = map(self.standing_of, self.members.sessions)
-        return standing.typical(standings, sorted(self.numels)[len(self.numels) // 2])
-
-    def trusts(self) -> dict[bytes, float]:
-        """How far a push of each learner that is here would count; empty where all count."""
-        if not self.is_judging:
-            return {}
-        typical = self.typical()
-        here = self.members.sessions
-        return {peer: standing.trust(self.standing_of(peer), typical) for peer in here}
-
-    def doubted(self) -> set[bytes]:
-        """Learners that are here and whose pushes would not count."""
-        return {peer for peer, trust in self.trusts().items() if not trust}
-
-    def _quorum_to_begin(self, fragment: int) -> int:
-        """The first merges of a fragment need so many pushes that a median exists.
-
-        Before that nothing says how long a push should be, or where it should point.
-        """
-        needed = standing.LEARNERS_COMPARED_MIN
-        is_known = len(self.state.norms[fragment]) >= needed
-        has_enough = len(self.members.sessions) > needed
-        return needed if self.is_judging and has_enough and not is_known else 0
-
-    def _norms_of_others(self, current: Round) -> tuple[float, ...]:
-        """Of learners with a push of this fragment in the log, and none in this round."""
-        here = {peer for peer, _ in current.arrived}
-        known = self.state.norms[current.fragment]
-        return tuple(norm for peer, norm in known.items() if peer not in here)
+    def uncommitted_tokens(self, peer: bytes) -> int:
+        """Tokens that will count for a learner once what is proposed is committed."""
+        return sum(
+            tokens
+            for merged in self.proposed.values()
+            for part, tokens in zip(
+                merged.contributions, counted_tokens(merged.contributions), strict=True
+            )
+            if part.learner == peer
+        )
 
     def _take_stragglers(self, current: Round) -> None:
         """What an earlier round of this fragment did not wait for is part of this one."""
@@ -603,19 +714,24 @@ class Rounds:
             return "rejected", "unknown-version", f"base version {header.base_version}"
         if lag > limits.PUSH_LAG_MAX:
             return "stale", "stale", f"{lag} versions behind"
+        restored = self.state.restored
+        if restored is not None and header.base_version < restored.versions[ticket.fragment]:
+            return "stale", "stale", "from weights that the guard gave up"
         if header.steps < 1 or header.steps > header.local_step:
             return "rejected", "false-claim", f"{header.steps} steps at step {header.local_step}"
-        if header.tokens > header.steps * self.tokens_per_step:
+        if header.tokens > header.steps * self.coverage.step_tokens:
             return "rejected", "false-claim", f"{header.tokens} tokens in {header.steps} steps"
         since_s = self.state.leases.since_s.get(session.key)
         if since_s is None:
             return "stale", "stale", "its blocks were reassigned while it was away"
+        free_s = self.members.free_s(
+            session.peer, ticket.fragment, since_s=since_s - self.wall_offset_s
+        )
         # The lease may be another leader's, by its clock.
-        held_s = now_s + self.wall_offset_s - since_s + 2 * limits.CLOCK_SKEW_S_MAX
-        possible = held_s / STEP_S_MIN
-        if session.merged_steps.get(ticket.fragment, 0) + header.steps > possible:
+        if header.steps * STEP_S_MIN > now_s - free_s + 2 * limits.CLOCK_SKEW_S_MAX:
             return "rejected", "false-claim", f"{header.steps} steps in too short a time"
-        return None
+        objection = self.coverage.objection(header, session.key, self.state.leases)
+        return ("rejected", "false-claim", objection) if objection else None
 
     def _settle(
         self, peer: bytes, header: PushHeader, outcome: Outcome, reason: str, detail: str = ""

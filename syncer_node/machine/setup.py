@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from protocol.log.state import SwarmState
+from protocol.merge_rules import RULES, MergeRules
 from protocol.messages import CertifiedRecord, Envelope
 from protocol.project import Charter, Genesis
 from protocol.signing import Signer, Verify
@@ -50,6 +51,7 @@ class SyncerSetup:
     """Drawn at this start, so that a clone of this host shows."""
     addresses: tuple[str, ...] = ()
     """Where this host can be reached, told to the other voters for join links."""
+    rules: MergeRules = RULES
 
     def for_raft(self) -> RaftSetup:
         """The part that a voter needs."""

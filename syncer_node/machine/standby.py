@@ -83,7 +83,7 @@ class Standby:
 
     def fetch(self, entry: Entry) -> bool:
         """Whether this record needs bytes from elsewhere; they are being fetched then."""
-        if not isinstance(entry.record.body, records.FragmentMerged | records.WeightsInitialised):
+        if not isinstance(entry.record.body, records.NewVersions | records.WeightsInitialised):
             return False
         self._wanted[entry.record.index] = entry
         self._pump()
@@ -117,19 +117,18 @@ class Standby:
                 self.effects.start(jobs.FetchPayload(index, self.leader(), merged))
             case records.WeightsInitialised(fragments):
                 self.effects.start(jobs.FetchWeights(index, self.leader(), fragments))
+            case records.WeightsRestored() as restored:
+                self.effects.start(jobs.FetchRestored(index, self.leader(), restored))
             case _:
                 raise AssertionError("only records with bytes are fetched for")
 
-    def on_fetched(self, job: jobs.FetchPayload | jobs.FetchWeights, result: object) -> None:
+    def on_fetched(self, job: jobs.FetchJob, result: object) -> None:
         """The bytes of a record are on disk, or another try is due."""
         self._fetching.discard(job.index)
         entry = self._wanted.get(job.index)
         if entry is None:
             return
-        body = entry.record.body
-        named = job.merged if isinstance(job, jobs.FetchPayload) else job.fragments
-        is_same = body == named or getattr(body, "fragments", None) == named
-        if isinstance(result, jobs.PayloadKept) and is_same:
+        if isinstance(result, jobs.PayloadKept) and _is_for(job, entry.record.body):
             self.trouble = ""
             self.failures.pop(job.index, None)
             del self._wanted[job.index]
@@ -154,12 +153,14 @@ class Standby:
                 self._queue.append(jobs.LoadWeights())
             case records.FragmentMerged():
                 self._queue.append(jobs.Replay(body))
+            case records.WeightsRestored():
+                self._queue.append(jobs.Restore(body))
+                self._queue.append(jobs.WriteCheckpoint(index, self.state.summary()))
             case records.CheckpointMarked():
                 self._queue.append(jobs.WriteCheckpoint(index, self.state.summary()))
-            case records.CheckpointEvaluated(checkpoint):
-                best = self.state.best
-                if best is not None and best.checkpoint == checkpoint:
-                    self.effects.do(jobs.NameBest(checkpoint))
+            case records.CheckpointEvaluated():
+                if self.state.best is not None:
+                    self.effects.do(jobs.NameBest(self.state.best.checkpoint))
         self._replay()
 
     def on_replayed(self, job: Job, result: object) -> None:
@@ -181,7 +182,17 @@ class Standby:
             self.effects.emit(
                 FragmentAdvanced(merged.fragment, merged.version, merged.state.theta, "outer step")
             )
+        if isinstance(job, jobs.Restore):
+            self._restored(job.restored)
         self._replay()
+
+    def _restored(self, restored: records.WeightsRestored) -> None:
+        for at, (version, state) in enumerate(
+            zip(restored.versions, restored.fragments, strict=True)
+        ):
+            if version > self.held[at]:
+                self.held[at] = version
+                self.effects.emit(FragmentAdvanced(at, version, state.theta, "the guard went back"))
 
     def _fall_back(self, job: Job, reason: str) -> None:
         """What was kept is lost or damaged: fetch the fragment as a whole, as certified."""
@@ -196,10 +207,7 @@ class Standby:
     def _replay(self) -> None:
         while self._queue and self._replaying is None and not self.missing:
             job = self._queue.popleft()
-            if (
-                isinstance(job, jobs.Replay)
-                and job.merged.version <= self.held[job.merged.fragment]
-            ):
+            if self._is_held(job):
                 continue  # It was fetched as a whole, in this version or a newer one.
             self._replaying = job
             self.effects.start(job)
@@ -208,6 +216,15 @@ class Standby:
             self._was_missing = False
             self._replaying = jobs.WriteCheckpoint(self.state.index, self.state.summary())
             self.effects.start(self._replaying)
+
+    def _is_held(self, job: Job) -> bool:
+        match job:
+            case jobs.Replay(merged):
+                return merged.version <= self.held[merged.fragment]
+            case jobs.Restore(restored):
+                pairs = zip(restored.versions, self.held, strict=True)
+                return all(version <= held for version, held in pairs)
+        return False
 
     # Fetching what this disk lost, or never had.
 
@@ -232,3 +249,12 @@ class Standby:
             self._repair_s[job.fragment] = self.now_s + REPAIR_RETRY_S
         self._repair()
         self._replay()
+
+
+def _is_for(job: jobs.FetchJob, body: records.Body) -> bool:
+    """Whether the job fetched the bytes of this record: another one may have taken its place."""
+    match job:
+        case jobs.FetchPayload(merged=named) | jobs.FetchRestored(restored=named):
+            return body == named
+        case jobs.FetchWeights(fragments=fragments):
+            return body == records.WeightsInitialised(fragments)

@@ -20,12 +20,13 @@ from protocol.log.accounts import Account
 from protocol.log.batching import accounts_in_messages, in_messages
 from protocol.log.records import CharterAdopted, SeatTaken
 from protocol.log.state import SwarmSummary
-from protocol.machine import Effect, Event, Failed, Stop, WakeAt
+from protocol.machine import Disconnect, Effect, Event, Failed, Stop, WakeAt
 from protocol.project import Charter
 from protocol.trace import PhaseChanged
 from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Leadership
 from syncer_node.machine.look_throttle import look_s
+from syncer_node.machine.lost_history import LostHistory, lost_history
 from syncer_node.machine.recent_entries import RecentEntries
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import Standby
@@ -35,6 +36,11 @@ from syncer_node.raft.raft import RESTART_EXIT, Raft
 
 HAND_OVER_S_MAX = 4.0
 """A leader that is asked to stop waits no longer than this for another one to take its place."""
+
+YOUNGER_RETRY_S = 8.0
+"""Learners come back this often while somebody has to bring a lost history back."""
+
+GOODBYE_CHARS_MAX = 200
 
 UNABLE_S_MAX = 12.0
 UNFIT_S = 60.0
@@ -72,12 +78,18 @@ class SyncerMachine(VoterBase):
             is_needed=self._is_needed,
             held=list(recovered.held),
         )
+        self.networks: dict[bytes, str] = {}
+        """Where hosts without a vote that are connected come from."""
         self._looked_s = -1.0
         self._wake_s = math.inf
         self._seat_term = -1
         """Term of our own seat record once it is certified."""
         self._is_over = False
         """The daemon was told to build another machine: this one opens no seat any more."""
+        self._offered = 0
+        """The checkpoint that is offered to the leader to go back to, by log index; 0 for none."""
+        self.lost: LostHistory | None = None
+        """What a learner proved that this log does not have: nothing is merged on it any more."""
         self._stop: tuple[str, float] | None = None
         """Asked to stop, and when to stop waiting for a successor."""
         self._was_stored = True
@@ -137,6 +149,7 @@ class SyncerMachine(VoterBase):
         self.raft.replication.wants_state = self.standby.is_left_behind
         self._tell_store()
         self._step_aside()
+        self._offer_checkpoint()
         if self.leadership is None and self._may_open_leadership():
             self.open_leadership()
         if self.leadership is not None:
@@ -157,6 +170,13 @@ class SyncerMachine(VoterBase):
         elif not trouble and not self._was_stored:
             self.effects.emit(PhaseChanged(self.phase, "the log is writable again"))
         self._was_stored = not trouble
+
+    def _offer_checkpoint(self) -> None:
+        """While the guard goes back, the leader may need the weights from another syncer's disk."""
+        checkpoint, states = self.state.restoring or (0, ())
+        if checkpoint != self._offered:
+            self._offered = checkpoint
+            self.effects.do(jobs.OfferCheckpoint(checkpoint, states))
 
     def _step_aside(self) -> None:
         """A leader that cannot merge for a while lets one try that perhaps can."""
@@ -187,6 +207,8 @@ class SyncerMachine(VoterBase):
         """What this host is in the swarm, in a word."""
         if self.leadership is not None:
             return self.leadership.phase.value
+        if self.lost is not None:
+            return "stopped"
         if self.raft.is_leading:
             return "taking the seat"
         if self.is_installing or self.standby.missing:
@@ -197,7 +219,8 @@ class SyncerMachine(VoterBase):
 
     def _may_open_leadership(self) -> bool:
         is_certain = self.raft.is_leading and self._seat_term == self.raft.context.term
-        return not self._is_over and is_certain and self.standby.is_idle
+        is_over = self._is_over or self.lost is not None
+        return not is_over and is_certain and self.standby.is_idle
 
     def open_leadership(self) -> None:
         self.leadership = Leadership(
@@ -208,6 +231,7 @@ class SyncerMachine(VoterBase):
             faults=self.faults,
             propose=self.raft.propose,
             snapshots=self.snapshots,
+            networks=self.networks,
             now_s=self._now_s,
         )
 
@@ -254,7 +278,10 @@ class SyncerMachine(VoterBase):
         self.leadership = None
         # Rounds are numbered anew by the next seat: late answers must not meet its rounds.
         self.effects.forget(
-            (jobs.InitialiseWeights, jobs.FetchPush, jobs.Merge, jobs.WriteSnapshot)
+            (
+                *(jobs.InitialiseWeights, jobs.FetchPush, jobs.Merge, jobs.WriteSnapshot),
+                jobs.HoldCheckpoint,
+            )
         )
 
     def on_certified(self, entry: Entry) -> None:
@@ -304,6 +331,9 @@ class SyncerMachine(VoterBase):
             self.effects.send(peer, messages.AccountsPart(some))
         context = self.raft.context
         summary = wire.encode(self.state.summary(with_accounts=False))
+        if len(summary) > limits.ENTRIES_BYTES_MAX:
+            # Of hundreds of sessions and fragments. What they can claim is bounded by time then.
+            summary = wire.encode(self.state.summary(with_accounts=False, with_coverage=False))
         self.effects.send(peer, messages.StateOffer(context.epoch, context.term, newest, summary))
 
     def on_state_offer(
@@ -329,16 +359,43 @@ class SyncerMachine(VoterBase):
 
     # Peers.
 
+    def _peer_up(self, peer: bytes, network: str) -> None:
+        super()._peer_up(peer, network)
+        if not self.raft.is_voter(peer):
+            self.networks[peer] = network
+
     def _peer_down(self, peer: bytes, reason: str) -> None:
         super()._peer_down(peer, reason)
+        self.networks.pop(peer, None)
         if self.leadership is not None and not self.raft.is_voter(peer):
             self.leadership.lose(peer, reason, self._now_s)
 
     def _receive_other(self, peer: bytes, message: messages.Message) -> None:
+        if self.leadership is not None and isinstance(message, messages.Hello):
+            self._look_for_loss(peer, message)
         if self.leadership is not None:
             self.leadership.receive(peer, message, self._now_s)
+        elif self.lost is not None and isinstance(message, messages.Hello | messages.Watch):
+            text = self.lost.text
+            refused = messages.Refused(messages.YOUNGER, text, YOUNGER_RETRY_S)
+            self.effects.send(peer, refused)
+            self.effects.out.append(Disconnect(peer, messages.YOUNGER))
         else:
             super()._receive_other(peer, message)
+
+    def _look_for_loss(self, peer: bytes, hello: messages.Hello) -> None:
+        """Lead no further if this learner proves a record that this log does not have.
+
+        It stays the leader of the voters, who have no more than it has, so that whoever looks for
+        the swarm is told here what happened.
+        """
+        setup = self.setup
+        if hello.project != setup.project:
+            return
+        self.lost = lost_history(peer, hello.proof, self.raft.log, setup.charter, setup.verify)
+        if self.lost is not None:
+            self._close_leadership(self.lost.text[:GOODBYE_CHARS_MAX])
+            self.effects.emit(PhaseChanged(self.phase, self.lost.text))
 
     def _blame(self, peer: bytes, error: RemoteError) -> None:
         super()._blame(peer, error)
@@ -349,11 +406,11 @@ class SyncerMachine(VoterBase):
 
     def _other_job_done(self, job: object, result: object) -> None:
         match job:
-            case jobs.FetchPayload() | jobs.FetchWeights():
+            case jobs.FetchPayload() | jobs.FetchWeights() | jobs.FetchRestored():
                 self.standby.on_fetched(job, result)
             case jobs.RepairFragment():
                 self.standby.on_repaired(job, result)
-            case jobs.Replay() | jobs.LoadWeights():
+            case jobs.Replay() | jobs.LoadWeights() | jobs.Restore():
                 self.standby.on_replayed(job, result)
             case jobs.WriteCheckpoint() if self.leadership is None:
                 self.standby.on_replayed(job, result)
@@ -373,12 +430,14 @@ class SyncerMachine(VoterBase):
             case jobs.InitialiseWeights():
                 self.leadership.on_weights(result)
             case jobs.FetchPush():
-                self.leadership.rounds.on_fetched(job, result, self._now_s)
+                self.leadership.on_fetched(job, result, self._now_s)
             case jobs.Merge():
                 self.leadership.rounds.on_merged(job, result, self._now_s)
             case jobs.WriteSnapshot():
                 self.leadership.snapshots.on_written(job, result, self._now_s)
             case jobs.KeepSnapshot():
                 self.leadership.snapshots.on_kept(job, result, self._now_s)
+            case jobs.HoldCheckpoint():
+                self.leadership.restoring.on_held(job, result, self._now_s)
             case _:
                 pass  # Answered before.

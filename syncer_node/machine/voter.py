@@ -53,9 +53,8 @@ class VoterBase(ABC):
         match event:
             case machine.Started():
                 self.raft.start(now_s)
-            case machine.PeerUp(peer):
-                if self.raft.is_voter(peer):
-                    self.raft.on_up(peer, now_s)
+            case machine.PeerUp(peer, network):
+                self._peer_up(peer, network)
             case machine.PeerDown(peer, reason):
                 self._peer_down(peer, reason)
             case machine.Received(peer, message):
@@ -97,6 +96,11 @@ class VoterBase(ABC):
         self.effects.emit(RecordCommitted(record.index, record.term, entry.digest, kind))
 
     # Peers.
+
+    def _peer_up(self, peer: bytes, network: str) -> None:
+        """network: of `machine.PeerUp`."""
+        if self.raft.is_voter(peer):
+            self.raft.on_up(peer, self._now_s)
 
     def _peer_down(self, peer: bytes, reason: str) -> None:
         if self.raft.is_voter(peer):

@@ -12,20 +12,24 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from host.files.held_base import HeldBase
 from host.files.keystore import Identity
 from host.files.signed_project import OpenedProject
 from host.runtime.python_path import python_path
-from protocol import wire
+from protocol import first_weights, wire
 from protocol.errors import CorruptState, TransientError
-from protocol.log.records import FragmentMerged, Record, StateDigests
+from protocol.log.records import NewVersions, Record, StateDigests, WeightsRestored
+from protocol.log.restoring import States
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import CertifiedRecord
 from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import flush
+from protocol.numerics.versions import state_manifests
 from syncer_node.machine.recent_entries import RECENT_RECORDS
 from syncer_node.machine.setup import Recovered
 from syncer_node.machine.standby import NONE
 from syncer_node.storage import recovery
+from syncer_node.storage.averages import Averages
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.snapshot_store import SnapshotStore
 from syncer_node.storage.store import Checkpoint, Store, read_checkpoint, read_meta
@@ -45,8 +49,23 @@ class CheckpointStore:
     """One project's durable state on this syncer."""
 
     def __init__(
-        self, store: Store, bank: MergeBank, project: OpenedProject, identity: Identity
+        self,
+        store: Store,
+        bank: MergeBank,
+        project: OpenedProject,
+        identity: Identity,
+        base: Path | None = None,
+        cache: Path | None = None,
+        averages: Averages | None = None,
     ) -> None:
+        """base: the folder of the base model, for a project that starts from one. cache: the
+        home's, which gets the tokenizer that lies there. averages: go on from that of a checkpoint
+        which is loaded."""
+        self.base = base
+        self.cache = cache
+        self.averages = averages
+        self.held_base: HeldBase | None = None
+        """The frozen base model that first weights bring, to be given to others."""
         self.store = store
         self.bank = bank
         self.project = project
@@ -60,7 +79,12 @@ class CheckpointStore:
         """Version 0 of every fragment: from disk if it was made before, else made now."""
         if FIRST_WEIGHTS not in self.store.checkpoints():
             self._keep_first_weights()
-        return self._load(read_checkpoint(self.store.place(FIRST_WEIGHTS)))
+            if self.held_base is not None:
+                self.held_base.missing()  # What has come can be given from now on.
+        states = self._load(read_checkpoint(self.store.place(FIRST_WEIGHTS)))
+        if wrong := first_weights.trouble(self.project.genesis, dict(enumerate(states))):
+            raise CorruptState(f"{wrong}; delete {self.store.place(FIRST_WEIGHTS)}")
+        return states
 
     def _keep_first_weights(self) -> None:
         """Their memory is free again before they are read."""
@@ -73,7 +97,7 @@ class CheckpointStore:
         self.store.write_checkpoint(checkpoint)
 
     def _make_weights(self) -> list[F32]:
-        """Draw the weights in a process of its own: this daemon never builds a model."""
+        """Draw or read the weights in a process of its own: this daemon never builds a model."""
         with tempfile.TemporaryDirectory(dir=self.store.root) as folder:
             genesis, out = Path(folder) / "genesis", Path(folder) / "weights.safetensors"
             genesis.write_bytes(self.project.genesis_bytes)
@@ -85,6 +109,8 @@ class CheckpointStore:
                     "node.trainer.tools.initialise",
                     str(genesis),
                     str(out),
+                    *(["--from", str(self.base)] if self.base is not None else []),
+                    *(["--cache", str(self.cache)] if self.cache is not None else []),
                 ],
                 env={**os.environ, "PYTHONPATH": python_path()},
                 capture_output=True,
@@ -94,7 +120,7 @@ class CheckpointStore:
             )
             if done.returncode != 0:
                 words = done.stderr.strip().splitlines() or ["it printed nothing"]
-                raise TransientError(f"drawing the first weights failed: {words[-1]}")
+                raise TransientError(f"making the first weights failed: {words[-1]}")
             tensors = load_file(out)
         # One by one, so that there are never two copies of all of them.
         weights = [tensors.pop(name).copy() for name in sorted(tensors)]
@@ -215,10 +241,39 @@ class CheckpointStore:
             raise CorruptState("its tensors are not those the log names")
         return state
 
-    def replay(self, merged: FragmentMerged) -> None:
-        """Take a merge's outer step from its kept payload."""
-        payload = self.store.read_payload(merged.fragment, merged.version, merged.payload)
-        self.bank.replay(merged, payload)
+    def replay(self, made: NewVersions) -> None:
+        """Take a merge's outer step from its kept payload, or the kept weights that the guard went
+        back to. Raises CorruptState."""
+        if isinstance(made, WeightsRestored):
+            kept = self.checkpoint_of(made.checkpoint, made.fragments)
+            if kept is None:
+                raise CorruptState(f"the weights of checkpoint {made.checkpoint} are not here")
+            self.bank.restore(made, kept.theta, kept.momentum)
+            return
+        payload = self.store.read_payload(made.fragment, made.version, made.payload)
+        self.bank.replay(made, payload)
+
+    # Going back.
+
+    def checkpoint_of(self, index: int, states: States) -> Checkpoint | None:
+        """The weights of this checkpoint, if this disk has them whole."""
+        for place in (self.store.restored_place(index), self.store.place(index)):
+            if not place.exists():
+                continue
+            try:
+                found = read_checkpoint(place)
+            except CorruptState as error:
+                log.warning("cannot go back to it from this disk: %s", error)
+                continue
+            pairs = zip(found.theta, found.momentum, strict=True)
+            if tuple(state_manifests(*pair).digests for pair in pairs) == states:
+                return found
+            log.warning("%s does not hold the weights that the log names", place)
+        return None
+
+    def keep_restored(self, index: int, theta: list[F32], momentum: list[F32]) -> None:
+        """Keep these weights of a checkpoint durably, apart from what is pruned or set aside."""
+        self.store.write_restored(Checkpoint(index, theta, momentum, [0] * len(theta), None))
 
     def _collect_entries(self, recovered: Recovered, view: recovery.LogView) -> None:
         """Entries at hand for learners that come back or join."""
@@ -264,6 +319,13 @@ class CheckpointStore:
         oldest = self.store.checkpoints()[:CHECKPOINTS_TO_RECOVER_FROM][-1]
         versions, _ = read_meta(self.store.place(oldest))
         self.store.prune(versions, kept)
+        self._prune_restored(checkpoint.summary, oldest)
+
+    def _prune_restored(self, summary: SwarmSummary | None, oldest: int) -> None:
+        """oldest: the checkpoint of the lowest log index that recovery may start from."""
+        restored = summary.restored if summary is not None else None
+        if restored is not None and restored.index <= oldest:
+            self.store.prune_restored(restored.pause.best.checkpoint)
 
     def name_best(self, index: int) -> None:
         """This checkpoint is kept for good, and exported by default."""
@@ -275,4 +337,7 @@ class CheckpointStore:
         if [values.size for values in checkpoint.theta] != sizes:
             raise CorruptState("its fragments have other sizes than the project's")
         parts = zip(checkpoint.versions, checkpoint.theta, checkpoint.momentum, strict=True)
-        return tuple(self.bank.initialise(at, *part) for at, part in enumerate(parts))
+        states = tuple(self.bank.initialise(at, *part) for at, part in enumerate(parts))
+        if self.averages is not None:
+            self.averages.load(checkpoint.index, checkpoint.head)
+        return states

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Collection
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from host.files.signed_project import OpenedProject, newest_of
 from protocol.errors import CorruptState
@@ -49,6 +49,8 @@ class Ledger(Struct, kw_only=True):
     """Pushes that did not count."""
     contributors: list[ContributorRow]
     """Those with most tokens first."""
+    invites: dict[str, list[str]] = field(default_factory=dict)
+    """The keys that each invite brought, first come first."""
 
 
 def _order(item: tuple[bytes, Account]) -> tuple[int, int, bytes]:
@@ -100,6 +102,7 @@ def ledger_of(
             row(key, account, fragments, is_here=key in here)
             for key, account in sorted(accounts.items(), key=_order)
         ],
+        invites={one.invite.hex(): [key.hex() for key in one.learners] for one in state.invites()},
     )
 
 
@@ -110,8 +113,7 @@ def read_state(root: Path, project: OpenedProject) -> SwarmState:
     """
     with contextlib.closing(VoterFiles(root)) as voter:
         charter = newest_of(project, voter.charter()).charter
-        # What a sole voter stored is committed: nobody else has to sign for it.
-        last = voter.last if len(charter.voters) == 1 else voter.certified
+        last = voter.proven(charter)
         summary = _checkpoint(root, voter, last) or voter.floor.summary
         state = SwarmState.restore(summary, project.genesis.data.block_sequences)
         refold(state, voter.between(state.index, last), log=f"the log in {root}")

@@ -18,7 +18,7 @@ from protocol import decoders, wire
 from protocol.errors import MalformedMessage
 from protocol.ids import JobId, SessionKey
 from protocol.log.accounts import Account
-from protocol.log.records import Admission, Record, record_hash
+from protocol.log.records import Admission, FragmentMerged, Record, record_hash
 from protocol.log.state import SwarmState
 from protocol.machine import Job
 from protocol.messages import Certificate, CertifiedRecord, Envelope, Message, Outcome, Vote
@@ -32,8 +32,12 @@ from protocol.snapshots.manifest import Manifest, SnapshotOutline
 from protocol.status import RestoreRow
 from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Leadership, Phase
+from syncer_node.machine.lost_history import LostHistory
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.syncer import SyncerMachine
+from syncer_node.machine.text_supply import Supply
+from syncer_node.machine.trust.probing import Asked
+from syncer_node.machine.trust.reading_trails import Trail
 from syncer_node.machine.uplinks import Uplinks
 from syncer_node.raft import jobs as raft_jobs
 from syncer_node.raft.ballot import Ballot
@@ -64,6 +68,9 @@ _JOBS: Final[dict[str, type[Any]]] = {
         jobs.Replay,
         jobs.InstallState,
         jobs.RepairFragment,
+        jobs.HoldCheckpoint,
+        jobs.FetchRestored,
+        jobs.Restore,
         jobs.WriteCheckpoint,
         jobs.WriteSnapshot,
         jobs.KeepSnapshot,
@@ -101,6 +108,9 @@ class MachineFields(_State):
     _was_stored: bool
     _unable_since_s: float | None
     _unfit_until_s: float
+    lost: LostHistory | None = None
+    networks: dict[bytes, str] = msgspec.field(default_factory=dict)
+    _offered: int = 0
 
 
 class EntryState(_State):
@@ -221,6 +231,13 @@ class MembershipFields(_State):
     sessions: dict[bytes, Session]
     changes: int
     _quiet_since_s: float
+    claims: dict[bytes, dict[int, float]] = msgspec.field(default_factory=dict)
+
+
+class InvitesFields(_State):
+    """`Invites`."""
+
+    _binding: dict[bytes, bytes]
 
 
 class NotesFields(_State):
@@ -247,6 +264,8 @@ class RoundsFields(_State):
     merges_here: int
     stragglers: dict[tuple[int, bytes], PullTicket]
     uplinks: Uplinks
+    barred: set[bytes] = msgspec.field(default_factory=set)
+    proposed: dict[int, FragmentMerged] = msgspec.field(default_factory=dict)
 
 
 class RoundFields(_State):
@@ -286,6 +305,19 @@ class LeasingFields(_State):
     _queue: list[tuple[bytes, int]]
     _returning: set[SessionKey]
     _known_at: tuple[int, int] | None
+    _waiting: dict[bytes, tuple[int, float]] = msgspec.field(default_factory=dict)
+
+
+class CoverageFields(_State):
+    """`Coverage`, without the charter in force."""
+
+    former_step_tokens: int = 0
+
+
+class SupplyFields(_State):
+    """`TextSupply`."""
+
+    supplies: dict[bytes, Supply] = msgspec.field(default_factory=dict)
 
 
 class ReceiptsFields(_State):
@@ -303,6 +335,21 @@ class EvaluatingFields(_State):
     evaluator: bytes | None
     since_s: float
     final_tries: int
+    resting: dict[bytes, int] = msgspec.field(default_factory=dict)
+    asks_again: bool = False
+    step: int = -1
+    step_s: float = 0.0
+
+
+class RestoringFields(_State):
+    """`Restoring`."""
+
+    record: bytes = b""
+    is_loading: bool = False
+    is_ready: bool = False
+    is_proposed: bool = False
+    failures: int = 0
+    retry_s: float = 0.0
 
 
 class SnapshotsFields(_State):
@@ -318,11 +365,29 @@ class SnapshotsFields(_State):
     next_s: float | None
 
 
+class ProbingFields(_State):
+    """`Probing`."""
+
+    asked: dict[int, Asked] = msgspec.field(default_factory=dict)
+    noting: set[bytes] = msgspec.field(default_factory=set)
+    last_probe: int = 0
+    saved: float = 0.0
+    resting: dict[bytes, float] = msgspec.field(default_factory=dict)
+    unanswered: int = 0
+
+
+class TrailsFields(_State):
+    """`ReadingTrails`."""
+
+    trails: dict[SessionKey, Trail] = msgspec.field(default_factory=dict)
+
+
 class LeaderState(_State):
     """A term of leading: its parts, and the rounds in flight."""
 
     leadership: LeadershipFields
     members: MembershipFields
+    invites: InvitesFields
     contributor_notes: NotesFields
     rounds: RoundsFields
     pace: PaceFields
@@ -332,6 +397,11 @@ class LeaderState(_State):
     snapshots: SnapshotsFields
     in_flight: tuple[tuple[RoundFields, tuple[bytes, ...]], ...]
     """Each round with the learners it waits for, longest asked first."""
+    probing: ProbingFields = msgspec.field(default_factory=ProbingFields)
+    trails: TrailsFields = msgspec.field(default_factory=TrailsFields)
+    supply: SupplyFields = msgspec.field(default_factory=SupplyFields)
+    coverage: CoverageFields = msgspec.field(default_factory=CoverageFields)
+    restoring: RestoringFields = msgspec.field(default_factory=RestoringFields)
 
 
 class VoterState(_State):
@@ -383,13 +453,19 @@ def leader_parts_of(leadership: Leadership) -> dict[str, object]:
     return {
         "leadership": leadership,
         "members": leadership.members,
+        "invites": leadership.invites,
         "contributor_notes": leadership.contributor_notes,
         "rounds": leadership.rounds,
         "pace": leadership.rounds.pace,
         "leasing": leadership.leasing,
+        "supply": leadership.leasing.supply,
+        "coverage": leadership.rounds.coverage,
         "receipts": leadership.receipts,
         "evaluating": leadership.evaluating,
+        "restoring": leadership.restoring,
         "snapshots": leadership.snapshots,
+        "probing": leadership.probing,
+        "trails": leadership.probing.trails,
     }
 
 

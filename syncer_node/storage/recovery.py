@@ -7,7 +7,7 @@ be lost between fsync and the writing of its certificate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -195,10 +195,20 @@ def recertify(
 def refold(
     state: SwarmState,
     stored: Iterable[bytes],
-    on_merge: Callable[[records.FragmentMerged], None] | None = None,
+    on_version: Callable[[records.NewVersions], None] | None = None,
     log: str = "the stored log",
 ) -> None:
-    """Apply stored records to `state`, in order, and name each merge on the way.
+    """Apply stored records to `state`, in order, and name each new version on the way. Raises as
+    `refold_all`."""
+    for record in refold_all(state, stored, log):
+        if on_version is not None and isinstance(record.body, records.NewVersions):
+            on_version(record.body)
+
+
+def refold_all(
+    state: SwarmState, stored: Iterable[bytes], log: str = "the stored log"
+) -> Iterator[records.Record]:
+    """Each stored record in order, once it was applied to `state`.
 
     Raises CorruptState if the chain is broken; log: what is read, in words.
     """
@@ -207,5 +217,4 @@ def refold(
         if record.index != state.index + 1 or record.previous != state.head:
             raise CorruptState(f"{log} breaks at record {state.index + 1}")
         state.apply(record, records.record_hash(encoded))
-        if on_merge is not None and isinstance(record.body, records.FragmentMerged):
-            on_merge(record.body)
+        yield record

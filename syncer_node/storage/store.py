@@ -8,6 +8,10 @@
     payloads/       merged displacements since the oldest checkpoint that is kept
     checkpoints/N/  theta, momentum and the folded log as of record N; 0 holds the first weights
     checkpoints/best
+    averages/N.safetensors
+                    the moving average as of checkpoint N, where the project wants one
+    restored/N      the weights of checkpoint N that the guard went back to, until no recovery needs
+                    them
 
 Everything is written beside its place, fsynced and renamed. A file whose content does not match
 what the log says about it is set aside with the suffix `.corrupt`, never deleted.
@@ -47,6 +51,11 @@ class Checkpoint:
     summary: SwarmSummary | None
     """The folded log; None for the first weights, which precede it."""
 
+    @property
+    def head(self) -> bytes:
+        """Hash of the record that it is as of; empty for the first weights."""
+        return self.summary.head if self.summary is not None else b""
+
 
 def tensors_of(checkpoint: Checkpoint) -> dict[str, F32]:
     """Its arrays under the names that they have on disk."""
@@ -60,10 +69,11 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("payloads", "checkpoints"):
+        for name in ("payloads", "checkpoints", "restored"):
             (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        for partial in (root / "checkpoints").glob(".*.partial"):
-            shutil.rmtree(partial, ignore_errors=True)  # Half written when the syncer died.
+        for folder in ("checkpoints", "restored"):
+            for partial in (root / folder).glob(".*.partial"):
+                shutil.rmtree(partial, ignore_errors=True)  # Half written when the syncer died.
         self.voter = VoterFiles(root)
 
     def require_space(self) -> None:
@@ -93,10 +103,23 @@ class Store:
     def write_checkpoint(self, checkpoint: Checkpoint) -> Path:
         """Keep a checkpoint durably and whole, or not at all."""
         place = self.place(checkpoint.index)
-        with checkpoint_at(place, checkpoint.versions, checkpoint.summary) as state:
-            save_file(tensors_of(checkpoint), state)
-            sync(state)
+        _write(place, checkpoint)
         return place
+
+    def write_restored(self, checkpoint: Checkpoint) -> None:
+        """Keep the weights of a checkpoint durably, before the record that goes back to them is."""
+        self.require_space()
+        _write(self.restored_place(checkpoint.index), checkpoint)
+
+    def restored_place(self, checkpoint: int) -> Path:
+        """Where the weights of this checkpoint lie that the guard went back to."""
+        return self.root / "restored" / str(checkpoint)
+
+    def prune_restored(self, up_to: int) -> None:
+        """Drop kept weights of checkpoints up to this one: no recovery needs them."""
+        for place in (self.root / "restored").iterdir():
+            if place.name.isdigit() and int(place.name) <= up_to:
+                shutil.rmtree(place, ignore_errors=True)
 
     def place(self, index: int) -> Path:
         """Where the checkpoint of this log index lies."""
@@ -158,6 +181,12 @@ class Store:
 
     def _payload(self, fragment: int, version: int, name: bytes) -> Path:
         return self.root / "payloads" / f"{fragment}-{version}-{name[:8].hex()}.bin"
+
+
+def _write(place: Path, checkpoint: Checkpoint) -> None:
+    with checkpoint_at(place, checkpoint.versions, checkpoint.summary) as state:
+        save_file(tensors_of(checkpoint), state)
+        sync(state)
 
 
 @contextlib.contextmanager

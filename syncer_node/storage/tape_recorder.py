@@ -28,10 +28,19 @@ from protocol.log.state import SwarmState, SwarmSummary
 from protocol.machine import Do, Effect, Emit, Event, JobDone, Received, Send, Start
 from protocol.messages import Certificate, CertifiedRecord, Envelope
 from protocol.numerics.buffers import F32
-from protocol.project import Charter, Genesis, encode
+from protocol.project import Charter, CodecName, Genesis, encode
 from protocol.signing import Signer, Verify
 from protocol.snapshots.manifest import SnapshotOutline
-from protocol.tape import Base, BasePart, Began, Frame, Input, MachineState, PushPayload
+from protocol.tape import (
+    MERGED_PARTS,
+    Base,
+    BasePart,
+    Began,
+    Frame,
+    Input,
+    MachineState,
+    PushPayload,
+)
 from syncer_node.machine import jobs
 from syncer_node.machine.jobs import FetchPush, Keep, Merge
 from syncer_node.machine.setup import Recovered, SyncerSetup
@@ -224,6 +233,9 @@ class PayloadTape:
             if values is not None:
                 made = partial(_base, fragment, base.number, part, values, is_chained=is_chained)
                 self.sink.put(made, values.nbytes)
+        for part, (codec, payload) in zip(MERGED_PARTS, bank.lately(fragment)[::-1], strict=False):
+            kept = partial(_merged, fragment, base.number, part, payload, codec, is_chained)
+            self.sink.put(kept, len(payload))
 
 
 def payload_tape(sink: Sink, mib_max: int, parameters: int) -> PayloadTape | None:
@@ -238,6 +250,17 @@ def payload_tape(sink: Sink, mib_max: int, parameters: int) -> PayloadTape | Non
 def _base(fragment: int, version: int, part: BasePart, values: F32, *, is_chained: bool) -> Base:
     content = values.astype("<f4", copy=False).tobytes()
     return Base(fragment, version, part, is_chained, content)
+
+
+def _merged(
+    fragment: int,
+    version: int,
+    part: BasePart,
+    payload: bytes | memoryview,
+    codec: CodecName,
+    is_chained: bool,
+) -> Base:
+    return Base(fragment, version, part, is_chained, bytes(payload), codec)
 
 
 # Machines to bytes and back.

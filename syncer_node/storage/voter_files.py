@@ -19,6 +19,7 @@ from protocol.log.records import NO_RECORD, CharterAdopted, Record, VotersAdmitt
 from protocol.log.state import AdoptedCharter, SwarmState, SwarmSummary
 from protocol.machine import Job, JobResult
 from protocol.messages import Certificate, CertifiedRecord, Envelope
+from protocol.project import Charter
 from syncer_node.machine.jobs import Installed, InstallState
 from syncer_node.raft import jobs
 from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
@@ -175,6 +176,13 @@ class VoterFiles:
     def certified(self) -> int:
         """Last record whose certificate, and all before it, are here."""
         return min(self.last, self.floor.index + len(self.certificates))
+
+    def proven(self, charter: Charter) -> int:
+        """Last record that is committed, as far as this disk shows; charter: in force now.
+
+        What a sole voter stored is committed: nobody else has to sign for it.
+        """
+        return self.last if len(charter.voters) == 1 else self.certified
 
     def certificate(self, index: int) -> Certificate | None:
         """The proof of a stored record, if it is here and fits."""

@@ -13,6 +13,7 @@ from blake3 import blake3
 from host.bulk import channels
 from host.bulk.transfers import BLOB_PROTOCOL, Bulk
 from host.files import keystore
+from host.network import slots
 from host.network.foreign_errors import Loss
 from host.network.rate_limit import RateLimiter
 from host.network.round_trips import RoundTrips
@@ -47,6 +48,7 @@ class Side:
             self.dial,
             self.where,
             self.faults.append,
+            slots.NOBODY_KNOWN,
         )
         self.bulk.serve(self._look_up, None)
         self.channels = self.bulk.channels

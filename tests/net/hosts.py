@@ -19,7 +19,7 @@ from host.transport import Transport
 TOPICS = ("shoal/00/seat", "shoal/00/learners")
 
 
-def run(main: Awaitable[None], *, timeout_s: float = 20.0) -> None:
+def run(main: Awaitable[None], *, timeout_s: float = 60.0) -> None:
     """Runs one test on the loop that the daemons use; a hang fails it instead of stopping all."""
 
     async def bounded() -> None:

@@ -71,7 +71,7 @@ class Liar:
                     self._hear(stream, said)
             if self.state.fragments:
                 self.step += 50
-                stream.send(wire.encode(self._beat()))
+                stream.send(wire.encode(self.beat()))
 
     def _hear(self, stream: ControlStream, said: Message) -> None:
         match said:
@@ -85,11 +85,11 @@ class Liar:
                     record = wire.decode(entry.record, Record)
                     self.state.apply(record, record_hash(entry.record))
             case Pull():
-                stream.send(wire.encode(self._push(said)))
+                stream.send(wire.encode(self.push(said)))
             case _:
                 pass
 
-    def _beat(self) -> Heartbeat:
+    def beat(self) -> Heartbeat:
         fragments = len(self.layout.fragments)
         return Heartbeat(
             state="training",
@@ -105,22 +105,22 @@ class Liar:
             alive_s=5.0,
         )
 
-    def _push(self, pull: Pull) -> Push:
+    def push(self, pull: Pull) -> Push:
+        return self.sealed(pull, incarnation=1, sequence=1, tokens=CLAIM, digest=bytes(32))
+
+    def sealed(self, pull: Pull, **claims: object) -> Push:
+        """The answer to a pull: one step, and what else is claimed."""
         codec = self.charter.rounds.up_codec
         header = PushHeader(
             project=self.link.project,
-            incarnation=1,
-            sequence=1,
             round=pull.round,
             fragment=pull.fragment,
             base_version=pull.version,
             codec=codec,
-            digest=bytes(32),
             payload_bytes=payload_bytes(codec, self.layout.fragments[pull.fragment].numel),
             steps=1,
-            tokens=CLAIM,
             local_step=self.step,
-            cursor=Cursor(0, 0),
+            **{"cursor": Cursor(0, 0), **claims},
         )
         return Push(seal("push", self.link.project, wire.encode(header), self.host.identity))
 

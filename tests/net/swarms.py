@@ -38,13 +38,16 @@ TINY = {
 class TinySwarm(LocalSwarm):
     """Daemons on one machine that train a tiny model on a text of their own."""
 
-    def prepare(self, *, chars=60_000, voters=None, **changes):
-        """The signed project; keys of `changes` have `__` for a dot."""
+    def prepare(self, *, chars=60_000, voters=None, base=None, **changes):
+        """The signed project; keys of `changes` have `__` for a dot. base: what it starts from."""
         text = self.folder / "text.txt"
         if not text.exists():
             write_text(text, chars=chars)
         named = {key.replace("__", "."): value for key, value in changes.items()}
-        self.write_project("tiny", {**TINY, "data.location": str(text), **named}, voters)
+        settings = {**TINY, "data.location": str(text), **named}
+        if base is not None:
+            settings = {k: v for k, v in settings.items() if not k.startswith("model.config.")}
+        self.write_project("tiny", settings, voters, base)
         self.sign()
 
     def begin(self, *options):
@@ -65,7 +68,7 @@ class TinySwarm(LocalSwarm):
 
         return self.until(look, f"{', '.join(names)} in merges")
 
-    def merges(self):
+    def merge_counts(self):
         """How many merges each learner is in, as the syncer's table says."""
         now = self.syncer()
         return {peer.name: peer.merges for peer in now.peers} if now else {}

@@ -108,10 +108,10 @@ def see_the_split(seen, swarm):
         return told if not any(told.values()) else None
 
     seen.healed = swarm.until(nobody_says_so, "a swarm that is whole")
-    before = swarm.merges()
+    before = swarm.merge_counts()
 
     def merges_again():
-        now = swarm.merges()
+        now = swarm.merge_counts()
         news = {node: now.get(node, 0) - before.get(node, 0) for node in others}
         return news if any(count > 0 for count in news.values()) else None
 
@@ -157,7 +157,7 @@ def advice(swarm, node, link):
 
 def wait_for_merge(swarm, node):
     def merged():
-        return swarm.merges().get(node)
+        return swarm.merge_counts().get(node)
 
     return swarm.until(merged, f"{node} in a merge")
 

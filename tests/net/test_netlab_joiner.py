@@ -78,7 +78,7 @@ def go_through_it(seen, swarm):
         lambda: (s := swarm.learner(JOINER)) and s.state == "training" and s,
         "a joiner that trains",
     )
-    swarm.until(lambda: swarm.merges().get(JOINER), "the joiner in a merge")
+    swarm.until(lambda: swarm.merge_counts().get(JOINER), "the joiner in a merge")
     # It hears of that a moment after the syncer has counted it.
     swarm.until(
         lambda: (told := swarm.learner(JOINER)) is not None and told.merged > 0,

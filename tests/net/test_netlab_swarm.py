@@ -60,11 +60,11 @@ def go_through_it(seen, swarm):
 def settled(swarm):
     """Merges of each learner once those of the one that is away have rested for some looks: what
     had arrived before the partition is merged by then, however slow the machine is."""
-    merges = swarm.merges()
+    merges = swarm.merge_counts()
     looks = 0
     while looks < LOOKS_AT_REST:
         time.sleep(LOOK_EVERY_S)
-        now = swarm.merges()
+        now = swarm.merge_counts()
         looks = looks + 1 if now.get(AWAY) == merges.get(AWAY) else 0
         merges = now
     return merges
@@ -81,7 +81,7 @@ def be_apart(seen, swarm):
             if node := swarm.learner(name):
                 seen.steps.setdefault(name, []).append(node.local_step)
         time.sleep(LOOK_EVERY_S)
-    seen.merges_after = swarm.merges()
+    seen.merges_after = swarm.merge_counts()
     seen.global_steps.append(swarm.syncer().swarm.global_step)
     seen.dropped = swarm.lab.counts(SYNCER, AWAY).cut + swarm.lab.counts(AWAY, SYNCER).cut
 
@@ -90,7 +90,7 @@ def come_back(seen, swarm):
     healed_s = time.monotonic()
     swarm.lab.heal()
     swarm.until(
-        lambda: swarm.merges().get(AWAY, 0) > seen.merges_after.get(AWAY, 0),
+        lambda: swarm.merge_counts().get(AWAY, 0) > seen.merges_after.get(AWAY, 0),
         "merges of the one that was away",
     )
     seen.returned_s = time.monotonic() - healed_s

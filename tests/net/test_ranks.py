@@ -20,6 +20,7 @@ from node.machine.jobs import (
     Evaluate,
     EvaluatedLoss,
     Feed,
+    ProbePush,
     StartTrainer,
     Starved,
     TrainerLost,
@@ -28,6 +29,7 @@ from node.machine.jobs import (
 )
 from node.trainer.model import describe_model
 from protocol.log.records import Span
+from protocol.messages import SequencePlace
 from tests.support.tiny_project import CONFIG, INNER, tiny_genesis
 from tests.support.trainer_bench import BLOCKS, bench, open_files
 
@@ -142,6 +144,14 @@ def test_captures_and_evaluations_are_those_of_rank_0(genesis, folder):
             evaluated = await one.port.evaluate(Evaluate(0, 4))
             assert isinstance(evaluated, EvaluatedLoss)
             assert 0.0 < evaluated.loss < 10.0
+            place = (SequencePlace(3, 0),) * 8
+            job = ProbePush(bytes(32), 1, "int4", bytes(32), 0, place, place)
+            nothing = np.zeros_like(one.bank.theta(1))
+            measured, delivered = await asyncio.gather(
+                one.port.measure_gain(job, nothing), one.deliver(1)
+            )
+            assert (measured.own.mean, measured.own.sequences) == (0.0, 8)
+            assert isinstance(delivered, Delivered)
 
     uvloop.run(run())
 

@@ -11,7 +11,7 @@ from blake3 import blake3
 from host.nat.reachability import PROTOCOL as REACH_PROTOCOL
 from host.nat.relay import OFFER_PROTOCOL as RELAYED_PROTOCOL
 from host.nat.relay import PROTOCOL as RELAY_PROTOCOL
-from host.network import blobs, streams
+from host.network import blobs, slots, streams
 from protocol.errors import MalformedMessage, PeerBusy, PeerUnreachable
 from tests.net.hosts import echo, run, swarm
 
@@ -97,7 +97,7 @@ def test_what_is_not_carried_is_said(tmp_path, why, monkeypatch):
             elif why == "absent":
                 key = bytes(31) + b"\x01"
             else:
-                monkeypatch.setattr(relay.transport.relay, "_slots", blobs.Slots(0, 0))
+                monkeypatch.setattr(relay.transport.relay, "_slots", slots.Slots(0, 0))
                 expected = PeerBusy
             with pytest.raises(expected):
                 await ada.transport.relay.through(key, "blob")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from host.addresses import claim_port
+from host.addresses import steady_port
 from shoal.common import restart
 from shoal.common.exit_codes import ExitCode
 from tests.net.swarms import TinySwarm, shoal
@@ -46,7 +46,7 @@ def start(swarm, tmp_path):
             [
                 *(sys.executable, str(PROGRAM), str(tmp_path / "faults")),
                 *("--home", str(swarm.home.root), "syncer", "run", str(swarm.project)),
-                *("--port", str(claim_port("127.0.0.1", 0)), "--listen", "127.0.0.1"),
+                *("--port", str(steady_port("127.0.0.1")), "--listen", "127.0.0.1"),
             ],
             cwd=tmp_path,
             stdout=(tmp_path / "out").open("wb"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from shoal.project import restore_command, snapshot_command
+from shoal.project import snapshot_command, undo_command
 from tests.net.swarms import TinySwarm
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(1200)]
@@ -29,7 +30,7 @@ class Seen:
     before: Any = None
     """The syncer when the swarm had gone on."""
     restored: str = ""
-    """What `shoal project restore-snapshot` printed."""
+    """What `shoal project undo` printed: it goes back as `restore-snapshot` does."""
     back: Any = None
     """The syncer just after."""
     after: Any = None
@@ -80,7 +81,7 @@ def go_through_it(seen, swarm):
     seen.before = past(swarm, seen.cut.global_step + 30, points=5)
 
     seen.restored = printed(
-        lambda: restore_command.restore(swarm.project, yes=True, home=swarm.home)
+        lambda: undo_command.undo(swarm.project, since="1s", yes=True, home=swarm.home)
     )
     seen.back = swarm.syncer()
     swarm.start_learner(VICTIM, "--duty", "0.5")
@@ -106,6 +107,9 @@ def test_the_snapshot_has_the_living_and_names_the_dead(seen):
 
 
 def test_going_back_says_who_went_on_from_what(seen):
+    lost = re.search(r"lost: (\d+) global steps and [\d,]+ tokens", seen.restored)
+    assert lost is not None, seen.restored
+    assert int(lost[1]) >= 30
     assert "epoch 1 begins at snapshot" in seen.restored
     for name in ("ada", "bob"):
         assert f"{name}: continues from its part, at local step" in seen.restored

@@ -16,8 +16,9 @@ import pytest
 import torch
 import uvloop
 
+from node.trainer.decoder import decoder_loop
 from node.trainer.link import messages
-from node.trainer.loop import InnerLoop, make_accelerator
+from node.trainer.loop import make_accelerator
 from node.trainer.model import FragmentView, build_model, initial_weights, layout_of
 from node.trainer.text.corpus import open_corpus
 from node.trainer.text.reader import BlockReader
@@ -144,7 +145,7 @@ def train_here(genesis, folder, *, steps):
     reader = BlockReader(corpus, block_sequences=BLOCK_SEQUENCES)
     reader.append(((0, 100),))
     model = build_model(genesis.model, seed=genesis.seed)
-    loop = InnerLoop(model, reader, INNER, accelerator=make_accelerator("cpu"))
+    loop = decoder_loop(model, reader, INNER, accelerator=make_accelerator("cpu"))
     loop.progress = 0.1
     losses = [loop.step().loss for _ in range(steps)]
     view = FragmentView(model, layout_of(genesis))

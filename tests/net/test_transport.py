@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from host import addresses
 from host.files import keystore
 from host.network import streams
 from host.transport import BLOB_PROTOCOL, CONTROL_PROTOCOL
@@ -338,6 +339,23 @@ def test_a_busy_port_is_refused_in_words(tmp_path):
             host = Host(tmp_path, "late", bootstrap=[], port=port)
             with pytest.raises(UserError, match=f"port {port} is in use by another program"):
                 await host.transport.start()
+            await host.transport.close()
+
+    run(main())
+
+
+def test_a_free_port_that_somebody_else_gets_first_is_given_up_for_another(tmp_path, monkeypatch):
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            taken = listener.getsockname()[1]
+            found = iter([taken])
+            choose = addresses.kept_port
+            monkeypatch.setattr(
+                addresses, "kept_port", lambda *at, **how: next(found, None) or choose(*at, **how)
+            )
+            host = Host(tmp_path, "late", bootstrap=[])
+            await host.transport.start()
+            assert host.transport.port not in (0, taken)
             await host.transport.close()
 
     run(main())

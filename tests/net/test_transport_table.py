@@ -8,7 +8,7 @@ import pytest
 
 from host.files import keystore
 from host.network import dht_records
-from host.network.hivemind_parts import DHTNode
+from host.network.hivemind_parts import DHTNode, MSGPackSerializer
 from protocol.errors import (
     TransientError,
 )
@@ -40,8 +40,8 @@ def record(identity, *, topic=TOPICS[0], owner=None, value=b"v", ttl_s=60.0, top
     owner = owner or identity.key
     unsigned = dht_records.DHTRecord(
         dht_records.DHTID.generate(topic).to_bytes(),
-        b"\xc4\x20" + owner,
-        value,
+        dht_records.subkey_of(owner),
+        MSGPackSerializer.dumps(value),
         time.time() + ttl_s,
     )
     signed = dht_records.SignedRecords(identity, topics).sign_value(unsigned)
@@ -53,7 +53,7 @@ def test_forged_records_are_refused(tmp_path):
     judge = dht_records.SignedRecords(other, TOPICS)
     honest = record(mine)
     assert judge.validate(honest)
-    assert judge.strip_value(honest) == b"v"
+    assert judge.strip_value(honest) == MSGPackSerializer.dumps(b"v")
 
     def changed(**fields):
         return dht_records.DHTRecord(**{**vars(honest), **fields})
@@ -71,7 +71,7 @@ def test_forged_records_are_refused(tmp_path):
         "no subkey": changed(subkey=b"\xc0"),
         "unsigned": changed(value=b"v"),
         "empty": changed(value=b""),
-        "altered": changed(value=b"w" + honest.value[1:]),
+        "altered": changed(value=honest.value[:2] + b"w" + honest.value[3:]),
     }
     for name, bad in forged.items():
         assert not judge.validate(bad), name

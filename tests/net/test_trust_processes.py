@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from shoal.local_swarm import processes
+from protocol.standing import DOUBTED_BELOW
+from shoal.demo.liar import spawning
 from tests.net.swarms import TinySwarm
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(1200)]
 
-PROGRAM = Path(__file__).with_name("lying_shoal.py")
 HONEST = ("ada", "bob", "eve")
 LIAR = "mallory"
 PUSHES_MAX = 20
 MERGES_MORE = 30
 
 
-def spawn(name, command, environment, output):
-    """As always, but for the liar, whose program is another."""
-    if name == LIAR:
-        python, *_, verb = command[: command.index("shoal") + 1]
-        assert verb == "shoal"
-        command = [python, "-P", str(PROGRAM), *command[command.index("shoal") + 1 :]]
-    return processes.spawn(name, command, environment, output)
-
-
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory):
-    with TinySwarm(tmp_path_factory.mktemp("trust"), spawn=spawn) as made:
+    with TinySwarm(tmp_path_factory.mktemp("trust"), spawn=spawning(LIAR)) as made:
         made.prepare(rounds__quorum=1, rounds__local_steps=12)
         made.begin()
         for name in (*HONEST, LIAR):
@@ -51,8 +41,6 @@ def test_the_liar_is_named_and_does_not_count(swarm):
     seen = swarm.until(named, "the liar's name")
     row = rows(seen)[LIAR]
     assert row.direction < 0.0
-    pushes = {one.name: one.merges for one in seen.contributors}
-    assert pushes.get(LIAR, 0) <= PUSHES_MAX, pushes
     key = row.key[:8]
     assert f"Not counted, because their pushes point elsewhere: {LIAR} ({key})." in seen.sentence
     assert "All is well" not in seen.sentence
@@ -60,6 +48,19 @@ def test_the_liar_is_named_and_does_not_count(swarm):
     (syncer,) = [one for one in told if one["type"] == "syncer"]
     trusts = {peer["name"]: peer["trust"] for peer in syncer["peers"]}
     assert trusts[LIAR] == 0.0
+
+
+def test_few_of_its_pushes_went_by_before(swarm):
+    liar = bytes.fromhex(rows(swarm.syncer())[LIAR].key)
+    pushes = [
+        part.trust
+        for merge in swarm.merges(swarm.syncers[0])
+        for part in merge.contributions
+        if part.learner == liar
+    ]
+    named_after = next(at for at, trust in enumerate(pushes, 1) if trust < DOUBTED_BELOW)
+    assert named_after <= PUSHES_MAX, pushes
+    assert pushes[-1] < DOUBTED_BELOW
 
 
 def test_the_others_train_on_and_learn(swarm):

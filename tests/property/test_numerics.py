@@ -169,7 +169,7 @@ def test_the_merge_agrees_with_the_naive_formulas(sizes, weights, seed, codec, c
     spans = [(span.offset, span.numel, span.rule) for span in fragment.spans]
     expected = oracle.merge(pushes, weights, spans, clip)
     scale = max((np.abs(push).max() for push in pushes), default=0.0)
-    np.testing.assert_allclose(result.values, expected, rtol=1e-5, atol=1e-6 * scale)
+    np.testing.assert_allclose(result.values, expected, rtol=3e-5, atol=1e-6 * scale)
 
 
 @given(SIZES, WEIGHTS, st.integers(0, 2**20), st.randoms(use_true_random=False))

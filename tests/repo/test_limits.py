@@ -35,6 +35,7 @@ SLEEPS = {
     "shoal/local_swarm/processes.py",
     "shoal/machine/logs_command.py",
     "shoal/machine/status_command.py",
+    "shoal/machine/track_command.py",
 }
 """Files that may block on the clock: a command that waits for a daemon, or looks again."""
 
@@ -144,4 +145,5 @@ def test_nobody_asks_questions():
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ASKING
     }
-    assert found == set()
+    # A conversation is what `shoal try` is for.
+    assert found == {"shoal/model/try_command.py: input"}

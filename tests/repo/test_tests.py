@@ -38,7 +38,6 @@ PRIVATE = {
     "tests/unit/node/test_learner.py": 3,
     "tests/unit/node/test_planner.py": 1,
     "tests/unit/node/trainer/test_micro_batch.py": 1,
-    "tests/unit/node/trainer/test_optimizers.py": 1,
     "tests/unit/node/trainer/test_session_moments.py": 1,
     "tests/unit/shoal/test_config_command.py": 1,
     "tests/unit/shoal/test_demo.py": 1,

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from protocol.project import (
-    Charter,
-    Genesis,
-    LimitSpec,
-    OuterSpec,
-    RoundSpec,
-    TrustRule,
-    Voter,
-    encode,
-    project_id,
-)
-from simulator.attack.forgeries import FORGERIES
-from simulator.attack.trial import Trial, attempt
+from protocol.project import Charter, Genesis, OuterSpec, TrustRule
+from simulator.attack.attacks import ATTACKS, Attack
+from simulator.attack.forgeries import flipped, turning
+from simulator.attack.trial import Attacked, Trial, attempt, silent
+from simulator.checkers.credit import check_progress, taken_back
 from simulator.compare.bench import open_bench
 from simulator.compare.setting import Setting
 from tests.support.choices import first
-from tests.support.tiny_project import INNER, SEQUENCE_TOKENS, tiny_genesis
+from tests.support.tiny_project import tiny_charter, tiny_genesis
 
 LEARNERS, STEPS = 4, 120
-TOKENS = (LEARNERS - 1) * STEPS * INNER.batch_sequences * SEQUENCE_TOKENS
+SETTING = Setting(seed=1, learners=LEARNERS, steps=STEPS)
+HONEST = Attack("nothing")
 
 Project = tuple[Genesis, Charter, Path]
 
@@ -36,26 +30,33 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A tiny project in which the first push is enough, and nobody is waited for."""
     folder = tmp_path_factory.mktemp("attack")
     genesis = tiny_genesis(folder)
-    charter = Charter(
-        project=project_id(encode(genesis)),
-        revision=1,
-        voters=(Voter(bytes([1]) * 32, "syncer", 50),),
-        banned=(),
-        inner=INNER,
+    charter = tiny_charter(
+        genesis,
+        steps=(LEARNERS - 1) * STEPS,
         outer=OuterSpec(0.4, 0.7, 3.0),
-        rounds=RoundSpec(6, 2, 1, 0.0, 0.0, 20.0, 20.0, "overwrite", "int4", "int4"),
-        limits=LimitSpec(TOKENS, 16, 10**6, 8, 60.0, 64),
+        grace_safety=0.0,
+        pace_share=0.0,
     )
     return genesis, charter, folder / "cache"
+
+
+def run_of(project: Project, attack: Attack, *, trust: TrustRule = "earned", **setting) -> Attacked:
+    """A run with one liar, which is over."""
+    genesis, charter, cache = project
+    outer = msgspec.structs.replace(charter.outer, trust=trust)
+    bench = open_bench(genesis, msgspec.structs.replace(charter, outer=outer), cache)
+    run = Attacked(bench, replace(SETTING, **setting), 1, attack)
+    run.run(silent)
+    return run
 
 
 def trial(project: Project, trust: TrustRule, attack: str | None) -> Trial:
     genesis, charter, cache = project
     outer = msgspec.structs.replace(charter.outer, trust=trust)
     bench = open_bench(genesis, msgspec.structs.replace(charter, outer=outer), cache)
-    learners = LEARNERS if attack else LEARNERS - 1
-    setting = Setting(seed=1, learners=learners, steps=STEPS)
-    return attempt(bench, setting, 1 if attack else 0, FORGERIES[attack or "flip-1"])
+    if attack is None:
+        return attempt(bench, replace(SETTING, learners=LEARNERS - 1), 0, HONEST)
+    return attempt(bench, SETTING, 1, ATTACKS[attack])
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def quiet(project: Project) -> Trial:
 
 
 @pytest.mark.parametrize(
-    "attack", first(1, ["flip-10", "constant", "noise-10", "spike", "flip-1", "flip-100"])
+    "attack", first(1, ["flip-10", "constant", "noise-10", "spike", "flip-1", "flip-100", "same"])
 )
 def test_a_liar_is_named_at_once_and_changes_little(
     project: Project, quiet: Trial, attack: str
@@ -83,8 +84,94 @@ def test_where_all_count_the_same_liar_wrecks_the_model(project: Project, quiet:
 
 
 @pytest.mark.slow
+def test_one_that_always_adds_the_same_is_named_whether_pushes_meet_or_come_alone(
+    project: Project, quiet: Trial
+) -> None:
+    found = trial(project, "earned", "edge")
+    assert found.pushes_until_named is not None
+    assert found.pushes_until_named <= 40
+    assert found.honest_doubted == 0
+    assert found.loss < 1.1 * quiet.loss
+
+
+@pytest.mark.slow
 def test_one_that_turns_is_named_within_five_pushes(project: Project, quiet: Trial) -> None:
-    found = trial(project, "earned", "turning")
+    found = trial(project, "earned", "turn")
     assert found.loss < 1.3 * quiet.loss
     assert found.pushes_until_named is not None
     assert 15 < found.pushes_until_named <= 25
+
+
+@pytest.mark.slow
+def test_one_that_copies_is_suspended_by_probes_and_nobody_else(project: Project) -> None:
+    genesis, charter, cache = project
+    outer = msgspec.structs.replace(charter.outer, trust="earned", probes_frac=4.0)
+    limits = msgspec.structs.replace(charter.limits, tokens=8 * charter.limits.tokens)
+    bench = open_bench(genesis, msgspec.structs.replace(charter, outer=outer, limits=limits), cache)
+    found = attempt(bench, replace(SETTING, steps=500), 1, ATTACKS["copy"])
+    assert found.pushes_until_suspended is not None
+    assert found.pushes_until_suspended <= 100
+    assert found.honest_suspended == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_attack_runs_to_its_end(project: Project, quiet: Trial, attack: str) -> None:
+    found = trial(project, "earned", attack)
+    assert found.merges > 5, "also where false claims use up the budget"
+    assert found.honest_pushes > 5
+    assert 0.9 * quiet.loss < found.loss < 1e3
+
+
+@pytest.mark.parametrize("attack", ["steps", "tokens"])
+def test_claims_that_no_leased_text_covers_are_refused(project: Project, attack: str) -> None:
+    run = run_of(project, ATTACKS[attack], steps=24)
+    leadership = run.syncer.syncer.leadership
+    assert leadership is not None
+    assert leadership.rounds.outcomes["false-claim"] > 0
+    parts = [part for merge in run.ledger.merges for part in merge.contributions]
+    assert parts
+    assert run.learners[-1].key not in {part.learner for part in parts}
+
+
+def test_a_liar_that_is_found_spends_none_of_the_budget(project: Project) -> None:
+    attack = Attack("honest, then backwards", turning(flipped(10.0), 6))
+    run = run_of(project, attack, steps=40)
+    liar, state = run.learners[-1].key, run.syncer.syncer.state
+    assert taken_back(run.ledger.records).keys() == {liar}
+    assert state.taken_back[liar] == state.accounts[liar].tokens > 0
+    honest = sum(account.tokens for key, account in state.accounts.items() if key != liar)
+    assert state.tokens == honest // len(state.fragments)
+    check_progress(run.ledger, [run.syncer])
+    for learner in run.learners:
+        assert learner.learner.context.state.tokens == state.tokens
+
+
+def test_who_only_claims_to_be_fast_is_in_no_merge(project: Project) -> None:
+    run = run_of(project, ATTACKS["speed"], steps=24)
+    parts = [part for merge in run.ledger.merges for part in merge.contributions]
+    assert parts
+    assert run.learners[-1].key not in {part.learner for part in parts}
+
+
+def test_keys_come_in_turn_and_incarnations_follow_one_another(project: Project) -> None:
+    attack = replace(ATTACKS["new-keys"], keys=((0.0, 0.5), (0.5, 1.0)))
+    run = run_of(project, attack, steps=40)
+    times = {key: [] for key in (learner.key for learner in run.learners[LEARNERS - 1 :])}
+    assert len(times) == 2
+    for record in run.ledger.records:
+        for part in getattr(record.body, "contributions", ()):
+            if part.learner in times:
+                times[part.learner].append(record.index)
+    one, other = times.values()
+    assert one
+    assert other
+    assert one[-1] < other[0]
+    again = run_of(project, replace(ATTACKS["restart"], restarts_every=0.6), steps=40)
+    lives = {
+        part.incarnation
+        for merge in again.ledger.merges
+        for part in merge.contributions
+        if part.learner == again.learners[-1].key
+    }
+    assert len(lives) > 1

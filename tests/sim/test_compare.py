@@ -10,18 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from node.trainer import loop as inner_loop
+from node.trainer import decoder
 from node.trainer.model import FragmentView
-from protocol.project import (
-    Charter,
-    Genesis,
-    LimitSpec,
-    OuterSpec,
-    RoundSpec,
-    Voter,
-    encode,
-    project_id,
-)
+from protocol.project import Charter, Genesis, OuterSpec
 from simulator.compare.algorithms import ALGORITHMS, Algorithm
 from simulator.compare.bench import Bench, open_bench
 from simulator.compare.data_parallel import DataParallel, JoinedReader
@@ -30,7 +21,7 @@ from simulator.compare.lockstep import Lockstep, LockstepSpec
 from simulator.compare.outcome import Outcome
 from simulator.compare.setting import Setting, failures_until
 from tests.support.choices import first
-from tests.support.tiny_project import INNER, SEQUENCE_TOKENS, tiny_genesis
+from tests.support.tiny_project import INNER, SEQUENCE_TOKENS, tiny_charter, tiny_genesis
 
 STEPS, LEARNERS = 24, 3
 SETTING = Setting(seed=11, learners=LEARNERS, steps=STEPS, mtbi_s=20.0, away_s=10.0)
@@ -42,15 +33,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Genesis, Charter,
     """A tiny project on invented text."""
     folder = tmp_path_factory.mktemp("compare")
     genesis = tiny_genesis(folder)
-    charter = Charter(
-        project=project_id(encode(genesis)),
-        revision=1,
-        voters=(Voter(bytes([1]) * 32, "syncer", 50),),
-        banned=(),
-        inner=INNER,
+    charter = tiny_charter(
+        genesis,
+        steps=LEARNERS * STEPS,
         outer=OuterSpec(0.7, 0.3, 3.0),
-        rounds=RoundSpec(6, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
-        limits=LimitSpec(TOKENS, 16, 10**6, 8, 60.0, 64),
+        grace_safety=0.9,
+        pace_share=0.5,
     )
     return genesis, charter, folder / "cache"
 
@@ -93,7 +81,9 @@ def test_data_parallel_is_one_learner_with_the_whole_batch(project):
     for step in range(STEPS):
         alone.progress = step / STEPS
         alone.step()
-    for one, other in zip(run.loop.model.parameters(), alone.model.parameters(), strict=True):
+    for one, other in zip(
+        run.loop.trainer.model.parameters(), alone.trainer.model.parameters(), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
@@ -101,7 +91,7 @@ def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatc
     def sgd(model, inner):
         return torch.optim.SGD(model.parameters(), lr=inner.learning_rate)
 
-    monkeypatch.setattr(inner_loop, "make_optimizer", sgd)
+    monkeypatch.setattr(decoder, "make_optimizer", sgd)
     genesis, charter, cache = project
     inner = msgspec.structs.replace(INNER, learning_rate=0.3, grad_norm_max=1e6)
     charter = msgspec.structs.replace(charter, inner=inner)
@@ -113,7 +103,7 @@ def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatc
     parallel = DataParallel(bench, setting, fails=False, is_elastic=False)
     parallel.run(lambda share: None)
     found = np.zeros_like(bench.first[0])
-    FragmentView(parallel.loop.model, bench.layout).read(0, found)
+    FragmentView(parallel.loop.trainer.model, bench.layout).read(0, found)
     moved = np.abs(found - bench.first[0]).max()
     assert moved > 0.01
     np.testing.assert_allclose(federated.theta[0], found, atol=1e-3 * moved)

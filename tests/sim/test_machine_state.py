@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import MalformedMessage
-from protocol.project import encode, project_id
+from protocol.log.records import PushProbed, WeightsRestored
+from protocol.project import OuterSpec, encode, project_id
 from simulator.scenarios.swarm import Swarm, build_swarm
 from syncer_node.machine import jobs
 from syncer_node.machine.syncer import SyncerMachine
@@ -41,22 +42,32 @@ GIVEN = {
         *("_wanted", "_queue", "_replaying"),
     },
     "leadership": {
-        *("setup", "effects", "state", "recent", "faults", "members", "_propose"),
-        *("contributor_notes", "rounds", "leasing", "receipts", "evaluating", "snapshots"),
+        *("setup", "effects", "state", "recent", "faults", "members", "networks", "_propose"),
+        *("invites", "contributor_notes", "rounds", "leasing", "receipts", "evaluating"),
+        *("snapshots", "probing", "restoring"),
     },
     "members": set(),
+    "invites": {"state", "propose"},
     "contributor_notes": {"state", "members", "propose"},
     "rounds": {
-        *("effects", "state", "members", "spec", "outer", "numels", "tokens_per_step"),
-        *("propose", "contributor_notes", "pace", "rounds"),
+        *("effects", "state", "members", "spec", "outer", "numels", "coverage"),
+        *("propose", "contributor_notes", "pace", "rounds", "rng", "judge"),
     },
     "pace": {"spec", "fragments", "_behind"},
-    "leasing": {"state", "members", "limits", "propose"},
+    "leasing": {"state", "members", "limits", "propose", "supply", "has_in_hand"},
+    "coverage": {"shape", "step_tokens"},
+    "supply": {"local_steps", "step_sequences", "block_sequences"},
     "receipts": {"_effects", "_state", "_members"},
     "evaluating": {"state", "members", "every", "checkpoint_every", "propose"},
+    "restoring": {"effects", "state", "propose"},
+    "probing": {"effects", "state", "members", "rounds", "setup", "propose", "trails"},
+    "trails": {"state", "block_sequences", "fragments"},
     "snapshots": {"setup", "effects", "recent", "members", "rounds", "book"},
 }
 """What parts are built with, or what `VoterState` and `LeaderState` hold beside them."""
+
+
+PROBING = OuterSpec(0.7, 0.5, 3.0, probes_frac=1.0)
 
 
 def read_again(machine: SyncerMachine) -> SyncerMachine:
@@ -154,9 +165,29 @@ def test_a_machine_that_was_read_goes_on_as_the_one_that_was_written(seed, every
         patch.setattr("syncer_node.machine.recent_entries.RECENT_RECORDS", 16)
         patch.setattr("syncer_node.raft.log.ENTRIES_KEPT", 16)
         twins = Twins(patch, every)
-        troubled(build_swarm(seed, syncers=syncers), 24.0)
+        swarm = build_swarm(seed, syncers=syncers, outer=PROBING)
+        troubled(swarm, 24.0)
+    assert any(isinstance(record.body, PushProbed) for record in swarm.ledger.records)
     assert twins.compared > 200
     assert twins.led > 0
+
+
+def test_that_holds_while_the_guard_goes_back(monkeypatch):
+    swarm = build_swarm(1, syncers=3)
+    swarm.world.run(5.0)
+    limits = swarm.syncer.syncer.setup.charter.limits
+    swarm.revise(guard="restore", limits=msgspec.structs.replace(limits, evaluate_every=8))
+    swarm.world.run(40.0)
+    swarm.revise(outer=OuterSpec(20.0, 0.5, 3.0))
+    twins = Twins(monkeypatch, 7)
+
+    def went_back() -> bool:
+        return any(isinstance(record.body, WeightsRestored) for record in swarm.ledger.records)
+
+    swarm.world.run(120.0, stop=went_back)
+    assert went_back()
+    swarm.world.run(swarm.world.now_s + 3.0)
+    assert twins.compared > 200
 
 
 @pytest.mark.slow

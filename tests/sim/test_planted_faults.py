@@ -76,7 +76,7 @@ def test_a_delivery_that_leaves_the_counters_standing_is_found(monkeypatch, appl
     monkeypatch.setattr(FragmentSync, "on_delivered", forget_to_reset)
     swarm = build_swarm(5, rounds=rounds(apply=apply))
     swarm.world.run(40.0)
-    with pytest.raises(Violation, match="handed in"):
+    with pytest.raises(Violation, match="an honest push was refused"):
         swarm.check()
 
 

@@ -221,7 +221,7 @@ def push_dropped_from_merge(patch, swarm):
     def merge(self, job):
         made = honest(self, replace(job, parts=job.parts[:1]))
         count = len(job.parts)
-        names = ("norms", "scales", "cosines", "trusts")
+        names = ("norms", "scales", "cosines", "trusts", "shares")
         return replace(made, **{name: getattr(made, name) * count for name in names})
 
     patch.setattr(MergeBank, "merge", merge)
@@ -300,8 +300,8 @@ def test_a_stale_push_that_counts_fully_is_found(monkeypatch):
     monkeypatch.setattr(
         jobs,
         "MergePart",
-        lambda peer, header, weight, standing: honest(
-            peer, header, token_weight(header.tokens, header.steps), standing
+        lambda peer, header, weight, *known: honest(
+            peer, header, token_weight(header.tokens, header.steps), *known
         ),
     )
     honest_seal = FragmentSync._seal

@@ -13,10 +13,12 @@ from protocol.project import LimitSpec, RoundSpec
 from protocol.trace import (
     CheckpointScored,
     FragmentCommitted,
+    LossesDiffer,
     SessionOpened,
     WeightsReady,
 )
 from simulator.scenarios.swarm import build_swarm
+from simulator.stand_ins.backends import Backend
 from tests.support.choices import first
 from tests.support.swarm_faults import afflict
 
@@ -327,3 +329,36 @@ def test_a_joiner_takes_its_weights_from_many_learners_and_none_from_the_syncer(
     assert ready.from_syncer == 0
     assert swarm.syncer.key not in dict(ready.sources)
     assert len(ready.sources) >= 3
+
+
+class HardText(Backend):
+    """That of a learner whose text leaves a nat that nobody can learn."""
+
+    def loss(self, fragments):
+        return 1.0 + super().loss(fragments)
+
+
+class SaysZero(Backend):
+    """That of a learner that has found the best of all checkpoints, whichever it measures."""
+
+    def loss(self, fragments):
+        return 0.0
+
+
+def test_a_learner_that_measures_zero_moves_no_best_and_is_named():
+    limits = LimitSpec(60_000, 256, 10, 8, 60.0, 64)
+    swarm = build_swarm(9, limits=limits, steps_s=(0.3, 0.3, 0.4, 0.3))
+    liar = swarm.learners[1]
+    for learner in swarm.learners:
+        learner.backend = SaysZero() if learner is liar else HardText()
+    swarm.world.run(150.0)
+    swarm.check()
+    curve = swarm.syncer.syncer.state.curve
+    assert any(liar.key in (one.evaluator, one.second) for one in curve)
+    disputes = facts(swarm, LossesDiffer, swarm.syncer.key)
+    assert disputes
+    assert all(liar.key in (one.evaluator, one.second) for one in disputes)
+    best = swarm.syncer.syncer.state.best
+    assert best.is_agreed
+    assert best.loss > 1.0
+    assert all(learner.learner.context.state.best == best for learner in swarm.learners)

@@ -16,8 +16,9 @@ from host.files.home import Home
 from host.tape.tape_file import find_tapes
 from protocol.errors import UserError
 from protocol.messages import CertifiedRecord, Vote
-from protocol.project import Genesis, project_id
+from protocol.project import Genesis, OuterSpec, project_id
 from protocol.tape import (
+    MERGED_PARTS,
     Base,
     Frame,
     Input,
@@ -228,6 +229,26 @@ def test_an_altered_base_is_named(tape: Path) -> None:
     alter(sorted(tape.rglob("*-payloads-*"))[0], spoil)
     with pytest.raises(Diverged, match="the new weights came out differently"):
         again(tape)
+
+
+def test_what_was_merged_before_a_life_is_on_its_tape(tmp_path: Path) -> None:
+    """Pushes are compared with it: without it a merge comes out otherwise."""
+    ledger = record_swarm(tmp_path, 11, outer=OuterSpec(0.7, 0.5, 3.0, trust="earned")).ledger
+    parts = [part for merge in ledger.merges for part in merge.contributions]
+    assert sum(part.echo > 0 for part in parts) > 40
+    assert any(part.novelty is not None for part in parts)
+    whole = again(tmp_path)
+    assert whole.merged == whole.rounds.keys()
+    second = max(tmp_path.rglob("syncer*/*-payloads-*"), key=lambda path: path.stat().st_mtime_ns)
+
+    def forget(frames: list[Frame]) -> list[Frame]:
+        left = [one for one in frames if not isinstance(one, Base) or one.part not in MERGED_PARTS]
+        assert len(left) < len(frames)
+        return left
+
+    alter(second, forget)
+    with pytest.raises(Diverged, match="the echoes came out differently"):
+        again(tmp_path)
 
 
 def test_without_payloads_rounds_are_audited_only(tape: Path) -> None:

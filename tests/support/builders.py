@@ -14,6 +14,8 @@ from node.machine.jobs import FindSeat, SeatFound
 from node.machine.learner import LearnerMachine
 from protocol import limits, wire
 from protocol.fragments import Layout, build_layout
+from protocol.ids import SessionKey
+from protocol.log.leases import TextShape
 from protocol.log.records import (
     NO_RECORD,
     Admission,
@@ -77,10 +79,12 @@ from simulator.stand_ins.tiny import (
 from syncer_node.machine.jobs import (
     CheckpointWritten,
     FetchPush,
+    HoldCheckpoint,
     InitialiseWeights,
     LoadWeights,
     Merge,
     Merged,
+    PayloadKept,
     PushFetched,
     Replay,
     Replayed,
@@ -106,6 +110,9 @@ LEARNERS = tuple(SimSigner(f"learner {number}") for number in range(6))
 ONE, TWO, THREE = LEARNERS[:3]
 STRANGER = SimSigner("stranger")
 FRAGMENTS = 4
+MOST_STEPS = 1000
+"""No more text is asked for than so many local steps read."""
+
 DISK = bytes(range(32))
 """Name of the syncer's disk."""
 
@@ -266,7 +273,7 @@ class Log:
         for body in bodies:
             self.add(body)
 
-    def add(self, body: Body) -> CertifiedRecord:
+    def add(self, body: Body, at_s: float = 1.7e9) -> CertifiedRecord:
         """The committed entry; the state has taken it in."""
         record = Record(
             project=self.tiny.project,
@@ -274,7 +281,7 @@ class Log:
             term=1,
             index=self.state.index + 1,
             previous=self.state.head,
-            at_s=1.7e9,
+            at_s=at_s,
             body=body,
         )
         entry = certified(record)
@@ -468,6 +475,8 @@ class SyncerBench(Bench):
                 return PushFetched()
             case WriteCheckpoint(index, _):
                 return CheckpointWritten(index)
+            case HoldCheckpoint():
+                return PayloadKept()
             case Merge(fragment=fragment, version=version, parts=parts):
                 return Merged(
                     payload=digest_of("payload", fragment, version),
@@ -477,6 +486,7 @@ class SyncerBench(Bench):
                     scales=(1.0,) * len(parts),
                     cosines=(0.0,) * len(parts),
                     trusts=(1.0,) * len(parts),
+                    shares=(1.0 / len(parts),) * len(parts),
                     seconds=0.01,
                 )
         raise AssertionError(f"unknown job {job}")
@@ -524,7 +534,40 @@ class SyncerBench(Bench):
     def push(self, learner: SimSigner, pull: Pull, **changes: Any) -> list[Effect]:
         """Answer a pull with a push that counts, but for what is changed."""
         values = {"round": pull.round, "fragment": pull.fragment, "base_version": pull.version}
+        steps = changes.get("steps", 8)
+        if "cursor" not in changes and steps <= MOST_STEPS:
+            session = (learner.key, changes.get("incarnation", 1))
+            values["cursor"] = self.read(session, pull.fragment, steps)
         return self.say(learner.key, sealed_push(learner, **{**values, **changes}))
+
+    def read(self, session: SessionKey, fragment: int, steps: int) -> Cursor:
+        """Up to where a session read for so many steps since its last push of this fragment.
+
+        It gets more text where it has too little.
+        """
+        data, needed = self.tiny.genesis.data, steps * self.tiny.charter.inner.batch_sequences
+        shape, book = (
+            TextShape(data.sequence_tokens, data.block_sequences),
+            self.machine.state.leases,
+        )
+
+        def far_enough() -> Cursor | None:
+            ends = [
+                Cursor(at, sequence)
+                for span in book.held.get(session, [])
+                for at in range(span.start, span.stop)
+                for sequence in range(1, shape.block_sequences + 1)
+            ]
+            for end in ends:
+                if (book.covered(session, fragment, end, shape) or 0) >= needed:
+                    return end
+            return None
+
+        most = self.tiny.charter.limits.lease_blocks
+        for _ in range(-(-needed // (most * shape.block_sequences)) + 1):
+            if far_enough() is None and session in book.since_s:
+                self.say(session[0], LeaseRequest(most))
+        return far_enough() or Cursor(0, 0)
 
 
 def seat_found(charter: Envelope, *, leader: bytes = SYNCER.key, term: int = 1) -> SeatFound:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -46,11 +48,23 @@ STATUS = NodeStatus(
 )
 
 
+def _said(answer: dict[str, object], fields: dict[str, object]) -> dict[str, object]:
+    return answer
+
+
 class FakeDaemon:
     """A control socket that answers `status` and stops, on an event loop of its own."""
 
-    def __init__(self, path: Path, status: DaemonStatus = STATUS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        status: DaemonStatus = STATUS,
+        *,
+        answers: Mapping[str, dict[str, object]] | None = None,
+    ) -> None:
+        """answers: to further verbs."""
         self._path = path
+        self._answers = dict(answers or {})
         self.said = status
         self.asked: list[str] = []
         """Verbs that were asked, but for status."""
@@ -61,8 +75,10 @@ class FakeDaemon:
 
     async def _serve(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        further = {verb: partial(_said, answer) for verb, answer in self._answers.items()}
         server = ControlServer(
-            self._path, {"status": self._status, "stop": self._stop, "finish": self._finish}
+            self._path,
+            {"status": self._status, "stop": self._stop, "finish": self._finish, **further},
         )
         await server.start()
         self._ready.set()

@@ -11,7 +11,7 @@ import numpy as np
 
 from node.download.assembly import Assembly
 from node.download.donors import IN_FLIGHT_PER_DONOR_MAX
-from node.download.planner import IN_FLIGHT_MAX, Planner, Trouble
+from node.download.planner import HELP_MAX, IN_FLIGHT_MAX, Planner, Trouble
 from protocol import limits
 from protocol.numerics.versions import state_manifests
 
@@ -87,6 +87,11 @@ class FakeNet:
             assert self.now_s < until_s, "the download hangs"
         return self.now_s
 
+    def keep_knowing(self):
+        """Tell the planner every five seconds who may be asked, as the daemon does."""
+        self.planner.know(self.learners, self.last_resort, self.now_s)
+        self.at(self.now_s + 5.0, self.keep_knowing)
+
     def step(self):
         planner = self.planner
         self.outcomes += planner.ended(self.now_s)
@@ -106,7 +111,9 @@ class FakeNet:
 
     def _check(self):
         planner = self.planner
-        assert len(planner.asked) <= IN_FLIGHT_MAX
+        assert len(planner.asked) <= IN_FLIGHT_MAX + HELP_MAX
+        of_learners = [one for one in planner.asked.values() if one.donor != self.last_resort]
+        assert len(of_learners) <= IN_FLIGHT_MAX
         by_donor = [ask.donor for ask in planner.asked.values()]
         assert all(by_donor.count(key) <= IN_FLIGHT_PER_DONOR_MAX for key in by_donor)
 

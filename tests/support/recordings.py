@@ -73,6 +73,7 @@ def swarm(step: int) -> SwarmStatus:
         curve=curve,
         best_checkpoint=curve[-1][0] if curve else None,
         best_loss=curve[-1][2] if curve else None,
+        best_global_step=curve[-1][0] if curve else None,
     )
 
 
@@ -562,6 +563,53 @@ def left(seconds: int = 5) -> list[Frame]:
     return frames
 
 
+PROBED = ((31, 2.2), (28, 1.9), (30, 2.4), (6, 1.1), (2, 1.6))
+"""Of the five learners beside a liar: probes, and their mean contrast."""
+
+
+def copier() -> list[Frame]:
+    """The one that points elsewhere only copies, and was found out."""
+    made = liar()
+    for one in made:
+        status = one.statuses[0]
+        assert isinstance(status, SyncerStatus)
+        found = status.peers[3]
+        found.direction, found.probes, found.contrast, found.evidence = 0.3, 24, 0.1, -11.2
+        found.standing, found.share = "suspended", 0.0
+        found.suspended = (
+            "3 of 4 learners that probed its pushes found that they do no more for the text that "
+            "it was leased than for other text, on average by +0.1 standard errors in 24 probes"
+        )
+        said = f"{found.name} ({found.key[:8]})"
+        status.sentence = f"Suspended: {said}, because {found.suspended}. 4 learners training."
+    return made
+
+
+def liar() -> list[Frame]:
+    """Four established learners, one of which points elsewhere, and a fifth that is new."""
+    trusts = ((0.34, 0.31), (0.33, 0.28), (0.24, 0.19), (0.0, -0.27), (0.09, 0.24))
+    made = []
+    for second in range(5):
+        one = frame(second)
+        status = one.statuses[0]
+        assert isinstance(status, SyncerStatus)
+        step = status.swarm.global_step
+        peers = [peer(at, step, share=share, direction=d) for at, (share, d) in enumerate(trusts)]
+        peers[3].trust, peers[3].doubted, peers[3].clipped = 0.0, 41, 44
+        peers[4].is_new, peers[4].merges = True, 3
+        for shown, (probes, contrast) in zip(peers, PROBED, strict=True):
+            shown.probes, shown.contrast, shown.evidence = probes, contrast, 0.0
+            shown.standing = "established"
+        peers[3].standing, peers[4].standing = "doubted", "new"
+        said = f"{peers[3].name} ({peers[3].key[:8]})"
+        status.peers = peers
+        status.sentence = (
+            f"Not counted, because their pushes point elsewhere: {said}. 5 learners training."
+        )
+        made.append(one)
+    return made
+
+
 RECORDINGS = {
     "healthy": healthy,
     "leader-silent": leader_silent,
@@ -576,6 +624,8 @@ RECORDINGS = {
     "two-here": two_here,
     "witness-alone": witness_alone,
     "left": left,
+    "liar": liar,
+    "copier": copier,
 }
 
 

@@ -42,6 +42,8 @@ def _strategy(info: inspect.Type) -> st.SearchStrategy[Any]:
             return _strategy(inner)
         case inspect.VarTupleType(item_type=item, min_length=least):
             return _several(item, least or 0).map(tuple)
+        case inspect.TupleType(item_types=items):
+            return st.tuples(*map(_strategy, items))
         case inspect.ListType(item_type=item, min_length=least):
             return _several(item, least or 0)
         case inspect.DictType(key_type=key, value_type=value):
@@ -62,6 +64,8 @@ def _scalars(info: inspect.Type) -> st.SearchStrategy[Any]:
             return st.integers(low if low is not None else 0, high if high is not None else 2**62)
         case inspect.FloatType():
             return _floats(info)
+        case inspect.StrType(pattern=str(pattern)):
+            return st.from_regex(pattern, fullmatch=True)
         case inspect.StrType(min_length=least, max_length=most):
             return st.text(min_size=least or 0, max_size=min(most or 8, 8))
         case inspect.BytesType(min_length=least, max_length=most):

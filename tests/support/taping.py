@@ -12,11 +12,17 @@ from simulator.scenarios.swarm import Swarm, build_swarm
 
 
 def record_swarm(
-    folder: Path, seed: int, *, syncers: int = 1, until_s: float = 60.0, mib_max: int = 64
+    folder: Path,
+    seed: int,
+    *,
+    syncers: int = 1,
+    until_s: float = 60.0,
+    mib_max: int = 64,
+    **choices: object,
 ) -> Swarm:
     """A simulated swarm, its syncers' tapes in `folder`; the first syncer is away for a while."""
     tape = SwarmTape(folder, mib_max=mib_max)
-    swarm = build_swarm(seed, syncers=syncers, tape=tape.of)
+    swarm = build_swarm(seed, syncers=syncers, tape=tape.of, **choices)
     first = swarm.syncers[0]
     swarm.world.at(0.5 * until_s, first.crash)
     swarm.world.at(0.5 * until_s + 3.0, first.boot)

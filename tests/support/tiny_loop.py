@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from node.trainer.loop import InnerLoop, make_accelerator
+from node.trainer.decoder import decoder_loop
+from node.trainer.loop import make_accelerator
 from node.trainer.model import build_model, describe_model
 from node.trainer.text.reader import BlockReader
 from protocol.project import Genesis
@@ -31,12 +32,14 @@ class Repeating:
         return (first + np.arange(33)) % 257
 
 
-def make_loop(source=None, *, inner=INNER, seed=11, blocks=100, block_sequences=4, **options):
+def make_loop(
+    source=None, *, inner=INNER, seed=11, blocks=100, block_sequences=4, model=None, **options
+):
     reader = BlockReader(source or Repeating(), block_sequences=block_sequences)
     reader.append(((0, blocks),))
-    model = build_model(GENESIS.model, seed=seed)
-    return InnerLoop(model, reader, inner, accelerator=make_accelerator("cpu"), **options)
+    model = model or build_model(GENESIS.model, seed=seed)
+    return decoder_loop(model, reader, inner, accelerator=make_accelerator("cpu"), **options)
 
 
 def weights_of(loop):
-    return torch.cat([one.detach().flatten().clone() for one in loop.model.parameters()])
+    return torch.cat([one.detach().flatten().clone() for one in loop.trainer.model.parameters()])

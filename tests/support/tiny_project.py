@@ -10,7 +10,18 @@ import msgspec
 from node.trainer.link.messages import Configure
 from node.trainer.model import describe_model
 from node.trainer.text.corpus import describe_corpus
-from protocol.project import DataSpec, Genesis, InnerSpec, encode
+from protocol.project import (
+    Charter,
+    DataSpec,
+    Genesis,
+    InnerSpec,
+    LimitSpec,
+    OuterSpec,
+    RoundSpec,
+    Voter,
+    encode,
+    project_id,
+)
 
 SEQUENCE_TOKENS = 32
 BLOCK_SEQUENCES = 6
@@ -82,6 +93,25 @@ def tiny_genesis(folder: Path) -> Genesis:
         seed=11,
         strategy="balanced",
         fragments=FRAGMENTS,
+    )
+
+
+def tiny_charter(
+    genesis: Genesis, *, steps: int, outer: OuterSpec, grace_safety: float, pace_share: float
+) -> Charter:
+    """For runs in virtual time: int4, H = 6, K = 1, and tokens for so many local steps in all."""
+    tokens = steps * INNER.batch_sequences * SEQUENCE_TOKENS
+    return Charter(
+        project=project_id(encode(genesis)),
+        revision=1,
+        voters=(Voter(bytes([1]) * 32, "syncer", 50),),
+        banned=(),
+        inner=INNER,
+        outer=outer,
+        rounds=RoundSpec(
+            6, 2, 1, grace_safety, pace_share, 20.0, 20.0, "overwrite", "int4", "int4"
+        ),
+        limits=LimitSpec(tokens, 16, 10**6, 8, 60.0, 64),
     )
 
 

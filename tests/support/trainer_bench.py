@@ -36,13 +36,15 @@ BLOCKS = 40
 class Bench:
     """A learner's trainer port, with weights, and everything that it noted."""
 
-    def __init__(self, genesis, folder, pool, *, blocks=BLOCKS, micro_batch=2, ranks=1):
+    def __init__(
+        self, genesis, folder, pool, *, blocks=BLOCKS, micro_batch=2, ranks=1, weights=None
+    ):
         self.genesis, self.folder, self.micro_batch = genesis, folder, micro_batch
         self.notes = []
         self.changed = asyncio.Event()
         self.bank = FragmentBank(layout_of(genesis), BlobStore(clock=lambda: 0.0))
         self.bank.charter = project().charter
-        for fragment, theta in enumerate(initial_weights(genesis)):
+        for fragment, theta in enumerate(weights or initial_weights(genesis)):
             momentum = np.zeros_like(theta)
             state = state_manifests(theta, momentum).digests
             self.bank.install(fragment, 0, state, theta, momentum)

@@ -12,7 +12,7 @@ import aiohttp
 import psutil
 import pytest
 
-from host.addresses import claim_port
+from host.addresses import steady_port
 from tests.support import recordings
 
 
@@ -50,7 +50,7 @@ def test_the_screen_runs_for_a_browser(tmp_path):
 @pytest.mark.net
 def test_what_a_browser_looks_at_ends_with_the_server(tmp_path):
     tape = recordings.write(tmp_path / "tape", recordings.healthy(3))
-    port = claim_port("127.0.0.1", 0)
+    port = steady_port("127.0.0.1")
     command = [sys.executable, "-m", "shoal", "tui", "--replay", str(tape)]
     server = subprocess.Popen(
         [*command, "--serve", "--port", str(port)],

@@ -30,8 +30,10 @@ def _universal_time(monkeypatch):
         ("election", 35, "1", (80, 24)),
         ("two-here", 4, "5", (200, 60)),
         ("left", 4, "2", (120, 34)),
+        ("liar", 4, "5", (120, 50)),
+        ("copier", 4, "5", (120, 50)),
     ],
-    ids=["voters", "no-leader", "voters-wide", "left"],
+    ids=["voters", "no-leader", "voters-wide", "left", "trust", "suspended"],
 )
 def test_an_election_looks_as_it_did(snap_compare, recording, place, keys, size):
     app = ShoalApp(Staged(recordings.RECORDINGS[recording]()[: place + 1]))

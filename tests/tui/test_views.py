@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from protocol.status import ContributorRow, GuestStatus
+from protocol.status import ContributorRow, GuestStatus, SampleStatus
 from tests.support import recordings
 from tests.support.choices import spread
 from tests.support.screens import screen_lines, screen_text
@@ -218,6 +218,45 @@ def test_the_syncer_view_shows_the_election():
     assert "none for 7 s" in view_text("election", place=12)
     assert "stands for election after 3.1 s more silence" in view_text("standby")
     assert "rounds" not in view_text("standby")
+
+
+def test_the_syncer_view_says_what_each_learner_s_pushes_are_worth():
+    text = view_text("liar")
+    assert "1 of 5 doubted" in text
+    lines = {name: line for line in text.splitlines() for name in recordings.NAMES if name in line}
+    counted = [squeezed(lines[name]) for name in recordings.NAMES[:5]]
+    assert counted[0].endswith("34%0+0.3131+2.2countsinfull│")
+    assert counted[3].endswith("0%44-0.276+1.1doesnotcount│")
+    assert counted[4].endswith("9%0+0.242+1.6new,countslittle│")
+    # Who counts least stands first.
+    assert min(lines, key=text[text.index("doubted") :].index) == recordings.NAMES[3]
+    assert "direction" not in view_text("healthy")
+
+
+def test_who_is_suspended_is_named_with_what_was_measured():
+    text = view_text("copier")
+    name = recordings.NAMES[3]
+    assert "1 of 5 suspended" in text
+    (line,) = [one for one in text.splitlines() if name in one and "+0.30" in one]
+    assert squeezed(line).endswith("24+0.1suspended│")
+    assert f"{name}: 3 of 4 learners that probed its pushes" in " ".join(text.split())
+    scene = Scene(frame=recordings.copier()[-1], history=History())
+    level, sentence = judge(scene)
+    assert level == "CARE"
+    assert f"Suspended: {name}" in sentence
+    assert "3 of 4 learners that probed" in sentence
+
+
+def test_a_suspended_learner_reads_so():
+    told = recordings.learner(900, suspended="others say so", sentence="Suspended: others say so.")
+    frame = Frame(at_s=recordings.START_S, statuses=(told,))
+    assert judge(Scene(frame=frame, history=History())) == ("CARE", "Suspended: others say so.")
+
+
+def test_a_learner_that_does_not_count_is_no_good_news():
+    told = recordings.learner(900, trust=0.0)
+    frame = Frame(at_s=recordings.START_S, statuses=(told,))
+    assert judge(Scene(frame=frame, history=History())).level == "CARE"
 
 
 def test_daemons_of_this_machine_go_by_their_names():
@@ -454,3 +493,25 @@ def test_the_contribution_view_counts_by_the_ledger_also_who_left():
     assert "\x1b" not in told
     other = contribution.details(now, leader.peers[1].key, 76)
     assert "has nothing" in other[0].plain
+
+
+def test_a_younger_history_is_trouble_at_the_syncer_and_at_learners():
+    said = "This store is younger than the swarm. shoal project reset-seat"
+    node = recordings.learner(900, younger=said, sentence=said, state="adrift")
+    for status in (recordings.syncer(0, [], phase="stopped", sentence=said), node):
+        frame = Frame(at_s=recordings.START_S, statuses=(status,))
+        level, sentence = judge(Scene(frame=frame, history=History()))
+        assert level == "TROUBLE"
+        assert sentence.startswith(said)
+
+
+@pytest.mark.parametrize("width", [78, 120])
+def test_this_node_shows_what_the_model_wrote(width):
+    sample = SampleStatus("the", "sea\x1b[2J " * 50, 412, 1.7e9)
+    made = this_node.render(node_scene(recordings.guest(), sample=sample), width, 40)
+    assert max(line.cell_len for line in made) <= width
+    text = "\n".join(line.plain for line in made)
+    assert "sample" in text
+    assert "“the” → “sea?[2J sea?[2J" in text
+    without = this_node.render(node_scene(recordings.guest()), width, 40)
+    assert "sample" not in "\n".join(line.plain for line in without)

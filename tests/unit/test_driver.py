@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from collections import deque
 
 import pytest
@@ -29,7 +31,7 @@ from protocol.machine import (
 )
 from protocol.messages import Alive
 
-PEER = b"p" * 32
+PEER, OTHER = b"p" * 32, b"o" * 32
 ONCE_S = 5.0
 """Nothing here takes time: whatever lasts so long hangs."""
 
@@ -37,8 +39,9 @@ ONCE_S = 5.0
 class Stream:
     """A control stream that gives these frames and then ends, by itself or when it is closed."""
 
-    def __init__(self, *frames, stays=True, error=None):
-        self.peer = PEER
+    def __init__(self, *frames, stays=True, error=None, peer=PEER):
+        self.peer = peer
+        self.address = "/ip6/2001:db8::7/tcp/4100"
         self.frames = deque(frames)
         self.error = error or PeerUnreachable("the stream ended")
         self.ended = asyncio.Event()
@@ -111,13 +114,14 @@ async def fail_over_job(job):
     return Failed("as wanted")
 
 
-def driven(machine, network=None, act=lambda action: None):
+def driven(machine, network=None, act=lambda action: None, **more):
     return Driver(
         machine,
         network or Network(),
         run_job=fail_over_job,
         act=act,
         on_fact=lambda fact: None,
+        **more,
     )
 
 
@@ -284,6 +288,56 @@ def test_a_stream_that_ends_is_told_exactly_once(error, is_replaced):
         return seen
 
     assert run(work) == [Started, PeerUp, PeerDown, *[PeerUp] * is_replaced]
+
+
+def test_a_machine_hears_where_a_peer_comes_from():
+    async def work():
+        machine, network = Machine(), Network()
+        driver = driven(machine, network)
+        running = asyncio.create_task(driver.run())
+        await asyncio.sleep(0)
+        stream = Stream(stays=False)
+        with contextlib.suppress(PeerUnreachable):
+            await network.accept(stream)
+        driver.take(StopAsked("done"))
+        await running
+        return [event for event in machine.seen if isinstance(event, PeerUp)]
+
+    assert run(work) == [PeerUp(PEER, "2001:db8::/64")]
+
+
+def talk(streams, **more):
+    """Who said something in which order, until nobody who is read says more."""
+
+    async def work():
+        machine, network = Machine(), Network()
+        driver = driven(machine, network, **more)
+        running = asyncio.create_task(driver.run())
+        await asyncio.sleep(0)
+        reading = [asyncio.create_task(network.accept(stream)) for stream in streams]
+        for _ in range(10 * sum(len(stream.frames) for stream in streams)):
+            await asyncio.sleep(0)
+        driver.take(StopAsked("done"))
+        await running
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
+        return [event.peer for event in machine.seen if isinstance(event, Received)]
+
+    return run(work)
+
+
+def test_everybody_has_a_turn_between_two_messages_of_one_peer():
+    said = talk([Stream(*[ALIVE] * 50), Stream(*[ALIVE] * 3, peer=OTHER)])
+    assert said.count(PEER) == 50
+    assert said[:6] == [PEER, OTHER] * 3
+
+
+def test_a_peer_that_took_more_than_its_share_of_the_loop_is_not_read_for_a_while():
+    clock = itertools.count(step=1000.0)  # So long does each message take.
+    streams = [Stream(*[ALIVE] * 5), Stream(*[ALIVE] * 5, peer=OTHER)]
+    said = talk(streams, cpu_s=lambda: next(clock), has_vote=lambda peer: peer == OTHER)
+    assert said == [PEER, *[OTHER] * 5]
 
 
 def test_a_stream_whose_task_is_cancelled_is_told():

@@ -7,6 +7,7 @@ import re
 from typing import Literal, NamedTuple
 
 from protocol import limits
+from protocol.standing import DOUBTED_BELOW
 from protocol.status import (
     DaemonStatus,
     NodeStatus,
@@ -76,6 +77,8 @@ def judge(scene: Scene) -> Verdict:
 def _own(scene: Scene, status: DaemonStatus) -> Verdict:
     """The verdict on a daemon that answers."""
     match status:
+        case SyncerStatus(phase="stopped"):
+            return Verdict("TROUBLE", fmt.clean(status.sentence, CHARS_MAX))
         case SyncerStatus():
             return _syncer(scene, status)
         case WitnessStatus():
@@ -140,7 +143,8 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
     problems = _electorate(scene, status.seat)
     worst: Level = "WELL" if _WELL.match(said) and not problems else "CARE"
     if "paused" in said.split(":")[0]:
-        worst = "TROUBLE"
+        pause = status.swarm.pause
+        worst = "CARE" if pause is not None and pause.goes_back else "TROUBLE"
     if said.startswith(_NOBODY):
         worst = _at_rest(status, worst)
         said += _why_here(scene)
@@ -246,7 +250,7 @@ def _standby(scene: Scene, status: SyncerStatus, seat: SeatStatus, said: str) ->
         return Verdict("CARE", _leader_lost(scene, seat))
     problems = _electorate(scene, seat)
     level: Level = "PAUSED" if seat.is_drained else "WELL"
-    if problems or (seat.leader_heard_s or 0.0) >= LEADER_QUIET_S:
+    if problems or status.swarm.pause is not None or (seat.leader_heard_s or 0.0) >= LEADER_QUIET_S:
         level = "CARE"
     leader = fmt.clean(seat.leader, 64)[: election.KEY_CHARS]
     named = said.replace(f"for {leader}", f"for {election.name(seat.leader, scene.names)}", 1)
@@ -333,7 +337,11 @@ def _node(status: NodeStatus) -> Verdict:
         if "not heard for" not in said and "last heard" not in said:
             tail = "; looking for a newly elected one" if status.state == "training" else ""
             said = f"{said} The syncer has been silent for {fmt.whole(unheard_s)}{tail}."
-    if "stopped" in said and level == "START":
+    if status.state == "training" and status.trust < DOUBTED_BELOW and level == "WELL":
+        level = "CARE"
+    if status.suspended and level in ("WELL", "CARE"):
+        level = "CARE"
+    if status.younger or ("stopped" in said and level == "START"):
         level = "TROUBLE"
     if status.network.state not in ("up", "") and level == "WELL":
         level = "CARE"

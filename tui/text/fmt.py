@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from protocol import limits
 from protocol.status import ReceiptStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -87,8 +88,10 @@ def percent(share: float) -> str:
 
 
 def loss(value: float | None) -> str:
-    """Three decimals, or a dash where there is no reading."""
-    return "–" if value is None else f"{value:.3f}"
+    """Three decimals, or a dash where there is no reading; the bound stands for no number."""
+    if value is None:
+        return "–"
+    return "beyond measure" if value >= limits.LOSS_MAX else f"{value:.3f}"
 
 
 def plural(number: int, noun: str, many: str | None = None) -> str:

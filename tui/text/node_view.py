@@ -27,11 +27,13 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[status_rows.R
         ("state", state),
         ("progress", status_rows.progress(status.project, status.swarm, tokens_per_s)),
         ("held-out", status_rows.heldout(status.swarm)),
+        ("guard", status_rows.guard(status.swarm)),
         ("syncer", status_rows.link(status)),
         ("weights", _weights(status)),
         ("trainer", _trainer(status)),
         ("speed", _speed(status)),
         ("loss", status_rows.loss(status)),
+        ("sample", status_rows.sample(status)),
         ("machine", owner_limits.machine(status.guest) if status.guest else ""),
         ("limits", owner_limits.summary(status.guest) if status.guest else ""),
         ("pushes", status_rows.pushes(status)),
@@ -103,6 +105,10 @@ def _speed(status: NodeStatus) -> str:
 
 
 def _measured(status: NodeStatus) -> str:
-    if not status.evaluations:
-        return ""
-    return f"held-out loss of {fmt.plural(status.evaluations, 'checkpoint')} for the swarm"
+    done = []
+    if status.evaluations:
+        done.append(f"held-out loss of {fmt.plural(status.evaluations, 'checkpoint')}")
+    if status.probes:
+        pushes = fmt.plural(status.probes, "push", "pushes")
+        done.append(f"effect of {pushes} of other learners on the loss")
+    return f"{', '.join(done)}, for the swarm" if done else ""

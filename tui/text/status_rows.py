@@ -13,6 +13,7 @@ from protocol.status import (
     DaemonStatus,
     NetworkStatus,
     NodeStatus,
+    PeerRow,
     ProjectStatus,
     Status,
     SwarmStatus,
@@ -23,6 +24,7 @@ from tui.text import fmt
 
 BAR_CELLS = 16
 SPARK_CELLS = 24
+WORDS_CHARS = 400
 Row = tuple[str, str | Text]
 
 STATE_STYLES = {
@@ -108,8 +110,36 @@ def heldout(swarm: SwarmStatus) -> str:
     if swarm.best_loss is not None:
         line += f", best {fmt.loss(swarm.best_loss)}"
         if swarm.best_checkpoint is not None:
-            line += f" (checkpoint {swarm.best_checkpoint})"
+            by = f", {fmt.clean(swarm.best_measured, 200)}" if swarm.best_measured else ""
+            line += f" (checkpoint {swarm.best_checkpoint}{by})"
     return f"{line}  {fmt.sparkline(losses, SPARK_CELLS)}".rstrip()
+
+
+def guard(swarm: SwarmStatus) -> str:
+    """Whether the guard pauses merging, or above which held-out loss it would act; and where it
+    last went back by itself."""
+    pause, restored = swarm.pause, swarm.restored
+    if pause is not None:
+        then = "; the guard goes back to it by itself" if pause.goes_back else ""
+        return (
+            f"merging is paused: held-out loss {fmt.loss(pause.loss)}, best "
+            f"{fmt.loss(pause.best_loss)} at global step {pause.best_global_step:,}{then}"
+        )
+    if swarm.is_ended:
+        return ""
+    lines = [_guard_rule(swarm)]
+    if restored is not None:
+        lines.append(fmt.clean(restored.words[:1].lower() + restored.words[1:], WORDS_CHARS))
+    return "; ".join(line for line in lines if line)
+
+
+def _guard_rule(swarm: SwarmStatus) -> str:
+    if swarm.guard == "off":
+        return ""
+    if swarm.guard_above is None:
+        return "compares held-out losses once there are a few"
+    acts = "goes back to the best checkpoint" if swarm.guard == "restore" else "pauses merging"
+    return f"{acts} if the held-out loss exceeds {fmt.loss(swarm.guard_above)}"
 
 
 def network(status: NetworkStatus) -> str:
@@ -150,6 +180,17 @@ def reached(status: NetworkStatus) -> str:
     if status.split:
         parts.append(fmt.clean(status.split, 300))
     return " · ".join(parts)
+
+
+def counts(peer: PeerRow) -> str:
+    """How far a learner's pushes count, in words."""
+    if peer.standing == "suspended":
+        return "suspended"
+    if not peer.trust:
+        return "does not count"
+    if peer.trust < 1:
+        return f"counts {fmt.percent(peer.trust)}"
+    return "new, counts little" if peer.is_new else "counts in full"
 
 
 def wire(status: NodeStatus | SyncerStatus) -> str:
@@ -224,6 +265,15 @@ def discarded(status: NodeStatus) -> str:
     if status.lost_steps:
         thrown.append(f"{fmt.plural(status.lost_steps, 'local step')} lost with a trainer")
     return ", ".join(thrown) or "nothing"
+
+
+def sample(status: NodeStatus) -> str:
+    """What the model wrote lately, if its owner wants to see that."""
+    one = status.sample
+    if one is None:
+        return ""
+    said, written = (fmt.clean(text.replace("\n", " "), 400) for text in (one.prompt, one.text))
+    return f"“{said}” → “{written}” (global step {one.global_step:,})"
 
 
 def means(status: SyncerStatus) -> str:

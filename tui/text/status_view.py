@@ -40,11 +40,19 @@ def render(
     return Group(*parts) if parts else Text(NOBODY)
 
 
+NEEDED = {
+    "invite": "\na newcomer needs an invite in it: shoal project invite",
+    "list": "\na newcomer must be listed: shoal project allow KEY PROJECT",
+}
+"""By admission rule."""
+
+
 def invitations(statuses: Sequence[DaemonStatus]) -> list[str]:
     """The command that joins each syncer's project, to be printed unwrapped, so that it can be
-    copied whole."""
+    copied whole; and below it what a newcomer needs besides."""
     return [
         f"shoal join {fmt.clean(status.join_link, LINK_CHARS_MAX)}"
+        + NEEDED.get(status.project.admission, "")
         for status in statuses
         if isinstance(status, SyncerStatus) and status.join_link
     ]

@@ -77,6 +77,7 @@ def _facts(
         *_seat(status, names),
         ("progress", status_rows.progress(project, swarm, tokens_per_s)),
         ("held-out", status_rows.heldout(swarm)),
+        ("guard", status_rows.guard(swarm)),
         ("merges", merges),
         ("on average", status_rows.means(status)),
         ("quorum", _quorum(status) if leads(status) else ""),

@@ -10,7 +10,7 @@ from rich.text import Text
 from protocol.status import PeerRow
 from tui.filters import matches
 from tui.frames.scene import Scene
-from tui.text import election, fmt, layout
+from tui.text import election, fmt, layout, status_rows
 from tui.text.election import LOST, leads
 from tui.text.theme import Paint
 from tui.views.roster import Column
@@ -234,9 +234,12 @@ def _trust(peer: PeerRow) -> str:
     """How far its pushes count, and why."""
     if peer.direction is None:
         return "counts in full; nothing was compared yet"
-    how = "does not count" if not peer.trust else f"counts {100 * peer.trust:.0f} %"
     doubted = f", doubted in {fmt.plural(peer.doubted, 'merge')}" if peer.doubted else ""
-    return f"{how}; its pushes point {peer.direction:+.2f} along the others'{doubted}"
+    taken = f", {fmt.count(peer.taken_back)} tokens taken back" if peer.taken_back else ""
+    return (
+        f"{status_rows.counts(peer)}; its pushes point {peer.direction:+.2f} along the others'"
+        f"{doubted}{taken}"
+    )
 
 
 def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:

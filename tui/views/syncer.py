@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from rich.text import Text
 
-from protocol.status import SeatStatus, SyncerStatus, WitnessStatus
+from protocol.status import PeerRow, SeatStatus, SyncerStatus, WitnessStatus
 from tui.frames.scene import Scene
 from tui.text import election, fmt, layout, snapshots, status_rows
 from tui.text.election import leads
@@ -16,14 +18,27 @@ TWO_COLUMNS = 110
 TABLE_CELLS = 72
 """The table of voters with names of this machine."""
 
-VOTER_COLUMNS = (
+Column = tuple[str, int, bool]
+"""Title, cells, and whether it stands at the right."""
+
+VOTER_COLUMNS: Sequence[Column] = (
     ("role", 7, False),
     ("prio", 4, True),
     ("state", 11, False),
     ("heard", 9, True),
     ("behind", 7, True),
 )
-"""Title, cells, and whether it stands at the right."""
+
+TRUST_COLUMNS: Sequence[Column] = (
+    ("share", 6, True),
+    ("clipped", 7, True),
+    ("direction", 9, True),
+    ("probes", 11, True),
+    ("counts", 18, False),
+)
+
+TRUST_LINES_MAX = 12
+"""Learners that are shown: those that count least."""
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
@@ -56,6 +71,8 @@ def _boxes(
         return left, _box("log and wire", _witness(scene, voter), right_width, scene)
     if leads(voter):
         left += _box("rounds", _rounds(scene, voter), left_width, scene)
+    if any(peer.direction is not None or peer.probes for peer in voter.peers):
+        left += _trust(voter, left_width, scene.paint)
     right = _box("checkpoints", _checkpoints(voter), right_width, scene)
     right += _box("pushes and wire", _traffic(scene, voter), right_width, scene)
     right += _box("program", _program(scene, voter), right_width, scene)
@@ -160,22 +177,14 @@ def _standbys(seat: SeatStatus, paint: Paint) -> Text:
 
 def voters(seat: SeatStatus, names: election.Names, width: int, paint: Paint) -> list[Text]:
     """A line for each voter, and one more where it has a trouble to tell."""
-    rest = sum(cells + 1 for _, cells, is_right in VOTER_COLUMNS)
-    first = min(max(width - rest, 12), 28)
-    head = [layout.fit_plain("voter", first)]
-    head += [layout.fit_plain(name, cells, is_right=at) for name, cells, at in VOTER_COLUMNS]
-    made = [Text(" ".join(head).rstrip(), style=paint.quiet)]
+    made = [_line("voter", VOTER_COLUMNS, [title for title, _, _ in VOTER_COLUMNS], width)]
+    made[0].stylize(paint.quiet)
     for row in seat.voters:
         state = election.voter_state(row)
         name = election.name(row.key, names) + (" (this)" if row.is_self else "")
         heard = "–" if row.heard_s is None else fmt.ago(row.heard_s)
         cells = (row.role, f"{row.priority}", state, heard, election.lag(row))
-        line = Text(layout.fit_plain(name, first))
-        for (title, wide, at), value in zip(VOTER_COLUMNS, cells, strict=True):
-            style = paint.state(state) if title == "state" else ""
-            line.append(" ")
-            line.append(layout.fit_plain(fmt.clean(value, 40), wide, is_right=at), style=style)
-        made.append(line)
+        made.append(_line(name, VOTER_COLUMNS, cells, width, {"state": paint.state(state)}))
         if row.trouble:
             told = Text(fmt.clean(row.trouble, 400), style=paint.warn)
             for part in layout.wrap(told, width - 2):
@@ -183,6 +192,81 @@ def voters(seat: SeatStatus, names: election.Names, width: int, paint: Paint) ->
                 indented.append_text(part)
                 made.append(indented)
     return made
+
+
+def _line(
+    name: str,
+    columns: Sequence[Column],
+    cells: Sequence[str],
+    width: int,
+    styles: Mapping[str, str] | None = None,
+) -> Text:
+    """A line of a table: a name in what room is left, then a cell for each column.
+
+    styles: of cells, by the title of their column.
+    """
+    rest = sum(wide + 1 for _, wide, _ in columns)
+    line = Text(layout.fit_plain(fmt.clean(name, 40), min(max(width - rest, 12), 28)))
+    for (title, wide, at), value in zip(columns, cells, strict=True):
+        fitted = layout.fit_plain(fmt.clean(value, 40), wide, is_right=at)
+        line.append(" ").append(fitted, style=(styles or {}).get(title, ""))
+    line.rstrip()
+    return line
+
+
+def _trust(status: SyncerStatus, width: int, paint: Paint) -> list[Text]:
+    """A line for each learner, those that count least first: what its pushes are worth, and why."""
+    peers = sorted(status.peers, key=lambda peer: (peer.trust, peer.name, peer.key))
+    lines = [_line("learner", TRUST_COLUMNS, [title for title, _, _ in TRUST_COLUMNS], width - 4)]
+    lines[0].stylize(paint.quiet)
+    for peer in peers[:TRUST_LINES_MAX]:
+        styles = {"counts": _trust_style(peer, paint)}
+        lines.append(_line(peer.name, TRUST_COLUMNS, _trust_cells(peer), width - 4, styles))
+    left = len(peers) - TRUST_LINES_MAX
+    if left > 0:
+        lines.append(Text(f"… {left:,} more", style=paint.quiet))
+    doubted = sum(peer.trust < 1 for peer in peers)
+    lines += _suspended(peers, width - 4, paint)
+    note = f"{doubted:,} of {len(peers):,} doubted" if doubted else "all count"
+    suspended = sum(peer.standing == "suspended" for peer in peers)
+    if suspended:
+        note = f"{suspended:,} of {len(peers):,} suspended" + (
+            f", {doubted - suspended:,} doubted" if doubted > suspended else ""
+        )
+    return layout.panel("trust", lines, width, paint, note=note)
+
+
+def _suspended(peers: Sequence[PeerRow], width: int, paint: Paint) -> list[Text]:
+    """Below the table: who is suspended, and why."""
+    made: list[Text] = []
+    for peer in peers[:TRUST_LINES_MAX]:
+        if peer.suspended:
+            said = f"{fmt.clean(peer.name, 20)}: {fmt.clean(peer.suspended, 300)}"
+            made += layout.wrap(Text(said, style=paint.bad), width)
+    return made
+
+
+def _trust_cells(peer: PeerRow) -> tuple[str, ...]:
+    return (
+        "–" if peer.share is None else fmt.percent(peer.share),
+        f"{peer.clipped:,}",
+        "–" if peer.direction is None else f"{peer.direction:+.2f}",
+        _probes(peer),
+        status_rows.counts(peer),
+    )
+
+
+def _probes(peer: PeerRow) -> str:
+    """How many pushes of it were probed, and what they gained on their own text."""
+    if not peer.probes:
+        return "–"
+    return f"{peer.probes:,}" + ("" if peer.contrast is None else f" {peer.contrast:+.1f}")
+
+
+def _trust_style(peer: PeerRow, paint: Paint) -> str:
+    if peer.trust < 1:
+        return paint.bad if not peer.trust else paint.warn
+    return paint.quiet if peer.is_new else ""
 
 
 def _witness(scene: Scene, status: WitnessStatus) -> list[Pair]:
@@ -227,12 +311,15 @@ def _checkpoints(status: SyncerStatus) -> list[Pair]:
     swarm = status.swarm
     best = "none evaluated yet"
     if swarm.best_checkpoint is not None:
-        best = f"at global step {swarm.best_checkpoint:,}, loss {fmt.loss(swarm.best_loss)}"
+        step = swarm.best_global_step
+        when = f", at global step {step:,}" if step is not None else ""
+        best = f"checkpoint {swarm.best_checkpoint:,}{when}, loss {fmt.loss(swarm.best_loss)}"
     last = f"at global step {swarm.curve[-1][0]:,}" if swarm.curve else "none yet"
     return [
         ("evaluated", f"{last}, {fmt.plural(len(swarm.curve), 'measurement')}"),
         ("best", best),
         ("held-out", status_rows.heldout(swarm)),
+        ("guard", status_rows.guard(swarm)),
         ("kept in", fmt.clean(status.checkpoint_dir, 300)),
         ("snapshot", snapshots.last(status.snapshots)),
         ("restored", snapshots.restored(status.snapshots)),

@@ -90,6 +90,7 @@ def _trainer(node: NodeStatus) -> list[Pair]:
         ("speed", speed),
         ("goodput", "" if node.goodput is None else fmt.percent(node.goodput)),
         ("loss", status_rows.loss(node)),
+        ("sample", status_rows.sample(node)),
         ("steps", f"{node.local_step:,} local steps, {fmt.count(node.tokens)} tokens"),
     ]
 
@@ -102,6 +103,7 @@ def _weights(node: NodeStatus) -> list[Pair]:
         ("weights", f"{held} held, {status_rows.lag(node)}"),
         ("fetched", fetched),
         ("held-out", status_rows.heldout(node.swarm)),
+        ("guard", status_rows.guard(node.swarm)),
     ]
 
 

@@ -53,6 +53,13 @@ class BlockingEnd(Generic[M]):
             self._ahead.append(command)
         return command
 
+    def peek(self) -> M | None:
+        """The message whose turn is next, left for its turn; None if none has come.
+
+        LinkClosed at end of file.
+        """
+        return self._ahead[0] if self._ahead else self.glance(0.0)
+
     def _next(self, timeout_s: float | None) -> M | None:
         while True:
             body = self._reader.next_frame()

@@ -24,6 +24,7 @@ from msgspec import Meta, Struct
 from protocol import decoders, limits
 from protocol.errors import InternalError, ShoalError
 from protocol.ids import Count
+from protocol.messages import Gain, SequencePlaces
 
 FRAME_BYTES_MAX: Final = limits.GENESIS_BYTES_MAX + (64 << 10)
 """A genesis travels inside `Configure`; every other message is far smaller."""
@@ -93,6 +94,9 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     """Processes that train as one, a device each; `device` may then name several, with commas."""
     compiles: bool = False
     """Whether torch compiles the model, where it can."""
+    trainer: str = ""
+    """Training code of the owner of this machine, `package.module:Class`; empty for the project's,
+    or Shoal's own."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):
@@ -176,6 +180,22 @@ class Evaluate(Struct, frozen=True, array_like=True, tag=True):
     sequences: Annotated[int, Meta(ge=1)]
 
 
+class MeasureGain(Struct, frozen=True, array_like=True, tag=True):
+    """What other values of one fragment do to the loss of two texts, of the model in the slot.
+
+    Weights in training and their random stream stay as they are. Commands that move fragments or
+    name text are carried out meanwhile. Answered by `GainMeasured`.
+    """
+
+    job: Count
+    slot: SlotId
+    """theta of every fragment in fragment order, then the other values of `fragment`."""
+    numel: Count
+    fragment: Count
+    own: SequencePlaces
+    other: SequencePlaces
+
+
 class Generate(Struct, frozen=True, array_like=True, tag=True):
     """Samples text. Answered by `Generated`."""
 
@@ -204,6 +224,8 @@ class LoopState(Struct, frozen=True, array_like=True):
     """State of the random stream on the processor."""
     device_random: bytes = b""
     """The same on the accelerator."""
+    extras: bytes = b""
+    """What training code keeps besides weights and moments."""
 
 
 class CutPart(Struct, frozen=True, array_like=True, tag=True):
@@ -275,12 +297,29 @@ Command = (
     | SetProgress
     | SetDuty
     | Evaluate
+    | MeasureGain
     | Generate
     | Begin
     | Pause
     | Resume
     | Quit
 )
+
+
+AMID: Final = (
+    OfferSlot,
+    DropSlot,
+    Assign,
+    Add,
+    Snapshot,
+    CaptureMoments,
+    CutPart,
+    Blocks,
+    DropBlocks,
+    SetProgress,
+    SetDuty,
+)
+"""Commands that do not wait until a gain is measured: they are short, and touch nothing of it."""
 
 
 # --------------------------------------------------------------------------- trainer -> daemon
@@ -299,7 +338,6 @@ class Ready(Struct, frozen=True, array_like=True, tag=True):
     """Whether this host's training split is the one that the project was signed with."""
     train_tokens: Count
     heldout_tokens: Count
-    blocks_local: Count
     startup_s: dict[str, float]
     """Seconds by phase: import, data, model, device, ranks."""
     ranks: Annotated[int, Meta(ge=1)] = 1
@@ -328,12 +366,14 @@ class Stepped(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Done(Struct, frozen=True, array_like=True, tag=True):
-    """A command that names a fragment is carried out."""
+    """A command that names a fragment is carried out, at this place in the text."""
 
     job: Count
     local_step: Count
     tokens_total: Count
     seconds: float
+    position: Count = 0
+    sequence: Count = 0
 
 
 class PartCut(Struct, frozen=True, array_like=True, tag=True):
@@ -351,12 +391,27 @@ class Suspended(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Evaluated(Struct, frozen=True, array_like=True, tag=True):
-    """Held-out loss in nats per token over `tokens` tokens; NaN if a pause cut it short."""
+    """Held-out loss in nats per token over `tokens` tokens; no number for a wrecked model."""
 
     job: Count
     loss: float
     tokens: Count
     seconds: float
+    is_cut: bool = False
+    """A pause cut it short: the loss means nothing."""
+
+
+GainTrouble = Literal["paused", "other text", "no memory", "not finite", "no losses"]
+
+
+class GainMeasured(Struct, frozen=True, array_like=True, tag=True):
+    """The gain on both texts, or why there is none."""
+
+    job: Count
+    own: Gain | None
+    other: Gain | None
+    seconds: float
+    trouble: GainTrouble | None = None
 
 
 class Generated(Struct, frozen=True, array_like=True, tag=True):
@@ -393,6 +448,7 @@ Event = (
     | PartCut
     | Suspended
     | Evaluated
+    | GainMeasured
     | Generated
     | Starved
     | Adjusted

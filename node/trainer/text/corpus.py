@@ -43,11 +43,12 @@ from blake3 import blake3
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from host.files.pinned_files import key_of
 from node.trainer.text.tokenizer import Vocabulary, load_vocabulary
 from protocol import decoders
 from protocol.errors import CorruptState, UserError
 from protocol.log.permutation import block_at
-from protocol.project import DataSpec, hub_name
+from protocol.project import DataSpec, TokenizerSpec, hub_name
 
 CACHE_FORMAT: Final = 1
 """Raised when the meaning of cached files changes."""
@@ -66,6 +67,9 @@ TRAIN_FILE: Final = "train.bin"
 HELDOUT_FILE: Final = "heldout.bin"
 FACTS_FILE: Final = "facts.json"
 
+FRACTIONS: Final = (0.05, 0.1, 0.2, 0.3, 0.5)
+"""What is suggested in place of a `heldout_frac` by which too little is held out."""
+
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Sequences = NDArray[np.int64]
 
@@ -81,6 +85,8 @@ class CorpusFacts(Struct, frozen=True):
     """2 or 4, little-endian unsigned."""
     digest: bytes
     """blake3 of the training tokens as little-endian u32, whatever the file's width."""
+    tokens_held_out_at: tuple[int, ...] = ()
+    """Tokens that each of `FRACTIONS` would hold out; nothing in caches of before."""
 
 
 class CorpusDescription(NamedTuple):
@@ -113,7 +119,7 @@ class Corpus:
         if self.facts.heldout_tokens <= spec.sequence_tokens:
             raise UserError(
                 f"The held-out text has {self.facts.heldout_tokens} tokens, one sequence needs"
-                f" {spec.sequence_tokens + 1}. Add documents, or raise heldout_frac."
+                f" {spec.sequence_tokens + 1}. {_larger(spec, self.facts)}"
             )
 
     @property
@@ -136,31 +142,53 @@ class Corpus:
         return _cut(self._heldout, 0, min(count, available), self.spec.sequence_tokens)
 
 
-def open_corpus(spec: DataSpec, *, seed: int, cache: Path) -> Corpus:
+def open_corpus(
+    spec: DataSpec, *, seed: int, cache: Path, tokenizer: TokenizerSpec | None = None
+) -> Corpus:
     """The corpus of a project, tokenised first if this host has not done so yet.
 
-    `seed` orders the blocks. Several processes may call this at once; one tokenises, the others
-    wait. UserError if the source cannot be read or is too short.
+    tokenizer: as the genesis pins it. `seed` orders the blocks. Several processes may call this at
+    once; one tokenises, the others wait. UserError if the source cannot be read or is too short.
     """
-    vocabulary = load_vocabulary(spec.tokenizer)
-    return Corpus(spec, seed=seed, folder=_filled(spec, cache, vocabulary), vocabulary=vocabulary)
+    vocabulary = load_vocabulary(spec.tokenizer, tokenizer, cache)
+    # Of a pinned one the content counts, and not where it came from.
+    name = spec.tokenizer if tokenizer is None else key_of(tokenizer).hex()
+    folder = _filled(msgspec.structs.replace(spec, tokenizer=name), cache, vocabulary)
+    return Corpus(spec, seed=seed, folder=folder, vocabulary=vocabulary)
 
 
-def describe_corpus(spec: DataSpec, *, cache: Path) -> CorpusDescription:
+def describe_corpus(
+    spec: DataSpec, *, cache: Path, tokenizer: TokenizerSpec | None = None
+) -> CorpusDescription:
     """Blocks and digest of the training split as this host sees it.
 
     The `blocks` and `digest` of `spec` are ignored: this is where they come from. UserError as for
     `open_corpus`.
     """
-    corpus = open_corpus(spec, seed=0, cache=cache)
+    corpus = open_corpus(spec, seed=0, cache=cache, tokenizer=tokenizer)
     return CorpusDescription(corpus.local_blocks, corpus.facts.digest)
 
 
 def is_heldout(text: str, heldout_frac: float) -> bool:
     """Whether a document belongs to the held-out split: a fact of its text alone."""
+    return _drawn(text) < heldout_frac * 2.0**64
+
+
+def _drawn(text: str) -> int:
+    """Of a document, as likely any number below 2 ** 64 as any other."""
     content = text.encode("utf-8", "replace")
-    drawn = blake3(content, derive_key_context=SPLIT_CONTEXT).digest(8)
-    return int.from_bytes(drawn, "big") < heldout_frac * 2.0**64
+    return int.from_bytes(blake3(content, derive_key_context=SPLIT_CONTEXT).digest(8), "big")
+
+
+def _larger(spec: DataSpec, facts: CorpusFacts) -> str:
+    """What the owner can do where too little is held out."""
+    for fraction, tokens in zip(FRACTIONS, facts.tokens_held_out_at, strict=False):
+        if fraction > spec.heldout_frac and tokens > spec.sequence_tokens:
+            return (
+                f"Set heldout_frac = {fraction:g} under [data], which holds out {tokens:,} tokens,"
+                " or add documents."
+            )
+    return "Add documents, or raise heldout_frac."
 
 
 def _cut(tokens: Tokens, first: int, count: int, length: int) -> Sequences:
@@ -258,15 +286,18 @@ def _tokenise(
     narrow = np.dtype("<u2" if token_bytes == 2 else "<u4")
     hasher = blake3(derive_key_context=CORPUS_CONTEXT)
     tokens, counted = [0, 0], [0, 0]
+    at = np.zeros(len(FRACTIONS), dtype=np.int64)
     stream = iter(documents)
     with (folder / TRAIN_FILE).open("wb") as train, (folder / HELDOUT_FILE).open("wb") as heldout:
         while batch := list(islice(stream, BATCH_DOCUMENTS)):
             for text, ids in zip(batch, vocabulary.encode(batch), strict=True):
-                side = int(is_heldout(text, spec.heldout_frac))
+                drawn = _drawn(text)
+                side = int(drawn < spec.heldout_frac * 2.0**64)
                 ended = np.append(ids, np.uint32(vocabulary.eos)).astype("<u4")
                 (train, heldout)[side].write(ended.astype(narrow).tobytes())
                 tokens[side] += ended.size
                 counted[side] += 1
+                at += [ended.size * (drawn < fraction * 2.0**64) for fraction in FRACTIONS]
                 if not side:
                     hasher.update(ended.tobytes())
         for handle in (train, heldout):
@@ -279,6 +310,7 @@ def _tokenise(
         heldout_documents=counted[1],
         token_bytes=token_bytes,
         digest=hasher.digest(),
+        tokens_held_out_at=tuple(at.tolist()),
     )
 
 

@@ -19,19 +19,28 @@ Pieces = tuple[tuple[int, int, int], ...]
 """Leased position, first sequence in its block, sequences."""
 
 
+Places = list[tuple[int, int]]
+"""Position of the permutation, and a sequence of the block there."""
+
+
 class SequenceSource(Protocol):
     """Where the sequences of a leased position come from, such as `corpus.Corpus`."""
 
     def sequences(self, position: int) -> Sequences:
-        """[block_sequences, sequence_tokens + 1] token ids."""
+        """[block_sequences, sequence_tokens + 1] token ids, or [block_sequences] numbers."""
 
 
 class BlockReader:
     """Leased positions in the order they came, read sequence by sequence."""
 
-    def __init__(self, source: SequenceSource, *, block_sequences: int) -> None:
+    def __init__(
+        self, source: SequenceSource, *, block_sequences: int, sample_tokens: int = 0
+    ) -> None:
+        """sample_tokens: what a sequence counts where its length does not say it."""
         self._source = source
         self._block_sequences = block_sequences
+        self.sample_tokens = sample_tokens
+        """Tokens that a sequence of those read last counts."""
         self._ranges: deque[tuple[int, int, int]] = deque()
         """Positions [start, stop) and the sequences of the first that are read."""
         self._block: tuple[int, Sequences] | None = None
@@ -95,7 +104,10 @@ class BlockReader:
     def read(self, pieces: Pieces) -> Sequences:
         """The sequences there, [count, sequence_tokens + 1]."""
         found = [self._read(at)[first : first + count] for at, first, count in pieces]
-        return np.concatenate(found)
+        read = np.concatenate(found)
+        if read.ndim > 1:
+            self.sample_tokens = read.shape[1] - 1
+        return read
 
     def _push(self, start: int, stop: int, first: int, *, in_front: bool = False) -> None:
         if first == self._block_sequences:
@@ -108,6 +120,23 @@ class BlockReader:
         if self._block is None or self._block[0] != position:
             self._block = (position, self._source.sequences(position))
         return self._block[1]
+
+
+def read_places(source: SequenceSource, places: Places) -> Sequences:
+    """The sequences at these places, whoever reads or has read them: [places, sequence_tokens + 1].
+
+    Memory: the answer and one block. InternalError if a block has no such sequence.
+    """
+    rows: list[Sequences | None] = [None] * len(places)
+    position, block = -1, np.empty((0, 0), np.int64)
+    for at in sorted(range(len(places)), key=lambda at: places[at]):
+        wanted, sequence = places[at]
+        if wanted != position:
+            position, block = wanted, source.sequences(wanted)
+        if sequence >= len(block):
+            raise InternalError(f"a block has no sequence {sequence}")
+        rows[at] = block[sequence].copy()  # Not a view, which would keep the whole block.
+    return np.stack([row for row in rows if row is not None])
 
 
 def part_of(pieces: Pieces, first: int, last: int) -> Pieces:

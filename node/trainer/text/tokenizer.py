@@ -1,24 +1,32 @@
 """Text to token ids and back, for the built-in byte tokenizer and for `tokenizers` files.
 
 `bytes` needs no file and no network: ids 0..255 are the UTF-8 bytes, 256 ends a document. Every
-other name is the absolute path of a `tokenizers` JSON file, or `OWNER/NAME` of a repository of the
-Hugging Face hub that has one.
+other name is `base` for that of the base model, the absolute path of a `tokenizers` JSON file, or
+`OWNER/NAME` of a repository of the Hugging Face hub that has one. A project pins the files; what
+its name stands for matters only where one was signed before that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from host.files.pinned_files import PinnedFiles
 from protocol.errors import UserError
-from protocol.project import hub_name
+from protocol.project import TokenizerSpec, hub_name
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BYTES: Final = "bytes"
 BYTES_EOS: Final = 256
+BASE: Final = "base"
+"""Names the tokenizer of the project's base model."""
+
 EOS_TEXT: Final = "<|endoftext|>"
 
 EOS_NAMES: Final = (EOS_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]", "<|eos|>")
@@ -65,27 +73,19 @@ class ByteVocabulary:
 class TokenizerVocabulary:
     """A `tokenizers` tokenizer from a JSON file or the hub."""
 
-    def __init__(self, name: str) -> None:
-        """UserError if `name` cannot be loaded or has no end-of-document token."""
-        from tokenizers import Tokenizer
+    def __init__(self, name: str, end_of_text: str | None = None) -> None:
+        """end_of_text: the token that ends a document, if it is known.
 
-        if not Path(name).is_absolute() and hub_name(name) is None:
-            raise UserError(f"There is no tokenizer {name!r}. {_WANTED}")
-        try:
-            if Path(name).is_absolute():
-                self.tokenizer = Tokenizer.from_file(name)
-            else:
-                self.tokenizer = Tokenizer.from_pretrained(name)
-        except Exception as error:  # tokenizers raises bare Exception for everything it meets.
-            raise UserError(
-                f"The tokenizer {name!r} cannot be loaded ({error}). {_WANTED}"
-            ) from error
+        UserError if `name` cannot be loaded or has no end-of-document token.
+        """
+        self.tokenizer = open_tokenizer(name)
         ids = self.tokenizer.get_vocab(with_added_tokens=True)
-        found = [one for one in EOS_NAMES if one in ids]
+        wanted = EOS_NAMES if end_of_text is None else (end_of_text,)
+        found = [one for one in wanted if one in ids]
         if not found:
             raise UserError(
                 f"The tokenizer {name!r} has none of the end-of-document tokens"
-                f" {', '.join(EOS_NAMES)}. Add one of them to the tokenizer."
+                f" {', '.join(wanted)}. Add one of them to the tokenizer."
             )
         self.eos_text = found[0]
         self.eos = ids[found[0]]
@@ -99,6 +99,37 @@ class TokenizerVocabulary:
         return str(self.tokenizer.decode([one for one in ids if one != self.eos]))
 
 
-def load_vocabulary(name: str) -> Vocabulary:
-    """The vocabulary that a project names. UserError if it cannot be loaded."""
-    return ByteVocabulary() if name == BYTES else TokenizerVocabulary(name)
+def open_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer in a file or on the hub. UserError if it cannot be loaded."""
+    from tokenizers import Tokenizer
+
+    if not Path(name).is_absolute() and hub_name(name) is None:
+        raise UserError(f"There is no tokenizer {name!r}. {_WANTED}")
+    try:
+        if Path(name).is_absolute():
+            return Tokenizer.from_file(name)
+        return Tokenizer.from_pretrained(name)
+    except Exception as error:  # tokenizers raises bare Exception for everything it meets.
+        raise UserError(f"The tokenizer {name!r} cannot be loaded ({error}). {_WANTED}") from error
+
+
+def load_vocabulary(
+    name: str, pinned: TokenizerSpec | None = None, cache: Path | None = None
+) -> Vocabulary:
+    """The vocabulary that a project names, by its pinned files if it pins them.
+
+    cache: the home's, which holds them. UserError if it cannot be loaded.
+    """
+    if name == BYTES:
+        return ByteVocabulary()
+    if pinned is None or cache is None:
+        return TokenizerVocabulary(name)
+    files = PinnedFiles(cache, pinned)
+    if missing := files.missing():
+        raise UserError(
+            f"The project's {missing[0].name} is not in {files.folder}. A learner gets it from"
+            " others as it joins; elsewhere, sign the project again or copy that folder here."
+        )
+    return TokenizerVocabulary(
+        str((files.folder / "tokenizer.json").absolute()), pinned.end_of_text
+    )

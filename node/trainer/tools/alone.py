@@ -49,12 +49,14 @@ def train_alone(
     threads: int = 1,
     device: str | None = None,
     weights: Path | None = None,
+    base: Path | None = None,
     out_weights: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> AloneResult:
     """Trains from version 0 for `steps` local steps and evaluates.
 
-    `weights` names a file with version 0; without it the seed draws it. `say` gets a line of
+    `weights` names a file with version 0; without it the seed draws it, or it is taken from the
+    project's base model in the folder `base`. `say` gets a line of
     progress now and then. UserError if model, text or device is not available.
     """
     configure = Configure(
@@ -69,9 +71,14 @@ def train_alone(
         setup = TrainerSetup(configure)
     except TrainerFailure as error:
         raise UserError(str(error)) from error
-    from node.trainer.model import initial_weights
+    from node.trainer.base_model import first_weights
 
-    fragments = files.read_fragments(weights, setup.layout) if weights else initial_weights(genesis)
+    if weights is not None:
+        fragments = files.read_fragments(weights, setup.layout)
+    elif genesis.trainer is not None:
+        fragments = setup.view.copies()  # As the seed made them.
+    else:
+        fragments = first_weights(genesis, base)
     for index, values in enumerate(fragments):
         setup.view.write(index, values)
     train_loss, seconds = _train(setup, charter, steps=steps, say=say)
@@ -111,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", help="cpu, cuda, ...; the best available if not given")
     parser.add_argument("--weights", type=Path, help="version 0; drawn from the seed if not given")
+    parser.add_argument("--from", type=Path, dest="base", help="folder of the base model")
     parser.add_argument("--out-weights", type=Path, help="where to write the trained fragments")
     given = parser.parse_args(arguments)
     if given.steps < 1 or given.threads < 1:
@@ -125,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             threads=given.threads,
             device=given.device,
             weights=given.weights,
+            base=given.base,
             out_weights=given.out_weights,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )

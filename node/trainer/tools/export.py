@@ -6,13 +6,20 @@ code of Shoal and without `trust_remote_code`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+import torch
 import transformers
+from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from host.files.pinned_files import PinnedFiles
+from node.trainer.base_model import CONFIG_FILE
 from node.trainer.model import Floats, FragmentView, build_model, layout_of
 from node.trainer.text.tokenizer import (
     BYTES,
@@ -21,6 +28,9 @@ from node.trainer.text.tokenizer import (
     TokenizerVocabulary,
     load_vocabulary,
 )
+from node.trainer.text.tokenizer_files import GENERATION_FILE, NAMES, SETTINGS_FILE
+from node.trainer.tools.dtypes import Dtype, dtypes_of
+from node.trainer.tools.export_adapter import merged_model
 from protocol.errors import UserError
 from protocol.project import Genesis
 
@@ -33,52 +43,169 @@ PRINTABLE: Final = (
 256 on, in order. A convention of the format, begun by GPT-2."""
 
 
-def export_model(genesis: Genesis, fragments: Sequence[Floats], directory: Path) -> None:
+_TORCH: Final[Mapping[Dtype, torch.dtype]] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+}
+
+
+def export_model(
+    genesis: Genesis,
+    fragments: Sequence[Floats],
+    directory: Path,
+    cache: Path,
+    dtype: Dtype | None = None,
+) -> None:
     """Writes config.json, generation_config.json, model.safetensors and the tokenizer files.
 
-    fragments: f32 [numel] each, in fragment order. UserError if the folder cannot be written or the
-    model cannot be built.
+    fragments: f32 [numel] each, in fragment order. cache: the home's, with the pinned files. dtype:
+    of every tensor; None: as the base model's files stored each, f32 without one. UserError if the
+    folder cannot be written, the model cannot be built, or a value is too large for f16.
     """
+    if genesis.trainer is not None:
+        _export_tensors(genesis, fragments, directory)
+        return
     transformers.utils.logging.disable_progress_bar()
-    vocabulary = load_vocabulary(genesis.data.tokenizer)
+    model = trained_model(genesis, fragments, cache)
+    vocabulary = load_vocabulary(genesis.data.tokenizer, genesis.tokenizer, cache)
+    if genesis.base is None:
+        model.config.eos_token_id = vocabulary.eos
+        # The text before a document is a document's end.
+        model.config.bos_token_id = vocabulary.eos
+    model.generation_config = _generation(genesis, model.config, vocabulary.eos)
+    usual = _cast(model, dtypes_of(genesis, dtype))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(directory)
+        _say_dtype(directory / CONFIG_FILE, usual)
+        _save_tokenizer(genesis, cache, directory)
+        _save_pinned(genesis, cache, directory, {GENERATION_FILE})
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+def _export_tensors(genesis: Genesis, fragments: Sequence[Floats], directory: Path) -> None:
+    """The tensors by their names, for whoever has the training code; none of it is needed here."""
+    tensors = {
+        span.name: values[span.offset : span.offset + span.numel].reshape(span.shape).copy()
+        for cut, values in zip(layout_of(genesis).fragments, fragments, strict=True)
+        for span in cut.spans
+    }
+    assert genesis.trainer is not None, "whoever calls this has looked"
+    about = {
+        "trainer": msgspec.structs.asdict(genesis.trainer),
+        "config": genesis.model.config,
+        "seed": genesis.seed,
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, directory / "model.safetensors")
+        (directory / "trainer.json").write_bytes(msgspec.json.format(msgspec.json.encode(about)))
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{directory} cannot be written ({error}). Free disk space or name another folder."
+    )
+
+
+def trained_model(
+    genesis: Genesis, fragments: Sequence[Floats], cache: Path | None = None
+) -> transformers.PreTrainedModel:
+    """The project's model with these weights, f32, on the CPU; an adapter is merged into its base.
+
+    fragments: f32 [numel] each, in fragment order. cache: the home's, with an adapter's base.
+    UserError if the model cannot be built, or the base of an adapter is not here.
+    """
+    require_decoder(genesis)
+    if genesis.adapter is not None:
+        assert cache is not None, "a frozen base lies in a cache"
+        return merged_model(genesis, genesis.adapter, fragments, cache)
     model = build_model(genesis.model, seed=genesis.seed)
     view = FragmentView(model, layout_of(genesis))
     for index, values in enumerate(fragments):
         view.write(index, values)
-    model.config.eos_token_id = vocabulary.eos
-    model.config.bos_token_id = vocabulary.eos  # The text before a document is a document's end.
-    model.generation_config = transformers.GenerationConfig(
-        eos_token_id=vocabulary.eos,
-        bos_token_id=vocabulary.eos,
-        pad_token_id=vocabulary.eos,
+    return model
+
+
+def require_decoder(genesis: Genesis) -> None:
+    """UserError if the model is that of somebody's own training code, which no usual tool knows."""
+    if genesis.trainer is not None:
+        raise UserError(
+            f"{genesis.name} trains with code of its own, {genesis.trainer.name}, and only that"
+            " code knows what to do with its weights. `shoal export` writes them."
+        )
+
+
+def _generation(genesis: Genesis, config: Any, eos: int) -> transformers.GenerationConfig:
+    """How to sample: as the base model's configuration implies, else as suits a small model."""
+    if genesis.base is not None:
+        return transformers.GenerationConfig.from_model_config(config)
+    return transformers.GenerationConfig(
+        eos_token_id=_or(config.eos_token_id, eos),
+        bos_token_id=_or(config.bos_token_id, eos),
+        pad_token_id=_or(config.pad_token_id, eos),
         do_sample=True,
         temperature=0.8,
     )
-    tokenizer = _tokenizer(genesis.data.tokenizer)
-    tokenizer.model_max_length = genesis.data.sequence_tokens
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
-    except OSError as error:
-        raise UserError(
-            f"{directory} cannot be written ({error}). Free disk space or name another folder."
-        ) from error
 
 
-def _tokenizer(name: str) -> transformers.PreTrainedTokenizerFast:
+def _or(said: object, usual: int) -> object:
+    return usual if said is None else said
+
+
+def _cast(model: transformers.PreTrainedModel, dtypes: Mapping[str, Dtype]) -> Dtype:
+    """Converts each tensor in place, one after the other; the dtype of most values."""
+    values: Counter[Dtype] = Counter()
+    for name, tensor in model.named_parameters():
+        dtype = dtypes[name]
+        if dtype == "f16" and float(tensor.detach().abs().max()) > torch.finfo(torch.float16).max:
+            raise UserError(f"The tensor {name} has values too large for f16. Use --dtype bf16.")
+        tensor.data = tensor.data.to(_TORCH[dtype])
+        values[dtype] += tensor.numel()
+    return values.most_common(1)[0][0]
+
+
+def _say_dtype(path: Path, dtype: Dtype) -> None:
+    """`transformers` notes the dtype of the first tensor, and loads all of them as that."""
+    said = json.loads(path.read_text()) | {"dtype": str(_TORCH[dtype]).removeprefix("torch.")}
+    path.write_text(json.dumps(said, indent=2, sort_keys=True) + "\n")
+
+
+def _save_pinned(genesis: Genesis, cache: Path, directory: Path, names: Collection[str]) -> None:
+    """Writes those of the pinned files, byte for byte."""
+    files = PinnedFiles(cache, genesis.tokenizer)
+    for one in genesis.tokenizer.files if genesis.tokenizer is not None else ():
+        if one.name in names:
+            content = files.find(one.digest)
+            assert content is not None, "the vocabulary was loaded with them"
+            (directory / one.name).write_bytes(content)
+
+
+def _save_tokenizer(genesis: Genesis, cache: Path, directory: Path) -> None:
+    """Pinned files as they are, chat template and all, where they say what they belong to."""
+    name, pinned = genesis.data.tokenizer, genesis.tokenizer
+    if pinned is not None and SETTINGS_FILE in {one.name for one in pinned.files}:
+        _save_pinned(genesis, cache, directory, NAMES)
+        return
     if name == BYTES:
         rust, eos = byte_tokenizer(), EOS_TEXT
     else:
-        known = TokenizerVocabulary(name)
+        known = load_vocabulary(name, pinned, cache)
+        assert isinstance(known, TokenizerVocabulary), "only `bytes` is another"
         rust, eos = known.tokenizer, known.eos_text
-    return transformers.PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=rust,
         bos_token=eos,
         eos_token=eos,
         pad_token=eos,
         clean_up_tokenization_spaces=False,
     )
+    tokenizer.model_max_length = genesis.data.sequence_tokens
+    tokenizer.save_pretrained(directory)
 
 
 def byte_tokenizer() -> Tokenizer:

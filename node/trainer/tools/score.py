@@ -62,7 +62,10 @@ def score(
     """
     from node.trainer.text.corpus import open_corpus
 
-    heldout = open_corpus(genesis.data, seed=genesis.seed, cache=data_cache).heldout(sequences)
+    corpus = open_corpus(
+        genesis.data, seed=genesis.seed, cache=data_cache, tokenizer=genesis.tokenizer
+    )
+    heldout = corpus.heldout(sequences)
     import torch
 
     torch.set_num_threads(threads)
@@ -79,7 +82,7 @@ def heldout_loss(model: Any, sequences: NDArray[np.int64]) -> float:
     """Mean cross-entropy of `sequences` [n, sequence_tokens + 1] under the model."""
     import torch
 
-    from node.trainer.loop import cross_entropy_sum
+    from node.trainer.objective import cross_entropy_sum
 
     total = 0.0
     with torch.no_grad():

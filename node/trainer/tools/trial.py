@@ -57,7 +57,8 @@ def try_out(wish: Wish) -> Answer:
 def _prepare(wish: Wish, answer: Answer) -> None:
     import torch
 
-    from node.trainer import loop, model
+    from node.trainer import decoder, loop, model
+    from node.trainer.adapters.network import stand_in
     from node.trainer.text import reader
 
     answer.torch = str(torch.__version__)
@@ -66,13 +67,18 @@ def _prepare(wish: Wish, answer: Answer) -> None:
     answer.device = str(accelerator.device)
     answer.is_bf16 = accelerator.mixed_precision == "bf16"
     _name_device(answer)
-    network = model.build_model(ModelSpec(wish.architecture, wish.config, ()), seed=0)
-    answer.parameters = sum(tensor.numel() for tensor in network.parameters())
+    spec = ModelSpec(wish.architecture, wish.config, ())
+    if wish.adapter is None:
+        network = model.build_model(spec, seed=0)
+    else:
+        network = stand_in(spec, wish.adapter)
+    trained = (tensor for tensor in network.parameters() if tensor.requires_grad)
+    answer.parameters = sum(tensor.numel() for tensor in trained)
     text = _RandomText(int(network.config.vocab_size), wish.sequence_tokens)
     blocks = reader.BlockReader(text, block_sequences=1)  # type: ignore[arg-type]
     blocks.append(((0, 1 << 20),))
     one = msgspec.structs.replace(wish.inner, batch_sequences=1)
-    inner = loop.InnerLoop(network, blocks, one, accelerator=accelerator)
+    inner = decoder.decoder_loop(network, blocks, one, accelerator=accelerator)
     inner.step()
     first_s = inner.step().work_s
     _measure(inner, wish, answer, first_s)
@@ -80,13 +86,15 @@ def _prepare(wish: Wish, answer: Answer) -> None:
 
 def _measure(inner: object, wish: Wish, answer: Answer, first_s: float) -> None:
     """Steps with as many sequences at once as memory and time allow."""
+    from node.trainer.decoder import DecoderTrainer
     from node.trainer.loop import InnerLoop
 
     assert isinstance(inner, InnerLoop)
+    assert isinstance(inner.trainer, DecoderTrainer)
     sequences = max(1, min(wish.inner.batch_sequences, int(STEP_S / max(first_s, 1e-6))))
     while True:
         inner.inner = msgspec.structs.replace(wish.inner, batch_sequences=sequences)
-        inner.micro_batch = sequences
+        inner.trainer.micro_batch = sequences
         try:
             inner.step()
             took = sorted(_timed(inner) for _ in range(STEPS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from protocol.project import ConfigValue, InnerSpec
+from protocol.project import AdapterSpec, ConfigValue, InnerSpec
 
 
 class TrialWish(Struct, kw_only=True):
@@ -14,6 +14,8 @@ class TrialWish(Struct, kw_only=True):
     config: dict[str, ConfigValue]
     inner: InnerSpec
     sequence_tokens: int
+    adapter: AdapterSpec | None = None
+    """Trained beside the frozen model; without its tables."""
     device: str | None = None
     """None: the best there is."""
     threads: int = 1

@@ -26,6 +26,9 @@ LIMBS: Final = 68
 LIMB_UNIT_BITS: Final = 1074
 """The first digit counts units of 2^-1074, the smallest float64."""
 
+FEW: Final = 16
+"""Numbers that hold the exact sum of many."""
+
 _EXPONENTS = 256
 _FACTOR_MIN = np.float32(2.0**-100)
 _RUN = 64
@@ -89,6 +92,14 @@ def tally(codes: Codes, bits: U16, limbs: I64) -> None:
 
 
 @compiled
+def _two_sum(one: float, other: float) -> tuple[float, float]:
+    """The sum of both, rounded, and what rounding lost (D. Knuth, TAOCP 2, 4.2.2)."""
+    total = one + other
+    back = total - one
+    return total, (one - (total - back)) + (other - back)
+
+
+@compiled
 def add_exactly(sums: F64, limbs: I64) -> None:
     """Adds finite, not negative float64 values to a number of 32-bit digits (int64 each).
 
@@ -102,6 +113,24 @@ def add_exactly(sums: F64, limbs: I64) -> None:
             mantissa |= np.uint64(1) << np.uint64(52)
             exponent -= 1
         _add_digits(mantissa, exponent, limbs)
+
+
+@compiled
+def gather(sums: F64, few: F64) -> bool:
+    """Fills `few` with `FEW` float64 numbers whose exact sum is that of `sums`; whether it could.
+
+    Half of them are rounded sums, and half the exact sums of what rounding lost: of numbers that do
+    not differ by more than some ten thousand million times, that has room in a float64.
+    """
+    lanes = FEW // 2
+    few[:] = 0.0
+    high, low, is_exact = few[:lanes], few[lanes:], True
+    for first in range(0, sums.size, lanes):
+        for at in range(min(lanes, sums.size - first)):
+            high[at], lost = _two_sum(high[at], sums[first + at])
+            low[at], beyond = _two_sum(low[at], lost)
+            is_exact &= beyond == 0.0
+    return is_exact
 
 
 @spelt("float64")
@@ -122,44 +151,80 @@ def squares(values: F32, sums: F64) -> None:
         sums[block] = _square_of(values, base)
 
 
+def _read(plane: Row, scale: Vector) -> list[Vector]:
+    """One block, sixteen values at a time: values as they are, or codes times their scale."""
+    if plane.is_float:
+        return [plane.load(at) for at in range(0, BLOCK, LANES)]
+    found = {at: product + 0.0 for at, product in kernels.products(plane, scale)}
+    return [found[at] for at in range(0, BLOCK, LANES)]
+
+
 @spelt("float64")
-def _product_of(values: Row, others: Row) -> Vector:
+def _product_of(plane: Row, scale: Vector, others: Row) -> Vector:
     """The sum of products of two blocks, in the order that is fixed."""
-    places = range(0, BLOCK, LANES)
-    return vectors.total_of_products(
-        [values.load(at) for at in places], [others.load(at) for at in places]
-    )
-
-
-@spelt("float64")
-def _coded_product_of(codes: Row, scale: Row, others: Row) -> Vector:
-    """The same of what a block of codes stands for: code times scale is exact in float32."""
-    values = dict(kernels.products(codes, scale.one(0)))
-    places = range(0, BLOCK, LANES)
-    return vectors.total_of_products(
-        [values[at] for at in places], [others.load(at) for at in places]
-    )
+    theirs = [others.load(at) for at in range(0, BLOCK, LANES)]
+    return vectors.total_of_products(_read(plane, scale), theirs)
 
 
 @compiled
-def products(values: F32, others: F32, sums: F64) -> None:
-    """Fills `sums` (float64) with the sum of products of each block of two float32 arrays."""
+def products(plane: Codes | F32, scales: F32, others: F32, sums: F64) -> None:
+    """Fills `sums` (float64) with the sum of products of each block of a plane, of float32 values
+    or of codes with their scales, and of `others` (float32)."""
+    size = kernels.code_bytes(plane, 0)
     for block in range(sums.size):
-        base = block * BLOCK
-        kernels.ahead(values, base + kernels.SOON * BLOCK)
-        kernels.ahead(others, base + kernels.SOON * BLOCK)
-        sums[block] = _product_of(values, base, others, base)
+        soon = block + kernels.SOON
+        kernels.ahead(plane, soon * size)
+        kernels.ahead(others, soon * BLOCK)
+        sums[block] = _product_of(plane, block * size, scales[block], others, block * BLOCK)
+
+
+@spelt(None)
+def _add_scaled_block(plane: Row, scale: Vector, factor: Vector, into: Row) -> None:
+    factors = factor.spread()
+    for at, values in enumerate(_read(plane, scale)):
+        into.store(at * LANES, into.load(at * LANES) + values * factors)
 
 
 @compiled
-def coded_products(codes: Codes, bits: U16, others: F32, sums: F64) -> None:
-    """The same where one of both is codes and scales."""
-    size, scale = kernels.code_bytes(codes, 0), np.empty(1, np.float32)
+def add_scaled(plane: Codes | F32, scales: F32, factor: np.float32, total: F32) -> None:
+    """Adds such a plane times a factor to `total` (float32); nothing is flushed."""
+    size = kernels.code_bytes(plane, 0)
+    for block in range(scales.size):
+        at = block * BLOCK
+        _add_scaled_block(plane, block * size, scales[block], factor, total, at)
+
+
+@spelt(None)
+def _copy_block(plane: Row, into: Row) -> None:
+    for at in range(0, BLOCK if plane.is_signed else kernels.HALF, LANES):
+        into.store(at, plane.load(at))
+
+
+@compiled
+def pick(plane: Codes | F32, chosen: I64, into: Codes | F32) -> None:
+    """Fills `into` with the blocks of these numbers; both of one kind."""
+    size, last = kernels.code_bytes(plane, 0), chosen.size - 1
+    for place in range(chosen.size):
+        soon = chosen[min(place + kernels.SOON, last)]
+        kernels.ahead(plane, soon * size)
+        _copy_block(plane, chosen[place] * size, into, place * size)
+
+
+@compiled
+def pick_scales(bits: U16, chosen: I64, into: F32) -> None:
+    """The same of bf16 scales, as float32."""
+    for place in range(chosen.size):
+        into[place] = kernels.wide(bits[chosen[place]])
+
+
+@compiled
+def squares_of_codes(codes: Codes, scales: F32, sums: F64) -> None:
+    """Fills `sums` (float64) with the sum of squares of each block of codes with their scales:
+    whole numbers times the square of a scale, which are exact in any order."""
+    size = kernels.code_bytes(codes, 0)
     for block in range(sums.size):
-        kernels.ahead(codes, block * size + kernels.SOON_CODES)
-        kernels.ahead(others, (block + kernels.SOON) * BLOCK)
-        scale[0] = kernels.wide(bits[block])
-        sums[block] = _coded_product_of(codes, block * size, scale, 0, others, block * BLOCK)
+        scale = np.float64(scales[block])
+        sums[block] = np.float64(_squares_of(codes, block * size)) * (scale * scale)
 
 
 @compiled

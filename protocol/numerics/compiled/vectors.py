@@ -101,7 +101,8 @@ def _arguments(context: Any, builder: Any, kinds: Any, values: Any) -> Iterator[
 def _row(context: Any, builder: Any, kind: Any, value: Any, start: Any) -> Row:
     array = context.make_array(kind)(context, builder, value)
     is_signed = getattr(kind.dtype, "signed", True)
-    return Row(builder, builder.gep(array.data, [start]), kind.dtype.bitwidth // 8, is_signed)
+    width, is_float = kind.dtype.bitwidth // 8, isinstance(kind.dtype, nb.types.Float)
+    return Row(builder, builder.gep(array.data, [start]), width, is_signed, is_float)
 
 
 def load_line(builder: Any, place: Any) -> None:
@@ -116,9 +117,11 @@ def load_line(builder: Any, place: Any) -> None:
 class Row:
     """Elements of an array from some place on."""
 
-    def __init__(self, builder: Any, begin: Any, width: int, is_signed: bool) -> None:
+    def __init__(
+        self, builder: Any, begin: Any, width: int, is_signed: bool, is_float: bool
+    ) -> None:
         self._builder, self._begin, self._width = builder, begin, width
-        self.is_signed = is_signed
+        self.is_signed, self.is_float = is_signed, is_float
 
     def _place(self, at: int) -> Any:
         return self._builder.gep(self._begin, [ir.IntType(64)(at)])

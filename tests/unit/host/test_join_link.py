@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from host.join_link import JoinLink, format_link, parse_link
 from protocol import limits
 from protocol.errors import UserError
+from protocol.messages import Envelope
 
 PEER = "12D3KooWA1fSTf6iTo2cKnh1epDYJH4Lot8SZcFnaHakq96muaQr"
 ADDRESS = f"/ip4/203.0.113.7/tcp/4100/p2p/{PEER}"
@@ -48,6 +49,28 @@ def test_a_link_survives_the_round_trip():
 def test_any_project_survives_the_round_trip(project, genesis_bytes):
     link = JoinLink(project, genesis_bytes, "n", (ADDRESS,))
     assert parse_link(format_link(link)) == link
+
+
+def test_a_link_may_carry_an_invite_and_links_of_before_carry_none():
+    invite = Envelope(b"x" * limits.INVITE_BYTES_MAX, bytes(32), bytes(64))
+    link = msgspec.structs.replace(LINK, invite=invite)
+    assert parse_link(format_link(link)) == link
+    former = msgspec.msgpack.decode(msgspec.msgpack.encode(LINK))[:-1]
+    assert parse_link(coded(msgspec.msgpack.encode(former))) == LINK
+
+
+@pytest.mark.parametrize(
+    ("invite", "words"),
+    [
+        (Envelope(bytes(limits.INVITE_BYTES_MAX + 1), bytes(32), bytes(64)), "too long"),
+        (Envelope(b"x", bytes(31), bytes(64)), "is invalid"),
+        (Envelope(b"x", bytes(32), bytes(65)), "is invalid"),
+    ],
+)
+def test_an_invite_out_of_bounds_is_refused_with_its_link(invite, words):
+    said = refusal(coded(msgspec.msgpack.encode(msgspec.structs.replace(LINK, invite=invite))))
+    assert words in said
+    assert "Ask the project's host for a new" in said
 
 
 def test_blanks_line_breaks_and_quotes_of_a_paste_do_not_matter():

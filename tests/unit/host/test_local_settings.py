@@ -46,24 +46,18 @@ def test_without_a_file_everything_is_as_it_comes(file):
 def test_the_nearer_word_wins_and_is_remembered(file):
     file.write_text("[limits]\ncpu_percent = 30\nram_bytes_max = '8 GiB'\nnice = 5\n")
     environ = {"SHOAL_LIMITS_CPU_PERCENT": "40%", "SHOAL_LIMITS_NICE": "7"}
-    proposed = {"learner.micro_batch": 4, "learner.threads": 2, "limits.cpu_percent": 100}
     flags = {"limits.nice": 9, "learner.threads": None}
-    found = load(file, environ=environ, flags=flags, proposed=proposed)
+    found = load(file, environ=environ, flags=flags)
     assert found.values.limits.cpu_percent == 40.0
     assert found.values.limits.ram_bytes_max == 8 * GIB
     assert found.values.limits.nice == 9
-    assert found.values.learner.threads == 2
+    assert found.values.learner.threads is None
     assert str(found.source("limits.cpu_percent")) == "environment SHOAL_LIMITS_CPU_PERCENT"
     assert str(found.source("limits.ram_bytes_max")) == f"file {file}"
-    assert [found.source(one).origin for one in ("limits.nice", "learner.micro_batch")] == [
+    assert [found.source(one).origin for one in ("limits.nice", "learner.threads")] == [
         "flag",
-        "project",
+        "default",
     ]
-
-
-def test_a_project_proposes_no_politeness(file):
-    found = load(file, environ={}, proposed={"limits.cpu_percent": 10, "when.mode": "always"})
-    assert found.values == Settings()
 
 
 @pytest.mark.parametrize(

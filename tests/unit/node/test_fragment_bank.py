@@ -182,6 +182,15 @@ def test_error_feedback_carries_on_only_after_the_push_was_merged(bank, is_merge
     assert (again.digest != first.digest) is is_merged
 
 
+def test_error_feedback_of_void_weights_is_dropped(bank):
+    assign(bank)
+    local = moved(bank)
+    first = bank.push(0, 1, local)
+    bank.settle(0, 1, is_merged=True)
+    bank.drop_error_feedback()
+    assert bank.push(0, 2, local).digest == first.digest
+
+
 def test_error_feedback_makes_two_pushes_say_more_than_one_repeated(bank):
     assign(bank)
     local = moved(bank)

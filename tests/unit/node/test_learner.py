@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -12,10 +14,13 @@ from node.machine.jobs import (
     Captured,
     Deliver,
     Delivered,
+    Feed,
     FetchState,
     FindSeat,
     StartTrainer,
     StateFetched,
+    Thaw,
+    TrainerLost,
     TrainerReady,
 )
 from node.machine.learner import REFUSED_EXIT, SEEK_AGAIN
@@ -23,6 +28,7 @@ from node.machine.syncer_link import Link
 from protocol import wire
 from protocol.log.records import (
     BlocksLeased,
+    CheckpointEvaluated,
     CheckpointMarked,
     RunEnded,
     RunEnding,
@@ -30,7 +36,7 @@ from protocol.log.records import (
     Span,
     WeightsInitialised,
 )
-from protocol.machine import Connect, Failed, JobDone, PeerDown, PeerUp, StopAsked
+from protocol.machine import Connect, Failed, JobDone, Note, PeerDown, PeerUp, StopAsked
 from protocol.messages import (
     Alive,
     CertifiedRecord,
@@ -55,8 +61,10 @@ from tests.support.builders import (
     ONE,
     STRANGER,
     SYNCER,
+    TWO,
     LearnerBench,
     Log,
+    actions,
     certified,
     contribution,
     digest_of,
@@ -384,6 +392,22 @@ def test_nothing_is_delivered_between_a_capture_and_its_push(bench, log):
     assert [(job.fragment, job.version) for job in bench.jobs(Deliver)] == [(0, 1)]
 
 
+def test_the_next_trainer_reads_nothing_that_is_in_a_push(bench, log):
+    session = (ONE.key, bench.machine.context.setup.incarnation)
+    bench.commit(log.add(BlocksLeased(*session, (Span(0, 6, 0),))))
+    finish(bench, FetchState, lambda job: StateFetched(((SYNCER.key, 1),)))
+    bench.done(StartTrainer, TrainerReady("cpu", 1))
+    finish(bench, Deliver, lambda job: Delivered(job.version, 0, 0))
+    bench.say(SYNCER.key, Pull(1, 0, 0))
+    bench.done(Capture, Captured(0, digest_of("payload"), 16, 4, 128, Cursor(1, 4)))
+    assert bench.last(SYNCER.key, Push) is not None
+    bench.feed(Note(TrainerLost(False, "killed")))
+    bench.wait(10.0)
+    bench.done(StartTrainer, TrainerReady("cpu", 1))
+    fed = [effect.spans for effect in actions(bench.effects, Feed)]
+    assert fed == [(Span(0, 6, 0),), (Span(2, 6, 0),)]
+
+
 # Ends
 
 
@@ -404,6 +428,23 @@ def test_a_run_that_had_ended_before_the_learner_came_stops_it_too(log):
     (stop,) = stops(effects)
     assert stop.exit_code == 0
     assert "complete" in stop.reason
+
+
+def test_the_invite_of_its_link_is_in_every_hello():
+    invite = seal("invite", project().project, b"x", STRANGER)
+    bench = LearnerBench()
+    bench.machine.setup = dataclasses.replace(bench.machine.setup, invite=invite)
+    bench.greet()
+    assert bench.last(SYNCER.key, Hello).invite == invite
+    assert LearnerBench().greet().last(SYNCER.key, Hello).invite is None
+
+
+def test_whoever_is_not_invited_stops_and_says_what_to_do():
+    bench = LearnerBench().greet()
+    effects = bench.say(SYNCER.key, Refused("not-invited", "ask its host for a link", None))
+    (stop,) = stops(effects)
+    assert stop.exit_code == REFUSED_EXIT
+    assert stop.reason == "the syncer refused: ask its host for a link"
 
 
 def test_a_goodbye_is_no_offence_and_is_tried_again(bench):
@@ -469,6 +510,36 @@ def test_a_mark_that_names_somebody_else_asks_nothing_of_this_learner(bench, log
     assert bench.machine.fragment_sync.freezing is None
     bench.commit(log.add(CheckpointMarked(0, ONE.key)))
     assert bench.machine.fragment_sync.freezing.index == log.state.index
+
+
+def frozen(bench):
+    """The log index of the checkpoint that this learner has frozen, and whether it is its turn."""
+    plan = bench.machine.fragment_sync.freezing
+    return (plan.index, plan.is_asked) if plan is not None else None
+
+
+def test_the_second_of_a_mark_freezes_it_and_measures_once_its_word_is_wanted(bench, log):
+    bench.commit(log.add(CheckpointMarked(0, STRANGER.key, ONE.key)))
+    mark = log.state.index
+    assert frozen(bench) == (mark, False)
+    bench.commit(log.add(CheckpointEvaluated(mark, 0, 0, STRANGER.key, 2.0)))
+    assert frozen(bench) == (mark, True)
+
+
+def test_the_second_forgets_a_mark_that_is_no_new_best_or_that_nobody_measured(bench, log):
+    bench.commit(log.add(CheckpointMarked(0, STRANGER.key, ONE.key)))
+    best = log.state.index
+    for who in (STRANGER, ONE):
+        bench.commit(log.add(CheckpointEvaluated(best, 0, 0, who.key, 2.0)))
+    bench.commit(log.add(CheckpointMarked(0, STRANGER.key, ONE.key)))
+    worse = log.state.index
+    assert frozen(bench) == (worse, False)
+    effects = bench.commit(log.add(CheckpointEvaluated(worse, 0, 0, STRANGER.key, 2.1)))
+    assert frozen(bench) is None
+    assert actions(effects, Thaw) == [Thaw(worse)]
+    bench.commit(log.add(CheckpointMarked(0, STRANGER.key, ONE.key)))
+    bench.commit(log.add(CheckpointMarked(0, STRANGER.key, TWO.key)))
+    assert frozen(bench) is None
 
 
 def test_an_answer_to_a_job_that_was_never_started_changes_nothing(bench):

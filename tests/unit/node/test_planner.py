@@ -254,6 +254,43 @@ def test_a_chunk_at_a_slow_donor_comes_from_one_that_is_sure_to_be_faster():
     assert fast.sent_bytes <= assembly.total_bytes + 2 * 14 * 32
 
 
+@pytest.mark.parametrize("count", [3, LEARNERS_MAX, 200])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"hangs_s": 0.0},
+        {"hangs_s": 0.2, "bytes_per_s": 8000},
+        {"bytes_per_s": 1.0},
+        {"bytes_per_s": 500.0 / LEARNERS_MAX},
+        {"is_busy_until_s": 1e9},
+        {"dies_s": 0.0},
+    ],
+    ids=["silent", "stalling", "trickling", "a little more", "busy", "away"],
+)
+def test_though_all_learners_hold_a_newcomer_up_it_is_done_within_ten_seconds(how, count):
+    state = a_state(9, chunks=40)
+    net = FakeNet(donors(count, state, **how), a_syncer(state))
+    assembly = net.want(0, state)
+    net.keep_knowing()
+    needed_s = assembly.total_bytes / 1e5
+    assert net.run() < needed_s + 10.0
+    assert fetched(net, assembly, state)
+
+
+def test_an_honest_learner_among_silent_ones_spares_the_syncer():
+    state = a_state(9, chunks=40)
+    honest = donors(1, state)[0]
+    honest.key = digest_of("honest")
+    team = [*donors(5, state, hangs_s=0.0), honest]
+    net = FakeNet(team, a_syncer(state))
+    assembly = net.want(0, state)
+    net.keep_knowing()
+    assert net.run() < assembly.total_bytes / 1e5 + 10.0
+    assert fetched(net, assembly, state)
+    assert assembly.sources[honest.key] == assembly.total_bytes
+    assert SYNCER not in {ask.donor for ask in net.asked}
+
+
 def test_the_rarest_version_goes_first():
     common, rare = a_state(14, chunks=16), a_state(15, chunks=16)
     team = donors(3, common, bytes_per_s=5e4)

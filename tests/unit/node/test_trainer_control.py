@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from node.daemon import status
 from node.machine.graceful_leave import FINISH_S_MAX
@@ -14,6 +16,8 @@ from node.machine.jobs import (
     Captured,
     Deliver,
     Delivered,
+    Evaluate,
+    EvaluatedLoss,
     FetchState,
     FinishAsked,
     Governed,
@@ -35,10 +39,45 @@ from node.machine.jobs import (
 )
 from node.machine.trainer_control import SUSPEND_RETRY_S, WAKES_MAX
 from node.machine.trainer_states import TrainerState
-from protocol.log.records import SeatTaken
-from protocol.machine import Failed, Note
-from protocol.messages import Alive, Cursor, Goodbye, Heartbeat, LeaseRequest, Pull, Push
-from tests.support.builders import SYNCER, LearnerBench, Log, actions, digest_of, stops, weights
+from protocol import limits
+from protocol.ids import short
+from protocol.log.records import (
+    CharterAdopted,
+    CheckpointEvaluated,
+    CheckpointMarked,
+    PushProbed,
+    SeatTaken,
+)
+from protocol.machine import Failed, Note, PeerDown, PeerUp
+from protocol.messages import (
+    Alive,
+    Cursor,
+    Evaluation,
+    Gain,
+    Goodbye,
+    Heartbeat,
+    LeaseRequest,
+    Pull,
+    Push,
+)
+from protocol.project import Origin
+from protocol.trace import LearnerSuspended
+from tests.support.builders import (
+    ONE,
+    SYNCER,
+    THREE,
+    TWO,
+    LearnerBench,
+    Log,
+    actions,
+    contribution,
+    digest_of,
+    facts,
+    merged,
+    sealed_charter,
+    stops,
+    weights,
+)
 
 
 class PauseBench(LearnerBench):
@@ -46,7 +85,8 @@ class PauseBench(LearnerBench):
 
     def __init__(self):
         super().__init__()
-        self.follow(Log(SeatTaken(SYNCER.key), weights()))
+        self.log = Log(SeatTaken(SYNCER.key), weights())
+        self.follow(self.log)
         self.done(StartTrainer, TrainerReady("cpu", 8))
         while self.jobs(FetchState):
             self.done(FetchState, StateFetched(((SYNCER.key, 1),)))
@@ -81,6 +121,34 @@ class PauseBench(LearnerBench):
 @pytest.fixture
 def bench():
     return PauseBench()
+
+
+def test_who_does_not_count_reads_why_and_what_to_do(bench):
+    for version, (trust, said) in enumerate([(0.0, "does not count"), (1.0, "Training.")], 1):
+        part = contribution(sequence=version, trust=trust)
+        bench.commit(bench.log.add(merged(version=version, contributions=(part,))))
+        assert said in bench.said()
+    assert bench.said() == "Training."
+
+
+@pytest.mark.parametrize("has_other_text", [False, True])
+def test_the_syncer_is_told_where_the_text_is_another_one(has_other_text):
+    bench = LearnerBench().follow(Log(SeatTaken(SYNCER.key), weights()))
+    bench.done(StartTrainer, TrainerReady("cpu", 8, has_other_text=has_other_text))
+    assert bench.machine.trainer_control.heartbeat().has_other_text is has_other_text
+
+
+def test_who_is_suspended_reads_what_was_measured_and_what_to_do(bench):
+    gains = Gain(3.0, 0.01, 0.01, 64), Gain(3.0, 0.01, 0.01, 64)
+    probed = PushProbed(ONE.key, 1, 1, 0, TWO.key, *gains, -3.0)
+    bench.commit(bench.log.add(probed))
+    assert "Suspended" not in bench.said()
+    effects = bench.commit(bench.log.add(msgspec.structs.replace(probed, suspends=True)))
+    said = bench.said()
+    assert said.startswith("Suspended: nothing that it hands in counts, because 1 of 1 learners")
+    assert "on average by +0.0 standard errors in 2 probes" in said
+    assert f"`shoal project reinstate {short(ONE.key)}`" in said
+    assert facts(effects, LearnerSuspended)[0].learner == ONE.key
 
 
 def test_a_pause_suspends_the_trainer_and_the_end_of_it_wakes_it_where_it_stood(bench):
@@ -263,7 +331,7 @@ def test_a_learner_that_goes_on_after_all_does_not_leave(bench):
     bench.note(FinishAsked())
     bench.note(ResumeAsked())
     assert bench.machine.trainer_control.graceful_leave.deadline_s() is None
-    assert bench.machine.trainer_control.graceful_leave.look() == ""
+    assert bench.machine.trainer_control.graceful_leave.look(has_receipt=True) == ""
 
 
 def test_memory_at_its_ceiling_halves_the_micro_batch_without_losing_a_step(bench):
@@ -300,3 +368,116 @@ def test_a_lease_that_was_never_answered_keeps_no_held_learner_awake():
         assert bench.wake_s is not None
         bench.wait(max(bench.wake_s - bench.now_s, 0.0))
     assert bench.now_s >= began_s + 10.0
+
+
+# The guard of the swarm
+
+
+def wrecked(bench):
+    """The records by which the guard pauses merging, and the state behind them."""
+    log = bench.log
+    log.add(CharterAdopted(sealed_charter(structs.replace(bench.tiny.charter, guard="pause"))))
+    for loss in (5.0, 2.0, 9.7):
+        log.add(CheckpointMarked(0, TWO.key, THREE.key))
+        for who in (TWO, THREE):
+            log.add(CheckpointEvaluated(log.state.checkpoint, 0, 0, who.key, loss))
+    assert log.state.pause is not None
+    return log.entries[2:]
+
+
+def gone_on(bench):
+    charter = structs.replace(
+        bench.tiny.charter, revision=2, guard="pause", resumed=bench.log.state.pause.record
+    )
+    return bench.log.add(CharterAdopted(sealed_charter(charter)))
+
+
+def test_learners_rest_while_the_guard_pauses_merging_and_then_go_on(bench):
+    effects = bench.commit(*wrecked(bench))
+    assert bench.trainer is TrainerState.HELD
+    assert len(actions(effects, HoldSteps)) == 1
+    assert bench.beat().state == "paused"
+    assert bench.said().startswith(
+        "Paused by the guard: merging is paused since 2023-11-14 22:13 UTC: the held-out loss is "
+    )
+    asked = len(bench.all(SYNCER.key, LeaseRequest))
+    for _ in range(20):
+        bench.wait(3.0)
+        bench.say(SYNCER.key, Alive(bench.log.state.index, 4.0))
+    assert len(bench.all(SYNCER.key, LeaseRequest)) == asked
+    effects = bench.commit(gone_on(bench))
+    assert bench.trainer is TrainerState.STEPPING
+    assert len(actions(effects, ReleaseSteps)) == 1
+    assert bench.said() == "Training."
+
+
+def test_its_owners_pause_goes_on_after_that_of_the_guard(bench):
+    bench.commit(*wrecked(bench))
+    bench.suspend()
+    assert bench.said().startswith("Paused by its owner until resumed.")
+    bench.commit(gone_on(bench))
+    assert bench.trainer is TrainerState.SUSPENDED
+    bench.note(ResumeAsked())
+    assert bench.trainer is TrainerState.WAKING
+
+
+def test_who_comes_while_it_is_paused_rests_as_soon_as_it_could_train(bench):
+    bench.commit(*wrecked(bench))
+    bench.note(TrainerLost(False, "killed"))
+    bench.wait(2.0)
+    bench.done(StartTrainer, TrainerReady("cpu", 8))
+    while jobs := bench.jobs(Deliver):
+        bench.done(Deliver, Delivered(jobs[0].version, 0, 0))
+    assert bench.trainer is TrainerState.HELD
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [(2.5, 2.5), (math.nan, limits.LOSS_MAX), (math.inf, limits.LOSS_MAX), (1e7, limits.LOSS_MAX)],
+)
+def test_a_loss_that_is_no_number_or_too_high_is_told_as_the_bound(bench, loss, told):
+    bench.commit(bench.log.add(CheckpointMarked(0, bench.machine.setup.signer.key)))
+    bench.done(Evaluate, EvaluatedLoss(loss, 128, 1.0))
+    assert bench.last(SYNCER.key, Evaluation).loss == told
+
+
+def test_an_evaluation_that_failed_says_nothing(bench):
+    bench.commit(bench.log.add(CheckpointMarked(0, bench.machine.setup.signer.key)))
+    bench.done(Evaluate, Failed("out of memory"))
+    assert bench.last(SYNCER.key, Evaluation) is None
+
+
+def test_who_finishes_while_it_is_paused_does_not_wait_for_rounds_that_do_not_open(bench):
+    bench.commit(*wrecked(bench))
+    bench.note(FinishAsked())
+    (words,) = stops(bench.effects)
+    assert "the guard pauses merging" in str(words)
+
+
+# The owner goes back
+
+
+def new_epoch(bench, log, origin):
+    """The owner began an epoch behind this record; the leader has this log."""
+    charter = structs.replace(
+        bench.tiny.charter, revision=2, epoch=1, origin=Origin(origin, bytes(32))
+    )
+    log.state.epoch = 1
+    bench.feed(PeerDown(SYNCER.key, "a new epoch"))
+    bench.wait(2.0)
+    bench.feed(PeerUp(SYNCER.key))
+    return bench.admit(log, charter=sealed_charter(charter))
+
+
+def test_what_the_owner_voided_leaves_the_optimizer_too(bench):
+    behind = Log(SeatTaken(SYNCER.key), weights())
+    bench.commit(bench.log.add(merged(version=1)))
+    effects = new_epoch(bench, behind, origin=2)
+    (replaced,) = actions(effects, ReplaceTrainer)
+    assert "went back" in replaced.reason
+
+
+def test_an_epoch_that_voids_nothing_here_replaces_no_trainer(bench):
+    bench.commit(bench.log.add(merged(version=1)))
+    effects = new_epoch(bench, bench.log, origin=3)
+    assert actions(effects, ReplaceTrainer) == []

@@ -12,7 +12,7 @@ from host.join_link import JoinLink
 from host.options import NodeOptions
 from node.daemon.trainer_options import data_location, require_foreign_tokenizer
 from protocol.errors import UserError
-from protocol.project import Genesis
+from protocol.project import Genesis, PinnedFile, TokenizerSpec
 from tests.support.tiny_project import tiny_genesis
 
 
@@ -66,3 +66,9 @@ def test_the_host_of_a_project_may_use_its_own_tokenizer_file(tmp_path, genesis)
 @pytest.mark.parametrize("name", ["bytes", "owner/model"])
 def test_tokenizers_that_name_no_file_are_welcome(tmp_path, genesis, name):
     require_foreign_tokenizer(options(tmp_path), naming(genesis, tokenizer=name))
+
+
+def test_a_tokenizer_that_peers_give_needs_no_name(tmp_path, genesis):
+    spec = TokenizerSpec((PinnedFile("tokenizer.json", 2, bytes(32)),), "</s>")
+    pinned = msgspec.structs.replace(naming(genesis, tokenizer="/etc/passwd"), tokenizer=spec)
+    require_foreign_tokenizer(options(tmp_path), pinned)

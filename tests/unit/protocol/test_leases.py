@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import MalformedMessage
-from protocol.log.leases import LeaseBook
+from protocol.log.leases import LeaseBook, TextShape
 from protocol.log.records import Span
 from protocol.messages import Cursor
 from tests.support.builders import ONE, TWO
@@ -14,7 +14,7 @@ A, B = (ONE.key, 1), (TWO.key, 1)
 
 def granted(book, session, blocks):
     spans = book.pick(blocks)
-    book.lease(session, spans, AT_S)
+    book.lease(session, spans, AT_S, BLOCK)
     return spans
 
 
@@ -147,8 +147,8 @@ def test_giving_back_twice_returns_once(book):
 
 
 def test_a_session_keeps_the_time_of_its_first_lease_until_it_ends(book):
-    book.lease(A, book.pick(1), 5.0)
-    book.lease(A, book.pick(1), 9.0)
+    book.lease(A, book.pick(1), 5.0, BLOCK)
+    book.lease(A, book.pick(1), 9.0, BLOCK)
     assert book.since_s == {A: 5.0}
     book.give_back(A)
     assert book.since_s == {}
@@ -166,6 +166,94 @@ def test_entries_are_in_key_order_and_complete(book):
 def test_positions_that_are_neither_new_nor_given_back_cannot_be_leased(book, span):
     granted(book, A, 3)
     with pytest.raises(MalformedMessage):
-        book.lease(B, (span,), AT_S)
+        book.lease(B, (span,), AT_S, BLOCK)
     with pytest.raises(MalformedMessage):
-        book.lease(B, (Span(5, 6, 0),), AT_S)
+        book.lease(B, (Span(5, 6, 0),), AT_S, BLOCK)
+
+
+# What text covers
+
+SHAPE = TextShape(sequence_tokens=16, block_sequences=BLOCK)
+
+
+def covered(book, session, position, sequence, fragment=0):
+    return book.covered(session, fragment, Cursor(position, sequence), SHAPE)
+
+
+def hand_in(book, session, position, sequence, tokens=0, fragment=0):
+    book.hand_in(session, fragment, Cursor(position, sequence), tokens, BLOCK)
+
+
+def test_a_push_can_claim_what_was_read_since_the_last_one_of_its_fragment(book):
+    granted(book, A, 3)
+    assert covered(book, A, 1, 2) == 6
+    hand_in(book, A, 1, 2)
+    assert covered(book, A, 1, 2) == 0
+    assert covered(book, A, 2, BLOCK) == 6
+    assert covered(book, A, 2, BLOCK, fragment=1) == 12
+
+
+def test_a_line_goes_on_in_the_order_of_its_leases(book):
+    granted(book, A, 3)
+    book.give_back(A)
+    granted(book, B, 1)
+    granted(book, A, 2)
+    book.give_back(B)
+    granted(book, A, 1)
+    assert book.held[A] == [Span(1, 3, 0), Span(0, 1, 0)]
+    assert [covered(book, A, at, BLOCK) for at in (1, 2, 0)] == [4, 8, 12]
+    hand_in(book, A, 0, BLOCK)
+    assert book.held[A] == []
+
+
+def test_a_block_that_was_partly_read_by_another_counts_for_the_rest(book):
+    granted(book, A, 1)
+    book.advance(A, Cursor(0, 3), BLOCK)
+    book.give_back(A)
+    granted(book, B, 2)
+    assert covered(book, B, 0, BLOCK) == 1
+    assert covered(book, B, 1, 1) == 2
+
+
+def test_a_place_that_others_are_past_claims_no_more_than_they_read(book):
+    granted(book, A, 4)
+    hand_in(book, A, 2, 0, fragment=1)
+    assert covered(book, A, 1, 0) == 8
+    hand_in(book, A, 1, 0, tokens=4 * 16)
+    assert covered(book, A, 3, 0) == 8
+    hand_in(book, A, 3, 0, tokens=8 * 16)
+    assert covered(book, A, 3, 2) == 2
+
+
+def test_a_place_in_text_of_others_claims_nothing(book):
+    granted(book, A, 1)
+    granted(book, B, 8)
+    assert covered(book, A, 7, 0) == 0
+
+
+def test_a_session_begins_at_nothing_when_its_text_was_given_back(book):
+    granted(book, A, 2)
+    hand_in(book, A, 1, 2)
+    book.give_back(A)
+    assert covered(book, A, 1, 2) is None
+    granted(book, A, 1)
+    assert covered(book, A, 1, BLOCK) == 2
+
+
+def test_what_is_covered_survives_being_written(book):
+    granted(book, A, 3)
+    hand_in(book, A, 1, 2, fragment=2)
+    granted(book, B, 1)
+    again = LeaseBook.of(book.next_position, tuple(book.returned), book.entries())
+    assert again == book
+    assert covered(again, A, 2, 0, fragment=2) == 2
+
+
+def test_of_a_session_from_before_nothing_is_known(book):
+    granted(book, A, 3)
+    entries = book.entries(with_coverage=False)
+    again = LeaseBook.of(book.next_position, (), entries)
+    assert covered(again, A, 1, 2) is None
+    again.lease(A, again.pick(1), AT_S, BLOCK)
+    hand_in(again, A, 1, 2)
+    assert covered(again, A, 2, 2) is None

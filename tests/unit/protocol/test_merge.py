@@ -1,6 +1,7 @@
 import itertools
 import math
 import tracemalloc
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from protocol.errors import InternalError, MalformedPayload
 from protocol.fragments import build_layout
 from protocol.numerics.codecs import CHUNK, decode, encode
+from protocol.numerics.lengths import Length
 from protocol.numerics.merge import (
     Contribution,
     Reference,
@@ -17,8 +19,9 @@ from protocol.numerics.merge import (
     push_weight,
     token_weight,
 )
+from protocol.numerics.repeats import Former
 from protocol.project import TensorSpec
-from protocol.standing import Standing
+from protocol.standing import ESTABLISHED_MIN, Standing
 from tests.support import oracle
 from tests.support.oracle import wave
 
@@ -54,6 +57,10 @@ def padded(fragment, *numbers):
     out = np.zeros(fragment.numel, dtype=np.float32)
     out[: len(numbers)] = numbers
     return out
+
+
+def lengths_of(*norms):
+    return tuple(Length(one) for one in norms)
 
 
 def random_pushes(fragment, count, seed=0):
@@ -362,6 +369,50 @@ def test_who_pointed_backwards_before_does_not_count(rule, codec):
     np.testing.assert_array_equal(merged.values, alone.values)
 
 
+def test_who_repeats_itself_does_not_count_though_it_points_where_others_do():
+    fragment = one_fragment((700, "rda"))
+    momentum, honest = around(fragment, 4)
+    found = known(honest, [0.8] * 4)
+    found[3] = replace(found[3], standing=Standing(0.8, 9, repeats=0.9, compared=9))
+    merged = merge_fragment(found, fragment, 3.0, Reference(momentum, 0.8, (), repeats=0.1))
+    assert merged.trusts == (1.0, 1.0, 1.0, 0.0)
+    assert merged.shares[3] == 0.0
+    assert len(merged.own_parts) == 4
+    unknown = merge_fragment(found, fragment, 3.0, Reference(momentum, 0.8, ()))
+    assert unknown.trusts == (1.0,) * 4
+
+
+def test_how_far_a_push_repeats_itself_says_nothing_of_its_own_merge():
+    fragment = one_fragment((700, "rda"))
+    momentum, honest = around(fragment, 4)
+    found = known(honest, [0.8] * 4)
+    usual = Reference(momentum, 0.8, (), repeats=0.1)
+    first = merge_fragment(found, fragment, 3.0, usual)
+    learners = {one.key[0] for one in found}
+    assert len(learners) == 1
+    former = Former(0, dict.fromkeys(learners, first.own_parts[3]))
+    again = merge_fragment(found, fragment, 3.0, replace(usual, former=former))
+    assert first.repeats == (0.0,) * 4
+    assert again.repeats[3] > 0.3
+    assert (again.trusts, again.shares) == (first.trusts, first.shares)
+    np.testing.assert_array_equal(again.values, first.values)
+
+
+def test_of_few_steps_a_push_may_point_less_far():
+    fragment = one_fragment((7000, "rda"))
+    momentum, honest = around(fragment, 4)
+    noise = random_pushes(fragment, 1, 77)[0]
+    short = 0.1 * momentum + noise / np.linalg.norm(noise)
+    found = known([*honest[:3], short], [0.8, 0.8, 0.8, 0.1])
+    told = [replace(one, steps=8) for one in found[:3]] + [replace(found[3], steps=1)]
+    told[3] = replace(told[3], standing=Standing(0.1 / 8**0.5, 9, expected=1 / 8))
+    alike = merge_fragment(found, fragment, 3.0, Reference(momentum, 0.8, ()))
+    aware = merge_fragment(told, fragment, 3.0, Reference(momentum, 0.8, ()))
+    assert aware.expected == (1.0, 1.0, 1.0, 8**-0.5)
+    assert alike.trusts[3] == 0.0
+    assert aware.trusts[3] > 0.5
+
+
 def test_a_newcomer_that_points_backwards_does_not_count_in_its_first_merge():
     fragment = one_fragment((700, "rda"))
     momentum, honest = around(fragment, 3)
@@ -396,15 +447,15 @@ def test_a_push_alone_is_clipped_against_what_others_handed_in_before():
     fragment = one_fragment((700, "rda"))
     momentum, (one,) = around(fragment, 1)
     length = norm(one.astype(np.float32))
-    others = Reference(momentum, 0.0, (length, length, 50.0 * length))
+    others = Reference(momentum, 0.0, lengths_of(length, length, 50.0 * length))
     long = known([10 * one], [0.8])
     merged = merge_fragment(long, fragment, 3.0, others)
     # The median of 1, 1, 10 and 50 lengths is 5.5; three times that is more than 10.
     assert merged.scales == (1.0,)
     assert merge_fragment([push(10 * one)], fragment, 3.0, others).scales[0] == pytest.approx(0.55)
-    quiet = Reference(momentum, 0.0, (length, length, length))
+    quiet = Reference(momentum, 0.0, lengths_of(length, length, length))
     assert merge_fragment(long, fragment, 3.0, quiet).scales[0] == pytest.approx(0.3)
-    two = Reference(momentum, 0.0, (length,))
+    two = Reference(momentum, 0.0, lengths_of(length))
     assert merge_fragment(long, fragment, 3.0, two).scales == (1.0,)
 
 
@@ -448,3 +499,72 @@ def test_who_repeats_the_same_number_everywhere_is_not_followed():
     found = known([*honest, same], [0.5, 0.5, 0.5, 0.0])
     merged = merge_fragment(found, fragment, 3.0, Reference(same, 0.5, ()))
     assert merged.trusts == (1.0, 1.0, 1.0, 0.0)
+
+
+# Shares.
+
+
+def shared(weights, good, *, established=True, vectors=None):
+    """Shares of pushes that mostly agree, of learners with so many good ones."""
+    fragment = one_fragment((700, "rda"))
+    momentum, honest = around(fragment, len(weights))
+    found = [
+        Contribution(
+            (b"host", 1, at), encode("f32", values), "f32", weight, Standing(0.8, 20, often)
+        )
+        for at, (values, weight, often) in enumerate(
+            zip(np.asarray(vectors or honest, np.float32), weights, good, strict=True)
+        )
+    ]
+    reference = Reference(momentum, 0.8, (), is_established=established)
+    return merge_fragment(found, fragment, 1e6, reference).shares
+
+
+LONG = ESTABLISHED_MIN
+
+
+def test_no_push_is_more_than_a_third_of_four():
+    assert shared([97, 1, 1, 1], [LONG] * 4) == pytest.approx((3 / 9, 2 / 9, 2 / 9, 2 / 9))
+    assert shared([10, 10, 1, 1], [LONG] * 4) == pytest.approx((1 / 3, 1 / 3, 1 / 6, 1 / 6))
+    assert shared([60, 25, 10, 5], [LONG] * 4) == pytest.approx((1 / 3, 1 / 3, 2 / 9, 1 / 9))
+
+
+def test_no_push_is_more_than_half_of_three():
+    assert shared([98, 1, 1], [LONG] * 3) == pytest.approx((0.5, 0.25, 0.25))
+
+
+def test_of_two_pushes_each_weighs_what_it_weighs():
+    assert shared([9, 1], [LONG] * 2) == pytest.approx((0.9, 0.1))
+
+
+def test_new_learners_together_add_little_beside_established_ones():
+    found = shared([1, 1, 1, 1, 1], [LONG, LONG, LONG, LONG - 1, 0])
+    assert found == pytest.approx((0.3, 0.3, 0.3, 0.05, 0.05))
+    assert shared([1, 1, 1, 1], [LONG, 0, 0, 0], established=False) == pytest.approx((0.25,) * 4)
+
+
+def test_a_new_learner_alone_moves_little_where_established_ones_are_here():
+    assert shared([1], [0]) == pytest.approx((0.1,))
+    assert shared([1, 9], [LONG, 0]) == pytest.approx((0.15, 0.1))
+
+
+def test_pushes_that_are_alike_share_one_weight():
+    fragment = one_fragment((700, "rda"))
+    _, honest = around(fragment, 5)
+    found = shared([1] * 7, [LONG] * 7, vectors=[*honest, honest[0], honest[0]])
+    assert found[0] == found[5] == found[6] == pytest.approx(1 / 15)
+    assert found[1] == pytest.approx(1 / 5)
+
+
+def test_new_learners_do_not_say_where_to_go():
+    """Three of them agree, and are compared with the three that are established."""
+    fragment = one_fragment((700, "rda"))
+    momentum, honest = around(fragment, 3)
+    liars = [push(-one, sequence=20 + at) for at, one in enumerate(honest)]
+    settled = [
+        Contribution((b"host", 1, at), encode("f32", one), "f32", 1.0, Standing(0.8, LONG, LONG))
+        for at, one in enumerate(np.asarray(honest, np.float32))
+    ]
+    reference = Reference(momentum, 0.8, (), is_established=True)
+    merged = merge_fragment([*settled, *liars], fragment, 3.0, reference)
+    assert merged.trusts == (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)

@@ -10,6 +10,7 @@ from protocol.log.records import (
     CharterAdopted,
     Electorate,
     certify,
+    counted_tokens,
     electorate,
     is_elected,
     majority,
@@ -25,6 +26,7 @@ from tests.support.builders import (
     STRANGER,
     SYNCER,
     certified,
+    contribution,
     digest_of,
     project,
     record,
@@ -339,3 +341,51 @@ def test_a_vote_for_the_seat_is_no_vote_for_a_record():
     entry = certified(record())
     with pytest.raises(BadSignature):
         opened(with_certificate(entry, votes=(vote,)))
+
+
+# Tokens that count.
+
+
+def parts(*tokens, shares, trusts=None):
+    """Pushes of one merge, each weighed by its tokens."""
+    return [
+        contribution(tokens=own, weight=float(own), share=share, trust=trust)
+        for own, share, trust in zip(tokens, shares, trusts or [1.0] * len(tokens), strict=True)
+    ]
+
+
+def test_tokens_count_as_said_where_no_share_was_lessened():
+    assert counted_tokens(parts(600, 300, 100, shares=(0.6, 0.3, 0.1))) == [600, 300, 100]
+    # A part of the whole was lost with somebody's trust: the others' shares are as they were.
+    made = parts(*[500] * 4, shares=(0.375, 0.375, 0.0, 0.0), trusts=(1.0, 1.0, 0.0, 0.0))
+    assert counted_tokens(made) == [500, 500, 0, 0]
+    assert counted_tokens(parts(500, shares=(0.75,), trusts=(0.5,))) == [250]
+    assert counted_tokens(parts(500, 300, shares=(0.0, 0.0))) == [500, 300]  # A former version.
+
+
+def test_what_did_not_count_adds_no_tokens():
+    made = parts(500, 500, 500, shares=(0.5, 0.5, 0.0), trusts=(1.0, 1.0, 0.0))
+    assert counted_tokens(made) == [500, 500, 0]
+
+
+def test_a_push_that_claims_too_much_adds_what_its_share_is_worth():
+    made = parts(50_000, 1_000, 1_000, 1_000, shares=(1 / 3, 2 / 9, 2 / 9, 2 / 9))
+    assert counted_tokens(made) == [1_500, 1_000, 1_000, 1_000]
+
+
+def test_two_that_claim_too_much_are_not_compared_with_one_another():
+    made = parts(50_000, 90_000, 1_000, 1_000, shares=(1 / 3, 1 / 3, 1 / 6, 1 / 6))
+    assert counted_tokens(made) == [2_000, 2_000, 1_000, 1_000]
+
+
+def test_new_learners_cannot_spend_the_budget():
+    made = parts(1_000, 1_000, 8_000, shares=(0.45, 0.45, 0.1))
+    assert counted_tokens(made) == [1_000, 1_000, 222]
+
+
+def test_nor_can_they_where_they_are_alone_in_a_merge():
+    """It moves as little as they may, and so do its tokens."""
+    assert counted_tokens(parts(8_000, shares=(0.1,))) == [800]
+    assert counted_tokens(parts(6_000, 2_000, shares=(0.075, 0.025))) == [600, 200]
+    made = parts(6_000, 2_000, 500, shares=(0.075, 0.025, 0.0), trusts=(1.0, 1.0, 0.0))
+    assert sum(counted_tokens(made)) <= 800

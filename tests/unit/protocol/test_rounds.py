@@ -15,6 +15,7 @@ LEGAL = {
     (RoundState.OPEN, "close"): RoundState.MERGING,
     (RoundState.OPEN, "abandon"): RoundState.ABANDONED,
     (RoundState.GRACE, "close"): RoundState.MERGING,
+    (RoundState.GRACE, "abandon"): RoundState.ABANDONED,
     (RoundState.MERGING, "merged"): RoundState.COMMITTING,
     (RoundState.MERGING, "abandon"): RoundState.ABANDONED,
     (RoundState.COMMITTING, "committed"): RoundState.COMMITTED,
@@ -63,6 +64,15 @@ def test_every_transition_is_in_the_table_or_is_a_bug(state, trigger):
 
 def test_the_table_has_no_trigger_beyond_these():
     assert ROUND_TRANSITIONS == LEGAL
+
+
+def test_a_push_that_is_struck_makes_no_quorum_and_is_not_waited_for():
+    one = a_round(ONE, TWO, quorum=2)
+    deliver(one, ONE)
+    one.strike(one.tickets[ONE.key])
+    assert (one.fresh, one.arrived, one.is_waiting(T0)) == (0, [], True)
+    one.strike(one.tickets[TWO.key])
+    assert (one.fresh, one.is_waiting(T0)) == (0, False)
 
 
 def test_a_round_waits_while_somebody_may_still_deliver():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from protocol import wire
@@ -10,6 +11,8 @@ from protocol.log.records import (
     CharterAdopted,
     CheckpointEvaluated,
     CheckpointMarked,
+    Contribution,
+    PushProbed,
     RunEnded,
     RunEnding,
     SeatTaken,
@@ -17,13 +20,17 @@ from protocol.log.records import (
     WeightsInitialised,
     record_hash,
 )
-from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, NORMS_MAX, SwarmState, SwarmSummary
-from protocol.messages import Cursor
-from protocol.standing import Standing
+from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, KnownNorm, SwarmState, SwarmSummary
+from protocol.merge_rules import NORMS_KNOWN_MAX
+from protocol.messages import Cursor, Gain
+from protocol.novelty import Novelty
+from protocol.project import Reinstated
+from protocol.standing import NOBODY, Standing, after
 from simulator.stand_ins.tiny import charter_envelope
 from tests.support.builders import (
     ONE,
     SYNCER,
+    THREE,
     TWO,
     Log,
     contribution,
@@ -31,6 +38,7 @@ from tests.support.builders import (
     merged,
     project,
     record,
+    sealed_charter,
     state_digests,
     weights,
 )
@@ -118,6 +126,13 @@ def test_accounts_sum_over_sessions_and_count_clips(log):
     mine, theirs = log.state.accounts[ONE.key], log.state.accounts[TWO.key]
     assert (mine.merges, mine.tokens, mine.clipped) == (2, 15, 1)
     assert (theirs.merges, theirs.tokens, theirs.clipped) == (1, 1, 0)
+
+
+def test_a_contributor_is_whoever_has_a_merge(log):
+    assert not log.state.has_merges(ONE.key)
+    log.add(merged(contributions=(contribution(learner=ONE.key),)))
+    assert log.state.has_merges(ONE.key)
+    assert not log.state.has_merges(TWO.key)
 
 
 def test_a_hand_in_finishes_the_blocks_before_its_cursor(log):
@@ -231,29 +246,106 @@ def test_cosines_add_up_to_a_standing_and_only_where_something_was_compared(log)
     log.add(merged(contributions=parts))
     log.add(merged(fragment=1, global_step=2, contributions=(contribution(),)))
     accounts = log.state.accounts
-    assert accounts[ONE.key].standing == Standing(0.4, 1)
+    assert accounts[ONE.key].standing == Standing(0.4, 1, good=1)
     assert accounts[ONE.key].doubted == 0
     assert accounts[TWO.key].standing == Standing(-0.2, 1)
     assert accounts[TWO.key].doubted == 1
 
 
+def test_a_push_of_few_steps_and_one_that_repeats_itself_are_weighed_as_the_record_says(log):
+    log.add(merged(contributions=(contribution(cosine=0.2, expected=0.5, repeat=0.8),)))
+    standing = log.state.accounts[ONE.key].standing
+    assert standing == after(NOBODY, 0.2, 1.0, expected=0.5, repeat=0.8)
+    assert (standing.bearing, standing.repeats) == (0.4, 0.4)
+
+
+def test_records_of_before_say_that_all_was_expected_and_nothing_repeated():
+    written = msgspec.msgpack.decode(wire.encode(contribution(cosine=0.4, tensors_clipped=2)))
+    former = wire.decode(msgspec.msgpack.encode(written[:-4]), Contribution)
+    assert former == contribution(cosine=0.4, tensors_clipped=2)
+    assert (former.expected, former.repeat) == (1.0, 0.0)
+
+
+def test_novelties_add_up_and_echoes_are_counted_and_both_survive_a_checkpoint(log):
+    parts = contribution(echo=0.3, novelty=0.25), contribution(learner=TWO.key, echo=1.0)
+    log.add(merged(contributions=parts))
+    log.add(merged(fragment=1, global_step=2, contributions=(contribution(),)))
+    accounts = log.state.accounts
+    assert accounts[ONE.key].novelty == Novelty(0.25, 1)
+    assert accounts[TWO.key].novelty == Novelty(0.0, 0, echoes=1)
+    written = wire.encode(log.state.summary())
+    again = SwarmState.restore(wire.decode(written, SwarmSummary), 4)
+    assert again.accounts == accounts
+
+
 def test_the_newest_norms_of_a_fragment_are_known_and_bounded(log):
     log.add(merged(contributions=(contribution(norm=2.0), contribution(learner=TWO.key, norm=3.0))))
     log.add(merged(version=2, global_step=2, contributions=(contribution(norm=4.0),)))
-    assert log.state.norms[0] == {TWO.key: 3.0, ONE.key: 4.0}
+    assert log.state.norms[0] == {
+        TWO.key: KnownNorm(TWO.key, 3.0, 8),
+        ONE.key: KnownNorm(ONE.key, 4.0, 8),
+    }
     assert log.state.norms[1] == {}
     many = tuple(
-        contribution(learner=bytes([at]) * 32, norm=float(at)) for at in range(NORMS_MAX + 5)
+        contribution(learner=bytes([at]) * 32, norm=float(at)) for at in range(NORMS_KNOWN_MAX + 5)
     )
     log.add(merged(version=3, global_step=3, contributions=many))
-    assert len(log.state.norms[0]) == NORMS_MAX
-    assert bytes([NORMS_MAX + 4]) * 32 in log.state.norms[0]
+    assert len(log.state.norms[0]) == NORMS_KNOWN_MAX
+    assert bytes([NORMS_KNOWN_MAX + 4]) * 32 in log.state.norms[0]
 
 
 def test_standings_and_norms_survive_a_checkpoint(log):
-    log.add(merged(contributions=(contribution(norm=2.0, cosine=0.5),)))
+    log.add(merged(contributions=(contribution(norm=2.0, cosine=0.5, tensors=b"\x01\x09"),)))
     written = wire.encode(log.state.summary())
     again = SwarmState.restore(wire.decode(written, SwarmSummary), 4)
     assert again.summary() == log.state.summary()
     assert again.norms == log.state.norms
-    assert again.accounts[ONE.key].standing == Standing(0.5, 1)
+    assert again.accounts[ONE.key].standing == Standing(0.5, 1, good=1)
+
+
+# Probes.
+
+GAIN, LESS = Gain(3.0, 0.02, 0.01, 16), Gain(3.0, 0.01, 0.01, 16)
+
+
+def probed(**changes):
+    usual = PushProbed(ONE.key, 1, 1, 0, TWO.key, GAIN, LESS, -1.5)
+    return msgspec.structs.replace(usual, **changes)
+
+
+def test_probes_add_up_by_prober(log):
+    for prober, score in ((TWO, -1.5), (THREE, 0.5), (TWO, -1.0)):
+        log.add(probed(prober=prober.key, score=score))
+    account = log.state.accounts[ONE.key]
+    assert account.probes == 3
+    assert {one.prober: (one.probes, one.evidence) for one in account.findings} == {
+        THREE.key: (1, 0.5),
+        TWO.key: (2, -2.5),
+    }
+    assert not log.state.is_suspended(ONE.key)
+
+
+def test_a_suspended_learner_gives_back_its_tokens_and_norms(log):
+    parts = (contribution(tokens=400), contribution(learner=TWO.key, tokens=300))
+    for fragment in range(4):
+        log.add(merged(fragment=fragment, global_step=fragment + 1, contributions=parts))
+    assert log.state.tokens == 700
+    log.add(probed(suspends=True, withdrawn=1600))
+    assert log.state.is_suspended(ONE.key)
+    assert log.state.tokens == 300
+    assert log.state.accounts[ONE.key].tokens == 1600, "what it handed in stays in the ledger"
+    assert all(ONE.key not in known for known in log.state.norms)
+    summary = wire.decode(wire.encode(log.state.summary()), SwarmSummary)
+    assert SwarmState.restore(summary, log.state.block_sequences) == log.state
+
+
+def test_the_owner_lifts_a_suspension_once(log):
+    log.add(CharterAdopted(charter_envelope(log.tiny)))
+    log.add(probed(suspends=True))
+    for revision, is_suspended in ((2, False), (3, True)):
+        lifted = (Reinstated(ONE.key, 2),)
+        charter = msgspec.structs.replace(log.tiny.charter, revision=revision, reinstated=lifted)
+        log.add(CharterAdopted(sealed_charter(charter, log.tiny)))
+        assert log.state.is_suspended(ONE.key) == is_suspended
+        log.add(probed(suspends=True))
+    assert log.state.accounts[ONE.key].probes == 3

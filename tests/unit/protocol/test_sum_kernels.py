@@ -5,10 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from protocol.fragments import BLOCK, TensorSpan
+from protocol.fragments import BLOCK
 from protocol.numerics import codecs
 from protocol.numerics.compiled import kernels, sum_kernels, vectors
-from protocol.numerics.summing import Source, add_together, products, total
+from protocol.numerics.picked import Picked
+from protocol.numerics.summing import Source, add_together
+from tests.support.values import spread
 
 numba = pytest.importorskip("numba")
 SIZE = 80 * BLOCK
@@ -57,35 +59,11 @@ def test_adding_is_that_of_the_twin(with_lookup, monkeypatch):
     assert found.tobytes() == expected.tobytes()
 
 
-def spread(seed, size=SIZE):
-    """Numbers of many magnitudes."""
-    generator = np.random.default_rng(seed)
-    wide = generator.standard_normal(size) * 10.0 ** generator.integers(-20, 20, size)
-    return wide.astype(np.float32)
-
-
-@pytest.mark.parametrize("codec", ["int4", "int8", "f32"])
-@pytest.mark.parametrize("numel", [SIZE, SIZE - 37])
-def test_products_are_those_of_the_twin(with_lookup, monkeypatch, codec, numel):
-    payload = codecs.encode(codec, drawn_values(3))
-    source, other = Source(codec, payload, SIZE, (b"", 0, 3)), spread(4)
-    span = TensorSpan("t", (numel,), numel, "rda", 0)
-    for kernel in ("products", "coded_products"):
-        monkeypatch.setattr(sum_kernels, kernel, again(getattr(sum_kernels, kernel)))
-    for start, stop in [(0, SIZE), (3 * BLOCK, 40 * BLOCK)]:
-        found = products(source, span, start, stop, other[start:stop])
-        with monkeypatch.context() as patch:
-            patch.setattr(kernels, "IS_COMPILED", False)
-            expected = products(source, span, start, stop, other[start:stop])
-        assert found.tobytes() == expected.tobytes()
-        exact = source.decoded(span, start, stop).astype(np.float64) * other[start:stop]
-        assert total(found) == pytest.approx(math.fsum(exact.tolist()), rel=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_total_is_rounded_once(seed, monkeypatch):
-    sums = spread(seed, 1000).astype(np.float64) * spread(seed + 9, 1000)
-    found = total(sums)
+def test_a_product_is_that_of_the_twin(with_lookup, monkeypatch):
+    values, others = spread(SIZE, 3), spread(SIZE, 4)
+    monkeypatch.setattr(sum_kernels, "products", again(sum_kernels.products))
+    found = Picked.of_values(values).product(others)
     monkeypatch.setattr(kernels, "IS_COMPILED", False)
-    assert found == total(sums) == math.fsum(sums.tolist())
-    assert total(np.zeros(3)) == 0.0
+    assert Picked.of_values(values).product(others) == found
+    exact = values.astype(np.float64) * others
+    assert found == pytest.approx(math.fsum(exact.tolist()), rel=1e-9)

@@ -7,10 +7,11 @@ import pytest
 
 from protocol import limits, wire
 from protocol.errors import LimitExceeded, MalformedMessage
+from protocol.log.records import Record
 from protocol.log.state import SwarmSummary
 from protocol.messages import Decline, Envelope, Heartbeat, Message, Push, PushHeader
 from protocol.project import Charter
-from tests.support.builders import heartbeat, hello, push_header
+from tests.support.builders import heartbeat, hello, merged, push_header, record
 from tests.support.strategies import each_of
 
 pack = msgspec.msgpack.encode
@@ -175,3 +176,37 @@ def test_a_bound_of_its_own_holds_for_a_known_kind():
     assert wire.decode(frame, PushHeader, bytes_max=len(frame)) == push_header()
     with pytest.raises(LimitExceeded):
         wire.decode(frame, PushHeader, bytes_max=len(frame) - 1)
+
+
+def shortened(value, *place):
+    """The encoding of a value without the last field of the struct at this place."""
+    plain = msgspec.msgpack.decode(wire.encode(value))
+    inner = plain
+    for at in place:
+        inner = inner[at]
+    del inner[-1]
+    return pack(plain)
+
+
+def test_a_record_of_a_former_version_lacks_last_fields_and_is_read():
+    merge = record(merged())
+    parts_at = (-1, 11)
+    (part,) = merge.body.contributions
+    assert msgspec.msgpack.decode(wire.encode(merge))[-1][11][0][-1] == part.novelty
+    former = shortened(merge, *parts_at, 0)
+    assert wire.decode(former, Record) == merge
+    assert len(former) < len(wire.encode(merge))
+
+
+@pytest.mark.parametrize("place", [(), (-1, 11)], ids=["a field without default", "an entry"])
+def test_what_a_record_cannot_do_without_is_not_left_out(place):
+    with pytest.raises(MalformedMessage):
+        wire.decode(shortened(record(merged()), *place), Record)
+
+
+def test_a_former_record_in_another_encoding_is_malformed():
+    former = shortened(record(merged()), -1, 11, 0)
+    at = former.index(b"\xa6merged") + len(b"\xa6merged")
+    assert former[at] == 1  # the round
+    with pytest.raises(MalformedMessage, match="canonical"):
+        wire.decode(former[:at] + b"\xcc\x01" + former[at + 1 :], Record)

@@ -19,7 +19,6 @@ from host.files.signed_project import (
     open_project,
     read_signed,
     seal_project,
-    write_signed,
 )
 from protocol import wire
 from protocol.log.records import (
@@ -35,8 +34,8 @@ from protocol.messages import CertifiedRecord, Envelope
 from protocol.project import Voter, encode, project_id
 from protocol.status import NetworkStatus, ProjectStatus, SeatStatus, VoterRow, WitnessStatus
 from shoal.__main__ import main
-from simulator.stand_ins.tiny import tiny_project
 from syncer_node.storage.voter_files import VoterFiles
+from tests.support.owned_project import owned_project
 
 B, W = b"\xbb" * 32, b"\xcc" * 32
 LEARNER = "ab" * 32
@@ -52,16 +51,7 @@ def home(tmp_path, monkeypatch) -> Home:
 @pytest.fixture
 def target(home, tmp_path) -> Path:
     """A signed project whose only voter is this home's syncer."""
-    owner = keystore.load_or_create(home.identity("owner"))
-    here = keystore.load_or_create(home.identity("syncer"))
-    tiny = tiny_project(here.key)
-    genesis = msgspec.structs.replace(tiny.genesis, owner=owner.key)
-    charter = msgspec.structs.replace(tiny.charter, project=project_id(encode(genesis)))
-    path = tmp_path / "tiny.shoal"
-    write_signed(path, seal_project(genesis, charter, owner))
-    (tmp_path / "tiny.toml").write_text("# a person's file\n")
-    os.utime(tmp_path / "tiny.toml", (1, 1))
-    return path
+    return owned_project(home, tmp_path)
 
 
 def own_key(home: Home) -> bytes:
@@ -220,7 +210,7 @@ def test_a_new_disk_is_admitted_by_raising_its_generation(home, target, capsys):
         (["remove-voter", "12"], "Give at least 8 digits of the key. The voters are:"),
         (["remove-voter", "12345678"], "is not the key of one of them. The voters are:"),
         (["unban", "12345678"], "Banned are: there is none"),
-        (["ban", "12345678"], "is not a key of 64 hex digits"),
+        (["ban", "12345678"], "is not a whole key of 64 hex digits"),
     ],
 )
 def test_a_key_that_is_none_of_them_is_said_to_be_so(target, arguments, words, capsys):
@@ -469,6 +459,15 @@ def test_nothing_is_reset_while_a_majority_is_here(home, target, voter, capsys):
     running.status.seat = seat(own_key(home), B, W, revision=3, here=1)
     assert main(["project", "reset-seat", str(target), "--yes"]) == 0
     assert len(running.taken) == 1
+
+
+def test_no_store_is_replaced_below_a_syncer_that_runs(home, target, voter, capsys):
+    here = seat(own_key(home))
+    here.voters[0].is_self = True
+    voter(here)
+    reset = ["project", "reset-seat", str(target), "--from-learners", "shoal:", "--yes", "--force"]
+    assert main(reset) == 2
+    assert "Stop it first: shoal stop --role syncer" in error_of(capsys)
 
 
 def test_without_records_there_is_nothing_to_go_on_from(home, target, capsys):

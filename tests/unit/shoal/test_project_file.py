@@ -30,7 +30,7 @@ from protocol.project import (
     project_id,
 )
 from protocol.signing import seal
-from shoal.project import charter_commands, file_commands
+from shoal.project import admission_commands, charter_commands, file_commands
 from shoal.project.presets import PRESETS
 from shoal.project.project_file import ProjectFile, make_charter, make_genesis, parse, read_file
 from shoal.project.template import SECTIONS, create_text
@@ -291,7 +291,8 @@ def signed(place: Path, *, former=None, **changes: object) -> SignedProject:
 def test_a_signed_project_holds_what_the_file_says_and_what_was_counted(place):
     write_signed(place / "tiny.shoal", signed(place))
     opened = read_signed(place / "tiny.shoal")
-    genesis, genesis_bytes, charter, envelope = opened
+    genesis, genesis_bytes, charter, envelope, files = opened
+    assert files == ()
     assert genesis.name == "tiny"
     assert genesis.data.blocks > 0
     assert genesis.data.digest != bytes(32)
@@ -403,15 +404,20 @@ def test_a_lost_signed_file_does_not_begin_the_revisions_anew(place, tmp_path):
     path = place / "lost.toml"
     path.write_text(small_text(**{"project.seed": 7}))
     file_commands.sign(path, home=home)
-    charter_commands.ban(OTHER_KEY, path, home=home)
+    admission_commands.ban(OTHER_KEY, path, home=home)
     path.with_suffix(".shoal").unlink()
     file_commands.sign(path, home=home)
     assert read_signed(path.with_suffix(".shoal")).charter.revision == 3
 
 
+def test_a_file_from_before_the_moving_average_has_none():
+    start, end = TEXT.index("ema = "), TEXT.index("# When a fragment is merged")
+    assert parse(TEXT[:start] + TEXT[end:], PATH).outer.ema == 0.0
+
+
 def test_durability_may_be_left_out_and_is_standby_then():
     assert parse(TEXT, PATH).durability == "standby"
-    start, end = TEXT.index("# What must happen before"), TEXT.index("# Who may not take part")
+    start, end = TEXT.index("# What must happen before"), TEXT.index("# Who may take part")
     assert parse(TEXT[:start] + TEXT[end:], PATH).durability == "standby"
     words = 'seat.durability must be one of "leader", "majority", "standby", not "all"'
     assert words in refusal(changed('durability = "standby"', 'durability = "all"'))
@@ -454,10 +460,29 @@ def test_only_the_owners_word_about_this_very_project_counts(place, tmp_path):
         open_project(made.genesis, seal("charter", opened.id, foreign, owner))
     # Floats where the canonical form has them, but one field too many: decodes, and is not ours.
     fields = msgspec.msgpack.decode(made.genesis)
-    longer = msgspec.msgpack.encode([*fields, 0])
+    unused = [None] * (len(Genesis.__struct_fields__) - len(fields))
+    longer = msgspec.msgpack.encode([*fields, *unused, 0])
     assert msgspec.msgpack.decode(longer, type=Genesis)
     with pytest.raises(MalformedMessage, match="canonical"):
         open_project(longer, made.charter)
+
+
+def test_a_project_that_a_former_version_signed_is_read(place):
+    made = signed(place)
+    opened = open_project(made.genesis, made.charter)
+    outer, *_, guard, resumed = (fields := msgspec.msgpack.decode(made.charter.payload))[5:]
+    assert (len(fields), guard, resumed) == (len(opened.charter.__struct_fields__), "pause", None)
+    former = [*fields[:5], outer[:-2], *fields[6:-2]]
+    envelope = seal(
+        "charter",
+        opened.id,
+        msgspec.msgpack.encode(former),
+        keystore.load_or_create(place / "owner.key"),
+    )
+    read = open_project(made.genesis, envelope)
+    outer = read.charter.outer
+    assert (read.charter.guard, outer.probes_frac, outer.ema) == ("off", 0.0, 0.0)
+    assert (read.envelope, read.id) == (envelope, opened.id)
 
 
 def test_a_hub_location_is_a_name_with_its_owner():
@@ -465,3 +490,41 @@ def test_a_hub_location_is_a_name_with_its_owner():
     assert parse(text, PATH).data.location == "owner/stories:small"
     with pytest.raises(UserError, match=r"data.location must be OWNER/NAME"):
         parse(text.replace("owner/stories:small", "text"), PATH)
+
+
+# Who may take part.
+
+
+def admission(text: str) -> str:
+    """The file with these lines as its whole table [admission]."""
+    start, end = TEXT.index("[admission]"), TEXT.index("# The hosts whose signatures")
+    return f"{TEXT[:start]}[admission]\n{text}\n{TEXT[end:]}"
+
+
+def test_a_file_says_who_takes_part():
+    file = parse(TEXT, PATH)
+    assert (file.admission, file.allowed, file.banned) == ("open", (), ())
+    said = admission(f'rule = "list"\nallowed = ["{OTHER_KEY}"]\nbanned = []')
+    file = parse(said, PATH)
+    assert (file.admission, file.allowed) == ("list", (bytes.fromhex(OTHER_KEY),))
+    words = 'admission.rule must be one of "invite", "list", "open", not "closed"'
+    assert words in refusal(admission('rule = "closed"\nbanned = []'))
+    assert "admission.allowed must be a key" in refusal(admission('allowed = ["x"]\nbanned = []'))
+    assert "a list of at most 4,096 keys" in refusal(admission("allowed = 3\nbanned = []"))
+
+
+def test_a_file_of_before_changes_nothing_of_what_the_owner_set_since(place):
+    """Signed again, it must not open what was closed; revoked invites are no matter of any file."""
+    former = made_charter(parse(TEXT, PATH), None)
+    former = msgspec.structs.replace(
+        former, admission="invite", allowed=(bytes(32),), revoked=(bytes(16),)
+    )
+    again = made_charter(parse(admission("banned = []"), PATH), former)
+    assert again is former
+    opened = made_charter(parse(TEXT, PATH), former)
+    assert (opened.admission, opened.allowed) == ("open", ())
+    assert opened.revoked == (bytes(16),)
+
+
+def made_charter(file, former):
+    return make_charter(file, project=bytes(32), this_host=bytes(32), former=former)

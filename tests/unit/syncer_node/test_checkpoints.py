@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -9,16 +12,35 @@ from safetensors.numpy import load_file, save_file
 from host.bulk.blob_store import BlobStore
 from host.files.signed_project import OpenedProject
 from protocol.errors import CorruptState
-from protocol.log.records import FragmentMerged, SeatTaken, WeightsInitialised
+from protocol.log.records import (
+    CharterAdopted,
+    CheckpointEvaluated,
+    CheckpointMarked,
+    FragmentMerged,
+    SeatTaken,
+    WeightsInitialised,
+    WeightsRestored,
+)
 from protocol.numerics.codecs import encode
 from protocol.numerics.outer import digest
+from protocol.project import BaseSpec, BaseTensor, FirstState
 from simulator.stand_ins.tiny import charter_envelope, tiny_weights
 from syncer_node.machine.jobs import Merge, MergePart
 from syncer_node.machine.standby import NONE
 from syncer_node.storage.checkpoints import CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.store import Store
-from tests.support.builders import ONE, SYNCER, Log, contribution, layout, project, push_header
+from tests.support.builders import (
+    ONE,
+    SYNCER,
+    TWO,
+    Log,
+    contribution,
+    layout,
+    project,
+    push_header,
+    sealed_charter,
+)
 
 LAYOUT = layout()
 
@@ -39,10 +61,13 @@ def made(monkeypatch):
 class Syncer:
     """A syncer's bank and disk; another one in the same place is the same syncer, restarted."""
 
-    def __init__(self, root):
+    def __init__(self, root, base=None):
         tiny = project()
         opened = OpenedProject(
-            tiny.genesis, tiny.genesis_bytes, tiny.charter, charter_envelope(tiny)
+            msgspec.structs.replace(tiny.genesis, base=base),
+            tiny.genesis_bytes,
+            tiny.charter,
+            charter_envelope(tiny),
         )
         self.store = Store(root)
         self.bank = MergeBank(LAYOUT, tiny.charter, BlobStore())
@@ -277,3 +302,137 @@ def test_first_weights_that_rotted_to_no_numbers_are_not_used(tmp_path, made):
     _, recovered = restarted(one)
     assert recovered.state.summary() == one.log.state.summary()
     assert recovered.held == [NONE] * 4
+
+
+def test_first_weights_that_are_not_the_projects_are_never_proposed(tmp_path, made):
+    drawn = Syncer(tmp_path / "drawn").disk.initialise()
+    states = tuple(FirstState(one.theta, one.momentum) for one in drawn)
+    tensors = (BaseTensor("F32", bytes(32)),)
+    Syncer(tmp_path / "same", BaseSpec("folder:model", tensors, states)).disk.initialise()
+    other = BaseSpec("folder:model", tensors, (states[0], states[0], *states[2:]))
+    with pytest.raises(CorruptState, match="fragment 1 are not those of folder:model"):
+        Syncer(tmp_path / "other", other).disk.initialise()
+
+
+# The guard goes back
+
+
+class Guarded(Syncer):
+    """A syncer whose model was wrecked behind its second checkpoint of three."""
+
+    def wrecked(self):
+        self.begin()
+        charter = msgspec.structs.replace(project().charter, revision=2, guard="restore")
+        self.commit(CharterAdopted(sealed_charter(charter)))
+        for fragment, loss in enumerate((5.0, 2.0, 9.7)):
+            self.merge(fragment)
+            self.commit(CheckpointMarked(fragment + 1, ONE.key, TWO.key))
+            index = self.checkpoint(keep=self.log.state.candidates)
+            for who in (ONE, TWO):
+                self.commit(CheckpointEvaluated(index, fragment + 1, 0, who.key, loss))
+        self.best = self.log.state.restoring
+        return self
+
+    def go_back(self):
+        """As a leader does; the record."""
+        checkpoint, states = self.best
+        kept = self.disk.checkpoint_of(checkpoint, states)
+        self.disk.keep_restored(checkpoint, kept.theta, kept.momentum)
+        self.bank.hold_checkpoint(checkpoint, kept.theta, kept.momentum)
+        state = self.log.state
+        body = WeightsRestored(
+            pause=state.pause.record,
+            checkpoint=checkpoint,
+            global_step=state.global_step,
+            round=state.rounds,
+            versions=tuple(one.version + 1 for one in state.fragments),
+            fragments=states,
+        )
+        self.commit(body)
+        self.bank.adopt_restored(body)
+        return body
+
+
+@pytest.fixture
+def guarded(tmp_path, made):
+    return Guarded(tmp_path).wrecked()
+
+
+def test_going_back_gives_the_bits_of_the_checkpoint_under_higher_versions(guarded):
+    body = guarded.go_back()
+    kept = guarded.disk.checkpoint_of(body.checkpoint, body.fragments)
+    for at, (number, theta, momentum) in enumerate(guarded.bits()):
+        assert number == body.versions[at]
+        assert theta == kept.theta[at].tobytes()
+        assert momentum == kept.momentum[at].tobytes()
+    assert guarded.bank.held_checkpoint == 0
+    assert guarded.bank.blob_store.get(body.fragments[0].theta) is not None
+
+
+def test_a_restart_behind_it_comes_to_the_same_bits(guarded):
+    guarded.go_back()
+    guarded.merge(1)
+    again, recovered = restarted(guarded)
+    assert again.bits() == guarded.bits()
+    assert recovered.state.summary() == guarded.log.state.summary()
+    assert set(recovered.origins) == {f.record_index for f in recovered.state.fragments}
+
+
+def test_a_restart_needs_no_checkpoint_that_was_pruned_meanwhile(guarded):
+    body = guarded.go_back()
+    shutil.rmtree(guarded.place(body.checkpoint))
+    again, _ = restarted(guarded)
+    assert again.bits() == guarded.bits()
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+def test_damaged_weights_to_go_back_to_are_told_and_not_used(guarded, has_other):
+    body = guarded.go_back()
+    flip(guarded.store.restored_place(body.checkpoint) / "state.safetensors")
+    if not has_other:
+        shutil.rmtree(guarded.place(body.checkpoint))
+    again, recovered = restarted(guarded)
+    if has_other:
+        assert again.bits() == guarded.bits()
+    else:
+        assert recovered.held == [NONE] * len(LAYOUT.fragments)
+
+
+def test_the_kept_weights_go_once_no_recovery_needs_them(guarded):
+    body = guarded.go_back()
+    place = guarded.store.restored_place(body.checkpoint)
+    guarded.checkpoint()
+    assert place.is_dir()
+    guarded.merge(0)
+    guarded.checkpoint()
+    assert not place.exists()
+    again, _ = restarted(guarded)
+    assert again.bits() == guarded.bits()
+
+
+def test_weights_of_other_digests_are_no_version(guarded):
+    body = guarded.go_back()
+    theta = [values + 1 for values in guarded.disk.checkpoint_of(*guarded.best).theta]
+    with pytest.raises(CorruptState, match="are others"):
+        guarded.bank.restore(body, theta, theta)
+
+
+def test_a_fragment_that_is_further_already_stays(guarded):
+    body = guarded.go_back()
+    kept = guarded.disk.checkpoint_of(*guarded.best)
+    guarded.merge(0)
+    guarded.bank.restore(body, kept.theta, kept.momentum)
+    assert guarded.bank.current(0).number == body.versions[0] + 1
+
+
+def test_weights_held_for_others_are_offered_until_they_are_let_go(guarded):
+    checkpoint, states = guarded.best
+    kept = guarded.disk.checkpoint_of(checkpoint, states)
+    name = states[2].theta
+    guarded.merge(2)
+    assert guarded.bank.blob_store.get(name) is None
+    guarded.bank.hold_checkpoint(checkpoint, kept.theta, kept.momentum)
+    assert guarded.bank.blob_store.get(name) is not None
+    assert guarded.bank.held_checkpoint == checkpoint
+    guarded.bank.let_checkpoint_go()
+    assert guarded.bank.held_checkpoint == 0

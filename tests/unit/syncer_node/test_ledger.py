@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
 
-from host.files import keystore
-from host.files.home import Home
-from host.files.signed_project import open_project, write_signed
-from protocol import wire
+from protocol import limits, wire
 from protocol.errors import CorruptState, UserError
 from protocol.log import accounts
 from protocol.log.accounts import (
@@ -26,16 +22,14 @@ from protocol.log.accounts import (
     Refusal,
     printable,
 )
-from protocol.log.records import AccountsNoted, Record, RunEnding, SeatTaken
+from protocol.log.leases import UNKNOWN
+from protocol.log.records import AccountsNoted, BlocksLeased, Record, RunEnding, SeatTaken, Span
 from protocol.log.state import SwarmSummary
 from protocol.machine import Send, Start
 from protocol.messages import AccountsPart, Decline, StateOffer
 from protocol.peers.membership import Membership
-from protocol.project import encode, project_id
-from protocol.signing import seal
 from shoal.common.exit_codes import ExitCode
 from shoal.machine import ledger_command
-from simulator.stand_ins.tiny import tiny_project
 from syncer_node.machine.contributor_notes import EVERY_S, FIRST_S, ContributorNotes
 from syncer_node.machine.jobs import InstallState
 from syncer_node.storage.ledger import SHOWN_MAX, leading_rows, ledger_of, read_state
@@ -55,6 +49,7 @@ from tests.support.builders import (
     rounds,
     weights,
 )
+from tests.support.hosted_logs import hosted_log
 
 BODIES = (
     SeatTaken(SYNCER.key),
@@ -263,28 +258,26 @@ def test_a_voter_that_is_handed_the_state_is_handed_the_accounts():
     assert start.job.summary == log.state.summary()
 
 
+def test_a_state_that_would_not_fit_is_handed_on_without_what_sessions_can_claim(monkeypatch):
+    log = founded(*BODIES[1:], BlocksLeased(ONE.key, 1, (Span(0, 8, 0),)))
+    leader = SyncerBench(recovered=log.recovered())
+    leader.machine.recent.add(log.records[-1], log.entries[-1])
+    for most, granted in ((limits.ENTRIES_BYTES_MAX, 32), (100, UNKNOWN)):
+        monkeypatch.setattr(limits, "ENTRIES_BYTES_MAX", most)
+        leader.machine.offer_state(TWO.key)
+        sent = [one.message for one in leader.machine.effects.drain() if isinstance(one, Send)]
+        (offer,) = [one for one in sent if isinstance(one, StateOffer)]
+        (entry,) = wire.decode(offer.summary, SwarmSummary).held
+        assert entry.granted == granted
+
+
 # The disk.
 
 
 @pytest.fixture
 def hosted(tmp_path):
     """A home with a project of real keys, its store, and a log of this project."""
-    keys = {name: keystore.load_or_create(tmp_path / f"{name}.key") for name in ("owner", "syncer")}
-    tiny = tiny_project(keys["syncer"].key)
-    genesis = msgspec.structs.replace(tiny.genesis, owner=keys["owner"].key)
-    content = encode(genesis)
-    charter = msgspec.structs.replace(tiny.charter, project=project_id(content))
-    envelope = seal("charter", charter.project, encode(charter), keys["owner"])
-    opened = open_project(content, envelope)
-    home = Home(tmp_path / "home")
-    home.project(opened.id)
-    write_signed(home.project_file(opened.id), opened.stored())
-    log = Log(*BODIES, tiny=replace(tiny, project=opened.id))
-    root = home.syncer_store(opened.id)
-    store = Store(root)
-    store.voter.append(0, log.encoded)
-    store.close()
-    return home, root, opened, log
+    return hosted_log(tmp_path, ((1.7e9, body) for body in BODIES))
 
 
 def test_without_a_daemon_the_log_on_the_disk_says_the_same(hosted):

@@ -8,10 +8,11 @@ from host.bulk.blob_store import BlobStore
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.log.records import FragmentMerged
+from protocol.merge_rules import MERGES_COMPARED, MergeRules
 from protocol.numerics.codecs import decode, encode, payload_bytes
 from protocol.numerics.outer import digest
 from simulator.stand_ins.tiny import tiny_weights
-from syncer_node.machine.jobs import Merge, MergePart
+from syncer_node.machine.jobs import Against, Merge, MergePart
 from syncer_node.storage.merge_bank import MergeBank
 from tests.support.builders import ONE, TWO, contribution, layout, project, push_header
 
@@ -236,3 +237,53 @@ def test_a_push_let_go_is_no_longer_held(bank):
     part = MergePart(ONE.key, push_header(), 1.0)
     with pytest.raises(KeyError):
         bank.merge(Merge(1, 0, 1, "int4", OUTER, (part,)))
+
+
+def test_a_push_stays_fetchable_for_its_prober_when_it_is_merged_and_forgotten(bank):
+    payload = encode("int4", np.ones(LAYOUT.fragments[0].numel, np.float32))
+    push, name = (ONE.key, 1, 1), digest(payload)
+    bank.keep_push(push, 0, payload, "int4")
+    assert bank.blob_store.get(name) is None
+    bank.offer_push(push, name)
+    bank.forget_push(push)
+    assert bytes(bank.blob_store.get(name)) == payload
+    bank.retract_push(name)
+    bank.retract_push(name)
+    assert bank.blob_store.get(name) is None
+    bank.offer_push(push, name)
+    assert bank.blob_store.get(name) is None, "it is gone"
+
+
+def test_it_knows_what_was_merged_lately_of_each_fragment(bank):
+    payloads = []
+    for number in range(1, MERGES_COMPARED + 3):
+        outcome, _ = merge(bank, number)
+        assert bank.lately(0) == tuple(payloads[-MERGES_COMPARED:])
+        bank.adopt(0, number, outcome.payload_digest)
+        payloads.append(("int4", outcome.payload))
+    assert bank.lately(1) == ()
+
+
+def test_a_standby_knows_the_same(bank):
+    standby = a_bank()
+    for number in range(1, 4):
+        outcome, record = merge(bank, number)
+        bank.adopt(0, number, outcome.payload_digest)
+        standby.replay(record, bytes(outcome.payload))
+    assert [(codec, bytes(payload)) for codec, payload in bank.lately(0)] == list(standby.lately(0))
+
+
+def test_a_push_that_was_merged_lately_does_not_count(bank):
+    outcome, _ = merge(bank, 1)
+    bank.adopt(0, 1, outcome.payload_digest)
+    header = push_header(sequence=2, digest=outcome.payload_digest, base_version=1)
+    part = MergePart(ONE.key, header, 1.0)
+    bank.keep_push(part.push, 0, outcome.payload, "int4")
+    against = Against(0.0, (), is_established=False, seed=1)
+    made = bank.merge(Merge(2, 0, 2, "int4", OUTER, (part,), against))
+    assert made.echoes == (pytest.approx(1.0),)
+    assert made.trusts == (0.0,)
+    without = MergeBank(LAYOUT, project().charter, BlobStore(), rules=MergeRules(merges_compared=0))
+    without.initialise(0, 1, bank.current(0).theta, bank.current(0).momentum, None, bank.lately(0))
+    without.keep_push(part.push, 0, outcome.payload, "int4")
+    assert without.merge(Merge(2, 0, 2, "int4", OUTER, (part,), against)).trusts == (1.0,)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from protocol import wire
 from protocol.effect_queue import EffectQueue
-from protocol.log.records import CheckpointEvaluated, CheckpointMarked, SeatTaken
+from protocol.log.records import (
+    CharterAdopted,
+    CheckpointEvaluated,
+    CheckpointMarked,
+    SeatTaken,
+    WeightsRestored,
+)
 from protocol.machine import Failed, Start
 from protocol.trace import FragmentAdvanced, PhaseChanged
 from syncer_node.machine.jobs import (
     CheckpointWritten,
     FetchPayload,
+    FetchRestored,
     FetchWeights,
     LoadWeights,
     NameBest,
@@ -21,6 +29,7 @@ from syncer_node.machine.jobs import (
     RepairFragment,
     Replay,
     Replayed,
+    Restore,
     WriteCheckpoint,
 )
 from syncer_node.machine.standby import (
@@ -37,13 +46,16 @@ from tests.support.builders import (
     FRAGMENTS,
     ONE,
     SYNCER,
+    TWO,
     actions,
     contribution,
     digest_of,
     facts,
     founded,
     merged,
+    project,
     record,
+    sealed_charter,
     state_digests,
     stops,
     weights,
@@ -86,7 +98,7 @@ class StandbyBench:
         return job
 
     def fetched(self, result):
-        self.following.on_fetched(self.take((FetchPayload, FetchWeights)), result)
+        self.following.on_fetched(self.take((FetchPayload, FetchWeights, FetchRestored)), result)
 
     def replayed(self, kind, result):
         self.following.on_replayed(self.take(kind), result)
@@ -362,3 +374,72 @@ def test_nothing_is_repaired_before_there_are_weights():
     standby = StandbyBench(held=[NONE] * FRAGMENTS)
     standby.wait(10.0)
     assert standby.jobs(RepairFragment) == []
+
+
+# The guard goes back
+
+
+def restored(standby):
+    """The model was wrecked, and this is the record that goes back."""
+    sealed = sealed_charter(msgspec.structs.replace(project().charter, revision=2, guard="restore"))
+    standby.commit(CharterAdopted(sealed))
+    for at, loss in enumerate((5.0, 2.0, 9.7)):
+        standby.commit(merge(at, 1))
+        standby.replayed(Replay, Replayed())
+        standby.commit(CheckpointMarked(at + 1, ONE.key, TWO.key))
+        index = standby.log.state.index
+        standby.replayed(WriteCheckpoint, CheckpointWritten(index))
+        for who in (ONE, TWO):
+            standby.commit(CheckpointEvaluated(index, at + 1, 0, who.key, loss))
+    state = standby.log.state
+    checkpoint, states = state.restoring
+    versions = tuple(one.version + 1 for one in state.fragments)
+    return WeightsRestored(
+        state.pause.record, checkpoint, state.global_step, state.rounds, versions, states
+    )
+
+
+def test_the_weights_that_the_guard_goes_back_to_are_here_before_the_vote(standby):
+    body = restored(standby)
+    standby.following.fetch(entry_of(body))
+    (job,) = standby.jobs(FetchRestored)
+    assert (job.index, job.leader, job.restored) == (5, SYNCER.key, body)
+    standby.fetched(PayloadKept())
+    assert standby.stored == [5]
+
+
+def test_weights_of_another_record_do_not_store_this_one(standby):
+    body = restored(standby)
+    standby.following.fetch(entry_of(body))
+    former = standby.take(FetchRestored)
+    standby.following.fetch(entry_of(merge(1, 2)))
+    standby.following.on_fetched(former, PayloadKept())
+    assert standby.stored == []
+
+
+def test_what_the_guard_went_back_to_is_taken_in_order_and_kept(standby):
+    body = restored(standby)
+    standby.commit(body)
+    standby.commit(merge(0, body.versions[0] + 1))
+    (job,) = standby.jobs(Restore)
+    assert job.restored == body
+    standby.replayed(Restore, Replayed())
+    assert standby.following.held == list(body.versions)
+    (written,) = standby.jobs(WriteCheckpoint)
+    assert written.summary.restored.versions == body.versions
+    standby.replayed(WriteCheckpoint, CheckpointWritten(written.index))
+    standby.replayed(Replay, Replayed())
+    assert standby.following.is_idle
+
+
+def test_kept_weights_that_are_damaged_come_from_others(standby):
+    body = restored(standby)
+    standby.commit(body)
+    standby.replayed(Restore, Failed("the kept weights are others"))
+    for at in range(FRAGMENTS):
+        job = standby.take(RepairFragment)
+        assert job.newest.version == body.versions[at]
+        standby.following.on_repaired(job, Repaired())
+    assert standby.jobs(Restore) == []
+    standby.replayed(WriteCheckpoint, CheckpointWritten(standby.log.state.index))
+    assert standby.following.held == list(body.versions)

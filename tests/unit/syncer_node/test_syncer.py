@@ -594,7 +594,7 @@ def test_a_run_ends_when_its_tokens_are_merged_and_a_last_mark_is_made():
     tiny = project(rounds(quorum=1), limit)
     bench = SyncerBench(tiny).start(ONE)
     pulls = bench.train(ONE)
-    bench.push(ONE, pulls[ONE.key], project=tiny.project, cursor=Cursor(1, 0))
+    bench.push(ONE, pulls[ONE.key], project=tiny.project, cursor=Cursor(4, 0))
     for _ in range(5):
         bench.wait(1.0)
     assert bench.seat.phase is Phase.ENDED

@@ -8,8 +8,10 @@ import pytest
 
 from protocol.ids import short
 from protocol.log.accounts import Account
+from protocol.log.state import KnownNorm
+from protocol.novelty import Novelty
 from protocol.project import OuterSpec
-from protocol.standing import JUDGED_MIN, Standing
+from protocol.standing import ESTABLISHED_MIN, JUDGED_MIN, NOBODY, Standing
 from syncer_node.daemon.status import sentence
 from syncer_node.machine.jobs import Merge
 from tests.support.builders import ONE, STRANGER, THREE, TWO, SyncerBench, project, rounds
@@ -32,7 +34,7 @@ class Swarm(SyncerBench):
             state.accounts[learner.key] = Account(standing=Standing(direction, JUDGED_MIN))
         if is_known:
             for known in state.norms:
-                known.update({learner.key: 1.0 for learner in ALL})
+                known.update({one.key: KnownNorm(one.key, 1.0, 8, b"\x01") for one in ALL})
         self.pulls = self.train(*ALL)
 
     def answered(self, job):
@@ -77,16 +79,18 @@ def test_a_merge_is_told_directions_and_norms():
     swarm = Swarm()
     swarm.hand_in(ONE)
     job = swarm.merged()
-    assert job.typical == 0.9
     assert job.parts[0].standing == Standing(0.9, JUDGED_MIN)
-    assert job.norms == (1.0,) * 3
+    assert job.against.typical == 0.9
+    assert job.against.norms == (1.0,) * 3
+    assert (job.against.steps, job.against.tensors) == ((8,) * 3, (b"\x01",) * 3)
+    assert not job.against.is_established
 
 
 def test_where_everybody_counts_nothing_is_compared():
     swarm = Swarm(OuterSpec(0.7, 0.5, 3.0))
     swarm.hand_in(LIAR)
     job = swarm.merged()
-    assert (job.typical, job.norms) == (0.0, ())
+    assert job.against is None
 
 
 @pytest.mark.parametrize("outer", [EARNED, OuterSpec(0.7, 0.5, 3.0)])
@@ -98,6 +102,21 @@ def test_the_first_merges_of_four_learners_need_three_where_trust_is_earned(oute
     swarm.hand_in(THREE)
     swarm.wait(1.0)
     assert len(swarm.merges) == 1
+
+
+def test_a_new_learner_makes_no_quorum_beside_three_established_ones():
+    swarm = Swarm()
+    accounts = swarm.machine.state.accounts
+    for learner in ALL:
+        accounts[learner.key].standing = Standing(0.9, 20, ESTABLISHED_MIN)
+    accounts[STRANGER.key].standing = NOBODY
+    swarm.hand_in(STRANGER)
+    swarm.wait(1.0)
+    assert swarm.merges == []
+    swarm.hand_in(ONE)
+    job = swarm.merged()
+    assert {part.learner for part in job.parts} == {ONE.key, STRANGER.key}
+    assert job.against.is_established
 
 
 def test_what_did_not_count_proves_no_speed():
@@ -116,6 +135,53 @@ def test_who_does_not_count_is_named_with_the_key():
         f"Not counted, because their pushes point elsewhere: somebody ({short(LIAR.key)}). "
         "4 learners training."
     )
+
+
+def test_who_always_adds_the_same_is_named():
+    swarm = Swarm()
+    accounts = swarm.machine.state.accounts
+    for learner, repeats in zip(ALL, (0.05, 0.1, 0.08, 0.9), strict=True):
+        accounts[learner.key].standing = Standing(0.9, JUDGED_MIN, repeats=repeats)
+    assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "repeats"}
+    said = sentence(swarm.machine, swarm.now_s)
+    assert said == (
+        "Not counted, because their pushes always add the same to what others hand in: "
+        f"somebody ({short(LIAR.key)}). 4 learners training."
+    )
+
+
+def test_who_only_repeats_what_was_merged_makes_no_quorum_and_is_named():
+    swarm = Swarm()
+    accounts = swarm.machine.state.accounts
+    accounts[LIAR.key].standing = Standing(0.9, JUDGED_MIN)
+    for learner, mean in zip(ALL, (0.9, 0.85, 0.95, 0.01), strict=True):
+        accounts[learner.key].novelty = Novelty(mean, JUDGED_MIN)
+    said = sentence(swarm.machine, swarm.now_s)
+    assert said == (
+        "Not counted, because their pushes only repeat what was merged: "
+        f"somebody ({short(LIAR.key)}). 4 learners training."
+    )
+    swarm.hand_in(LIAR)
+    swarm.wait(1.0)
+    assert swarm.merges == []
+    swarm.hand_in(ONE)
+    job = swarm.merged()
+    assert job.against.typical_novelty == pytest.approx(0.875)
+    assert {part.learner: part.novelty.mean for part in job.parts} == {
+        ONE.key: 0.9,
+        LIAR.key: 0.01,
+    }
+
+
+def test_after_an_echo_nothing_counts_until_something_else_is_handed_in():
+    swarm = Swarm()
+    account = swarm.machine.state.accounts[ONE.key]
+    account.heard(1.0, None, is_late=False)
+    assert swarm.seat.rounds.judge.trusts()[ONE.key] == 0.0
+    assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "direction", ONE.key: "echoes"}
+    account.heard(0.5, None, is_late=False)
+    assert swarm.seat.rounds.judge.trusts()[ONE.key] == 1.0
+    assert ONE.key not in swarm.seat.rounds.judge.doubts()
 
 
 def test_where_all_count_all_is_well():

@@ -16,6 +16,7 @@ from protocol.status import (
     ProjectStatus,
     RestoreRow,
     RoundRow,
+    SampleStatus,
     SeatStatus,
     SnapshotRow,
     SnapshotStatus,
@@ -138,6 +139,31 @@ def shown(*statuses: DaemonStatus, width: int = 80, rates: dict[str, float] | No
     with console.capture() as capture:
         console.print(render(statuses, width=width, rates=rates))
     return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "probes", "words"),
+    [
+        (0, 0, ""),
+        (1, 0, "held-out loss of 1 checkpoint, for the swarm"),
+        (0, 1, "effect of 1 push of other learners on the loss, for the swarm"),
+        (2, 3, "held-out loss of 2 checkpoints, effect of 3 pushes of other learners on the loss"),
+    ],
+)
+def test_a_learner_tells_what_it_measured_for_others(evaluations, probes, words):
+    status = msgspec.structs.replace(NODE, evaluations=evaluations, probes=probes)
+    text = " ".join(shown(status, width=140).split())
+    assert words in text
+    assert ("measured" in text) == bool(words)
+
+
+def test_a_learner_shows_what_the_model_wrote_and_nothing_steers_the_terminal():
+    sample = SampleStatus("the\n", "sea\x1b[2J and\nsky", 412, 1.7e9)
+    text = shown(msgspec.structs.replace(NODE, sample=sample), width=140)
+    assert "sample" in text
+    assert "“the ” → “sea?[2J and sky” (global step 412)" in " ".join(text.split())
+    assert "\x1b" not in text
+    assert "sample" not in shown(NODE, width=140)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -348,6 +374,17 @@ def test_nobody_and_several():
 def test_the_join_link_is_given_whole_so_that_it_can_be_copied():
     assert invitations([NODE, SYNCER]) == [f"shoal join {LINK}"]
     assert "xxxx" not in shown(SYNCER)
+
+
+@pytest.mark.parametrize(
+    ("rule", "verb"), [("invite", "shoal project invite"), ("list", "shoal project allow")]
+)
+def test_a_project_that_is_not_open_says_what_a_newcomer_needs(rule, verb):
+    closed = msgspec.structs.replace(SYNCER.project, admission=rule)
+    (said,) = invitations([msgspec.structs.replace(SYNCER, project=closed)])
+    link, needed = said.splitlines()
+    assert link == f"shoal join {LINK}"
+    assert verb in needed
 
 
 def test_a_rate_needs_a_few_seconds_and_forgets_what_is_old():

@@ -154,6 +154,8 @@ def test_a_copy_is_told_with_its_own_step_before_the_step_that_hides_it(late, ma
         messages.Stepped,
     ]
     assert (events[4].job, events[4].local_step, events[5].local_step) == (7, 0, 1)
+    assert (events[4].position, events[4].sequence) == (0, 0)
+    assert (events[5].position, events[5].sequence) != (0, 0)
     np.testing.assert_array_equal(target.values, weights[1])
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -89,6 +90,22 @@ def test_the_split_follows_the_text_of_a_document_alone():
     heldout = [text for text in texts if is_heldout(text, 0.1)]
     assert 150 < len(heldout) < 250
     assert {text for text in texts if is_heldout(text, 0.05)} < set(heldout)
+
+
+def test_a_folder_of_few_texts_is_told_how_much_to_hold_out(tmp_path, cache):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(35):
+        (folder / f"{number}.txt").write_text(f"story {number} " * 400)
+    spec = data_spec(folder, source="folder", heldout_frac=0.02)
+    with pytest.raises(UserError, match="held-out text has 0 tokens") as refusal:
+        opened(spec, cache)
+    said = re.search(
+        r"Set heldout_frac = ([0-9.]+) under .* holds out ([0-9,]+) tokens", str(refusal.value)
+    )
+    fraction, tokens = float(said[1]), int(said[2].replace(",", ""))
+    corpus = opened(msgspec.structs.replace(spec, heldout_frac=fraction), cache)
+    assert corpus.facts.heldout_tokens == tokens
 
 
 def test_heldout_sequences_are_the_start_of_the_other_documents(text, cache):

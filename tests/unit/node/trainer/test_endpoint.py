@@ -12,6 +12,7 @@ from node.trainer.link import messages
 from node.trainer.link.endpoint import TrainerEnd
 from node.trainer.link.shared_memory import Slot
 from protocol.errors import InternalError, UserError
+from protocol.messages import Gain, SequencePlace
 
 LOOP_STATE = messages.LoopState(5, 640, 0.25, True, ((3, 5, 2),), 2, 6, b"random", b"device")
 
@@ -35,6 +36,7 @@ COMMANDS = [
     messages.SetProgress(0.25),
     messages.SetDuty(0.5),
     messages.Evaluate(10, 1, 256, 8),
+    messages.MeasureGain(12, 1, 256, 0, (SequencePlace(3, 1),), (SequencePlace(9, 0),)),
     messages.Generate(11, "def ", 5),
     messages.Begin(),
     messages.Pause(),
@@ -43,12 +45,13 @@ COMMANDS = [
 ]
 
 EVENTS = [
-    messages.Ready(bytes(32), "cpu", 5, 4, bytes(32), True, 100, 10, 3, {"data": 0.5}),
+    messages.Ready(bytes(32), "cpu", 5, 4, bytes(32), True, 100, 10, {"data": 0.5}),
     messages.Stepped(1, 128, 5.5, 0.2, 0.1, 3, 4, 1e-3),
     messages.Done(7, 1, 128, 0.1),
     messages.PartCut(6, LOOP_STATE),
     messages.Suspended(6, LOOP_STATE),
     messages.Evaluated(10, 5.0, 64, 0.1),
+    messages.GainMeasured(12, Gain(5.0, 0.1, 0.2, 1), Gain(5.0, -0.1, 0.2, 1), 0.1),
     messages.Generated(11, "main"),
     messages.Adjusted(4, "memory ran out"),
     messages.Starved(1),

@@ -16,10 +16,10 @@ from node.trainer.link import messages
 from node.trainer.link.endpoint import TrainerEnd
 from node.trainer.loop import (
     WARMUP_FLOOR_FRAC,
-    cross_entropy_sum,
     learning_rate,
 )
 from node.trainer.model import build_model, describe_model, initial_weights, layout_of
+from node.trainer.objective import cross_entropy_sum
 from node.trainer.session import Session
 from node.trainer.setup import THREAD_VARIABLES, TrainerSetup
 from node.trainer.text.corpus import open_corpus
@@ -135,7 +135,7 @@ def test_a_step_needs_a_whole_batch():
 def test_micro_batches_add_up_to_the_whole_batch(micro_batch):
     whole, split = make_loop(), make_loop(micro_batch=micro_batch)
     first, second = whole.step(), split.step()
-    assert split.micro_batch == micro_batch
+    assert split.trainer.micro_batch == micro_batch
     assert second.loss == pytest.approx(first.loss, rel=1e-5)
     torch.testing.assert_close(weights_of(split), weights_of(whole), rtol=1e-3, atol=2e-5)
 
@@ -152,9 +152,9 @@ def test_norms_and_biases_do_not_decay():
         return 0.0 * sum(one.sum() for one in model.parameters())
 
     loop = make_loop(loss_sum=no_gradient)
-    before = {name: one.detach().clone() for name, one in loop.model.named_parameters()}
+    before = {name: one.detach().clone() for name, one in loop.trainer.model.named_parameters()}
     loop.step()
-    for name, one in loop.model.named_parameters():
+    for name, one in loop.trainer.model.named_parameters():
         assert torch.equal(one, before[name]) == (one.dim() == 1), name
 
 
@@ -172,14 +172,16 @@ def test_gradients_that_are_not_finite_leave_the_weights_alone():
 def test_gradients_are_clipped_together(monkeypatch):
     norms = []
     loop = make_loop(loss_sum=lambda model, piece: 1e4 * cross_entropy_sum(model, piece))
-    clip = loop.accelerator.clip_grad_norm_
+    clip = loop.trainer.accelerator.clip_grad_norm_
 
     def spy(parameters, bound):
         found = clip(parameters, bound)
-        norms.append(sum(float((one.grad**2).sum()) for one in loop.model.parameters()) ** 0.5)
+        norms.append(
+            sum(float((one.grad**2).sum()) for one in loop.trainer.model.parameters()) ** 0.5
+        )
         return found
 
-    monkeypatch.setattr(loop.accelerator, "clip_grad_norm_", spy)
+    monkeypatch.setattr(loop.trainer.accelerator, "clip_grad_norm_", spy)
     loop.step()
     assert norms == [pytest.approx(INNER.grad_norm_max, rel=1e-3)]
 
@@ -214,7 +216,7 @@ def test_evaluation_is_of_the_given_weights_and_touches_nothing():
     loss = loop.evaluate(heldout, layout=layout, values=values)
     assert torch.equal(weights_of(loop), before)
     assert torch.equal(torch.get_rng_state(), stream)
-    assert loop.model.training
+    assert loop.trainer.model.training
     fresh = build_model(GENESIS.model, seed=GENESIS.seed)
     expected = cross_entropy_sum(fresh, torch.from_numpy(heldout)).item() / (4 * 32)
     assert loss == pytest.approx(expected, rel=1e-5)
@@ -254,8 +256,8 @@ def test_training_alone_is_the_same_loop_without_a_swarm(tmp_path, monkeypatch):
         loop.progress = step / 30
         loop.step()
     trained = np.concatenate(read_fragments(tmp_path / "trained", layout_of(genesis)))
-    with loop.other_model(layout_of(genesis), trained) as model:
-        copied = torch.cat([one.detach().flatten() for one in model.parameters()])
+    with loop.other(layout_of(genesis), trained) as other:
+        copied = torch.cat([one.detach().flatten() for one in other.tensors().values()])
     assert torch.equal(copied, weights_of(loop))
 
 
@@ -320,17 +322,17 @@ def test_training_alone_explains_what_the_user_can_fix(tmp_path, capsys):
 def test_a_copy_without_other_weights_has_those_in_training():
     loop = make_loop()
     loop.step()
-    with loop.other_model(layout_of(GENESIS), None) as model:
-        copied = torch.cat([one.detach().flatten() for one in model.parameters()])
+    with loop.other(layout_of(GENESIS), None) as other:
+        copied = torch.cat([one.detach().flatten() for one in other.tensors().values()])
         assert torch.equal(copied, weights_of(loop))
-        assert not model.training
+        assert not other.model.training
 
 
 def test_an_abandoned_step_never_was():
     def after(give_up_at):
         torch.manual_seed(7)
         loop = make_loop(micro_batch=1)
-        for module in loop.model.modules():
+        for module in loop.trainer.model.modules():
             if isinstance(module, torch.nn.Linear):
                 module.register_forward_hook(lambda _, __, out: functional.dropout(out, 0.1))
                 break
@@ -358,6 +360,13 @@ def test_an_abandoned_step_never_was():
 def test_rest_within_a_step_is_no_work():
     loop = make_loop(micro_batch=1)
     assert loop.step(lambda _: 100.0).work_s < 0.0  # 300 s of rest that took no time.
+
+
+def test_an_evaluation_of_a_wrecked_model_says_so_and_does_not_fail():
+    layout = layout_of(GENESIS)
+    values = np.nan * np.concatenate(initial_weights(GENESIS))
+    loss = make_loop().evaluate(Repeating().sequences(77), layout=layout, values=values)
+    assert math.isnan(loss)
 
 
 def test_an_evaluation_may_be_cut_short():

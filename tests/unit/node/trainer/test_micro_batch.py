@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from node.trainer import loop, micro_batch
+from node.trainer import decoder, micro_batch
 from node.trainer.failures import StepAbandoned
-from node.trainer.loop import cross_entropy_sum
 from node.trainer.micro_batch import FILE, KEPT_MAX, Fit, even, fit, recall, remember
+from node.trainer.objective import cross_entropy_sum
 from tests.support.tiny_loop import GENESIS, make_loop, weights_of
 from tests.support.tiny_project import INNER
 
@@ -44,7 +44,7 @@ def test_memory_that_runs_out_in_a_step_halves_the_micro_batch_and_loses_nothing
     given = make_loop(inner=EIGHT, micro_batch=2)
     assert losses(short) == losses(given)
     assert torch.equal(weights_of(short), weights_of(given))
-    assert short.micro_batch == 2
+    assert short.trainer.micro_batch == 2
     assert narrow.seen[:6] == [8, 4, 2, 2, 2, 2]
     assert short.take_adjustments() == (
         "memory ran out; the trainer continues with a micro-batch of 4",
@@ -86,10 +86,10 @@ def test_a_compiler_that_fails_is_left_out_and_told():
             raise RuntimeError("no compiler\nfound")
 
     one, plain = make_loop(), make_loop()
-    one._forward = Broken()
-    assert one.is_compiled
+    one.trainer._forward = Broken()
+    assert one.trainer.is_compiled
     assert losses(one) == losses(plain)
-    assert not one.is_compiled
+    assert not one.trainer.is_compiled
     assert one.take_adjustments() == (
         "torch.compile failed; continuing without it (no compiler found)",
     )
@@ -98,9 +98,9 @@ def test_a_compiler_that_fails_is_left_out_and_told():
 def test_a_dry_step_leaves_everything_as_it_was(tmp_path):
     dry, untouched = make_loop(inner=EIGHT), make_loop(inner=EIGHT)
     random = dry.random_state()
-    assert fit(dry, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 8
+    assert fit(dry.trainer, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 8
     assert dry.random_state() == random
-    assert all(one.grad is None for one in dry.model.parameters())
+    assert all(one.grad is None for one in dry.trainer.model.parameters())
     assert losses(dry) == losses(untouched)
     assert torch.equal(weights_of(dry), weights_of(untouched))
 
@@ -110,30 +110,32 @@ def test_on_a_processor_what_a_sequence_takes_decides(monkeypatch, tmp_path):
     monkeypatch.setattr(micro_batch, "_kib", lambda name: taken[name])
     monkeypatch.setattr(micro_batch, "CLEAR_REFS", tmp_path / "none")
     one = make_loop(inner=EIGHT)
-    weights = sum(each.nbytes for each in one.model.parameters())
+    weights = sum(each.nbytes for each in one.trainer.model.parameters())
     taken["VmHWM"] = 1000 + 100  # A sequence takes 100 bytes.
     for room, found in ((2 * weights + 1000 + 350, 3), (2 * weights + 1000 + 5000, 8), (1000, 1)):
-        assert fit(one, GENESIS, folder=tmp_path, room_bytes=room, ranks=1) == found
+        assert fit(one.trainer, GENESIS, folder=tmp_path, room_bytes=room, ranks=1) == found
     assert not (tmp_path / FILE).exists()
 
 
 def test_an_accelerator_is_tried_from_the_largest_down_and_remembered(monkeypatch, tmp_path):
     narrow = Narrow(3)
     one = make_loop(inner=EIGHT, loss_sum=narrow)
-    one.device = torch.device("meta")  # Not the processor; the tensors stay there all the same.
+    one.trainer.device = torch.device(
+        "meta"
+    )  # Not the processor; the tensors stay there all the same.
     monkeypatch.setattr(
-        loop.InnerLoop, "_pass", lambda self, text, tokens: narrow(self.model, text)
+        decoder.DecoderTrainer, "_pass", lambda self, text, tokens: narrow(self.model, text)
     )
     monkeypatch.setattr(f"{__name__}.cross_entropy_sum", lambda model, piece: 0.0)
-    assert fit(one, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 2
+    assert fit(one.trainer, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 2
     assert narrow.seen == [8, 4, 2, 2]
     narrow.seen.clear()
-    assert fit(one, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 2
+    assert fit(one.trainer, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 2
     assert narrow.seen == []
     other = msgspec.structs.replace(
         GENESIS, data=msgspec.structs.replace(GENESIS.data, sequence_tokens=16)
     )
-    assert fit(one, other, folder=tmp_path, room_bytes=None, ranks=1) == 2
+    assert fit(one.trainer, other, folder=tmp_path, room_bytes=None, ranks=1) == 2
     assert narrow.seen != []
 
 

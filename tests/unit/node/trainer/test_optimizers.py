@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from node.machine.moments import moments_numel
+from node.trainer.decoder import decoder_loop
 from node.trainer.failures import TrainerFailure
-from node.trainer.loop import InnerLoop, make_accelerator
+from node.trainer.loop import make_accelerator
 from node.trainer.model import FragmentView, build_model, describe_model, layout_of
 from node.trainer.optimizers import MuonAndAdamW, make_optimizer
 from node.trainer.setup import TrainerSetup
@@ -37,7 +38,7 @@ def new_loop(shop, inner=MUON, **options):
     reader = BlockReader(corpus, block_sequences=BLOCK_SEQUENCES)
     reader.append(((0, 100),))
     model = build_model(genesis.model, seed=genesis.seed)
-    return InnerLoop(model, reader, inner, accelerator=make_accelerator("cpu"), **options)
+    return decoder_loop(model, reader, inner, accelerator=make_accelerator("cpu"), **options)
 
 
 def state_of(loop, layout):
@@ -46,7 +47,7 @@ def state_of(loop, layout):
         moments.append(np.full(moments_numel(fragment), np.nan, np.float32))
         loop.moments(layout).read(fragment.index, moments[-1])
         weights.append(np.empty(fragment.numel, np.float32))
-        FragmentView(loop.model, layout).read(fragment.index, weights[-1])
+        FragmentView(loop.trainer.model, layout).read(fragment.index, weights[-1])
     return moments, weights
 
 
@@ -80,8 +81,8 @@ def test_muon_learns_and_the_same_start_gives_the_same_bits(shop):
 def test_the_schedule_and_the_clipping_reach_both(shop):
     loop = new_loop(shop)
     rate = loop.step().learning_rate
-    assert {group["lr"] for group in loop._optimizer.param_groups} == {rate}
-    assert all(one.grad is None for one in loop.model.parameters())
+    assert {group["lr"] for group in loop.trainer.optimizer.param_groups} == {rate}
+    assert all(one.grad is None for one in loop.trainer.model.parameters())
 
 
 def test_weights_and_muons_momentum_together_go_on_bit_for_bit(shop):
@@ -92,7 +93,7 @@ def test_weights_and_muons_momentum_together_go_on_bit_for_bit(shop):
     other = new_loop(shop)
     for at, (moments, weights) in enumerate(zip(*state_of(donor, layout), strict=True)):
         other.moments(layout).write(at, moments)
-        FragmentView(other.model, layout).write(at, weights)
+        FragmentView(other.trainer.model, layout).write(at, weights)
     ends = []
     for loop in (donor, other):
         loop.local_step = INNER.fresh_moment_steps

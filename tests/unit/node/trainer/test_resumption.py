@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from node.machine.moments import moments_numel
-from node.trainer.loop import InnerLoop, make_accelerator
+from node.trainer.decoder import decoder_loop
+from node.trainer.loop import make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
 from node.trainer.text.corpus import open_corpus
 from node.trainer.text.reader import BlockReader
@@ -35,14 +36,14 @@ def new_loop(shop, inner, *, blocks):
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(lambda _, given, out: torch.dropout(out, 0.1, True))
-    return InnerLoop(model, reader, inner, accelerator=make_accelerator("cpu"))
+    return decoder_loop(model, reader, inner, accelerator=make_accelerator("cpu"))
 
 
 def copied(loop, layout):
     theta = [np.empty(one.numel, np.float32) for one in layout.fragments]
     moments = [np.empty(moments_numel(one), np.float32) for one in layout.fragments]
     for at in range(len(theta)):
-        FragmentView(loop.model, layout).read(at, theta[at])
+        FragmentView(loop.trainer.model, layout).read(at, theta[at])
         loop.moments(layout).read(at, moments[at])
     return (
         theta,
@@ -54,7 +55,7 @@ def copied(loop, layout):
 def given(loop, layout, part):
     theta, moments, state = part
     for at in range(len(theta)):
-        FragmentView(loop.model, layout).write(at, theta[at])
+        FragmentView(loop.trainer.model, layout).write(at, theta[at])
         loop.moments(layout).write(at, moments[at])
     loop.local_step, loop.tokens_total, ranges, position, sequence, processor, device = state
     loop.reader.go_to(ranges, position, sequence)

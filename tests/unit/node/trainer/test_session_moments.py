@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from node.machine.moments import check_moments, moments_numel
-from node.trainer.loop import InnerLoop, make_accelerator
+from node.trainer.decoder import decoder_loop
+from node.trainer.loop import make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
 from node.trainer.text.corpus import open_corpus
 from node.trainer.text.reader import BlockReader
@@ -29,7 +30,7 @@ def new_loop(shop, *, at=0, inner=INNER):
     reader = BlockReader(corpus, block_sequences=BLOCK_SEQUENCES)
     reader.append(((at, at + 100),))
     model = build_model(genesis.model, seed=genesis.seed)
-    return InnerLoop(model, reader, inner, accelerator=make_accelerator("cpu"))
+    return decoder_loop(model, reader, inner, accelerator=make_accelerator("cpu"))
 
 
 def moments_of(loop, layout):
@@ -42,15 +43,15 @@ def moments_of(loop, layout):
 def copy_weights(source, target, layout):
     for fragment in layout.fragments:
         values = np.empty(fragment.numel, np.float32)
-        FragmentView(source.model, layout).read(fragment.index, values)
-        FragmentView(target.model, layout).write(fragment.index, values)
+        FragmentView(source.trainer.model, layout).read(fragment.index, values)
+        FragmentView(target.trainer.model, layout).write(fragment.index, values)
 
 
 def weights_of(loop, layout):
     found = []
     for fragment in layout.fragments:
         found.append(np.empty(fragment.numel, np.float32))
-        FragmentView(loop.model, layout).read(fragment.index, found[-1])
+        FragmentView(loop.trainer.model, layout).read(fragment.index, found[-1])
     return np.concatenate(found)
 
 
@@ -85,7 +86,7 @@ def test_weights_and_moments_together_go_on_bit_for_bit(shop):
     for loop in (donor, other):
         loop.local_step = INNER.fresh_moment_steps  # The donor is past its ramp as well.
         for one in batch:
-            loop.reader.take = lambda count, one=one: one
+            loop.reader.read = lambda pieces, one=one: one
             loop.step()
         ends.append(weights_of(loop, layout))
     np.testing.assert_array_equal(*ends)

@@ -1,0 +1,1 @@
+"""Training loops of their own for a Shoal swarm; nothing in here imports Shoal."""

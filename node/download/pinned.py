@@ -1,0 +1,67 @@
+"""Getting the files that a project pins: the tokenizer, from whoever has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from host.addresses import parse_peer
+from host.files.pinned_files import PinnedFiles
+from host.join_link import JoinLink
+from host.transport import Transport
+from node.download.locator import Locator
+from protocol import limits
+from protocol.backoff import Backoff
+from protocol.errors import RemoteError, TransientError, UserError
+from protocol.project import PinnedFile
+
+AGAIN: Final = Backoff((1.0, 2.0, 4.0, 8.0, 16.0, 30.0))
+ASKED_MAX: Final = 8
+"""Others than those that the link names, in one try."""
+
+
+async def fetch_pinned(
+    transport: Transport,
+    link: JoinLink,
+    locator: Locator,
+    files: PinnedFiles,
+    on_attempt: Callable[[str, float], None],
+) -> None:
+    """Has every file here when it returns; tries for ever, with growing pauses.
+
+    `on_attempt` gets why a try failed and the seconds until the next. UserError if they are too
+    large, or one cannot be written.
+    """
+    if files.size_bytes > limits.TOKENIZER_BYTES_MAX:
+        raise UserError(
+            f"This project's tokenizer has {files.size_bytes:,} bytes, and at most"
+            f" {limits.TOKENIZER_BYTES_MAX:,} are fetched. Ask its owner for a smaller one."
+        )
+    named = [parse_peer(text).key for text in link.addresses]
+    for file in await asyncio.to_thread(files.missing):
+        attempt = 0
+        while True:
+            others = [*await locator.donors_or_none(), *sorted(transport.connected())]
+            others = [one for one in dict.fromkeys(others) if one not in {*named, transport.key}]
+            content, reason = await _ask(transport, [*named, *others[:ASKED_MAX]], file)
+            if content is not None:
+                await asyncio.to_thread(files.keep, file, content)
+                break
+            pause_s = AGAIN.pause_s(attempt)
+            on_attempt(f"the project's {file.name} cannot be fetched yet: {reason}", pause_s)
+            await asyncio.sleep(pause_s)
+            attempt += 1
+
+
+async def _ask(
+    transport: Transport, peers: list[bytes], file: PinnedFile
+) -> tuple[memoryview | None, str]:
+    """The file from the first that has it, or why nobody gave it."""
+    reason = "nobody is connected"
+    for peer in peers:
+        try:
+            return await transport.fetch(peer, file.digest, file.bytes), ""
+        except (TransientError, RemoteError) as error:
+            reason = str(error)
+    return None, reason

@@ -1,0 +1,310 @@
+"""The trainer that Shoal brings: causal decoders of `transformers`, AdamW or Muon, several devices.
+
+Every local step reads its batch in micro-batches whose gradients add up to that of the whole.
+Weights and moments are f32; on an accelerator the forward pass runs under bf16 autocast.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import accelerate
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from node.trainer.failures import StepAbandoned, is_out_of_memory
+from node.trainer.loop import InnerLoop, free_device_memory, random_state, set_random_state
+from node.trainer.objective import Forward, LossSum, cross_entropy_sum, objective_of
+from node.trainer.optimizers import MuonAndAdamW, make_optimizer
+from node.trainer.own.interface import Losses, Rest, Samples, State, Work
+from node.trainer.ranks.group import RankGroup, share_of
+from node.trainer.text.reader import BlockReader, Sequences
+from protocol.project import InnerSpec
+
+if TYPE_CHECKING:
+    from node.trainer.ranks.followers import Followers
+
+
+class DecoderTrainer:
+    """A decoder and its optimizer."""
+
+    announces_moves = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: InnerSpec,
+        *,
+        accelerator: accelerate.Accelerator,
+        micro_batch: int | None = None,
+        loss_sum: LossSum | None = None,
+        positions: int | None = None,
+        tell: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        """Moves `model` to the accelerator's device. The optimizer's moments start from zero.
+
+        tell: is told what it has to make do without. UserError if the optimizer is not available.
+        """
+        self.accelerator = accelerator
+        self.device: torch.device = accelerator.device
+        self.model = model.to(self.device).train()
+        self.inner = inner
+        self.micro_batch = min(micro_batch or inner.batch_sequences, inner.batch_sequences)
+        self.positions = positions
+        self._tell = tell
+        self._forward: Forward = self.model
+        self._loss_sum = loss_sum or cross_entropy_sum
+        self._objective = loss_sum or objective_of(self.model)
+        self.optimizer = make_optimizer(self.model, inner)
+        self._group: RankGroup | None = None
+        self._leading: Followers | None = None
+
+    def join(self, group: RankGroup, leading: Followers | None) -> None:
+        """Local steps are taken together with other ranks from now on; rank 0 is the one that
+        leads."""
+        self._group, self._leading = group, leading
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the model."""
+        return dict(self.model.named_parameters())
+
+    def step(self, work: Work) -> float:
+        """Moves the weights by the batch of which this rank has its part: its mean loss."""
+        group = self._group
+        if self._leading is not None:
+            self._leading.share(work.local_step, work.pieces, work.learning_rate)
+        cut = (0, work.count) if group is None else share_of(group.rank, group.ranks, work.count)
+        try:
+            return self._move(work.part(*cut), work)
+        except StepAbandoned:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+
+    def _move(self, batch: Sequences, work: Work) -> float:
+        group = self._group
+        tokens = work.count * (batch.shape[1] - 1)
+        try:
+            loss = self._gradients(batch, tokens, work.rest)
+        except StepAbandoned:
+            if self._leading is not None:
+                self._leading.abandon()
+            if group is not None:
+                group.agree(0.0, is_abandoned=True)
+            raise
+        if group is not None:
+            agreed = group.agree(loss, is_abandoned=False)
+            if agreed is None:
+                raise StepAbandoned
+            loss = agreed
+            group.add_up(list(self.model.parameters()))
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.inner.grad_norm_max)
+        if math.isfinite(float(norm)):
+            for one in self.optimizer.param_groups:
+                one["lr"] = work.learning_rate
+            work.moving()
+            self.optimizer.step()
+        else:
+            loss = math.nan  # One bad batch must not turn every weight into NaN.
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def _gradients(self, batch: Sequences, tokens: int, rest: Rest) -> float:
+        """Adds up the gradients of a batch's mean loss over `tokens`: its part of that loss.
+
+        What can be made do without is: where memory runs out, the batch is done again in smaller
+        pieces. Nothing has moved by then, so nothing is lost.
+        """
+        random = random_state(self.device)
+        while True:
+            try:
+                return self._accumulate(batch, tokens, rest)
+            except (RuntimeError, MemoryError) as error:
+                self._make_do(error)
+            # Behind the handler: what the failed pass held is free only now.
+            self.optimizer.zero_grad(set_to_none=True)
+            set_random_state(self.device, *random)
+            free_device_memory(self.device)
+
+    def _accumulate(self, batch: Sequences, tokens: int, rest: Rest) -> float:
+        loss = 0.0
+        for first in range(0, len(batch), self.micro_batch):
+            if first:
+                rest()
+            loss += self._pass(batch[first : first + self.micro_batch], tokens)
+        return loss
+
+    def _pass(self, sequences: Sequences, tokens: int) -> float:
+        """Forward and backward: the loss of these sequences over `tokens`."""
+        piece = torch.from_numpy(sequences).to(self.device)
+        with self.accelerator.autocast():
+            share = self._objective(self._forward, piece) / tokens
+        self.accelerator.backward(share)
+        return float(share.detach())
+
+    def _make_do(self, error: RuntimeError | MemoryError) -> None:
+        """Goes on with less, and says so; raises `error` again where there is nothing to spare."""
+        if is_out_of_memory(error):
+            if self.micro_batch == 1:
+                raise error
+            self.micro_batch = (self.micro_batch + 1) // 2
+            self._tell(
+                f"memory ran out; the trainer continues with a micro-batch of {self.micro_batch}"
+            )
+        elif self._forward is not self.model:
+            self._forward = self.model
+            words = " ".join(str(error).split())[:200]
+            self._tell(f"torch.compile failed; continuing without it ({words})")
+        else:
+            raise error
+
+    def compile(self) -> None:
+        """Forward and backward passes are compiled from now on; by torch, at the first one."""
+        self._forward = torch.compile(self.model)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._forward is not self.model
+
+    def rehearse(self, sequences: Sequences) -> None:
+        """A forward and a backward pass as in a local step, whose gradients stay.
+
+        Raises what the device raises where memory is short; a compiler that fails is left out.
+        """
+        random = random_state(self.device)
+        try:
+            self._pass(sequences, sequences.size)
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not self.is_compiled:
+                raise
+            self._make_do(error)
+            self._pass(sequences, sequences.size)
+        finally:
+            set_random_state(self.device, *random)
+
+    def forget_gradients(self) -> None:
+        """Frees what rehearsals left."""
+        self.optimizer.zero_grad(set_to_none=True)
+        free_device_memory(self.device)
+
+    # The optimizer's state.
+
+    def state(self) -> State:
+        """AdamW's two moments and its counter; Muon's momentum is a first moment."""
+        kept, found = self.optimizer.state, {}
+        for name, tensor in self.model.named_parameters():
+            state = kept.get(tensor)
+            if state:
+                found[name] = {_KEYS[key]: values for key, values in state.items()}
+        return found
+
+    def load_state(self, state: State) -> None:
+        """Replaces what is kept of these tensors."""
+        tensors = self.tensors()
+        for name, given in state.items():
+            tensor, optimizer = tensors[name], self.optimizer
+            home: MutableMapping[Tensor, Any]
+            if not isinstance(optimizer, MuonAndAdamW):
+                home = optimizer.state
+            else:
+                home = optimizer.home_of(tensor)
+                if optimizer.has_in_muon(tensor):
+                    home[tensor] = {"momentum_buffer": given["first"]} if given["step"] else {}
+                    continue
+            home[tensor] = {
+                # The fused kernel wants its counter where the tensor is.
+                "step": given["step"].to(tensor.device),
+                "exp_avg": given["first"],
+                "exp_avg_sq": given["second"],
+            }
+
+    # Measuring.
+
+    def twin(self) -> Self:
+        """The same with a copy of the model, to read; it has no optimizer of its own.
+
+        What is frozen is not copied.
+        """
+        frozen = {id(one): one for one in self.model.parameters() if not one.requires_grad}
+        other = copy.copy(self)
+        other._forward = other.model = copy.deepcopy(self.model, frozen).eval()
+        return other
+
+    def heldout_loss(self, samples: Samples, rest: Rest) -> float:
+        """Cross-entropy in nats per token, in f32-summed order.
+
+        samples: [n, sequence_tokens + 1].
+        """
+        total = 0.0
+        for first in range(0, len(samples), self.micro_batch):
+            if first:
+                rest()
+            piece = torch.from_numpy(samples[first : first + self.micro_batch])
+            with self.accelerator.autocast():
+                total += float(self._loss_sum(self.model, piece.to(self.device)))
+        tokens: int = len(samples) * (samples.shape[1] - 1)
+        return total / tokens
+
+    def losses(self, samples: Samples, rest: Rest) -> Losses:
+        """Mean cross-entropy of each sequence."""
+        found = []
+        for first in range(0, len(samples), self.micro_batch):
+            piece = torch.from_numpy(samples[first : first + self.micro_batch]).to(self.device)
+            with self.accelerator.autocast():
+                losses = cross_entropy_means(self.model, piece)
+            found.append(losses.cpu().numpy().astype(np.float64))
+            rest()
+        return np.concatenate(found)
+
+    def write(self, ids: Sequence[int], tokens: int, *, temperature: float, end: int) -> list[int]:
+        """Token ids sampled after these, at most so many."""
+        sample: Callable[..., Any] = self.model.generate  # type: ignore[assignment]
+        produced = sample(
+            torch.tensor([ids], device=self.device),
+            max_new_tokens=tokens,
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            eos_token_id=end,
+            pad_token_id=end,
+        )
+        written: list[int] = produced[0, len(ids) :].tolist()
+        return written
+
+
+_KEYS = {"exp_avg": "first", "momentum_buffer": "first", "exp_avg_sq": "second", "step": "step"}
+
+
+def cross_entropy_means(model: nn.Module, sequences: Tensor) -> Tensor:
+    """Mean cross-entropy of each sequence's tokens given those before, in f32: [sequences]."""
+    logits = model(input_ids=sequences[:, :-1], use_cache=False).logits
+    targets = sequences[:, 1:].reshape(-1)
+    flat = logits.float().view(-1, logits.shape[-1])
+    losses = functional.cross_entropy(flat, targets, reduction="none")
+    return losses.view(len(sequences), -1).mean(dim=1)
+
+
+def decoder_loop(
+    model: nn.Module,
+    reader: BlockReader,
+    inner: InnerSpec,
+    *,
+    accelerator: accelerate.Accelerator,
+    micro_batch: int | None = None,
+    loss_sum: LossSum | None = None,
+) -> InnerLoop[DecoderTrainer]:
+    """An inner loop over a model, without a session."""
+    adjustments: list[str] = []
+    trainer = DecoderTrainer(
+        model,
+        inner,
+        accelerator=accelerator,
+        micro_batch=micro_batch,
+        loss_sum=loss_sum,
+        tell=adjustments.append,
+    )
+    return InnerLoop(trainer, reader, inner, device=trainer.device, adjustments=adjustments)

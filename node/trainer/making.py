@@ -1,0 +1,190 @@
+"""How training code is made: that of Shoal, cut to what fits here, or a project's own; and what a
+project is told of the latter: its tensors, its data, its first weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+import torch
+
+from node.trainer import architectures, micro_batch, model
+from node.trainer.adapters.network import network_of
+from node.trainer.decoder import DecoderTrainer
+from node.trainer.link.messages import Configure
+from node.trainer.loop import make_accelerator
+from node.trainer.model import Floats, FragmentView, layout_of
+from node.trainer.own import installed
+from node.trainer.own.interface import HasOwnData, OwnData, Start, TellsLosses, Trainer
+from protocol import limits
+from protocol.errors import UserError
+from protocol.project import Genesis, InnerSpec, MergeRules, TensorSpec, encode
+
+FOR_WEIGHTS: Final = InnerSpec(
+    optimizer="adamw",
+    learning_rate=0.001,
+    weight_decay=0.0,
+    beta1=0.9,
+    beta2=0.99,
+    grad_norm_max=1.0,
+    batch_sequences=1,
+    warmup_frac=0.0,
+    final_learning_rate_frac=1.0,
+    fresh_moment_steps=0,
+)
+"""Where only weights are wanted, and nobody said how they will be trained."""
+
+
+def decoder(start: Start) -> DecoderTrainer:
+    """The project's model, with first weights. UserError if it cannot be trained here."""
+    genesis, machine = start.genesis, start.machine
+    with start.phase("model"):
+        model.check_fits(genesis.model, genesis.data, start.vocabulary_size)
+        network = network_of(genesis, start.cache)
+    trainer = DecoderTrainer(
+        network,
+        start.inner,
+        accelerator=start.accelerator,
+        micro_batch=_micro_batch_max(machine, start.inner),
+        positions=architectures.positions_max(network.config),
+        tell=start.tell,
+    )
+    if machine.micro_batch is None:
+        with start.phase("dry step"):
+            largest = trainer.micro_batch
+            found = micro_batch.fit(
+                trainer,
+                genesis,
+                folder=start.cache,
+                room_bytes=machine.ram_bytes_max,
+                ranks=machine.ranks,
+            )
+            trainer.micro_batch = micro_batch.even(found, largest)
+    if machine.compiles:
+        with start.phase("compile"):
+            trainer.compile()
+            micro_batch.rehearse(trainer, genesis, trainer.micro_batch)
+            trainer.forget_gradients()
+    return trainer
+
+
+def _micro_batch_max(machine: Configure, inner: InnerSpec) -> int:
+    """A rank's whole part of a batch, or what was said."""
+    part = -(-inner.batch_sequences // machine.ranks)
+    return min(machine.micro_batch or part, part)
+
+
+def own(place: str, start: Start) -> Trainer:
+    """The training code there, with the tensors that the project names.
+
+    UserError if it cannot be made, or has others.
+    """
+    with start.phase("model"):
+        trainer = _called(place, start)
+        given = _shapes(trainer, place)
+        for spec in start.genesis.model.tensors:
+            if given.get(spec.name) != spec.shape:
+                found = given.get(spec.name, "none")
+                raise UserError(
+                    f"The trainer {place} does not make this project's model: the project has"
+                    f" a tensor {spec.name} {list(spec.shape)}, the trainer {_shown(found)}."
+                    " Install the version that the project's owner used."
+                )
+    return trainer
+
+
+def _called(place: str, start: Start) -> Trainer:
+    """A new one, as the project's seed makes it."""
+    kind = installed.load(place)
+    torch.manual_seed(start.seed)
+    try:
+        return cast(Trainer, kind(start))
+    except (TypeError, ValueError, KeyError, LookupError, AttributeError, OSError) as error:
+        raise UserError(
+            f"The trainer {place} cannot be made ({type(error).__name__}: {error}). Check the"
+            " values under [model.config], its data, and the trainer itself."
+        ) from error
+
+
+def _shapes(trainer: Trainer, place: str) -> dict[str, tuple[int, ...]]:
+    """Its tensors. UserError if one cannot be a part of a project."""
+    tensors = trainer.tensors()
+    if not 0 < len(tensors) <= limits.TENSORS_MAX:
+        raise UserError(
+            f"The trainer {place} has {len(tensors)} tensors; 1 to {limits.TENSORS_MAX} can train."
+        )
+    for name, one in tensors.items():
+        if not isinstance(one, torch.Tensor) or one.dtype != torch.float32:
+            raise UserError(f"The trainer {place} gives {name} as no f32 tensor of torch.")
+        if not one.is_contiguous() or not one.numel():
+            raise UserError(f"The trainer {place} gives {name} empty, or in pieces of memory.")
+    return {name: tuple(one.shape) for name, one in tensors.items()}
+
+
+def _shown(shape: object) -> str:
+    return str(list(shape)) if isinstance(shape, tuple) else str(shape)
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What a project is told of training code when it is signed."""
+
+    tensors: tuple[TensorSpec, ...]
+    data: OwnData | None
+    """None where it brings none."""
+    tells_losses: bool
+    """Whether it can probe pushes of others."""
+
+
+def describe(place: str, blank: Genesis, rules: MergeRules, cache: Path) -> Described:
+    """Tensors and data of the training code there.
+
+    blank: the project, whose tensor table is empty yet. A class may say in `tables` which tensors
+    are merged like embeddings. UserError if it cannot be made.
+    """
+    with _on_this_machine(blank, cache) as start:
+        trainer = _called(place, start)
+        shapes = _shapes(trainer, place)
+        tables = frozenset(getattr(trainer, "tables", ()))
+        if unknown := sorted(tables - set(shapes)):
+            raise UserError(f"The trainer {place} names a table {unknown[0]} that it has not.")
+        specs = tuple(
+            TensorSpec(name, shape, model.rule_of(len(shape), name in tables, rules))
+            for name, shape in shapes.items()
+        )
+        holder: object = trainer
+        data = OwnData(*holder.data()) if isinstance(holder, HasOwnData) else None
+        return Described(specs, data, isinstance(holder, TellsLosses))
+
+
+def first_weights(place: str, genesis: Genesis, cache: Path) -> list[Floats]:
+    """Version 0 of every fragment, f32 [numel], as the training code draws it from the seed.
+
+    UserError as in `own`.
+    """
+    with _on_this_machine(genesis, cache) as start:
+        trainer = own(place, start)
+        return FragmentView(trainer.tensors(), layout_of(genesis)).copies()
+
+
+@contextmanager
+def _on_this_machine(genesis: Genesis, cache: Path) -> Iterator[Start]:
+    """A start on the processor, by whoever signs a project or makes its first weights."""
+    with torch.random.fork_rng(devices=[]):
+        yield Start(
+            genesis=genesis,
+            inner=FOR_WEIGHTS,
+            accelerator=make_accelerator("cpu"),
+            machine=Configure(encode(genesis), b"", str(cache), threads=1, device="cpu"),
+            vocabulary_size=0,
+            phase=_unmeasured,
+            tell=lambda words: None,
+        )
+
+
+@contextmanager
+def _unmeasured(name: str) -> Iterator[None]:
+    yield

@@ -1,0 +1,280 @@
+"""The card of an exported model: what it was made of, by whom, how well, and how to make it again.
+
+Names come from strangers: whatever could be more than a name is written as a character reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from host.files.signed_project import OpenedProject
+from host.runtime import software
+from protocol.ids import short
+from protocol.limits import WIRE_VERSION
+from protocol.log.accounts import Account
+from protocol.project import Charter, DataSpec, Genesis, hub_name, hub_source
+from shoal.common import versions
+from tui.text import fmt
+
+if TYPE_CHECKING:
+    from shoal.model.export_choice import Choice
+
+CARD_FILE: Final = "README.md"
+PICTURE_FILE: Final = "run.png"
+ROWS_MAX: Final = 64
+"""Contributors in the table; the others are one row."""
+
+_ACTIVE: Final = re.compile(r"(?!(?<=\d)\.(?=\d)|: )[^\w \-,;()']|_")
+"""Whatever might be Markdown, HTML or an address, but for the point in a number and a colon."""
+
+Row = tuple[str, str]
+
+
+def card(
+    project: OpenedProject,
+    charter: Charter,
+    chosen: Choice,
+    stored: str,
+    *,
+    has_picture: bool,
+    is_adapter: bool = False,
+) -> str:
+    """The text of `README.md`, with the metadata that hubs read at its beginning.
+
+    charter: the newest. stored: the number format in words. has_picture: of the run, beside it.
+    is_adapter: an adapter is described, and not the model with it.
+    """
+    genesis = project.genesis
+    facts = _table(("", ""), _facts(project, chosen, stored))
+    accounts = chosen.summary.accounts if chosen.summary is not None else {}
+    parts = [
+        _metadata(genesis, "peft" if is_adapter else "transformers"),
+        f"# {plain(genesis.name)}",
+        _opening(genesis, accounts),
+        facts,
+        *([_curve(chosen)] if has_picture else []),
+        "## Load it",
+        _loading(genesis, is_adapter=is_adapter),
+        "## Who trained it",
+        *_contributors(accounts, genesis.fragments),
+        "## Make it again",
+        _again(project, chosen, " --adapter" if is_adapter else ""),
+        _table(("setting", ""), _settings(charter)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_LOAD: Final = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")  # this folder, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained(".")
+```"""
+
+_LOAD_TENSORS: Final = """\
+```python
+from safetensors.torch import load_file
+
+tensors = load_file("model.safetensors")  # by name; the training code has the model
+```"""
+
+
+_LOAD_ADAPTER: Final = """\
+```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained(".")  # this folder, or its name on the hub
+```
+
+It loads the model that `adapter_config.json` names as `base_model_name_or_path`: a name on the
+hub, or a folder."""
+
+
+def _loading(genesis: Genesis, *, is_adapter: bool) -> str:
+    if genesis.trainer is not None:
+        return _LOAD_TENSORS
+    return _LOAD_ADAPTER if is_adapter else _LOAD
+
+
+def plain(text: str) -> str:
+    """The text as Markdown that shows it and does nothing else."""
+    cleaned = fmt.clean(text, 256)
+    return _ACTIVE.sub(lambda found: f"&#{ord(found[0])};", cleaned)
+
+
+def _metadata(genesis: Genesis, library: str) -> str:
+    """What a hub reads: the base model, the data set, the task."""
+    from huggingface_hub import ModelCardData
+
+    base = hub_source(genesis.base.source) if genesis.base is not None else None
+    named = hub_name(genesis.data.location) if genesis.data.source == "hub" else None
+    found = ModelCardData(
+        base_model=base[0] if base is not None else None,
+        datasets=[named[0]] if named is not None else None,
+        library_name=library if genesis.trainer is None else None,
+        pipeline_tag="text-generation" if genesis.trainer is None else None,
+        tags=["shoal", "decoupled-diloco"],
+    )
+    return f"---\n{found.to_yaml()}\n---"
+
+
+def _opening(genesis: Genesis, accounts: Mapping[bytes, Account]) -> str:
+    given = sum(1 for one in accounts.values() if one.merges)
+    if not given:
+        return "These are first weights: nobody has trained them yet."
+    who = fmt.plural(given, "contributor")
+    where = "on a machine of their own" if given == 1 else "each on a machine of their own"
+    what = "further trained" if genesis.base is not None else "trained"
+    return (
+        f"This model was {what} by {who}, {where}, with Shoal: learners train apart, and what they"
+        " learned is merged fragment by fragment (Decoupled DiLoCo)."
+    )
+
+
+def _facts(project: OpenedProject, chosen: Choice, stored: str) -> Iterator[Row]:
+    genesis = project.genesis
+    yield "Started from", _origin(genesis)
+    parameters = sum(one.numel for one in genesis.model.tensors)
+    adapter = genesis.adapter
+    if adapter is None:
+        yield "Model", f"{_model(genesis)}, {parameters:,} parameters"
+    else:
+        frozen = sum(one.numel for one in adapter.frozen)
+        yield "Model", f"{_model(genesis)}, {frozen:,} parameters, frozen"
+        yield (
+            "Adapter",
+            f"LoRA, rank {adapter.rank}, alpha {adapter.alpha:g}, {parameters:,} trained"
+            f" parameters, on {plain(', '.join(adapter.targets))}",
+        )
+    what = "the moving average of the versions until then, " if chosen.is_average else ""
+    yield "Weights", f"{what}stored as {stored}, trained in f32"
+    yield "Text", _text(genesis.data)
+    yield "Trained on", f"{chosen.tokens:,} tokens of it"
+    yield "Held-out loss", plain("; ".join(chosen.loss).removeprefix("held-out loss "))
+    yield "Checkpoint", f"global step {chosen.step:,}, record {int(chosen.place.name):,} of the log"
+
+
+def _model(genesis: Genesis) -> str:
+    """Its architecture, or whose code makes it."""
+    code = genesis.trainer
+    if code is None:
+        return plain(genesis.model.architecture)
+    return f"of the training code {plain(f'{code.name}, package {code.package} {code.version}')}"
+
+
+def _origin(genesis: Genesis) -> str:
+    base = genesis.base
+    if base is None:
+        return f"random weights, seed {genesis.seed}"
+    named = hub_source(base.source)
+    if named is None:
+        return f"a published model in the folder {plain(base.source.removeprefix('folder:'))}"
+    return f"`{named[0]}`, revision `{named[1]}`"
+
+
+def _text(data: DataSpec) -> str:
+    """Where the text is from; of a path its last part only, for the rest is private."""
+    named = hub_name(data.location)
+    if data.source == "hub" and named is not None:
+        words = f"`{named[0]}`"
+        words += f", {plain(named[1])}" if named[1] else ""
+    elif data.source == "own":
+        words = "data that the training code brings"
+    elif data.source == "python-stdlib":
+        words = "the source code of Python's standard library"
+    else:
+        words = f"{plain(Path(data.location).name)}, a {data.source} of its owner's"
+    return f"{words}; digest of the training part `{data.digest.hex()[:16]}`"
+
+
+def _curve(chosen: Choice) -> str:
+    return (
+        f"![Held-out loss over tokens, and how the run went]({PICTURE_FILE})\n\n"
+        f"The whole run; the weights here are those of global step {chosen.step:,}."
+    )
+
+
+def _contributors(accounts: Mapping[bytes, Account], fragments: int) -> Iterator[str]:
+    """Those whose pushes are in these weights, as the log counts them."""
+    given = {key: one for key, one in accounts.items() if one.merges}
+    if not given:
+        yield "Nobody has yet."
+        return
+    ordered = sorted(given.items(), key=lambda item: (-item[1].tokens, item[0]))
+    rows = [
+        (
+            plain(one.name or short(key)),
+            f"`{short(key)}`",
+            f"{one.tokens // max(1, fragments):,}",
+            f"{one.merges:,}",
+        )
+        for key, one in ordered[:ROWS_MAX]
+    ]
+    rest = [one for _, one in ordered[ROWS_MAX:]]
+    if rest:
+        tokens = sum(one.tokens for one in rest) // max(1, fragments)
+        merges = sum(one.merges for one in rest)
+        rows.append((f"{len(rest):,} others", "", f"{tokens:,}", f"{merges:,}"))
+    yield _table(("name", "key", "tokens", "merges"), rows)
+    yield (
+        "Tokens and merges are what the signed log counts for each key; a name is what its owner"
+        " chose."
+    )
+
+
+def _again(project: OpenedProject, chosen: Choice, flag: str) -> str:
+    summary = chosen.summary
+    head = f", whose hash is `{summary.head.hex()[:16]}`" if summary is not None else ""
+    here = ", ".join(f"{name} {number}" for name, number in versions.training())
+    return (
+        f"Project `{project.id.hex()}`, Shoal {software.version() or 'from source'}, wire version"
+        f" {WIRE_VERSION}; {here}. {_same(chosen, flag)} They are what the log says up to record"
+        f" {int(chosen.place.name):,}{head}.\n\n"
+        f"To train such a model again, `shoal project create{_create_options(project.genesis)}`,"
+        " and give the project file the text above and these values. Which machines take part"
+        " differs from run to run, so the result will be alike and not the same."
+    )
+
+
+def _same(chosen: Choice, flag: str) -> str:
+    if chosen.is_average:
+        # It begins anew where a syncer had to fetch a fragment.
+        return (
+            "A syncer of the project that averaged all versions up to this checkpoint writes the"
+            f" same weights: `shoal export --ema --step {chosen.step}{flag} --to DIR`."
+        )
+    return (
+        "Any syncer of the project that holds this checkpoint writes the same weights, bit for bit:"
+        f" `shoal export --step {chosen.step}{flag} --to DIR`."
+    )
+
+
+def _create_options(genesis: Genesis) -> str:
+    if genesis.base is None:
+        return ""
+    named = hub_source(genesis.base.source)
+    where = "FOLDER" if named is None else f"hub:{named[0]}@{named[1]}"
+    return f" --from {where}" + (" --adapter" if genesis.adapter is not None else "")
+
+
+def _settings(charter: Charter) -> Iterator[Row]:
+    inner, outer, rounds = charter.inner, charter.outer, charter.rounds
+    yield "training.optimizer", f"{inner.optimizer}"
+    yield "training.learning_rate", f"{inner.learning_rate:g}"
+    yield "training.batch_sequences", f"{inner.batch_sequences}"
+    yield "outer.learning_rate", f"{outer.learning_rate:g}"
+    yield "outer.momentum", f"{outer.momentum:g}"
+    yield "outer.ema", f"{outer.ema:g}"
+    yield "rounds.local_steps", f"{rounds.local_steps}"
+    yield "rounds.quorum", f"{rounds.quorum}"
+    yield "rounds.up_codec, rounds.down_codec", f"{rounds.up_codec}, {rounds.down_codec}"
+    yield "limits.tokens", f"{charter.limits.tokens:,}"
+
+
+def _table(titles: Sequence[str], rows: Iterator[Row] | Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -1,0 +1,202 @@
+"""How far whose push counts, by what the log says of each learner that is here.
+
+Nothing is kept here but what is found again from the log: a new leader judges as the former one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec import structs
+
+from protocol import novelty, standing
+from protocol.log.state import KnownNorm, SwarmState
+from protocol.merge_rules import RULES, MergeRules
+from protocol.novelty import UNHEARD, Novelty
+from protocol.numerics.directions import elements_compared
+from protocol.peers.membership import Membership
+from protocol.project import OuterSpec
+from protocol.rounds import Round
+from protocol.standing import NOBODY, Standing
+from syncer_node.machine import jobs
+
+Doubt = Literal["direction", "repeats", "echoes"]
+"""Why pushes of a learner do not count: they point elsewhere, always add the same to what others
+hand in, or only repeat what was merged."""
+
+
+@dataclass(slots=True)
+class Judge:
+    """How far pushes count, and whose do not."""
+
+    state: SwarmState
+    members: Membership
+    outer: OuterSpec
+    numels: tuple[int, ...]
+    """Padded length of each fragment, in elements."""
+    rules: MergeRules = RULES
+    _odd_at: tuple[int, int, bool] | None = None
+    _odd: set[bytes] = field(default_factory=set)
+    _mute_at: tuple[int, int, bool] | None = None
+    """Record, changes of membership and rule for which `_mute` was found."""
+    _mute: set[bytes] = field(default_factory=set)
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether trust is earned under the charter in force."""
+        return self.outer.trust == "earned"
+
+    def standing_of(self, peer: bytes) -> Standing:
+        """What the log says of a learner. Whose work nobody can check stays new, however good."""
+        account = self.state.accounts.get(peer)
+        if account is None:
+            return NOBODY
+        if not self.is_checkable(peer):
+            return structs.replace(account.standing, good=0)
+        return account.standing
+
+    def is_checkable(self, peer: bytes) -> bool:
+        """Whether a probe could say that its pushes were trained; of other text nobody can."""
+        session = self.members.sessions.get(peer)
+        has_other = session is not None and session.beat is not None and session.beat.has_other_text
+        return not (has_other and self.outer.probes_frac > 0)
+
+    def _standings(self) -> list[Standing]:
+        here = self.members.sessions.items()
+        return [self.standing_of(peer) for peer, one in here if not one.is_suspended]
+
+    def typical(self) -> float:
+        """The median direction of the learners that are here."""
+        return standing.typical(self._standings(), self._elements_compared())
+
+    def _elements_compared(self) -> int:
+        """Of a fragment of middle size."""
+        return elements_compared(sorted(self.numels)[len(self.numels) // 2])
+
+    def novelty_of(self, peer: bytes) -> Novelty:
+        """What the log says of a learner's pushes beside what was merged lately."""
+        account = self.state.accounts.get(peer)
+        return UNHEARD if account is None else account.novelty
+
+    def typical_novelty(self) -> float:
+        """The median of the learners that are here; of the established ones where enough are."""
+        return novelty.typical(self._novelties(), self._elements_compared())
+
+    def _novelties(self) -> list[Novelty]:
+        here = {peer: one for peer, one in self.members.sessions.items() if not one.is_suspended}
+        standings = {peer: self.standing_of(peer) for peer in here}
+        if standing.are_established(standings.values()):
+            here = {peer: one for peer, one in here.items() if standings[peer].is_established}
+        return [self.novelty_of(peer) for peer in here]
+
+    def _trusts_by(self) -> dict[bytes, dict[Doubt, float]]:
+        """Of each learner that is here, how far its pushes would count by each thing that is looked
+        at; empty where all count."""
+        if not self.is_judging:
+            return {}
+        known, rules = self._standings(), self.rules
+        typical, usual = self.typical(), self.typical_novelty()
+        repeats, strays = standing.typical_repeats(known), standing.strays(known, typical)
+        novelty_strays = novelty.strays(self._novelties(), usual)
+
+        def trusts(peer: bytes) -> dict[Doubt, float]:
+            its = self.standing_of(peer)
+            return {
+                "direction": standing.trust(its, typical, rules.trust_bounds, strays),
+                "repeats": standing.trust_by_repeats(its, repeats, rules.repeats_bounds),
+                "echoes": novelty.trust(self.novelty_of(peer), usual, novelty_strays),
+            }
+
+        return {peer: trusts(peer) for peer in self.members.sessions}
+
+    def trusts(self) -> dict[bytes, float]:
+        """How far a push of each learner that is here would count; empty where all count."""
+        return {peer: min(found.values()) for peer, found in self._trusts_by().items()}
+
+    def doubts(self) -> dict[bytes, Doubt]:
+        """Learners that are here and whose pushes would not count, and why."""
+        return {
+            peer: next(doubt for doubt, trust in found.items() if not trust)
+            for peer, found in self._trusts_by().items()
+            if not all(found.values())
+        }
+
+    def doubted(self) -> set[bytes]:
+        """Learners that are here and whose pushes would not count."""
+        return set(self.doubts())
+
+    def new(self) -> set[bytes]:
+        """Learners that are here and too new to count for much, beside enough that are not."""
+        if not self.is_judging or not standing.are_established(self._standings()):
+            return set()
+        here = [peer for peer, one in self.members.sessions.items() if not one.is_suspended]
+        return {peer for peer in here if not self.standing_of(peer).is_established}
+
+    def without_say(self) -> set[bytes]:
+        """Learners that are here and whose pushes make no quorum.
+
+        A syncer looks far more often than anything changes: with a thousand learners finding them
+        takes milliseconds.
+        """
+        known_at = (self.state.index, self.members.changes, self.is_judging)
+        if self._mute_at != known_at:
+            self._mute_at, self._mute = known_at, self.doubted() | self.new()
+        return self._mute
+
+    def odd(self) -> set[bytes]:
+        """Learners that are here and should be looked at first: whose pushes count less than in
+        full, or of which nothing says whether they add anything, though others' pushes do."""
+        known_at = (self.state.index, self.members.changes, self.is_judging)
+        if self._odd_at != known_at:
+            trusts = self.trusts()
+            odd = {peer for peer, trust in trusts.items() if trust < 1.0}
+            odd |= self._unheard() if trusts else set()
+            self._odd_at = known_at
+            self._odd = {one.peer for one in self.members.training() if one.peer in odd}
+        return self._odd
+
+    def _unheard(self) -> set[bytes]:
+        """Whose pushes were judged often, and never their novelty, as if they always lagged."""
+        if not self.typical_novelty():
+            return set()
+        return {
+            peer
+            for peer in self.members.sessions
+            if self.standing_of(peer).judged >= standing.JUDGED_MIN
+            and not self.novelty_of(peer).judged
+        }
+
+    def against(self, current: Round, seed: int) -> jobs.Against:
+        """What the pushes of a round are judged against. seed: draws what nobody may foresee."""
+        known, standings = self._norms_of_others(current), self._standings()
+        typical, usual = self.typical(), self.typical_novelty()
+        return jobs.Against(
+            typical=typical,
+            norms=tuple(one.norm for one in known),
+            is_established=standing.are_established(standings),
+            seed=seed,
+            steps=tuple(one.steps for one in known),
+            tensors=tuple(one.tensors for one in known),
+            repeats=standing.typical_repeats(standings),
+            typical_novelty=usual,
+            strays=standing.strays(standings, typical),
+            novelty_strays=novelty.strays(self._novelties(), usual),
+        )
+
+    def quorum_to_begin(self, fragment: int) -> int:
+        """The first merges of a fragment need so many pushes that a median exists.
+
+        Before that nothing says how long a push should be, or where it should point.
+        """
+        needed = self.rules.first_pushes
+        is_known = len(self.state.norms[fragment]) >= needed
+        has_enough = len(self.members.sessions) > needed
+        return needed if self.is_judging and has_enough and not is_known else 0
+
+    def _norms_of_others(self, current: Round) -> list[KnownNorm]:
+        """Of learners with a push of this fragment in the log, and none in this round."""
+        here = {peer for peer, _ in current.arrived}
+        known = self.state.norms[current.fragment]
+        found = [norm for peer, norm in known.items() if peer not in here]
+        return found[max(0, len(found) - self.rules.norms_known) :]

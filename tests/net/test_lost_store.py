@@ -1,0 +1,85 @@
+"""The only syncer's store is deleted, as real processes: learners keep what they have."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from protocol.errors import UserError
+from shoal.project import recover_from_learners
+from tests.net.swarms import TinySwarm, shoal
+from tests.support.builders import weights
+from tests.support.hosted_logs import hosted_log
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(1200)]
+
+LEARNERS = ("ada", "bob")
+PEER = "12D3KooWGRUfNnHJbiQyh3HW2pQTcAcm1MGVvpFbHi1BLsQZRS6d"
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory):
+    with TinySwarm(tmp_path_factory.mktemp("lost")) as made:
+        made.prepare(rounds__quorum=1, rounds__local_steps=8, limits__evaluate_every=1000)
+        made.begin()
+        for name in LEARNERS:
+            made.start_learner(name, "--duty", "0.3", "--no-evaluate")
+        made.all_merge(*LEARNERS)
+        yield made
+
+
+def learners(swarm):
+    found = {name: swarm.learner(name) for name in LEARNERS}
+    return found if all(found.values()) else None
+
+
+def test_without_its_store_the_syncer_stops_and_with_what_learners_hold_it_goes_on(swarm):
+    swarm.kill("syncer")
+    lost_step = max(
+        one.swarm.global_step
+        for one in swarm.until(lambda: learners(swarm), "both learners").values()
+    )
+    shutil.rmtree(swarm.store("syncer"))
+    swarm.start_syncer()
+
+    def stopped():
+        now, said = swarm.syncer(), learners(swarm)
+        is_told = said and all(one.younger for one in said.values())
+        return (now, said) if now and now.phase == "stopped" and is_told else None
+
+    syncer, said = swarm.until(stopped, "a syncer that stopped, and learners that know it")
+    assert "shoal project reset-seat" in syncer.sentence
+    assert syncer.swarm.global_step == 0
+    for one in said.values():
+        assert one.swarm.global_step in (lost_step, lost_step - 1), "it keeps its log"
+        assert one.weights_held == len(one.versions), "and its weights"
+        assert max(one.versions) > 0
+        assert "shoal project reset-seat" in one.sentence
+    told = swarm.run("status")
+    assert "shoal project reset-seat" in told
+    assert "All is well" not in told
+
+    link = syncer.join_link
+    swarm.tell("syncer", "stop")
+    assert swarm.ended("syncer") == 0
+    reset = ["project", "reset-seat", str(swarm.project), "--from-learners", link, "--yes"]
+    done = shoal(swarm.home, *reset)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1 begins behind record" in done.stdout
+    assert "on the word of learner" in done.stdout
+    swarm.start_syncer()
+
+    def goes_on():
+        now, said = swarm.syncer(), learners(swarm)
+        is_on = now and now.swarm.epoch == 1 and now.swarm.global_step > lost_step
+        return now if is_on and said and not any(one.younger for one in said.values()) else None
+
+    swarm.until(goes_on, "merges behind the newest step that a learner had")
+
+
+def test_who_finds_no_learner_reads_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(recover_from_learners, "CONNECT_S", 5.0)
+    opened = hosted_log(tmp_path, [(1.7e9, weights())]).opened
+    with pytest.raises(UserError, match=r"No learner was found \((none of|the swarm answers)"):
+        recover_from_learners.find_newest(opened, (f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",))

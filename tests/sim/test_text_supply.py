@@ -1,0 +1,63 @@
+"""Text in a swarm: who reads on never waits for it, and who asks for all of it does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec import structs
+
+from protocol.messages import LeaseRequest
+from protocol.trace import TrainerChanged
+from simulator.scenarios.swarm import build_swarm
+from simulator.stand_ins.tiny import LIMITS
+from simulator.virtual.nodes import Speed, SpeedModel
+from syncer_node.machine.text_supply import OWN_FACTOR, RESERVE_S
+from tests.support.choices import first
+
+LONG = structs.replace(LIMITS, tokens=10**12, lease_blocks=1024)
+BATCH = 2
+
+
+def starved(swarm, since_s):
+    """Who waited for text after that time."""
+    return [
+        (now_s, key)
+        for now_s, key, fact in swarm.world.facts
+        if now_s > since_s and isinstance(fact, TrainerChanged) and fact.state == "starved"
+    ]
+
+
+def sequences(host, learner):
+    """Ever leased to a learner's session."""
+    return host.syncer.state.leases.granted[learner.key, learner.incarnation]
+
+
+@pytest.mark.parametrize("seed", first(1, range(3)))
+def test_a_slow_learner_that_becomes_ten_times_as_fast_never_waits_for_text(seed):
+    swarm = build_swarm(seed, steps_s=(0.5, 0.5, 0.5, 5.0), limits=LONG)
+    swarm.world.run(300.0)
+    begun_s = min(now_s for now_s, _, fact in swarm.world.facts if isinstance(fact, TrainerChanged))
+    swarm.learners[3].trainer.speed = Speed(SpeedModel(0.5), random.Random(seed))
+    swarm.world.run(700.0)
+    swarm.check()
+    assert starved(swarm, begun_s + 20.0) == []
+    assert swarm.learners[3].trainer.local_step > 600
+
+
+def test_who_asks_for_text_all_the_time_gets_its_reserve_and_its_rate():
+    swarm = build_swarm(4, steps_s=(0.5, 0.5, 0.5, 0.5), limits=LONG)
+    greedy, syncer = swarm.learners[3], swarm.syncer
+
+    def ask():
+        swarm.world.send(greedy, syncer.key, LeaseRequest(1024))
+        swarm.world.after(1.0, ask)
+
+    swarm.world.at(30.0, ask)
+    swarm.world.run(600.0)
+    swarm.check()
+    assert starved(swarm, 40.0) == []
+    honest = sequences(syncer, swarm.learners[0])
+    read_per_s = BATCH / 0.5
+    rate = OWN_FACTOR * read_per_s * 1.2
+    assert honest < sequences(syncer, greedy) < rate * (RESERVE_S + 600.0)

@@ -1,0 +1,66 @@
+"""What counts as one network address, and which port a host takes."""
+
+from __future__ import annotations
+
+import socket
+from itertools import chain
+
+import pytest
+
+from host import addresses
+from host.addresses import PortTaken, kept_port, steady_port
+from protocol.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("/ip4/192.0.2.7/tcp/4100", "192.0.2.7"),
+        ("/ip4/127.0.0.1/tcp/4100", "127.0.0.1"),
+        ("/ip6/2001:db8:1:2:3:4:5:6/tcp/4100", "2001:db8:1:2::/64"),
+        ("/ip6/2001:db8:1:2:ffff::1/tcp/9", "2001:db8:1:2::/64"),
+        ("/ip6/::ffff:192.0.2.7/tcp/4100", "192.0.2.7"),
+        ("/ip4/192.0.2.7/tcp/4100/p2p/12D3KooW/p2p-circuit", ""),
+        ("/dns4/example.org/tcp/4100", ""),
+        ("/ip4/300.0.2.7/tcp/4100", ""),
+        ("", ""),
+    ],
+)
+def test_a_host_commands_one_ipv4_address_or_a_whole_ipv6_network(text, network):
+    assert addresses.network_of(text) == network
+
+
+# Ports.
+
+
+@pytest.fixture
+def taken():
+    """A port on which somebody listens."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_port_that_nobody_asked_for_is_given_up_for_a_free_one(taken):
+    chosen = kept_port(LOOPBACK, taken, is_asked_for=False)
+    assert chosen not in (0, taken)
+    assert kept_port(LOOPBACK, chosen, is_asked_for=False) == chosen
+
+
+def test_a_port_that_its_owner_asked_for_is_not(taken):
+    with pytest.raises(PortTaken, match=f"port {taken} is in use"):
+        kept_port(LOOPBACK, taken, is_asked_for=True)
+
+
+def test_a_steady_port_is_free_and_given_to_no_outgoing_connection(taken, monkeypatch):
+    picks = chain([taken], addresses.STEADY_PORTS)
+    monkeypatch.setattr(addresses.random, "choice", lambda ports: next(picks))
+    assert steady_port(LOOPBACK) in addresses.STEADY_PORTS
+
+
+def test_no_other_port_helps_where_the_address_is_not_ours():
+    with pytest.raises(UserError, match="has no address"):
+        kept_port("203.0.113.7", 0, is_asked_for=False)
