@@ -47,7 +47,13 @@ def replace_file(path: Path, content: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which then replaces `path` on disk; where writing fails nothing does."""
+    """A file to write, which then replaces `path` on disk; where writing fails nothing does.
+
+    What is no file, such as /dev/null or a pipe, is written to as it is: nobody wants it replaced.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
