@@ -34,6 +34,8 @@ LEGEND = (
     "and honest learners that were; doubted: honest pushes that did; pushes: in a merge."
 )
 
+COLUMNS = "loss", "to nobody", "worst", "share", "named", "suspended", "doubted", "pushes"
+
 PROBES = "outer.probes_frac=4.0"
 """In the small project a push has so little text that one probe costs more than it: with the share
 that real projects have, nobody would be probed within a run."""
@@ -181,36 +183,30 @@ def _list(console: Console) -> None:
 
 
 def _table(title: str | None) -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    return Table(
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
+        header_style="bold",
+        title=title,
+        title_justify="left",
+    )
 
 
 def _show(console: Console, rows: Sequence[AttackRow]) -> None:
-    """A table for each swarm and quorum; all seeds of an attack in one line."""
-    for (learners, liars, quorum), of_swarm in _grouped(
-        rows, lambda row: (row.learners, row.liars, row.quorum)
+    """A table for each swarm, quorum and defence; all seeds of an attack in one line."""
+    for (learners, liars, quorum, trust, without), same_swarm in _grouped(
+        rows, lambda row: (row.learners, row.liars, row.quorum, row.trust, row.without)
     ):
-        title = f"{liars} of {learners} learners lie"
+        parts = [f"{liars} of {learners} learners lie", f"trust: {Defence(trust, without)}"]
         if quorum != "set":
-            title += f"; quorum: {quorum}"
-        table = _table(title)
-        for name in ("attack", "trust"):
-            table.add_column(name, no_wrap=True)
-        for name in (
-            "loss",
-            "to nobody",
-            "worst",
-            "share",
-            "named",
-            "suspended",
-            "doubted",
-            "pushes",
-        ):
+            parts.insert(1, f"quorum: {quorum}")
+        table = _table("; ".join(parts))
+        table.add_column("attack", no_wrap=True)
+        for name in COLUMNS:
             table.add_column(name, justify="right", no_wrap=True)
-        for (trust, without), of_defence in _grouped(
-            of_swarm, lambda row: (row.trust, row.without)
-        ):
-            for attack, same in _grouped(of_defence, lambda row: row.attack):
-                table.add_row(attack, str(Defence(trust, without)), *_means(same))
+        for attack, same in _grouped(same_swarm, lambda row: row.attack):
+            table.add_row(attack, *_means(same))
         console.print(table)
         console.print()
     console.print(LEGEND)

@@ -149,7 +149,7 @@ def attempt_one(task: tuple[Cell, ProjectFile, Home]) -> tuple[Cell, Trial]:
         limits = msgspec.structs.replace(charter.limits, tokens=tokens)
         charter = msgspec.structs.replace(charter, limits=limits)
     setting = replace(cell.setting, learners=cell.honest) if is_quiet else cell.setting
-    charter = with_quorum(charter, cell.quorum, setting.learners)
+    charter = with_quorum(charter, cell.quorum, cell.setting.learners, present=setting.learners)
     bench = open_bench(genesis, charter, home.data_cache())
     liars, attack = (
         (0, next(iter(ATTACKS.values())))
@@ -162,11 +162,14 @@ def attempt_one(task: tuple[Cell, ProjectFile, Home]) -> tuple[Cell, Trial]:
     return cell, attempt(bench, setting, liars, attack, rules=cell.defence.rules)
 
 
-def with_quorum(charter: Charter, quorum: Quorum, learners: int) -> Charter:
-    """The charter by which so many pushes are merged, and no grace brings more."""
+def with_quorum(charter: Charter, quorum: Quorum, learners: int, *, present: int) -> Charter:
+    """The charter by which so many pushes are merged, and no grace brings more.
+
+    Without the liars the number is the same, unless fewer learners are `present`.
+    """
     if quorum == "set":
         return charter
-    needed = {"one": 1, "half": (learners + 1) // 2, "all": learners}[quorum]
+    needed = min({"one": 1, "half": (learners + 1) // 2, "all": learners}[quorum], present)
     rounds = msgspec.structs.replace(
         charter.rounds, quorum=needed, grace_safety=0.0, pace_share=0.0
     )

@@ -83,9 +83,11 @@ def test_the_grid_has_a_run_without_liars_for_each_of_the_others():
 )
 def test_a_quorum_is_exactly_that_many(quorum, needed):
     charter = project(rounds(quorum=3)).charter
-    assert with_quorum(charter, "set", 8) == charter
-    spec = with_quorum(charter, quorum, 8).rounds
+    assert with_quorum(charter, "set", 8, present=8) == charter
+    spec = with_quorum(charter, quorum, 8, present=8).rounds
     assert (spec.quorum, spec.grace_safety, spec.pace_share) == (needed, 0.0, 0.0)
+    without_liars = with_quorum(charter, quorum, 8, present=6).rounds
+    assert without_liars.quorum == min(needed, 6)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
