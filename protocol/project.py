@@ -90,8 +90,9 @@ class ModelSpec(Struct, frozen=True, array_like=True):
 class DataSpec(Struct, frozen=True, array_like=True):
     """Where text comes from and how it is cut into leased blocks of fixed-length sequences."""
 
-    source: Literal["python-stdlib", "file", "folder", "parquet", "hub", "own"]
-    """`own`: the training code brings its data, of any kind."""
+    source: Literal["python-stdlib", "file", "folder", "parquet", "hub", "own", "chats"]
+    """`own`: the training code brings its data, of any kind. `chats`: conversations, of which the
+    answers are learned."""
     location: Text
     """Path, or the `hub_name` of a data set; empty for `python-stdlib`."""
     text_field: Name

@@ -30,7 +30,7 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
         return options.data
     if data.source == "own":
         return data.location if _is_owners(options) else ""
-    is_local = data.source in ("file", "folder", "parquet")
+    is_local = data.source in ("file", "folder", "parquet", "chats")
     if is_local and not _is_owners(options):
         raise UserError(
             f"This project trains on text that every host has itself: {data.source} "

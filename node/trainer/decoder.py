@@ -15,15 +15,20 @@ import accelerate
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from node.trainer.failures import StepAbandoned, is_out_of_memory
 from node.trainer.loop import InnerLoop, free_device_memory, random_state, set_random_state
-from node.trainer.objective import Forward, LossSum, cross_entropy_sum, objective_of
+from node.trainer.objective import (
+    Forward,
+    LossSum,
+    cross_entropy_means,
+    cross_entropy_sum,
+    objective_of,
+)
 from node.trainer.optimizers import MuonAndAdamW, make_optimizer
 from node.trainer.own.interface import Losses, Rest, Samples, State, Work
 from node.trainer.ranks.group import RankGroup, share_of
-from node.trainer.text.reader import BlockReader, Sequences
+from node.trainer.text.reader import BlockReader, Sequences, learned_tokens
 from protocol.project import InnerSpec
 
 if TYPE_CHECKING:
@@ -87,7 +92,8 @@ class DecoderTrainer:
 
     def _move(self, batch: Sequences, work: Work) -> float:
         group = self._group
-        tokens = work.count * (batch.shape[1] - 1)
+        # Of the whole batch: what is learned may lie in the parts of other ranks.
+        tokens = max(1, learned_tokens(batch if group is None else work.samples))
         try:
             loss = self._gradients(batch, tokens, work.rest)
         except StepAbandoned:
@@ -235,7 +241,7 @@ class DecoderTrainer:
         return other
 
     def heldout_loss(self, samples: Samples, rest: Rest) -> float:
-        """Cross-entropy in nats per token, in f32-summed order.
+        """Cross-entropy in nats per learned token, in f32-summed order.
 
         samples: [n, sequence_tokens + 1].
         """
@@ -246,11 +252,10 @@ class DecoderTrainer:
             piece = torch.from_numpy(samples[first : first + self.micro_batch])
             with self.accelerator.autocast():
                 total += float(self._loss_sum(self.model, piece.to(self.device)))
-        tokens: int = len(samples) * (samples.shape[1] - 1)
-        return total / tokens
+        return total / max(1, learned_tokens(samples))
 
     def losses(self, samples: Samples, rest: Rest) -> Losses:
-        """Mean cross-entropy of each sequence."""
+        """Mean cross-entropy of each sequence's learned tokens."""
         found = []
         for first in range(0, len(samples), self.micro_batch):
             piece = torch.from_numpy(samples[first : first + self.micro_batch]).to(self.device)
@@ -277,15 +282,6 @@ class DecoderTrainer:
 
 
 _KEYS = {"exp_avg": "first", "momentum_buffer": "first", "exp_avg_sq": "second", "step": "step"}
-
-
-def cross_entropy_means(model: nn.Module, sequences: Tensor) -> Tensor:
-    """Mean cross-entropy of each sequence's tokens given those before, in f32: [sequences]."""
-    logits = model(input_ids=sequences[:, :-1], use_cache=False).logits
-    targets = sequences[:, 1:].reshape(-1)
-    flat = logits.float().view(-1, logits.shape[-1])
-    losses = functional.cross_entropy(flat, targets, reduction="none")
-    return losses.view(len(sequences), -1).mean(dim=1)
 
 
 def decoder_loop(

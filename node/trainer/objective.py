@@ -3,6 +3,8 @@
 The auxiliary loss keeps a mixture of experts from sending every token to the same few. It is the
 one that `transformers` computes, weighed by the coefficient in the model's configuration; 0 there
 switches it off. Held-out loss is cross-entropy alone, so that models can be compared by it.
+
+A token that is context only, given as -1 - id, is read like any other and never a target.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,6 +22,9 @@ Forward = Callable[..., Any]
 LossSum = Callable[[Forward, Tensor], Tensor]
 """Summed loss of the model on sequences [batch, sequence_tokens + 1]."""
 
+IGNORED: Final = -100
+"""A target that torch leaves out of a cross-entropy, and `transformers` out of `labels`."""
+
 _COEFFICIENTS: Final = ("router_aux_loss_coef", "aux_loss_coef")
 _WITHOUT: Final = frozenset({"deepseek_v4", "flint"})
 """Have a coefficient, and a router whose logits `transformers` does not collect."""
@@ -26,7 +32,7 @@ _WITHOUT: Final = frozenset({"deepseek_v4", "flint"})
 
 def cross_entropy_sum(model: Forward, sequences: Tensor) -> Tensor:
     """Summed cross-entropy of each token given those before it, in f32 whatever the autocast."""
-    return _summed(model(input_ids=sequences[:, :-1], use_cache=False).logits, sequences)
+    return _summed(model(input_ids=inputs_of(sequences), use_cache=False).logits, sequences)
 
 
 def objective_of(model: nn.Module) -> LossSum:
@@ -40,11 +46,11 @@ def objective_of(model: nn.Module) -> LossSum:
         return cross_entropy_sum
 
     def with_router(forward: Forward, sequences: Tensor) -> Tensor:
-        output = forward(input_ids=sequences[:, :-1], use_cache=False, output_router_logits=True)
+        output = forward(input_ids=inputs_of(sequences), use_cache=False, output_router_logits=True)
         loss = _summed(output.logits, sequences)
         if not isinstance(output.aux_loss, Tensor):
             return loss  # A model of this kind without a single layer of experts.
-        tokens = sequences.shape[0] * (sequences.shape[1] - 1)
+        tokens = int((sequences[:, 1:] >= 0).sum())
         return loss + coefficient * tokens * output.aux_loss.float()
 
     return with_router
@@ -59,7 +65,33 @@ def router_coefficient(model: nn.Module) -> float:
     return float(next((one for one in said if one), 0.0))
 
 
+def inputs_of(sequences: Tensor) -> Tensor:
+    """The ids that a model reads: [batch, sequence_tokens], all of them 0 or more."""
+    ids = sequences[:, :-1]
+    return torch.maximum(ids, ~ids)
+
+
+def targets_of(sequences: Tensor) -> Tensor:
+    """The ids that it should predict, `IGNORED` where it need not: [batch, sequence_tokens]."""
+    ids = sequences[:, 1:]
+    return ids.masked_fill(ids < 0, IGNORED)
+
+
+def cross_entropy_means(model: Forward, sequences: Tensor) -> Tensor:
+    """Mean cross-entropy of each sequence's learned tokens given those before, in f32: [sequences].
+
+    0 of a sequence without one.
+    """
+    logits = model(input_ids=inputs_of(sequences), use_cache=False).logits
+    targets = targets_of(sequences)
+    flat = logits.float().view(-1, logits.shape[-1])
+    losses = functional.cross_entropy(flat, targets.reshape(-1), reduction="none")
+    learned = (targets != IGNORED).sum(dim=1).clamp(min=1)
+    # Where all are learned, a factor of exactly 1.
+    return losses.view(len(sequences), -1).mean(dim=1) * (targets.shape[1] / learned)
+
+
 def _summed(logits: Tensor, sequences: Tensor) -> Tensor:
-    targets = sequences[:, 1:].reshape(-1)
+    targets = targets_of(sequences).reshape(-1)
     flat = logits.float().view(-1, logits.shape[-1])
     return functional.cross_entropy(flat, targets, reduction="sum")

@@ -90,7 +90,7 @@ class TrainerSetup:
         with self._phase("device"), _failing_device():
             accelerator = loop.make_accelerator(_device(configure, others))
             memory_limits.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
-        adjustments: list[str] = []
+        adjustments = list(text.facts.notes) if text is not None else []
         with failing_as("model"):
             self.layout = model.layout_of(genesis)
             self.trainer = self._made(

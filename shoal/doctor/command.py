@@ -49,6 +49,9 @@ def run(
     ] = None,
     *,
     device: Annotated[str | None, option("Try this one: cpu, cuda, cuda:1 ...")] = None,
+    data: Annotated[
+        str | None, option("Look at these chats too, where the project trains on your own.")
+    ] = None,
     port: Annotated[
         int | None,
         option("Port to check; a syncer's by default.", validators.Number(gte=1, lte=65535)),
@@ -68,7 +71,7 @@ def run(
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     found: list[Finding] = []
-    for finding in examine(home, named, settings, port=port, is_quick=quick, tell=tell):
+    for finding in examine(home, named, settings, port=port, data=data, is_quick=quick, tell=tell):
         found.append(finding)
         if not json:
             tell("")
@@ -87,6 +90,7 @@ def examine(
     settings: Settings,
     *,
     port: int | None,
+    data: str | None = None,
     is_quick: bool,
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
@@ -105,7 +109,11 @@ def examine(
     yield diagnosis.engine(swarm)
     yield diagnosis.clock(swarm, *probes.kept_clock())
     yield diagnosis.reach(swarm)
-    yield from _training(probes.learned(named, swarm), swarm, settings, available, is_quick, tell)
+    named = probes.learned(named, swarm)
+    if named.genesis is not None and named.genesis.data.source == "chats":
+        found = probes.own_text(named.genesis.data, data) if data is not None else None
+        yield diagnosis.own_chats(data, found)
+    yield from _training(named, swarm, settings, available, is_quick, tell)
 
 
 def _training(

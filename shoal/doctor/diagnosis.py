@@ -10,7 +10,7 @@ from typing import Final
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import TrainerSpec
-from shoal.doctor.findings import Finding, Topic, Verdict, amount
+from shoal.doctor.findings import Finding, OwnText, Topic, Verdict, amount
 
 GIB: Final = 1 << 30
 DISK_MIN: Final = GIB
@@ -56,6 +56,22 @@ def training_code(spec: TrainerSpec, lacking: str) -> Finding:
         return seen.good(f"{spec.name} of {spec.package} {spec.version} is installed")
     says, _, remedy = lacking.partition(" It is code")
     return seen.trouble(says, "It is code" + remedy if remedy else "")
+
+
+def own_chats(path: str | None, found: OwnText | None) -> Finding:
+    """Whether this machine has chats for a project that trains on them. path: where they are."""
+    if path is None or found is None:
+        return Topic("chats").unknown(
+            "the project trains on chats that every learner has itself",
+            "Name yours: shoal doctor --data FOLDER 'shoal:...', and the same with shoal join.",
+        )
+    seen = Topic("chats", used=float(found.used))
+    if found.trouble:
+        return seen.trouble(found.trouble, "Name another folder with --data.")
+    says = f"{found.used:,} chats in {path} can be used"
+    if found.notes:
+        return seen.found("care", f"{says}; {'; '.join(found.notes)}")
+    return seen.good(says)
 
 
 def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partialmethod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -22,6 +22,15 @@ class Finding(Struct, kw_only=True, frozen=True):
     """What to do, where something is to be done."""
     figures: Figures = {}
     """The numbers behind it, for programs."""
+
+
+class OwnText(NamedTuple):
+    """What was found of chats that the owner of a machine names."""
+
+    used: int = 0
+    notes: tuple[str, ...] = ()
+    """What was left out, in words."""
+    trouble: str = ""
 
 
 class Topic:

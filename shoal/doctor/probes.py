@@ -22,7 +22,16 @@ from node.daemon.swarm_trial_facts import SwarmAnswer, SwarmWish
 from node.trainer.tools.trial_facts import TrialAnswer, TrialWish
 from protocol import decoders
 from protocol.errors import UserError
-from protocol.project import AdapterSpec, Charter, Genesis, InnerSpec, ModelSpec, TrainerSpec
+from protocol.project import (
+    AdapterSpec,
+    Charter,
+    DataSpec,
+    Genesis,
+    InnerSpec,
+    ModelSpec,
+    TrainerSpec,
+)
+from shoal.doctor.findings import OwnText
 
 if TYPE_CHECKING:
     from shoal.project.project_file import ProjectFile
@@ -211,6 +220,17 @@ def lacking(spec: TrainerSpec) -> str:
     except UserError as error:
         return str(error)
     return ""
+
+
+def own_text(data: DataSpec, path: str) -> OwnText:
+    """A look at chats that the owner of this machine names. Loads no model."""
+    from node.trainer.text.corpus import survey_chats
+
+    try:
+        found = survey_chats(msgspec.structs.replace(data, location=path))
+    except UserError as error:
+        return OwnText(trouble=str(error))
+    return OwnText(found.used, found.words)
 
 
 def wish_for(

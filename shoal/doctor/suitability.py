@@ -14,7 +14,7 @@ from host.files.home import Home
 from host.files.local_settings import Settings
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import Charter, Genesis
-from shoal.doctor import probes, requirements
+from shoal.doctor import diagnosis, probes, requirements
 from shoal.doctor.findings import Finding
 from shoal.doctor.requirements import Needs
 
@@ -28,18 +28,25 @@ log = logging.getLogger("shoal.join")
 Judge = Callable[[Genesis, Charter], str]
 
 
-def judge_of(home: Home, project: bytes, settings: Settings) -> Judge | None:
-    """Says what speaks against joining; None where this machine was found to suit before."""
+def judge_of(
+    home: Home, project: bytes, settings: Settings, data: str | None = None
+) -> Judge | None:
+    """Says what speaks against joining; None where this machine was found to suit before.
+
+    data: where the owner of this machine has the text.
+    """
     mark = home.project(project) / _MARK
-    device = settings.learner.device or "best"
-    if mark.is_file() and mark.read_text() == device:
+    judged = "\n".join((settings.learner.device or "best", *([data] if data else [])))
+    if mark.is_file() and mark.read_text() == judged:
         return None
 
     def judge(genesis: Genesis, charter: Charter) -> str:
         found = examined(genesis, charter, settings)
+        if genesis.data.source == "chats" and data is not None:
+            found.append(diagnosis.own_chats(data, probes.own_text(genesis.data, data)))
         bad = [one for one in found if one.verdict == "trouble"]
         if not bad:
-            mark.write_text(device)
+            mark.write_text(judged)
             for one in found:
                 if one.verdict == "care":
                     log.warning("%s", one.says)

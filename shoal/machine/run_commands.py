@@ -180,7 +180,7 @@ def _join(
         shares_moments=learner.moments,
         bulk=bulk_at(learner.bulk_port),
         settings=lambda: settings_file.load(flags=flags).values,
-        judge=None if anyway else judge_of(home, parsed.project, settings),
+        judge=None if anyway else judge_of(home, parsed.project, settings, wishes.get("data")),
         **wishes,
     )
     given = {**flags, **wishes, "log_json": None, "tape": _tape_text(options.tape)}

@@ -184,6 +184,8 @@ def _text(data: DataSpec) -> str:
         words += f", {plain(named[1])}" if named[1] else ""
     elif data.source == "own":
         words = "data that the training code brings"
+    elif data.source == "chats":
+        words = f"{plain(Path(data.location).name)}, chats of its owner's, of which answers count"
     elif data.source == "python-stdlib":
         words = "the source code of Python's standard library"
     else:

@@ -124,6 +124,6 @@ def _words(genesis: Genesis, step: int, tokens: int, where: str) -> str:
 
 def has_chat(genesis: Genesis, home: Home) -> bool:
     """Whether the project's tokenizer says how a chat is written."""
-    from node.trainer.tools.chat_template import chat_settings
+    from node.trainer.text.chat_template import chat_settings
 
     return chat_settings(PinnedFiles(home.data_cache(), genesis.tokenizer)) is not None

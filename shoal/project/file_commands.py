@@ -113,7 +113,7 @@ def sign(
     signed_project.write_signed(target, made)
     signed = signed_project.read_signed(target)
     word = "unchanged, still signed as" if charter == old else "signed as"
-    lines = _summary(signed, target, word)
+    lines = [*_summary(signed, target, word), *_left_out(genesis, home)]
     if old is None or (charter == old and not charter_delivery.voters_here(home, signed, [])):
         return [*lines, f"next: shoal syncer run {target}"]
     lines += [f"changed     {line}" for line in charters.differences(old, charter)]
@@ -173,6 +173,17 @@ def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> 
         f"tokens      {project.charter.limits.tokens:,} to train; one pass over the text is "
         f"{pass_tokens:,}",
     ]
+
+
+def _left_out(genesis: Genesis, home: Home) -> list[str]:
+    """What of the owner's chats cannot be used."""
+    if genesis.data.source != "chats":
+        return []
+    from node.trainer.text.corpus import describe_corpus
+
+    cache = home.data_cache()
+    found = describe_corpus(genesis.data, cache=cache, tokenizer=genesis.tokenizer)
+    return [f"chats       {words}" for words in found.notes]
 
 
 def _about_adapter(adapter: AdapterSpec) -> list[str]:

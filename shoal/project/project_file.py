@@ -221,7 +221,7 @@ def _data(value: object, place: toml.Place, path: Path) -> specs.DataSpec:
             f"must be OWNER/NAME or OWNER/NAME:CONFIGURATION, not {toml.shown(location)}"
         )
     beside = path.absolute().parent
-    if source in ("file", "folder", "parquet") and not location.startswith("~"):
+    if source in ("file", "folder", "parquet", "chats") and not location.startswith("~"):
         values["location"] = str(beside / location)
     if (beside / values["tokenizer"]).is_file():
         values["tokenizer"] = str(beside / values["tokenizer"])

@@ -98,8 +98,8 @@ SECTIONS = (
             Line(
                 "source",
                 "python-stdlib",
-                "python-stdlib, file, folder, parquet or hub; own, where training code of its own "
-                "brings the data",
+                "python-stdlib, file, folder, parquet or hub; chats, for a model that answers; "
+                "own, where training code of its own brings the data",
             ),
             Line(
                 "location",

@@ -43,6 +43,11 @@ def read(path: Path | None, changes: Sequence[str]) -> ProjectFile:
             f"{path} starts from a base model, and a comparison draws its first weights. Name a"
             " project without `from`."
         )
+    if file.data.source == "chats":
+        raise UserError(
+            f"{path} trains on chats, and what is tried out here learns all of its text. Name a"
+            " project with another source."
+        )
     return file
 
 

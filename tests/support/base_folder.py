@@ -39,7 +39,12 @@ SCALED = {
 
 
 def base_folder(
-    folder: Path, *, dtype: torch.dtype = torch.bfloat16, shard_bytes: int = 60_000, seed: int = 7
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    shard_bytes: int = 60_000,
+    seed: int = 7,
+    template: str = CHAT,
 ) -> Path:
     """A Llama of 58 000 parameters with a scaled context, in several files, stored as `dtype`."""
     config = transformers.LlamaConfig(
@@ -58,7 +63,7 @@ def base_folder(
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer(), bos_token="<|endoftext|>", eos_token=END
     )
-    tokenizer.chat_template = CHAT
+    tokenizer.chat_template = template
     tokenizer.model_max_length = 64
     tokenizer.save_pretrained(folder)
     return folder

@@ -33,7 +33,7 @@ from host.network.streams import HELLO, ControlStream, Wire, answer_hello, hear_
 from node.daemon.observer import read_report
 from node.machine.index_proof import prove_index, read_charter
 from node.machine.moments import check_moments, moments_numel
-from node.trainer.tools.chat_template import read_chat
+from node.trainer.text.chat_template import read_chat
 from protocol import limits, wire
 from protocol.errors import CorruptState, MalformedMessage, RemoteError, TransientError, UserError
 from protocol.fragments import build_layout

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from node.trainer.own.interface import OwnData, Samples
-from node.trainer.text.corpus import CorpusDescription, CorpusFacts
+from node.trainer.text.corpus import CorpusDescription
+from node.trainer.text.token_files import CorpusFacts
 from protocol.errors import UserError
 from protocol.log.permutation import block_at
 from protocol.project import DataSpec

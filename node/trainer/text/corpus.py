@@ -17,6 +17,9 @@ Where documents come from:
 - `hub`: a data set of the Hugging Face hub, `owner/name` or `owner/name:configuration`, split
   `train`; never anything local. Data sets that need code of their own are refused by `datasets`
   itself.
+- `chats`: a file or a folder of conversations (`node.trainer.text.chats`), written by the chat
+  template of the project's tokenizer. Answers are learned, all else is context, whose ids are read
+  as -1 - id. They are packed (`node.trainer.text.rows`), so sequences do not overlap.
 
 Reading goes through `datasets` as a stream, so a corpus larger than memory is fine. `datasets` is
 imported only where a corpus is built: a trainer that finds the cache filled starts without it. The
@@ -33,20 +36,36 @@ import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 from blake3 import blake3
-from msgspec import Struct
-from numpy.typing import NDArray
 
-from host.files.pinned_files import key_of
-from node.trainer.text.tokenizer import Vocabulary, load_vocabulary
-from protocol import decoders
-from protocol.errors import CorruptState, UserError
+from host.files.pinned_files import PinnedFiles, key_of
+from node.trainer.text.chat_template import ChatSettings, chat_settings
+from node.trainer.text.chats import CHAT_SUFFIXES, Chat, LeftOut, Tally, read_chats
+from node.trainer.text.reader import Sequences
+from node.trainer.text.rows import RowPacker
+from node.trainer.text.token_files import (
+    CORPUS_CONTEXT,
+    FRACTIONS,
+    HELDOUT_FILE,
+    TRAIN_FILE,
+    CorpusFacts,
+    Tokens,
+    TokenWriter,
+    drawn,
+    is_drawn,
+    is_intact,
+    map_tokens,
+    read_facts,
+)
+from node.trainer.text.tokenizer import TokenizerVocabulary, Vocabulary, load_vocabulary
+from protocol.errors import UserError
 from protocol.log.permutation import block_at
 from protocol.project import DataSpec, TokenizerSpec, hub_name
 
@@ -61,32 +80,8 @@ PIECE_CHARS: Final = 4096
 BATCH_DOCUMENTS: Final = 256
 """Documents tokenised at once: enough to keep `tokenizers` busy, small in memory."""
 
-SPLIT_CONTEXT: Final = "shoal 1 held-out split"
-CORPUS_CONTEXT: Final = "shoal 1 corpus"
-TRAIN_FILE: Final = "train.bin"
-HELDOUT_FILE: Final = "heldout.bin"
-FACTS_FILE: Final = "facts.json"
-
-FRACTIONS: Final = (0.05, 0.1, 0.2, 0.3, 0.5)
-"""What is suggested in place of a `heldout_frac` by which too little is held out."""
-
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
-Sequences = NDArray[np.int64]
-
-
-class CorpusFacts(Struct, frozen=True):
-    """What is written beside the token files."""
-
-    train_tokens: int
-    heldout_tokens: int
-    train_documents: int
-    heldout_documents: int
-    token_bytes: int
-    """2 or 4, little-endian unsigned."""
-    digest: bytes
-    """blake3 of the training tokens as little-endian u32, whatever the file's width."""
-    tokens_held_out_at: tuple[int, ...] = ()
-    """Tokens that each of `FRACTIONS` would hold out; nothing in caches of before."""
+CHATS: Final = "chats"
+"""Source of conversations."""
 
 
 class CorpusDescription(NamedTuple):
@@ -94,6 +89,8 @@ class CorpusDescription(NamedTuple):
 
     blocks: int
     digest: bytes
+    notes: tuple[str, ...] = ()
+    """What of the source could not be used, in words."""
 
 
 class Corpus:
@@ -104,23 +101,39 @@ class Corpus:
         CorruptState if the files are not what their facts say."""
         self.spec = spec
         self.vocabulary = vocabulary
-        self.facts = _read_facts(folder)
+        self.facts = read_facts(folder)
         self._seed = seed
-        self._train = _map_tokens(folder / TRAIN_FILE, self.facts.train_tokens, self.facts)
-        self._heldout = _map_tokens(folder / HELDOUT_FILE, self.facts.heldout_tokens, self.facts)
-        self._block_tokens = spec.block_sequences * spec.sequence_tokens
-        self.local_blocks = (self.facts.train_tokens - 1) // self._block_tokens
+        self._train = map_tokens(folder / TRAIN_FILE, self.facts.train_tokens, self.facts)
+        self._heldout = map_tokens(folder / HELDOUT_FILE, self.facts.heldout_tokens, self.facts)
+        is_packed = spec.source == CHATS
+        self._stride = spec.sequence_tokens + is_packed
+        """From one sequence to the next."""
+        self._shared = 0 if is_packed else 1
+        """Tokens that a sequence shares with the next."""
+        self._block_tokens = spec.block_sequences * self._stride
+        self.local_blocks = (self.facts.train_tokens - self._shared) // self._block_tokens
         """Blocks that this host's copy of the text holds."""
         if self.local_blocks < 1:
+            raise UserError(self._too_short(spec))
+        if self.facts.heldout_tokens <= (0 if is_packed else spec.sequence_tokens):
+            what = "chats have" if is_packed else "text has"
+            needs = "" if is_packed else f", one sequence needs {spec.sequence_tokens + 1}"
             raise UserError(
-                f"The training text has {self.facts.train_tokens} tokens, one block needs"
-                f" {self._block_tokens + 1}. Add text, or lower sequence_tokens or block_sequences."
+                f"The held-out {what} {self.facts.heldout_tokens} tokens{needs}."
+                f" {_larger(spec, self.facts)}"
             )
-        if self.facts.heldout_tokens <= spec.sequence_tokens:
-            raise UserError(
-                f"The held-out text has {self.facts.heldout_tokens} tokens, one sequence needs"
-                f" {spec.sequence_tokens + 1}. {_larger(spec, self.facts)}"
+
+    def _too_short(self, spec: DataSpec) -> str:
+        if spec.source == CHATS:
+            return (
+                f"The chats to train on fill {self.facts.train_tokens // self._stride} sequences,"
+                f" one block has {spec.block_sequences}. Add chats, or lower sequence_tokens or"
+                " block_sequences."
             )
+        return (
+            f"The training text has {self.facts.train_tokens} tokens, one block needs"
+            f" {self._block_tokens + 1}. Add text, or lower sequence_tokens or block_sequences."
+        )
 
     @property
     def matches(self) -> bool:
@@ -134,12 +147,18 @@ class Corpus:
         """
         block = block_at(position, self.spec.blocks, self._seed) % self.local_blocks
         first = block * self._block_tokens
-        return _cut(self._train, first, self.spec.block_sequences, self.spec.sequence_tokens)
+        return self._cut(self._train, first, self.spec.block_sequences)
 
     def heldout(self, count: int) -> Sequences:
         """The first `count` held-out sequences, fewer if there are fewer, as in `sequences`."""
-        available = (self.facts.heldout_tokens - 1) // self.spec.sequence_tokens
-        return _cut(self._heldout, 0, min(count, available), self.spec.sequence_tokens)
+        available = (self.facts.heldout_tokens - self._shared) // self._stride
+        return self._cut(self._heldout, 0, min(count, available))
+
+    def _cut(self, tokens: Tokens, first: int, count: int) -> Sequences:
+        starts = first + self._stride * np.arange(count, dtype=np.int64)[:, None]
+        offsets = np.arange(self.spec.sequence_tokens + 1, dtype=np.int64)[None, :]
+        cut: Sequences = tokens[starts + offsets].astype(np.int64)
+        return cut
 
 
 def open_corpus(
@@ -153,7 +172,8 @@ def open_corpus(
     vocabulary = load_vocabulary(spec.tokenizer, tokenizer, cache)
     # Of a pinned one the content counts, and not where it came from.
     name = spec.tokenizer if tokenizer is None else key_of(tokenizer).hex()
-    folder = _filled(msgspec.structs.replace(spec, tokenizer=name), cache, vocabulary)
+    chats = _settings_of(spec, tokenizer, cache) if spec.source == CHATS else None
+    folder = _filled(msgspec.structs.replace(spec, tokenizer=name), cache, vocabulary, chats)
     return Corpus(spec, seed=seed, folder=folder, vocabulary=vocabulary)
 
 
@@ -166,24 +186,43 @@ def describe_corpus(
     `open_corpus`.
     """
     corpus = open_corpus(spec, seed=0, cache=cache, tokenizer=tokenizer)
-    return CorpusDescription(corpus.local_blocks, corpus.facts.digest)
+    return CorpusDescription(corpus.local_blocks, corpus.facts.digest, corpus.facts.notes)
+
+
+def survey_chats(spec: DataSpec) -> Tally:
+    """Which chats of a source can be used, as far as can be told without its tokenizer.
+
+    UserError if none can, or if they cannot be read. Light: no model is loaded.
+    """
+    tally = Tally()
+    for _ in _chats(spec, _listing(spec), tally):
+        tally.used += 1
+    tally.require_some(spec.location)
+    return tally
 
 
 def is_heldout(text: str, heldout_frac: float) -> bool:
     """Whether a document belongs to the held-out split: a fact of its text alone."""
-    return _drawn(text) < heldout_frac * 2.0**64
+    return is_drawn(drawn(text), heldout_frac)
 
 
-def _drawn(text: str) -> int:
-    """Of a document, as likely any number below 2 ** 64 as any other."""
-    content = text.encode("utf-8", "replace")
-    return int.from_bytes(blake3(content, derive_key_context=SPLIT_CONTEXT).digest(8), "big")
+def _settings_of(spec: DataSpec, tokenizer: TokenizerSpec | None, cache: Path) -> ChatSettings:
+    """How the project's tokenizer writes a chat. UserError if it does not say."""
+    found = chat_settings(PinnedFiles(cache, tokenizer)) if tokenizer is not None else None
+    if found is None:
+        raise UserError(
+            f"The tokenizer {spec.tokenizer!r} has no chat template, which the source chats needs:"
+            " it says how a chat is written. Use the tokenizer of a chat model, such as `base` of"
+            " one whose name ends in Instruct or Chat."
+        )
+    return found
 
 
 def _larger(spec: DataSpec, facts: CorpusFacts) -> str:
     """What the owner can do where too little is held out."""
     for fraction, tokens in zip(FRACTIONS, facts.tokens_held_out_at, strict=False):
-        if fraction > spec.heldout_frac and tokens > spec.sequence_tokens:
+        enough = 0 if spec.source == CHATS else spec.sequence_tokens
+        if fraction > spec.heldout_frac and tokens > enough:
             return (
                 f"Set heldout_frac = {fraction:g} under [data], which holds out {tokens:,} tokens,"
                 " or add documents."
@@ -191,24 +230,19 @@ def _larger(spec: DataSpec, facts: CorpusFacts) -> str:
     return "Add documents, or raise heldout_frac."
 
 
-def _cut(tokens: Tokens, first: int, count: int, length: int) -> Sequences:
-    starts = first + length * np.arange(count, dtype=np.int64)[:, None]
-    offsets = np.arange(length + 1, dtype=np.int64)[None, :]
-    cut: Sequences = tokens[starts + offsets].astype(np.int64)
-    return cut
-
-
 # ------------------------------------------------------------------------------------ the cache
 
 
-def _filled(spec: DataSpec, cache: Path, vocabulary: Vocabulary) -> Path:
+def _filled(
+    spec: DataSpec, cache: Path, vocabulary: Vocabulary, chats: ChatSettings | None
+) -> Path:
     files = _listing(spec)
     folder = cache / f"corpus-{_cache_key(spec, files)}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_suffix(".lock")):
-            if not _is_intact(folder):
-                _build(spec, files, folder=folder, vocabulary=vocabulary)
+            if not is_intact(folder):
+                _build(spec, files, folder=folder, vocabulary=vocabulary, chats=chats)
     except OSError as error:
         raise UserError(
             f"The text cache {folder} cannot be written ({error}). Free some disk space, or name"
@@ -221,6 +255,8 @@ def _cache_key(spec: DataSpec, files: list[Path]) -> str:
     """Changes with everything that the token files depend on."""
     hasher = blake3(derive_key_context=CORPUS_CONTEXT)
     parts = (spec.source, spec.location, spec.text_field, spec.tokenizer, spec.heldout_frac)
+    if spec.source == CHATS:
+        parts += (spec.sequence_tokens,)  # type: ignore[assignment]
     hasher.update(msgspec.msgpack.encode((CACHE_FORMAT, parts)))
     tokenizer = Path(spec.tokenizer)
     for path in [*files, tokenizer] if tokenizer.is_file() else files:
@@ -237,81 +273,75 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _read_facts(folder: Path) -> CorpusFacts:
-    try:
-        return decoders.json_decoder(CorpusFacts).decode((folder / FACTS_FILE).read_bytes())
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise CorruptState(f"{folder} is not a usable text cache ({error}); delete it") from error
-
-
-def _is_intact(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    try:
-        facts = _read_facts(folder)
-        _map_tokens(folder / TRAIN_FILE, facts.train_tokens, facts)
-        _map_tokens(folder / HELDOUT_FILE, facts.heldout_tokens, facts)
-    except CorruptState:
-        return False  # Rebuilt by the caller: the cache is a copy, nothing is lost.
-    return True
-
-
-def _map_tokens(path: Path, count: int, facts: CorpusFacts) -> Tokens:
-    dtype = np.dtype("<u2" if facts.token_bytes == 2 else "<u4")
-    try:
-        if path.stat().st_size != count * facts.token_bytes:
-            raise CorruptState(f"{path} has the wrong size; delete its folder")
-        if not count:
-            return np.empty(0, dtype=dtype)
-        return cast(Tokens, np.memmap(path, dtype=dtype, mode="r", shape=(count,)))
-    except OSError as error:
-        raise CorruptState(f"{path} cannot be read ({error}); delete its folder") from error
-
-
-def _build(spec: DataSpec, files: list[Path], *, folder: Path, vocabulary: Vocabulary) -> None:
+def _build(
+    spec: DataSpec,
+    files: list[Path],
+    *,
+    folder: Path,
+    vocabulary: Vocabulary,
+    chats: ChatSettings | None,
+) -> None:
     """Fills `folder` under another name first, so that a half-filled one is never used."""
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # Left by a process that was killed.
-    partial.mkdir()
-    facts = _tokenise(spec, _documents(spec, files), folder=partial, vocabulary=vocabulary)
-    (partial / FACTS_FILE).write_bytes(msgspec.json.encode(facts))
+    half = folder.with_suffix(".partial")
+    shutil.rmtree(half, ignore_errors=True)  # Left by a process that was killed.
+    half.mkdir()
+    token_bytes = 2 if vocabulary.size <= 1 << 16 and chats is None else 4
+    with TokenWriter(half, spec.heldout_frac, token_bytes=token_bytes) as writer:
+        if chats is None:
+            _tokenise(_documents(spec, files), vocabulary, writer)
+            notes: tuple[str, ...] = ()
+        else:
+            notes = _tokenise_chats(spec, files, vocabulary, chats, writer)
+        writer.finish(notes)
     shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    half.rename(folder)
 
 
-def _tokenise(
-    spec: DataSpec, documents: Iterable[str], *, folder: Path, vocabulary: Vocabulary
-) -> CorpusFacts:
-    token_bytes = 2 if vocabulary.size <= 1 << 16 else 4
-    narrow = np.dtype("<u2" if token_bytes == 2 else "<u4")
-    hasher = blake3(derive_key_context=CORPUS_CONTEXT)
-    tokens, counted = [0, 0], [0, 0]
-    at = np.zeros(len(FRACTIONS), dtype=np.int64)
+def _tokenise(documents: Iterable[str], vocabulary: Vocabulary, writer: TokenWriter) -> None:
     stream = iter(documents)
-    with (folder / TRAIN_FILE).open("wb") as train, (folder / HELDOUT_FILE).open("wb") as heldout:
+    while batch := list(islice(stream, BATCH_DOCUMENTS)):
+        for text, ids in zip(batch, vocabulary.encode(batch), strict=True):
+            number = drawn(text)
+            ended = np.append(ids, np.uint32(vocabulary.eos))
+            writer.count(number, ended.size)
+            writer.write(writer.side(number), ended)
+
+
+def _tokenise_chats(
+    spec: DataSpec,
+    files: list[Path],
+    vocabulary: Vocabulary,
+    settings: ChatSettings,
+    writer: TokenWriter,
+) -> tuple[str, ...]:
+    """What was left out, in words. UserError if that is everything."""
+    # Loads transformers, which plain text does not need.
+    from node.trainer.text.chat_writer import ChatWriter, bounded_memory, tokens_of
+
+    assert isinstance(vocabulary, TokenizerVocabulary)
+    tally, chat_writer = Tally(), ChatWriter(settings)
+    packers = [
+        RowPacker(spec.sequence_tokens + 1, vocabulary.eos, partial(writer.write, side))
+        for side in (0, 1)
+    ]
+    stream = _chats(spec, files, tally)
+    with bounded_memory():
         while batch := list(islice(stream, BATCH_DOCUMENTS)):
-            for text, ids in zip(batch, vocabulary.encode(batch), strict=True):
-                drawn = _drawn(text)
-                side = int(drawn < spec.heldout_frac * 2.0**64)
-                ended = np.append(ids, np.uint32(vocabulary.eos)).astype("<u4")
-                (train, heldout)[side].write(ended.astype(narrow).tobytes())
-                tokens[side] += ended.size
-                counted[side] += 1
-                at += [ended.size * (drawn < fraction * 2.0**64) for fraction in FRACTIONS]
-                if not side:
-                    hasher.update(ended.tobytes())
-        for handle in (train, heldout):
-            handle.flush()
-            os.fsync(handle.fileno())
-    return CorpusFacts(
-        train_tokens=tokens[0],
-        heldout_tokens=tokens[1],
-        train_documents=counted[0],
-        heldout_documents=counted[1],
-        token_bytes=token_bytes,
-        digest=hasher.digest(),
-        tokens_held_out_at=tuple(at.tolist()),
-    )
+            written = []
+            for chat in batch:
+                try:
+                    written.append((drawn(chat.identity), chat_writer.answers(chat.turns)))
+                except LeftOut as why:
+                    tally.leave_out(chat.place, why)
+            tokens = tokens_of(vocabulary, [text for _, text in written])
+            for (number, _), ids in zip(written, tokens, strict=True):
+                tally.used += 1
+                writer.count(number, ids.size)
+                packers[writer.side(number)].add(ids)
+    for packer in packers:
+        packer.finish()
+    tally.require_some(spec.location)
+    return tally.words
 
 
 # ---------------------------------------------------------------------------------- the sources
@@ -324,12 +354,12 @@ def _listing(spec: DataSpec) -> list[Path]:
     if spec.source == "python-stdlib":
         return _files_below(Path(sysconfig.get_path("stdlib")), frozenset({".py"}), SKIPPED_FOLDERS)
     root = Path(spec.location).expanduser().resolve()
-    if spec.source == "file" or (spec.source == "parquet" and root.is_file()):
+    if spec.source == "file" or (spec.source in ("parquet", CHATS) and root.is_file()):
         if not root.is_file():
             raise UserError(f"There is no file {root}. Correct `location` in the project file.")
         return [root]
-    suffixes = frozenset({".parquet"}) if spec.source == "parquet" else TEXT_SUFFIXES
-    return _files_below(root, suffixes, frozenset())
+    suffixes = {"parquet": frozenset({".parquet"}), CHATS: CHAT_SUFFIXES}
+    return _files_below(root, suffixes.get(spec.source, TEXT_SUFFIXES), frozenset())
 
 
 def _files_below(root: Path, suffixes: frozenset[str], skipped: frozenset[str]) -> list[Path]:
@@ -374,6 +404,13 @@ def _documents(spec: DataSpec, files: list[Path]) -> Iterator[str]:
             f"The text source {spec.source} {spec.location!r} cannot be read ({error})."
             " Check `location`, your access to it and, for the hub, the network."
         ) from error
+
+
+def _chats(spec: DataSpec, files: list[Path], tally: Tally) -> Iterator[Chat]:
+    try:
+        yield from read_chats(files, tally)
+    except OSError as error:
+        raise UserError(f"The chats in {spec.location} cannot be read ({error}).") from error
 
 
 def _on_the_hub(location: str) -> tuple[str, str]:

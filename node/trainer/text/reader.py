@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from protocol.errors import InternalError
 
 Sequences = NDArray[np.int64]
+"""Token ids. A token that is read and not learned, as what a chat's user says, is -1 - id."""
 
 Ranges = tuple[tuple[int, int, int], ...]
 """Positions [start, stop) and the sequences of the first that are read."""
@@ -137,6 +138,11 @@ def read_places(source: SequenceSource, places: Places) -> Sequences:
             raise InternalError(f"a block has no sequence {sequence}")
         rows[at] = block[sequence].copy()  # Not a view, which would keep the whole block.
     return np.stack([row for row in rows if row is not None])
+
+
+def learned_tokens(sequences: Sequences) -> int:
+    """How many tokens of [n, sequence_tokens + 1] are predicted to be learned."""
+    return int(np.count_nonzero(sequences[:, 1:] >= 0))
 
 
 def part_of(pieces: Pieces, first: int, last: int) -> Pieces:

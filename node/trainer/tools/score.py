@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from node.trainer.files import read_document, write_atomically
 from node.trainer.main import be_quiet
 from node.trainer.setup import THREAD_VARIABLES
+from node.trainer.text.reader import learned_tokens
 from protocol.errors import UserError
 from protocol.project import Genesis
 
@@ -74,12 +75,12 @@ def score(
     loss = heldout_loss(model, heldout)
     seconds = time.monotonic() - started
     text = _sample(model, folder, prompt, tokens, seed=genesis.seed) if tokens else ""
-    predicted = len(heldout) * (heldout.shape[1] - 1)
+    predicted = learned_tokens(heldout)
     return ScoreResult(loss, len(heldout), predicted, text, round(seconds, 3))
 
 
 def heldout_loss(model: Any, sequences: NDArray[np.int64]) -> float:
-    """Mean cross-entropy of `sequences` [n, sequence_tokens + 1] under the model."""
+    """Mean cross-entropy of the learned tokens of [n, sequence_tokens + 1] under the model."""
     import torch
 
     from node.trainer.objective import cross_entropy_sum
@@ -89,8 +90,7 @@ def heldout_loss(model: Any, sequences: NDArray[np.int64]) -> float:
         for first in range(0, len(sequences), PIECE_SEQUENCES):
             piece = torch.from_numpy(sequences[first : first + PIECE_SEQUENCES])
             total += float(cross_entropy_sum(model, piece))
-    predicted: int = len(sequences) * (sequences.shape[1] - 1)
-    return total / predicted
+    return total / max(1, learned_tokens(sequences))
 
 
 def _load(folder: Path) -> transformers.PreTrainedModel:

@@ -14,16 +14,17 @@ from typing import Any, Final
 
 import torch
 import transformers
-from jinja2 import TemplateError
 from transformers.generation import BaseStreamer
 
 from host.files.pinned_files import PinnedFiles
 from node.trainer import architectures
 from node.trainer.adapters.network import network_of
 from node.trainer.model import Floats, FragmentView, layout_of
+from node.trainer.text.chat_template import chat_settings, pinned_json
+from node.trainer.text.chat_writer import ChatWriter, bounded_memory
+from node.trainer.text.chats import LeftOut
 from node.trainer.text.tokenizer import TokenizerVocabulary, Vocabulary, load_vocabulary
 from node.trainer.text.tokenizer_files import GENERATION_FILE
-from node.trainer.tools.chat_template import chat_settings, pinned_json
 from node.trainer.tools.export import require_decoder
 from protocol.errors import UserError
 from protocol.project import Genesis
@@ -201,26 +202,19 @@ class _Template:
                 " continue what you write."
             )
         self._tokenizer = vocabulary.tokenizer
-        self._writer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=vocabulary.tokenizer, **found.special
-        )
-        self._template = found.template
+        self._writer = ChatWriter(found)
 
-    def ids(self, turns: Sequence[Mapping[str, str]]) -> list[int]:
+    def ids(self, turns: Sequence[dict[str, str]]) -> list[int]:
         """The chat as tokens, up to where the answer begins."""
         try:
-            text = self._writer.apply_chat_template(
-                list(turns),
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except (TemplateError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+            with bounded_memory():
+                text = self._writer.write(turns, for_answer=True)
+        except LeftOut as why:
             raise UserError(
-                f"The chat template of the project does not take this chat ({error}). Begin again"
+                f"The chat template of the project does not take this chat ({why}). Begin again"
                 " with /new, or use --text."
-            ) from error
-        ids: list[int] = self._tokenizer.encode(str(text), add_special_tokens=False).ids
+            ) from why
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
 

@@ -10,9 +10,9 @@ import torch
 from host.files.pinned_files import PinnedFiles
 from node.trainer.base_model import first_weights
 from node.trainer.model import build_model
+from node.trainer.text.chat_template import chat_settings
 from node.trainer.text.tokenizer import ByteVocabulary
 from node.trainer.text.tokenizer_files import pin_tokenizer
-from node.trainer.tools.chat_template import chat_settings
 from node.trainer.tools.export import trained_model
 from node.trainer.tools.talk import Talk, TokenStream, printable, settings_within
 from protocol.errors import UserError

@@ -1,0 +1,134 @@
+"""A project on chats: what signing says of them, and doctor and join of a volunteer's."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+import pytest
+
+from host.files.home import Home
+from host.files.local_settings import Settings
+from host.files.signed_project import read_signed
+from shoal.__main__ import main
+from shoal.doctor import command, probes, suitability
+from shoal.doctor.probes import Named
+from tests.support.base_folder import base_folder
+from tests.support.chats import CHATML, write_chats
+
+WANTED = {
+    "source": '"chats"',
+    "location": '"chats"',
+    "heldout_frac": "0.2",
+    "sequence_tokens": "64",
+    "tokens": "100_000",
+}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Home:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    write_chats(tmp_path / "chats")
+    base_folder(tmp_path / "model", template=CHATML)
+    return Home()
+
+
+def sign(tmp_path, **changes):
+    assert main(["project", "create", "--from", "model", "--adapter"]) == 0
+    path, wanted = tmp_path / "project.toml", {**WANTED, **changes}
+    lines = []
+    for line in path.read_text().splitlines():
+        key = line.partition(" = ")[0]
+        lines.append(f"{key} = {wanted[key]}" if key in wanted else line)
+    path.write_text("\n".join(lines))
+    return main(["project", "sign", "project.toml"])
+
+
+def test_signing_says_what_was_left_out(home, tmp_path, capsys):
+    with (tmp_path / "chats" / "ada.jsonl").open("a") as handle:
+        handle.write("hello\n")
+    assert sign(tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "chats       1 of 121 chats left out: ada.jsonl line 61: " in said
+    data = read_signed(tmp_path / "project.shoal").genesis.data
+    assert (data.source, data.location) == ("chats", str(tmp_path / "chats"))
+    assert data.blocks > 50
+
+
+def test_a_tokenizer_without_a_chat_template_cannot_be_signed(home, tmp_path, capsys):
+    assert sign(tmp_path, tokenizer='"bytes"') == 2
+    assert "'bytes' has no chat template" in capsys.readouterr().err
+
+
+def test_a_file_will_do_and_a_missing_one_is_said(home, tmp_path, capsys):
+    assert sign(tmp_path, location='"chats/none.jsonl"') == 2
+    assert "There is no folder" in capsys.readouterr().err
+    (tmp_path / "project.toml").unlink()
+    assert sign(tmp_path, location='"chats/ada.jsonl"') == 0
+
+
+@pytest.fixture
+def signed(home, tmp_path):
+    assert sign(tmp_path) == 0
+    return read_signed(tmp_path / "project.shoal")
+
+
+def spoilt(tmp_path, lines):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+GOOD = json.dumps(
+    {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict", "words"),
+    [
+        (None, "unknown", "every learner has itself"),
+        ([GOOD, GOOD], "good", "2 chats in .* can be used"),
+        ([GOOD, "{}"], "care", "1 of 2 chats left out: mine.jsonl line 2: has no list"),
+        (["{}"], "trouble", "No chat in .* can be used"),
+    ],
+)
+def test_the_doctor_looks_at_the_chats_of_a_volunteer(
+    home, signed, tmp_path, lines, verdict, words
+):
+    data = spoilt(tmp_path, lines) if lines is not None else None
+    named = Named("tiny", "", signed.genesis, signed.charter)
+    found = command.examine(
+        home, named, Settings(), port=None, data=data, is_quick=True, tell=lambda text: None
+    )
+    (chats,) = [one for one in found if one.topic == "chats"]
+    assert chats.verdict == verdict
+
+    assert re.search(words, chats.says)
+
+
+def test_joining_looks_at_them_alike(home, signed, tmp_path, monkeypatch):
+    def judged(data):
+        judge = suitability.judge_of(home, signed.id, Settings(), data)
+        return None if judge is None else judge(signed.genesis, signed.charter)
+
+    said = judged(spoilt(tmp_path, ["{}"]))
+    assert said.startswith("This machine does not suit ")
+    assert "mine.jsonl line 1: has no list of messages" in said
+    assert judged(spoilt(tmp_path, [GOOD])) == ""
+    assert judged(str(tmp_path / "mine.jsonl")) is None, "it is not asked again"
+    assert judged(str(tmp_path / "nowhere")) is not None
+
+
+def test_other_projects_ask_nothing_about_chats(home, signed):
+    genesis = msgspec.structs.replace(
+        signed.genesis, data=msgspec.structs.replace(signed.genesis.data, source="folder")
+    )
+    named = Named("tiny", "", genesis, signed.charter)
+    found = command.examine(
+        home, named, Settings(), port=None, data="x", is_quick=True, tell=lambda text: None
+    )
+    assert "chats" not in [one.topic for one in found]
+    assert probes.own_text(signed.genesis.data, "/nowhere").trouble
