@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
+from host.files.signed_project import read_signed
+from node.trainer.text.corpus import open_corpus
+from node.trainer.tools.score import heldout_loss
 from tests.net.example_swarm import ExampleSwarm
+from tests.support.base_folder import base_folder
+from tests.support.chats import CHATML
+from tests.support.examples import EXAMPLES
 from tests.support.tiny_project import write_text
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
@@ -39,3 +47,36 @@ def test_two_learners_train_the_example_and_its_export_loads(tmp_path, name):
         swarm.run("export", "--to", str(tmp_path / "out"), "--checkpoint", "latest")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.num_parameters() > 500_000
+
+
+def test_two_learners_tune_a_chat_model_and_the_adapter_loads_in_peft(tmp_path):
+    folder = base_folder(tmp_path / "model", template=CHATML)
+    chats = str(EXAMPLES / "finetune-chat" / "chats")
+    with ExampleSwarm(tmp_path) as swarm:
+        swarm.prepare_example(
+            "finetune-chat/project.toml",
+            model__from=str(folder),
+            data__location=chats,
+            data__sequence_tokens=64,
+            training__learning_rate=0.01,
+            limits__evaluate_every=6,
+        )
+        genesis = read_signed(swarm.signed).genesis
+        swarm.begin()
+        for learner in ("ada", "bob"):
+            swarm.start_learner(learner, "--data", chats)
+        swarm.all_merge("ada", "bob")
+
+        def has_learned():
+            now = swarm.syncer()
+            curve = now.swarm.curve if now else []
+            return len(curve) > 1 and curve[-1][2] < curve[0][2] - 0.3
+
+        swarm.until(has_learned, "a lower held-out loss", limit_s=400.0)
+        swarm.run("export", "--to", "my-adapter", "--adapter", "--checkpoint", "latest")
+        cache = swarm.home.data_cache()
+    text = open_corpus(genesis.data, seed=1, cache=cache, tokenizer=genesis.tokenizer).heldout(99)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    before = heldout_loss(base, text)
+    tuned = peft.PeftModel.from_pretrained(base, tmp_path / "my-adapter").eval()
+    assert heldout_loss(tuned, text) < before - 0.3
