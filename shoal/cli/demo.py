@@ -41,11 +41,15 @@ def demo(
     liar: Annotated[
         bool, switch("One learner of four lies: without it, with it, and merged by plain mean.")
     ] = False,
+    finetune: Annotated[
+        bool, switch("Two learners tune a published chat model on chats, with an adapter.")
+    ] = False,
     keep: Annotated[bool, switch("Keep the temporary directory.")] = False,
 ) -> int:
     """Plays the demo, or with `chaos` disturbs a swarm and judges how it recovers."""
-    if liar and chaos is not None:
-        raise UserError("--liar and --chaos are two demos: choose one.")
+    chosen = {"--liar": liar, "--finetune": finetune, "--chaos": chaos is not None}
+    if len(several := [name for name, is_chosen in chosen.items() if is_chosen]) > 1:
+        raise UserError(f"{' and '.join(several)} are demos of their own: choose one.")
     if chaos is not None:
         if report is not None:
             raise UserError("--report is for the demo without --chaos; use --json.")
@@ -54,6 +58,10 @@ def demo(
         return disturbance.run(chaos, json=json, minutes=minutes, seed=seed, keep=keep)
     if json is not None:
         raise UserError("--json is for --chaos; use --report.")
+    if finetune:
+        from shoal.demo import finetune_command
+
+        return finetune_command.run(report=report, minutes=minutes, keep=keep)
     if liar:
         from shoal.demo import liar_command
 

@@ -30,6 +30,8 @@ from node.machine.jobs import (
 from node.trainer.model import describe_model
 from protocol.log.records import Span
 from protocol.messages import SequencePlace
+from tests.support.base_folder import base_folder
+from tests.support.chats import CHATML, chat_genesis, write_chats
 from tests.support.tiny_project import CONFIG, INNER, tiny_genesis
 from tests.support.trainer_bench import BLOCKS, bench, open_files
 
@@ -90,6 +92,16 @@ def test_ranks_come_to_the_weights_of_one_rank_with_the_same_batch(genesis, fold
     # AdamW divides by the size of gradients: where they are almost nothing, rounding shows.
     np.testing.assert_allclose(together[1], alone[1], atol=2e-3)
     assert np.abs(together[1] - alone[1]).mean() < 1e-5
+
+
+def test_ranks_share_the_answers_of_a_batch_of_chats(folder):
+    texts = write_chats(folder / "chats")
+    chats = chat_genesis(folder, base_folder(folder / "model", template=CHATML), texts)
+    alone = uvloop.run(train(chats, folder, 1))
+    together = uvloop.run(train(chats, folder, 2))
+    assert alone[0][-1] < alone[0][0]
+    np.testing.assert_allclose(together[0], alone[0], rtol=1e-3)
+    np.testing.assert_allclose(together[1], alone[1], atol=2e-3)
 
 
 def test_more_ranks_than_sequences_are_not_started(genesis, folder):

@@ -18,9 +18,18 @@ from node.trainer.text.rows import OPEN_MAX, RowPacker
 from node.trainer.text.tokenizer import load_vocabulary
 from node.trainer.text.tokenizer_files import pin_tokenizer
 from protocol.errors import UserError
-from tests.support.base_folder import base_folder, project_from
-from tests.support.chats import ANSWER, CHATML, END, MARKED, turns, write_chats
-from tests.support.tiny_project import configure, data_spec
+from tests.support.base_folder import base_folder
+from tests.support.chats import (
+    ANSWERS,
+    CHATML,
+    END,
+    MARKED,
+    chat_genesis,
+    chats_spec,
+    turns,
+    write_chats,
+)
+from tests.support.tiny_project import configure
 
 TALK = turns("Who drifts past?", "A herring.", "And who else?", "Nöbody, at noon!", system="Hm.")
 LENGTH = 64
@@ -199,11 +208,6 @@ def test_few_sequences_are_open_at_once():
 # The corpus.
 
 
-def chats_spec(location, **changes):
-    changes = {"sequence_tokens": LENGTH, "block_sequences": 2, **changes}
-    return data_spec(location, source="chats", tokenizer="base", **changes)
-
-
 def opened(spec, tokenizer, cache):
     counted = describe_corpus(spec, cache=cache, tokenizer=tokenizer)
     spec = msgspec.structs.replace(spec, blocks=counted.blocks, digest=counted.digest)
@@ -223,7 +227,7 @@ def test_every_sequence_has_something_to_learn_and_every_chat_is_on_its_side(pla
     assert rows.shape[1:] == (LENGTH + 1,)
     assert ((rows[:, 1:] >= 0).sum(axis=1) > 0).all()
     learned = corpus.vocabulary.decode([one for one in rows.ravel() if one >= 0])
-    assert set(learned.replace(END, "").split("\n")) <= {ANSWER, ""}
+    assert set(learned.replace(END, "").split("\n")) == {*ANSWERS, ""}
     shown = corpus.heldout(10**6)
     text = corpus.vocabulary.decode(np.maximum(shown, ~shown).ravel().tolist())
     asked = [f"[user]\n{one.turns[0]['content']}" for one in chats]
@@ -265,20 +269,12 @@ def test_too_few_chats_are_told_what_to_do(tmp_path, place, tokenizer):
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(place):
-    spec = data_spec(write_chats(place / "mine"), source="chats")
+    spec = chats_spec(write_chats(place / "mine"), tokenizer="bytes")
     with pytest.raises(UserError, match=r"'bytes' has no chat template"):
         describe_corpus(spec, cache=place / "cache")
 
 
 # The trainer.
-
-
-def chat_genesis(place, folder, texts):
-    genesis = project_from(place, folder)
-    spec = chats_spec(texts)
-    counted = describe_corpus(spec, cache=place / "cache", tokenizer=genesis.tokenizer)
-    data = msgspec.structs.replace(spec, blocks=counted.blocks, digest=counted.digest)
-    return msgspec.structs.replace(genesis, data=data)
 
 
 def labelled(rows):
@@ -304,7 +300,7 @@ def test_the_owner_of_the_machine_is_told_what_was_left_out(setup):
 def test_loss_and_gradients_are_those_of_transformers_with_labels(setup, micro_batch):
     trainer, loop = setup.trainer, setup.loop
     trainer.micro_batch = micro_batch
-    batch = np.concatenate([setup.corpus.sequences(at) for at in (0, 1)])
+    batch = setup.corpus.sequences(0)[:4]
     ids, labels = labelled(batch)
     trainer.optimizer.zero_grad()
     theirs = trainer.model(input_ids=ids, labels=labels, use_cache=False).loss
@@ -316,14 +312,14 @@ def test_loss_and_gradients_are_those_of_transformers_with_labels(setup, micro_b
     trainer.accelerator.clip_grad_norm_ = lambda *given: seen.append(clip(*given)) or seen[-1]
     try:
         loop.reader.clear()
-        loop.reader.append(((0, 2),))
+        loop.reader.append(((0, 1),))
         kept = setup.view.copies()
         loss = loop.step().loss
     finally:
         trainer.accelerator.clip_grad_norm_ = clip
     for index, values in enumerate(kept):
         setup.view.write(index, values)
-    assert loss == pytest.approx(float(theirs), rel=1e-5)
+    assert loss == pytest.approx(theirs.item(), rel=1e-5)
     assert float(seen[0]) == pytest.approx(norm, rel=1e-4)
 
 

