@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -25,6 +26,7 @@ from protocol import tape
 from protocol.log.permutation import block_at
 from syncer_node.storage.store import find_checkpoint, read_checkpoint
 from tests.net.example_swarm import ExampleSwarm
+from tests.support.base_folder import base_folder
 from tests.support.own_loops import install
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
@@ -170,8 +172,25 @@ def digits(genesis, inner, cache):
 
 def llama(genesis, inner, cache):
     """A few lines of torch over a model of `transformers`."""
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**genesis.model.config)).float()
-    every = list(model.parameters())
+    config = transformers.LlamaConfig(**genesis.model.config)
+    return plain_torch(transformers.LlamaForCausalLM(config).float(), genesis, inner, cache)
+
+
+def with_adapter(folder):
+    """The same over a published model and an adapter that `peft` puts beside it."""
+
+    def make(genesis, inner, cache):
+        base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+        tensors, step = plain_torch(peft.get_peft_model(base, config), genesis, inner, cache)
+        return {name.removeprefix("base_model.model."): one for name, one in tensors.items()}, step
+
+    return make
+
+
+def plain_torch(model, genesis, inner, cache):
+    """The tensors that are trained, and what trains them."""
+    every = [one for one in model.parameters() if one.requires_grad]
     hidden = []
     if inner.optimizer == "muon":
         tables = {id(model.get_input_embeddings().weight), id(model.lm_head.weight)}
@@ -214,7 +233,7 @@ def llama(genesis, inner, cache):
             one.step()
             one.zero_grad()
 
-    return dict(model.named_parameters()), step
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}, step
 
 
 def test_a_loop_of_its_own(tmp_path, monkeypatch):
@@ -234,3 +253,13 @@ def test_a_model_of_transformers_in_plain_torch(tmp_path, optimizer):
         swarm.prepare(**PLAIN, training__optimizer=optimizer)
         trained(swarm)
         run_alone(swarm, "ada", llama)
+
+
+def test_an_adapter_in_plain_peft(tmp_path):
+    folder = base_folder(tmp_path / "model")
+    adapter = {"rank": 4, "alpha": 8.0, "base_dtype": "f32"}
+    changes = {f"model__adapter__{key}": value for key, value in adapter.items()}
+    with ExampleSwarm(tmp_path) as swarm:
+        swarm.prepare(base=str(folder), data__tokenizer="base", **changes, **PLAIN)
+        trained(swarm)
+        run_alone(swarm, "ada", with_adapter(folder))

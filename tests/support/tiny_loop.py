@@ -33,12 +33,21 @@ class Repeating:
 
 
 def make_loop(
-    source=None, *, inner=INNER, seed=11, blocks=100, block_sequences=4, model=None, **options
+    source=None,
+    *,
+    inner=INNER,
+    seed=11,
+    blocks=100,
+    block_sequences=4,
+    model=None,
+    accelerator=None,
+    **options,
 ):
     reader = BlockReader(source or Repeating(), block_sequences=block_sequences)
     reader.append(((0, blocks),))
     model = model or build_model(GENESIS.model, seed=seed)
-    return decoder_loop(model, reader, inner, accelerator=make_accelerator("cpu"), **options)
+    accelerator = accelerator or make_accelerator("cpu")
+    return decoder_loop(model, reader, inner, accelerator=accelerator, **options)
 
 
 def weights_of(loop):

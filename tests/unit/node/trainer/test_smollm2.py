@@ -40,6 +40,7 @@ FRAGMENTS = 16
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         any(importlib.util.find_spec(one) is None for one in smollm2.PACKAGES),
         reason=f"needs SmolLM2-135M: {smollm2.INSTALL}",
