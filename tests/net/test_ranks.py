@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+import torch
 import uvloop
 
 from node.machine.jobs import (
@@ -27,7 +28,9 @@ from node.machine.jobs import (
     TrainerReady,
     TrainerSuspended,
 )
-from node.trainer.model import describe_model
+from node.trainer.loop import learning_rate
+from node.trainer.model import build_model, describe_model
+from node.trainer.text.corpus import open_corpus
 from protocol.log.records import Span
 from protocol.messages import SequencePlace
 from tests.support.base_folder import base_folder
@@ -102,6 +105,48 @@ def test_ranks_share_the_answers_of_a_batch_of_chats(folder):
     assert alone[0][-1] < alone[0][0]
     np.testing.assert_allclose(together[0], alone[0], rtol=1e-3)
     np.testing.assert_allclose(together[1], alone[1], atol=2e-3)
+
+
+def plain_losses(genesis, folder, steps):
+    """Of each step of a loop in a few lines of torch."""
+    torch.set_num_threads(1)
+    model = build_model(genesis.model, seed=genesis.seed)
+    norms = [one for one in model.parameters() if one.dim() == 1]
+    rest = [one for one in model.parameters() if one.dim() > 1]
+    groups = [{"params": rest}, {"params": norms, "weight_decay": 0.0}]
+    betas = (INNER.beta1, INNER.beta2)
+    optimizer = torch.optim.AdamW(groups, betas=betas, weight_decay=INNER.weight_decay)
+    corpus = open_corpus(genesis.data, seed=genesis.seed, cache=folder / "cache")
+    blocks = -(-steps * INNER.batch_sequences // genesis.data.block_sequences)
+    text = np.concatenate([corpus.sequences(at) for at in range(blocks)])
+    found = []
+    for step in range(steps):
+        first = step * INNER.batch_sequences
+        ids = torch.from_numpy(text[first : first + INNER.batch_sequences])
+        logits = model(input_ids=ids[:, :-1]).logits.flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), INNER.grad_norm_max)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(INNER, progress=0.0, local_step=step)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+def test_two_ranks_take_the_steps_of_a_plain_loop(genesis, folder):
+    async def run():
+        async with bench(genesis, folder, ranks=2, blocks=12, micro_batch=1) as one:
+            await one.begin()
+            await one.until(lambda: Starved() in one.notes)
+            return one.losses
+
+    together = uvloop.run(run())
+    alone = plain_losses(genesis, folder, len(together))
+    assert len(together) == 12 * 6 // 4
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert together[-1] < together[0] - 0.02
 
 
 def test_more_ranks_than_sequences_are_not_started(genesis, folder):

@@ -14,7 +14,6 @@ import peft
 import pytest
 import torch
 import transformers
-from accelerate.state import AcceleratorState
 
 from node.trainer.model import build_model
 from node.trainer.setup import TrainerSetup
@@ -175,16 +174,19 @@ def test_an_adapter_s_losses_of_every_step_are_those_of_transformers_with_peft(t
 
 
 @pytest.fixture
-def bf16():
-    """Accelerators with bf16 autocast, which accelerate decides once for a process."""
+def bf16(tmp_path):
+    """Accelerators with bf16 autocast. Accelerate decides that once for a process, and forgets it
+    where somebody asks for the arguments of a `Trainer`."""
 
+    def forget():
+        assert transformers.TrainingArguments(str(tmp_path), use_cpu=True).device.type == "cpu"
 
     def make():
-        AcceleratorState._reset_state(reset_partial_state=True)
+        forget()
         return accelerate.Accelerator(cpu=True, mixed_precision="bf16")
 
     yield make
-    AcceleratorState._reset_state(reset_partial_state=True)
+    forget()
 
 
 def test_in_bf16_the_losses_are_those_of_transformers_within_the_noise_of_bf16(tmp_path, bf16):
@@ -193,7 +195,6 @@ def test_in_bf16_the_losses_are_those_of_transformers_within_the_noise_of_bf16(t
     steps = 3 * STEPS
     in_f32 = make_loop(inner=PLAIN)
     exact = np.array([in_f32.step().loss for _ in range(steps)])
-    bf16()
     model = build_model(GENESIS.model, seed=11)
     theirs = by_transformers(tmp_path, model, texts(steps), bf16=True, steps=steps)
 
