@@ -1,9 +1,10 @@
 """Whether experts should be merged by the tokens that each of them saw.
 
-.venv/bin/python benchmarks/expert_merge.py [--seeds 3] [--rounds 16] [--out FILE]
+.venv/bin/python benchmarks/expert_merge.py [--seeds 1 2 3] [--rounds 10] [--steps 16] [--shared]
 
 A small mixture of experts learns a little of four kinds of text. Then four learners go on, each
-with one kind alone, so the router sends an expert many tokens at one learner and few at another.
+with one kind alone, so the router sends an expert many tokens at one learner and few at another;
+with `--shared` each draws from all four, as learners of a project do that lease one text's blocks.
 Every `--steps` local steps their models become one, in one of these ways, and all go on from it:
 
 - alone: one learner with the sequences of all four in every step, nothing merged
@@ -228,6 +229,8 @@ def run(
     trained = [one[: int(0.9 * len(one))] for one in every]
     heldout = [one[int(0.9 * len(one)) :] for one in every]
     kinds = [trained] if way == "alone" else [[one] for one in trained]
+    if given.shared and way != "alone":
+        kinds = [trained] * len(trained)
     sequences = BATCH * len(trained) // len(kinds)
     learners = [
         Learner(base, Batches(contents, 100 * seed + at), given.rate, sequences)
@@ -262,16 +265,17 @@ def begun(seed: int) -> nn.Module:
 def main() -> None:
     """Prints a row for each way, and writes them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=24, help="local steps between two merges")
-    parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=16, help="local steps between two merges")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--shared", action="store_true", help="every learner reads all texts")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--rules", nargs="+", choices=list(OUTER), default=list(OUTER))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    bases = {seed: begun(seed) for seed in range(1, given.seeds + 1)}
+    bases = {seed: begun(seed) for seed in given.seeds}
     rows = []
     for rule in given.rules:
         for way in given.ways:

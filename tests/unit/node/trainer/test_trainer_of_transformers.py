@@ -22,8 +22,6 @@ from tests.support.base_folder import base_folder
 from tests.support.tiny_loop import GENESIS, Repeating, make_loop, weights_of
 from tests.support.tiny_project import INNER, configure
 
-pytestmark = pytest.mark.timeout(120)
-
 STEPS = 8
 PLAIN = msgspec.structs.replace(
     INNER, warmup_frac=0.0, final_learning_rate_frac=1.0, fresh_moment_steps=0
