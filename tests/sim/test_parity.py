@@ -1,4 +1,4 @@
-"""A swarm of one learner, with the settings of a new project, ends where its loop ends alone."""
+"""A swarm of one ends where its loop ends alone, with H, codecs and outer step of a new project."""
 
 from __future__ import annotations
 
