@@ -5,7 +5,8 @@ otherwise; each donor is asked for one of the two manifests of a fragment to fin
 the version with the fewest holders go first, then those of the fragment that was begun first, so
 that versions are complete before their holders move on to newer ones. Within a version the order
 is random. At the end a chunk that is slow to come is asked of a second donor, if that one is sure
-to be faster. The syncer is asked only for what no learner has, or sends.
+to be faster. The syncer is asked only for what no learner has, and beside learners that need long
+where it is much faster (`node.download.help`).
 
 Sans IO: the owner carries out what `asks` returns and reports each with `arrived` or `failed`.
 """
@@ -17,9 +18,11 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
+from node.download import help as help_
 from node.download.assembly import Assembly, Part
 from node.download.donors import Donor
-from node.download.throughput import ThroughputMeter
+from node.download.help import Given, Help
+from node.download.throughput import WINDOW_S, ThroughputMeter
 from protocol import limits
 from protocol.ids import Digest, short
 
@@ -54,18 +57,11 @@ LEAVE_S = 4.0
 """A donor of which nothing came for this long gets no more time, where somebody else may be asked.
 Above the wait of a busy host for a slot of its own, after which it says so."""
 
-STARVED_S = 5.0
-"""Learners that together sent less than the floor in this time are not waited for: the syncer
-helps. Whoever stalls newcomers, under however many keys, costs them no more than that."""
-
-FLOOR_S = 64.0
-"""For a chunk: slower than this all learners together are no source; 16 KB/s."""
-
-HELP_S = 30.0
-"""So long the syncer helps then, before the learners are looked at again."""
+LOOK_EVERY_S = 0.25
+"""Counting what came lately costs a little."""
 
 HELP_MAX = 8
-"""Requests at the syncer beside those that learners hold up."""
+"""Requests at the syncer beside those at learners."""
 
 OWN_PAUSE_S = 1.0
 """Rest after our own network engine failed: that is no donor's fault."""
@@ -135,8 +131,10 @@ class Planner:
         self._is_informed = False
         """Who the donors are has been said at least once."""
         self._rest_until_s = 0.0
-        self._helped_until_s = -math.inf
-        """The syncer is asked as if it were a learner."""
+        self._help = Help()
+        self._fed_s: float | None = None
+        """When something came of a learner first, since something is wanted."""
+        self._looked_s = -math.inf
         self._number = 0
         self._cancelled: list[int] = []
 
@@ -203,7 +201,7 @@ class Planner:
             return found
         self._open(now_s)
         self._leave(now_s)
-        self._help(now_s)
+        self._look_for_help(now_s)
         while len(self.asked) < IN_FLIGHT_MAX + HELP_MAX:
             ask = self._next(now_s)
             if ask is None:
@@ -263,7 +261,10 @@ class Planner:
         if ask is not None:
             ask.heard_s = now_s
             ask.left_bytes = max(0, ask.left_bytes - count)
-            self._donors[ask.donor].received(number, count, now_s)
+            donor = self._donors[ask.donor]
+            donor.received(number, count, now_s)
+            if self._fed_s is None and not donor.is_last_resort:
+                self._fed_s = now_s
             self.meter.add(ask.donor, count, now_s)
 
     def failed(self, number: int, trouble: Trouble, words: str, now_s: float) -> None:
@@ -322,15 +323,35 @@ class Planner:
                 self._cancel([ask.number for ask in asks])
                 donor.shun(now_s)
 
-    def _help(self, now_s: float) -> None:
-        """Let the syncer help where learners do not feed us."""
+    def _look_for_help(self, now_s: float) -> None:
+        """Let the syncer help where learners take long to feed us."""
         opened = [want.opened_s for want in self._wants.values() if want.opened_s is not None]
-        if not opened or now_s < min(opened) + STARVED_S or now_s < self._helped_until_s:
+        if not opened:
+            self._fed_s = None
+            self._help.end()
             return
+        if self._help.is_on(now_s) or now_s < self._looked_s + LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        since_s = self._fed_s if self._fed_s is not None else min(opened)
+        if self._help.is_due(now_s):
+            self._help.judge(self._given(now_s, help_.WINDOW_S), now_s)
+            return
+        if now_s < since_s + (help_.LOOK_S if self._fed_s is not None else help_.STARVED_S):
+            return
+        span_s = min(now_s - since_s, WINDOW_S)
+        rate = self._given(now_s, span_s).learners / span_s
+        assemblies = [want.assembly for want in self._wants.values()]
+        left_bytes = sum(one.total_bytes - one.done_bytes for one in assemblies)
+        self._help.consider(rate, left_bytes, now_s)
+
+    def _given(self, now_s: float, span_s: float) -> Given:
         learners = {donor.key for donor in self._donors.values() if not donor.is_last_resort}
-        floor_bytes = limits.STATE_CHUNK_BYTES / FLOOR_S * STARVED_S
-        if self.meter.bytes_of(learners, now_s) < floor_bytes:
-            self._helped_until_s = now_s + HELP_S
+        syncers = {donor.key for donor in self._donors.values() if donor.is_last_resort}
+        return Given(
+            self.meter.bytes_of(learners, now_s, span_s),
+            self.meter.bytes_of(syncers, now_s, span_s),
+        )
 
     def _next(self, now_s: float) -> Ask | None:
         is_full = len(self.asked) >= IN_FLIGHT_MAX
@@ -470,16 +491,13 @@ class Planner:
         for want in wants:
             fragment = want.assembly.fragment
             holders = sum(fragment in donor.holds for donor in self._donors.values())
-            if holders + len(probed[fragment]) >= SOURCES_MAX and not self._is_helped(now_s):
+            if holders + len(probed[fragment]) >= SOURCES_MAX and not self._help.is_on(now_s):
                 del probed[fragment]
         return probed
 
     def _may_ask(self, donor: Donor, want: Want, now_s: float) -> bool:
         is_last = donor.is_last_resort
-        return not is_last or self._is_helped(now_s) or self._needs_last_resort(want, now_s)
-
-    def _is_helped(self, now_s: float) -> bool:
-        return now_s < self._helped_until_s
+        return not is_last or self._help.is_on(now_s) or self._needs_last_resort(want, now_s)
 
     def _needs_last_resort(self, want: Want, now_s: float) -> bool:
         """Whether no learner can be expected to give the rest of this version."""

@@ -35,10 +35,13 @@ class ThroughputMeter:
         self._sweep(now_s)
         return frozenset(source for _, source, _ in self._parts)
 
-    def bytes_of(self, sources: Container[bytes], now_s: float) -> int:
-        """What these sent within the window."""
+    def bytes_of(self, sources: Container[bytes], now_s: float, span_s: float = WINDOW_S) -> int:
+        """What these sent within so many last seconds; no more than the window."""
         self._sweep(now_s)
-        return sum(count for _, source, count in self._parts if source in sources)
+        since_s = now_s - span_s
+        return sum(
+            count for at_s, source, count in self._parts if at_s >= since_s and source in sources
+        )
 
     def _sweep(self, now_s: float) -> None:
         while self._parts and self._parts[0][0] < now_s - WINDOW_S:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from node.download import donors as donors_module
+from node.download import help as help_of_syncer
 from node.download.assembly import Assembly
 from node.download.planner import GRACE_S, LEARNERS_MAX, PART_FAILURES_MAX, SLOW_S, Planner, Trouble
 from protocol import limits
@@ -33,8 +34,8 @@ def donors(count, *states, **how):
     return made
 
 
-def a_syncer(*states):
-    syncer = FakeDonor(SYNCER, bytes_per_s=1e5)
+def a_syncer(*states, bytes_per_s=1e5):
+    syncer = FakeDonor(SYNCER, bytes_per_s=bytes_per_s)
     syncer.hold(*states)
     return syncer
 
@@ -289,6 +290,46 @@ def test_an_honest_learner_among_silent_ones_spares_the_syncer():
     assert fetched(net, assembly, state)
     assert assembly.sources[honest.key] == assembly.total_bytes
     assert SYNCER not in {ask.donor for ask in net.asked}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_newcomer_is_not_hostage_to_learners_on_slow_lines(count, monkeypatch):
+    """A chunk takes each of them 16 s, as one of a mebibyte does at 64 kB/s."""
+    monkeypatch.setattr(limits, "STATE_CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(donors_module, "FIRST_BYTES", 3 << 16)
+    states = [a_state(at, chunks=10) for at in range(8)]
+
+    def needs_s(team):
+        net = FakeNet(team, a_syncer(*states, bytes_per_s=1e6))
+        assemblies = [net.want(at, state) for at, state in enumerate(states)]
+        net.run()
+        assert all(is_whole(one, state) for one, state in zip(assemblies, states, strict=True))
+        return net.now_s
+
+    assert needs_s(donors(count, *states, bytes_per_s=4000)) < 1.2 * needs_s([])
+
+
+def test_the_syncer_is_left_alone_again_where_it_is_no_faster_than_the_learners():
+    state = a_state(9, chunks=500)
+    net = FakeNet(donors(3, state, bytes_per_s=2.5e4), a_syncer(state, bytes_per_s=2.5e4))
+    assembly = net.want(0, state)
+    net.run()
+    assert net.now_s > help_of_syncer.HELP_S
+    assert fetched(net, assembly, state)
+    assert 0 < assembly.sources[SYNCER] < 0.1 * assembly.total_bytes
+
+
+def test_a_syncer_that_helps_is_left_alone_once_learners_are_as_fast():
+    state = a_state(9, chunks=240)
+    (donor,) = donors(1, state, bytes_per_s=100)
+    net = FakeNet([donor], a_syncer(state, bytes_per_s=2.5e4))
+    assembly = net.want(0, state)
+    net.at(10.0, lambda: setattr(donor, "bytes_per_s", 3e4))
+    net.run()
+    assert fetched(net, assembly, state)
+    asked_s = [ask.asked_s for ask in net.asked if ask.donor == SYNCER and not ask.is_manifest]
+    last_s = help_of_syncer.STARVED_S + help_of_syncer.TRY_S + help_of_syncer.HELP_S
+    assert 10.0 < max(asked_s) < last_s + 1.0 < net.now_s
 
 
 def test_the_rarest_version_goes_first():
