@@ -168,5 +168,7 @@ class NodeOptions(HostOptions):
     judge: Callable[[Genesis, Charter], str] | None = None
     """Says what speaks against joining, empty for nothing; asked once, before anybody hears of this
     learner, on a thread. None: nothing does."""
+    on_accepted: Callable[[], None] = lambda: None
+    """Called once nothing on this machine speaks against joining, before training begins."""
     settings: Callable[[], Settings] = Settings
     """Reads what the owner of this machine allows; asked again and again."""

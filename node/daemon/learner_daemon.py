@@ -94,6 +94,7 @@ async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> i
         beginning = Beginning()
         while True:
             daemon = LearnerDaemon(options, identity, transport, genesis, beginning)
+            options.on_accepted()
             code = await daemon.run(stopper)
             if code != RESTART_EXIT:
                 return code

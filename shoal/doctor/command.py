@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import textwrap
@@ -13,17 +14,18 @@ import msgspec
 from cyclopts import validators
 
 from host import addresses
-from host.files.home import Home
+from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.local_settings import Settings
 from host.options import SYNCER_PORT
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialWish
 from protocol.errors import UserError
 from shoal.common import settings_file, versions
-from shoal.common.choices import HomeHere, option, switch
+from shoal.common.choices import HomeHere, Instance, option, switch
 from shoal.common.exit_codes import ExitCode
-from shoal.doctor import diagnosis, findings, probes, requirements
+from shoal.doctor import diagnosis, findings, joining, probes, requirements
 from shoal.doctor.findings import Finding, Topic, Verdict
+from shoal.doctor.joining import UNSAID, Wishes
 from shoal.doctor.probes import Named
 
 MARKS: Final[dict[Verdict, str]] = {
@@ -50,8 +52,12 @@ def run(
     *,
     device: Annotated[str | None, option("Try this one: cpu, cuda, cuda:1 ...")] = None,
     data: Annotated[
-        str | None, option("Look at these chats too, where the project trains on your own.")
+        str | None, option("Where the project's text is on this machine, as for `shoal join`.")
     ] = None,
+    trainer: Annotated[
+        str | None, option("Training code of yours, PACKAGE:CLASS, as for `shoal join`.")
+    ] = None,
+    instance: Instance = DEFAULT_INSTANCE,
     port: Annotated[
         int | None,
         option("Port to check; a syncer's by default.", validators.Number(gte=1, lte=65535)),
@@ -62,7 +68,12 @@ def run(
 ) -> int:
     """Examines this machine and prints what it found; FAILED if something is in trouble."""
     settings = settings_file.load(flags={"learner.device": device}).values
-    named = probes.named_project(project, home)
+    named = probes.named_project(project, home, instance)
+    wishes = Wishes(
+        instance=instance,
+        data=os.path.abspath(data) if data is not None else named.wishes.data,
+        trainer=trainer or named.wishes.trainer,
+    )
     is_progress_shown = sys.stderr.isatty() and not json
 
     def tell(text: str) -> None:
@@ -71,7 +82,7 @@ def run(
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     found: list[Finding] = []
-    for finding in examine(home, named, settings, port=port, data=data, is_quick=quick, tell=tell):
+    for finding in examine(home, named, settings, wishes, port=port, is_quick=quick, tell=tell):
         found.append(finding)
         if not json:
             tell("")
@@ -88,9 +99,9 @@ def examine(
     home: Home,
     named: Named,
     settings: Settings,
+    wishes: Wishes = UNSAID,
     *,
     port: int | None,
-    data: str | None = None,
     is_quick: bool,
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
@@ -109,23 +120,32 @@ def examine(
     yield diagnosis.engine(swarm)
     yield diagnosis.clock(swarm, *probes.kept_clock())
     yield diagnosis.reach(swarm)
-    named = probes.learned(named, swarm)
-    if named.genesis is not None and named.genesis.data.source == "chats":
-        found = probes.own_text(named.genesis.data, data) if data is not None else None
-        yield diagnosis.own_chats(data, found)
-    yield from _training(named, swarm, settings, available, is_quick, tell)
+    known = probes.learned(named, swarm)
+    yield from _joining(home, known, wishes)
+    yield from _training(known, swarm, settings, wishes, available, is_quick, tell)
+
+
+def _joining(home: Home, named: Named, wishes: Wishes) -> Iterator[Finding]:
+    """What `shoal join` would refuse. An owner who names the signed file asks of a machine."""
+    if named.genesis is None or not named.link:
+        return
+    from host.join_link import parse_link
+
+    link = parse_link(named.link)
+    yield from joining.refusals(home, link, named.genesis, named.charter, wishes)
 
 
 def _training(
     named: Named,
     swarm: SwarmAnswer | None,
     settings: Settings,
+    wishes: Wishes,
     available: int,
     is_quick: bool,
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
     genesis, charter = named.genesis, named.charter
-    if genesis is not None and genesis.trainer is not None:
+    if genesis is not None and genesis.trainer is not None and wishes.trainer is None:
         yield diagnosis.training_code(genesis.trainer, probes.lacking(genesis.trainer))
     needs = requirements.needs_of(genesis, charter) if genesis and charter else None
     is_hopeless = needs is not None and needs.training_bytes > probes.most_memory(available)

@@ -58,13 +58,8 @@ def training_code(spec: TrainerSpec, lacking: str) -> Finding:
     return seen.trouble(says, "It is code" + remedy if remedy else "")
 
 
-def own_chats(path: str | None, found: OwnText | None) -> Finding:
+def own_chats(path: str, found: OwnText) -> Finding:
     """Whether this machine has chats for a project that trains on them. path: where they are."""
-    if path is None or found is None:
-        return Topic("chats").unknown(
-            "the project trains on chats that every learner has itself",
-            "Name yours: shoal doctor --data FOLDER 'shoal:...', and the same with shoal join.",
-        )
     seen = Topic("chats", used=float(found.used))
     if found.trouble:
         return seen.trouble(found.trouble, "Name another folder with --data.")

@@ -9,29 +9,21 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from host.files.home import Home
+from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.local_settings import Settings
 from host.runtime.python_path import python_path
 from node.daemon.swarm_trial_facts import SwarmAnswer, SwarmWish
 from node.trainer.tools.trial_facts import TrialAnswer, TrialWish
 from protocol import decoders
 from protocol.errors import UserError
-from protocol.project import (
-    AdapterSpec,
-    Charter,
-    DataSpec,
-    Genesis,
-    InnerSpec,
-    ModelSpec,
-    TrainerSpec,
-)
-from shoal.doctor.findings import OwnText
+from protocol.project import AdapterSpec, Charter, Genesis, InnerSpec, ModelSpec, TrainerSpec
+from shoal.doctor.joining import UNSAID, Wishes
 
 if TYPE_CHECKING:
     from shoal.project.project_file import ProjectFile
@@ -57,9 +49,11 @@ class Named:
     link: str = ""
     genesis: Genesis | None = None
     charter: Charter | None = None
+    wishes: Wishes = UNSAID
+    """What was said when it was joined here."""
 
 
-def named_project(word: str | None, home: Home) -> Named:
+def named_project(word: str | None, home: Home, instance: str = DEFAULT_INSTANCE) -> Named:
     """The project meant by a join link, a signed file, or the name of one joined here.
 
     UserError where it is none of these.
@@ -84,8 +78,15 @@ def named_project(word: str | None, home: Home) -> Named:
             f"{word!r} is neither a join link, which begins with `{PREFIX}`, nor a signed project "
             "(.shoal)."
         )
-    membership = memberships.named(found, word)[0]
-    return Named(name=membership.link.name, link=membership.joined.link)
+    named = memberships.named(found, word)
+    membership = next((one for one in named if one.joined.instance == instance), named[0])
+    options = membership.joined.options
+    wishes = Wishes(
+        instance=membership.joined.instance,
+        data=str(options["data"]) if "data" in options else None,
+        trainer=str(options["trainer"]) if "trainer" in options else None,
+    )
+    return Named(name=membership.link.name, link=membership.joined.link, wishes=wishes)
 
 
 def learned(project: Named, swarm: SwarmAnswer | None) -> Named:
@@ -97,7 +98,7 @@ def learned(project: Named, swarm: SwarmAnswer | None) -> Named:
     from protocol.messages import Envelope
 
     opened = open_project(swarm.genesis, wire.decode(swarm.charter, Envelope))
-    return Named(project.name, project.link, opened.genesis, opened.charter)
+    return replace(project, genesis=opened.genesis, charter=opened.charter)
 
 
 def try_swarm(link: str, *, port: int) -> SwarmAnswer:
@@ -220,17 +221,6 @@ def lacking(spec: TrainerSpec) -> str:
     except UserError as error:
         return str(error)
     return ""
-
-
-def own_text(data: DataSpec, path: str) -> OwnText:
-    """A look at chats that the owner of this machine names. Loads no model."""
-    from node.trainer.text.corpus import survey_chats
-
-    try:
-        found = survey_chats(msgspec.structs.replace(data, location=path))
-    except UserError as error:
-        return OwnText(trouble=str(error))
-    return OwnText(found.used, found.words)
 
 
 def wish_for(

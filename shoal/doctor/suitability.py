@@ -14,7 +14,7 @@ from host.files.home import Home
 from host.files.local_settings import Settings
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import Charter, Genesis
-from shoal.doctor import diagnosis, probes, requirements
+from shoal.doctor import diagnosis, joining, probes, requirements
 from shoal.doctor.findings import Finding
 from shoal.doctor.requirements import Needs
 
@@ -43,7 +43,7 @@ def judge_of(
     def judge(genesis: Genesis, charter: Charter) -> str:
         found = examined(genesis, charter, settings)
         if genesis.data.source == "chats" and data is not None:
-            found.append(diagnosis.own_chats(data, probes.own_text(genesis.data, data)))
+            found.append(diagnosis.own_chats(data, joining.own_text(genesis.data, data)))
         bad = [one for one in found if one.verdict == "trouble"]
         if not bad:
             mark.write_text(judged)

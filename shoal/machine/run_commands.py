@@ -151,7 +151,7 @@ def _join(
     anyway: bool = False,
     **wishes: Any,
 ) -> int:
-    """Runs a learner, and remembers it with its options.
+    """Runs a learner, and remembers it with its options once nothing speaks against it.
 
     flags: what the command line says of the owner's settings, by key; None where it says nothing.
     anyway: also where this machine is too small or too slow for the project.
@@ -167,6 +167,9 @@ def _join(
     if wishes.get("base") is not None:
         wishes["base"] = os.path.abspath(wishes["base"])
     parsed = parse_link(link)
+    given = {**flags, **wishes, "log_json": None, "tape": _tape_text(wishes["tape"])}
+    given["anyway"] = anyway or None
+    given["monitor"] = _monitor_text(wishes["monitor"])
     options = NodeOptions(
         home=home,
         link=parsed,
@@ -181,18 +184,32 @@ def _join(
         bulk=bulk_at(learner.bulk_port),
         settings=lambda: settings_file.load(flags=flags).values,
         judge=None if anyway else judge_of(home, parsed.project, settings, wishes.get("data")),
+        on_accepted=lambda: _remember(home, memberships.now_joined(link, instance, given)),
         **wishes,
     )
-    given = {**flags, **wishes, "log_json": None, "tape": _tape_text(options.tape)}
-    given["anyway"] = anyway or None
-    given["monitor"] = _monitor_text(options.monitor)
-    memberships.remember(home, memberships.now_joined(link, instance, given))
     try:
         from node.daemon import learner_daemon
 
         return learner_daemon.run(options)
     except KeyboardInterrupt:
         return ExitCode.DONE  # Ctrl-C is how a foreground daemon is stopped
+
+
+def _remember(home: Home, joined: memberships.Joined) -> None:
+    """Keeps it for `shoal run`, and says which options of the former join it lacks."""
+    project = joined.parsed().project
+    former = [
+        one.joined.options
+        for one in memberships.memberships(home, instance=joined.instance)
+        if one.link.project == project
+    ]
+    memberships.remember(home, joined)
+    gone = [name for options in former for name in options if name not in joined.options]
+    if gone:
+        names = ", ".join(sorted(gone))
+        print(
+            f"`shoal run` repeats this join from now on, without {names} of the former", flush=True
+        )
 
 
 def run(

@@ -201,6 +201,11 @@ def survey_chats(spec: DataSpec) -> Tally:
     return tally
 
 
+def local_bytes(spec: DataSpec) -> int:
+    """Size of the local files of a source; 0 for the hub. UserError if there are none."""
+    return sum(path.stat().st_size for path in _listing(spec))
+
+
 def is_heldout(text: str, heldout_frac: float) -> bool:
     """Whether a document belongs to the held-out split: a fact of its text alone."""
     return is_drawn(drawn(text), heldout_frac)

@@ -11,9 +11,10 @@ import pytest
 from host.files.home import Home
 from host.files.local_settings import Settings
 from host.files.signed_project import read_signed
+from host.join_link import JoinLink
 from shoal.__main__ import main
-from shoal.doctor import command, probes, suitability
-from shoal.doctor.probes import Named
+from shoal.doctor import joining, suitability
+from shoal.doctor.joining import Wishes
 from tests.support.base_folder import base_folder
 from tests.support.chats import CHATML, write_chats
 
@@ -86,10 +87,18 @@ GOOD = json.dumps(
 )
 
 
+def looked_at(home, signed, data, genesis=None):
+    """What the doctor says of a volunteer's text."""
+    link = JoinLink(signed.id, 100, "tiny", ("/ip4/203.0.113.7/tcp/4100",))
+    found = joining.refusals(
+        home, link, genesis or signed.genesis, signed.charter, Wishes(data=data)
+    )
+    return {one.topic: one for one in found}
+
+
 @pytest.mark.parametrize(
     ("lines", "verdict", "words"),
     [
-        (None, "unknown", "every learner has itself"),
         ([GOOD, GOOD], "good", "2 chats in .* can be used"),
         ([GOOD, "{}"], "care", "1 of 2 chats left out: mine.jsonl line 2: has no list"),
         (["{}"], "trouble", "No chat in .* can be used"),
@@ -98,15 +107,16 @@ GOOD = json.dumps(
 def test_the_doctor_looks_at_the_chats_of_a_volunteer(
     home, signed, tmp_path, lines, verdict, words
 ):
-    data = spoilt(tmp_path, lines) if lines is not None else None
-    named = Named("tiny", "", signed.genesis, signed.charter)
-    found = command.examine(
-        home, named, Settings(), port=None, data=data, is_quick=True, tell=lambda text: None
-    )
-    (chats,) = [one for one in found if one.topic == "chats"]
+    chats = looked_at(home, signed, spoilt(tmp_path, lines))["chats"]
     assert chats.verdict == verdict
-
     assert re.search(words, chats.says)
+
+
+def test_a_volunteer_who_names_no_chats_hears_what_to_say(home, signed):
+    found = looked_at(Home(home.root / "elsewhere"), signed, None)
+    assert "chats" not in found
+    assert found["text"].verdict == "trouble"
+    assert "--data PATH" in found["text"].remedy
 
 
 def test_joining_looks_at_them_alike(home, signed, tmp_path, monkeypatch):
@@ -122,13 +132,7 @@ def test_joining_looks_at_them_alike(home, signed, tmp_path, monkeypatch):
     assert judged(str(tmp_path / "nowhere")) is not None
 
 
-def test_other_projects_ask_nothing_about_chats(home, signed):
-    genesis = msgspec.structs.replace(
-        signed.genesis, data=msgspec.structs.replace(signed.genesis.data, source="folder")
-    )
-    named = Named("tiny", "", genesis, signed.charter)
-    found = command.examine(
-        home, named, Settings(), port=None, data="x", is_quick=True, tell=lambda text: None
-    )
-    assert "chats" not in [one.topic for one in found]
-    assert probes.own_text(signed.genesis.data, "/nowhere").trouble
+def test_other_projects_ask_nothing_about_chats(home, signed, tmp_path):
+    data = msgspec.structs.replace(signed.genesis.data, source="folder")
+    other = msgspec.structs.replace(signed.genesis, data=data)
+    assert "chats" not in looked_at(home, signed, str(tmp_path), other)

@@ -7,8 +7,8 @@ import socket
 import msgspec
 import pytest
 
-from host.files import memberships
-from host.files.home import Home
+from host.files import crash_marker, memberships
+from host.files.home import DEFAULT_INSTANCE, Home
 from host.join_link import JoinLink, format_link
 from node.daemon import learner_daemon
 from protocol.errors import UserError
@@ -24,6 +24,7 @@ def link_to(number: int, name: str) -> str:
     )
 
 
+RUN = learner_daemon.run
 TINY, LARGE = link_to(1, "tiny"), link_to(2, "large")
 
 
@@ -38,7 +39,13 @@ def home(tmp_path, monkeypatch) -> Home:
 def started(home, monkeypatch) -> list:
     """The options of every daemon that was to start."""
     seen: list = []
-    monkeypatch.setattr(learner_daemon, "run", lambda options: seen.append(options) or 0)
+
+    def begin(options):
+        seen.append(options)
+        options.on_accepted()
+        return 0
+
+    monkeypatch.setattr(learner_daemon, "run", begin)
     return seen
 
 
@@ -51,6 +58,42 @@ def test_run_repeats_the_join_with_its_options(started, tmp_path):
     assert (second.name, second.port, second.device) == ("me", 4711, "cpu")
     assert (second.evaluates, second.tape.is_on) == (False, False)
     assert second.data == str(tmp_path / "text"), "from wherever it is run"
+
+
+def test_a_join_that_is_refused_changes_nothing_of_what_run_repeats(started, monkeypatch):
+    main(["join", TINY, "--name", "me", "--threads", "1"])
+
+    def refuse(options):
+        raise UserError("This machine does not suit tiny.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(learner_daemon, "run", refuse)
+        assert main(["join", TINY]) == 2
+        assert main(["join", LARGE]) == 2
+    assert main(["run"]) == 0
+    assert (started[-1].link.name, started[-1].name, started[-1].threads) == ("tiny", "me", 1)
+
+
+def test_a_join_beside_a_running_learner_changes_nothing_of_what_run_repeats(
+    started, home, monkeypatch, capsys
+):
+    main(["join", TINY, "--name", "me", "--threads", "1"])
+    with (
+        monkeypatch.context() as real,
+        crash_marker.life(home, "learner", DEFAULT_INSTANCE, remedy=""),
+    ):
+        real.setattr(learner_daemon, "run", RUN)
+        assert main(["join", TINY]) == 2
+    assert "already" in capsys.readouterr().err
+    assert main(["run"]) == 0
+    assert (started[-1].name, started[-1].threads) == ("me", 1)
+
+
+def test_a_join_says_what_it_lacks_of_the_former(started, capsys):
+    main(["join", TINY, "--name", "me", "--threads", "1"])
+    assert "former" not in capsys.readouterr().out
+    main(["join", TINY, "--name", "me"])
+    assert "without learner.threads of the former" in capsys.readouterr().out
 
 
 def test_the_newest_is_run_unless_another_is_named(started, capsys):

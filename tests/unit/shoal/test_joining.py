@@ -1,0 +1,103 @@
+"""`shoal doctor LINK` says what `shoal join` would refuse, in the same words."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from host.files import keystore
+from host.files.home import Home
+from host.join_link import JoinLink
+from host.options import NodeOptions
+from node.daemon.trainer_options import data_location
+from node.trainer.text.corpus import describe_corpus
+from protocol.errors import UserError
+from protocol.project import DataSpec
+from shoal.doctor import joining
+from shoal.doctor.joining import Wishes
+from tests.support.builders import project
+
+LINK = JoinLink(bytes([1]) * 32, 100, "tiny", ("/ip4/203.0.113.7/tcp/4100",))
+SPEC = DataSpec(
+    source="folder",
+    location="/home/ada/my-text",
+    text_field="text",
+    tokenizer="bytes",
+    sequence_tokens=16,
+    block_sequences=4,
+    heldout_frac=0.3,
+    blocks=1,
+    digest=bytes(32),
+)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path / "home")
+
+
+def texts(folder, count=20, word="a sentence of some length. "):
+    folder.mkdir()
+    for at in range(count):
+        (folder / f"{at}.txt").write_text(f"{at}: " + 8 * word)
+    return str(folder)
+
+
+def signed(folder, tmp_path):
+    spec = msgspec.structs.replace(SPEC, location=folder)
+    blocks, digest, _ = describe_corpus(spec, cache=tmp_path / "signed")
+    return msgspec.structs.replace(SPEC, blocks=blocks, digest=digest)
+
+
+def found(home, spec=SPEC, charter=None, **said):
+    genesis = msgspec.structs.replace(project().genesis, data=spec)
+    return {
+        one.topic: one for one in joining.refusals(home, LINK, genesis, charter, Wishes(**said))
+    }
+
+
+def test_text_that_nobody_named_is_refused_in_the_words_of_join(home):
+    text = found(home)["text"]
+    genesis = msgspec.structs.replace(project().genesis, data=SPEC)
+    with pytest.raises(UserError) as refused:
+        data_location(NodeOptions(home=home, link=LINK, name="me"), genesis)
+    assert text.verdict == "trouble"
+    assert f"{text.says} {text.remedy}" == str(refused.value)
+    assert "--data PATH" in text.remedy
+
+
+def test_a_copy_of_the_text_is_good(home, tmp_path):
+    folder = texts(tmp_path / "text")
+    text = found(home, signed(folder, tmp_path), data=folder)["text"]
+    assert text.verdict == "good"
+
+
+def test_another_text_is_told(home, tmp_path):
+    spec = signed(texts(tmp_path / "text"), tmp_path)
+    text = found(home, spec, data=texts(tmp_path / "other", word="another one altogether. "))[
+        "text"
+    ]
+    assert text.verdict == "care"
+    assert "not the one that the project was signed with" in text.says
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "no file ending in"), (1, "one block needs")])
+def test_text_that_no_learner_could_train_on_is_trouble(home, tmp_path, count, words):
+    spec = msgspec.structs.replace(SPEC, block_sequences=64)
+    text = found(home, spec, data=texts(tmp_path / "text", count))["text"]
+    assert text.verdict == "trouble"
+    assert words in text.says
+
+
+def test_a_banned_key_hears_it(home):
+    key = keystore.load_or_create(home.identity("learner", "default")).key
+    charter = msgspec.structs.replace(project().charter, banned=(key,))
+    assert found(home, charter=charter)["admission"].verdict == "trouble"
+    assert found(home, charter=project().charter)["admission"].verdict == "good"
+
+
+def test_whoever_is_not_on_the_list_hears_what_to_ask_for(home):
+    charter = msgspec.structs.replace(project().charter, admission="list")
+    admission = found(home, charter=charter)["admission"]
+    assert admission.verdict == "trouble"
+    assert "shoal project allow" in admission.says
