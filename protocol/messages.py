@@ -27,6 +27,8 @@ Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Loss = Annotated[float, Meta(ge=0.0, le=limits.LOSS_MAX)]
 """Nats per token; the bound where it is higher, or not finite."""
 LearnerState = Literal["syncing", "starting", "training", "starved", "paused", "finishing"]
+Unfit = Literal["", "data", "model"]
+"""What keeps a learner from training, apart from its words, which would name its owner's files."""
 Outcome = Literal["merged", "clipped", "late", "stale", "rejected", "abandoned"]
 
 
@@ -137,6 +139,8 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
     """Seconds since the trainer could first have stepped, less evaluation."""
     has_other_text: bool = False
     """Its text is not the one that the project was signed with: nobody can check what it learns."""
+    unfit: Unfit = ""
+    """Why its trainer does not start, where trying again would not help; empty if it does."""
 
 
 class Push(Struct, frozen=True, array_like=True, tag="push"):

@@ -163,8 +163,8 @@ class PeerRow(Struct, kw_only=True):
     name: str
     device: str
     state: str
-    """training, starting, syncing, starved, suspended; left on purpose; silent, or gone without a
-    word."""
+    """training, starting, syncing, starved, suspended; unfit, if its trainer cannot start; left on
+    purpose; silent, or gone without a word."""
     heard_s: float
     """Seconds since it was last heard."""
     local_step: int = 0
@@ -523,7 +523,7 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     version: str
     uptime_s: float
     state: str
-    """syncing, starting, training, starved, paused, finishing, adrift, ended."""
+    """syncing, starting, training, starved, paused, finishing, unfit, adrift, ended."""
     sentence: str
     link: str
     link_detail: str

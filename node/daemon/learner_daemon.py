@@ -67,6 +67,7 @@ from protocol.trace import Fact
 log = logging.getLogger("shoal.node")
 
 PROGRESS_EVERY_S = 15.0
+REPEAT_EVERY_S = 300.0
 PAUSE_S_MAX = 365 * 86_400.0
 POOL_THREADS = 2
 
@@ -409,10 +410,14 @@ class LearnerDaemon:
     # Background.
 
     async def _report(self) -> None:
-        """A line for the person who watches the terminal, now and then."""
+        """A line for the person who watches the terminal, now and then; the same one seldom."""
+        told, told_s = "", 0.0
         while True:
             await asyncio.sleep(PROGRESS_EVERY_S)
-            log.info("%s", self.reporter.progress_line())
+            line, now_s = self.reporter.progress_line(), time.monotonic()
+            if line != told or now_s - told_s >= REPEAT_EVERY_S:
+                log.info("%s", line)
+                told, told_s = line, now_s
 
     # The control socket.
 

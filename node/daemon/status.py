@@ -31,6 +31,8 @@ def node_state(machine: LearnerMachine) -> str:
     state = machine.trainer_control.state
     if state == "training" and machine.link is not Link.FOLLOWING:
         return "adrift"
+    if state in ("starting", "syncing") and machine.trainer_control.unfit:
+        return "unfit"
     return state
 
 
@@ -76,6 +78,8 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
         return trainer_control.graceful_leave.in_words
     if state == "ended":
         return "The run is complete."
+    if state == "unfit":
+        return _unfit(machine)
     if trainer_control.trainer is TrainerState.DOWN and trainer_control.detail:
         return f"The trainer stopped: {trainer_control.detail}. It will restart soon."
     if state == "syncing":
@@ -88,6 +92,22 @@ def sentence(machine: LearnerMachine, now_s: float, download: DownloadStatus | N
             f"Fetching weights: {held} of {len(fragment_sync.local_fragments)} fragments verified."
         )
     return _before_steps(machine)
+
+
+def _unfit(machine: LearnerMachine) -> str:
+    """What keeps the trainer from starting, and what its owner can do; the same until the next try
+    has ended."""
+    control = machine.trainer_control
+    remedy = "Update Shoal, or ask the project's owner which release fits."
+    if control.unfit == "data":
+        remedy = (
+            "Name the project's text with `shoal join --data PATH`, or ask its host for a copy; "
+            "the project's settings are its owner's alone."
+        )
+    return (
+        f"This machine cannot train: {control.unfit_words} {remedy} `shoal resume` tries at once, "
+        f"and the daemon tries {words_s(control.next_try_s)} after the last time."
+    )
 
 
 def _at_work(machine: LearnerMachine, state: str, now_s: float) -> str:

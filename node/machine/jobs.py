@@ -10,6 +10,7 @@ from typing import Literal
 
 from node.machine.snapshot_part import PartState
 from protocol.log.records import FragmentMerged, Span, StateDigests
+from protocol.machine import Failed
 from protocol.messages import Cursor, Envelope, Gain, SequencePlace
 from protocol.project import Charter, CodecName, InnerSpec
 
@@ -462,6 +463,13 @@ class TrainerLost:
 
     is_out_of_memory: bool
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerUnfit(Failed):
+    """A trainer did not start, and another try would end the same way: its owner has to act."""
+
+    kind: Literal["data", "model"]
 
 
 # Notes from the owner of this machine.

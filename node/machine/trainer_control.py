@@ -16,7 +16,7 @@ from protocol import limits
 from protocol.backoff import Backoff
 from protocol.log.records import BlocksLeased, BlocksReturned, CheckpointMarked
 from protocol.machine import Failed
-from protocol.messages import Cursor, Evaluation, Heartbeat, LearnerState
+from protocol.messages import Cursor, Evaluation, Heartbeat, LearnerState, Unfit
 from protocol.trace import TrainerChanged
 
 BEAT_EVERY_S = 0.1
@@ -30,6 +30,9 @@ WAKES_MAX = 5
 That no trainer starts at all, for want of memory or a device, is no fault of the state."""
 
 RESTART = Backoff((1.0, 2.0, 5.0, 10.0, 30.0, 60.0))
+UNFIT = Backoff((15.0, 60.0, 300.0, 900.0))
+"""Text or model is at fault: its owner may put it right, and the network of a hub come back."""
+
 ABSENT = (TrainerState.DOWN, TrainerState.STARTING)
 """States in which there is nobody to feed or to tell anything."""
 
@@ -53,6 +56,12 @@ class TrainerControl:
         self._chosen_micro_batch = 0
         self._has_other_text = False
         self._crashes = 0
+        self._unfits = 0
+        self.unfit: Unfit = ""
+        """What keeps every trainer from starting, until one does."""
+        self.unfit_words = ""
+        self.next_try_s = 0.0
+        """The rest after the newest trainer that could not start for that."""
         self._is_ended = False
         """The trainer that is starting was told to end."""
         self._restart_s: float | None = None
@@ -145,6 +154,8 @@ class TrainerControl:
         self.paused_until_s = None
         self.graceful_leave.withdraw()
         self._is_news = True
+        if self.unfit and self.trainer is TrainerState.DOWN:
+            self._restart_s = None  # Its owner has put it right.
 
     def finish(self) -> None:
         """Hand in what is done, then stop."""
@@ -268,7 +279,10 @@ class TrainerControl:
         if not isinstance(result, jobs.TrainerReady):
             detail = result.reason if isinstance(result, Failed) else "did not start"
             self.on_lost(jobs.TrainerLost(False, detail))
+            if isinstance(result, jobs.TrainerUnfit):
+                self._rest_unfit(result)
             return
+        self.unfit, self._unfits = "", 0
         self._fire("ready", result.device)
         self.device, self._chosen_micro_batch = result.device, result.micro_batch
         self._has_other_text = result.has_other_text
@@ -282,6 +296,13 @@ class TrainerControl:
         self.on_progress()
         # Blocks whose steps died with the former trainer are read again.
         self.data_feed.feed_held()
+
+    def _rest_unfit(self, result: jobs.TrainerUnfit) -> None:
+        """Trying again would end the same way, so it is done ever more seldom."""
+        self.unfit, self.unfit_words = result.kind, result.reason
+        self.next_try_s = UNFIT.pause_s(self._unfits)
+        self._unfits += 1
+        self._restart_s = self.context.now_s + self.next_try_s
 
     def _go_on(self, part: PartState, unread: int, local_step: int) -> None:
         """The trainer stands where the part was cut, the leased blocks it had not read included."""
@@ -465,8 +486,8 @@ class TrainerControl:
             return
         is_going_on = context.setup.start is not None and context.setup.start.part is not None
         has_some = is_going_on or context.state.leases.held.get(self.data_feed.session)
-        if self.trainer is TrainerState.STARTING and has_some:
-            return  # They are fed as soon as there is a trainer.
+        if self.trainer is TrainerState.STARTING and (has_some or self.unfit):
+            return  # They are fed, or asked for, as soon as there is a trainer.
         self.data_feed.ask()
 
     def _evaluate(self) -> None:
@@ -515,4 +536,5 @@ class TrainerControl:
             work_s=stepped.work_s if stepped else 0.0,
             alive_s=stepped.alive_s if stepped else 0.0,
             has_other_text=self._has_other_text,
+            unfit=self.unfit,
         )

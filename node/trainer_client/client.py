@@ -162,6 +162,8 @@ class TrainerPort:
             message = (
                 event.message if isinstance(event, messages.Failed) else "it did not get ready"
             )
+            if isinstance(event, messages.Failed) and event.kind in ("data", "model"):
+                return jobs.TrainerUnfit(message, event.kind)
             return Failed(message)
         if event.layout_digest != self.bank.layout.digest:
             await process.stop()

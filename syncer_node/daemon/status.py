@@ -14,6 +14,7 @@ from protocol.log.accounts import Account, printable, suspended_words
 from protocol.log.guard import Pause, pause_words
 from protocol.log.heldout import disputed_words
 from protocol.log.state import SwarmState
+from protocol.messages import Unfit
 from protocol.peers.membership import Session
 from protocol.snapshots.manifest import stamp
 from protocol.standing import DOUBTED_BELOW
@@ -82,9 +83,10 @@ def _training_sentence(leadership: Leadership, now_s: float) -> str:
         return "Waiting for learners: share the join link."
     if not training:
         idle = [one for one in live if not one.is_suspended]
-        doing = nobody_trains([(one.name, one.beat.state if one.beat else "") for one in idle])
+        doing = nobody_trains([(one.name, _doing(one)) for one in idle])
         alone = "" if idle else "Nobody else trains."
-        return f"{_suspended(leadership)} {doing if idle else alone}".strip()
+        parts = (_suspended(leadership), doing if idle else alone, unfit_words(live))
+        return " ".join(filter(None, parts))
     missing = [
         s for s in leadership.members.sessions.values() if not s.is_connected and not s.has_left
     ]
@@ -99,9 +101,36 @@ def _training_sentence(leadership: Leadership, now_s: float) -> str:
         disputed,
         _conduct(leadership, now_s),
         _crowd(leadership),
+        unfit_words(live),
     )
     how = " ".join(filter(None, said)) or "All is well."
     return f"{how} {_learners(len(training))} training.{tail}{wait}"
+
+
+UNFIT: Final[Mapping[Unfit, str]] = {
+    "data": "their text is missing, too short or cannot be read",
+    "model": "their software does not build the model",
+}
+
+
+def _doing(session: Session) -> str:
+    """The state of a learner that does not train."""
+    if session.beat is None:
+        return ""
+    return "unfit" if session.beat.unfit else session.beat.state
+
+
+def unfit_words(live: Sequence[Session]) -> str:
+    """Whose trainers cannot start, and why."""
+    found = {
+        words: [one for one in live if one.beat is not None and one.beat.unfit == unfit]
+        for unfit, words in UNFIT.items()
+    }
+    return " ".join(
+        f"Cannot train, because {words}: {_named(those)}."
+        for words, those in found.items()
+        if those
+    )
 
 
 def _suspended(leadership: Leadership) -> str:
@@ -184,6 +213,7 @@ DOING = {
     "": "connecting",
     "syncing": "fetching weights",
     "starting": "starting",
+    "unfit": "unable to train",
     "starved": "out of text",
     "paused": "paused",
     "finishing": "handing in before leaving",
@@ -247,15 +277,6 @@ def peer_row(
     known = account if account is not None else Account()
     standing = known.standing
     beat = session.beat
-    state: str = beat.state if beat else "greeting"
-    if session.is_suspended and state in ("training", "starved"):
-        state = "suspended"
-    if not session.is_connected:
-        state_word = "left" if session.has_left else "gone"
-    elif now_s - session.heard_s > limits.SUSPECT_AFTER_S:
-        state_word = "silent"
-    else:
-        state_word = state
     lag = 0
     if beat is not None:
         lag = max((new - old for new, old in zip(newest, beat.versions, strict=False)), default=0)
@@ -263,7 +284,7 @@ def peer_row(
         key=session.peer.hex(),
         name=session.name,
         device=session.device,
-        state=state_word,
+        state=_state(session, now_s),
         heard_s=now_s - session.heard_s,
         local_step=beat.local_step if beat else 0,
         step_s=session.step_s,
@@ -288,6 +309,22 @@ def peer_row(
         suspended=suspended_words(known) if known.is_suspended else "",
         taken_back=taken_back // max(1, len(newest)),
     )
+
+
+def _state(session: Session, now_s: float) -> str:
+    """What a learner does, in a word."""
+    beat = session.beat
+    if not session.is_connected:
+        return "left" if session.has_left else "gone"
+    if now_s - session.heard_s > limits.SUSPECT_AFTER_S:
+        return "silent"
+    if beat is None:
+        return "greeting"
+    if beat.unfit:
+        return "unfit"
+    if session.is_suspended and beat.state in ("training", "starved"):
+        return "suspended"
+    return beat.state
 
 
 def add_links(rows: list[status.PeerRow], transport: Transport) -> None:

@@ -197,7 +197,7 @@ def _why_here(scene: Scene) -> str:
 
 def _short_of_quorum(status: SyncerStatus) -> str:
     """Whether fewer learners are here than a round needs."""
-    here = len(alive(status))
+    here = sum(peer.state != "unfit" for peer in alive(status))
     if status.phase != "training" or not 0 < here < status.project.quorum:
         return ""
     verb = "is" if here == 1 else "are"
@@ -324,6 +324,7 @@ _NODE_LEVELS: dict[str, Level] = {
     "starting": "START",
     "paused": "PAUSED",
     "finishing": "PAUSED",
+    "unfit": "TROUBLE",
 }
 
 

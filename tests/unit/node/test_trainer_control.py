@@ -35,11 +35,12 @@ from node.machine.jobs import (
     TrainerLost,
     TrainerReady,
     TrainerSuspended,
+    TrainerUnfit,
     WakeTrainer,
 )
-from node.machine.trainer_control import SUSPEND_RETRY_S, WAKES_MAX
+from node.machine.trainer_control import SUSPEND_RETRY_S, UNFIT, WAKES_MAX
 from node.machine.trainer_states import TrainerState
-from protocol import limits
+from protocol import limits, wire
 from protocol.ids import short
 from protocol.log.records import (
     CharterAdopted,
@@ -237,6 +238,52 @@ def test_a_trainer_that_does_not_start_is_tried_for_ever(bench):
         assert bench.trainer is TrainerState.WAKING
     bench.done(WakeTrainer, TrainerReady("cpu", 1))
     assert bench.machine.context.tally.lost_steps == 0
+
+
+def an_unfit_learner():
+    bench = LearnerBench().follow(Log(SeatTaken(SYNCER.key), weights()))
+    return bench, TrainerUnfit("The training text has 30 tokens.", "data")
+
+
+def starts_in(bench, limit_s):
+    """Seconds until the next trainer is started."""
+    began_s = bench.now_s
+    while not bench.jobs(StartTrainer):
+        bench.wait(1.0)
+        assert bench.now_s - began_s < limit_s
+    return bench.now_s - began_s
+
+
+def test_a_trainer_that_cannot_train_here_is_tried_ever_more_seldom():
+    bench, unfit = an_unfit_learner()
+    for pause_s in (*UNFIT.steps_s, UNFIT.steps_s[-1]):
+        bench.done(StartTrainer, unfit)
+        assert starts_in(bench, pause_s + 10.0) >= pause_s - 1.0
+    bench.done(StartTrainer, TrainerReady("cpu", 8))
+    assert bench.machine.trainer_control.heartbeat().unfit == ""
+
+
+def test_its_owner_reads_why_and_tries_at_once_and_others_hear_no_more_than_the_kind():
+    bench, unfit = an_unfit_learner()
+    bench.done(StartTrainer, unfit)
+    assert status.node_state(bench.machine) == "unfit"
+    said = status.sentence(bench.machine, bench.now_s)
+    assert said.startswith("This machine cannot train: The training text has 30 tokens. Name the")
+    beat = bench.machine.trainer_control.heartbeat()
+    assert beat.unfit == "data"
+    assert b"30 tokens" not in wire.encode(beat)
+    bench.feed(Note(ResumeAsked()))
+    assert bench.jobs(StartTrainer)
+
+
+def test_a_trainer_that_cannot_train_takes_no_text_from_others():
+    bench, unfit = an_unfit_learner()
+    bench.done(StartTrainer, unfit)
+    bench.sent.clear()
+    starts_in(bench, 60.0)
+    bench.wait(4.0)
+    assert bench.last(SYNCER.key, Heartbeat).unfit == "data"
+    assert not [m for m in bench.sent.get(SYNCER.key, []) if isinstance(m, LeaseRequest)]
 
 
 def test_a_state_that_no_trainer_takes_up_is_given_up_at_last(bench):

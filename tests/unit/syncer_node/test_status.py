@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from syncer_node.daemon.status import nobody_trains
+from protocol.peers.membership import Session
+from syncer_node.daemon.status import nobody_trains, peer_row, unfit_words
+from tests.support.builders import heartbeat
 
 
 @pytest.mark.parametrize(
@@ -15,6 +17,7 @@ from syncer_node.daemon.status import nobody_trains
             [("ada", "starting"), ("bob", "paused"), ("eve", "starting")],
             "Nobody trains: ada, eve starting; bob paused.",
         ),
+        ([("ada", "unfit")], "Nobody trains: ada unable to train."),
         ([("ada", "")], "Nobody trains: ada connecting."),
         ([("ada", "finishing")], "Nobody trains: ada handing in before leaving."),
         (
@@ -25,3 +28,15 @@ from syncer_node.daemon.status import nobody_trains
 )
 def test_who_does_not_train_is_named_with_what_they_do_instead(learners, said):
     assert nobody_trains(learners) == said
+
+
+def test_who_cannot_train_is_named_with_the_reason_and_is_no_learner_of_a_quorum():
+    session = Session(bytes([1]) * 32, 1, "ada", evaluates=False, since_s=0.0, heard_s=0.0)
+    session.hear(heartbeat(state="starting", unfit="data"), 1.0)
+    assert peer_row(session, [0] * 4, 32, 1.0).state == "unfit"
+    assert not session.is_training
+    assert unfit_words([session]) == (
+        "Cannot train, because their text is missing, too short or cannot be read: ada (01010101)."
+    )
+    session.hear(heartbeat(state="training"), 2.0)
+    assert unfit_words([session]) == ""
