@@ -68,6 +68,19 @@ class RestoredStatus(Struct, kw_only=True):
     """All of it, as a sentence without its end."""
 
 
+class PaceStatus(Struct, kw_only=True):
+    """How fast the log moves, as this daemon has seen it since it started."""
+
+    still_s: float | None = None
+    """Seconds since the last global step; None before the first."""
+    gap_s: float | None = None
+    """Usual seconds between two; None while not known."""
+    tokens_per_s: float | None = None
+    """Committed, over a window that fits the pace; None while not known."""
+    left_s: tuple[float, float] | None = None
+    """Seconds until the budget is reached at this rate, from and to; None while not known."""
+
+
 class SwarmStatus(Struct, kw_only=True):
     """What the committed log says, as this daemon knows it."""
 
@@ -100,6 +113,8 @@ class SwarmStatus(Struct, kw_only=True):
     """The last time that the guard went back by itself."""
     is_ending: bool = False
     is_ended: bool = False
+    pace: PaceStatus | None = None
+    """None from versions that did not measure it."""
 
 
 class BulkRow(Struct, kw_only=True):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from host.control.pace_meter import PaceMeter
 from host.transport import Transport
 from protocol.log import guard, restoring
 from protocol.log.heldout import disputed_words, measured_by
@@ -10,11 +16,14 @@ from protocol.project import Charter, Genesis
 from protocol.status import (
     BulkRow,
     NetworkStatus,
+    PaceStatus,
     PauseStatus,
     ProjectStatus,
     RestoredStatus,
     SwarmStatus,
 )
+
+PACE_EVERY_S: Final = 1.0
 
 
 def project_status(
@@ -33,8 +42,24 @@ def project_status(
     )
 
 
-def swarm_status(state: SwarmState, charter: Charter | None) -> SwarmStatus:
-    """What the log says."""
+def _pace(state: SwarmState, budget: int, meter: PaceMeter) -> PaceStatus:
+    now_s = time.monotonic()
+    meter.observe(state.global_step, state.tokens, now_s)
+    return meter.told(budget - state.tokens if budget else None, now_s)
+
+
+async def keep_pace(meter: PaceMeter, state: Callable[[], SwarmState]) -> None:
+    """Lets the meter see the log every second, for ever."""
+    while True:
+        now = state()
+        meter.observe(now.global_step, now.tokens, time.monotonic())
+        await asyncio.sleep(PACE_EVERY_S)
+
+
+def swarm_status(
+    state: SwarmState, charter: Charter | None, meter: PaceMeter | None = None
+) -> SwarmStatus:
+    """What the log says. meter: how fast it moved."""
     budget = charter.limits.tokens if charter else 0
     best = state.best
     return SwarmStatus(
@@ -58,6 +83,7 @@ def swarm_status(state: SwarmState, charter: Charter | None) -> SwarmStatus:
         restored=_restored(state),
         is_ending=state.is_ending,
         is_ended=state.ended is not None,
+        pace=_pace(state, budget, meter) if meter is not None else None,
     )
 
 

@@ -19,7 +19,9 @@ import msgspec
 
 from host.bulk.blob_store import BlobStore
 from host.control.event_log import EventLog
+from host.control.pace_meter import PaceMeter
 from host.control.server import ControlServer
+from host.control.status_parts import keep_pace
 from host.control.weights import Cut, WeightsVerbs
 from host.driver import Driver
 from host.files import crash_marker, keystore
@@ -132,6 +134,7 @@ class LearnerDaemon:
         self.notices: list[str] = []
         self.feed = EventLog()
         self.loop_watch = LoopLagMonitor()
+        self.pace = PaceMeter(self.genesis.fragments)
         self.counts = PayloadCounts()
         self.pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="shoal")
         self.pool.submit(warm_up)
@@ -285,6 +288,7 @@ class LearnerDaemon:
                 self.announcer.announce,
                 self.announcer.partition_monitor.run,
                 self.loop_watch.run,
+                lambda: keep_pace(self.pace, lambda: self.machine.context.state),
                 self.fetcher.run,
                 self.owner_limits.governor.run,
                 self.sampler.run,

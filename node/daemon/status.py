@@ -255,7 +255,7 @@ class StatusReporter:
             project=project_status(
                 machine.setup.project, daemon.genesis, daemon.layout.parameters, charter
             ),
-            swarm=swarm_status(context.state, charter),
+            swarm=swarm_status(context.state, charter, daemon.pace),
             network=network_status(daemon.transport, daemon.announcer.partition_monitor.trouble),
             **self._inner_loop(),
             pushed=tally.pushed,

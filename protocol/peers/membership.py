@@ -16,6 +16,9 @@ from protocol.messages import Cursor, Heartbeat, Hello
 RATE_FACTOR = 0.2
 """Weight of the newest measurement of a learner's rate."""
 
+BARRED = "put out: "
+"""How the reason begins for which a session ended that the owner's rules ended."""
+
 MISSES_MAX = 2
 """Payloads in a row that may fail to come before a learner is asked last."""
 
@@ -68,9 +71,11 @@ class Session:
     """When that was."""
     share: float | None = None
     """What its newest push added of a merge; None before the first."""
+    lost_s: float = 0.0
+    """When it ended, whenever it was heard last."""
     lost_reason: str = ""
     has_left: bool = False
-    """It said goodbye."""
+    """It said goodbye, or the project's owner put it out: no fault of anybody's."""
     network: str = ""
     """Where it connects from, of `machine.PeerUp`."""
     arrived_s: float = 0.0
@@ -274,7 +279,7 @@ class Membership:
         return [
             session
             for session in self.sessions.values()
-            if not session.is_connected and now_s - session.heard_s > after_s
+            if not session.is_connected and now_s - session.lost_s > after_s
         ]
 
     def close(self, peer: bytes, reason: str, *, has_left: bool = False) -> Session | None:

@@ -44,7 +44,7 @@ def status(
         from tui.text.status_view import invitations, render
 
         console = writing.console()
-        console.print(render(statuses, width=console.width))
+        console.print(render(statuses, width=console.width, verdicts=_verdicts(statuses)))
         print("".join(f"\nothers join with:\n{line}\n" for line in invitations(statuses)), end="")
     for line in silent:
         failures.complain(line)
@@ -96,9 +96,22 @@ def _watch_screen(look: Look) -> None:
             lines = (
                 silent if statuses or silent else ["No daemon runs here any more; still looking."]
             )
-            view = render(statuses, width=console.width, rates=rates.tokens_per_s)
+            view = render(
+                statuses,
+                width=console.width,
+                rates=rates.tokens_per_s,
+                verdicts=_verdicts(statuses),
+            )
             live.update(Group(view, *(Text(line) for line in lines)), refresh=True)
             pause()
+
+
+def _verdicts(statuses: list[DaemonStatus]) -> dict[str, str]:
+    """What the full screen would say of each, so that the two never disagree."""
+    from tui.frames.frame import Frame
+    from tui.frames.verdict import verdicts
+
+    return verdicts(Frame(at_s=time.time(), statuses=tuple(statuses)))
 
 
 def _as_json(statuses: list[DaemonStatus]) -> str:

@@ -23,8 +23,15 @@ import msgspec
 
 from host.bulk import speed_probe
 from host.bulk.blob_store import BlobStore
+from host.control.pace_meter import PaceMeter
 from host.control.server import Verb
-from host.control.status_parts import all_faults, network_status, project_status, swarm_status
+from host.control.status_parts import (
+    all_faults,
+    keep_pace,
+    network_status,
+    project_status,
+    swarm_status,
+)
 from host.control.weights import Cut, WeightsVerbs
 from host.files.held_base import HeldBase
 from host.files.keystore import Identity
@@ -124,6 +131,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         self._is_news = asyncio.Event()
         self.books = MergeTotals()
         self.loop_watch = LoopLagMonitor()
+        self.pace = PaceMeter(self.project.genesis.fragments)
         self.blob_store = BlobStore(clock=time.monotonic)
         self.blob_store.put(project.id, project.genesis_bytes)
         cores = Cores(options.threads)
@@ -244,6 +252,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             self._report,
             self._leave_when_done,
             self.loop_watch.run,
+            lambda: keep_pace(self.pace, lambda: self.machine.state),
             self._check_base,
         )
 
@@ -429,7 +438,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             sentence=status.sentence(machine, now_s),
             join_link=self.join_link(),
             project=project_status(self.project.id, genesis, self.layout.parameters, charter),
-            swarm=swarm_status(machine.state, charter),
+            swarm=swarm_status(machine.state, charter, self.pace),
             network=network_status(self.transport, self.partition_monitor.trouble),
             peers=peers,
             rounds=status.round_rows(leadership, now_s) if leadership else [],

@@ -23,7 +23,7 @@ from protocol.log.leases import TextShape
 from protocol.log.restoring import restored_words
 from protocol.log.state import SwarmState
 from protocol.machine import Disconnect, Failed, Stop
-from protocol.peers.membership import Membership, Session
+from protocol.peers.membership import BARRED, Membership, Session
 from protocol.quorum import GraceWindow
 from protocol.signing import open_envelope
 from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartRestored, SnapshotOutline
@@ -212,7 +212,7 @@ class Leadership:
         if self.members.sessions[peer].is_connected:
             self.effects.send(peer, refused)
             self.effects.out.append(Disconnect(peer, refused.reason))
-            self.lose(peer, refused.reason, self._now_s)
+            self.lose(peer, f"{BARRED}{refused.reason}", self._now_s, has_left=True)
         self._return_leases(peer)
 
     def _follow_suspensions(self) -> None:
@@ -594,7 +594,7 @@ class Leadership:
         self.watchers.pop(peer, None)
         session = self.members.close(peer, reason, has_left=has_left)
         if session is not None:
-            session.heard_s = now_s
+            session.lost_s = now_s
             self.rounds.on_gone(peer)
             self.snapshots.on_gone(peer, reason, now_s)
             self.effects.emit(trace.SessionClosed(peer, session.name, reason, has_left))

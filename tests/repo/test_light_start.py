@@ -29,12 +29,13 @@ STATUS_OURS = {
     "host.control": "client",
     "host.files": "home local_settings",
     "host.runtime": "kernel_cache log_lines software",
-    "protocol": "decoders errors limits status",
+    "protocol": "decoders errors limits standing status",
     "shoal": "__main__",
     "shoal.cli": "app",
     "shoal.common": "choices daemons exit_codes extras failures versions writing",
     "shoal.machine": "status_command",
-    "tui.text": "election fmt node_view owner_limits snapshots status_rows status_view syncer_view "
+    "tui.frames": "frame history scene verdict",
+    "tui.text": "election fmt node_view owner_limits snapshots status_rows status_view syncer_view theme "
     "witness_view",
     "node": "", "simulator": "", "syncer_node": "", "tui": "",
 }  # fmt: skip

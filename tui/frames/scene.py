@@ -19,6 +19,9 @@ from tui.text.election import LOST, alive, leads
 from tui.text.theme import Paint
 
 STANDSTILL_S_MIN = 12.0
+STANDSTILL_S_UNKNOWN = 90.0
+"""While it is not known what is usual for this swarm."""
+
 STANDSTILL_GAPS = 6
 """No global step for so many usual gaps is worth a word."""
 
@@ -117,11 +120,22 @@ class Scene:
         fellows = [] if self.status is None else self._fellows(self.status)
         return [one for one in fellows if isinstance(one, NodeStatus)]
 
+    def still_s(self, status: Status) -> float:
+        """For how long, at least, no global step came."""
+        pace = status.swarm.pace
+        if pace is None or pace.still_s is None:
+            return self.history.standstill_s(status.key, self.now_s)
+        return pace.still_s + (self.silent_s(status) or 0.0)
+
     def is_stalled(self, status: Status) -> bool:
-        """Whether global steps fail to come that should have come."""
-        still_s = self.history.standstill_s(status.key, self.now_s)
-        gap_s = self.history.step_gap_s(status.key, self.now_s)
-        return still_s >= max(STANDSTILL_S_MIN, STANDSTILL_GAPS * (gap_s or 0.0))
+        """Whether global steps fail to come that should have come.
+
+        What the daemon measured counts: a viewer who has just come knows no usual pace.
+        """
+        pace = status.swarm.pace
+        gap_s = self.history.step_gap_s(status.key, self.now_s) if pace is None else pace.gap_s
+        least_s = STANDSTILL_S_MIN if pace is None or gap_s is not None else STANDSTILL_S_UNKNOWN
+        return self.still_s(status) >= max(least_s, STANDSTILL_GAPS * (gap_s or 0.0))
 
     def silent_s(self, status: DaemonStatus | None) -> float | None:
         """For how long the daemon that gave this status has not answered; None while it does."""
@@ -164,11 +178,14 @@ def eta(scene: Scene) -> str:
         return "finishing"
     if swarm.tokens == 0:
         return "not known"  # Nobody has begun, so nothing stands still.
-    rate = scene.history.committed_per_s(status.key, scene.now_s)
     if isinstance(status, NodeStatus) and status.state == "adrift":
         return "not known"
     if scene.is_stalled(status):
         return "stalled"
+    pace = swarm.pace
+    if pace is not None:
+        return fmt.between(*pace.left_s) if pace.left_s is not None else "not known yet"
+    rate = scene.history.committed_per_s(status.key, scene.now_s)
     if rate is None:
         return "not known"
     if rate <= 0:

@@ -16,10 +16,12 @@ from protocol.status import (
     SyncerStatus,
     WitnessStatus,
 )
-from tui.frames.frame import Attached
-from tui.frames.scene import Scene, lost
+from tui.frames.frame import Attached, Frame
+from tui.frames.history import History
+from tui.frames.scene import STANDSTILL_GAPS, Scene, lost
 from tui.text import election, fmt
 from tui.text.election import alive, leads
+from tui.text.status_rows import label_of
 
 Level = Literal["WELL", "CARE", "TROUBLE", "START", "PAUSED", "DONE"]
 
@@ -72,6 +74,16 @@ def judge(scene: Scene) -> Verdict:
     else:
         verdict = Verdict("START", f"Asking {attached.label}.")
     return _with_others(scene, attached, verdict)
+
+
+def verdicts(frame: Frame) -> dict[str, str]:
+    """The verdict on each daemon that has a status, by key: a word and a sentence."""
+    scene = Scene(frame, History())
+    found = {}
+    for status in frame.statuses:
+        level, said = judge(dataclasses.replace(scene, focus=label_of(status)))
+        found[status.key] = f"[{level}] {said}"
+    return found
 
 
 def _own(scene: Scene, status: DaemonStatus) -> Verdict:
@@ -217,7 +229,7 @@ def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
         return None
     if not scene.is_stalled(status):
         return None
-    still_s = scene.history.standstill_s(status.key, scene.now_s)
+    still_s = scene.still_s(status)
     text = f"No merge for {fmt.whole(still_s)}"
     waiting = next((one for one in status.rounds if one.waiting_for), None)
     if waiting is not None:
@@ -225,7 +237,10 @@ def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
             f": round {waiting.number:,} has {waiting.arrived} of the {waiting.quorum} pushes it "
             f"needs, waiting for {fmt.enumerate_names(waiting.waiting_for)}"
         )
-    return Verdict("TROUBLE" if still_s > STANDSTILL_S_BAD else "CARE", f"{text}.")
+    pace = status.swarm.pace
+    usual_s = pace.gap_s if pace is not None else None
+    is_bad = still_s > max(STANDSTILL_S_BAD, 2 * STANDSTILL_GAPS * (usual_s or 0.0))
+    return Verdict("TROUBLE" if is_bad else "CARE", f"{text}.")
 
 
 def _electorate(scene: Scene, seat: SeatStatus | None) -> list[str]:

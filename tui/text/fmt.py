@@ -65,6 +65,19 @@ def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 
 
+def between(low_s: float, high_s: float) -> str:
+    """20 to 30 min, 2.5 to 3.1 h: how long something takes, as exactly as it is known."""
+    size_s, unit = next(
+        ((size_s, unit) for limit_s, size_s, unit in _SIZES if high_s < limit_s), (86_400.0, "d")
+    )
+    digits = 1 if unit in ("h", "d") and high_s < 10 * size_s else 0
+    low, high = f"{low_s / size_s:.{digits}f}", f"{high_s / size_s:.{digits}f}"
+    return f"{high} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+_SIZES = ((90.0, 1.0, "s"), (5400.0, 60.0, "min"), (172_800.0, 3600.0, "h"))
+
+
 def rtt(seconds: float) -> str:
     """0.4 ms, 12 ms, 1.2 s: how long an answer takes."""
     if seconds < 0.00995:

@@ -9,8 +9,10 @@ from protocol.status import NodeStatus
 from tui.text import fmt, owner_limits, status_rows
 
 
-def render(status: NodeStatus, *, width: int, tokens_per_s: float | None) -> RenderableType:
-    sentence = status.sentence or f"This learner's state is {status.state}."
+def render(
+    status: NodeStatus, *, width: int, tokens_per_s: float | None, said: str = ""
+) -> RenderableType:
+    sentence = said or status.sentence or f"This learner's state is {status.state}."
     return Group(
         status_rows.heading(status.project, "learner", status.name, pid=status.pid, width=width),
         Text(fmt.clean(sentence, 500), style="bold"),

@@ -79,8 +79,11 @@ def grid(rows: Sequence[Row]) -> Table:
     return table
 
 
-def progress(project: ProjectStatus, swarm: SwarmStatus, tokens_per_s: float | None) -> str:
-    """Bar, share, tokens and the time left."""
+def progress(project: ProjectStatus, swarm: SwarmStatus, tokens_per_s: float | None = None) -> str:
+    """Bar, share, tokens and the time left.
+
+    tokens_per_s: for daemons that do not measure the pace of their log.
+    """
     budget = project.token_budget
     if budget <= 0:
         return "not known yet"
@@ -91,12 +94,19 @@ def progress(project: ProjectStatus, swarm: SwarmStatus, tokens_per_s: float | N
         return f"{line} · done"
     if swarm.is_ending:
         return f"{line} · finishing"
+    if swarm.pace is not None:
+        left_s = swarm.pace.left_s
+        return (
+            f"{line} · {fmt.between(*left_s)} left"
+            if left_s
+            else f"{line} · time left not known yet"
+        )
     if tokens_per_s is None:
         return line
     if tokens_per_s <= 0:
         return f"{line} · standing still"
-    left_s = max(budget - swarm.tokens, 0) / tokens_per_s
-    return f"{line} · {fmt.duration(left_s)} left"
+    rest_s = max(budget - swarm.tokens, 0) / tokens_per_s
+    return f"{line} · {fmt.duration(rest_s)} left"
 
 
 def heldout(swarm: SwarmStatus) -> str:
@@ -111,7 +121,11 @@ def heldout(swarm: SwarmStatus) -> str:
         line += f", best {fmt.loss(swarm.best_loss)}"
         if swarm.best_checkpoint is not None:
             by = f", {fmt.clean(swarm.best_measured, 200)}" if swarm.best_measured else ""
-            line += f" (checkpoint {swarm.best_checkpoint}{by})"
+            step = swarm.best_global_step
+            which = (
+                f"checkpoint {swarm.best_checkpoint}" if step is None else f"global step {step:,}"
+            )
+            line += f" ({which}{by})"
     return f"{line}  {fmt.sparkline(losses, SPARK_CELLS)}".rstrip()
 
 

@@ -16,10 +16,15 @@ NOBODY = "No daemon answers."
 
 
 def render(
-    statuses: Sequence[DaemonStatus], *, width: int, rates: Mapping[str, float] | None = None
+    statuses: Sequence[DaemonStatus],
+    *,
+    width: int,
+    rates: Mapping[str, float] | None = None,
+    verdicts: Mapping[str, str] | None = None,
 ) -> RenderableType:
     """A view of the daemons, one below the other, for a terminal of `width` columns.
 
+    verdicts: what the full screen says of each, by key; without them each speaks for itself.
     rates: committed tokens per second by daemon key, where the caller has watched for a while;
     without it the time left is estimated from what the learners report.
     """
@@ -29,14 +34,17 @@ def render(
         if parts:
             parts.append(Text())
         rate = (rates or {}).get(status.key)
+        said = (verdicts or {}).get(status.key, "")
         match status:
             case SyncerStatus():
-                view = syncer_view.render(status, width=width, tokens_per_s=rate, names=names)
+                view = syncer_view.render(
+                    status, width=width, tokens_per_s=rate, names=names, said=said
+                )
                 parts.append(view)
             case WitnessStatus():
-                parts.append(witness_view.render(status, width=width, names=names))
+                parts.append(witness_view.render(status, width=width, names=names, said=said))
             case NodeStatus():
-                parts.append(node_view.render(status, width=width, tokens_per_s=rate))
+                parts.append(node_view.render(status, width=width, tokens_per_s=rate, said=said))
     return Group(*parts) if parts else Text(NOBODY)
 
 

@@ -20,15 +20,20 @@ LEGEND = "■ newest  □ due  ▶ in flight  ! behind"
 
 
 def render(
-    status: SyncerStatus, *, width: int, tokens_per_s: float | None, names: election.Names
+    status: SyncerStatus,
+    *,
+    width: int,
+    tokens_per_s: float | None,
+    names: election.Names,
+    said: str = "",
 ) -> RenderableType:
-    """The whole view. names: what daemons of this machine are called, by key."""
+    """The whole view. names: what daemons of this machine are called, by key; said: the verdict."""
     if tokens_per_s is None:
         reported = sum(peer.tokens_per_s for peer in alive(status))
         tokens_per_s = reported or None
     parts: list[RenderableType] = [
         status_rows.heading(status.project, "syncer", status.name, pid=status.pid, width=width),
-        Text(_sentence(status), style="bold"),
+        Text(said or _sentence(status), style="bold"),
         Text(),
         status_rows.grid(_facts(status, tokens_per_s, names)),
         Text(),

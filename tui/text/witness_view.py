@@ -9,11 +9,13 @@ from protocol.status import WitnessStatus
 from tui.text import election, fmt, status_rows
 
 
-def render(status: WitnessStatus, *, width: int, names: election.Names) -> RenderableType:
-    """The whole view. names: what daemons of this machine are called, by key."""
+def render(
+    status: WitnessStatus, *, width: int, names: election.Names, said: str = ""
+) -> RenderableType:
+    """The whole view. names: what daemons of this machine are called, by key; said: the verdict."""
     return Group(
         status_rows.heading(status.project, "witness", status.name, pid=status.pid, width=width),
-        Text(fmt.clean(status.sentence, 500), style="bold"),
+        Text(said or fmt.clean(status.sentence, 500), style="bold"),
         Text(),
         status_rows.grid(_facts(status, names)),
     )

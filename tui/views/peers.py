@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from protocol.peers.membership import BARRED
 from protocol.status import PeerRow
 from tui.filters import matches
 from tui.frames.scene import Scene
@@ -209,11 +210,26 @@ def note(shown: int, found: int, wanted: str, *, is_faults: bool) -> str:
 
 
 def left_note(found: Sequence[PeerLine]) -> str:
-    """Who left on purpose and why, in a line of its own; empty if nobody did."""
+    """Who left on purpose or was put out, and why, in a line of its own; empty if nobody did."""
     gone = [line.peer for line in found if line.peer.left]
-    told = [f"{fmt.clean(one.name, 20)} ({fmt.clean(one.left, 60)})" for one in gone]
-    more = f" and {len(told) - 4} more" if len(told) > 4 else ""
-    return f"left on purpose: {', '.join(told[:4])}{more}" if told else ""
+    put_out = [one for one in gone if one.left.startswith(BARRED)]
+    left = [one for one in gone if not one.left.startswith(BARRED)]
+    parts = [
+        f"{words}: {_named(peers)}"
+        for words, peers in (("left on purpose", left), (BARRED.rstrip(": "), put_out))
+        if peers
+    ]
+    return "; ".join(parts)
+
+
+def _named(peers: Sequence[PeerRow]) -> str:
+    """Names and reasons of the first of them."""
+    told = [
+        f"{fmt.clean(one.name, 20)} ({fmt.clean(one.left.removeprefix(BARRED), 60)})"
+        for one in peers[:4]
+    ]
+    more = f" and {len(peers) - 4} more" if len(peers) > 4 else ""
+    return f"{', '.join(told)}{more}"
 
 
 def empty_note(scene: Scene) -> str:

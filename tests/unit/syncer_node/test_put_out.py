@@ -10,6 +10,7 @@ from protocol.log.records import BlocksLeased, BlocksReturned, FragmentMerged, R
 from protocol.machine import PeerDown
 from protocol.messages import CharterOffer, Committed, LeaseRequest, Pull, Refused, Settled, Welcome
 from protocol.trace import RoundAbandoned
+from syncer_node.daemon.status import peer_rows
 from syncer_node.machine.jobs import FetchPush, Forget, Merge, PushFetched
 from syncer_node.machine.rounds import PUT_OUT
 from syncer_node.raft.jobs import Append
@@ -82,6 +83,14 @@ def test_its_session_ends_at_once_and_its_text_goes_back():
     assert disconnected(effects) == [ONE.key]
     assert bodies(bench, BlocksReturned) == [BlocksReturned(*held[0])]
     assert not any(key[0] == ONE.key for key in bench.machine.state.leases.held)
+
+
+def test_it_is_no_loss_to_anybody():
+    bench, _ = in_round()
+    ban(bench, ONE)
+    rows = {row.key: row for row in peer_rows(bench.seat, [0] * 4, 32, bench.now_s)}
+    row = rows[ONE.key.hex()]
+    assert (row.state, row.left) == ("left", "put out: banned")
 
 
 def test_a_round_that_waited_for_it_waits_no_longer():

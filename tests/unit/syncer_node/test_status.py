@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from protocol import limits
 from protocol.peers.membership import Session
-from syncer_node.daemon.status import nobody_trains, peer_row, unfit_words
-from tests.support.builders import heartbeat
+from syncer_node.daemon.status import nobody_trains, peer_row, peer_rows, unfit_words
+from tests.support.builders import ONE, SyncerBench, heartbeat, project
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,17 @@ def test_who_cannot_train_is_named_with_the_reason_and_is_no_learner_of_a_quorum
     )
     session.hear(heartbeat(state="training"), 2.0)
     assert unfit_words([session]) == ""
+
+
+def test_how_long_a_learner_was_silent_does_not_begin_anew_when_it_counts_as_lost():
+    bench = SyncerBench(project()).start(ONE)
+    bench.train(ONE)
+    heard = []
+    for _ in range(int(limits.GONE_AFTER_S) + 10):
+        bench.wait(1.0)
+        (row,) = peer_rows(bench.seat, [0] * 4, 32, bench.now_s)
+        heard.append((row.state, row.heard_s))
+    states = [state for state, _ in heard]
+    assert states.index("silent") < states.index("gone")
+    assert [s for _, s in heard] == sorted(s for _, s in heard)
+    assert heard[-1][1] > limits.GONE_AFTER_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import msgspec
 import pytest
 from rich.console import Console
@@ -12,6 +14,7 @@ from protocol.status import (
     MergeRow,
     NetworkStatus,
     NodeStatus,
+    PaceStatus,
     PeerRow,
     ProjectStatus,
     RestoreRow,
@@ -25,8 +28,10 @@ from protocol.status import (
     VoterRow,
     WitnessStatus,
 )
+from tui.frames.frame import Frame
 from tui.frames.rates import Rates
-from tui.text import fmt
+from tui.frames.verdict import verdicts
+from tui.text import fmt, status_rows
 from tui.text.status_view import NOBODY, invitations, render
 
 SENTENCE = "Training. 2 of 3 learners train; osprey is gone since 3 min."
@@ -450,3 +455,68 @@ def test_numbers_in_words(made, text):
 def test_how_others_reach_a_host_is_told(network, words_shown):
     for status in (NODE, SYNCER):
         assert words_shown in shown(msgspec.structs.replace(status, network=network), width=140)
+
+
+def at_pace(still_s, gap_s, **more):
+    """A syncer whose learners train, so long after a merge."""
+    pace = PaceStatus(still_s=still_s, gap_s=gap_s, **more)
+    swarm = msgspec.structs.replace(SWARM, pace=pace)
+    return msgspec.structs.replace(
+        SYNCER, swarm=swarm, sentence="All is well. 1 learner training.", peers=[HERON], rounds=[]
+    )
+
+
+def verdict_on(status):
+    return verdicts(Frame(at_s=1e9, statuses=(status,)))[status.key]
+
+
+@pytest.mark.parametrize(
+    ("still_s", "gap_s", "word"),
+    [
+        (20.0, 13.0, "WELL"),
+        (20.0, None, "WELL"),
+        (20.0, 0.5, "CARE"),
+        (100.0, 13.0, "CARE"),
+        (100.0, 0.5, "TROUBLE"),
+        (200.0, 60.0, "WELL"),
+    ],
+)
+def test_what_is_usual_for_this_swarm_is_no_alarm_to_whoever_just_came(still_s, gap_s, word):
+    status = msgspec.structs.replace(
+        at_pace(still_s, gap_s), project=msgspec.structs.replace(PROJECT, quorum=1)
+    )
+    assert verdict_on(status).startswith(f"[{word}]")
+
+
+def test_status_says_what_the_screen_says():
+    seat = SeatStatus(
+        role="leading",
+        epoch=0,
+        term=3,
+        leader="k",
+        voters=[
+            VoterRow(key="k", role="syncer", priority=50, is_here=True, is_leader=True),
+            VoterRow(key="w", role="witness", priority=0, is_here=False, heard_s=40.0),
+            VoterRow(key="s", role="syncer", priority=40, is_here=False, heard_s=40.0),
+        ],
+    )
+    status = msgspec.structs.replace(at_pace(1.0, 1.0), seat=seat)
+    said = verdict_on(status)
+    assert "All is well" not in said
+    assert "2 of 3 voters not here" in said
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(render([status], width=100, verdicts={status.key: said}))
+    shown = " ".join(console.export_text().split())
+    assert " ".join(said.split()) in shown
+    assert "All is well" not in shown
+
+
+def test_the_time_left_is_a_range_or_not_known_yet():
+    assert "20 to 28 min left" in status_rows.progress(
+        PROJECT, at_pace(1.0, 1.0, left_s=(1200.0, 1700.0)).swarm
+    )
+    assert "time left not known yet" in status_rows.progress(PROJECT, at_pace(1.0, None).swarm)
+    assert fmt.between(3.0, 8.0) == "3 to 8 s"
+    assert fmt.between(9000.0, 12_000.0) == "2.5 to 3.3 h"
+    assert fmt.between(3600.0 * 20, 3600.0 * 26) == "20 to 26 h"
+    assert fmt.between(86_400.0 * 3, 86_400.0 * 4) == "3.0 to 4.0 d"
