@@ -31,8 +31,9 @@ from tui.screens.dialogs import Confirm, Page, PauseMenu
 from tui.sources.live import Source
 from tui.sources.playback import Playback
 from tui.text import fmt
+from tui.text.paint import Paint
 from tui.text.status_rows import label_of
-from tui.text.theme import THEME, THEMES, AsciiFilter, Paint, paint_of
+from tui.text.theme import THEME, THEMES, AsciiFilter, paint_of
 from tui.views import contribution, fragments, overview, peers, syncer, this_node
 from tui.views import events as event_view
 from tui.views.banner import Banner

@@ -16,7 +16,7 @@ from tui.frames.frame import Attached, Frame
 from tui.frames.history import History
 from tui.text import fmt
 from tui.text.election import LOST, alive, leads
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 
 STANDSTILL_S_MIN = 12.0
 STANDSTILL_S_UNKNOWN = 90.0

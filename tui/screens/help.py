@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.keys import format_key
 
 from tui.text import layout
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 
 KEY_CELLS = 24
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from tui.text import fmt
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 
 LABEL_CELLS = 10
 

@@ -6,7 +6,6 @@ Colour only adds: whatever it says is also said by a letter or a word.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rich.cells import cell_len
@@ -15,34 +14,7 @@ from textual.color import Color
 from textual.filter import LineFilter
 from textual.theme import Theme
 
-
-@dataclass(frozen=True, slots=True)
-class Paint:
-    """Styles by meaning."""
-
-    good: str = "green"
-    warn: str = "yellow"
-    bad: str = "bold red"
-    quiet: str = "dim"
-    strong: str = "bold"
-    accent: str = "cyan"
-    chart: str = "cyan"
-    ink: str = "default"
-    """Text on a badge."""
-
-    def state(self, word: str) -> str:
-        """Style of a learner's or daemon's state."""
-        if word in ("training", "up", "ended", "leads", "here"):
-            return self.good
-        if word == "left":
-            return self.quiet
-        return self.bad if word in ("gone", "silent", "down", "adrift", "not here") else self.warn
-
-    def level(self, word: str) -> str:
-        """Style of a verdict's word."""
-        if word in ("WELL", "DONE"):
-            return self.good
-        return self.bad if word == "TROUBLE" else self.warn
+from tui.text.paint import Paint
 
 
 def paint_of(theme: Theme) -> Paint:

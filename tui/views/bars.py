@@ -9,7 +9,7 @@ from textual.widget import Widget
 from tui.messages import Sought, ViewWanted
 from tui.sources.playback import Playback
 from tui.text import fmt, layout
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 
 VIEWS = {
     "overview": "Overview",

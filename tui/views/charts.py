@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tui.frames.history import Reading
 from tui.text import fmt
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 
 _BRAILLE = re.compile(r"[\u2801-\u28ff]+")
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)

@@ -10,7 +10,7 @@ from rich.text import Text
 from protocol.status import ContributorRow, PeerRow, SyncerStatus
 from tui.frames.scene import Scene
 from tui.text import fmt, layout
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 from tui.views import peers
 from tui.views.peers import PeerLine
 from tui.views.roster import Column

@@ -9,7 +9,7 @@ from rich.text import Text
 from tui.filters import matches
 from tui.frames.frame import Told
 from tui.text import fmt, layout
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 from tui.views.roster import Column
 
 

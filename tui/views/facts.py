@@ -12,7 +12,7 @@ from tui.frames.frame import Told
 from tui.frames.scene import Scene
 from tui.text import election, fmt, layout
 from tui.text.election import leads
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 
 GAUGE_CELLS = 12
 MARKS = {"training": "●", "gone": "✖", "silent": "✖"}

@@ -7,7 +7,7 @@ from rich.text import Text
 from protocol.status import Status, SyncerStatus
 from tui.frames.scene import Scene
 from tui.text import fmt, layout, status_rows
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 from tui.views import facts
 
 MERGES_SHOWN = 40

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from protocol.status import GuestStatus, LimitRow
 from tui.text import fmt, layout, owner_limits
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 
 GAUGE_CELLS = 10
 DEVICE_CELLS = 8

@@ -9,7 +9,7 @@ from tui.frames.scene import Scene, goodput
 from tui.text import fmt, layout, status_rows
 from tui.text.election import alive, leads
 from tui.text.layout import Pair
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 from tui.views import charts, facts, syncer
 from tui.views.fragments import strip
 

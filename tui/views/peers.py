@@ -13,7 +13,7 @@ from tui.filters import matches
 from tui.frames.scene import Scene
 from tui.text import election, fmt, layout, status_rows
 from tui.text.election import LOST, leads
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 from tui.views.roster import Column
 
 

@@ -19,7 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from tui.text.layout import fit_plain
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 
 Row = TypeVar("Row")
 GAP_CELLS = 1

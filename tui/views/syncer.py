@@ -11,7 +11,7 @@ from tui.frames.scene import Scene
 from tui.text import election, fmt, layout, snapshots, status_rows
 from tui.text.election import leads
 from tui.text.layout import Pair
-from tui.text.theme import Paint
+from tui.text.paint import Paint
 from tui.views import facts
 
 TWO_COLUMNS = 110
