@@ -190,6 +190,7 @@ class PeerRow(Struct, kw_only=True):
     lag: int = 0
     """Versions that its oldest fragment is behind."""
     merges: int = 0
+    """That have a push of its key in them, as the log counts, whoever led."""
     goodput: float | None = None
     """Seconds in local steps over seconds alive, less start-up and evaluation."""
     refused: dict[str, int] = field(default_factory=dict)

@@ -292,7 +292,7 @@ def peer_row(
         tokens_per_s=tokens_per_step * session.steps_per_s(now_s),
         loss=beat.loss if beat else None,
         lag=lag,
-        merges=session.merges,
+        merges=session.merges if account is None else account.merges,
         goodput=min(1.0, beat.work_s / beat.alive_s) if beat and beat.alive_s > 1e-3 else None,
         refused=dict(session.rejected),
         left=session.lost_reason if session.has_left else "",

@@ -178,8 +178,8 @@ class Election:
         context = self.context
         is_order = (order.epoch, order.term) == (context.epoch, context.term)
         is_follower = peer.key == context.leader and context.role is Role.FOLLOWING
-        if is_order and is_follower and self._is_fit():
-            self.is_drained = False  # Somebody has to, and the leader wants to less.
+        # Who was drained keeps its owner's word; the leader asks others.
+        if is_order and is_follower and self._may_stand():
             context.fire("handover", "asked by the leader")
             self._stand(is_handover=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from protocol import limits, messages
 from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, UnexpectedMessage
@@ -58,6 +60,7 @@ class Raft:
         self._origins: list[messages.CertifiedRecord] = []
         self._accounts: dict[bytes, Account] = {}
         self._handed_s = -1e9
+        self._asked_to_lead: Counter[bytes] = Counter()
         self._leaving_s: float | None = None
 
     # Looking.
@@ -351,9 +354,14 @@ class Raft:
             if peer.match == context.log.last and _is_syncer(charter, peer.key)
         ]
         ranks = {voter.key: voter.priority for voter in charter.voters}
-        best = max(ready, key=lambda peer: (ranks[peer.key], peer.key), default=None)
+        # One that was asked and did not stand, as it was drained, is asked after the others.
+        asked = self._asked_to_lead
+        best = max(
+            ready, key=lambda peer: (-asked[peer.key], ranks[peer.key], peer.key), default=None
+        )
         if best is None:
             return None
+        asked[best.key] += 1
         self._handed_s = context.now_s
         context.say(best.key, messages.HandOver(context.epoch, context.term))
         return best.key

@@ -115,6 +115,19 @@ def test_a_handover_takes_no_timeout():
     assert terms == [1, 2]
 
 
+def test_a_drained_voter_does_not_lead_when_the_next_leader_hands_over():
+    drained = council()
+    first = drained.leader()
+    first.is_draining = True
+    drained.run(5.0)
+    second = drained.leader()
+    assert second is not first
+    first.is_draining = False  # It is told once; what it gave its word on stays.
+    second.is_draining = True
+    drained.run(20.0)
+    assert drained.leader() not in (first, None)
+
+
 def test_a_drained_voter_does_not_stand_again():
     drained = council()
     old = drained.leader()

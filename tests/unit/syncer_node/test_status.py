@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol import limits
+from protocol.log.accounts import Account
 from protocol.peers.membership import Session
 from syncer_node.daemon.status import nobody_trains, peer_row, peer_rows, unfit_words
 from tests.support.builders import ONE, SyncerBench, heartbeat, project
@@ -55,3 +56,8 @@ def test_how_long_a_learner_was_silent_does_not_begin_anew_when_it_counts_as_los
     assert states.index("silent") < states.index("gone")
     assert [s for _, s in heard] == sorted(s for _, s in heard)
     assert heard[-1][1] > limits.GONE_AFTER_S
+
+
+def test_merges_are_those_of_the_log_whoever_leads_and_whichever_session_it_is():
+    session = Session(ONE.key, 2, "ada", evaluates=False, since_s=0.0, heard_s=0.0)
+    assert peer_row(session, [0] * 4, 32, 1.0, account=Account(merges=412)).merges == 412
