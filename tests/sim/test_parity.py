@@ -19,6 +19,7 @@ LEARNED = 3.0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_swarm_of_one_ends_within_a_hundredth_of_its_loop_alone(tmp_path, seed):
     genesis = msgspec.structs.replace(tiny_genesis(tmp_path), seed=seed)
