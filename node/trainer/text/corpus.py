@@ -29,13 +29,10 @@ deleting the cache directory is always safe.
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
-import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -46,6 +43,7 @@ import numpy as np
 from blake3 import blake3
 
 from host.files.pinned_files import PinnedFiles, key_of
+from node.trainer.data_cache import filled
 from node.trainer.text.chat_template import ChatSettings, chat_settings
 from node.trainer.text.chats import CHAT_SUFFIXES, Chat, LeftOut, Tally, read_chats
 from node.trainer.text.reader import Sequences
@@ -243,16 +241,11 @@ def _filled(
 ) -> Path:
     files = _listing(spec)
     folder = cache / f"corpus-{_cache_key(spec, files)}"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_suffix(".lock")):
-            if not is_intact(folder):
-                _build(spec, files, folder=folder, vocabulary=vocabulary, chats=chats)
-    except OSError as error:
-        raise UserError(
-            f"The text cache {folder} cannot be written ({error}). Free some disk space, or name"
-            " another cache directory."
-        ) from error
+
+    def build(half: Path) -> None:
+        _build(spec, files, folder=half, vocabulary=vocabulary, chats=chats)
+
+    filled(folder, is_intact, build)
     return folder
 
 
@@ -270,14 +263,6 @@ def _cache_key(spec: DataSpec, files: list[Path]) -> str:
     return hasher.hexdigest(12)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock that the kernel drops when the process ends, however it ends."""
-    with path.open("wb") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 def _build(
     spec: DataSpec,
     files: list[Path],
@@ -286,20 +271,15 @@ def _build(
     vocabulary: Vocabulary,
     chats: ChatSettings | None,
 ) -> None:
-    """Fills `folder` under another name first, so that a half-filled one is never used."""
-    half = folder.with_suffix(".partial")
-    shutil.rmtree(half, ignore_errors=True)  # Left by a process that was killed.
-    half.mkdir()
+    """Fills an empty folder."""
     token_bytes = 2 if vocabulary.size <= 1 << 16 and chats is None else 4
-    with TokenWriter(half, spec.heldout_frac, token_bytes=token_bytes) as writer:
+    with TokenWriter(folder, spec.heldout_frac, token_bytes=token_bytes) as writer:
         if chats is None:
             _tokenise(_documents(spec, files), vocabulary, writer)
             notes: tuple[str, ...] = ()
         else:
             notes = _tokenise_chats(spec, files, vocabulary, chats, writer)
         writer.finish(notes)
-    shutil.rmtree(folder, ignore_errors=True)
-    half.rename(folder)
 
 
 def _tokenise(documents: Iterable[str], vocabulary: Vocabulary, writer: TokenWriter) -> None:
