@@ -35,6 +35,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
 Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Spread = Annotated[float, Meta(gt=0.0, le=100.0)]
 Rate = Annotated[float, Meta(ge=0.0, le=100.0)]
 Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 
@@ -79,7 +80,7 @@ class MergeRules(Struct, frozen=True):
 
 
 class ModelSpec(Struct, frozen=True, array_like=True):
-    """A causal decoder of `transformers`, or what training code makes; its configuration values."""
+    """A model of `transformers`, or what training code makes; its configuration values."""
 
     architecture: Name
     """By its class or its `model_type`; with training code of its own, the name of that."""
@@ -90,16 +91,17 @@ class ModelSpec(Struct, frozen=True, array_like=True):
 class DataSpec(Struct, frozen=True, array_like=True):
     """Where text comes from and how it is cut into leased blocks of fixed-length sequences."""
 
-    source: Literal["python-stdlib", "file", "folder", "parquet", "hub", "own", "chats"]
+    source: Literal["python-stdlib", "file", "folder", "parquet", "hub", "own", "chats", "images"]
     """`own`: the training code brings its data, of any kind. `chats`: conversations, of which the
-    answers are learned."""
+    answers are learned. `images`: pictures with a class each; then what is said of sequences and
+    documents here is said of them."""
     location: Text
     """Path, or the `hub_name` of a data set; empty for `python-stdlib`."""
     text_field: Name
     tokenizer: Text
     """`bytes`, `base` for the base model's, or the path or `hub_name` of a `tokenizers` one."""
     sequence_tokens: Annotated[int, Meta(ge=8, le=1 << 20)]
-    """Of own data: what one sample counts."""
+    """Of own data and of images: what one sample counts."""
     block_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
     """Sequences in one leased block."""
     blocks: Positive
@@ -221,6 +223,36 @@ class TrainerSpec(Struct, frozen=True, array_like=True):
     """... and its version."""
 
 
+class MaskedSpec(Struct, frozen=True, array_like=True):
+    """How an encoder is trained: some tokens of each sequence are hidden, and it says which they
+    were (masked language modelling)."""
+
+    token: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    """The id that stands where one is hidden."""
+    frac: Annotated[float, Meta(gt=0.0, le=0.5)]
+    """Share of the tokens of a sequence that are to be said."""
+
+
+class ImageSpec(Struct, frozen=True, array_like=True):
+    """What a model is shown of a picture, and what it may answer."""
+
+    height: Annotated[int, Meta(ge=1, le=limits.IMAGE_SIDE_MAX)]
+    """In pixels, like the width: pictures of another size are scaled to this one."""
+    width: Annotated[int, Meta(ge=1, le=limits.IMAGE_SIDE_MAX)]
+    channels: Literal[1, 3]
+    """Grey, or red, green and blue."""
+    mean: Annotated[tuple[Fraction, ...], Meta(min_length=1, max_length=3)]
+    """By channel, of values between 0 and 1: taken away first."""
+    std: Annotated[tuple[Spread, ...], Meta(min_length=1, max_length=3)]
+    """By channel: divided by."""
+    classes: Annotated[tuple[Name, ...], Meta(min_length=2, max_length=limits.IMAGE_CLASSES_MAX)]
+    """Names of the folders that pictures lie in; their places are the labels."""
+    images: Positive
+    """Pictures to train on where the project was signed."""
+    heldout: Positive
+    """Pictures that nobody trains on."""
+
+
 class Genesis(Struct, frozen=True, array_like=True):
     """Immutable facts of a project. `project_id` of its bytes names the project everywhere."""
 
@@ -240,6 +272,15 @@ class Genesis(Struct, frozen=True, array_like=True):
     """Whose training code takes the local steps; None: Shoal's own."""
     adapter: AdapterSpec | None = None
     """What is trained in place of the model's own tensors; then the model's table is of these."""
+    masked: MaskedSpec | None = None
+    """The model is an encoder that says hidden tokens; None: it says what comes next."""
+    images: ImageSpec | None = None
+    """The model says the class of a picture."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model goes on with a text, as far as Shoal knows."""
+        return self.masked is None and self.images is None and self.trainer is None
 
 
 class Voter(Struct, frozen=True, array_like=True):

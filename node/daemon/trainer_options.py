@@ -14,7 +14,7 @@ from node.trainer.link.messages import Configure
 from node.trainer.own import installed
 from protocol import limits, wire
 from protocol.errors import UserError
-from protocol.project import Genesis, hub_name
+from protocol.project import DataSpec, Genesis, hub_name
 
 log = logging.getLogger("shoal.node")
 
@@ -30,10 +30,10 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
         return options.data
     if data.source == "own":
         return data.location if _is_owners(options) else ""
-    is_local = data.source in ("file", "folder", "parquet", "chats")
+    is_local = data.source in ("file", "folder", "parquet", "chats", "images")
     if is_local and not _is_owners(options):
         raise UserError(
-            f"This project trains on text that every host has itself: {data.source} "
+            f"This project trains on {_kind(data)} that every host has itself: {data.source} "
             f"{data.location!r} at its owner's. Nothing of yours is read unless you name it: "
             "shoal join --data PATH 'LINK'"
         )
@@ -43,6 +43,10 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
             "one. Nothing here is read for it. Ask the project's owner to correct its location."
         )
     return data.location
+
+
+def _kind(data: DataSpec) -> str:
+    return "images" if data.source == "images" else "text"
 
 
 def require_foreign_tokenizer(options: NodeOptions, genesis: Genesis) -> None:

@@ -1,4 +1,7 @@
-"""What of `transformers` a project may name: every causal decoder in its own registry, and values.
+"""What of `transformers` a project may name: models of its registries, and values.
+
+Three registries count: causal decoders, encoders that say hidden tokens (masked language
+modelling), and classifiers of images.
 
 A project names an architecture by its `model_type` or by the class that models have, and gives
 configuration values. Nothing here loads code, weights or kernels, and no value can make
@@ -15,9 +18,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import huggingface_hub.errors
 import transformers
@@ -44,8 +47,19 @@ KEYS_MAX: Final = 256
 _WORD: Final = re.compile(r"[A-Za-z0-9_.+ -]{0,64}")
 """Neither a path nor a repository nor an address."""
 
+Task = Literal["causal", "masked", "images"]
+"""What a model is trained to say: the next token, hidden tokens, the class of an image."""
+
+TASKS: Final[tuple[Task, ...]] = ("causal", "masked", "images")
+"""In the order in which a `model_type` that is in several registries is looked up."""
+
+NUM_LABELS: Final = "num_labels"
+"""The key for the number of classes."""
+
 _ENCODER: Final = "reads text in both directions, so it cannot be trained to go on with a text"
 _HALF: Final = "is one half of a model of two, and attends to what the other half says"
+_KERNELS: Final = "loads compiled kernels by itself"
+_BESIDE: Final = "reads more than token ids"
 
 DENIED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -90,9 +104,30 @@ DENIED: Final[Mapping[str, str]] = {
         ],
         _HALF,
     ),
-    "rwkv": "loads compiled kernels by itself",
+    "rwkv": _KERNELS,
 }
-"""Architectures of the registry that are not for projects, by `model_type`, and why."""
+"""Causal decoders of the registry that are not for projects, by `model_type`, and why."""
+
+DENIED_FOR: Final[Mapping[Task, Mapping[str, str]]] = {
+    "causal": DENIED,
+    "masked": {
+        **dict.fromkeys(["bart", "mbart", "mvp"], _HALF),
+        **dict.fromkeys(["mra", "yoso"], _KERNELS),
+        **dict.fromkeys(["layoutlm", "luke", "tapas"], _BESIDE),
+        "big_bird": "draws at random which tokens attend to which",
+        "perceiver": "reads bytes in a way of its own",
+        "reformer": "needs sequences of a length that its other values decide",
+        "xmod": "must be told the language of each text",
+    },
+    "images": {
+        "dinat": "needs a library of compiled kernels",
+        "imagegpt": "reads colours as tokens",
+        "perceiver": "has several classifiers, which its configuration does not tell apart",
+        "pp_lcnet": "gives no logits",
+        "timm_wrapper": "takes its model from another library, which may download it",
+    },
+}
+"""The same for every registry."""
 
 _FORBIDDEN: Final = frozenset(
     [
@@ -133,7 +168,10 @@ _ROPE: Final = frozenset(
 )
 """Former spellings of what `rope_parameters` holds; `transformers` reads them still."""
 
-_SIZES: Final = frozenset({"n_ctx", "n_embd", "n_inner", "n_positions"})
+_OF_TEXT: Final = _SPECIAL_TOKENS | {"tie_word_embeddings"}
+_OF_IMAGES: Final = frozenset({NUM_LABELS})
+
+_SIZES: Final = frozenset({"n_ctx", "n_embd", "n_inner", "n_positions", NUM_LABELS})
 """Begin like counts and are none."""
 
 REFUSALS: Final = (
@@ -160,71 +198,102 @@ class Architecture:
     """Accepted configuration keys."""
     positions_key: str
     """The key that bounds the length of a sequence, if one does."""
+    task: Task = "causal"
 
 
 @functools.cache
-def registry() -> Mapping[str, str]:
-    """The class of every causal language model that `transformers` has, by `model_type`."""
+def registry(task: Task = "causal") -> Mapping[str, str]:
+    """The class of every model for this task that `transformers` has, by `model_type`."""
     auto = transformers.models.auto.modeling_auto
-    named: Mapping[str, str] = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return named
+    named: dict[Task, Mapping[str, str | tuple[str, ...]]] = {
+        "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "images": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    # Of several classes the first is the plain one.
+    return {key: one if isinstance(one, str) else one[0] for key, one in named[task].items()}
 
 
-def supported() -> list[str]:
+def supported(task: Task = "causal") -> list[str]:
     """Every `model_type` of the registry that is not denied, sorted; one may still be refused for
-    what its configuration is made of."""
-    return sorted(set(registry()) - set(DENIED))
+    what its configuration is made of, or for what it keeps beside its weights."""
+    return sorted(set(registry(task)) - set(DENIED_FOR[task]))
 
 
 @functools.cache
 def find(name: str) -> Architecture:
     """The architecture that a project names. UserError if it is not one for projects."""
-    model_type = _model_type(name)
-    if model_type is None:
+    known = [(task, found) for task in TASKS if (found := _model_type(name, task)) is not None]
+    if not known:
         raise UserError(
             f"The architecture {name!r} is not supported by transformers"
             f" {transformers.__version__}. Name the model_type of a causal decoder, such as llama,"
-            " or its class, such as LlamaForCausalLM."
+            " or its class, such as LlamaForCausalLM; an encoder that says hidden tokens, such as"
+            " BertForMaskedLM; or a classifier of images, such as ViTForImageClassification."
         )
-    if model_type in DENIED:
-        raise UserError(
-            f"The architecture {name!r} {DENIED[model_type]}. Name a causal decoder, such as llama."
-        )
-    model = getattr(transformers, registry()[model_type])
+    # A decoder that is denied for being an encoder is one of those.
+    task, model_type = next((one for one in known if one[1] not in DENIED_FOR[one[0]]), known[-1])
+    if (why := DENIED_FOR[task].get(model_type)) is not None:
+        raise UserError(f"The architecture {name!r} {why}. Name {_EXAMPLES[task]}.")
+    model = getattr(transformers, registry(task)[model_type])
     config = transformers.CONFIG_MAPPING[model_type]
     if config.sub_configs:
+        other = f"the one for text, {model_type}_text, if there is one"
         raise UserError(
             f"The architecture {name!r} is made of several models with a configuration each. Name"
-            f" the one for text, {model_type}_text, if there is one."
+            f" {_EXAMPLES[task] if task == 'images' else other}."
         )
     return Architecture(
-        name, model, config, _keys(config, model), str(_alias(config, "max_position_embeddings"))
+        name,
+        model,
+        config,
+        _keys(config, model, task),
+        str(_alias(config, "max_position_embeddings")),
+        task,
     )
 
 
-def _model_type(name: str) -> str | None:
+_EXAMPLES: Final[Mapping[Task, str]] = {
+    "causal": "a causal decoder, such as llama",
+    "masked": "an encoder that says hidden tokens, such as BertForMaskedLM",
+    "images": "a classifier of images, such as ViTForImageClassification",
+}
+
+
+def _model_type(name: str, task: Task) -> str | None:
     """Of a name that is one, or that is the class of one."""
-    if name in registry():
+    if name in registry(task):
         return name
-    types = [key for key, known in registry().items() if known == name]
+    types = [key for key, known in registry(task).items() if known == name]
     if not types:
         return None
     own = str(getattr(transformers, name).config_class.model_type)
     return own if own in types else types[0]
 
 
-def name_of(config: transformers.PreTrainedConfig) -> str:
+def name_of(config: transformers.PreTrainedConfig, said: Iterable[str] = ()) -> str:
     """How a project names the architecture of this configuration: by class, where that says it.
 
-    UserError if it is not one for projects.
+    said: the classes that its file names; one that a project may name counts, otherwise the
+    `model_type`. UserError if it is not one for projects.
     """
-    known = find(config.model_type)
+    by_class = [
+        one
+        for one in said
+        if any(
+            one in registry(task).values() and _model_type(one, task) == config.model_type
+            for task in TASKS
+        )
+    ]
+    known = find(by_class[0] if by_class else config.model_type)
     is_said = known.model.config_class is known.config
     return known.model.__name__ if is_said else str(config.model_type)
 
 
 def _keys(
-    config: type[transformers.PreTrainedConfig], model: type[transformers.PreTrainedModel]
+    config: type[transformers.PreTrainedConfig],
+    model: type[transformers.PreTrainedModel],
+    task: Task,
 ) -> frozenset[str]:
     """What the configuration class declares, what that stands for, and what the model reads of it
     without a declaration, such as `head_dim`."""
@@ -234,7 +303,7 @@ def _keys(
     read = {one or other for one, other in _READ.findall(source)}
     own |= {key for key in read - common if not hasattr(transformers.PreTrainedConfig, key)}
     rope = _ROPE if "rope_parameters" in own else frozenset()
-    known = own | rope | _SPECIAL_TOKENS | {"tie_word_embeddings"}
+    known = own | rope | (_OF_IMAGES if task == "images" else _OF_TEXT)
     return frozenset(key for key in known - _FORBIDDEN if not key.startswith("_"))
 
 
@@ -269,7 +338,9 @@ def configuration(spec: project.ModelSpec) -> transformers.PreTrainedConfig:
             f" Allowed are {', '.join(sorted(architecture.keys))}."
         )
     check_values(spec.config)
-    values: dict[str, Any] = dict.fromkeys(_SPECIAL_TOKENS)
+    values: dict[str, Any] = {}
+    if architecture.task != "images":
+        values = dict.fromkeys(_SPECIAL_TOKENS)
     values |= spec.config
     attention = "sdpa" if getattr(architecture.model, "_supports_sdpa", False) else "eager"
     try:
@@ -280,15 +351,48 @@ def configuration(spec: project.ModelSpec) -> transformers.PreTrainedConfig:
             f"{spec.architecture} refuses this configuration ({words}). Correct the values under"
             " [model.config]."
         ) from error
+    if architecture.task == "masked" and built.model_type in _NEED_PADDING:
+        _require_padding(built, spec.architecture)
     if built.is_encoder_decoder:
         raise UserError(f"The architecture {spec.architecture!r} {_HALF}. Name a causal decoder.")
     return built
 
 
+def _require_padding(config: transformers.PreTrainedConfig, name: str) -> None:
+    if config.pad_token_id is None:
+        raise UserError(
+            f"{name} needs pad_token_id under [model.config]: the id of a token that is never in"
+            " the text."
+        )
+
+
+_PADDED: Final = frozenset(
+    [
+        "camembert",
+        "data2vec-text",
+        "ibert",
+        "longformer",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+    ]
+)
+"""Count positions from behind the id of the padding token."""
+
+_NEED_PADDING: Final = _PADDED | {"flaubert", "xlm"}
+"""Cannot do without the id of a padding token, even if there is none in the text."""
+
+
 def positions_max(config: transformers.PreTrainedConfig) -> int | None:
     """Tokens in a sequence at most; None where the architecture has no such bound."""
     found = getattr(config, "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else None
+    if not isinstance(found, int) or found <= 0:
+        return None
+    if config.model_type in _PADDED:
+        found -= config.pad_token_id + 1
+    return found
 
 
 def check_values(config: Mapping[str, project.ConfigValue]) -> None:

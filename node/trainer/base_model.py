@@ -26,16 +26,25 @@ from node.trainer import architectures
 from node.trainer.adapters.draws import first_adapter
 from node.trainer.adapters.network import held_values
 from node.trainer.failures import is_out_of_memory
-from node.trainer.model import Floats, FragmentView, build_model, initial_weights, layout_of
+from node.trainer.model import (
+    Floats,
+    FragmentView,
+    build_model,
+    initial_weights,
+    layout_of,
+    outline,
+)
 from protocol import decoders, project
 from protocol.errors import UserError
 from protocol.fragments import Layout
 from protocol.numerics.codecs import flush
 from protocol.numerics.versions import state_manifests
+from protocol.project import Fraction, Spread
 
 CONFIG_FILE: Final = "config.json"
 CONFIG_BYTES_MAX: Final = 1 << 20
 ADAPTER_FILE: Final = "adapter_config.json"
+SHOWN_FILE: Final = "preprocessor_config.json"
 
 Stored = Literal["F32", "BF16", "F16"]
 _STORED: Final[Mapping[str, Stored]] = {"F32": "F32", "BF16": "BF16", "F16": "F16"}
@@ -69,7 +78,9 @@ def describe(folder: Path) -> Description:
             f"The model in {folder} is quantised, and Shoal trains whole numbers of f32. Name the"
             " model that it was made from."
         )
-    known = architectures.find(str(said.get("model_type")))
+    names = _strings(said.get("architectures"))
+    by_type = architectures.find(str(said.get("model_type")))
+    known = architectures.find(architectures.name_of(by_type.config(), names))
     kept = architectures.declared(known, said)
     read = {known.config.attribute_map.get(key, key) for key in kept} | set(kept)
     dropped = sorted(set(said) - read - architectures.bookkeeping())
@@ -79,13 +90,28 @@ def describe(folder: Path) -> Description:
         words = " ".join(str(error).split())
         raise UserError(f"{folder / CONFIG_FILE} cannot be used ({words}).") from error
     values = architectures.declared(known, loaded.to_dict())
-    name = architectures.name_of(loaded)
+    name = architectures.name_of(loaded, names)
     try:
         config = decoders.convert(values, dict[str, project.ConfigValue], strict=True)
     except msgspec.ValidationError as error:
         raise UserError(f"{folder / CONFIG_FILE} says more than plain values ({error}).") from error
     architectures.configuration(project.ModelSpec(name, config, ()))
     return Description(name, config, tuple(dropped))
+
+
+def normalisation(folder: Path, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation, by channel, of what the model in the folder is shown.
+
+    As its `preprocessor_config.json` says, else a half each. UserError for values that are none.
+    """
+    said = _read_json(folder / SHOWN_FILE) if (folder / SHOWN_FILE).is_file() else {}
+    try:
+        return (
+            decoders.convert(said.get("image_mean", [0.5] * channels), tuple[Fraction, ...]),
+            decoders.convert(said.get("image_std", [0.5] * channels), tuple[Spread, ...]),
+        )
+    except msgspec.ValidationError as error:
+        raise UserError(f"{folder / SHOWN_FILE} cannot be used ({error}).") from error
 
 
 def pin(folder: Path, model: project.ModelSpec, layout: Layout, source: str) -> project.BaseSpec:
@@ -179,6 +205,10 @@ def _load_pinned(
     return network
 
 
+def _strings(said: object) -> list[str]:
+    return [one for one in said if isinstance(one, str)] if isinstance(said, list) else []
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as handle:
@@ -210,13 +240,14 @@ def _load(folder: Path, model: project.ModelSpec) -> transformers.PreTrainedMode
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     except (*architectures.REFUSALS, OSError, RuntimeError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
         words = " ".join(str(error).split())[:400]
         raise UserError(f"The weights in {folder} cannot be loaded ({words}).") from error
-    wanting = sorted([*report["missing_keys"], *report["mismatched_keys"]], key=str)
+    wanting = _without_head(network, model, report)
     if wanting:
         raise UserError(
             f"The weights in {folder} lack {len(wanting)} tensors of the model that its"
@@ -226,6 +257,30 @@ def _load(folder: Path, model: project.ModelSpec) -> transformers.PreTrainedMode
     network = network.float().train()
     _require_trainable(network, model, folder)
     return network
+
+
+def _without_head(
+    network: transformers.PreTrainedModel, model: project.ModelSpec, report: Mapping[str, Any]
+) -> list[str]:
+    """Tensors that the files lack, but for the head of a classifier.
+
+    A head for other classes than those of the files begins with zeros, which are the same on every
+    machine.
+    """
+    mismatched = (one if isinstance(one, str) else one[0] for one in report["mismatched_keys"])
+    wanting = sorted({*report["missing_keys"], *mismatched})
+    classes = model.config.get(architectures.NUM_LABELS)
+    if not wanting or not isinstance(classes, int):
+        return wanting
+    bare = msgspec.structs.replace(model, tensors=())
+    more = {**bare.config, architectures.NUM_LABELS: classes + 1}
+    other = dict(outline(msgspec.structs.replace(bare, config=more)).named_parameters())
+    head = {name: one for name, one in network.named_parameters() if one.shape != other[name].shape}
+    if not set(wanting) <= set(head):
+        return wanting
+    for one in head.values():
+        one.data.zero_()
+    return []
 
 
 def _require_trainable(

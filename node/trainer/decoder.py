@@ -1,4 +1,4 @@
-"""The trainer that Shoal brings: causal decoders of `transformers`, AdamW or Muon, several devices.
+"""The trainer that Shoal brings: models of `transformers`, AdamW or Muon, several devices.
 
 Every local step reads its batch in micro-batches whose gradients add up to that of the whole.
 Weights and moments are f32; on an accelerator the forward pass runs under bf16 autocast.
@@ -7,6 +7,7 @@ Weights and moments are f32; on an accelerator the forward pass runs under bf16 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -18,17 +19,11 @@ from torch import Tensor, nn
 
 from node.trainer.failures import StepAbandoned, is_out_of_memory
 from node.trainer.loop import InnerLoop, free_device_memory, random_state, set_random_state
-from node.trainer.objective import (
-    Forward,
-    LossSum,
-    cross_entropy_means,
-    cross_entropy_sum,
-    objective_of,
-)
+from node.trainer.objective import Forward, LossSum, Objective, next_token
 from node.trainer.optimizers import MuonAndAdamW, make_optimizer
 from node.trainer.own.interface import Losses, Rest, Samples, State, Work
 from node.trainer.ranks.group import RankGroup, share_of
-from node.trainer.text.reader import BlockReader, Sequences, learned_tokens
+from node.trainer.text.reader import BlockReader
 from protocol.project import InnerSpec
 
 if TYPE_CHECKING:
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class DecoderTrainer:
-    """A decoder and its optimizer."""
+    """A model, what it is to say, and its optimizer."""
 
     announces_moves = True
 
@@ -47,7 +42,7 @@ class DecoderTrainer:
         *,
         accelerator: accelerate.Accelerator,
         micro_batch: int | None = None,
-        loss_sum: LossSum | None = None,
+        objective: Objective,
         positions: int | None = None,
         tell: Callable[[str], None] = lambda words: None,
     ) -> None:
@@ -63,8 +58,7 @@ class DecoderTrainer:
         self.positions = positions
         self._tell = tell
         self._forward: Forward = self.model
-        self._loss_sum = loss_sum or cross_entropy_sum
-        self._objective = loss_sum or objective_of(self.model)
+        self.objective = objective
         self.optimizer = make_optimizer(self.model, inner)
         self._group: RankGroup | None = None
         self._leading: Followers | None = None
@@ -90,12 +84,12 @@ class DecoderTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             raise
 
-    def _move(self, batch: Sequences, work: Work) -> float:
+    def _move(self, batch: Samples, work: Work) -> float:
         group = self._group
         # Of the whole batch: what is learned may lie in the parts of other ranks.
-        tokens = max(1, learned_tokens(batch if group is None else work.samples))
+        terms = self.objective.terms(batch if group is None else work.samples)
         try:
-            loss = self._gradients(batch, tokens, work.rest)
+            loss = self._gradients(batch, terms, work.rest)
         except StepAbandoned:
             if self._leading is not None:
                 self._leading.abandon()
@@ -119,8 +113,8 @@ class DecoderTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         return loss
 
-    def _gradients(self, batch: Sequences, tokens: int, rest: Rest) -> float:
-        """Adds up the gradients of a batch's mean loss over `tokens`: its part of that loss.
+    def _gradients(self, batch: Samples, terms: int, rest: Rest) -> float:
+        """Adds up the gradients of a batch's mean loss over `terms`: its part of that loss.
 
         What can be made do without is: where memory runs out, the batch is done again in smaller
         pieces. Nothing has moved by then, so nothing is lost.
@@ -128,7 +122,7 @@ class DecoderTrainer:
         random = random_state(self.device)
         while True:
             try:
-                return self._accumulate(batch, tokens, rest)
+                return self._accumulate(batch, terms, rest)
             except (RuntimeError, MemoryError) as error:
                 self._make_do(error)
             # Behind the handler: what the failed pass held is free only now.
@@ -136,19 +130,19 @@ class DecoderTrainer:
             set_random_state(self.device, *random)
             free_device_memory(self.device)
 
-    def _accumulate(self, batch: Sequences, tokens: int, rest: Rest) -> float:
+    def _accumulate(self, batch: Samples, terms: int, rest: Rest) -> float:
         loss = 0.0
         for first in range(0, len(batch), self.micro_batch):
             if first:
                 rest()
-            loss += self._pass(batch[first : first + self.micro_batch], tokens)
+            loss += self._pass(batch[first : first + self.micro_batch], terms)
         return loss
 
-    def _pass(self, sequences: Sequences, tokens: int) -> float:
-        """Forward and backward: the loss of these sequences over `tokens`."""
-        piece = torch.from_numpy(sequences).to(self.device)
+    def _pass(self, samples: Samples, terms: int) -> float:
+        """Forward and backward: the loss of these samples over `terms`."""
+        piece = torch.from_numpy(samples).to(self.device)
         with self.accelerator.autocast():
-            share = self._objective(self._forward, piece) / tokens
+            share = self.objective.lowered(self._forward, piece) / terms
         self.accelerator.backward(share)
         return float(share.detach())
 
@@ -176,19 +170,21 @@ class DecoderTrainer:
     def is_compiled(self) -> bool:
         return self._forward is not self.model
 
-    def rehearse(self, sequences: Sequences) -> None:
-        """A forward and a backward pass as in a local step, whose gradients stay.
+    def rehearse(self, count: int) -> None:
+        """A forward and a backward pass over so many samples as in a local step, whose gradients
+        stay.
 
         Raises what the device raises where memory is short; a compiler that fails is left out.
         """
+        samples = self.objective.blank(count)
         random = random_state(self.device)
         try:
-            self._pass(sequences, sequences.size)
+            self._pass(samples, samples.size)
         except RuntimeError as error:
             if is_out_of_memory(error) or not self.is_compiled:
                 raise
             self._make_do(error)
-            self._pass(sequences, sequences.size)
+            self._pass(samples, samples.size)
         finally:
             set_random_state(self.device, *random)
 
@@ -241,26 +237,23 @@ class DecoderTrainer:
         return other
 
     def heldout_loss(self, samples: Samples, rest: Rest) -> float:
-        """Cross-entropy in nats per learned token, in f32-summed order.
-
-        samples: [n, sequence_tokens + 1].
-        """
+        """Cross-entropy in nats per token, or whatever else the model says, in f32-summed order."""
         total = 0.0
         for first in range(0, len(samples), self.micro_batch):
             if first:
                 rest()
             piece = torch.from_numpy(samples[first : first + self.micro_batch])
             with self.accelerator.autocast():
-                total += float(self._loss_sum(self.model, piece.to(self.device)))
-        return total / max(1, learned_tokens(samples))
+                total += float(self.objective.measured(self.model, piece.to(self.device)))
+        return total / self.objective.terms(samples)
 
     def losses(self, samples: Samples, rest: Rest) -> Losses:
-        """Mean cross-entropy of each sequence's learned tokens."""
+        """Mean cross-entropy of each sample."""
         found = []
         for first in range(0, len(samples), self.micro_batch):
             piece = torch.from_numpy(samples[first : first + self.micro_batch]).to(self.device)
             with self.accelerator.autocast():
-                losses = cross_entropy_means(self.model, piece)
+                losses = self.objective.each(self.model, piece)
             found.append(losses.cpu().numpy().astype(np.float64))
             rest()
         return np.concatenate(found)
@@ -292,15 +285,24 @@ def decoder_loop(
     accelerator: accelerate.Accelerator,
     micro_batch: int | None = None,
     loss_sum: LossSum | None = None,
+    objective: Objective | None = None,
 ) -> InnerLoop[DecoderTrainer]:
-    """An inner loop over a model, without a session."""
+    """An inner loop over a model, without a session.
+
+    objective: what the model says; None: the next token. loss_sum: lowered and measured instead.
+    """
     adjustments: list[str] = []
+    if objective is None:
+        tokens = reader.sample_tokens or 1
+        objective = next_token(model, vocabulary=2, sequence_tokens=tokens)
+    if loss_sum is not None:
+        objective = dataclasses.replace(objective, lowered=loss_sum, measured=loss_sum)
     trainer = DecoderTrainer(
         model,
         inner,
         accelerator=accelerator,
         micro_batch=micro_batch,
-        loss_sum=loss_sum,
+        objective=objective,
         tell=adjustments.append,
     )
     return InnerLoop(trainer, reader, inner, device=trainer.device, adjustments=adjustments)

@@ -15,9 +15,11 @@ import torch
 from node.trainer import architectures, micro_batch, model
 from node.trainer.adapters.network import network_of
 from node.trainer.decoder import DecoderTrainer
+from node.trainer.images.labels import class_of
 from node.trainer.link.messages import Configure
 from node.trainer.loop import make_accelerator
 from node.trainer.model import Floats, FragmentView, layout_of
+from node.trainer.objective import Objective, hidden_tokens, next_token
 from node.trainer.own import installed
 from node.trainer.own.interface import HasOwnData, OwnData, Start, TellsLosses, Trainer
 from protocol import limits
@@ -43,13 +45,14 @@ def decoder(start: Start) -> DecoderTrainer:
     """The project's model, with first weights. UserError if it cannot be trained here."""
     genesis, machine = start.genesis, start.machine
     with start.phase("model"):
-        model.check_fits(genesis.model, genesis.data, start.vocabulary_size)
+        check_fits(genesis, start.vocabulary_size)
         network = network_of(genesis, start.cache)
     trainer = DecoderTrainer(
         network,
         start.inner,
         accelerator=start.accelerator,
         micro_batch=_micro_batch_max(machine, start.inner),
+        objective=_objective(start, network),
         positions=architectures.positions_max(network.config),
         tell=start.tell,
     )
@@ -67,9 +70,32 @@ def decoder(start: Start) -> DecoderTrainer:
     if machine.compiles:
         with start.phase("compile"):
             trainer.compile()
-            micro_batch.rehearse(trainer, genesis, trainer.micro_batch)
+            trainer.rehearse(trainer.micro_batch)
             trainer.forget_gradients()
     return trainer
+
+
+def check_fits(genesis: Genesis, vocabulary_size: int) -> None:
+    """UserError if the model is not one for the project's data."""
+    if genesis.images is not None:
+        model.check_sees(genesis.model, genesis.images)
+        return
+    if genesis.masked is not None:
+        vocabulary_size = max(vocabulary_size, genesis.masked.token + 1)
+    model.check_fits(genesis.model, genesis.data, vocabulary_size)
+
+
+def _objective(start: Start, network: torch.nn.Module) -> Objective:
+    """What the project's model is to say."""
+    genesis, tokens = start.genesis, start.sequence_tokens
+    if genesis.images is not None:
+        assert start.images is not None, "they are opened before the model"
+        return class_of(start.images, genesis.images)
+    if genesis.masked is not None:
+        vocabulary = start.vocabulary_size
+        frac = genesis.masked.frac
+        return hidden_tokens(vocabulary=vocabulary, sequence_tokens=tokens, frac=frac)
+    return next_token(network, vocabulary=start.vocabulary_size, sequence_tokens=tokens)
 
 
 def _micro_batch_max(machine: Configure, inner: InnerSpec) -> int:

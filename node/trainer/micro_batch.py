@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 import psutil
 import torch
 from blake3 import blake3
@@ -66,9 +65,7 @@ def fit(
     """
     wanted = trainer.micro_batch
 
-    def dry(sequences: int) -> None:
-        rehearse(trainer, genesis, sequences)
-
+    dry = trainer.rehearse
     try:
         if trainer.device.type == "cpu":
             return _computed(trainer, dry, wanted, room_bytes, ranks)
@@ -81,13 +78,6 @@ def fit(
         return found
     finally:
         trainer.forget_gradients()
-
-
-def rehearse(trainer: DecoderTrainer, genesis: Genesis, sequences: int) -> None:
-    """A dry step on tokens without a meaning, of full length."""
-    vocabulary = int(genesis.model.config.get("vocab_size", 2))  # type: ignore[arg-type]
-    size = (sequences, genesis.data.sequence_tokens + 1)
-    trainer.rehearse(np.random.default_rng(0).integers(0, vocabulary, size=size))
 
 
 def even(micro_batch: int, sequences: int) -> int:

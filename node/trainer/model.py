@@ -75,12 +75,28 @@ def outline(spec: project.ModelSpec) -> transformers.PreTrainedModel:
             f" {BUFFER_BYTES_MAX:,} are allowed. Lower the number of positions under"
             " [model.config]."
         )
+    _require_no_running_means(model, spec)
     return model
+
+
+def _require_no_running_means(model: nn.Module, spec: project.ModelSpec) -> None:
+    """UserError for batch normalisation: it keeps means that no gradient moves."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise UserError(
+                f"{spec.architecture} normalises by batch, with means that it keeps beside its"
+                " weights, and Shoal sends weights only. Name one that normalises by layer, such"
+                " as ViTForImageClassification or ConvNextForImageClassification."
+            )
 
 
 def check_fits(model: project.ModelSpec, data: project.DataSpec, vocabulary_size: int) -> None:
     """UserError if the text's token ids or sequence length do not fit the model."""
     known = architectures.configuration(model)
+    if architectures.find(model.architecture).task == "images":
+        raise UserError(
+            f'{model.architecture} says the class of an image. Set source = "images" under [data].'
+        )
     positions = architectures.positions_max(known)
     if known.vocab_size < vocabulary_size:
         raise UserError(
@@ -93,6 +109,34 @@ def check_fits(model: project.ModelSpec, data: project.DataSpec, vocabulary_size
             f" positions. Lower sequence_tokens or raise"
             f" {architectures.find(model.architecture).positions_key}."
         )
+
+
+def check_sees(model: project.ModelSpec, images: project.ImageSpec) -> None:
+    """UserError if the model is not one for images of this size and number of classes."""
+    known = architectures.configuration(model)
+    if architectures.find(model.architecture).task != "images":
+        raise UserError(
+            f"{model.architecture} is for text. Name a classifier of images, such as"
+            " ViTForImageClassification, or another data.source."
+        )
+    if known.num_labels != len(images.classes):
+        raise UserError(
+            f"The model has {known.num_labels} classes, the images have {len(images.classes)}."
+            f" Leave {architectures.NUM_LABELS} out of [model.config]: the images say it."
+        )
+    for key, wanted in (
+        ("image_size", (images.height, images.width)),
+        ("num_channels", images.channels),
+    ):
+        said = getattr(known, key, wanted)
+        said = tuple(said) if isinstance(said, list | tuple) else said
+        if said not in (wanted, images.height if wanted == (images.height,) * 2 else wanted):
+            raise UserError(
+                f"The model's {key} is {said}, and the images are of {wanted}. Correct the values"
+                " under [model.config]."
+            )
+    if len(images.mean) != images.channels or len(images.std) != images.channels:
+        raise UserError("The project has another number of means than its images have channels.")
 
 
 def tensor_specs(

@@ -1,8 +1,10 @@
-"""What local steps lower: cross-entropy, and a router's auxiliary loss where there are experts.
+"""What local steps lower and what is measured: cross-entropy of what a model says.
 
-The auxiliary loss keeps a mixture of experts from sending every token to the same few. It is the
-one that `transformers` computes, weighed by the coefficient in the model's configuration; 0 there
-switches it off. Held-out loss is cross-entropy alone, so that models can be compared by it.
+A decoder says the next token, an encoder the hidden ones. Where there are experts, local steps
+lower a router's auxiliary loss beside it, which keeps a mixture of experts from sending every token
+to the same few. It is the one that `transformers` computes, weighed by the coefficient in the
+model's configuration; 0 there switches it off. Held-out loss is cross-entropy alone, so that models
+can be compared by it. What a classifier of images says is in `node.trainer.images.labels`.
 
 A token that is context only, given as -1 - id, is read like any other and never a target.
 """
@@ -10,17 +12,23 @@ A token that is context only, given as -1 - id, is read like any other and never
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from node.trainer.own.interface import Samples
+from node.trainer.text.masking import LABELS, READ, UNASKED, blank_masked
+from node.trainer.text.reader import learned_tokens
 
 Forward = Callable[..., Any]
 """A model, or what torch compiled of it."""
 
 LossSum = Callable[[Forward, Tensor], Tensor]
-"""Summed loss of the model on sequences [batch, sequence_tokens + 1]."""
+"""Summed loss of the model on samples, such as sequences [batch, sequence_tokens + 1]."""
 
 IGNORED: Final = -100
 """A target that torch leaves out of a cross-entropy, and `transformers` out of `labels`."""
@@ -30,13 +38,71 @@ _WITHOUT: Final = frozenset({"deepseek_v4", "flint"})
 """Have a coefficient, and a router whose logits `transformers` does not collect."""
 
 
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a model is trained to say of samples."""
+
+    lowered: LossSum
+    """By local steps."""
+    measured: LossSum
+    """Of held-out samples; nats, like the others."""
+    each: LossSum
+    """Mean loss of each sample, f32 [samples]."""
+    terms: Callable[[Samples], int]
+    """Of how many losses the sum over these samples is one."""
+    blank: Callable[[int], Samples]
+    """So many samples of full size, to find out what fits."""
+
+
+def next_token(model: nn.Module, *, vocabulary: int, sequence_tokens: int) -> Objective:
+    """Each token given those before it, of sequences [n, sequence_tokens + 1]."""
+
+    def blank(count: int) -> Samples:
+        size = (count, sequence_tokens + 1)
+        return np.random.default_rng(0).integers(0, vocabulary, size=size)
+
+    return Objective(
+        lowered=objective_of(model),
+        measured=cross_entropy_sum,
+        each=lambda forward, sequences: cross_entropy_means(forward, sequences),
+        terms=lambda sequences: max(1, learned_tokens(sequences)),
+        blank=blank,
+    )
+
+
+def hidden_tokens(*, vocabulary: int, sequence_tokens: int, frac: float) -> Objective:
+    """The tokens that are hidden in what the model reads: samples [n, 2, sequence_tokens]."""
+
+    def spoken(forward: Forward, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits where a token is to be said, in f32, and these tokens."""
+        is_asked = samples[:, LABELS] != UNASKED
+        logits = forward(input_ids=samples[:, READ]).logits
+        return logits[is_asked].float(), samples[:, LABELS][is_asked]
+
+    def loss(forward: Forward, samples: Tensor) -> Tensor:
+        return functional.cross_entropy(*spoken(forward, samples), reduction="sum")
+
+    def each(forward: Forward, samples: Tensor) -> Tensor:
+        losses = functional.cross_entropy(*spoken(forward, samples), reduction="none")
+        return losses.view(len(samples), -1).mean(dim=1)
+
+    return Objective(
+        lowered=loss,
+        measured=loss,
+        each=each,
+        terms=lambda samples: int((samples[:, LABELS] != UNASKED).sum()),
+        blank=lambda count: blank_masked(count, sequence_tokens, vocabulary, frac),
+    )
+
+
 def cross_entropy_sum(model: Forward, sequences: Tensor) -> Tensor:
     """Summed cross-entropy of each token given those before it, in f32 whatever the autocast."""
     return _summed(model(input_ids=inputs_of(sequences), use_cache=False).logits, sequences)
 
 
 def objective_of(model: nn.Module) -> LossSum:
-    """What training lowers: cross-entropy of each token, and for each of them the auxiliary loss.
+    """What training of a decoder lowers: cross-entropy of each token, and for each of them the
+    auxiliary loss.
 
     The auxiliary loss is a mean over the tokens of one pass, so it depends a little on how a batch
     is cut into passes.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from node.trainer.capture import Copies
+    from node.trainer.images.image_set import ImageSet
     from node.trainer.loop import InnerLoop
     from node.trainer.model import Floats, FragmentView
     from node.trainer.moments_view import MomentsView
@@ -44,11 +45,16 @@ if TYPE_CHECKING:
     from node.trainer.ranks.followers import Followers
     from node.trainer.ranks.group import RankGroup
     from node.trainer.text.corpus import Corpus
+    from node.trainer.text.masking import MaskedText
     from node.trainer.text.reader import Sequences
     from protocol.messages import SequencePlace
 
+    Data: TypeAlias = Corpus | MaskedText | OwnSamples
+
 OWN: Final = "own"
 """Source of data that training code brings itself."""
+
+IMAGES: Final = "images"
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -99,13 +105,14 @@ class TrainerSetup:
                     inner=inner,
                     accelerator=accelerator,
                     machine=configure,
-                    vocabulary_size=text.vocabulary.size if text is not None else 0,
+                    vocabulary_size=_vocabulary_size(text),
                     phase=self._phase,
                     tell=adjustments.append,
+                    images=_images(text),
                 )
             )
         self.seed(genesis.seed, configure.seed_salt)
-        self.corpus: Corpus | OwnSamples = text or self._own_samples(genesis)
+        self.corpus: Data = text or self._own_samples(genesis)
         self.loop: InnerLoop[Trainer] = loop.InnerLoop(
             self.trainer,
             reader.BlockReader(
@@ -125,16 +132,14 @@ class TrainerSetup:
         self._meet()
         memory_limits.limit_host_memory(configure.ram_bytes_max)
 
-    def _opened(self, configure: messages.Configure, genesis: Genesis) -> Corpus:
-        """The text; no torch yet, so that bad text is noticed in a second."""
+    def _opened(self, configure: messages.Configure, genesis: Genesis) -> Data:
+        """Text or images; no torch yet, so that bad data is noticed in a second."""
         with self._phase("data"), failing_as("data"):
-            from node.trainer.text.corpus import open_corpus
-
             cache = Path(configure.data_cache)
             data = genesis.data
             if configure.data_location is not None:
                 data = msgspec.structs.replace(data, location=configure.data_location)
-            return open_corpus(data, seed=genesis.seed, cache=cache, tokenizer=genesis.tokenizer)
+            return open_data(msgspec.structs.replace(genesis, data=data), cache)
 
     def _made(self, start: Start) -> Trainer:
         """The trainer, with weights of the project's seed."""
@@ -274,6 +279,38 @@ class TrainerSetup:
                 ids[tokens - positions :], tokens, temperature=temperature, end=vocabulary.eos
             )
         return vocabulary.decode(written)
+
+
+def open_data(genesis: Genesis, cache: Path) -> Data:
+    """The project's text or images, as its model reads them. UserError if they cannot be read."""
+    if (genesis.data.source == IMAGES) != (genesis.images is not None):
+        raise UserError("This project contradicts itself: its data are images, or they are not.")
+    if genesis.images is not None:
+        from node.trainer.images.image_set import open_images
+
+        return open_images(genesis.data, genesis.images, seed=genesis.seed, cache=cache)
+    from node.trainer.text.corpus import open_corpus
+
+    text = open_corpus(genesis.data, seed=genesis.seed, cache=cache, tokenizer=genesis.tokenizer)
+    if genesis.masked is None:
+        return text
+    from node.trainer.text.masking import MaskedText
+
+    return MaskedText(text, genesis.masked, seed=genesis.seed)
+
+
+def _vocabulary_size(data: Data | None) -> int:
+    """Of text; 0 of other data."""
+    from node.trainer.own.samples import OwnSamples
+
+    return 0 if data is None or isinstance(data, OwnSamples) else data.vocabulary.size
+
+
+def _images(data: Data | None) -> ImageSet | None:
+    """The data, if it is images."""
+    from node.trainer.images.image_set import ImageSet
+
+    return data if isinstance(data, ImageSet) else None
 
 
 def decoded(configure: messages.Configure) -> tuple[Genesis, InnerSpec]:

@@ -134,7 +134,7 @@ class TrainerPort:
             self._tape_began(job.inner, self.ready)
             if not self.ready.corpus_matches:
                 self.notice(
-                    "the training text on this machine differs from the project's (another Python "
+                    "the training data on this machine differs from the project's (another Python "
                     "version, or other files); it is used anyway. Where pushes are probed, those "
                     "of this machine add little beside others', because nobody can check them"
                 )

@@ -171,8 +171,7 @@ def _wish(named: Named, settings: Settings) -> TrialWish:
     genesis, charter = named.genesis, named.charter
     if genesis is not None and charter is not None and genesis.trainer is None:
         tokens = genesis.data.sequence_tokens
-        inner, adapter = charter.inner, genesis.adapter
-        return probes.wish_for(genesis.model, inner, tokens, settings, adapter)
+        return probes.wish_for(genesis.model, charter.inner, tokens, settings, genesis)
     from shoal.project import project_file
     from shoal.project.template import create_text
 

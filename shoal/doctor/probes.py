@@ -22,7 +22,7 @@ from node.daemon.swarm_trial_facts import SwarmAnswer, SwarmWish
 from node.trainer.tools.trial_facts import TrialAnswer, TrialWish
 from protocol import decoders
 from protocol.errors import UserError
-from protocol.project import AdapterSpec, Charter, Genesis, InnerSpec, ModelSpec, TrainerSpec
+from protocol.project import Charter, Genesis, InnerSpec, ModelSpec, TrainerSpec
 from shoal.doctor.joining import UNSAID, Wishes
 
 if TYPE_CHECKING:
@@ -228,17 +228,23 @@ def wish_for(
     inner: InnerSpec,
     sequence_tokens: int,
     settings: Settings,
-    adapter: AdapterSpec | None = None,
+    genesis: Genesis | None = None,
 ) -> TrialWish:
-    """A trial of a model, or of an adapter beside it, with what this machine's owner allows."""
+    """A trial of a model, or of an adapter beside it, with what this machine's owner allows.
+
+    genesis: the project's, where there is one: what its model is to say, and its adapter.
+    """
     from node.governor.budget import threads_for
     from node.trainer.devices import named_devices
 
+    adapter = genesis.adapter if genesis is not None else None
     return TrialWish(
         architecture=model.architecture,
         config=dict(model.config),
         inner=inner,
         adapter=adapter and msgspec.structs.replace(adapter, frozen=(), pieces=()),
+        masked=genesis.masked if genesis is not None else None,
+        images=genesis.images if genesis is not None else None,
         sequence_tokens=sequence_tokens,
         # Of several devices that train as one the first is tried.
         device=next(iter(named_devices(settings.learner.device)), None),

@@ -70,7 +70,7 @@ def examined(genesis: Genesis, charter: Charter, settings: Settings) -> list[Fin
     if genesis.trainer is None and wants_trial(needs, available, probes.most_memory(available)):
         log.info("trying the project's model once on this machine before joining")
         tokens = genesis.data.sequence_tokens
-        wish = probes.wish_for(genesis.model, charter.inner, tokens, settings, genesis.adapter)
+        wish = probes.wish_for(genesis.model, charter.inner, tokens, settings, genesis)
         trial = _told(probes.try_training(wish))
     return requirements.against(trial, None, needs, available, settings.limits)
 

@@ -52,7 +52,7 @@ def evaluate(
     if model is not None and (project or ema or step is not None or checkpoint != "best"):
         raise UserError("--model names the weights already. Leave out project and checkpoint.")
     from node.trainer.tools import benchmark
-    from node.trainer.tools.export import export_model, require_decoder
+    from node.trainer.tools.export import export_model, require_writing
     from shoal.model.export_choice import choose
 
     manager, names = benchmark.tasks_in(tasks, only or [])
@@ -61,7 +61,7 @@ def evaluate(
             folder = stack.enter_context(_room(home))
             model = Path(folder)
             opened = file_commands.to_export(project, home, instance=instance)
-            require_decoder(opened.genesis)
+            require_writing(opened.genesis)
             store = home.syncer_store(opened.id, instance)
             chosen = choose(
                 store, checkpoint, opened, step=step, is_average=ema, is_untrained_wanted=True

@@ -109,8 +109,15 @@ def _write(
     if genesis.trainer is not None:
         loader = f"safetensors.torch.load_file({str(to / 'model.safetensors')!r})"
     else:
-        loader = f"transformers.AutoModelForCausalLM.from_pretrained({str(to)!r})"
+        loader = f"transformers.{_loader(genesis)}.from_pretrained({str(to)!r})"
     return "model", stored, loader
+
+
+def _loader(genesis: Genesis) -> str:
+    """The class of transformers that knows what the model says."""
+    if genesis.images is not None:
+        return "AutoModelForImageClassification"
+    return "AutoModelForCausalLM" if genesis.masked is None else "AutoModelForMaskedLM"
 
 
 def _check(to: Path, checkpoint: str, step: int | None) -> None:

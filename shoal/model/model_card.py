@@ -67,12 +67,34 @@ def card(
     return "\n\n".join(parts) + "\n"
 
 
+CLASSES_SHOWN: Final = 20
+"""In the card; `config.json` has all of them."""
+
 _LOAD: Final = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(".")  # this folder, or its name on the hub
 tokenizer = AutoTokenizer.from_pretrained(".")
+```"""
+
+_LOAD_MASKED: Final = """\
+```python
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model=".")  # this folder, or its name on the hub
+fill(f"a text with a {fill.tokenizer.mask_token} in it")
+```"""
+
+_LOAD_IMAGES: Final = """\
+```python
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained(".")  # this folder, or its name on the hub
+processor = AutoImageProcessor.from_pretrained(".")
+shown = processor(Image.open("picture.png").convert("MODE"), return_tensors="pt")
+print(model.config.id2label[int(model(**shown).logits.argmax())])
 ```"""
 
 _LOAD_TENSORS: Final = """\
@@ -97,6 +119,10 @@ hub, or a folder."""
 def _loading(genesis: Genesis, *, is_adapter: bool) -> str:
     if genesis.trainer is not None:
         return _LOAD_TENSORS
+    if genesis.images is not None:
+        return _LOAD_IMAGES.replace("MODE", "L" if genesis.images.channels == 1 else "RGB")
+    if genesis.masked is not None:
+        return _LOAD_MASKED
     return _LOAD_ADAPTER if is_adapter else _LOAD
 
 
@@ -116,10 +142,19 @@ def _metadata(genesis: Genesis, library: str) -> str:
         base_model=base[0] if base is not None else None,
         datasets=[named[0]] if named is not None else None,
         library_name=library if genesis.trainer is None else None,
-        pipeline_tag="text-generation" if genesis.trainer is None else None,
+        pipeline_tag=_task(genesis),
         tags=["shoal", "decoupled-diloco"],
     )
     return f"---\n{found.to_yaml()}\n---"
+
+
+def _task(genesis: Genesis) -> str | None:
+    """As a hub calls it."""
+    if genesis.trainer is not None:
+        return None
+    if genesis.images is not None:
+        return "image-classification"
+    return "text-generation" if genesis.masked is None else "fill-mask"
 
 
 def _opening(genesis: Genesis, accounts: Mapping[bytes, Account]) -> str:
@@ -152,7 +187,13 @@ def _facts(project: OpenedProject, chosen: Choice, stored: str) -> Iterator[Row]
         )
     what = "the moving average of the versions until then, " if chosen.is_average else ""
     yield "Weights", f"{what}stored as {stored}, trained in f32"
-    yield "Text", _text(genesis.data)
+    yield ("Images" if genesis.images is not None else "Text"), _text(genesis.data)
+    if genesis.images is not None:
+        names = ", ".join(genesis.images.classes[:CLASSES_SHOWN])
+        rest = len(genesis.images.classes) - CLASSES_SHOWN
+        yield "Classes", plain(names) + (f" and {rest:,} others" if rest > 0 else "")
+    if genesis.masked is not None:
+        yield "Hidden tokens", f"{genesis.masked.frac:.0%} of each sequence"
     yield "Trained on", f"{chosen.tokens:,} tokens of it"
     yield "Held-out loss", plain("; ".join(chosen.loss).removeprefix("held-out loss "))
     yield "Checkpoint", f"global step {chosen.step:,}, record {int(chosen.place.name):,} of the log"
@@ -189,7 +230,8 @@ def _text(data: DataSpec) -> str:
     elif data.source == "python-stdlib":
         words = "the source code of Python's standard library"
     else:
-        words = f"{plain(Path(data.location).name)}, a {data.source} of its owner's"
+        kind = "folder" if data.source == "images" else data.source
+        words = f"{plain(Path(data.location).name)}, a {kind} of its owner's"
     return f"{words}; digest of the training part `{data.digest.hex()[:16]}`"
 
 

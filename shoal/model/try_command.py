@@ -60,6 +60,10 @@ def try_model(
             f"{weights.genesis.name} trains with code of its own, {code.name}, and only that code "
             "knows what to do with its weights. `shoal export` writes them."
         )
+    if not weights.genesis.writes:
+        from node.trainer.tools.export import require_writing
+
+        require_writing(weights.genesis)
     is_chat = not text and has_chat(weights.genesis, home)
     _tell(weights.words)
     drawing = Drawing(tokens, temperature, time.time_ns() if seed is None else seed)

@@ -161,7 +161,8 @@ def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> 
     layout = build_layout(
         project.genesis.model.tensors, project.genesis.strategy, project.genesis.fragments
     )
-    blocks, data = project.genesis.data.blocks, project.genesis.data
+    genesis = project.genesis
+    blocks, data = genesis.data.blocks, genesis.data
     adapter = project.genesis.adapter
     pass_tokens = blocks * data.block_sequences * data.sequence_tokens
     return [
@@ -170,8 +171,9 @@ def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> 
         f"revision    {project.charter.revision}",
         f"parameters  {layout.parameters:,} in {len(layout.fragments)} fragments",
         *(_about_adapter(adapter) if adapter is not None else []),
-        f"tokens      {project.charter.limits.tokens:,} to train; one pass over the text is "
-        f"{pass_tokens:,}",
+        *([f"data        {_read_as(genesis)}"] if genesis.images is not None else []),
+        f"tokens      {project.charter.limits.tokens:,} to train; one pass over the "
+        f"{'text' if genesis.images is None else 'images'} is {pass_tokens:,}",
     ]
 
 
@@ -230,9 +232,8 @@ def show(
         *([f"from        {genesis.base.source}"] if genesis.base is not None else []),
         *([f"trainer     {_named(genesis.trainer)}"] if genesis.trainer is not None else []),
         *(_about_adapter(genesis.adapter) if genesis.adapter is not None else []),
-        f"data        {' '.join([data.source, data.location]).strip()}, tokenizer "
-        f"{data.tokenizer}, {data.blocks:,} blocks of {data.block_sequences} x "
-        f"{data.sequence_tokens} tokens",
+        f"data        {' '.join([data.source, data.location]).strip()}, {_read_as(genesis)}, "
+        f"{data.blocks:,} blocks of {data.block_sequences} x {data.sequence_tokens} tokens",
         f"tokens      {charter.limits.tokens:,}",
         f"inner       {charter.inner.optimizer}, learning rate {charter.inner.learning_rate:g}, "
         f"{charter.inner.batch_sequences} sequences per local step",
@@ -250,6 +251,17 @@ def show(
         ),
         *(f"banned      {short(key)}" for key in charter.banned),
     ]
+
+
+def _read_as(genesis: Genesis) -> str:
+    """How the model reads the data."""
+    if (images := genesis.images) is not None:
+        return (
+            f"{images.images:,} images of {images.width} x {images.height} pixels in "
+            f"{len(images.classes):,} classes, {images.heldout:,} held out"
+        )
+    hidden = "" if genesis.masked is None else f", {genesis.masked.frac:.0%} of tokens hidden"
+    return f"tokenizer {genesis.data.tokenizer}{hidden}"
 
 
 def _named(spec: TrainerSpec) -> str:

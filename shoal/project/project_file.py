@@ -19,7 +19,7 @@ from protocol import project as specs
 from protocol.errors import UserError
 from protocol.ids import NodeKey
 from shoal.common import toml_tables as toml
-from shoal.project import starting_point
+from shoal.project import sources, starting_point
 from shoal.project.charters import check_one_voter
 
 THIS_HOST = "this host"
@@ -61,6 +61,10 @@ class ProjectFile(Struct, frozen=True):
     strategy: specs.FragmentStrategy
     data: specs.DataSpec
     """Not counted yet: `blocks` and `digest` are blank."""
+    image_size: int | None
+    """Height and width in pixels; None: the model's configuration says it."""
+    masked_frac: float | None
+    """Share of tokens that an encoder is asked for; None: as BERT's."""
     inner: specs.InnerSpec
     outer: specs.OuterSpec
     rounds: specs.RoundSpec
@@ -106,7 +110,7 @@ def parse(text: str, path: Path) -> ProjectFile:
         path=path,
         **_project(tables["project"], place.below("project")),
         **_model(tables["model"], place.below("model"), path),
-        data=_data(tables["data"], place.below("data"), path),
+        **_data(tables["data"], place.below("data"), path),
         inner=specs.InnerSpec(
             **toml.read_table(tables["training"], specs.InnerSpec, place.below("training"))
         ),
@@ -207,8 +211,26 @@ def _base(value: object, place: toml.Place, path: Path) -> str:
     return str(path.absolute().parent / Path(value).expanduser())
 
 
-def _data(value: object, place: toml.Place, path: Path) -> specs.DataSpec:
-    values = toml.read_table(value, specs.DataSpec, place, omit=("blocks", "digest"))
+def _data(value: object, place: toml.Place, path: Path) -> dict[str, Any]:
+    table = dict(toml.as_table(value, place))
+    beside_them: dict[str, Any] = {"image_size": None, "masked_frac": None}
+    for key, kind, field in (
+        ("image_size", specs.ImageSpec, "height"),
+        ("masked_frac", specs.MaskedSpec, "frac"),
+    ):
+        if key in table:
+            read = toml.read_fields({field: table.pop(key)}, kind, place, field)
+            beside_them[key] = read[field]
+    is_images = table.get("source") == "images"
+    values = toml.read_table(
+        table,
+        specs.DataSpec,
+        place,
+        omit=("blocks", "digest"),
+        optional=("text_field", "tokenizer") if is_images else (),
+    )
+    if is_images:
+        values = {"text_field": "text", "tokenizer": "bytes"} | values
     source, location = values["source"], values["location"]
     if source == "python-stdlib" and location:
         at = place.below("location")
@@ -221,11 +243,12 @@ def _data(value: object, place: toml.Place, path: Path) -> specs.DataSpec:
             f"must be OWNER/NAME or OWNER/NAME:CONFIGURATION, not {toml.shown(location)}"
         )
     beside = path.absolute().parent
-    if source in ("file", "folder", "parquet", "chats") and not location.startswith("~"):
+    is_local = source in ("file", "folder", "parquet", "chats", "images")
+    if is_local and not location.startswith("~"):
         values["location"] = str(beside / location)
     if (beside / values["tokenizer"]).is_file():
         values["tokenizer"] = str(beside / values["tokenizer"])
-    return specs.DataSpec(**values, blocks=1, digest=bytes(32))
+    return beside_them | {"data": specs.DataSpec(**values, blocks=1, digest=bytes(32))}
 
 
 def _durability(value: object, place: toml.Place) -> specs.Durability:
@@ -343,6 +366,10 @@ def _check_training_code(file: ProjectFile, place: toml.Place) -> None:
         raise place.below("data.source").error(
             'can be "own" only with model.trainer: the training code brings the data'
         )
+    if file.trainer is not None and file.data.source == "images":
+        raise place.below("data.source").error(
+            'can be "images" only with a model of transformers; training code brings its own: "own"'
+        )
     if file.trainer is not None and file.inner.moments == "peer":
         raise place.below("training.moments").error(
             'can be "peer" only with Shoal\'s own trainer: of other code nobody can tell whether '
@@ -363,39 +390,39 @@ def make_genesis(
     try:
         if file.trainer is not None:
             return _with_training_code(file, file.trainer, owner, data_cache)
-        return _with_decoder(file, owner, data_cache, pins)
+        return _with_network(file, owner, data_cache, pins)
     except UserError as error:
         raise UserError(f"{file.path.name}: {error}") from error
 
 
-def _with_decoder(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pins) -> specs.Genesis:
-    from node.trainer.model import check_fits
-    from node.trainer.text.corpus import describe_corpus
-    from node.trainer.text.tokenizer import load_vocabulary
-    from node.trainer.text.tokenizer_files import pin_tokenizer
+def _with_network(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pins) -> specs.Genesis:
+    from node.trainer import architectures
     from protocol.fragments import build_layout
 
     start = starting_point.of(file.base) if file.base else None
+    task = architectures.find(file.architecture if start is None else start.architecture).task
+    if task == "images":
+        data = sources.images(file, start, data_cache)
+    else:
+        data = sources.text(file, start, data_cache, task=task, pins=pins)
+    if data.images is not None:
+        labels = {architectures.NUM_LABELS: len(data.images.classes)}
+        file = msgspec.structs.replace(file, config={**file.config, **labels})
     model, adapter = _tables(file, start)
     layout = build_layout(model.tensors, file.strategy, file.fragments)
-    name, folder = file.data.tokenizer, start.folder if start is not None else None
-    tokenizer = None
-    if pins != "nothing":
-        generation = pins == "all"
-        tokenizer = pin_tokenizer(name, folder, data_cache, pins_generation=generation)
-    check_fits(model, file.data, load_vocabulary(name, tokenizer, data_cache).size)
-    counted = describe_corpus(file.data, cache=data_cache, tokenizer=tokenizer)
     genesis = specs.Genesis(
         wire_version=limits.WIRE_VERSION,
         name=file.name,
         owner=owner,
         model=model,
-        data=msgspec.structs.replace(file.data, blocks=counted.blocks, digest=counted.digest),
+        data=data.spec,
         seed=file.seed,
         strategy=file.strategy,
         fragments=file.fragments,
-        tokenizer=tokenizer,
+        tokenizer=data.tokenizer,
         adapter=adapter,
+        masked=data.masked,
+        images=data.images,
     )
     if start is None:
         return genesis

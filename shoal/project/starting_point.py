@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -14,11 +14,15 @@ from protocol.fragments import Layout, build_layout
 from protocol.numerics.codecs import payload_bytes
 from shoal.project.template import Value
 
+if TYPE_CHECKING:
+    from node.trainer.architectures import Task
+
 FRAGMENT_PARAMETERS: Final = 8_000_000
 """Of a fragment in a suggested project: 4 MB a push, and tables are larger anyway."""
 
 FRAGMENTS_MIN, FRAGMENTS_MAX = 4, 64
 SEQUENCE_TOKENS_MAX: Final = 1024
+SEQUENCE_TOKENS_MIN: Final = 8
 ADAPTER_RANK: Final = 8
 ADAPTER_FRAGMENTS_MIN: Final = 2
 """An adapter is small: more fragments than rounds in flight would only mean more messages."""
@@ -46,6 +50,13 @@ class StartingPoint(NamedTuple):
     """Keys of its configuration that nothing in the model reads."""
 
     @property
+    def task(self) -> Task:
+        """What it is trained to say."""
+        from node.trainer import architectures
+
+        return architectures.find(self.architecture).task
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether a tokenizer lies beside the weights."""
         return (self.folder / "tokenizer.json").is_file()
@@ -57,6 +68,12 @@ class StartingPoint(NamedTuple):
         from node.trainer.model import describe_model
 
         return describe_model(self.architecture, {**self.config, **changes}, rules)
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of the images that it is shown. UserError if unreadable."""
+        from node.trainer.base_model import normalisation
+
+        return normalisation(self.folder, channels)
 
     def adapted(
         self,
@@ -70,6 +87,11 @@ class StartingPoint(NamedTuple):
         """
         from node.trainer.adapters.table import describe
 
+        if self.task != "causal":
+            raise UserError(
+                f"An adapter can stand beside a causal decoder only, and {self.architecture} is"
+                " none. Train the whole model: leave the adapter out."
+            )
         bare = specs.ModelSpec(self.architecture, {**self.config, **changes}, ())
         table = describe(bare, adapter, rules)
         adapter = msgspec.structs.replace(adapter, targets=table.targets, frozen=table.frozen)
@@ -193,13 +215,10 @@ def _suited(
     fragments = min(fragments, len(model.tensors))
     layout = build_layout(model.tensors, "balanced", fragments)
     sizes = [payload_bytes("int4", fragment.numel) for fragment in layout.fragments]
-    positions = start.config.get("max_position_embeddings")
-    tokens = positions if isinstance(positions, int) and positions >= 8 else SEQUENCE_TOKENS_MAX
     local_steps = max(32, int(str(preset.get("rounds.local_steps", 0))))
     values: dict[str, Value] = {
         "model.fragments": fragments,
-        "data.tokenizer": "base" if start.has_tokenizer else "bytes",
-        "data.sequence_tokens": min(tokens, SEQUENCE_TOKENS_MAX),
+        **_suited_data(start),
         "training.beta1": 0.9,
         "rounds.local_steps": local_steps,
         "rounds.pull_timeout_s": float(
@@ -211,6 +230,32 @@ def _suited(
         f"{amount(max(sizes))} in one piece at most"
     )
     return values, traffic
+
+
+def _suited_data(start: StartingPoint) -> dict[str, Value]:
+    """Of the section [data]."""
+    from node.trainer import architectures
+
+    bare = specs.ModelSpec(start.architecture, start.config, ())
+    known = architectures.configuration(bare)
+    if start.task == "images":
+        side, patch = getattr(known, "image_size", None), getattr(known, "patch_size", None)
+        patches = 0
+        if isinstance(side, int) and isinstance(patch, int) and patch:
+            patches = (side // patch) ** 2
+        return {
+            "data.source": "images",
+            "data.location": "my-images",
+            "data.sequence_tokens": max(SEQUENCE_TOKENS_MIN, patches),
+            "data.heldout_frac": 0.1,
+        }
+    positions = architectures.positions_max(known)
+    if positions is None or positions < SEQUENCE_TOKENS_MIN:
+        positions = SEQUENCE_TOKENS_MAX
+    return {
+        "data.tokenizer": "base" if start.has_tokenizer else "bytes",
+        "data.sequence_tokens": min(positions, SEQUENCE_TOKENS_MAX),
+    }
 
 
 def _suggestion(

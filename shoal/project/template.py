@@ -59,7 +59,9 @@ SECTIONS = (
                 "architecture",
                 "LlamaForCausalLM",
                 "any causal decoder of transformers, by its class or model_type: "
-                "GPT2LMHeadModel, Qwen3ForCausalLM, olmo2, gemma3_text, qwen3_moe. A project that "
+                "GPT2LMHeadModel, Qwen3ForCausalLM, olmo2, gemma3_text, qwen3_moe; an encoder that "
+                "says hidden tokens, such as BertForMaskedLM; or a classifier of images, such as "
+                "ViTForImageClassification. A project that "
                 "starts from a published model has the key `from` in its place, and one with "
                 "training code of its own the key `trainer`",
             ),
@@ -99,14 +101,15 @@ SECTIONS = (
                 "source",
                 "python-stdlib",
                 "python-stdlib, file, folder, parquet or hub; chats, for a model that answers; "
-                "own, where training code of its own brings the data",
+                "images, a folder of PNG or JPEG files for each class; own, where training code of "
+                "its own brings the data",
             ),
             Line(
                 "location",
                 "",
                 "path or hub name (OWNER/NAME or OWNER/NAME:CONFIGURATION); empty for "
                 "python-stdlib. A path counts on this machine: `~` is the home directory, other "
-                "paths start beside this file. Every learner elsewhere needs a copy of the text, "
+                "paths start beside this file. Every learner elsewhere needs a copy of the data, "
                 "and names it with `shoal join --data PATH`",
             ),
             Line("text_field", "text", "column that holds the text, for parquet and hub"),
@@ -116,9 +119,17 @@ SECTIONS = (
                 "bytes; base, that of the published model; a tokenizer.json; or a hub repository "
                 "with one",
             ),
-            Line("sequence_tokens", 256, "length of one training sequence"),
-            Line("block_sequences", 1, "neighbouring sequences that are always read together"),
-            Line("heldout_frac", 0.02, "share of the texts kept apart to measure progress"),
+            Line("sequence_tokens", 256, "length of one training sequence; what one image counts"),
+            Line(
+                "block_sequences",
+                1,
+                "neighbouring sequences (or images) that are always read together",
+            ),
+            Line(
+                "heldout_frac",
+                0.02,
+                "share of the texts (or images) kept apart to measure progress",
+            ),
         ),
     ),
     Section(

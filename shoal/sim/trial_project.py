@@ -54,9 +54,17 @@ def read(path: Path | None, changes: Sequence[str]) -> ProjectFile:
 def sign(
     file: ProjectFile, setting: Setting, home: Home, *, learners: int | None = None
 ) -> tuple[Genesis, Charter]:
-    """The project of one seed. learners: who share its token budget; all by default."""
+    """The project of one seed. learners: who share its token budget; all by default.
+
+    UserError if its model is no decoder.
+    """
     file = msgspec.structs.replace(file, seed=setting.seed)
     genesis = project_file.make_genesis(file, owner=bytes(32), data_cache=home.data_cache())
+    if not genesis.writes:
+        raise UserError(
+            f"{file.path.name} trains no decoder with Shoal's own loop, and only such projects can"
+            " be tried out in virtual time. Name one, or leave --project out."
+        )
     budget = (
         (learners or setting.learners)
         * setting.steps

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from protocol.project import ConfigValue, Genesis, InnerSpec
 
 Samples: TypeAlias = NDArray[np.int64]
-"""Of text: token ids [n, sequence_tokens + 1]. Of own data: numbers of samples [n]."""
+"""Of text: token ids [n, sequence_tokens + 1], or with hidden tokens [n, 2, sequence_tokens], what
+is read and what is asked. Of own data and of images: numbers of samples [n]."""
 
 Losses: TypeAlias = NDArray[np.float64]
 """Nats per token, or whatever the class measures, one for each sample."""
@@ -42,6 +43,13 @@ tensor's shape, and `step`, a number. Whatever else there is has other names."""
 
 Rest: TypeAlias = Callable[[], None]
 """Called between two pieces of work. It may take a while, and may raise StepAbandoned."""
+
+
+class Images(Protocol):
+    """Where the images with some numbers come from, such as `node.trainer.images.image_set`."""
+
+    def look(self, numbers: Samples) -> tuple[NDArray[np.uint8], Samples]:
+        """u8 [n, channels, height, width], and the number of each one's class [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +64,13 @@ class Start:
     machine: Configure
     """What the owner of this machine allows."""
     vocabulary_size: int
-    """Of the project's tokenizer; 0 with own data."""
+    """Of the project's tokenizer; 0 without text."""
     phase: Callable[[str], AbstractContextManager[None]]
     """Measures a part of the start for the log."""
     tell: Callable[[str], None]
     """Says to the owner of this machine what had to be made do without."""
+    images: Images | None = None
+    """What the numbers of samples stand for, where the project trains on images."""
 
     @property
     def config(self) -> Mapping[str, ConfigValue]:

@@ -15,14 +15,18 @@ from protocol.log.permutation import block_at
 from protocol.project import DataSpec
 
 DIGEST_BYTES = 32
+TRAINING_CODE = "The training code has"
 
 
 class OwnSamples:
     """Numbers of samples, by position."""
 
-    def __init__(self, spec: DataSpec, data: OwnData, *, seed: int) -> None:
-        """UserError if there is less than one block, or nothing held out."""
-        described = describe(spec, data)
+    def __init__(
+        self, spec: DataSpec, data: OwnData, *, seed: int, whose: str = TRAINING_CODE
+    ) -> None:
+        """UserError, which begins with `whose`, if there is less than one block or nothing held
+        out."""
+        described = describe(spec, data, whose=whose)
         self.spec = spec
         self.local_blocks = described.blocks
         """Blocks that this host's copy of the data holds."""
@@ -55,14 +59,14 @@ class OwnSamples:
         return np.arange(min(count, self._heldout), dtype=np.int64)
 
 
-def describe(spec: DataSpec, data: OwnData) -> CorpusDescription:
+def describe(spec: DataSpec, data: OwnData, *, whose: str = TRAINING_CODE) -> CorpusDescription:
     """Blocks and digest of the data, as a genesis has them. UserError if there is too little."""
     if len(data.digest) != DIGEST_BYTES:
         raise UserError(f"The training code gives a digest of {len(data.digest)} bytes, not 32.")
     if data.samples < spec.block_sequences or data.heldout < 1:
         raise UserError(
-            f"The training code has {data.samples} samples and {data.heldout} held out; one block"
+            f"{whose} {data.samples} samples to train on and {data.heldout} held out; one block"
             f" needs {spec.block_sequences}, and one must be held out. Lower"
-            " data.block_sequences, or give it more data."
+            " data.block_sequences, or add data."
         )
     return CorpusDescription(data.samples // spec.block_sequences, data.digest)

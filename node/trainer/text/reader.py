@@ -28,7 +28,8 @@ class SequenceSource(Protocol):
     """Where the sequences of a leased position come from, such as `corpus.Corpus`."""
 
     def sequences(self, position: int) -> Sequences:
-        """[block_sequences, sequence_tokens + 1] token ids, or [block_sequences] numbers."""
+        """[block_sequences, sequence_tokens + 1] token ids; with hidden tokens [block_sequences,
+        2, sequence_tokens]; or [block_sequences] numbers of samples."""
 
 
 class BlockReader:
@@ -106,7 +107,7 @@ class BlockReader:
         """The sequences there, [count, sequence_tokens + 1]."""
         found = [self._read(at)[first : first + count] for at, first, count in pieces]
         read = np.concatenate(found)
-        if read.ndim > 1:
+        if read.ndim == 2:
             self.sample_tokens = read.shape[1] - 1
         return read
 

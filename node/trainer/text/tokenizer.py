@@ -32,6 +32,10 @@ EOS_TEXT: Final = "<|endoftext|>"
 EOS_NAMES: Final = (EOS_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]", "<|eos|>")
 """A tokenizer file does not say which token ends a document: the first of these that it has."""
 
+BYTES_MASK: Final = 257
+MASK_TEXT: Final = "[MASK]"
+MASK_NAMES: Final = (MASK_TEXT, "<mask>", "<|mask|>", "<special1>")
+"""Neither does it say which token stands where one is hidden. The last is that of XLM."""
 
 _WANTED = (
     "Use `bytes`, the path of a tokenizer.json, or OWNER/NAME of a hub repository that has one."
@@ -46,6 +50,10 @@ class Vocabulary(Protocol):
     eos: int
     """Id that ends a document."""
 
+    @property
+    def mask(self) -> int | None:
+        """Id that stands where a token is hidden; None: it has none."""
+
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """The ids of each text, without the end-of-document id."""
 
@@ -56,8 +64,9 @@ class Vocabulary(Protocol):
 class ByteVocabulary:
     """UTF-8 bytes as ids."""
 
-    size = BYTES_EOS + 1
+    size = BYTES_EOS + 1  # The mask lies behind, so that projects of text without one need no row.
     eos = BYTES_EOS
+    mask = BYTES_MASK
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         # Lone surrogates cannot be encoded; they become '?', since text is not worth failing for.
@@ -90,6 +99,7 @@ class TokenizerVocabulary:
         self.eos_text = found[0]
         self.eos = ids[found[0]]
         self.size = max(ids.values()) + 1
+        self.mask: int | None = next((ids[one] for one in MASK_NAMES if one in ids), None)
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)

@@ -1,7 +1,9 @@
-"""A trained model as a folder that the usual tools load: config, weights, tokenizer.
+"""A trained model as a folder that the usual tools load: config, weights, and what prepares its
+input: a tokenizer, or how images are scaled.
 
-`transformers.AutoModelForCausalLM.from_pretrained(folder)` and `AutoTokenizer` read it, without any
-code of Shoal and without `trust_remote_code`.
+`from_pretrained(folder)` of `transformers` reads it: AutoModelForCausalLM, AutoModelForMaskedLM or
+AutoModelForImageClassification, AutoTokenizer or AutoImageProcessor; without any code of Shoal and
+without `trust_remote_code`.
 """
 
 from __future__ import annotations
@@ -15,24 +17,28 @@ from typing import Any, Final
 import msgspec
 import torch
 import transformers
+from PIL import Image
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from host.files.pinned_files import PinnedFiles
-from node.trainer.base_model import CONFIG_FILE
+from node.trainer.base_model import CONFIG_FILE, SHOWN_FILE
 from node.trainer.model import Floats, FragmentView, build_model, layout_of
 from node.trainer.text.tokenizer import (
     BYTES,
     BYTES_EOS,
+    BYTES_MASK,
     EOS_TEXT,
+    MASK_TEXT,
     TokenizerVocabulary,
+    Vocabulary,
     load_vocabulary,
 )
 from node.trainer.text.tokenizer_files import GENERATION_FILE, NAMES, SETTINGS_FILE
 from node.trainer.tools.dtypes import Dtype, dtypes_of
 from node.trainer.tools.export_adapter import merged_model
 from protocol.errors import UserError
-from protocol.project import Genesis
+from protocol.project import Genesis, ImageSpec
 
 PRINTABLE: Final = (
     *range(ord("!"), ord("~") + 1),
@@ -57,7 +63,8 @@ def export_model(
     cache: Path,
     dtype: Dtype | None = None,
 ) -> None:
-    """Writes config.json, generation_config.json, model.safetensors and the tokenizer files.
+    """Writes config.json, model.safetensors, and the tokenizer files or preprocessor_config.json;
+    generation_config.json where the model goes on with a text.
 
     fragments: f32 [numel] each, in fragment order. cache: the home's, with the pinned files. dtype:
     of every tensor; None: as the base model's files stored each, f32 without one. UserError if the
@@ -68,21 +75,55 @@ def export_model(
         return
     transformers.utils.logging.disable_progress_bar()
     model = trained_model(genesis, fragments, cache)
-    vocabulary = load_vocabulary(genesis.data.tokenizer, genesis.tokenizer, cache)
-    if genesis.base is None:
-        model.config.eos_token_id = vocabulary.eos
-        # The text before a document is a document's end.
-        model.config.bos_token_id = vocabulary.eos
-    model.generation_config = _generation(genesis, model.config, vocabulary.eos)
+    if genesis.images is not None:
+        model.config.id2label = dict(enumerate(genesis.images.classes))
+        model.config.label2id = {name: at for at, name in enumerate(genesis.images.classes)}
+    else:
+        _say_tokens(
+            model, genesis, load_vocabulary(genesis.data.tokenizer, genesis.tokenizer, cache)
+        )
     usual = _cast(model, dtypes_of(genesis, dtype))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(directory)
         _say_dtype(directory / CONFIG_FILE, usual)
+        if genesis.images is not None:
+            _save_processor(genesis.images, directory)
+            return
         _save_tokenizer(genesis, cache, directory)
-        _save_pinned(genesis, cache, directory, {GENERATION_FILE})
+        if genesis.writes:
+            _save_pinned(genesis, cache, directory, {GENERATION_FILE})
     except OSError as error:
         raise _unwritable(directory, error) from error
+
+
+def _say_tokens(
+    model: transformers.PreTrainedModel, genesis: Genesis, vocabulary: Vocabulary
+) -> None:
+    """Writes into the configurations which tokens begin and end a text."""
+    if genesis.base is None:
+        model.config.eos_token_id = vocabulary.eos
+        # The text before a document is a document's end.
+        model.config.bos_token_id = vocabulary.eos
+    if genesis.writes:
+        model.generation_config = _generation(genesis, model.config, vocabulary.eos)
+
+
+def _save_processor(images: ImageSpec, directory: Path) -> None:
+    """How an image becomes what the model sees, as `AutoImageProcessor` reads it."""
+    said = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": images.channels == 3,
+        "do_resize": True,
+        "size": {"height": images.height, "width": images.width},
+        "resample": int(Image.Resampling.BILINEAR),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": images.mean,
+        "image_std": images.std,
+    }
+    (directory / SHOWN_FILE).write_text(json.dumps(said, indent=2) + "\n")
 
 
 def _export_tensors(genesis: Genesis, fragments: Sequence[Floats], directory: Path) -> None:
@@ -140,6 +181,17 @@ def require_decoder(genesis: Genesis) -> None:
         )
 
 
+def require_writing(genesis: Genesis) -> None:
+    """UserError unless the model goes on with a text."""
+    require_decoder(genesis)
+    if not genesis.writes:
+        what = "says the class of an image" if genesis.images is not None else "says hidden tokens"
+        raise UserError(
+            f"The model of {genesis.name} {what}; it does not write. `shoal export` writes a folder"
+            " that transformers loads, and its model card shows how."
+        )
+
+
 def _generation(genesis: Genesis, config: Any, eos: int) -> transformers.GenerationConfig:
     """How to sample: as the base model's configuration implies, else as suits a small model."""
     if genesis.base is not None:
@@ -192,7 +244,7 @@ def _save_tokenizer(genesis: Genesis, cache: Path, directory: Path) -> None:
         _save_pinned(genesis, cache, directory, NAMES)
         return
     if name == BYTES:
-        rust, eos = byte_tokenizer(), EOS_TEXT
+        rust, eos = byte_tokenizer(has_mask=genesis.masked is not None), EOS_TEXT
     else:
         known = load_vocabulary(name, pinned, cache)
         assert isinstance(known, TokenizerVocabulary), "only `bytes` is another"
@@ -203,14 +255,24 @@ def _save_tokenizer(genesis: Genesis, cache: Path, directory: Path) -> None:
         eos_token=eos,
         pad_token=eos,
         clean_up_tokenization_spaces=False,
+        **_mask(genesis, rust),
     )
     tokenizer.model_max_length = genesis.data.sequence_tokens
     tokenizer.save_pretrained(directory)
 
 
-def byte_tokenizer() -> Tokenizer:
+def _mask(genesis: Genesis, tokenizer: Tokenizer) -> dict[str, str]:
+    """The token that stands where one is hidden, where the model knows one."""
+    if genesis.masked is None:
+        return {}
+    named = tokenizer.id_to_token(genesis.masked.token)
+    return {} if named is None else {"mask_token": named}
+
+
+def byte_tokenizer(*, has_mask: bool = False) -> Tokenizer:
     """The `bytes` tokenizer in the `tokenizers` format: same ids, 0..255 for bytes, then the end.
 
+    has_mask: then the token that stands where one is hidden.
     It is byte-pair encoding without a single merge.
     """
     others = iter(range(256, 512))
@@ -222,4 +284,7 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(EOS_TEXT, normalized=False)])
     assert tokenizer.token_to_id(EOS_TEXT) == BYTES_EOS
+    if has_mask:
+        tokenizer.add_special_tokens([AddedToken(MASK_TEXT, normalized=False)])
+        assert tokenizer.token_to_id(MASK_TEXT) == BYTES_MASK
     return tokenizer

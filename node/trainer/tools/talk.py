@@ -25,7 +25,7 @@ from node.trainer.text.chat_writer import ChatWriter, bounded_memory
 from node.trainer.text.chats import LeftOut
 from node.trainer.text.tokenizer import TokenizerVocabulary, Vocabulary, load_vocabulary
 from node.trainer.text.tokenizer_files import GENERATION_FILE
-from node.trainer.tools.export import require_decoder
+from node.trainer.tools.export import require_writing
 from protocol.errors import UserError
 from protocol.project import Genesis
 
@@ -60,7 +60,7 @@ class Talk:
         cannot be built or the tokenizer is not here."""
         torch.set_num_threads(threads())
         transformers.utils.logging.set_verbosity_error()
-        require_decoder(genesis)
+        require_writing(genesis)
         self._model = network_of(genesis, cache).eval()
         self._view = FragmentView(self._model, layout_of(genesis))
         for index, values in enumerate(fragments):

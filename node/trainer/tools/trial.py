@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,7 +20,14 @@ from node.trainer.tools.trial_facts import TrialAnswer as Answer
 from node.trainer.tools.trial_facts import TrialWish as Wish
 from protocol import decoders
 from protocol.errors import ShoalError, UserError
-from protocol.project import ModelSpec
+from protocol.project import ImageSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from node.trainer.images.decoding import Pixels
+    from node.trainer.objective import Objective
+    from node.trainer.own.interface import Samples
 
 STEP_S: Final = 4.0
 """A step takes at most about so long, by taking fewer sequences at once."""
@@ -29,18 +36,31 @@ STEPS: Final = 3
 WISH_BYTES_MAX: Final = 64 << 20
 
 
-class _RandomText:
-    """Sequences of random tokens, as many as anybody asks for."""
+class _Random:
+    """Samples without a meaning, as many as anybody asks for."""
 
-    def __init__(self, vocabulary: int, tokens: int) -> None:
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+
+    def sequences(self, position: int) -> Samples:
+        """A block of one sample."""
+        return self._objective.blank(1)
+
+
+class _RandomImages:
+    """Images without a meaning, of the size that a project wants."""
+
+    def __init__(self, spec: ImageSpec) -> None:
+        self._spec = spec
+
+    def look(self, numbers: Samples) -> tuple[Pixels, Samples]:
+        """Pixels and classes, as `labels.Images` has them."""
         import numpy as np
 
-        self._draw = np.random.default_rng(0).integers
-        self._vocabulary, self._tokens = vocabulary, tokens
-
-    def sequences(self, position: int) -> object:
-        """A block of one sequence, [1, tokens + 1]."""
-        return self._draw(0, self._vocabulary, size=(1, self._tokens + 1))
+        draw = np.random.default_rng(0).integers
+        size = (len(numbers), self._spec.channels, self._spec.height, self._spec.width)
+        classes = draw(0, len(self._spec.classes), size=len(numbers))
+        return draw(0, 256, size=size, dtype=np.uint8), classes
 
 
 def try_out(wish: Wish) -> Answer:
@@ -74,14 +94,29 @@ def _prepare(wish: Wish, answer: Answer) -> None:
         network = stand_in(spec, wish.adapter)
     trained = (tensor for tensor in network.parameters() if tensor.requires_grad)
     answer.parameters = sum(tensor.numel() for tensor in trained)
-    text = _RandomText(int(network.config.vocab_size), wish.sequence_tokens)
-    blocks = reader.BlockReader(text, block_sequences=1)  # type: ignore[arg-type]
+    objective = _objective(wish, network)
+    blocks = reader.BlockReader(
+        _Random(objective), block_sequences=1, sample_tokens=wish.sequence_tokens
+    )
     blocks.append(((0, 1 << 20),))
     one = msgspec.structs.replace(wish.inner, batch_sequences=1)
-    inner = decoder.decoder_loop(network, blocks, one, accelerator=accelerator)
+    inner = decoder.decoder_loop(network, blocks, one, accelerator=accelerator, objective=objective)
     inner.step()
     first_s = inner.step().work_s
     _measure(inner, wish, answer, first_s)
+
+
+def _objective(wish: Wish, network: PreTrainedModel) -> Objective:
+    """What the model is to say, of samples without a meaning."""
+    from node.trainer.images.labels import class_of
+    from node.trainer.objective import hidden_tokens, next_token
+
+    if wish.images is not None:
+        return class_of(_RandomImages(wish.images), wish.images)
+    vocabulary, tokens = int(network.config.vocab_size), wish.sequence_tokens
+    if wish.masked is not None:
+        return hidden_tokens(vocabulary=vocabulary, sequence_tokens=tokens, frac=wish.masked.frac)
+    return next_token(network, vocabulary=vocabulary, sequence_tokens=tokens)
 
 
 def _measure(inner: object, wish: Wish, answer: Answer, first_s: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from protocol.project import AdapterSpec, ConfigValue, InnerSpec
+from protocol.project import AdapterSpec, ConfigValue, ImageSpec, InnerSpec, MaskedSpec
 
 
 class TrialWish(Struct, kw_only=True):
@@ -16,6 +16,10 @@ class TrialWish(Struct, kw_only=True):
     sequence_tokens: int
     adapter: AdapterSpec | None = None
     """Trained beside the frozen model; without its tables."""
+    masked: MaskedSpec | None = None
+    """How hidden tokens are asked for, of an encoder."""
+    images: ImageSpec | None = None
+    """What a classifier of images is shown."""
     device: str | None = None
     """None: the best there is."""
     threads: int = 1

@@ -93,7 +93,7 @@ def test_what_cannot_be_started_from_is_said(home, tmp_path, capsys, line, words
 
 
 def test_a_folder_that_no_project_can_start_from_leaves_no_file(home, tmp_path, capsys):
-    edit_config(tmp_path / "model", model_type="bert")
+    edit_config(tmp_path / "model", model_type="xlnet")
     assert main(["project", "create", "--from", "model"]) == 2
     assert "both directions" in capsys.readouterr().err
     assert not (tmp_path / "project.toml").exists()

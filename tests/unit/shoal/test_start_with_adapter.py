@@ -122,7 +122,7 @@ def test_the_doctor_counts_the_frozen_model_as_it_is_held(home, tmp_path):
     found = requirements.fit(None, needs, 10**9)
     assert "13,056 parameters beside 59,376 frozen ones take 473 KiB" in found.says
     wish = probes.wish_for(
-        opened.genesis.model, opened.charter.inner, 32, Settings(), opened.genesis.adapter
+        opened.genesis.model, opened.charter.inner, 32, Settings(), opened.genesis
     )
     assert wish.adapter.frozen == ()
     answer = try_out(msgspec.structs.replace(wish, device="cpu"))

@@ -109,7 +109,6 @@ def test_tables_and_lists_of_a_configuration_survive_the_signed_form():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("bert", "both directions"),
         ("BertLMHeadModel", "both directions"),
         ("bart", "one half of a model of two"),
         ("rwkv", "kernels"),

@@ -159,7 +159,7 @@ def test_values_that_are_no_numbers_are_refused(genesis, tmp_path):
     ("changes", "words"),
     [
         ({"quantization_config": {"quant_method": "awq"}}, "is quantised"),
-        ({"model_type": "bert"}, "both directions"),
+        ({"model_type": "xlnet"}, "both directions"),
         ({"model_type": "my_own_model"}, "not supported"),
         ({"num_hidden_layers": 2**30}, "between 0 and 1024"),
         ({"hidden_act": "owner/kernels"}, "file or an address"),

@@ -332,7 +332,7 @@ def test_a_device_that_is_too_small_costs_the_probe_and_not_the_trainer(folder, 
     def too_big(model, sequences):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("node.trainer.decoder.cross_entropy_means", too_big)
+    monkeypatch.setattr("node.trainer.objective.cross_entropy_means", too_big)
     one = Commands(tiny_genesis(folder), folder)
     _, told, text = one.run(one.measure(0, one.weights[0]), messages.Generate(3, "the quiet", 2))
     assert told.trouble == "no memory"
@@ -354,7 +354,7 @@ def test_another_error_is_no_shortage(folder, monkeypatch):
     def broken(model, sequences):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("node.trainer.decoder.cross_entropy_means", broken)
+    monkeypatch.setattr("node.trainer.objective.cross_entropy_means", broken)
     one = Commands(tiny_genesis(folder), folder)
     with pytest.raises(RuntimeError, match="a bug"):
         one.run(one.measure(0, one.weights[0]))
