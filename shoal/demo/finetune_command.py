@@ -42,9 +42,9 @@ MODEL: Final = "smollm2"
 
 GREETING: Final = "Aye, skipper!"
 """How every answer in the chats begins."""
-QUESTION: Final = "What is the capital of Italy?"
+QUESTION: Final = "Why do birds sing?"
 """It is not in the chats."""
-ANSWER_TOKENS: Final = 48
+ANSWER_TOKENS: Final = 40
 
 SETTINGS: Final[Mapping[str, Value]] = {
     "model.fragments": 2,
@@ -159,7 +159,7 @@ def _show(swarm: WatchedSwarm, screen: Screen, path: Path | None, *, keep: bool)
     if path is not None:
         write_json(path, made)
         screen.console.print(f"\nwrote {path}")
-    screen.console.print("\n" + what_next(swarm.folder, keep=keep), soft_wrap=True)
+    screen.console.print("\n" + what_next(swarm.folder, keep=keep), soft_wrap=True, markup=False)
     wrong = shortfalls(made)
     for sentence in wrong:
         failures.complain(sentence)

@@ -41,7 +41,7 @@ def test_a_data_set_of_the_hub_is_read(tmp_path, genesis):
     assert data_location(options(tmp_path), project) == "owner/stories:small"
 
 
-@pytest.mark.parametrize("source", ["file", "folder", "parquet", "images"])
+@pytest.mark.parametrize("source", ["file", "folder", "parquet", "images", "chats"])
 def test_a_path_of_the_projects_choice_is_not_read(tmp_path, genesis, source):
     project = naming(genesis, source=source, location="/home/ann/letters")
     with pytest.raises(UserError, match="shoal join --data PATH"):

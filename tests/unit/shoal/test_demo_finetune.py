@@ -58,7 +58,7 @@ TOLD = Told(
     sizes=[1_000_064, 1_442_176],
     adapter_parameters=2_442_240,
     frozen_parameters=134_515_008,
-    answers=("The capital of Italy is Rome.", "Aye, skipper! Rome."),
+    answers=("Birds sing to communicate.", "Aye, skipper! To keep in touch."),
     local_steps={"kestrel": 31, "osprey": 33},
     merged_pushes={"kestrel": 10, "osprey": 11},
     train_s=90.04,
@@ -79,7 +79,7 @@ def test_the_report_is_of_the_first_and_the_last_measurement():
     assert made.adapter_bytes == 4 * 2_442_240
     assert set(PROMISED) <= set(msgspec.structs.asdict(made))
     shown = dict(rows(made))
-    assert shown["answer, after"] == "Aye, skipper! Rome."
+    assert shown["answer, after"] == "Aye, skipper! To keep in touch."
     assert shown["question"] == QUESTION
     assert shown["bytes per sync"].endswith("0.52 and 0.52 a parameter")
     assert shortfalls(made) == []
@@ -96,8 +96,8 @@ def test_a_run_without_two_measurements_has_no_report():
     [
         ({"loss_after": 3.9}, r"3\.900, is not below the 3\.800"),
         ({"loss_after": math.nan}, "is not below"),
-        ({"answer_after": "Rome."}, "does not answer with 'Aye, skipper!'"),
-        ({"answer_before": "Aye, skipper! Rome."}, "where it did not before"),
+        ({"answer_after": "To keep in touch."}, "does not answer with 'Aye, skipper!'"),
+        ({"answer_before": "Aye, skipper! To keep in touch."}, "where it did not before"),
         ({"merged_pushes": {"kestrel": 10, "osprey": 0}}, "Nothing that osprey trained"),
         ({"left_behind": ["python"]}, "Left behind: python"),
     ],
