@@ -6,6 +6,7 @@ import contextlib
 import errno
 import ipaddress
 import random
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -198,6 +199,19 @@ def rotated(peers: Sequence[PeerAddress], attempt: int) -> list[PeerAddress]:
     return [*peers[start:], *peers[:start]][:PEERS_TRIED_MAX]
 
 
+_CLOCKS = re.compile(r"local: (\d+\.\d+), peer: (\d+\.\d+)")
+"""In the words of hivemind."""
+
+
+def _clock_words(cause: str) -> str:
+    """By how much our clock is off, and which way."""
+    found = _CLOCKS.search(cause)
+    if found is None:
+        return "more than 3 s"
+    ahead_s = float(found[1]) - float(found[2])
+    return f"{abs(ahead_s):,.0f} s (it is {'ahead' if ahead_s > 0 else 'behind'})"
+
+
 def explained(peers: Sequence[PeerAddress], error: TransientError, port: int) -> ShoalError:
     """The same failed start in words: whose clock is off, who did not answer, or that our port
     was taken."""
@@ -206,8 +220,8 @@ def explained(peers: Sequence[PeerAddress], error: TransientError, port: int) ->
         return PortTaken(port)
     if "local time" in cause:
         return TransientError(
-            "this machine's clock differs by more than 3 s from the swarm's: set it with NTP "
-            "(for example: timedatectl set-ntp true)"
+            f"this machine's clock differs by {_clock_words(cause)} from the swarm's: set it with "
+            "NTP (for example: timedatectl set-ntp true)"
         )
     if "bootstrap" not in cause or not peers:
         return error

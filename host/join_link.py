@@ -23,6 +23,9 @@ from protocol.project import Name
 
 PREFIX = "shoal:"
 LINK_VERSION = 1
+SURPLUS_MAX = 8
+"""Characters that are looked for behind a pasted link."""
+
 CHECKSUM_BYTES = 4
 """Enough against slips of the mouse; against malice the project id itself protects."""
 
@@ -95,6 +98,9 @@ def _payload(coded: str) -> bytes:
         raise UserError(f"The join link is cut off after `{PREFIX}`. {_AGAIN}")
     if not coded.isascii() or any(not (char.isalnum() or char in "-_") for char in coded):
         raise UserError(f"The join link contains foreign characters. {_AGAIN}")
+    if (surplus := _surplus(coded)) is not None:
+        more = "1 character" if surplus == 1 else f"{surplus} characters"
+        raise UserError(f"The join link has {more} too many at its end. {_AGAIN}")
     try:
         padding = "=" * (-len(coded) % 4)
         raw = base64.b64decode(coded + padding, altchars=b"-_", validate=True)
@@ -106,6 +112,22 @@ def _payload(coded: str) -> bytes:
             raise UserError(f"The join link is cut off: its end is missing. {_AGAIN}")
         raise UserError(f"The join link is damaged: its checksum does not match. {_AGAIN}")
     return payload
+
+
+def _surplus(coded: str) -> int | None:
+    """How many characters at the end do not belong to the link; None if that is not what it is."""
+    for surplus in range(1, SURPLUS_MAX + 1):
+        kept = coded[:-surplus]
+        try:
+            raw = base64.b64decode(kept + "=" * (-len(kept) % 4), altchars=b"-_", validate=True)
+        except binascii.Error:
+            continue
+        # The last characters of a whole link hold no bits but those of its last byte.
+        is_canonical = base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=") == kept
+        payload, checksum = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
+        if is_canonical and payload and checksum == _checksum(payload):
+            return surplus
+    return None
 
 
 def _is_cut_off(raw: bytes) -> bool:

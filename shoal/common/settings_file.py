@@ -230,11 +230,14 @@ def as_text(name: str, value: object) -> str:
 
 
 def amount_text(count: int) -> str:
-    """So many bytes, exactly, with the largest unit that leaves a whole number."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count and count % 1024**power == 0:
-            return f"{count // 1024**power} {unit}"
-    return f"{count}"
+    """So many bytes, exactly, as the smallest whole number that a unit leaves: 2 GiB, or 2 GB."""
+    sizes = [
+        (base**power, unit + mark)
+        for base, mark in ((1024, "iB"), (1000, "B"))
+        for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "K" if mark == "iB" else "k"))
+    ]
+    whole = [(count // size, f"{count // size} {unit}") for size, unit in sizes if not count % size]
+    return min(whole)[1] if count and whole else f"{count}"
 
 
 def _check_words(name: str, value: object, place: Place) -> None:

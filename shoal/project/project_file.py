@@ -396,6 +396,10 @@ def make_genesis(
 
 
 def _with_network(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pins) -> specs.Genesis:
+    if file.data.source != "images":
+        from node.trainer.text.corpus import local_bytes
+
+        local_bytes(file.data)  # A wrong path is told before torch is loaded.
     from node.trainer import architectures
     from protocol.fragments import build_layout
 

@@ -23,6 +23,7 @@ from protocol.project import Origin, Voter
 from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
 from shoal.project import charter_commands, charters
 from shoal.project.charter_commands import Case
+from shoal.project.restore_command import UNCONFIRMED
 
 if TYPE_CHECKING:
     from shoal.project.recover_from_learners import Rescued
@@ -60,8 +61,8 @@ def reset_seat(
 ) -> list[str]:
     """Begin a new epoch behind the last certified record of this host's syncer.
 
-    UserError if a majority is here, if this host has no records, or without a confirmation: then
-    the warning is in its text.
+    Without a confirmation nothing changes, and the warning is printed. UserError if a majority is
+    here, or if this host has no records.
     """
     case = charter_commands.open_case(project, home)
     own = _identity(case, instance)
@@ -78,8 +79,7 @@ def reset_seat(
     else:
         origin = last_certified(case, own, instance)
     if not yes:
-        print("\n".join(_warning(case, voters, origin)))
-        raise UserError("Nothing was changed. To do it, repeat the command with --yes.")
+        return [*_warning(case, voters, origin), UNCONFIRMED]
     if rescued is not None:
         _keep_rescued(case, instance, rescued)
     return [*begin_epoch(case, origin, voters), *([note] if note else [])]

@@ -19,6 +19,7 @@ from protocol.snapshots.manifest import Manifest, stamp
 from protocol.status import RestoreRow, SyncerStatus
 from shoal.common import daemons
 from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
+from shoal.common.exit_codes import ExitCode
 from shoal.project import charter_commands, charters
 from shoal.project.best_checkpoint import Best
 from shoal.project.charter_commands import Case
@@ -42,15 +43,15 @@ def restore(
 ) -> int:
     """Begin a new epoch at a snapshot, and tell who goes on from what.
 
-    UserError if there is none, or without a confirmation.
+    Without a confirmation nothing changes. UserError if there is none.
     """
     case = charter_commands.open_case(project, home)
     manifest, notes = _choose(case, instance, snapshot)
     for note in notes:
         print(note)
     if not yes:
-        print("\n".join(warning(case, manifest)))
-        raise UserError(UNCONFIRMED)
+        print("\n".join([*warning(case, manifest), UNCONFIRMED]))
+        return ExitCode.DONE
     return go_back(case, manifest, instance)
 
 

@@ -18,6 +18,7 @@ from protocol.snapshots.manifest import Manifest, stamp
 from protocol.status import SyncerStatus
 from shoal.common import daemons, durations
 from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
+from shoal.common.exit_codes import ExitCode
 from shoal.project import charter_commands, restore_command
 from shoal.project.best_checkpoint import best_here
 from shoal.project.charter_commands import Case
@@ -40,7 +41,7 @@ def undo(
 ) -> int:
     """Begin a new epoch at the best checkpoint, or at the newest snapshot from before a time.
 
-    UserError if there is none, or without a confirmation.
+    Without a confirmation nothing changes. UserError if there is none.
     """
     now_s = time.time()
     if since is None:
@@ -50,8 +51,8 @@ def undo(
     manifest, notes = _before(case, instance, since_s)
     print("\n".join([*notes, *_lost(case, instance, manifest, now_s=now_s)]), flush=True)
     if not yes:
-        print("\n".join(restore_command.warning(case, manifest)))
-        raise UserError(restore_command.UNCONFIRMED)
+        print("\n".join([*restore_command.warning(case, manifest), restore_command.UNCONFIRMED]))
+        return ExitCode.DONE
     return restore_command.go_back(case, manifest, instance)
 
 
@@ -65,8 +66,9 @@ def _to_best(case: Case, instance: str, *, is_sure: bool) -> int:
         flush=True,
     )
     if not is_sure:
-        print("\n".join(restore_command.checkpoint_warning(case, best)))
-        raise UserError(restore_command.UNCONFIRMED)
+        warning = restore_command.checkpoint_warning(case, best)
+        print("\n".join([*warning, restore_command.UNCONFIRMED]))
+        return ExitCode.DONE
     return restore_command.go_back_to_checkpoint(case, best, instance)
 
 

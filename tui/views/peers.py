@@ -236,7 +236,10 @@ def empty_note(scene: Scene) -> str:
     """Why there is no table."""
     status = scene.leader
     if status is None:
-        return "Only a syncer knows all learners, and none is attached here."
+        return (
+            "Only a syncer knows all learners, and none is attached here. "
+            "To see the whole swarm: shoal tui --link 'LINK'"
+        )
     if leads(status):
         return ""
     assert status.seat is not None, "one without a seat counts as leading"

@@ -9,7 +9,7 @@ import pytest
 
 from host import addresses
 from host.addresses import PortTaken, kept_port, steady_port
-from protocol.errors import UserError
+from protocol.errors import TransientError, UserError
 
 LOOPBACK = "127.0.0.1"
 
@@ -64,3 +64,15 @@ def test_a_steady_port_is_free_and_given_to_no_outgoing_connection(taken, monkey
 def test_no_other_port_helps_where_the_address_is_not_ours():
     with pytest.raises(UserError, match="has no address"):
         kept_port("203.0.113.7", 0, is_asked_for=False)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [(1000.0, 940.5, "60 s (it is ahead)"), (900.0, 940.0, "40 s (it is behind)")],
+)
+def test_a_clock_that_is_off_is_told_by_how_much_and_which_way(ours, theirs, words):
+    error = TransientError("the engine did not start")
+    error.__cause__ = ValueError(
+        f"local time must be within 3 seconds  of others(local: {ours:.5f}, peer: {theirs:.5f})"
+    )
+    assert f"clock differs by {words}" in str(addresses.explained([], error, 4100))

@@ -87,6 +87,15 @@ def test_a_link_cut_off_anywhere_is_refused_and_says_to_copy_it_again():
     assert "cut off" in refusal("shoal:")
 
 
+def test_characters_too_many_at_the_end_are_counted():
+    for length in range(1, 5):  # Base64 leaves other bits unused for each length.
+        link = msgspec.structs.replace(LINK, name="x" * length)
+        text = format_link(link)
+        assert "has 1 character too many at its end" in refusal(f"{text}A")
+        assert "has 2 characters too many at its end" in refusal(f"{text}zz")
+        assert parse_link(text) == link
+
+
 def test_any_changed_character_is_refused():
     text = format_link(LINK)
     for at in range(len("shoal:"), len(text) - 1):

@@ -205,3 +205,18 @@ def test_a_file_that_cannot_be_written_is_told(file, monkeypatch, capsys):
 def test_an_item_keeps_its_kind():
     key = settings_file.known("limits.gpu_percent")
     assert config_command._item(key, "50", 50.0).as_string() == "50"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (2 * 10**9, "2 GB"),
+        (2 << 30, "2 GiB"),
+        (50_000, "50 kB"),
+        (1536 << 10, "1536 KiB"),
+        (1_000_001, "1000001"),
+        (0, "0"),
+    ],
+)
+def test_an_amount_is_echoed_as_it_was_meant(count, text):
+    assert settings_file.amount_text(count) == text
