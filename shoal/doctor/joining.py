@@ -18,7 +18,7 @@ from host.options import NodeOptions
 from node.daemon import trainer_options
 from protocol.errors import UserError
 from protocol.log.state import SwarmState
-from protocol.project import Charter, DataSpec, Genesis
+from protocol.project import Charter, DataSpec, Genesis, ImageSpec
 from shoal.doctor import diagnosis
 from shoal.doctor.findings import Finding, OwnText, Topic
 from syncer_node.machine.trust.invites import Invites
@@ -77,6 +77,8 @@ def _text(options: NodeOptions, genesis: Genesis) -> Iterator[Finding]:
         yield found
     elif genesis.data.source == "chats":
         yield diagnosis.own_chats(location, own_text(genesis.data, location))
+    elif genesis.images is not None:
+        yield _images(genesis.data, genesis.images, location)
     elif genesis.data.source in ("file", "folder", "parquet"):
         yield _copy(options.home, genesis, location)
     elif genesis.data.source == "hub":
@@ -94,6 +96,20 @@ def own_text(data: DataSpec, path: str) -> OwnText:
     except UserError as error:
         return OwnText(trouble=str(error))
     return OwnText(found.used, found.words)
+
+
+def _images(spec: DataSpec, images: ImageSpec, location: str) -> Finding:
+    """Whether there are files for the project's classes; decoding comes later."""
+    import msgspec
+
+    from node.trainer.images.image_set import count_images
+
+    try:
+        found = count_images(msgspec.structs.replace(spec, location=location), images)
+    except UserError as error:
+        return Topic("images").trouble(*_parted(str(error)))
+    seen = Topic("images", images=float(found))
+    return seen.good(f"{found:,} images lie at {location}; not decoded yet")
 
 
 def _copy(home: Home, genesis: Genesis, location: str) -> Finding:

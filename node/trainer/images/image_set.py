@@ -124,6 +124,20 @@ def describe_images(spec: DataSpec, view: View, *, cache: Path) -> Described:
     return Described(said, counted.blocks, counted.digest)
 
 
+def count_images(spec: DataSpec, images: ImageSpec) -> int:
+    """How many files of the project's classes this host has; none is opened.
+
+    UserError if a folder is no class of the project, or if there are too few for one block.
+    """
+    found = len(_listing(_root(spec), images.classes))
+    if found <= spec.block_sequences:
+        raise UserError(
+            f"{spec.location} holds {found} images of this project's classes; a block alone has"
+            f" {spec.block_sequences}. Ask the project's host for a copy."
+        )
+    return found
+
+
 # -------------------------------------------------------------------------------------- the files
 
 

@@ -12,7 +12,7 @@ from host.options import NodeOptions
 from node.daemon.trainer_options import data_location
 from node.trainer.text.corpus import describe_corpus
 from protocol.errors import UserError
-from protocol.project import DataSpec
+from protocol.project import DataSpec, ImageSpec
 from shoal.doctor import joining
 from shoal.doctor.joining import Wishes
 from tests.support.builders import project
@@ -87,6 +87,36 @@ def test_text_that_no_learner_could_train_on_is_trouble(home, tmp_path, count, w
     text = found(home, spec, data=texts(tmp_path / "text", count))["text"]
     assert text.verdict == "trouble"
     assert words in text.says
+
+
+def pictures(folder, **counts):
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for at in range(count):
+            (folder / name / f"{at}.png").touch()
+    return str(folder)
+
+
+def test_images_are_counted_and_a_folder_that_is_no_class_is_trouble(home, tmp_path):
+    spec = msgspec.structs.replace(SPEC, source="images")
+    seen = ImageSpec(8, 8, 1, (0.5,), (0.5,), ("cat", "dog"), 9, 1)
+
+    def images(folder):
+        genesis = msgspec.structs.replace(project().genesis, data=spec, images=seen)
+        wishes = Wishes(data=folder)
+        (text,) = joining.refusals(home, LINK, genesis, None, wishes)
+        return text
+
+    good = images(pictures(tmp_path / "good", cat=3, dog=2))
+    assert (good.topic, good.verdict) == ("images", "good")
+    assert good.says.startswith("5 images lie at")
+    few = images(pictures(tmp_path / "few", cat=1, dog=2))
+    assert few.verdict == "trouble"
+    assert "holds 3 images" in few.says
+    other = images(pictures(tmp_path / "other", cat=3, dog=2, cow=1))
+    assert other.verdict == "trouble"
+    assert "is no class of this project" in other.says
+    assert images(str(tmp_path / "nowhere")).verdict == "trouble"
 
 
 def test_a_banned_key_hears_it(home):
