@@ -46,6 +46,8 @@ class PaceMeter:
     """Takes in the log every second or so."""
 
     fragments: int
+    _begun_at: int | None = None
+    """The global step at which the daemon met the log."""
     _seen: deque[_Seen] = field(default_factory=lambda: deque(maxlen=SEEN_MAX))
 
     def observe(self, step: int, tokens: int, now_s: float) -> None:
@@ -56,6 +58,10 @@ class PaceMeter:
                 self._seen.clear()  # Another history, or tokens were taken back.
             elif step == last.step:
                 return
+        elif self._begun_at is None or step <= self._begun_at:
+            # When that step came is not known, and time without learners says nothing of a pace.
+            self._begun_at = step
+            return
         self._seen.append(_Seen(now_s, step, tokens))
         self._forget(now_s)
 

@@ -53,6 +53,7 @@ def test_nothing_is_told_before_something_is_known():
     meter = PaceMeter(FRAGMENTS)
     assert meter.told(BUDGET, 5.0).still_s is None
     meter.observe(1, TOKENS, 0.0)
+    assert meter.told(BUDGET, 5.0).still_s is None
     meter.observe(2, 2 * TOKENS, 10.0)
     told = meter.told(BUDGET, 11.0)
     assert (told.left_s, told.gap_s, told.still_s) == (None, None, 1.0)
@@ -71,3 +72,12 @@ def test_another_history_begins_anew():
     assert meter.told(BUDGET, 100.0).left_s is not None
     meter.observe(50, 50 * TOKENS, 101.0)
     assert meter.told(BUDGET, 101.0).left_s is None
+
+
+def test_time_before_the_first_merge_says_nothing_of_the_pace():
+    meter = PaceMeter(FRAGMENTS)
+    for at in range(600):
+        meter.observe(0, 0, float(at))
+    for at in range(60):
+        meter.observe(at + 1, (at + 1) * TOKENS, 600.0 + at)
+    assert meter.told(BUDGET, 660.0).gap_s == pytest.approx(1.0)
