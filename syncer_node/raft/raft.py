@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from protocol import limits, messages
 from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, UnexpectedMessage
@@ -60,7 +58,7 @@ class Raft:
         self._origins: list[messages.CertifiedRecord] = []
         self._accounts: dict[bytes, Account] = {}
         self._handed_s = -1e9
-        self._asked_to_lead: Counter[bytes] = Counter()
+        self._asked_to_lead: dict[bytes, int] = {}
         self._leaving_s: float | None = None
 
     # Looking.
@@ -357,11 +355,13 @@ class Raft:
         # One that was asked and did not stand, as it was drained, is asked after the others.
         asked = self._asked_to_lead
         best = max(
-            ready, key=lambda peer: (-asked[peer.key], ranks[peer.key], peer.key), default=None
+            ready,
+            key=lambda peer: (-asked.get(peer.key, 0), ranks[peer.key], peer.key),
+            default=None,
         )
         if best is None:
             return None
-        asked[best.key] += 1
+        asked[best.key] = asked.get(best.key, 0) + 1
         self._handed_s = context.now_s
         context.say(best.key, messages.HandOver(context.epoch, context.term))
         return best.key

@@ -160,6 +160,7 @@ class RaftFields(_State):
     _origins: list[CertifiedRecord]
     _accounts: dict[bytes, Account]
     _handed_s: float
+    _asked_to_lead: dict[bytes, int]
     _leaving_s: float | None
 
 

@@ -12,6 +12,7 @@ import time
 
 from shoal.local_swarm.swarm import HANG_S, LAG_MAX
 from tests.net.lab_swarm import LabSwarm
+from tests.net.swarms import Merging
 
 LEARNERS = ("ada", "bob")
 DUTY = "0.2"
@@ -89,9 +90,15 @@ class Voters(LabSwarm):
 
     def wait_well(self, limit_s=HANG_S):
         """Until a leader merges with all learners and all voters have everything."""
-        is_well = self.within(limit_s, lambda: not self.trouble(), "a swarm that is well")
-        assert is_well, self.trouble()
-        return self.leader()
+        merging = Merging()
+
+        def is_well():
+            found = None if self.trouble() else self.leader()
+            return found and merging.names(found[1]) >= set(self.learners) and found
+
+        found = self.within(limit_s, is_well, "a swarm that is well")
+        assert found, self.trouble() or "not every learner is in a merge"
+        return found
 
     def trouble(self):
         """What is not well, in words; empty if all is."""
@@ -132,6 +139,7 @@ class Voters(LabSwarm):
         """
         begun_s = since_s or time.monotonic()
         steps, look_s, led_s = self.local_steps(), time.monotonic() + STEPS_EVERY_S, None
+        merging = Merging()
 
         def has_merged():
             nonlocal steps, look_s, led_s
@@ -141,8 +149,7 @@ class Voters(LabSwarm):
             if not found or found[0] == former:
                 return None
             led_s = led_s or now_s - begun_s
-            merges = {peer.name: peer.merges for peer in found[1].peers}
-            return found if all(merges.get(name) for name in self.learners) else None
+            return found if merging.names(found[1]) >= set(self.learners) else None
 
         found = self.until(has_merged, f"a successor of {former}", limit_s=TAKEOVER_S)
         self.check_followed(found)

@@ -35,6 +35,19 @@ TINY = {
 """A Llama of 19 000 parameters, trained without end."""
 
 
+class Merging:
+    """Who is in merges from the first look on: what a syncer counts, its log remembers."""
+
+    def __init__(self):
+        self._before = None
+
+    def names(self, status):
+        """Of the learners in a merge since; status: a syncer's."""
+        if self._before is None:
+            self._before = {one.key: one.merges for one in (*status.contributors, *status.peers)}
+        return {one.name for one in status.peers if one.merges > self._before.get(one.key, 0)}
+
+
 class TinySwarm(LocalSwarm):
     """Daemons on one machine that train a tiny model on a text of their own."""
 
@@ -59,12 +72,13 @@ class TinySwarm(LocalSwarm):
         )
 
     def all_merge(self, *names):
-        """Waits until each of these is in merges; the syncer's status then."""
+        """Waits until each of these is in a merge from now on; the syncer's status then."""
+
+        merging = Merging()
 
         def look():
             now = self.syncer()
-            merging = {peer.name for peer in now.peers if peer.merges} if now else set()
-            return now if merging >= set(names) else None
+            return now if now and merging.names(now) >= set(names) else None
 
         return self.until(look, f"{', '.join(names)} in merges")
 
