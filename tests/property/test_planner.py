@@ -79,10 +79,10 @@ def test_every_download_ends_with_the_certified_bytes_or_a_reason(team, has_sync
 
 @settings(max_examples=60, deadline=None)
 @given(
-    team=st.lists(st.tuples(st.sampled_from([300.0, 2e3, 2e4]), HELD), min_size=1, max_size=5),
+    team=st.lists(st.tuples(st.sampled_from([4e3, 2e4]), HELD), min_size=1, max_size=5),
     seed=st.integers(0, 99),
 )
-def test_the_syncer_is_never_asked_for_what_an_honest_learner_holds(team, seed):
+def test_the_syncer_is_never_asked_for_what_an_honest_learner_holds_and_soon_gives(team, seed):
     donors = []
     for at, (rate, held) in enumerate(team):
         donor = FakeDonor(digest_of("donor", at), bytes_per_s=rate)

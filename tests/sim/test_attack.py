@@ -15,7 +15,6 @@ from simulator.attack.trial import Attacked, Trial, attempt, silent
 from simulator.checkers.credit import check_progress, taken_back
 from simulator.compare.bench import open_bench
 from simulator.compare.setting import Setting
-from tests.support.choices import first
 from tests.support.tiny_project import tiny_charter, tiny_genesis
 
 LEARNERS, STEPS = 4, 120
@@ -65,8 +64,9 @@ def quiet(project: Project) -> Trial:
     return trial(project, "earned", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "attack", first(1, ["flip-10", "constant", "noise-10", "spike", "flip-1", "flip-100", "same"])
+    "attack", ["flip-10", "constant", "noise-10", "spike", "flip-1", "flip-100", "same"]
 )
 def test_a_liar_is_named_at_once_and_changes_little(
     project: Project, quiet: Trial, attack: str
@@ -79,6 +79,7 @@ def test_a_liar_is_named_at_once_and_changes_little(
     assert found.honest_doubted == 0
 
 
+@pytest.mark.slow
 def test_where_all_count_the_same_liar_wrecks_the_model(project: Project, quiet: Trial) -> None:
     assert trial(project, "all", "flip-10").loss > 2 * quiet.loss
 
@@ -154,6 +155,7 @@ def test_who_only_claims_to_be_fast_is_in_no_merge(project: Project) -> None:
     assert run.learners[-1].key not in {part.learner for part in parts}
 
 
+@pytest.mark.slow
 def test_keys_come_in_turn_and_incarnations_follow_one_another(project: Project) -> None:
     attack = replace(ATTACKS["new-keys"], keys=((0.0, 0.5), (0.5, 1.0)))
     run = run_of(project, attack, steps=40)

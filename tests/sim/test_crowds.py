@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from node.machine.syncer_link import Link
 from protocol.project import LimitSpec
 from simulator.scenarios.swarm import build_swarm
@@ -11,6 +13,7 @@ LEARNERS = 256
 LIMITS = LimitSpec(10**9, LEARNERS, 40, 8, 60.0, 8)
 
 
+@pytest.mark.slow
 def test_of_ten_newcomers_ten_are_welcomed_though_one_address_sends_270_keys():
     # The first learner has begun by the time they come; the others come after them.
     swarm = build_swarm(1, steps_s=(0.5,) * 11, limits=LIMITS, join_s=33.0)

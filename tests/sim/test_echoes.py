@@ -15,7 +15,6 @@ from simulator.attack.trial import TRUSTED, Attacked, silent
 from simulator.compare.bench import open_bench
 from simulator.compare.decoupled import Decoupled
 from simulator.compare.setting import Setting
-from tests.support.choices import first
 from tests.support.tiny_project import tiny_charter, tiny_genesis
 
 LEARNERS, STEPS = 4, 120
@@ -40,7 +39,8 @@ def pushes(run: Decoupled) -> list[Contribution]:
     return [part for merge in run.ledger.merges for part in merge.contributions]
 
 
-@pytest.mark.parametrize("mixture", first(1, ["alike", "kind"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mixture", ["alike", "kind"])
 def test_honest_pushes_are_no_echoes_and_nobody_is_doubted(project: Project, mixture: str) -> None:
     parts = pushes(Mixed(open_bench(*project), SETTING, MIXTURES[mixture]))
     echoes = [part.echo for part in parts if part.echo]
@@ -52,7 +52,8 @@ def test_honest_pushes_are_no_echoes_and_nobody_is_doubted(project: Project, mix
     assert all(part.trust >= TRUSTED for part in parts)
 
 
-@pytest.mark.parametrize("attack", first(1, ["copy", "blur", "stale", "blend"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["copy", "blur", "stale", "blend"])
 def test_who_hands_in_what_was_merged_does_not_count(project: Project, attack: str) -> None:
     run = Attacked(open_bench(*project), SETTING, 1, ATTACKS[attack])
     parts, liar = pushes(run), run.learners[-1].key

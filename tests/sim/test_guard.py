@@ -176,6 +176,7 @@ def test_with_one_learner_two_measurements_in_a_row_say_so():
     assert_rest(swarm)
 
 
+@pytest.mark.slow
 def test_a_sound_run_is_never_paused():
     swarm = sound()
     swarm.world.run(400.0)

@@ -18,6 +18,7 @@ from tests.support.tiny_project import tiny_charter, tiny_genesis
 LEARNERS, STEPS = 4, 120
 
 
+@pytest.mark.slow
 def test_a_learner_with_text_of_its_own_says_so_and_is_not_probed(tmp_path: Path) -> None:
     genesis = tiny_genesis(tmp_path)
     outer = OuterSpec(0.4, 0.7, 3.0, trust="earned", probes_frac=4.0)

@@ -115,6 +115,7 @@ def test_a_copier_is_suspended_and_nothing_of_it_is_merged_any_more(seed: int) -
     swarm.check()
 
 
+@pytest.mark.slow
 def test_nobody_honest_is_suspended_though_one_prober_slanders_all() -> None:
     swarm = swarm_of(5)
     swarm.learners[0].backend = Slander()
@@ -125,6 +126,7 @@ def test_nobody_honest_is_suspended_though_one_prober_slanders_all() -> None:
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_prober_that_never_answers_delays_no_merge_and_is_asked_less() -> None:
     swarm = swarm_of(6)
     dead = swarm.learners[0]

@@ -107,7 +107,8 @@ def test_a_swarm_trains_with_each_way_to_cut_a_model(strategy):
     trained(strategy=strategy)
 
 
-@pytest.mark.parametrize("steps_s", first(1, [(0.2, 0.6), (0.3, 0.3, 0.3)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_s", [(0.2, 0.6), (0.3, 0.3, 0.3)])
 def test_the_published_eligibility_merges_one_fragment_for_each_step_of_the_fastest(steps_s):
     spec = rounds(local_steps=4, eligible="step", pace_share=0.0, overlap_steps=2)
     swarm = trained(120.0, rounds=spec, steps_s=steps_s)
@@ -143,6 +144,7 @@ def test_the_measured_h_is_the_configured_h_on_any_network(network, local_steps)
     assert 0.9 * local_steps <= sum(late) / len(late) <= 1.2 * local_steps
 
 
+@pytest.mark.slow
 def test_when_the_fastest_learner_leaves_the_others_go_on_within_a_cycle():
     swarm = build_swarm(3, steps_s=(0.05, 1.0))
     swarm.world.run(120.0)

@@ -135,6 +135,7 @@ def test_a_learner_without_a_part_begins_as_a_joiner():
     assert told["learner-0"].is_restored
 
 
+@pytest.mark.slow
 def test_a_part_is_gone_on_from_once_in_an_epoch():
     swarm = watched(6)
     take_at(swarm, 40.0)

@@ -414,6 +414,7 @@ def test_an_altered_state_is_damage(
         again(tape)
 
 
+@pytest.mark.slow
 def test_a_state_that_was_another_does_not_come_to_the_same(
     rotated: tuple[Path, Ledger], tmp_path: Path
 ) -> None:

@@ -13,7 +13,6 @@ from simulator.scenarios.swarm import build_swarm
 from simulator.stand_ins.tiny import LIMITS
 from simulator.virtual.nodes import Speed, SpeedModel
 from syncer_node.machine.text_supply import OWN_FACTOR, RESERVE_S
-from tests.support.choices import first
 
 LONG = structs.replace(LIMITS, tokens=10**12, lease_blocks=1024)
 BATCH = 2
@@ -33,7 +32,8 @@ def sequences(host, learner):
     return host.syncer.state.leases.granted[learner.key, learner.incarnation]
 
 
-@pytest.mark.parametrize("seed", first(1, range(3)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_a_slow_learner_that_becomes_ten_times_as_fast_never_waits_for_text(seed):
     swarm = build_swarm(seed, steps_s=(0.5, 0.5, 0.5, 5.0), limits=LONG)
     swarm.world.run(300.0)

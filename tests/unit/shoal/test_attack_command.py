@@ -28,6 +28,7 @@ def attack(tmp_path: Path, *arguments: str) -> int:
     return main(["--home", str(tmp_path / "home"), "sim", "attack", *arguments])
 
 
+@pytest.mark.slow
 def test_every_run_is_a_row_and_compared_with_the_one_without_liars(tmp_path, capsys):
     rows, picture = tmp_path / "rows.json", tmp_path / "rows.svg"
     asked = ["flip-10", *STEPS, *SMALL, "--jobs", "1", "--json", str(rows), "--plot", str(picture)]
