@@ -6,7 +6,7 @@ the version with the fewest holders go first, then those of the fragment that wa
 that versions are complete before their holders move on to newer ones. Within a version the order
 is random. At the end a chunk that is slow to come is asked of a second donor, if that one is sure
 to be faster. The syncer is asked only for what no learner has, and beside learners that need long
-where it is much faster (`node.download.help`).
+where it is much faster (`node.download.syncer_help`).
 
 Sans IO: the owner carries out what `asks` returns and reports each with `arrived` or `failed`.
 """
@@ -18,10 +18,10 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
-from node.download import help as help_
+from node.download import syncer_help
 from node.download.assembly import Assembly, Part
 from node.download.donors import Donor
-from node.download.help import Given, Help
+from node.download.syncer_help import Given, Help
 from node.download.throughput import WINDOW_S, ThroughputMeter
 from protocol import limits
 from protocol.ids import Digest, short
@@ -335,9 +335,10 @@ class Planner:
         self._looked_s = now_s
         since_s = self._fed_s if self._fed_s is not None else min(opened)
         if self._help.is_due(now_s):
-            self._help.judge(self._given(now_s, help_.WINDOW_S), now_s)
+            self._help.judge(self._given(now_s, syncer_help.WINDOW_S), now_s)
             return
-        if now_s < since_s + (help_.LOOK_S if self._fed_s is not None else help_.STARVED_S):
+        is_fed = self._fed_s is not None
+        if now_s < since_s + (syncer_help.LOOK_S if is_fed else syncer_help.STARVED_S):
             return
         span_s = min(now_s - since_s, WINDOW_S)
         rate = self._given(now_s, span_s).learners / span_s

@@ -2,7 +2,7 @@
 
 Every local step reads exactly `batch_sequences` sequences, in the order of the leased positions.
 What a step does with them is its trainer's business (`node.trainer.own.interface`): that of Shoal
-is `node.trainer.decoder`.
+is `node.trainer.builtin`.
 
 The learning rate is peak * schedule(progress) * ramp(local step): a linear rise to the peak, a
 cosine to the final share, and a short ramp for moments that start from zero. Progress comes from

@@ -14,7 +14,7 @@ import torch
 
 from node.trainer import architectures, micro_batch, model
 from node.trainer.adapters.network import network_of
-from node.trainer.decoder import DecoderTrainer
+from node.trainer.builtin import BuiltinTrainer
 from node.trainer.images.labels import class_of
 from node.trainer.link.messages import Configure
 from node.trainer.loop import make_accelerator
@@ -41,13 +41,13 @@ FOR_WEIGHTS: Final = InnerSpec(
 """Where only weights are wanted, and nobody said how they will be trained."""
 
 
-def decoder(start: Start) -> DecoderTrainer:
+def builtin(start: Start) -> BuiltinTrainer:
     """The project's model, with first weights. UserError if it cannot be trained here."""
     genesis, machine = start.genesis, start.machine
     with start.phase("model"):
         check_fits(genesis, start.vocabulary_size)
         network = network_of(genesis, start.cache)
-    trainer = DecoderTrainer(
+    trainer = BuiltinTrainer(
         network,
         start.inner,
         accelerator=start.accelerator,

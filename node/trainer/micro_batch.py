@@ -25,7 +25,7 @@ from blake3 import blake3
 from msgspec import Struct
 from torch import Tensor
 
-from node.trainer.decoder import DecoderTrainer
+from node.trainer.builtin import BuiltinTrainer
 from node.trainer.failures import is_out_of_memory
 from node.trainer.files import write_atomically
 from node.trainer.memory_limits import status_bytes
@@ -54,7 +54,7 @@ class Fit(Struct, frozen=True):
 
 
 def fit(
-    trainer: DecoderTrainer, genesis: Genesis, *, folder: Path, room_bytes: int | None, ranks: int
+    trainer: BuiltinTrainer, genesis: Genesis, *, folder: Path, room_bytes: int | None, ranks: int
 ) -> int:
     """The largest micro-batch that fits, in 1 .. `trainer.micro_batch`.
 
@@ -86,7 +86,7 @@ def even(micro_batch: int, sequences: int) -> int:
     return -(-sequences // passes)
 
 
-def _tried(trainer: DecoderTrainer, dry: Callable[[int], None], wanted: int) -> int:
+def _tried(trainer: BuiltinTrainer, dry: Callable[[int], None], wanted: int) -> int:
     """From the largest down, with the moments' room taken."""
     while True:
         try:
@@ -103,7 +103,7 @@ def _tried(trainer: DecoderTrainer, dry: Callable[[int], None], wanted: int) -> 
         trainer.forget_gradients()
 
 
-def _trained(trainer: DecoderTrainer) -> list[Tensor]:
+def _trained(trainer: BuiltinTrainer) -> list[Tensor]:
     """What the optimizer will keep moments of."""
     return [one for one in trainer.model.parameters() if one.requires_grad]
 
@@ -113,7 +113,7 @@ def _moments_room(parameter: Tensor) -> Tensor:
 
 
 def _computed(
-    trainer: DecoderTrainer,
+    trainer: BuiltinTrainer,
     dry: Callable[[int], None],
     wanted: int,
     room_bytes: int | None,
@@ -147,7 +147,7 @@ def _kib(name: str) -> int:
     return status_bytes(name) or 0
 
 
-def _facts(trainer: DecoderTrainer, genesis: Genesis) -> dict[str, str]:
+def _facts(trainer: BuiltinTrainer, genesis: Genesis) -> dict[str, str]:
     """All that decides what fits."""
     described: list[object] = [genesis.model.architecture, genesis.model.config]
     if genesis.adapter is not None:

@@ -147,7 +147,7 @@ class TrainerSetup:
 
         named = start.genesis.trainer
         place = start.machine.trainer or (installed.require(named) if named else "")
-        return making.own(place, start) if place else making.decoder(start)
+        return making.own(place, start) if place else making.builtin(start)
 
     def _own_samples(self, genesis: Genesis) -> OwnSamples:
         """The data that the training code brings."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from node.trainer.decoder import DecoderTrainer
+from node.trainer.builtin import BuiltinTrainer
 from node.trainer.loop import InnerLoop
 from node.trainer.objective import Forward
 from node.trainer.text.reader import Sequences
@@ -53,7 +53,7 @@ def loss_sum(model: Forward, sequences: Tensor) -> Tensor:
 
 
 def success(
-    loop: InnerLoop[DecoderTrainer],
+    loop: InnerLoop[BuiltinTrainer],
     layout: Layout,
     fragments: Sequence[F32],
     heldout: Sequences,

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
-from node.trainer.decoder import DecoderTrainer, decoder_loop
+from node.trainer.builtin import BuiltinTrainer, builtin_loop
 from node.trainer.loop import InnerLoop, make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
 from node.trainer.objective import LossSum
@@ -57,10 +57,10 @@ class Bench:
         *,
         micro_batch: int | None = None,
         loss_sum: LossSum | None = None,
-    ) -> InnerLoop[DecoderTrainer]:
+    ) -> InnerLoop[BuiltinTrainer]:
         """An inner loop at version 0, with fresh moments; without a reader it only evaluates."""
         model = build_model(self.model, seed=self.genesis.seed)
-        loop = decoder_loop(
+        loop = builtin_loop(
             model,
             reader or self.reader(0, 0),
             inner or self.charter.inner,
@@ -73,7 +73,7 @@ class Bench:
             view.write(index, values)
         return loop
 
-    def heldout_loss(self, loop: InnerLoop[DecoderTrainer], fragments: Sequence[F32]) -> float:
+    def heldout_loss(self, loop: InnerLoop[BuiltinTrainer], fragments: Sequence[F32]) -> float:
         """Nats per token on held-out text of the model with these fragments."""
         values = np.concatenate(list(fragments))
         return loop.evaluate(self.heldout, layout=self.layout, values=values)

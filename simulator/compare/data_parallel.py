@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from node.trainer.decoder import DecoderTrainer
+from node.trainer.builtin import BuiltinTrainer
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
 from node.trainer.text.reader import BlockReader, Pieces
@@ -63,7 +63,7 @@ class DataParallel:
         share = -(-blocks // setting.learners)
         readers = [bench.reader(at * share, blocks) for at in range(setting.learners)]
         self.reader = JoinedReader(bench, readers, self.batch)
-        self.loop: InnerLoop[DecoderTrainer] = bench.loop(
+        self.loop: InnerLoop[BuiltinTrainer] = bench.loop(
             self.reader, inner, micro_batch=self.batch
         )
         self.clock = StepClock(setting)

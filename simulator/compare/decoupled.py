@@ -17,7 +17,7 @@ import numpy as np
 
 from node.machine.jobs import SetProgress
 from node.machine.moments import moments_numel
-from node.trainer.decoder import DecoderTrainer
+from node.trainer.builtin import BuiltinTrainer
 from node.trainer.gain import Change, measure_gain
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
@@ -99,7 +99,7 @@ class _BatchReader(BlockReader):
 class _Weights:
     """A model's fragments as the simulator's trainers hold them."""
 
-    def __init__(self, loop: InnerLoop[DecoderTrainer], bench: Bench) -> None:
+    def __init__(self, loop: InnerLoop[BuiltinTrainer], bench: Bench) -> None:
         self.view = FragmentView(loop.trainer.model, bench.layout)
         self._assigned = [False] * len(bench.layout.fragments)
 
@@ -193,7 +193,7 @@ class RealBackend(Backend):
 
     def __init__(self, bench: Bench, learners: dict[bytes, RealLearner]) -> None:
         self._bench, self._learners = bench, learners
-        self._prober: InnerLoop[DecoderTrainer] | None = None
+        self._prober: InnerLoop[BuiltinTrainer] | None = None
         """Takes no steps: it lends its model for probes."""
 
     def weights(self, numel: int, fragment: int) -> F32:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node.trainer.decoder import DecoderTrainer
+from node.trainer.builtin import BuiltinTrainer
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
 from protocol.numerics.codecs import F32, payload_bytes
@@ -67,7 +67,7 @@ class Lockstep:
         inner = inner or bench.charter.inner
         sequences = setting.steps * inner.batch_sequences
         blocks = -(-sequences // bench.genesis.data.block_sequences)
-        self.loops: list[InnerLoop[DecoderTrainer]] = [
+        self.loops: list[InnerLoop[BuiltinTrainer]] = [
             bench.loop(bench.reader(at * blocks, blocks), inner) for at in range(setting.learners)
         ]
         self.views = [FragmentView(loop.trainer.model, bench.layout) for loop in self.loops]

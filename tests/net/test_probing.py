@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from node.machine.jobs import Capture, Captured, NotProbed, ProbePush, PushProbed, Starved
-from node.trainer.decoder import decoder_loop
+from node.trainer.builtin import builtin_loop
 from node.trainer.gain import Change, measure_gain
 from node.trainer.loop import make_accelerator
 from node.trainer.model import build_model, layout_of
@@ -67,7 +67,7 @@ def measured_here(genesis, folder, weights, displacement, job):
     """The same in this process."""
     layout = layout_of(genesis)
     corpus = open_corpus(genesis.data, seed=genesis.seed, cache=folder / "cache")
-    loop = decoder_loop(
+    loop = builtin_loop(
         build_model(genesis.model, seed=genesis.seed),
         BlockReader(corpus, block_sequences=BLOCK_SEQUENCES),
         INNER,

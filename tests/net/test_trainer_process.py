@@ -16,7 +16,7 @@ import pytest
 import torch
 import uvloop
 
-from node.trainer.decoder import decoder_loop
+from node.trainer.builtin import builtin_loop
 from node.trainer.link import messages
 from node.trainer.loop import make_accelerator
 from node.trainer.model import FragmentView, build_model, initial_weights, layout_of
@@ -145,7 +145,7 @@ def train_here(genesis, folder, *, steps):
     reader = BlockReader(corpus, block_sequences=BLOCK_SEQUENCES)
     reader.append(((0, 100),))
     model = build_model(genesis.model, seed=genesis.seed)
-    loop = decoder_loop(model, reader, INNER, accelerator=make_accelerator("cpu"))
+    loop = builtin_loop(model, reader, INNER, accelerator=make_accelerator("cpu"))
     loop.progress = 0.1
     losses = [loop.step().loss for _ in range(steps)]
     view = FragmentView(model, layout_of(genesis))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.trainer import decoder
+from node.trainer import builtin
 from node.trainer.model import FragmentView
 from protocol.project import Charter, Genesis, OuterSpec
 from simulator.compare.algorithms import ALGORITHMS, Algorithm
@@ -91,7 +91,7 @@ def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatc
     def sgd(model, inner):
         return torch.optim.SGD(model.parameters(), lr=inner.learning_rate)
 
-    monkeypatch.setattr(decoder, "make_optimizer", sgd)
+    monkeypatch.setattr(builtin, "make_optimizer", sgd)
     genesis, charter, cache = project
     inner = msgspec.structs.replace(INNER, learning_rate=0.3, grad_norm_max=1e6)
     charter = msgspec.structs.replace(charter, inner=inner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from node.trainer.decoder import decoder_loop
+from node.trainer.builtin import builtin_loop
 from node.trainer.loop import make_accelerator
 from node.trainer.model import build_model, describe_model
 from node.trainer.text.reader import BlockReader
@@ -47,7 +47,7 @@ def make_loop(
     reader.append(((0, blocks),))
     model = model or build_model(GENESIS.model, seed=seed)
     accelerator = accelerator or make_accelerator("cpu")
-    return decoder_loop(model, reader, inner, accelerator=accelerator, **options)
+    return builtin_loop(model, reader, inner, accelerator=accelerator, **options)
 
 
 def weights_of(loop):

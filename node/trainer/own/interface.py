@@ -1,6 +1,6 @@
 """What training code must offer so that a swarm can train with it.
 
-Shoal's own trainer (`node.trainer.decoder`) is one such class, somebody's own another; the session
+Shoal's own trainer (`node.trainer.builtin`) is one such class, somebody's own another; the session
 makes no difference between them. A class needs no import of Shoal: having the methods is enough.
 `Trainer` is what it must have; the other protocols are what it may have.
 

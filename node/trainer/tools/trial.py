@@ -77,7 +77,7 @@ def try_out(wish: Wish) -> Answer:
 def _prepare(wish: Wish, answer: Answer) -> None:
     import torch
 
-    from node.trainer import decoder, loop, model
+    from node.trainer import builtin, loop, model
     from node.trainer.adapters.network import stand_in
     from node.trainer.text import reader
 
@@ -100,7 +100,7 @@ def _prepare(wish: Wish, answer: Answer) -> None:
     )
     blocks.append(((0, 1 << 20),))
     one = msgspec.structs.replace(wish.inner, batch_sequences=1)
-    inner = decoder.decoder_loop(network, blocks, one, accelerator=accelerator, objective=objective)
+    inner = builtin.builtin_loop(network, blocks, one, accelerator=accelerator, objective=objective)
     inner.step()
     first_s = inner.step().work_s
     _measure(inner, wish, answer, first_s)
@@ -121,11 +121,11 @@ def _objective(wish: Wish, network: PreTrainedModel) -> Objective:
 
 def _measure(inner: object, wish: Wish, answer: Answer, first_s: float) -> None:
     """Steps with as many sequences at once as memory and time allow."""
-    from node.trainer.decoder import DecoderTrainer
+    from node.trainer.builtin import BuiltinTrainer
     from node.trainer.loop import InnerLoop
 
     assert isinstance(inner, InnerLoop)
-    assert isinstance(inner.trainer, DecoderTrainer)
+    assert isinstance(inner.trainer, BuiltinTrainer)
     sequences = max(1, min(wish.inner.batch_sequences, int(STEP_S / max(first_s, 1e-6))))
     while True:
         inner.inner = msgspec.structs.replace(wish.inner, batch_sequences=sequences)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from node.download import donors as donors_module
-from node.download import help as help_of_syncer
+from node.download import syncer_help
 from node.download.assembly import Assembly
 from node.download.planner import GRACE_S, LEARNERS_MAX, PART_FAILURES_MAX, SLOW_S, Planner, Trouble
 from protocol import limits
@@ -314,7 +314,7 @@ def test_the_syncer_is_left_alone_again_where_it_is_no_faster_than_the_learners(
     net = FakeNet(donors(3, state, bytes_per_s=2.5e4), a_syncer(state, bytes_per_s=2.5e4))
     assembly = net.want(0, state)
     net.run()
-    assert net.now_s > help_of_syncer.HELP_S
+    assert net.now_s > syncer_help.HELP_S
     assert fetched(net, assembly, state)
     assert 0 < assembly.sources[SYNCER] < 0.1 * assembly.total_bytes
 
@@ -328,7 +328,7 @@ def test_a_syncer_that_helps_is_left_alone_once_learners_are_as_fast():
     net.run()
     assert fetched(net, assembly, state)
     asked_s = [ask.asked_s for ask in net.asked if ask.donor == SYNCER and not ask.is_manifest]
-    last_s = help_of_syncer.STARVED_S + help_of_syncer.TRY_S + help_of_syncer.HELP_S
+    last_s = syncer_help.STARVED_S + syncer_help.TRY_S + syncer_help.HELP_S
     assert 10.0 < max(asked_s) < last_s + 1.0 < net.now_s
 
 

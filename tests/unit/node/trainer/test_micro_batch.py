@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from node.trainer import decoder, micro_batch
+from node.trainer import builtin, micro_batch
 from node.trainer.failures import StepAbandoned
 from node.trainer.micro_batch import FILE, KEPT_MAX, Fit, even, fit, recall, remember
 from node.trainer.objective import cross_entropy_sum
@@ -124,7 +124,7 @@ def test_an_accelerator_is_tried_from_the_largest_down_and_remembered(monkeypatc
         "meta"
     )  # Not the processor; the tensors stay there all the same.
     monkeypatch.setattr(
-        decoder.DecoderTrainer, "_pass", lambda self, text, tokens: narrow(self.model, text)
+        builtin.BuiltinTrainer, "_pass", lambda self, text, tokens: narrow(self.model, text)
     )
     monkeypatch.setattr(f"{__name__}.cross_entropy_sum", lambda model, piece: 0.0)
     assert fit(one.trainer, GENESIS, folder=tmp_path, room_bytes=None, ranks=1) == 2

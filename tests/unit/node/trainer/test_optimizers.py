@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from node.machine.moments import moments_numel
-from node.trainer.decoder import decoder_loop
+from node.trainer.builtin import builtin_loop
 from node.trainer.failures import TrainerFailure
 from node.trainer.loop import make_accelerator
 from node.trainer.model import FragmentView, build_model, describe_model, layout_of
@@ -38,7 +38,7 @@ def new_loop(shop, inner=MUON, **options):
     reader = BlockReader(corpus, block_sequences=BLOCK_SEQUENCES)
     reader.append(((0, 100),))
     model = build_model(genesis.model, seed=genesis.seed)
-    return decoder_loop(model, reader, inner, accelerator=make_accelerator("cpu"), **options)
+    return builtin_loop(model, reader, inner, accelerator=make_accelerator("cpu"), **options)
 
 
 def state_of(loop, layout):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from node.machine.moments import moments_numel
-from node.trainer.decoder import decoder_loop
+from node.trainer.builtin import builtin_loop
 from node.trainer.loop import make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
 from node.trainer.text.corpus import open_corpus
@@ -36,7 +36,7 @@ def new_loop(shop, inner, *, blocks):
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(lambda _, given, out: torch.dropout(out, 0.1, True))
-    return decoder_loop(model, reader, inner, accelerator=make_accelerator("cpu"))
+    return builtin_loop(model, reader, inner, accelerator=make_accelerator("cpu"))
 
 
 def copied(loop, layout):

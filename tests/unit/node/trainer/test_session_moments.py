@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from node.machine.moments import check_moments, moments_numel
-from node.trainer.decoder import decoder_loop
+from node.trainer.builtin import builtin_loop
 from node.trainer.loop import make_accelerator
 from node.trainer.model import FragmentView, build_model, layout_of
 from node.trainer.text.corpus import open_corpus
@@ -30,7 +30,7 @@ def new_loop(shop, *, at=0, inner=INNER):
     reader = BlockReader(corpus, block_sequences=BLOCK_SEQUENCES)
     reader.append(((at, at + 100),))
     model = build_model(genesis.model, seed=genesis.seed)
-    return decoder_loop(model, reader, inner, accelerator=make_accelerator("cpu"))
+    return builtin_loop(model, reader, inner, accelerator=make_accelerator("cpu"))
 
 
 def moments_of(loop, layout):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from node.trainer.ranks.followers import Followers
 
 
-class DecoderTrainer:
+class BuiltinTrainer:
     """A model, what it is to say, and its optimizer."""
 
     announces_moves = True
@@ -277,7 +277,7 @@ class DecoderTrainer:
 _KEYS = {"exp_avg": "first", "momentum_buffer": "first", "exp_avg_sq": "second", "step": "step"}
 
 
-def decoder_loop(
+def builtin_loop(
     model: nn.Module,
     reader: BlockReader,
     inner: InnerSpec,
@@ -286,7 +286,7 @@ def decoder_loop(
     micro_batch: int | None = None,
     loss_sum: LossSum | None = None,
     objective: Objective | None = None,
-) -> InnerLoop[DecoderTrainer]:
+) -> InnerLoop[BuiltinTrainer]:
     """An inner loop over a model, without a session.
 
     objective: what the model says; None: the next token. loss_sum: lowered and measured instead.
@@ -297,7 +297,7 @@ def decoder_loop(
         objective = next_token(model, vocabulary=2, sequence_tokens=tokens)
     if loss_sum is not None:
         objective = dataclasses.replace(objective, lowered=loss_sum, measured=loss_sum)
-    trainer = DecoderTrainer(
+    trainer = BuiltinTrainer(
         model,
         inner,
         accelerator=accelerator,
