@@ -1,5 +1,6 @@
-"""How training code is made: that of Shoal, cut to what fits here, or a project's own; and what a
-project is told of the latter: its tensors, its data, its first weights.
+"""Makes the trainer: Shoal's own, cut to what fits this machine, or a project's training code.
+
+Also describes such code for signing: its tensors, its data and its first weights.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def _shown(shape: object) -> str:
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a project is told of training code when it is signed."""
+    """What a signed project says of its training code."""
 
     tensors: tuple[TensorSpec, ...]
     data: OwnData | None

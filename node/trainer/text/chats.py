@@ -84,7 +84,7 @@ class Tally:
 
 
 def read_chats(files: Iterable[Path], tally: Tally) -> Iterator[Chat]:
-    """The chats in these files, in order; the tally is told of those that are none.
+    """The chats in these files, in order. What is no chat is counted in `tally`.
 
     OSError if a file cannot be read.
     """
