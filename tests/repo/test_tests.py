@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -51,6 +52,7 @@ PRIVATE = {
 These numbers only fall."""
 
 
+@functools.cache
 def trees() -> dict[str, ast.Module]:
     return {
         str(path.relative_to(ROOT)): ast.parse(path.read_text())

@@ -15,11 +15,13 @@ from simulator.attack.trial import Attacked, Trial, attempt, silent
 from simulator.checkers.credit import check_progress, taken_back
 from simulator.compare.bench import open_bench
 from simulator.compare.setting import Setting
+from tests.support.choices import first
 from tests.support.tiny_project import tiny_charter, tiny_genesis
 
 LEARNERS, STEPS = 4, 120
 SETTING = Setting(seed=1, learners=LEARNERS, steps=STEPS)
 HONEST = Attack("nothing")
+LOUD = ("flip-10", "constant", "noise-10", "spike", "flip-1", "flip-100", "same")
 
 Project = tuple[Genesis, Charter, Path]
 
@@ -49,13 +51,15 @@ def run_of(project: Project, attack: Attack, *, trust: TrustRule = "earned", **s
     return run
 
 
-def trial(project: Project, trust: TrustRule, attack: str | None) -> Trial:
+def trial(
+    project: Project, trust: TrustRule, attack: str | None, setting: Setting = SETTING
+) -> Trial:
     genesis, charter, cache = project
     outer = msgspec.structs.replace(charter.outer, trust=trust)
     bench = open_bench(genesis, msgspec.structs.replace(charter, outer=outer), cache)
     if attack is None:
-        return attempt(bench, replace(SETTING, learners=LEARNERS - 1), 0, HONEST)
-    return attempt(bench, SETTING, 1, ATTACKS[attack])
+        return attempt(bench, replace(setting, learners=LEARNERS - 1), 0, HONEST)
+    return attempt(bench, setting, 1, ATTACKS[attack])
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +69,7 @@ def quiet(project: Project) -> Trial:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "attack", ["flip-10", "constant", "noise-10", "spike", "flip-1", "flip-100", "same"]
-)
+@pytest.mark.parametrize("attack", LOUD)
 def test_a_liar_is_named_at_once_and_changes_little(
     project: Project, quiet: Trial, attack: str
 ) -> None:
@@ -116,15 +118,16 @@ def test_one_that_copies_is_suspended_by_probes_and_nobody_else(project: Project
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_every_attack_runs_to_its_end(project: Project, quiet: Trial, attack: str) -> None:
-    found = trial(project, "earned", attack)
+@pytest.mark.parametrize("attack", [name for name in ATTACKS if name not in LOUD])
+def test_every_other_attack_runs_to_its_end(project: Project, attack: str) -> None:
+    shorter = replace(SETTING, steps=STEPS // 2)
+    found = trial(project, "earned", attack, shorter)
     assert found.merges > 5, "also where false claims use up the budget"
     assert found.honest_pushes > 5
-    assert 0.9 * quiet.loss < found.loss < 1e3
+    assert 0.5 < found.loss < 6.0
 
 
-@pytest.mark.parametrize("attack", ["steps", "tokens"])
+@pytest.mark.parametrize("attack", first(1, ["steps", "tokens"]))
 def test_claims_that_no_leased_text_covers_are_refused(project: Project, attack: str) -> None:
     run = run_of(project, ATTACKS[attack], steps=24)
     leadership = run.syncer.syncer.leadership
@@ -135,6 +138,7 @@ def test_claims_that_no_leased_text_covers_are_refused(project: Project, attack:
     assert run.learners[-1].key not in {part.learner for part in parts}
 
 
+@pytest.mark.slow
 def test_a_liar_that_is_found_spends_none_of_the_budget(project: Project) -> None:
     attack = Attack("honest, then backwards", turning(flipped(10.0), 6))
     run = run_of(project, attack, steps=40)
@@ -148,6 +152,7 @@ def test_a_liar_that_is_found_spends_none_of_the_budget(project: Project) -> Non
         assert learner.learner.context.state.tokens == state.tokens
 
 
+@pytest.mark.slow
 def test_who_only_claims_to_be_fast_is_in_no_merge(project: Project) -> None:
     run = run_of(project, ATTACKS["speed"], steps=24)
     parts = [part for merge in run.ledger.merges for part in merge.contributions]

@@ -105,6 +105,7 @@ def test_what_was_refused_is_in_the_log_in_the_end():
     assert sum(one.refusals for one in state.accounts.values()) == len(settled)
 
 
+@pytest.mark.slow
 def test_what_the_owner_went_back_over_is_not_counted_and_its_receipts_stay():
     swarm = watched(5)
     take_at(swarm, 40.0)

@@ -20,7 +20,7 @@ from simulator.scenarios import runs, scenarios, sweeps
 from simulator.scenarios.swarm import build_swarm
 from simulator.virtual.network import AccessLink, Network, NetworkModel
 from simulator.virtual.nodes import ChurnModel, Speed, SpeedModel
-from tests.support.choices import first, spread
+from tests.support.choices import spread
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 CALM = NetworkModel(latency_s=0.1, jitter_s=0.0, bytes_per_s=1000.0)
@@ -154,7 +154,8 @@ def test_a_swarm_that_stands_still_is_found(monkeypatch):
     assert "merges are missing" in outcome.violation
 
 
-@pytest.mark.parametrize("seed", first(1, range(4)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_drawn_swarms_hold(seed):
     result = sweeps.run_one(("swarm", seed))
     assert result.violation == ""
@@ -172,14 +173,8 @@ def trace_of(tmp_path, number, hash_seed, *arguments):
     return hashlib.sha256(path.read_bytes()).hexdigest(), path.read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "seed"),
-    [
-        ("swarm", "4"),
-        pytest.param("voters", "3", marks=pytest.mark.slow),
-        pytest.param("swarm", "8", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seed"), [("swarm", "4"), ("voters", "3"), ("swarm", "8")])
 def test_the_same_seed_gives_the_same_trace_byte_for_byte(tmp_path, name, seed):
     arguments = (name, "--seed", seed, "--until", "60s")
     one, text = trace_of(tmp_path, 1, "1", *arguments)

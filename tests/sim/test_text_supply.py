@@ -45,6 +45,7 @@ def test_a_slow_learner_that_becomes_ten_times_as_fast_never_waits_for_text(seed
     assert swarm.learners[3].trainer.local_step > 600
 
 
+@pytest.mark.slow
 def test_who_asks_for_text_all_the_time_gets_its_reserve_and_its_rate():
     swarm = build_swarm(4, steps_s=(0.5, 0.5, 0.5, 0.5), limits=LONG)
     greedy, syncer = swarm.learners[3], swarm.syncer

@@ -48,6 +48,7 @@ def test_the_screen_runs_for_a_browser(tmp_path):
 
 
 @pytest.mark.net
+@pytest.mark.slow
 def test_what_a_browser_looks_at_ends_with_the_server(tmp_path):
     tape = recordings.write(tmp_path / "tape", recordings.healthy(3))
     port = steady_port("127.0.0.1")

@@ -286,6 +286,7 @@ def test_a_child_that_fails_is_named_with_the_end_of_its_log(children):
         children.check()
 
 
+@pytest.mark.slow
 def test_stopping_leaves_nobody_not_even_whose_parent_was_killed(children):
     (children.folder / "parent.py").write_text(PARENT)
     child = children.start("parent", "parent")

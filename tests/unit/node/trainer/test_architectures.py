@@ -163,6 +163,7 @@ def test_every_architecture_that_is_not_denied_is_in_the_registry():
     assert not {"bert", "t5", "rwkv"} & set(known)
 
 
+@pytest.mark.slow
 def test_kernels_of_the_hub_are_off_before_transformers_loads_a_model():
     code = (
         "from node.trainer import architectures; architectures.find('llama');"

@@ -105,6 +105,7 @@ def test_a_dry_step_leaves_everything_as_it_was(tmp_path):
     assert torch.equal(weights_of(dry), weights_of(untouched))
 
 
+@pytest.mark.slow
 def test_on_a_processor_what_a_sequence_takes_decides(monkeypatch, tmp_path):
     taken = {"VmRSS": 1000, "VmHWM": 1000}
     monkeypatch.setattr(micro_batch, "_kib", lambda name: taken[name])
@@ -117,6 +118,7 @@ def test_on_a_processor_what_a_sequence_takes_decides(monkeypatch, tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
+@pytest.mark.slow
 def test_an_accelerator_is_tried_from_the_largest_down_and_remembered(monkeypatch, tmp_path):
     narrow = Narrow(3)
     one = make_loop(inner=EIGHT, loss_sum=narrow)

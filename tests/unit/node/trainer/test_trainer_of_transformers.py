@@ -19,6 +19,7 @@ from node.trainer.model import build_model
 from node.trainer.setup import TrainerSetup
 from tests.support.adapter_project import adapter_genesis
 from tests.support.base_folder import base_folder
+from tests.support.choices import first
 from tests.support.tiny_loop import GENESIS, Repeating, make_loop, weights_of
 from tests.support.tiny_project import INNER, configure
 
@@ -123,7 +124,7 @@ def flat(model):
 
 @pytest.mark.parametrize(
     ("optimizer", "loss_off", "weight_off"),
-    [("adamw", LOSS_OFF_MAX, 1e-5), ("muon", MUON_LOSS_OFF_MAX, 1e-3)],
+    first(1, [("adamw", LOSS_OFF_MAX, 1e-5), ("muon", MUON_LOSS_OFF_MAX, 1e-3)]),
 )
 def test_the_losses_of_every_step_and_the_weights_are_those_of_transformers(
     tmp_path, optimizer, loss_off, weight_off
@@ -187,6 +188,7 @@ def bf16(tmp_path):
     forget()
 
 
+@pytest.mark.slow
 def test_in_bf16_the_losses_are_those_of_transformers_within_the_noise_of_bf16(tmp_path, bf16):
     """The noise is how far two runs are apart that differ only in how a batch is summed up."""
     torch.set_num_threads(1)
