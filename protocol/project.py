@@ -253,6 +253,11 @@ class ImageSpec(Struct, frozen=True, array_like=True):
     """Pictures that nobody trains on."""
 
 
+DocumentRule = Literal["separate"] | None
+"""How a decoder reads the documents that lie in one sequence: each as if it were alone, with
+attention and positions of its own; None: joined, as one text."""
+
+
 class Genesis(Struct, frozen=True, array_like=True):
     """Immutable facts of a project. `project_id` of its bytes names the project everywhere."""
 
@@ -276,6 +281,7 @@ class Genesis(Struct, frozen=True, array_like=True):
     """The model is an encoder that says hidden tokens; None: it says what comes next."""
     images: ImageSpec | None = None
     """The model says the class of a picture."""
+    documents: DocumentRule = None
 
     @property
     def writes(self) -> bool:

@@ -24,7 +24,7 @@ from node.trainer.optimizers import MuonAndAdamW, make_optimizer
 from node.trainer.own.interface import Losses, Rest, Samples, State, Work
 from node.trainer.ranks.group import RankGroup, share_of
 from node.trainer.text.reader import BlockReader
-from protocol.project import InnerSpec
+from protocol.project import DocumentRule, InnerSpec
 
 if TYPE_CHECKING:
     from node.trainer.ranks.followers import Followers
@@ -286,15 +286,16 @@ def builtin_loop(
     micro_batch: int | None = None,
     loss_sum: LossSum | None = None,
     objective: Objective | None = None,
+    documents: DocumentRule = None,
 ) -> InnerLoop[BuiltinTrainer]:
     """An inner loop over a model, without a session.
 
-    objective: what the model says; None: the next token. loss_sum: lowered and measured instead.
+    objective: what the model says; None: the next token, of such documents. loss_sum: lowered and measured instead.
     """
     adjustments: list[str] = []
     if objective is None:
         tokens = reader.sample_tokens or 1
-        objective = next_token(model, vocabulary=2, sequence_tokens=tokens)
+        objective = next_token(model, vocabulary=2, sequence_tokens=tokens, documents=documents)
     if loss_sum is not None:
         objective = dataclasses.replace(objective, lowered=loss_sum, measured=loss_sum)
     trainer = BuiltinTrainer(

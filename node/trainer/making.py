@@ -20,12 +20,12 @@ from node.trainer.images.labels import class_of
 from node.trainer.link.messages import Configure
 from node.trainer.loop import make_accelerator
 from node.trainer.model import Floats, FragmentView, layout_of
-from node.trainer.objective import Objective, hidden_tokens, next_token
+from node.trainer.objective import Objective, hidden_tokens, keeps_apart, next_token
 from node.trainer.own import installed
 from node.trainer.own.interface import HasOwnData, OwnData, Start, TellsLosses, Trainer
 from protocol import limits
 from protocol.errors import UserError
-from protocol.project import Genesis, InnerSpec, MergeRules, TensorSpec, encode
+from protocol.project import DocumentRule, Genesis, InnerSpec, MergeRules, TensorSpec, encode
 
 FOR_WEIGHTS: Final = InnerSpec(
     optimizer="adamw",
@@ -96,7 +96,22 @@ def _objective(start: Start, network: torch.nn.Module) -> Objective:
         vocabulary = start.vocabulary_size
         frac = genesis.masked.frac
         return hidden_tokens(vocabulary=vocabulary, sequence_tokens=tokens, frac=frac)
-    return next_token(network, vocabulary=start.vocabulary_size, sequence_tokens=tokens)
+    require_apart(network, genesis.documents, start.vocabulary_size)
+    return next_token(
+        network,
+        vocabulary=start.vocabulary_size,
+        sequence_tokens=tokens,
+        documents=genesis.documents,
+    )
+
+
+def require_apart(network: torch.nn.Module, documents: DocumentRule, vocabulary_size: int) -> None:
+    """UserError if documents are to be separate, and the model cannot read them so."""
+    if documents == "separate" and not keeps_apart(network, vocabulary_size):
+        raise UserError(
+            f"{type(network).__name__} cannot read the documents of a sequence apart from each"
+            ' other. Set documents = "joined" under [data], or name another architecture.'
+        )
 
 
 def _micro_batch_max(machine: Configure, inner: InnerSpec) -> int:

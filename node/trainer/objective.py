@@ -6,7 +6,8 @@ to the same few. It is the one that `transformers` computes, weighed by the coef
 model's configuration; 0 there switches it off. Held-out loss is cross-entropy alone, so that models
 can be compared by it. What a classifier of images says is in `node.trainer.images.labels`.
 
-A token that is context only, given as -1 - id, is read like any other and never a target.
+A token that is context only, given as -1 - id, is read like any other and never a target. Where
+documents are separate, `apart` has a decoder read each of a sequence's as if it were alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch.nn import functional
 
 from node.trainer.own.interface import Samples
 from node.trainer.text.masking import LABELS, READ, UNASKED, blank_masked
-from node.trainer.text.reader import learned_tokens
+from node.trainer.text.reader import STARTS, learned_tokens
+from protocol.project import DocumentRule
 
 Forward = Callable[..., Any]
 """A model, or what torch compiled of it."""
@@ -33,6 +35,7 @@ LossSum = Callable[[Forward, Tensor], Tensor]
 IGNORED: Final = -100
 """A target that torch leaves out of a cross-entropy, and `transformers` out of `labels`."""
 
+_IDS: Final = STARTS - 1
 _COEFFICIENTS: Final = ("router_aux_loss_coef", "aux_loss_coef")
 _WITHOUT: Final = frozenset({"deepseek_v4", "flint"})
 """Have a coefficient, and a router whose logits `transformers` does not collect."""
@@ -54,20 +57,66 @@ class Objective:
     """So many samples of full size, to find out what fits."""
 
 
-def next_token(model: nn.Module, *, vocabulary: int, sequence_tokens: int) -> Objective:
+def next_token(
+    model: nn.Module, *, vocabulary: int, sequence_tokens: int, documents: DocumentRule = None
+) -> Objective:
     """Each token given those before it, of sequences [n, sequence_tokens + 1]."""
+    reading = apart if documents == "separate" else _as_it_is
+    lowered = objective_of(model)
 
     def blank(count: int) -> Samples:
         size = (count, sequence_tokens + 1)
         return np.random.default_rng(0).integers(0, vocabulary, size=size)
 
     return Objective(
-        lowered=objective_of(model),
-        measured=cross_entropy_sum,
-        each=lambda forward, sequences: cross_entropy_means(forward, sequences),
+        lowered=lambda forward, sequences: lowered(reading(forward), sequences),
+        measured=lambda forward, sequences: cross_entropy_sum(reading(forward), sequences),
+        each=lambda forward, sequences: cross_entropy_means(reading(forward), sequences),
         terms=lambda sequences: max(1, learned_tokens(sequences)),
         blank=blank,
     )
+
+
+def apart(model: Forward) -> Forward:
+    """The decoder, reading each document of a sequence as if it were alone.
+
+    It is given no mask and positions that begin anew, from which `transformers` makes a mask that
+    lets no token look beyond its document. `keeps_apart` says whether a model goes by them.
+    """
+
+    def read(*, input_ids: Tensor, **words: Any) -> Any:
+        starts = (input_ids & STARTS) != 0
+        at = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        begun = torch.cummax(at.where(starts, 0), dim=1).values
+        return model(input_ids=input_ids & _IDS, position_ids=at - begun, **words)
+
+    return read
+
+
+def _as_it_is(model: Forward) -> Forward:
+    return model
+
+
+def keeps_apart(model: nn.Module, vocabulary: int) -> bool:
+    """Whether the second of two short documents in a sequence is read as if it were alone.
+
+    Found out by reading both: what is left of the first one's influence is at most a tenth.
+    """
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary, size=(1, 16)))
+    marked = ids.clone()
+    marked[0, 8] |= STARTS
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            alone = model(input_ids=ids[:, 8:], use_cache=False).logits
+            behind = model(input_ids=ids, use_cache=False).logits[:, 8:]
+            found = apart(model)(input_ids=marked, use_cache=False).logits[:, 8:]
+    except TypeError:
+        return False  # It takes no positions.
+    finally:
+        model.train(was_training)
+    return bool((found - alone).norm() <= 0.1 * (behind - alone).norm())
 
 
 def hidden_tokens(*, vocabulary: int, sequence_tokens: int, frac: float) -> Objective:
@@ -132,7 +181,7 @@ def router_coefficient(model: nn.Module) -> float:
 
 
 def inputs_of(sequences: Tensor) -> Tensor:
-    """The ids that a model reads: [batch, sequence_tokens], all of them 0 or more."""
+    """The ids that a model reads, with `STARTS`: [batch, sequence_tokens], all of them 0 or more."""
     ids = sequences[:, :-1]
     return torch.maximum(ids, ~ids)
 
@@ -140,7 +189,7 @@ def inputs_of(sequences: Tensor) -> Tensor:
 def targets_of(sequences: Tensor) -> Tensor:
     """The ids that it should predict, `IGNORED` where it need not: [batch, sequence_tokens]."""
     ids = sequences[:, 1:]
-    return ids.masked_fill(ids < 0, IGNORED)
+    return (ids & _IDS).masked_fill(ids < 0, IGNORED)
 
 
 def cross_entropy_means(model: Forward, sequences: Tensor) -> Tensor:

@@ -291,7 +291,13 @@ def open_data(genesis: Genesis, cache: Path) -> Data:
         return open_images(genesis.data, genesis.images, seed=genesis.seed, cache=cache)
     from node.trainer.text.corpus import open_corpus
 
-    text = open_corpus(genesis.data, seed=genesis.seed, cache=cache, tokenizer=genesis.tokenizer)
+    text = open_corpus(
+        genesis.data,
+        seed=genesis.seed,
+        cache=cache,
+        tokenizer=genesis.tokenizer,
+        documents=genesis.documents,
+    )
     if genesis.masked is None:
         return text
     from node.trainer.text.masking import MaskedText

@@ -127,7 +127,11 @@ def _copy(home: Home, genesis: Genesis, location: str) -> Finding:
         if not is_read or PinnedFiles(home.data_cache(), tokenizer).missing():
             return seen.good(f"{size_bytes / 1e6:.1f} MB lie at {location}; not read yet")
         opened = corpus.open_corpus(
-            spec, seed=genesis.seed, cache=home.data_cache(), tokenizer=tokenizer
+            spec,
+            seed=genesis.seed,
+            cache=home.data_cache(),
+            tokenizer=tokenizer,
+            documents=genesis.documents,
         )
     except UserError as error:
         return Topic("text").trouble(*_parted(str(error)))

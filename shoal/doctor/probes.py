@@ -245,6 +245,7 @@ def wish_for(
         adapter=adapter and msgspec.structs.replace(adapter, frozen=(), pieces=()),
         masked=genesis.masked if genesis is not None else None,
         images=genesis.images if genesis is not None else None,
+        documents=genesis.documents if genesis is not None else None,
         sequence_tokens=sequence_tokens,
         # Of several devices that train as one the first is tried.
         device=next(iter(named_devices(settings.learner.device)), None),

@@ -184,7 +184,9 @@ def _left_out(genesis: Genesis, home: Home) -> list[str]:
     from node.trainer.text.corpus import describe_corpus
 
     cache = home.data_cache()
-    found = describe_corpus(genesis.data, cache=cache, tokenizer=genesis.tokenizer)
+    found = describe_corpus(
+        genesis.data, cache=cache, tokenizer=genesis.tokenizer, documents=genesis.documents
+    )
     return [f"chats       {words}" for words in found.notes]
 
 
@@ -261,7 +263,8 @@ def _read_as(genesis: Genesis) -> str:
             f"{len(images.classes):,} classes, {images.heldout:,} held out"
         )
     hidden = "" if genesis.masked is None else f", {genesis.masked.frac:.0%} of tokens hidden"
-    return f"tokenizer {genesis.data.tokenizer}{hidden}"
+    apart = ", each document read by itself" if genesis.documents == "separate" else ""
+    return f"tokenizer {genesis.data.tokenizer}{hidden}{apart}"
 
 
 def _named(spec: TrainerSpec) -> str:

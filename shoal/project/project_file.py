@@ -61,6 +61,7 @@ class ProjectFile(Struct, frozen=True):
     strategy: specs.FragmentStrategy
     data: specs.DataSpec
     """Not counted yet: `blocks` and `digest` are blank."""
+    documents: specs.DocumentRule
     image_size: int | None
     """Height and width in pixels; None: the model's configuration says it."""
     masked_frac: float | None
@@ -213,7 +214,11 @@ def _base(value: object, place: toml.Place, path: Path) -> str:
 
 def _data(value: object, place: toml.Place, path: Path) -> dict[str, Any]:
     table = dict(toml.as_table(value, place))
-    beside_them: dict[str, Any] = {"image_size": None, "masked_frac": None}
+    beside_them: dict[str, Any] = {
+        "image_size": None,
+        "masked_frac": None,
+        "documents": None,
+    }
     for key, kind, field in (
         ("image_size", specs.ImageSpec, "height"),
         ("masked_frac", specs.MaskedSpec, "frac"),
@@ -221,6 +226,9 @@ def _data(value: object, place: toml.Place, path: Path) -> dict[str, Any]:
         if key in table:
             read = toml.read_fields({field: table.pop(key)}, kind, place, field)
             beside_them[key] = read[field]
+    words = Literal["joined", "separate"]
+    said = toml.read_value(table.pop("documents", "joined"), words, place.below("documents"))
+    beside_them["documents"] = None if said == "joined" else said
     is_images = table.get("source") == "images"
     values = toml.read_table(
         table,
@@ -426,6 +434,7 @@ def _with_network(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pin
         tokenizer=data.tokenizer,
         adapter=adapter,
         masked=data.masked,
+        documents=file.documents,
         images=data.images,
     )
     if start is None:
@@ -459,6 +468,11 @@ def _with_training_code(
     from protocol.fragments import build_layout
 
     found, data = installed.pin(name), file.data
+    if file.documents is not None:
+        raise UserError(
+            f'data.documents must be "joined" with the trainer {name}: it is handed sequences of'
+            " tokens, and reads them in its own way."
+        )
     is_own = data.source == "own"
     tokenizer = None if is_own else pin_tokenizer(data.tokenizer, None, data_cache)
     counted = None

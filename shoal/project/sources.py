@@ -37,7 +37,8 @@ def text(
 
     UserError if it cannot be read, or the tokenizer lacks what the task needs.
     """
-    from node.trainer.model import check_fits
+    from node.trainer.making import require_apart
+    from node.trainer.model import build_model, check_fits
     from node.trainer.text.corpus import describe_corpus
     from node.trainer.text.tokenizer import MASK_NAMES, load_vocabulary
     from node.trainer.text.tokenizer_files import pin_tokenizer
@@ -53,6 +54,11 @@ def text(
             'data.source can be "chats" only for a decoder, which answers. Name another source of'
             " text."
         )
+    if task == "masked" and file.documents is not None:
+        raise UserError(
+            f'data.documents must be "joined": {_bare(file, start).architecture} says hidden'
+            " tokens, and reads each sequence as one text."
+        )
     if pins != "nothing":
         folder = start.folder if start is not None else None
         tokenizer = pin_tokenizer(data.tokenizer, folder, cache, pins_generation=pins == "all")
@@ -65,8 +71,11 @@ def text(
             )
         masked = specs.MaskedSpec(vocabulary.mask, file.masked_frac or MASKED_FRAC)
     size = max(vocabulary.size, masked.token + 1 if masked is not None else 0)
-    check_fits(_bare(file, start), data, size)
-    counted = describe_corpus(data, cache=cache, tokenizer=tokenizer)
+    model = _bare(file, start)
+    check_fits(model, data, size)
+    if file.documents == "separate":
+        require_apart(build_model(model, seed=0), file.documents, size)
+    counted = describe_corpus(data, cache=cache, tokenizer=tokenizer, documents=file.documents)
     return Source(_counted(data, counted.blocks, counted.digest), tokenizer, masked)
 
 
@@ -80,6 +89,8 @@ def images(file: ProjectFile, start: StartingPoint | None, cache: Path) -> Sourc
     from node.trainer.model import check_sees
 
     model = _bare(file, start)
+    if file.documents is not None:
+        raise UserError(f'data.documents must be "joined": {model.architecture} reads no text.')
     if file.data.source != "images":
         raise UserError(
             f'{model.architecture} says the class of an image. Set source = "images" under [data],'

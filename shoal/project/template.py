@@ -119,6 +119,12 @@ SECTIONS = (
                 "bytes; base, that of the published model; a tokenizer.json; or a hub repository "
                 "with one",
             ),
+            Line(
+                "documents",
+                "joined",
+                "joined: a decoder reads what lies in a sequence as one text; separate: each "
+                "document by itself, with attention and positions that begin anew",
+            ),
             Line("sequence_tokens", 256, "length of one training sequence; what one image counts"),
             Line(
                 "block_sequences",

@@ -67,6 +67,7 @@ class Bench:
             accelerator=make_accelerator("cpu"),
             micro_batch=micro_batch,
             loss_sum=loss_sum,
+            documents=self.genesis.documents,
         )
         view = FragmentView(loop.trainer.model, self.layout)
         for index, values in enumerate(self.first):
@@ -86,7 +87,13 @@ def open_bench(genesis: Genesis, charter: Charter, cache: Path) -> Bench:
     """
     torch.set_num_threads(1)
     bare = msgspec.structs.replace(genesis.model, tensors=())
-    corpus = open_corpus(genesis.data, seed=genesis.seed, cache=cache, tokenizer=genesis.tokenizer)
+    corpus = open_corpus(
+        genesis.data,
+        seed=genesis.seed,
+        cache=cache,
+        tokenizer=genesis.tokenizer,
+        documents=genesis.documents,
+    )
     bench = Bench(
         genesis=genesis,
         charter=charter,

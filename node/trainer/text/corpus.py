@@ -46,7 +46,7 @@ from host.files.pinned_files import PinnedFiles, key_of
 from node.trainer.data_cache import filled
 from node.trainer.text.chat_template import ChatSettings, chat_settings
 from node.trainer.text.chats import CHAT_SUFFIXES, Chat, LeftOut, Tally, read_chats
-from node.trainer.text.reader import Sequences
+from node.trainer.text.reader import STARTS, Sequences
 from node.trainer.text.rows import RowPacker
 from node.trainer.text.token_files import (
     CORPUS_CONTEXT,
@@ -65,7 +65,7 @@ from node.trainer.text.token_files import (
 from node.trainer.text.tokenizer import TokenizerVocabulary, Vocabulary, load_vocabulary
 from protocol.errors import UserError
 from protocol.log.permutation import block_at
-from protocol.project import DataSpec, TokenizerSpec, hub_name
+from protocol.project import DataSpec, DocumentRule, TokenizerSpec, hub_name
 
 CACHE_FORMAT: Final = 1
 """Raised when the meaning of cached files changes."""
@@ -94,7 +94,15 @@ class CorpusDescription(NamedTuple):
 class Corpus:
     """Training blocks and held-out sequences of one project on this host."""
 
-    def __init__(self, spec: DataSpec, *, seed: int, folder: Path, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        spec: DataSpec,
+        *,
+        seed: int,
+        folder: Path,
+        vocabulary: Vocabulary,
+        documents: DocumentRule = None,
+    ) -> None:
         """Opens a filled cache folder; use `open_corpus`. UserError if the text is too short,
         CorruptState if the files are not what their facts say."""
         self.spec = spec
@@ -106,6 +114,8 @@ class Corpus:
         is_packed = spec.source == CHATS
         self._stride = spec.sequence_tokens + is_packed
         """From one sequence to the next."""
+        self._marks_ends = documents == "separate" and not is_packed
+        """The token that ends a text is read as the beginning of the next one."""
         self._shared = 0 if is_packed else 1
         """Tokens that a sequence shares with the next."""
         self._block_tokens = spec.block_sequences * self._stride
@@ -156,34 +166,46 @@ class Corpus:
         starts = first + self._stride * np.arange(count, dtype=np.int64)[:, None]
         offsets = np.arange(self.spec.sequence_tokens + 1, dtype=np.int64)[None, :]
         cut: Sequences = tokens[starts + offsets].astype(np.int64)
+        if self._marks_ends:
+            cut[cut == self.vocabulary.eos] |= STARTS
         return cut
 
 
 def open_corpus(
-    spec: DataSpec, *, seed: int, cache: Path, tokenizer: TokenizerSpec | None = None
+    spec: DataSpec,
+    *,
+    seed: int,
+    cache: Path,
+    tokenizer: TokenizerSpec | None = None,
+    documents: DocumentRule = None,
 ) -> Corpus:
     """The corpus of a project, tokenised first if this host has not done so yet.
 
-    tokenizer: as the genesis pins it. `seed` orders the blocks. Several processes may call this at
+    tokenizer, documents: as the genesis has them. `seed` orders the blocks. Several processes may call this at
     once; one tokenises, the others wait. UserError if the source cannot be read or is too short.
     """
     vocabulary = load_vocabulary(spec.tokenizer, tokenizer, cache)
     # Of a pinned one the content counts, and not where it came from.
     name = spec.tokenizer if tokenizer is None else key_of(tokenizer).hex()
     chats = _settings_of(spec, tokenizer, cache) if spec.source == CHATS else None
-    folder = _filled(msgspec.structs.replace(spec, tokenizer=name), cache, vocabulary, chats)
-    return Corpus(spec, seed=seed, folder=folder, vocabulary=vocabulary)
+    pinned = msgspec.structs.replace(spec, tokenizer=name)
+    folder = _filled(pinned, cache, vocabulary, chats, documents)
+    return Corpus(spec, seed=seed, folder=folder, vocabulary=vocabulary, documents=documents)
 
 
 def describe_corpus(
-    spec: DataSpec, *, cache: Path, tokenizer: TokenizerSpec | None = None
+    spec: DataSpec,
+    *,
+    cache: Path,
+    tokenizer: TokenizerSpec | None = None,
+    documents: DocumentRule = None,
 ) -> CorpusDescription:
     """Blocks and digest of the training split as this host sees it.
 
     The `blocks` and `digest` of `spec` are ignored: this is where they come from. UserError as for
     `open_corpus`.
     """
-    corpus = open_corpus(spec, seed=0, cache=cache, tokenizer=tokenizer)
+    corpus = open_corpus(spec, seed=0, cache=cache, tokenizer=tokenizer, documents=documents)
     return CorpusDescription(corpus.local_blocks, corpus.facts.digest, corpus.facts.notes)
 
 
@@ -237,24 +259,31 @@ def _larger(spec: DataSpec, facts: CorpusFacts) -> str:
 
 
 def _filled(
-    spec: DataSpec, cache: Path, vocabulary: Vocabulary, chats: ChatSettings | None
+    spec: DataSpec,
+    cache: Path,
+    vocabulary: Vocabulary,
+    chats: ChatSettings | None,
+    documents: DocumentRule,
 ) -> Path:
     files = _listing(spec)
-    folder = cache / f"corpus-{_cache_key(spec, files)}"
+    marks = chats is not None and documents == "separate"
+    folder = cache / f"corpus-{_cache_key(spec, files, marks=marks)}"
 
     def build(half: Path) -> None:
-        _build(spec, files, folder=half, vocabulary=vocabulary, chats=chats)
+        _build(spec, files, folder=half, vocabulary=vocabulary, chats=chats, marks=marks)
 
     filled(folder, is_intact, build)
     return folder
 
 
-def _cache_key(spec: DataSpec, files: list[Path]) -> str:
+def _cache_key(spec: DataSpec, files: list[Path], *, marks: bool) -> str:
     """Changes with everything that the token files depend on."""
     hasher = blake3(derive_key_context=CORPUS_CONTEXT)
     parts = (spec.source, spec.location, spec.text_field, spec.tokenizer, spec.heldout_frac)
     if spec.source == CHATS:
         parts += (spec.sequence_tokens,)  # type: ignore[assignment]
+    if marks:
+        parts += ("marks",)  # type: ignore[assignment]
     hasher.update(msgspec.msgpack.encode((CACHE_FORMAT, parts)))
     tokenizer = Path(spec.tokenizer)
     for path in [*files, tokenizer] if tokenizer.is_file() else files:
@@ -270,6 +299,7 @@ def _build(
     folder: Path,
     vocabulary: Vocabulary,
     chats: ChatSettings | None,
+    marks: bool,
 ) -> None:
     """Fills an empty folder."""
     token_bytes = 2 if vocabulary.size <= 1 << 16 and chats is None else 4
@@ -278,7 +308,7 @@ def _build(
             _tokenise(_documents(spec, files), vocabulary, writer)
             notes: tuple[str, ...] = ()
         else:
-            notes = _tokenise_chats(spec, files, vocabulary, chats, writer)
+            notes = _tokenise_chats(spec, files, vocabulary, chats, writer, marks)
         writer.finish(notes)
 
 
@@ -298,6 +328,7 @@ def _tokenise_chats(
     vocabulary: Vocabulary,
     settings: ChatSettings,
     writer: TokenWriter,
+    marks: bool,
 ) -> tuple[str, ...]:
     """What was left out, in words. UserError if that is everything."""
     # Loads transformers, which plain text does not need.
@@ -306,7 +337,9 @@ def _tokenise_chats(
     assert isinstance(vocabulary, TokenizerVocabulary)
     tally, chat_writer = Tally(), ChatWriter(settings)
     packers = [
-        RowPacker(spec.sequence_tokens + 1, vocabulary.eos, partial(writer.write, side))
+        RowPacker(
+            spec.sequence_tokens + 1, vocabulary.eos, partial(writer.write, side), marks=marks
+        )
         for side in (0, 1)
     ]
     stream = _chats(spec, files, tally)

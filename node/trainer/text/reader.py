@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from protocol.errors import InternalError
 
 Sequences = NDArray[np.int64]
-"""Token ids. A token that is read and not learned, as what a chat's user says, is -1 - id."""
+"""Token ids. A token that is read and not learned, as what a chat's user says, is -1 - id.
+
+Where documents are separate, `STARTS` is added to the id of a token that begins one.
+"""
+
+STARTS: Final = 1 << 30
+"""Above every id, and below the sign of a stored one."""
 
 Ranges = tuple[tuple[int, int, int], ...]
 """Positions [start, stop) and the sequences of the first that are read."""

@@ -24,7 +24,7 @@ from node.trainer.main import be_quiet
 from node.trainer.setup import THREAD_VARIABLES
 from node.trainer.text.reader import learned_tokens
 from protocol.errors import UserError
-from protocol.project import Genesis
+from protocol.project import DocumentRule, Genesis
 
 if TYPE_CHECKING:
     import transformers
@@ -66,7 +66,11 @@ def score(
 
     require_writing(genesis)
     corpus = open_corpus(
-        genesis.data, seed=genesis.seed, cache=data_cache, tokenizer=genesis.tokenizer
+        genesis.data,
+        seed=genesis.seed,
+        cache=data_cache,
+        tokenizer=genesis.tokenizer,
+        documents=genesis.documents,
     )
     heldout = corpus.heldout(sequences)
     import torch
@@ -74,19 +78,20 @@ def score(
     torch.set_num_threads(threads)
     model = _load(folder)
     started = time.monotonic()
-    loss = heldout_loss(model, heldout)
+    loss = heldout_loss(model, heldout, genesis.documents)
     seconds = time.monotonic() - started
     text = _sample(model, folder, prompt, tokens, seed=genesis.seed) if tokens else ""
     predicted = learned_tokens(heldout)
     return ScoreResult(loss, len(heldout), predicted, text, round(seconds, 3))
 
 
-def heldout_loss(model: Any, sequences: NDArray[np.int64]) -> float:
+def heldout_loss(model: Any, sequences: NDArray[np.int64], documents: DocumentRule = None) -> float:
     """Mean cross-entropy of the learned tokens of [n, sequence_tokens + 1] under the model."""
     import torch
 
-    from node.trainer.objective import cross_entropy_sum
+    from node.trainer.objective import apart, cross_entropy_sum
 
+    model = apart(model) if documents == "separate" else model
     total = 0.0
     with torch.no_grad():
         for first in range(0, len(sequences), PIECE_SEQUENCES):

@@ -116,7 +116,9 @@ def _objective(wish: Wish, network: PreTrainedModel) -> Objective:
     vocabulary, tokens = int(network.config.vocab_size), wish.sequence_tokens
     if wish.masked is not None:
         return hidden_tokens(vocabulary=vocabulary, sequence_tokens=tokens, frac=wish.masked.frac)
-    return next_token(network, vocabulary=vocabulary, sequence_tokens=tokens)
+    return next_token(
+        network, vocabulary=vocabulary, sequence_tokens=tokens, documents=wish.documents
+    )
 
 
 def _measure(inner: object, wish: Wish, answer: Answer, first_s: float) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from protocol.project import AdapterSpec, ConfigValue, ImageSpec, InnerSpec, MaskedSpec
+from protocol.project import (
+    AdapterSpec,
+    ConfigValue,
+    DocumentRule,
+    ImageSpec,
+    InnerSpec,
+    MaskedSpec,
+)
 
 
 class TrialWish(Struct, kw_only=True):
@@ -18,6 +25,8 @@ class TrialWish(Struct, kw_only=True):
     """Trained beside the frozen model; without its tables."""
     masked: MaskedSpec | None = None
     """How hidden tokens are asked for, of an encoder."""
+    documents: DocumentRule = None
+    """How a decoder reads them."""
     images: ImageSpec | None = None
     """What a classifier of images is shown."""
     device: str | None = None

@@ -15,6 +15,7 @@ from host.join_link import JoinLink
 from shoal.__main__ import main
 from shoal.doctor import joining, suitability
 from shoal.doctor.joining import Wishes
+from shoal.project.template import create_text
 from tests.support.base_folder import base_folder
 from tests.support.chats import CHATML, write_chats
 
@@ -136,3 +137,38 @@ def test_other_projects_ask_nothing_about_chats(home, signed, tmp_path):
     data = msgspec.structs.replace(signed.genesis.data, source="folder")
     other = msgspec.structs.replace(signed.genesis, data=data)
     assert "chats" not in looked_at(home, signed, str(tmp_path), other)
+
+
+def test_documents_of_a_sequence_may_be_read_apart(home, tmp_path, capsys):
+    assert sign(tmp_path, documents='"separate"') == 0
+    assert read_signed(tmp_path / "project.shoal").genesis.documents == "separate"
+    assert main(["project", "show", "project.shoal"]) == 0
+    assert "each document read by itself" in capsys.readouterr().out
+    (tmp_path / "project.toml").unlink()
+    assert sign(tmp_path, documents='"apart"') == 2
+    assert "data.documents" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_read_documents_apart_is_refused(home, tmp_path, capsys):
+    project = create_text(
+        "flat",
+        changes={
+            "model.architecture": "BloomForCausalLM",
+            "data.documents": "separate",
+            "model.config.n_layer": 1,
+            "model.config.n_head": 2,
+            "model.config.hidden_size": 32,
+        },
+    )
+    names = ("vocab_size", "hidden_size", "n_layer", "n_head")
+    kept, in_config = [], False
+    for line in project.splitlines():
+        if line.startswith("["):
+            in_config = line == "[model.config]"
+        if not in_config or line.startswith(("[", *names)):
+            kept.append(line)
+    (tmp_path / "flat.toml").write_text("\n".join(kept))
+    assert main(["project", "sign", "flat.toml"]) == 2
+    assert (
+        "BloomForCausalLM cannot read the documents of a sequence apart" in capsys.readouterr().err
+    )
