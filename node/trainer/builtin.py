@@ -290,7 +290,8 @@ def builtin_loop(
 ) -> InnerLoop[BuiltinTrainer]:
     """An inner loop over a model, without a session.
 
-    objective: what the model says; None: the next token, of such documents. loss_sum: lowered and measured instead.
+    objective: what the model says; None: the next token, of such documents. loss_sum: lowered and
+    measured instead.
     """
     adjustments: list[str] = []
     if objective is None:

@@ -181,7 +181,7 @@ def router_coefficient(model: nn.Module) -> float:
 
 
 def inputs_of(sequences: Tensor) -> Tensor:
-    """The ids that a model reads, with `STARTS`: [batch, sequence_tokens], all of them 0 or more."""
+    """The ids that a model reads, with `STARTS`: [batch, sequence_tokens], all 0 or more."""
     ids = sequences[:, :-1]
     return torch.maximum(ids, ~ids)
 

@@ -181,8 +181,9 @@ def open_corpus(
 ) -> Corpus:
     """The corpus of a project, tokenised first if this host has not done so yet.
 
-    tokenizer, documents: as the genesis has them. `seed` orders the blocks. Several processes may call this at
-    once; one tokenises, the others wait. UserError if the source cannot be read or is too short.
+    tokenizer, documents: as the genesis has them. `seed` orders the blocks. Several processes may
+    call this at once; one tokenises, the others wait. UserError if the source cannot be read or is
+    too short.
     """
     vocabulary = load_vocabulary(spec.tokenizer, tokenizer, cache)
     # Of a pinned one the content counts, and not where it came from.
