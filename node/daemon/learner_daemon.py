@@ -43,7 +43,7 @@ from node.daemon.owner_limits import OwnerLimits
 from node.daemon.preflight import learn_project
 from node.daemon.sampler import Sampler
 from node.daemon.status import PayloadCounts, StatusReporter, node_state
-from node.daemon.trainer_options import trainer_configuration
+from node.daemon.trainer_options import measures_for_others, trainer_configuration
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
 from node.download.locator import Locator
@@ -242,7 +242,7 @@ class LearnerDaemon:
             name=self.options.name,
             agent=f"shoal {software.version()}",
             incarnation=incarnation,
-            evaluates=self.options.evaluates,
+            evaluates=measures_for_others(self.options, self.genesis),
             shares_moments=self.options.shares_moments,
             keeps_parts=self.options.keeps_parts,
             parts=held_parts(self.options),

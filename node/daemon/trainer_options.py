@@ -71,6 +71,13 @@ def training_code(options: NodeOptions, genesis: Genesis) -> str:
     return installed.require(genesis.trainer) if genesis.trainer is not None else ""
 
 
+def measures_for_others(options: NodeOptions, genesis: Genesis) -> bool:
+    """Whether this learner measures held-out loss and pushes: not beside a base in 4 bits, whose
+    values are a little off."""
+    is_off = options.settings().learner.base_in_4_bits and genesis.adapter is not None
+    return options.evaluates and not is_off
+
+
 def _is_owners(options: NodeOptions) -> bool:
     """Whether this very machine hosts the project."""
     return options.home.project_file(options.link.project).is_file()
@@ -96,6 +103,7 @@ def trainer_configuration(
         ranks=1 if trainer else options.ranks,
         trainer=trainer,
         compiles=owner.learner.compile,
+        base_in_4_bits=owner.learner.base_in_4_bits,
         nice=owner.limits.nice,
         gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
         seed_salt=int.from_bytes(identity.key[:6], "big"),

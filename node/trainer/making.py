@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from node.trainer import architectures, micro_batch, model
+from node.trainer.adapters.four_bits import hold_in_four_bits
 from node.trainer.adapters.network import network_of
 from node.trainer.builtin import BuiltinTrainer
 from node.trainer.images.labels import class_of
@@ -48,6 +49,8 @@ def builtin(start: Start) -> BuiltinTrainer:
     with start.phase("model"):
         check_fits(genesis, start.vocabulary_size)
         network = network_of(genesis, start.cache)
+        if machine.base_in_4_bits and genesis.adapter is not None:
+            hold_in_four_bits(network, start.accelerator.device)
     trainer = BuiltinTrainer(
         network,
         start.inner,

@@ -103,6 +103,7 @@ def keeps_apart(model: nn.Module, vocabulary: int) -> bool:
     Found out by reading both: what is left of the first one's influence is at most a tenth.
     """
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary, size=(1, 16)))
+    ids = ids.to(next(model.parameters()).device)
     marked = ids.clone()
     marked[0, 8] |= STARTS
     was_training = model.training

@@ -12,13 +12,14 @@ from typing import Final, Literal
 from host.runtime.software import DISTRIBUTION
 from protocol.errors import UserError
 
-Extra = Literal["train", "plots", "browser", "eval"]
+Extra = Literal["train", "plots", "browser", "eval", "4bit"]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
     "train": ("accelerate", "datasets", "tokenizers", "transformers"),
     "plots": ("matplotlib",),
     "browser": ("textual_serve",),
     "eval": ("lm_eval",),
+    "4bit": ("bitsandbytes",),
 }
 
 

@@ -243,6 +243,7 @@ def wish_for(
         config=dict(model.config),
         inner=inner,
         adapter=adapter and msgspec.structs.replace(adapter, frozen=(), pieces=()),
+        base_in_4_bits=settings.learner.base_in_4_bits,
         masked=genesis.masked if genesis is not None else None,
         images=genesis.images if genesis is not None else None,
         documents=genesis.documents if genesis is not None else None,

@@ -97,6 +97,8 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     trainer: str = ""
     """Training code of the owner of this machine, `package.module:Class`; empty for the project's,
     or Shoal's own."""
+    base_in_4_bits: bool = False
+    """Whether the frozen base of an adapter is held so."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):

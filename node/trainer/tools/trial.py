@@ -78,6 +78,7 @@ def _prepare(wish: Wish, answer: Answer) -> None:
     import torch
 
     from node.trainer import builtin, loop, model
+    from node.trainer.adapters import four_bits
     from node.trainer.adapters.network import stand_in
     from node.trainer.text import reader
 
@@ -92,6 +93,8 @@ def _prepare(wish: Wish, answer: Answer) -> None:
         network = model.build_model(spec, seed=0)
     else:
         network = stand_in(spec, wish.adapter)
+        if wish.base_in_4_bits:
+            four_bits.hold_in_four_bits(network, accelerator.device)
     trained = (tensor for tensor in network.parameters() if tensor.requires_grad)
     answer.parameters = sum(tensor.numel() for tensor in trained)
     objective = _objective(wish, network)

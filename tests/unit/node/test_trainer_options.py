@@ -1,4 +1,5 @@
-"""What a project may have a volunteer's trainer open: nothing of the volunteer's own."""
+"""What a project may have a volunteer's trainer open, which is nothing of the volunteer's own, and
+how its owner wants it started."""
 
 from __future__ import annotations
 
@@ -8,11 +9,16 @@ import msgspec
 import pytest
 
 from host.files.home import Home
+from host.files.local_settings import LearnerSettings, Settings
 from host.join_link import JoinLink
 from host.options import NodeOptions
-from node.daemon.trainer_options import data_location, require_foreign_tokenizer
+from node.daemon.trainer_options import (
+    data_location,
+    measures_for_others,
+    require_foreign_tokenizer,
+)
 from protocol.errors import UserError
-from protocol.project import Genesis, PinnedFile, TokenizerSpec
+from protocol.project import AdapterSpec, Genesis, PinnedFile, TokenizerSpec
 from tests.support.tiny_project import tiny_genesis
 
 
@@ -72,3 +78,15 @@ def test_a_tokenizer_that_peers_give_needs_no_name(tmp_path, genesis):
     spec = TokenizerSpec((PinnedFile("tokenizer.json", 2, bytes(32)),), "</s>")
     pinned = msgspec.structs.replace(naming(genesis, tokenizer="/etc/passwd"), tokenizer=spec)
     require_foreign_tokenizer(options(tmp_path), pinned)
+
+
+def test_beside_a_base_in_4_bits_a_learner_measures_nothing_for_others(tmp_path, genesis):
+    adapter = AdapterSpec(4, 8.0, 0.0, ("q_proj",), "both", "bf16")
+    tuned = msgspec.structs.replace(genesis, adapter=adapter)
+    in_4_bits = Settings(learner=LearnerSettings(base_in_4_bits=True))
+    packed = options(tmp_path, settings=lambda: in_4_bits)
+    assert not measures_for_others(packed, tuned)
+    assert measures_for_others(packed, genesis), "nothing of that project is frozen"
+    plain = options(tmp_path, settings=Settings)
+    assert measures_for_others(plain, tuned)
+    assert not measures_for_others(options(tmp_path, settings=Settings, evaluates=False), tuned)
