@@ -1,6 +1,7 @@
 """Shoal's own trainer takes the local steps that the `Trainer` of transformers takes.
 
-With AdamW and with Muon, of a whole model and of an adapter, and under bf16 as far as bf16 can say.
+With AdamW and with Muon, of a whole model and of an adapter, of documents that are read apart, and
+under bf16 as far as bf16 can say.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import transformers
 
 from node.trainer.model import build_model
 from node.trainer.setup import TrainerSetup
+from node.trainer.text.reader import STARTS
 from tests.support.adapter_project import adapter_genesis
 from tests.support.base_folder import base_folder
-from tests.support.choices import first
 from tests.support.tiny_loop import GENESIS, Repeating, make_loop, weights_of
 from tests.support.tiny_project import INNER, configure
 
@@ -82,14 +83,18 @@ def muon_and_adamw(model):
     return Both(muon, torch.optim.AdamW(groups, lr=rate, betas=betas, weight_decay=decay))
 
 
-def by_transformers(folder, model, texts, *, optimizer=None, bf16=False, steps=STEPS):
-    """The loss of each step, of a model that `Trainer` trains in place."""
+def by_transformers(folder, model, texts, *, optimizer=None, bf16=False, steps=STEPS, batch=0):
+    """The loss of each step, of a model that `Trainer` trains in place.
+
+    batch: documents in a step, which are laid one behind the other as `transformers` packs them.
+    """
     told = Losses()
+    collator = transformers.DataCollatorWithFlattening() if batch else None
     trainer = InOrder(
         model=model,
         args=transformers.TrainingArguments(
             output_dir=str(folder),
-            per_device_train_batch_size=PLAIN.batch_sequences,
+            per_device_train_batch_size=batch or PLAIN.batch_sequences,
             max_steps=steps,
             learning_rate=PLAIN.learning_rate,
             weight_decay=PLAIN.weight_decay,
@@ -107,6 +112,7 @@ def by_transformers(folder, model, texts, *, optimizer=None, bf16=False, steps=S
         ),
         train_dataset=[{"input_ids": one, "labels": one} for one in texts],
         callbacks=[told],
+        data_collator=collator,
         optimizers=(optimizer, None),
     )
     trainer.remove_callback(transformers.PrinterCallback)
@@ -124,7 +130,10 @@ def flat(model):
 
 @pytest.mark.parametrize(
     ("optimizer", "loss_off", "weight_off"),
-    first(1, [("adamw", LOSS_OFF_MAX, 1e-5), ("muon", MUON_LOSS_OFF_MAX, 1e-3)]),
+    [
+        ("adamw", LOSS_OFF_MAX, 1e-5),
+        pytest.param("muon", MUON_LOSS_OFF_MAX, 1e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_the_losses_of_every_step_and_the_weights_are_those_of_transformers(
     tmp_path, optimizer, loss_off, weight_off
@@ -140,6 +149,48 @@ def test_the_losses_of_every_step_and_the_weights_are_those_of_transformers(
     assert losses == pytest.approx(theirs, abs=loss_off)
     assert losses[-1] < losses[0] - LEARNED
     torch.testing.assert_close(weights_of(loop), flat(model), rtol=1e-3, atol=weight_off)
+
+
+END = 256
+SIZES = (9, 10, 10)
+"""Of the documents in a sequence: with the tokens that end them, 33."""
+
+
+class Packed:
+    """Learnable text: several documents in a sequence, each counting upwards from a letter."""
+
+    def documents(self, position):
+        letters = np.random.default_rng(position).integers(0, 200, size=(4, len(SIZES)))
+        return [
+            [(first + np.arange(size)) % 256 for first, size in zip(row, SIZES, strict=True)]
+            for row in letters
+        ]
+
+    def sequences(self, position):
+        begins = END | STARTS
+        rows = [
+            [begins, *(token for one in row for token in (*one, begins))]
+            for row in self.documents(position)
+        ]
+        return np.array(rows)
+
+
+def test_documents_read_apart_are_learned_as_transformers_learns_packed_ones(tmp_path):
+    torch.set_num_threads(1)
+    loop = make_loop(Packed(), inner=PLAIN, documents="separate")
+    losses = [loop.step().loss for _ in range(STEPS)]
+    documents = [
+        [END, *one.tolist(), END]
+        for at in range(STEPS)
+        for row in Packed().documents(at)
+        for one in row
+    ]
+    model = build_model(GENESIS.model, seed=11)
+    together = PLAIN.batch_sequences * len(SIZES)
+    theirs = by_transformers(tmp_path, model, documents, batch=together)
+    assert losses == pytest.approx(theirs, abs=LOSS_OFF_MAX)
+    assert losses[-1] < losses[0] - LEARNED
+    torch.testing.assert_close(weights_of(loop), flat(model), rtol=1e-3, atol=1e-5)
 
 
 def test_an_adapter_s_losses_of_every_step_are_those_of_transformers_with_peft(tmp_path):
